@@ -1,0 +1,15 @@
+"""Low-communication, cross-region training of language models in JAX."""
+
+from lowcomm_jax import landing, methods, outer
+from lowcomm_jax.engine import Engine, global_params, region_params
+from lowcomm_jax.regions import make_mesh
+
+__all__ = [
+    "Engine",
+    "global_params",
+    "landing",
+    "make_mesh",
+    "methods",
+    "outer",
+    "region_params",
+]

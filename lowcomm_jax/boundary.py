@@ -1,0 +1,87 @@
+"""The round boundary of methods that overlap a whole period (eager, naive delay, DiLoCoX).
+
+At a boundary the new pseudo-gradient is sent first; then the payload of the round before moves
+the anchor, and every region that sent restarts from it. A region that sits out keeps its values:
+its progress has not been sent and is measured again at the next boundary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.history import Event
+from lowcomm_jax.state import InFlight, TrainState, flight_key, without
+
+if TYPE_CHECKING:
+    from lowcomm_jax.roundtrip import RoundTrips
+
+PyTree = Any
+
+
+def cross(
+    trips: RoundTrips,
+    state: TrainState,
+    p: int,
+    step: int,
+    mask: np.ndarray,
+    events: list[Event],
+) -> TrainState:
+    """Land the payload of the previous round, just after this round's was sent.
+
+    At the first boundary nothing is due: an empty payload lands, or, with
+    `first_round="blocking"`, the one just sent.
+    """
+    fresh_key = flight_key(p, step)
+    fresh = state.in_flight.get(fresh_key)
+    late_key = next(
+        (k for k, f in state.in_flight.items() if f.fragment == p and f.sent < step), None
+    )
+    if fresh is None and late_key is None:
+        return state
+    late = None if late_key is None else state.in_flight[late_key]
+    first = late is None and int(state.clock.sends[p]) == 1
+    if first and trips.method.first_round == "blocking":
+        return trips.land_now(state, fresh_key, step, events)
+    source = _emptied(fresh) if late is None else late
+    own = own_parts(late, fresh) if trips.method.anchors == "per_region" else None
+    state, values = trips.move(state, p, source.payload, source.weight, own)
+    lands = mask if fresh is not None else np.zeros_like(mask)
+    state = trips.adopt(state, p, source, lands, step)
+    staleness = 0 if late is None else step - int(late.sent)
+    trips.log_landing(state, p, lands, staleness, step, values, events)
+    return state.replace(in_flight=without(state.in_flight, late_key))
+
+
+def own_parts(late: InFlight | None, fresh: InFlight | None) -> PyTree:
+    """Extra arguments of the eager rule: own fresh and own late part with their shares.
+
+    What is added as the fresh part at one boundary is subtracted as the late part at the next,
+    so that the anchors' disagreement telescopes.
+    """
+    some = late if fresh is None else fresh
+    zeros = jax.tree.map(jnp.zeros_like, some.payload)
+    none = jnp.zeros_like(some.weight)
+
+    def part(flight):
+        return (zeros, none) if flight is None else (flight.payload, _shares(flight.weight))
+
+    (own, weight), (own_late, weight_late) = part(fresh), part(late)
+    return {"own": own, "own_late": own_late, "weight": weight, "weight_late": weight_late}
+
+
+@jax.jit
+def _shares(weight_R: jax.Array) -> jax.Array:
+    """Share of each region in the mean; zeros when nobody is in it."""
+    total = jnp.sum(weight_R)
+    return jnp.where(total > 0, weight_R / jnp.where(total > 0, total, 1.0), 0.0)
+
+
+def _emptied(flight: InFlight) -> InFlight:
+    """A payload that nobody sent: everything in it is 0."""
+    zeros = jax.tree.map(jnp.zeros_like, flight.payload)
+    return dataclasses.replace(flight, payload=zeros, weight=jnp.zeros_like(flight.weight))

@@ -1,0 +1,131 @@
+"""What to read and how to cut it: the one description a data pipeline is built from."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+SHARDINGS = ("iid", "topic", "dirichlet")
+PACKINGS = ("stream", "document")
+CORPORA = (
+    "python",
+    "python:tests",
+    "text:PATH",
+    "hf:NAME[:CONFIG]",
+    "parquet:GLOB",
+    "arrayrecord:GLOB",
+    "synthetic:NAME",
+)
+TOKENIZERS = ("bytes", "bpe:VOCAB", "file:PATH")
+HF_DEFAULT_LIMIT = 50_000
+# 256 bytes, end of document, padding: below this a BPE vocabulary could not spell every text.
+SMALLEST_BPE = 258
+LARGEST_VOCABULARY = 1 << 31
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Describe a corpus, its tokens, its split and its shards.
+
+    Everything a sample depends on is here: equal configs over an equal corpus give equal samples.
+
+    Attributes:
+        corpus: one of `CORPORA`. `python` reads the running interpreter's standard library.
+        tokenizer: `bytes`, `bpe:VOCAB` (trained on the corpus, cached) or `file:PATH` (a
+            `tokenizer.json`).
+        seq_len: T, target tokens a sequence.
+        seed: of the shards and of the order of samples.
+        split_seed: of the train/validation split alone, so that runs with different `seed` are
+            judged on the same validation documents.
+        regions: number of disjoint shards of the training documents.
+        trainers: disjoint parts of every region's shard. Trainer t reads part `t % trainers` in an
+            order of its own, so with 1 all trainers of a region share its shard.
+        sharding: `iid` (seeded shuffle, regions of equal token counts), `topic` (every topic lives
+            in one region) or `dirichlet` (per topic, shares of the regions drawn from
+            Dirichlet(alpha)).
+        alpha: concentration of `dirichlet`; small is skewed, large is close to even.
+        val_fraction: expected share of documents held out, common to all regions.
+        packing: `stream` (documents joined by the end token and cut every T tokens) or `document`
+            (no sequence holds two documents; the rest is padding with mask 0).
+        cache_dir: where documents, tokenizers and tokens are kept; None = the user's cache folder.
+        limit: number of documents read, from the first; None = all (`hf:` reads the first 50,000).
+        text_column: column of `hf:` and `parquet:` that holds the text.
+        topic_column: column that holds the topic; None = the file's stem (`parquet:`) or one topic.
+        split: split of an `hf:` data set that is read.
+        eos_token: end-of-document token of a `file:` tokenizer; None = found by its usual names.
+    """
+
+    corpus: str = "python"
+    tokenizer: str = "bytes"
+    seq_len: int = 128
+    seed: int = 0
+    split_seed: int = 0
+    regions: int = 1
+    trainers: int = 1
+    sharding: str = "iid"
+    alpha: float = 0.5
+    val_fraction: float = 0.05
+    packing: str = "stream"
+    cache_dir: str | os.PathLike | None = None
+    limit: int | None = None
+    text_column: str = "text"
+    topic_column: str | None = None
+    split: str = "train"
+    eos_token: str | None = None
+
+    def violations(self) -> list[str]:
+        """Return every fault visible without reading the corpus, each with its fix."""
+        found = [
+            f"{name}={getattr(self, name)} must be at least 1"
+            for name in ("seq_len", "regions", "trainers")
+            if getattr(self, name) < 1
+        ]
+        found += [
+            f"{name}={getattr(self, name)} must be a non-negative integer below 2**63"
+            for name in ("seed", "split_seed")
+            if not 0 <= getattr(self, name) < 1 << 63
+        ]
+        if self.limit is not None and self.limit < 2:
+            found.append(
+                f"limit={self.limit} must be at least 2 (one document to train on, one to validate)"
+                " or None for all"
+            )
+        if self.sharding not in SHARDINGS:
+            found.append(
+                f"sharding={self.sharding!r} is unknown; use one of {', '.join(SHARDINGS)}"
+            )
+        if not self.alpha > 0:
+            found.append(f"alpha={self.alpha} must be positive")
+        if not 0 < self.val_fraction < 1:
+            found.append(f"val_fraction={self.val_fraction} must lie strictly between 0 and 1")
+        if self.packing not in PACKINGS:
+            found.append(f"packing={self.packing!r} is unknown; use one of {', '.join(PACKINGS)}")
+        return found + _tokenizer_violations(self.tokenizer)
+
+
+def _tokenizer_violations(name: str) -> list[str]:
+    kind, _, rest = name.partition(":")
+    if name == "bytes":
+        return []
+    if kind == "bpe":
+        if rest.isdecimal() and SMALLEST_BPE <= int(rest) < LARGEST_VOCABULARY:
+            return []
+        return [f"tokenizer={name!r}: write bpe:N with N at least {SMALLEST_BPE}"]
+    if kind == "file":
+        if rest and Path(rest).expanduser().is_file():
+            return []
+        return [f"tokenizer={name!r}: there is no such file; give the path of a tokenizer.json"]
+    return [f"tokenizer={name!r} is unknown; use one of {', '.join(TOKENIZERS)}"]
+
+
+def cache_folder(cache_dir: str | os.PathLike | None) -> Path:
+    """Return the cache folder: the one given, else `lowcomm_jax` in the user's cache folder."""
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "lowcomm_jax"
+
+
+def refuse(found: list[str]) -> None:
+    """Raise one ValueError that lists all violations; do nothing when there are none."""
+    if found:
+        raise ValueError("the data config cannot be used:\n- " + "\n- ".join(found))

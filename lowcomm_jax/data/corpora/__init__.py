@@ -1,0 +1,26 @@
+"""Corpora: ordered documents with topics, by name."""
+
+from lowcomm_jax.data.config import CORPORA
+from lowcomm_jax.data.corpora.base import Corpus, Document, Source
+from lowcomm_jax.data.corpora.columns import open_arrayrecord, open_hub, open_parquet
+from lowcomm_jax.data.corpora.files import open_python, open_text
+from lowcomm_jax.data.corpora.synthetic import MarkovCorpus, open_synthetic
+
+__all__ = ["Corpus", "Document", "MarkovCorpus", "Source", "open_corpus"]
+
+_OPENERS = {
+    "python": open_python,
+    "text": open_text,
+    "hf": open_hub,
+    "parquet": open_parquet,
+    "arrayrecord": open_arrayrecord,
+    "synthetic": open_synthetic,
+}
+
+
+def open_corpus(source: Source) -> tuple[Corpus | None, list[str]]:
+    """Return the corpus a spec names, or None and every violation, each with its fix."""
+    opener = _OPENERS.get(source.kind)
+    if opener is None:
+        return None, [f"corpus={source.name!r} is unknown; use one of {', '.join(CORPORA)}"]
+    return opener(source)

@@ -1,0 +1,71 @@
+"""What a corpus is: an ordered source of documents with topics."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+
+class Document(NamedTuple):
+    """One document: its text and the name of its topic."""
+
+    text: str
+    topic: str
+
+
+class Corpus(Protocol):
+    """A source of documents in an order that depends on its content alone.
+
+    Attributes:
+        name: as written in the config.
+    """
+
+    name: str
+
+    def fingerprint(self) -> str:
+        """Return a short text that changes when the documents may have changed; cheap."""
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents; blank ones are left to the reader to drop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A corpus spec taken apart, with the columns to read.
+
+    Attributes:
+        name: the whole spec. kind: what stands before the first colon. rest: what stands after.
+    """
+
+    name: str
+    text_column: str = "text"
+    topic_column: str | None = None
+    split: str = "train"
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def rest(self) -> str:
+        return self.name.partition(":")[2]
+
+
+def fingerprint_of(*parts: object) -> str:
+    """Return the SHA-256 of the parts, told apart by their lengths."""
+    digest = hashlib.sha256()
+    for part in parts:
+        encoded = str(part).encode("utf-8", "surrogatepass")
+        digest.update(f"{len(encoded)}:".encode())
+        digest.update(encoded)
+    return digest.hexdigest()
+
+
+def fingerprint_files(head: str, root: Path, files: Iterable[Path]) -> str:
+    """Return a fingerprint of files by relative name, size and time of last change, not content."""
+    parts: list[object] = [head]
+    for file in files:
+        stat = file.stat()
+        parts += [file.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns]
+    return fingerprint_of(*parts)

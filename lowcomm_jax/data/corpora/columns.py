@@ -1,0 +1,168 @@
+"""Text from columns and records: Parquet and ArrayRecord files, Hugging Face data sets.
+
+The packages that read them are imported where they are used: each is optional or slow to import.
+"""
+
+import dataclasses
+import glob
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from lowcomm_jax.data.corpora.base import Document, Source, fingerprint_of
+
+_ROWS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetCorpus:
+    """Rows of Parquet files in the order of the paths; needs the package pyarrow.
+
+    The topic is the value of `topic_column`, or the file's stem. Rows without text are dropped.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    text_column: str
+    topic_column: str | None
+
+    def fingerprint(self) -> str:
+        head = ("parquet", self.text_column, self.topic_column)
+        return fingerprint_of(*head, *_identities(self.files))
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the rows.
+
+        Raises:
+            ValueError: a file lacks a column.
+        """
+        from pyarrow import parquet
+
+        columns = [name for name in (self.text_column, self.topic_column) if name is not None]
+        for path in self.files:
+            with parquet.ParquetFile(path) as file:
+                missing = sorted(set(columns) - set(file.schema_arrow.names))
+                if missing:
+                    raise ValueError(
+                        f"{path} has no column {', '.join(missing)}; set text_column and "
+                        f"topic_column to some of {', '.join(file.schema_arrow.names)}"
+                    )
+                for rows in file.iter_batches(batch_size=_ROWS, columns=columns):
+                    for row in rows.to_pylist():
+                        topic = path.stem if self.topic_column is None else row[self.topic_column]
+                        yield Document(row[self.text_column] or "", str(topic))
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayRecordCorpus:
+    """Records of ArrayRecord files, each the UTF-8 text of a document; the topic is the stem.
+
+    Read through Grain's `ArrayRecordDataSource`; needs the package array_record.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+
+    def fingerprint(self) -> str:
+        return fingerprint_of("arrayrecord", *_identities(self.files))
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the records.
+
+        Raises:
+            UnicodeDecodeError: a record is not UTF-8 text.
+        """
+        from grain.sources import ArrayRecordDataSource
+
+        for path in self.files:
+            with ArrayRecordDataSource([str(path)]) as source:
+                for index in range(len(source)):
+                    yield Document(source[index].decode("utf-8"), path.stem)
+
+
+@dataclasses.dataclass(frozen=True)
+class HubCorpus:
+    """Rows of a Hugging Face data set, streamed in its own order; needs the package datasets.
+
+    The reader stops after `limit` documents and keeps them on disk, so nothing later depends on
+    the network or on the order of a stream. The fingerprint holds the name, not the content: a
+    changed data set behind an unchanged name is read anew only after the cache is removed.
+    """
+
+    name: str
+    dataset: str
+    config: str | None
+    split: str
+    text_column: str
+    topic_column: str | None
+
+    def fingerprint(self) -> str:
+        columns = (self.text_column, self.topic_column)
+        return fingerprint_of("hf", self.dataset, self.config, self.split, *columns)
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the rows.
+
+        Raises:
+            ValueError: a row lacks a column.
+        """
+        from datasets import load_dataset
+
+        rows = load_dataset(self.dataset, self.config, split=self.split, streaming=True)
+        for row in rows:
+            wanted = {self.text_column, self.topic_column} - {None}
+            if not wanted <= row.keys():
+                raise ValueError(
+                    f"{self.name} has no column {', '.join(sorted(wanted - row.keys()))}; set "
+                    f"text_column and topic_column to some of {', '.join(sorted(row))}"
+                )
+            topic = self.dataset if self.topic_column is None else row[self.topic_column]
+            yield Document(row[self.text_column] or "", str(topic))
+
+
+def open_parquet(source: Source) -> tuple[ParquetCorpus | None, list[str]]:
+    """Return the corpus `parquet:GLOB`, or what is wrong with the spec."""
+    files, found = _files(source)
+    found += _needs(source, "pyarrow", "pyarrow")
+    if found:
+        return None, found
+    return ParquetCorpus(source.name, files, source.text_column, source.topic_column), []
+
+
+def open_arrayrecord(source: Source) -> tuple[ArrayRecordCorpus | None, list[str]]:
+    """Return the corpus `arrayrecord:GLOB`, or what is wrong with the spec."""
+    files, found = _files(source)
+    found += _needs(source, "array_record", "array_record")
+    return (None, found) if found else (ArrayRecordCorpus(source.name, files), [])
+
+
+def open_hub(source: Source) -> tuple[HubCorpus | None, list[str]]:
+    """Return the corpus `hf:NAME[:CONFIG]`, or what is wrong with the spec."""
+    dataset, _, config = source.rest.partition(":")
+    found = [] if dataset else [f"corpus={source.name!r}: write hf:NAME or hf:NAME:CONFIG"]
+    found += _needs(source, "datasets", "the extra hf (pip install lowcomm_jax[hf])")
+    if found:
+        return None, found
+    columns = (source.text_column, source.topic_column)
+    return HubCorpus(source.name, dataset, config or None, source.split, *columns), []
+
+
+def _files(source: Source) -> tuple[tuple[Path, ...], list[str]]:
+    pattern = str(Path(source.rest).expanduser())
+    names = sorted(glob.glob(pattern, recursive=True)) if source.rest else []
+    files = tuple(Path(name) for name in names if Path(name).is_file())
+    if files:
+        return files, []
+    return (), [f"corpus={source.name!r}: no file matches; correct the path or the pattern"]
+
+
+def _needs(source: Source, module: str, package: str) -> list[str]:
+    if importlib.util.find_spec(module) is not None:
+        return []
+    return [f"corpus={source.name!r} needs {package}, which is not installed"]
+
+
+def _identities(files: tuple[Path, ...]) -> Iterator[object]:
+    for file in files:
+        stat = file.stat()
+        yield from (file.name, stat.st_size, stat.st_mtime_ns)

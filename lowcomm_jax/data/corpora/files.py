@@ -1,0 +1,134 @@
+"""Text from files: one file, a folder, or the standard library of the running interpreter."""
+
+import dataclasses
+import logging
+import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from lowcomm_jax.data.corpora.base import Document, Source, fingerprint_files
+
+_log = logging.getLogger(__name__)
+
+SECTION = 2_000
+LONGEST_SECTION = 8_000
+LONGEST_WHOLE_FILE = 65_536
+_NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+_BLANK_LINES = re.compile(r"\n[ \t\r]*\n")
+
+
+def cut_into_sections(text: str) -> list[str]:
+    """Cut a long text into sections whose concatenation is the text.
+
+    A section ends at the first blank line after `SECTION` characters; where no blank line follows
+    within `LONGEST_SECTION` characters it ends there.
+    """
+    sections, start = [], 0
+    while start < len(text):
+        blank = _BLANK_LINES.search(text, start + SECTION, start + LONGEST_SECTION)
+        end = min(blank.end() if blank else start + LONGEST_SECTION, len(text))
+        sections.append(text[start:end])
+        start = end
+    return sections
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonCorpus:
+    """The standard library's sources: a file is a document, its top folder the topic.
+
+    Single-file modules share the topic `modules`. Installed packages are never read; the library's
+    own tests (absent from some distributions) only with `python:tests`. A file that is not UTF-8
+    is left out with a warning in the log. The library differs between interpreter versions, so
+    stored results belong to `synthetic:` corpora instead.
+    """
+
+    name: str
+    root: Path
+    with_tests: bool
+
+    def files(self) -> list[Path]:
+        left_out = _NOT_THE_LIBRARY if self.with_tests else _NOT_THE_LIBRARY | _TEST_FOLDERS
+        return _walk(self.root, "*.py", left_out)
+
+    def fingerprint(self) -> str:
+        return fingerprint_files(f"python {self.with_tests}", self.root, self.files())
+
+    def documents(self) -> Iterator[Document]:
+        for file in self.files():
+            text = _read(file)
+            if text is not None:
+                parts = file.relative_to(self.root).parts
+                yield Document(text, parts[0] if len(parts) > 1 else "modules")
+
+
+@dataclasses.dataclass(frozen=True)
+class TextCorpus:
+    """A text file cut into sections, or a folder of text files.
+
+    A single file becomes the sections of `cut_into_sections`, all of one topic. In a folder (read
+    recursively in the order of the names, hidden ones left out) a file of up to
+    `LONGEST_WHOLE_FILE` characters is one document and a longer one is cut the same way; the topic
+    is the first folder below `root`, or the file's stem for files directly in it. A file that is
+    not UTF-8 is left out with a warning in the log.
+    """
+
+    name: str
+    root: Path
+
+    def files(self) -> list[Path]:
+        if self.root.is_file():
+            return [self.root]
+        return _walk(self.root, "*", frozenset())
+
+    def fingerprint(self) -> str:
+        base = self.root.parent if self.root.is_file() else self.root
+        return fingerprint_files(f"text {self.root.is_file()}", base, self.files())
+
+    def documents(self) -> Iterator[Document]:
+        for file in self.files():
+            text = _read(file)
+            if text is None:
+                continue
+            parts = (file.name,) if file == self.root else file.relative_to(self.root).parts
+            topic = parts[0] if len(parts) > 1 else file.stem
+            whole = file != self.root and len(text) <= LONGEST_WHOLE_FILE
+            for section in [text] if whole else cut_into_sections(text):
+                yield Document(section, topic)
+
+
+def open_python(source: Source) -> tuple[PythonCorpus | None, list[str]]:
+    """Return the corpus `python` or `python:tests`, or what is wrong with the spec."""
+    if source.rest not in ("", "tests"):
+        return None, [f"corpus={source.name!r}: write python or python:tests"]
+    root = Path(sysconfig.get_paths()["stdlib"])
+    if not root.is_dir():
+        return None, [f"corpus={source.name!r}: this interpreter ships no sources; use text:PATH"]
+    return PythonCorpus(source.name, root, source.rest == "tests"), []
+
+
+def open_text(source: Source) -> tuple[TextCorpus | None, list[str]]:
+    """Return the corpus `text:PATH`, or what is wrong with the spec."""
+    root = Path(source.rest).expanduser()
+    if not source.rest or not root.exists():
+        return None, [f"corpus={source.name!r}: there is no such path; give a file or a folder"]
+    return TextCorpus(source.name, root), []
+
+
+def _walk(root: Path, pattern: str, left_out: frozenset[str]) -> list[Path]:
+    found = []
+    for file in root.rglob(pattern):
+        parts = file.relative_to(root).parts
+        hidden = any(part.startswith(".") for part in parts)
+        if not hidden and left_out.isdisjoint(parts) and file.is_file():
+            found.append((parts, file))
+    return [file for _, file in sorted(found)]
+
+
+def _read(file: Path) -> str | None:
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        _log.warning("%s is left out of the corpus: not UTF-8 (%s)", file, error)
+        return None

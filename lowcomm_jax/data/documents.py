@@ -1,0 +1,105 @@
+"""The documents of a corpus on disk: read once, then at hand by number."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from lowcomm_jax.data.cache import open_or_build
+from lowcomm_jax.data.corpora.base import Corpus, fingerprint_of
+
+_FORMAT = 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Documents:
+    """D documents, memory-mapped.
+
+    Attributes:
+        corpus: name of the corpus.
+        text_N: uint8, the UTF-8 texts one after another.
+        offset_E: int64 [D + 1], where each text begins, and the end.
+        key_D: uint64, a hash of each text: the document's identity in splits and shards.
+        topic_D: int32, index into `topics`.
+        topics: topic names in the order of first sight.
+        digest: SHA-256 over all texts and topics in order.
+        blank: documents dropped because they are white space alone.
+    """
+
+    corpus: str
+    text_N: np.ndarray
+    offset_E: np.ndarray
+    key_D: np.ndarray
+    topic_D: np.ndarray
+    topics: tuple[str, ...]
+    digest: str
+    blank: int
+
+    def __len__(self) -> int:
+        return len(self.key_D)
+
+    def text(self, index: int) -> str:
+        """Return the text of document `index`."""
+        return self.text_N[self.offset_E[index] : self.offset_E[index + 1]].tobytes().decode()
+
+    def texts(self) -> Iterator[str]:
+        """Yield all texts in order."""
+        return (self.text(index) for index in range(len(self)))
+
+
+def materialise(corpus: Corpus, limit: int | None, cache: Path) -> Documents:
+    """Read the first `limit` documents of a corpus (None = all) into `cache`, or find them there.
+
+    Documents of white space alone are dropped. This is what makes samples of a stream without
+    random access a pure function: after the first read everything comes from this copy.
+
+    Raises:
+        ValueError: the corpus has no documents.
+    """
+    path = cache / "documents" / fingerprint_of(_FORMAT, corpus.fingerprint(), limit)[:32]
+    open_or_build(path, lambda folder: _write(corpus, limit, folder))
+    head = json.loads((path / "head.json").read_text())
+    return Documents(
+        corpus=corpus.name,
+        text_N=np.asarray(np.memmap(path / "text.bin", np.uint8, "r")),
+        offset_E=np.load(path / "offset.npy"),
+        key_D=np.load(path / "key.npy"),
+        topic_D=np.load(path / "topic.npy"),
+        topics=tuple(head["topics"]),
+        digest=head["digest"],
+        blank=head["blank"],
+    )
+
+
+def _write(corpus: Corpus, limit: int | None, folder: Path) -> None:
+    digest = hashlib.sha256()
+    offset, key, topic = [0], [], []
+    number_of: dict[str, int] = {}
+    blank = 0
+    with open(folder / "text.bin", "wb") as out:
+        for document in corpus.documents():
+            if not document.text or document.text.isspace():
+                blank += 1
+                continue
+            encoded, name = document.text.encode(), document.topic.encode()
+            digest.update(f"{len(encoded)} {len(name)}\n".encode())
+            digest.update(encoded)
+            digest.update(name)
+            out.write(encoded)
+            offset.append(offset[-1] + len(encoded))
+            hashed = hashlib.blake2b(encoded, digest_size=8).digest()
+            key.append(int.from_bytes(hashed, "little"))
+            topic.append(number_of.setdefault(document.topic, len(number_of)))
+            # Checked here and not at the top: a stream is asked for no document too many.
+            if len(key) == limit:
+                break
+    if not key:
+        raise ValueError(f"the corpus {corpus.name} has no documents; give one that holds text")
+    np.save(folder / "offset.npy", np.array(offset, np.int64))
+    np.save(folder / "key.npy", np.array(key, np.uint64))
+    np.save(folder / "topic.npy", np.array(topic, np.int32))
+    head = {"topics": list(number_of), "digest": digest.hexdigest(), "blank": blank}
+    (folder / "head.json").write_text(json.dumps(head))

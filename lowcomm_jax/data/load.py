@@ -1,0 +1,141 @@
+"""From a config to training data, validation data and tokenizer."""
+
+import numpy as np
+
+from lowcomm_jax.data.config import HF_DEFAULT_LIMIT, DataConfig, cache_folder, refuse
+from lowcomm_jax.data.corpora import Corpus, Source, open_corpus
+from lowcomm_jax.data.corpora.base import fingerprint_of
+from lowcomm_jax.data.documents import Documents, materialise
+from lowcomm_jax.data.evaluate import EvalData
+from lowcomm_jax.data.packing import pack
+from lowcomm_jax.data.sharding import cut_evenly, shard, shuffled, validation_mask
+from lowcomm_jax.data.tokenizers import Tokenizer, open_tokenizer
+from lowcomm_jax.data.tokens import Tokens, tokenise
+from lowcomm_jax.data.train import TrainData, order_probe
+
+
+def load(spec: DataConfig) -> tuple[TrainData, EvalData, Tokenizer]:
+    """Read a corpus and return its training data, its validation data and the tokenizer.
+
+    Documents, trained tokenizers and tokens are kept in `spec.cache_dir`, so that only the first
+    start reads the corpus. Nothing is dropped but documents of white space (and, by the corpora
+    that say so, files that are not UTF-8): every other document trains exactly one region and
+    trainer part, or validates.
+
+    Raises:
+        ValueError: the config cannot be used; lists all violations, each with its fix.
+    """
+    corpus = _checked(spec)
+    cache = cache_folder(spec.cache_dir)
+    limit = HF_DEFAULT_LIMIT if spec.limit is None and spec.corpus.startswith("hf:") else spec.limit
+    documents = materialise(corpus, limit, cache)
+    tokenizer = open_tokenizer(spec.tokenizer, documents, cache, spec.eos_token)
+    tokens = tokenise(documents, tokenizer, cache)
+    validation_D = validation_mask(documents.key_D, spec.val_fraction, spec.split_seed)
+    groups = _groups(spec, documents, tokens, validation_D)
+    held_out = shuffled(np.flatnonzero(validation_D), documents.key_D, "eval", spec.split_seed)
+    cut = (spec.seq_len, spec.packing, tokenizer.eos_id, tokenizer.pad_id)
+    train = TrainData(
+        pack(tokens, groups, *cut),
+        seed=spec.seed,
+        regions=spec.regions,
+        trainers=spec.trainers,
+        identity=_identity(spec, documents, tokenizer, groups),
+        summary=_summary(spec, documents, tokens, tokenizer, groups, held_out),
+    )
+    return train, EvalData(pack(tokens, [held_out], *cut)), tokenizer
+
+
+def _checked(spec: DataConfig) -> Corpus:
+    source = Source(spec.corpus, spec.text_column, spec.topic_column, spec.split)
+    corpus, found = open_corpus(source)
+    refuse(spec.violations() + found)
+    assert corpus is not None  # open_corpus gives a corpus or a violation
+    return corpus
+
+
+def _groups(
+    spec: DataConfig, documents: Documents, tokens: Tokens, validation_D: np.ndarray
+) -> list[np.ndarray]:
+    """Return the document numbers of (region 0, part 0), (region 0, part 1), ..., in order."""
+    training_N = np.flatnonzero(~validation_D)
+    if not len(training_N) or not validation_D.any():
+        refuse(
+            [
+                f"corpus={spec.corpus!r} has {len(np.unique(documents.key_D))} different "
+                "document(s); two are needed, one to train on and one to validate"
+            ]
+        )
+    key_D, length_D = documents.key_D, tokens.length_D
+    shards, found = shard(
+        spec.sharding,
+        training_N,
+        key_D,
+        documents.topic_D,
+        length_D,
+        spec.regions,
+        spec.alpha,
+        spec.seed,
+    )
+    found += [
+        f"trainers={spec.trainers} but region {region} has only {len(rows)} training documents; "
+        "lower trainers or regions"
+        for region, rows in enumerate(shards)
+        if len(rows) < spec.trainers
+    ]
+    refuse(found)
+    groups = []
+    for region, rows in enumerate(shards):
+        # A fresh order, so that the row of documents differs from that of other region counts.
+        row_N = shuffled(rows, key_D, "row", spec.seed, region)
+        part_N = cut_evenly(length_D[row_N], spec.trainers)
+        groups += [row_N[part_N == part] for part in range(spec.trainers)]
+    return groups
+
+
+def _identity(
+    spec: DataConfig, documents: Documents, tokenizer: Tokenizer, groups: list[np.ndarray]
+) -> str:
+    # The shards as they came out, not the fields they were drawn from: a library that draws other
+    # numbers from the same seed changes the identity too.
+    shards = [documents.key_D[rows].tobytes().hex() for rows in groups]
+    cut = (spec.seq_len, spec.packing, spec.seed, spec.regions, spec.trainers)
+    return fingerprint_of(documents.digest, tokenizer.digest, *cut, order_probe(), *shards)
+
+
+def _summary(
+    spec: DataConfig,
+    documents: Documents,
+    tokens: Tokens,
+    tokenizer: Tokenizer,
+    groups: list[np.ndarray],
+    held_out: np.ndarray,
+) -> dict:
+    length_D = tokens.length_D
+    by_region = [
+        np.concatenate(groups[r * spec.trainers : (r + 1) * spec.trainers])
+        for r in range(spec.regions)
+    ]
+    topics_RxK = [
+        np.bincount(
+            documents.topic_D[rows], weights=length_D[rows], minlength=len(documents.topics)
+        )
+        for rows in by_region
+    ]
+    return {
+        "corpus": documents.corpus,
+        "corpus_digest": documents.digest,
+        "documents": len(documents),
+        "blank_documents_dropped": documents.blank,
+        "bytes": len(documents.text_N),
+        "tokenizer": tokenizer.name,
+        "tokenizer_digest": tokenizer.digest,
+        "vocab_size": tokenizer.vocab_size,
+        "tokens": int(tokens.offset_E[-1]),
+        "validation_documents": len(held_out),
+        "validation_tokens": int(length_D[held_out].sum()),
+        "region_documents": [len(rows) for rows in by_region],
+        "region_tokens": [int(length_D[rows].sum()) for rows in by_region],
+        "topics": list(documents.topics),
+        "region_topic_tokens": [row.astype(np.int64).tolist() for row in topics_RxK],
+    }

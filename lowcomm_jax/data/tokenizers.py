@@ -1,0 +1,184 @@
+"""Text to token numbers and back: bytes, BPE trained on the corpus, any Hugging Face file.
+
+Every tokenizer has an end-of-document token that no text encodes to, and a padding token whose
+positions are masked. Vocabulary sizes are rounded up to a multiple of 64, which suits matrix units
+and sharding; the numbers above `size` are never used.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers as hf
+
+from lowcomm_jax.data.cache import open_or_build
+from lowcomm_jax.data.config import refuse
+from lowcomm_jax.data.corpora.base import fingerprint_of
+from lowcomm_jax.data.documents import Documents
+
+_MULTIPLE = 64
+_EOS, _PAD = "<|end|>", "<|pad|>"
+_USUAL_EOS = (_EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
+_USUAL_PAD = (_PAD, "<pad>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>")
+# BPE statistics settle long before this; a longer corpus would only cost time.
+_TRAINING_BYTES = 64 << 20
+
+
+class Tokenizer(Protocol):
+    """Text to int32 tokens and back.
+
+    Attributes:
+        name: as written in the config. size: numbers in use are below it.
+        vocab_size: `size` rounded up to a multiple of 64; the model's vocabulary.
+        eos_id: end of document. pad_id: padding. digest: changes when any encoding may.
+    """
+
+    name: str
+    size: int
+    vocab_size: int
+    eos_id: int
+    pad_id: int
+    digest: str
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the tokens of a text, int32 [n], without end token."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return `encode` of every text."""
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of tokens; end, padding and unused numbers give nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ByteTokenizer:
+    """One token a UTF-8 byte; 256 ends a document, 257 pads; vocabulary 320.
+
+    Bytes that are not UTF-8 (a sample cut inside a character) decode to U+FFFD.
+    """
+
+    name: str = "bytes"
+    size: int = 258
+    vocab_size: int = 320
+    eos_id: int = 256
+    pad_id: int = 257
+    digest: str = "bytes-1"
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return bytes(t for t in map(int, tokens) if t < 256).decode("utf-8", "replace")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FileTokenizer:
+    """A Hugging Face tokenizer; special tokens written out in a text are encoded as plain text."""
+
+    name: str
+    backend: hf.Tokenizer
+    size: int
+    vocab_size: int
+    eos_id: int
+    pad_id: int
+    digest: str
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(item.ids, np.int32) for item in encoded]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        left_out = (self.eos_id, self.pad_id)
+        kept = [t for t in map(int, tokens) if t < self.size and t not in left_out]
+        return self.backend.decode(kept, skip_special_tokens=True)
+
+
+def open_tokenizer(
+    name: str, documents: Documents, cache: Path, eos_token: str | None = None
+) -> Tokenizer:
+    """Return the tokenizer a config names; `bpe:VOCAB` is trained on `documents` at first use.
+
+    Args:
+        name: `bytes`, `bpe:VOCAB` or `file:PATH`, checked by `DataConfig.violations`.
+        documents: what BPE is trained on, all of it (validation too: the vocabulary then depends
+            on the corpus alone, not on a seed), at most the first 64 MiB.
+        cache: folder that holds trained tokenizers, by corpus digest and vocabulary size.
+        eos_token: end-of-document token of a file; None = found by its usual names.
+
+    Raises:
+        ValueError: the file is no tokenizer, or has no end-of-document token.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "file":
+        return _open_file(name, Path(rest).expanduser(), eos_token)
+    key = fingerprint_of("bpe-1", hf.__version__, documents.digest, int(rest))[:32]
+
+    def build(folder: Path) -> None:
+        _train_bpe(documents, int(rest)).save(str(folder / "tokenizer.json"))
+
+    folder = open_or_build(cache / "tokenizers" / key, build)
+    return _open_file(name, folder / "tokenizer.json", _EOS)
+
+
+def _train_bpe(documents: Documents, vocab_size: int) -> hf.Tokenizer:
+    backend = hf.Tokenizer(hf.models.BPE())
+    backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = hf.decoders.ByteLevel()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[_EOS, _PAD],
+        initial_alphabet=sorted(hf.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    last = int(np.searchsorted(documents.offset_E, _TRAINING_BYTES, side="right"))
+    count = min(max(last - 1, 1), len(documents))
+    backend.train_from_iterator((documents.text(i) for i in range(count)), trainer)
+    return backend
+
+
+def _open_file(name: str, path: Path, eos_token: str | None) -> FileTokenizer:
+    raw = path.read_text()
+    try:
+        backend = hf.Tokenizer.from_str(raw)
+    except Exception as error:  # the package raises bare Exception for every fault of a file
+        raise ValueError(f"tokenizer={name!r}: {path} is no tokenizer.json ({error})") from error
+    # Without this a text that spells out a special token could end its own document.
+    backend.encode_special_tokens = True
+    backend.no_padding()
+    backend.no_truncation()
+    eos_names = _USUAL_EOS if eos_token is None else (eos_token,)
+    eos_id = _first_id(backend, eos_names)
+    if eos_id is None:
+        refuse(
+            [
+                f"tokenizer={name!r} has no token {' or '.join(eos_names)}; "
+                "set eos_token to its end-of-document token"
+            ]
+        )
+    pad_id = _first_id(backend, _USUAL_PAD)
+    size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+    return FileTokenizer(
+        name=name,
+        backend=backend,
+        size=size,
+        vocab_size=-(-size // _MULTIPLE) * _MULTIPLE,
+        eos_id=eos_id,
+        pad_id=eos_id if pad_id is None else pad_id,
+        digest=hashlib.sha256(f"{eos_id} {hf.__version__} {raw}".encode()).hexdigest(),
+    )
+
+
+def _first_id(backend: hf.Tokenizer, names: Iterable[str]) -> int | None:
+    numbers = (backend.token_to_id(name) for name in names)
+    return next((number for number in numbers if number is not None), None)

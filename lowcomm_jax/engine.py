@@ -1,0 +1,265 @@
+"""The training loop of every method: inner steps, sends, landings.
+
+Order inside step t (1-based): (1) inner step; (2) land the payloads due that were sent in earlier
+steps; (3) send; (4) land payloads of delay 0, and, for methods that overlap a whole period, the
+due payload. All decisions are made on the host from the clock; nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax import gradient_run, history, initial, programs
+from lowcomm_jax.finish import finish
+from lowcomm_jax.layout import Roles, make_layout
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.programs import Programs, Recipe
+from lowcomm_jax.regions import REGION, Regions, Replicas, default_mesh
+from lowcomm_jax.rounds import Guard
+from lowcomm_jax.roundtrip import RoundTrips
+from lowcomm_jax.sharding import SpecFn
+from lowcomm_jax.staging import Stage, Stager
+from lowcomm_jax.state import TrainState
+
+PyTree = Any
+Participants = Callable[[int], Sequence[bool] | None] | None
+
+
+class Engine:
+    """Trains one model in R regions with any method.
+
+    Args:
+      loss_fn: `loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict of scalars). An aux
+        entry `tokens` counts tokens; `updates` (leaf name -> new value) replaces leaves of role
+        `local` or `average`.
+      inner: inner Optax optimizer; its state stays in the region and is kept across rounds.
+      method: one of `lowcomm_jax.methods`.
+      regions: number of regions R.
+      mesh: mesh with axes region, stage, fsdp, tensor; default: `regions.default_mesh`.
+      replicas: how a mesh slot runs the replicas it holds (`regions.Regions`).
+      seed: seeds a step's `rng`, a pure function of (seed, region, step).
+      roles: which leaves are trained (`layout.make_layout`).
+      weights: `equal`, `tokens` (tokens consumed since the fragment's last send) or R numbers.
+      specs: `(leaf name, shape) -> PartitionSpec` over the axes inside a region; default: FSDP on
+        the longest axis that divides.
+      stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
+      accumulate: microbatches a step's batch is cut into.
+      outlier_factor, max_update_norm: see `rounds.Guard`.
+      block: steps staged on the device at once by `run`.
+
+    Raises:
+      ValueError: one message that lists every setting that cannot work, with its fix.
+    """
+
+    def __init__(
+        self,
+        loss_fn: Callable,
+        inner: optax.GradientTransformation,
+        method: Method,
+        regions: int,
+        *,
+        mesh: Mesh | None = None,
+        replicas: Replicas = "map",
+        seed: int = 0,
+        roles: Roles = None,
+        weights: Literal["equal", "tokens"] | Sequence[float] = "equal",
+        specs: SpecFn | None = None,
+        stacked: Sequence[str] = (),
+        accumulate: int = 1,
+        outlier_factor: float | None = None,
+        max_update_norm: float | None = None,
+        block: int = 16,
+    ):
+        mesh = default_mesh(max(regions, 1)) if mesh is None else mesh
+        self.regions = Regions(regions, mesh, replicas)
+        self.method = method
+        self.roles = roles
+        self.block = block
+        guard = Guard(outlier_factor, max_update_norm)
+        self._check(guard, weights, accumulate)
+        self.recipe = Recipe(
+            loss_fn=loss_fn,
+            inner=optax.with_extra_args_support(inner),
+            method=method,
+            regions=self.regions,
+            guard=guard,
+            spec_fn=specs,
+            stacked=tuple(stacked),
+            seed=seed,
+            accumulate=accumulate,
+        )
+        self.weights = weights if isinstance(weights, str) else np.asarray(weights, np.float32)
+        region = self.regions.sharding(REGION)
+        self._region_ids = jax.device_put(np.arange(regions, dtype=np.int32), region)
+        self._trips: dict[Any, RoundTrips] = {}
+
+    def _check(self, guard: Guard, weights, accumulate: int) -> None:
+        count = self.regions.count
+        problems = self.regions.violations() + self.method.violations(count) + guard.violations()
+        if isinstance(weights, str):
+            if weights not in ("equal", "tokens"):
+                problems.append(f"weights={weights!r}: use 'equal', 'tokens' or {count} numbers")
+        elif len(weights) != count or min(weights) < 0 or sum(weights) <= 0:
+            problems.append(f"weights={weights}: give {count} numbers >= 0, one of them positive")
+        if accumulate < 1:
+            problems.append(f"accumulate={accumulate}: at least 1 microbatch is needed")
+        if self.block < 1:
+            problems.append(f"block={self.block}: at least 1 staged step is needed")
+        if problems:
+            raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
+
+    # -- state --------------------------------------------------------------------------------
+
+    def init(self, params: PyTree) -> TrainState:
+        """Start every region and the anchor from `params` (any pytree of arrays).
+
+        Raises:
+          ValueError: leaves without a valid role, or parameters that cannot be cut into the
+            method's fragments.
+        """
+        return initial.initial_state(self._programs_for(params), params)
+
+    def _programs_for(self, params: PyTree) -> Programs:
+        layout = make_layout(params, self.roles)
+        shapes = {
+            name: jax.ShapeDtypeStruct(np.shape(leaf), jax.numpy.result_type(leaf))
+            for name, leaf in layout.select(params, "train").items()
+        }
+        trips = RoundTrips(programs.build(self.recipe, layout, shapes), self.weights)
+        self._trips[layout] = trips
+        return trips.programs
+
+    def trips(self, state: TrainState) -> RoundTrips:
+        """The compiled round trips for this state's parameter layout.
+
+        Raises:
+          ValueError: the state was not made by this engine's `init`.
+        """
+        if state.layout not in self._trips:
+            raise ValueError(
+                "this state was made by another engine: call engine.init(params) first"
+            )
+        return self._trips[state.layout]
+
+    # -- training -----------------------------------------------------------------------------
+
+    def step(
+        self, state: TrainState, batch: PyTree, participants: Sequence[bool] | None = None
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """One inner step in every region, and the sends and landings that follow it.
+
+        Args:
+          state: is donated; use the returned one.
+          batch: leaves `[R, per-region batch, ...]`.
+          participants: bool `[R]`: who takes part in what is sent at this step; None = everyone.
+            A region left out keeps training on its own values; its anchor moves like everyone's.
+
+        Returns:
+          (state, metrics): `loss`, `grad_norm` and the loss_fn's aux as device arrays `[R]`, and
+          `events`, a list of `history.Event`.
+        """
+        trips = self.trips(state)
+        batch = self._place(batch, ahead=1)
+        mask = self._mask(participants)
+        if self.method.signal == "gradient":
+            state, events, metrics = gradient_run.gradient_step(
+                trips.programs, state, batch, self._region_ids, mask
+            )
+            return state, {**metrics, "events": events}
+        inner, metrics = trips.programs.one(
+            state.inner, state.frozen, batch, self._region_ids, None
+        )
+        state, events = trips.after(state.replace(inner=inner), 1, mask)
+        return state, {**metrics, "events": events}
+
+    def run(
+        self,
+        state: TrainState,
+        batches: Iterable[PyTree],
+        participants: Participants = None,
+    ) -> tuple[TrainState, history.History]:
+        """Train on every batch of `batches`: the compiled fast path.
+
+        All inner steps between two events run inside one program over a fixed staged buffer, so
+        that a changing distance between events never recompiles.
+
+        Args:
+          state: is donated; use the returned one.
+          batches: host batches, leaves `[R, per-region batch, ...]`.
+          participants: `step -> bool [R] or None`, see `step`.
+
+        Returns:
+          (state, history): the history is fetched from the device only when it is read.
+        """
+        trips = self.trips(state)
+        record = history.History(int(state.clock.step))
+        stager = Stager(batches, self.block)
+        while (stage := stager.take(trips.next_event(state))) is not None:
+            state, metrics, events = self._run_stage(trips, state, stage, participants)
+            record.add(stage.steps, metrics, events)
+        return state, record
+
+    def _run_stage(self, trips: RoundTrips, state, stage: Stage, participants: Participants):
+        batches = self._place(stage.batches, ahead=2)
+        n = np.int32(stage.steps)
+        done = int(state.clock.step)
+        steps = range(done + 1, done + stage.steps + 1)
+        if self.method.signal == "gradient":
+            masks = [self._mask(participants and participants(t)) for t in steps]
+            state, events, metrics = gradient_run.gradient_block(
+                trips.programs, state, batches, self._region_ids, masks, stage.capacity
+            )
+            return state, metrics, events
+        inner, metrics = trips.programs.block(
+            state.inner, state.frozen, batches, self._region_ids, None, n
+        )
+        mask = self._mask(participants and participants(steps[-1]))
+        state, events = trips.after(state.replace(inner=inner), stage.steps, mask)
+        return state, metrics, events
+
+    def finish(self, state: TrainState) -> TrainState:
+        """Drain what is in flight, then one last blocking synchronisation of everything."""
+        return finish(self.trips(state), state)[0]
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _place(self, batch: PyTree, ahead: int) -> PyTree:
+        """Put a host batch on the mesh: regions over `region`, samples over `fsdp`."""
+        spec = P(REGION, *(None,) * (ahead - 1), "fsdp")
+        return jax.device_put(batch, jax.sharding.NamedSharding(self.regions.mesh, spec))
+
+    def _mask(self, participants: Sequence[bool] | None) -> np.ndarray:
+        count = self.regions.count
+        if participants is None:
+            return np.ones(count, bool)
+        mask = np.asarray(participants, bool)
+        if mask.shape != (count,):
+            raise ValueError(
+                f"participants has shape {mask.shape}: give one bool per region ({count})"
+            )
+        return mask
+
+
+def global_params(state: TrainState) -> PyTree:
+    """The anchor Theta in the user's tree structure (mean over anchors if there are several).
+
+    This is what you would ship and evaluate; fp32 for trained leaves. Non-trainable leaves come
+    from region 0.
+    """
+    anchor = {k: x.mean(axis=0) for k, x in state.anchor.items()}
+    buffers = {k: x[0] for k, x in state.inner.buffers.items()}
+    return state.layout.tree({**anchor, **buffers, **state.frozen})
+
+
+def region_params(state: TrainState) -> PyTree:
+    """Every region's own values theta, leaves `[R, ...]`, in the user's tree structure."""
+    count = state.inner.step.shape[0]
+    frozen = {k: jax.numpy.broadcast_to(x, (count, *x.shape)) for k, x in state.frozen.items()}
+    return state.layout.tree({**state.inner.params, **state.inner.buffers, **frozen})

@@ -1,0 +1,6 @@
+"""How payloads travel between regions, and how many bytes that takes."""
+
+from lowcomm_jax.exchange.mesh import MeshExchange
+from lowcomm_jax.exchange.traffic import Traffic, all_gather, two_shot
+
+__all__ = ["MeshExchange", "Traffic", "all_gather", "two_shot"]

@@ -1,0 +1,52 @@
+"""Bytes each region sends and receives, counted for the collective the code really runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Traffic(NamedTuple):
+    """Bytes of one exchange.
+
+    Attributes:
+      route: name of the collective.
+      sent, received: int64 `[R]`, bytes that leave and enter each region.
+    """
+
+    route: str
+    sent: np.ndarray
+    received: np.ndarray
+
+
+def two_shot(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
+    """Exchange slices, reduce, gather: each of m participants sends 2 (m-1)/m of the payload.
+
+    Regions that take no part still receive the result (their anchor moves): nbytes, sent by the
+    participants in equal shares.
+    """
+    part = np.asarray(takes_part_R, bool)
+    m, absent = int(part.sum()), int((~part).sum())
+    if m == 0:
+        return _nothing("two_shot", part)
+    own = round(2 * nbytes * (m - 1) / m)
+    sent = np.where(part, own + round(absent * nbytes / m), 0)
+    received = np.where(part, own, nbytes)
+    return Traffic("two_shot", sent.astype(np.int64), received.astype(np.int64))
+
+
+def all_gather(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
+    """Every participant sends its payload to every other region."""
+    part = np.asarray(takes_part_R, bool)
+    m = int(part.sum())
+    if m == 0:
+        return _nothing("all_gather", part)
+    sent = np.where(part, nbytes * (part.size - 1), 0)
+    received = np.where(part, nbytes * (m - 1), nbytes * m)
+    return Traffic("all_gather", sent.astype(np.int64), received.astype(np.int64))
+
+
+def _nothing(route: str, part: np.ndarray) -> Traffic:
+    zeros = np.zeros(part.size, np.int64)
+    return Traffic(route, zeros, zeros.copy())

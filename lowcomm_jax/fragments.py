@@ -1,0 +1,212 @@
+"""Static partition of a parameter pytree into fragments that travel one at a time.
+
+A *unit* is the smallest thing that is dealt: all leaves of one transformer block (found by the
+integer in their path, `blocks/3/...`), one row of a scanned stack (leaves under a path named in
+`stacked`, leading axis = layers), or any other single leaf. Fragments of equal shape inside one
+stack share one compiled program, since the row numbers are traced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+Pattern = Literal["sequential", "strided", "balanced"]
+BLOCK = re.compile(r"(?:^|/)(\d+)(?:/|$)")
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """`blocks/0/mlp/up` for a key path of `jax.tree_util`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Part of a fragment: leaf `name`, whole (`rows` is None) or some rows of its leading axis."""
+
+    name: str
+    rows: tuple[int, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Fragments:
+    """K fragments that cover a flat dict of leaves exactly once.
+
+    Attributes:
+      shapes: leaf name -> `jax.ShapeDtypeStruct` of one region's leaf.
+      parts: for each fragment its pieces, in leaf order.
+    """
+
+    shapes: dict[str, jax.ShapeDtypeStruct]
+    parts: tuple[tuple[Piece, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def like(self, p: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of fragment p for one region."""
+        out = {}
+        for piece in self.parts[p]:
+            whole = self.shapes[piece.name]
+            shape = whole.shape if piece.rows is None else (len(piece.rows), *whole.shape[1:])
+            out[piece.name] = jax.ShapeDtypeStruct(shape, whole.dtype)
+        return out
+
+    def numel(self, p: int) -> int:
+        return sum(math.prod(leaf.shape) for leaf in self.like(p).values())
+
+    def rows(self, p: int) -> dict[str, np.ndarray]:
+        """Row numbers of the sliced pieces of fragment p, to be passed as traced arguments."""
+        return {q.name: np.array(q.rows, np.int32) for q in self.parts[p] if q.rows is not None}
+
+    def leaves(self, tree: dict[str, jax.Array], p: int) -> dict[str, jax.Array]:
+        """The leaves fragment p touches, unsliced (host side, no copy)."""
+        return {piece.name: tree[piece.name] for piece in self.parts[p]}
+
+
+def take(leaves: dict[str, jax.Array], rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Cut the fragment out of its leaves; rows lie on axis 1, behind the region or anchor axis."""
+    return {k: jnp.take(x, rows[k], axis=1) if k in rows else x for k, x in leaves.items()}
+
+
+def put(leaves: dict[str, jax.Array], rows: dict[str, jax.Array], values: dict[str, jax.Array]):
+    """Write a fragment back into its leaves; inverse of `take`."""
+    return {
+        k: x.at[:, rows[k]].set(values[k]) if k in rows else values[k] for k, x in leaves.items()
+    }
+
+
+def partition(
+    shapes: dict[str, jax.ShapeDtypeStruct],
+    fragments: int,
+    pattern: Pattern | Sequence[str] = "strided",
+    rest: Literal["own", "dealt"] = "dealt",
+    stacked: Sequence[str] = (),
+) -> Fragments:
+    """Cut a flat dict of leaves into K fragments.
+
+    Args:
+      shapes: leaf name -> shape and dtype of one region's leaf.
+      fragments: K.
+      pattern: `sequential` (consecutive units), `strided` (unit l to fragment l mod K; arXiv
+        2501.18512), `balanced` (largest first into the lightest fragment, by bytes), or a sequence
+        of K regular expressions, each naming the leaves of one fragment.
+      rest: leaves outside the blocks (embeddings, head, norms): their `own` fragment (the last
+        one), or `dealt` among the fragments like blocks.
+      stacked: path prefixes whose leaves carry a leading layer axis (scanned blocks).
+
+    Raises:
+      ValueError: more fragments than units, a regex that leaves leaves out or claims one twice.
+    """
+    if not isinstance(pattern, str):
+        return _by_regex(shapes, fragments, pattern)
+    blocks, others = _units(shapes, stacked)
+    own = rest == "own" and bool(blocks) and bool(others) and fragments > 1
+    dealt = blocks if own else _in_tree_order(shapes, blocks + others)
+    bins = fragments - 1 if own else fragments
+    if bins > len(dealt) or fragments < 1:
+        raise ValueError(
+            f"fragments={fragments}: the parameters have only {len(dealt) + own} units to deal "
+            f"(blocks, rows of stacked leaves, other leaves); use at most that many"
+        )
+    groups = _deal(shapes, dealt, bins, pattern)
+    if own:
+        groups.append([piece for unit in others for piece in unit])
+    return Fragments(dict(shapes), tuple(_merge_rows(shapes, g) for g in groups))
+
+
+def _units(shapes, stacked) -> tuple[list[list[Piece]], list[list[Piece]]]:
+    """Split leaves into blocks (by path number or stacked row) and single other leaves."""
+    blocks: dict[Any, list[Piece]] = {}
+    others = []
+    for name, leaf in shapes.items():
+        prefix = next((s for s in stacked if name == s or name.startswith(f"{s}/")), None)
+        found = BLOCK.search(name)
+        if prefix is not None:
+            for row in range(leaf.shape[0]):
+                blocks.setdefault((prefix, row), []).append(Piece(name, (row,)))
+        elif found:
+            key = (name[: found.start()], int(found.group(1)))
+            blocks.setdefault(key, []).append(Piece(name, None))
+        else:
+            others.append([Piece(name, None)])
+    return [blocks[key] for key in sorted(blocks)], others
+
+
+def _in_tree_order(shapes, units: list[list[Piece]]) -> list[list[Piece]]:
+    order = {name: i for i, name in enumerate(shapes)}
+    return sorted(units, key=lambda u: (order[u[0].name], u[0].rows or ()))
+
+
+def _bytes(shapes, unit: Sequence[Piece]) -> int:
+    total = 0
+    for piece in unit:
+        leaf = shapes[piece.name]
+        size = math.prod(leaf.shape) * leaf.dtype.itemsize
+        total += size if piece.rows is None else size // leaf.shape[0] * len(piece.rows)
+    return total
+
+
+def _deal(shapes, units, bins: int, pattern: str) -> list[list[Piece]]:
+    groups: list[list[Piece]] = [[] for _ in range(bins)]
+    if pattern == "strided":
+        for i, unit in enumerate(units):
+            groups[i % bins] += unit
+    elif pattern == "sequential":
+        for i, unit in enumerate(units):
+            groups[i * bins // len(units)] += unit
+    elif pattern == "balanced":
+        load = [0] * bins
+        order = sorted(range(len(units)), key=lambda i: -_bytes(shapes, units[i]))
+        for i in order:
+            lightest = load.index(min(load))
+            groups[lightest] += units[i]
+            load[lightest] += max(_bytes(shapes, units[i]), 1)
+    else:
+        raise ValueError(f"pattern={pattern!r}: use sequential, strided, balanced or regexes")
+    return groups
+
+
+def _merge_rows(shapes, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Join the rows of one leaf into one piece, in leaf order; all rows become the whole leaf."""
+    rows: dict[str, list[int] | None] = {}
+    for piece in pieces:
+        if piece.rows is None:
+            rows[piece.name] = None
+        else:
+            rows.setdefault(piece.name, []).extend(piece.rows)
+    merged = []
+    for name in shapes:
+        if name in rows:
+            taken = rows[name]
+            whole = taken is None or len(taken) == shapes[name].shape[0]
+            merged.append(Piece(name, None if whole else tuple(sorted(taken))))
+    return tuple(merged)
+
+
+def _by_regex(shapes, fragments: int, patterns: Sequence[str]) -> Fragments:
+    problems = []
+    if len(patterns) != fragments:
+        problems.append(f"{len(patterns)} regexes for fragments={fragments}: give one each")
+    hits = {name: [i for i, p in enumerate(patterns) if re.search(p, name)] for name in shapes}
+    for name, found in hits.items():
+        if not found:
+            problems.append(f"leaf {name!r} is in no fragment: widen a regex, e.g. add {name!r}")
+        if len(found) > 1:
+            problems.append(f"leaf {name!r} is claimed by regexes {found}: let one claim it")
+    empty = [i for i in range(len(patterns)) if not any(i in f for f in hits.values())]
+    problems += [f"regex {patterns[i]!r} matches no leaf: remove or correct it" for i in empty]
+    if problems:
+        raise ValueError("fragments do not partition the parameters:\n- " + "\n- ".join(problems))
+    parts = [
+        tuple(Piece(name, None) for name in shapes if hits[name] == [i]) for i in range(fragments)
+    ]
+    return Fragments(dict(shapes), tuple(parts))

@@ -1,0 +1,60 @@
+"""Run the programs of gradient-exchanging methods and book what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.history import Event
+from lowcomm_jax.programs import Programs
+from lowcomm_jax.state import TrainState
+
+PyTree = Any
+
+
+def gradient_step(programs: Programs, state: TrainState, batch: PyTree, region_ids, mask):
+    """One step that exchanges gradients; returns (state, events, metrics `[R]`)."""
+    carry, metrics = programs.one(_carry(state), state.frozen, batch, region_ids, mask)
+    return *_book(programs, state, carry, [mask]), metrics
+
+
+def gradient_block(
+    programs: Programs,
+    state: TrainState,
+    batches: PyTree,
+    region_ids: jax.Array,
+    masks: Sequence[np.ndarray],
+    capacity: int,
+):
+    """The staged steps of `masks`, one mask `[R]` each; returns (state, events, metrics)."""
+    padded = np.ones((masks[0].size, capacity), bool)
+    padded[:, : len(masks)] = np.stack(masks, axis=1)
+    n = np.int32(len(masks))
+    carry, metrics = programs.block(_carry(state), state.frozen, batches, region_ids, padded, n)
+    return *_book(programs, state, carry, masks), metrics
+
+
+def _carry(state: TrainState):
+    return state.inner, state.anchor, state.outer[0], state.codec[0]
+
+
+def _book(programs: Programs, state: TrainState, carry, masks) -> tuple[TrainState, list[Event]]:
+    """Advance the clock and count the bytes of every step."""
+    inner, anchor, outer, codec = carry
+    clock, events = state.clock.copy(), []
+    like = programs.fragments.like(0)
+    for mask in masks:
+        clock.step = np.int64(clock.step + 1)
+        step = int(clock.step)
+        traffic = programs.exchange.traffic(like, mask)
+        clock.bytes_sent += traffic.sent
+        clock.bytes_received += traffic.received
+        clock.previous_sent[0], clock.last_sent[0] = clock.last_sent[0], step
+        clock.last_landed[0], clock.staleness[0] = step, 0
+        clock.sends[0] += 1
+        events.append(Event.of_send(step, 0, mask, traffic, {}))
+    changes = {"inner": inner, "anchor": anchor, "outer": (outer,), "codec": (codec,)}
+    return state.replace(**changes, clock=clock), events

@@ -1,0 +1,97 @@
+"""What happened, as numbers: events and per-step metrics, fetched from devices lazily."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.exchange import Traffic
+
+
+@dataclasses.dataclass
+class Event:
+    """One send or landing of a fragment.
+
+    Attributes:
+      kind: `send` or `land`.
+      step: inner step after which it happened.
+      fragment: index of the fragment.
+      participants: bool `[R]`, the regions it concerns.
+      staleness: int64 `[R]`, landing: land step - send step; -1 for regions it does not concern.
+      bytes_sent, bytes_received: int64 `[R]`; 0 in landings.
+      route: collective the bytes were counted for.
+      values: fp32 device arrays: send `delta_norm` `[R]`, `left_out` `[R]`, `weight` `[R]`;
+        landing `mean_norm` `[A]` or `[1]`, `update_norm` `[A]`.
+    """
+
+    kind: str
+    step: int
+    fragment: int
+    participants: np.ndarray
+    staleness: np.ndarray
+    bytes_sent: np.ndarray
+    bytes_received: np.ndarray
+    route: str
+    values: dict[str, Any]
+
+    @classmethod
+    def of_send(cls, step: int, fragment: int, mask: np.ndarray, traffic: Traffic, values) -> Event:
+        never = np.full(mask.size, -1, np.int64)
+        route, sent, received = traffic
+        return cls("send", step, fragment, mask.copy(), never, sent, received, route, values)
+
+    @classmethod
+    def of_landing(
+        cls, step: int, fragment: int, lands: np.ndarray, staleness: int, values
+    ) -> Event:
+        stale = np.where(lands, staleness, -1)
+        zeros = np.zeros(lands.size, np.int64)
+        return cls("land", step, fragment, lands.copy(), stale, zeros, zeros, "", values)
+
+    def fetch(self) -> dict[str, Any]:
+        """The event as plain Python numbers and lists."""
+        out = dataclasses.asdict(dataclasses.replace(self, values={}))
+        del out["values"]
+        out |= {k: np.asarray(v) for k, v in self.values.items()}
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in out.items()}
+
+
+class History:
+    """Metrics of consecutive steps; device arrays are fetched when rows are read."""
+
+    def __init__(self, start: int):
+        self.start = start
+        self._chunks: list[tuple[int, dict[str, jax.Array], list[Event]]] = []
+
+    def add(self, steps: int, metrics: dict[str, jax.Array], events: list[Event]) -> None:
+        """Append a block: metric leaves `[R, S]` whose first `steps` columns are real."""
+        self._chunks.append((steps, metrics, events))
+
+    def __len__(self) -> int:
+        return sum(steps for steps, _, _ in self._chunks)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A metric of every step, `[steps, R]`."""
+        parts = [np.asarray(metrics[name])[:, :n].T for n, metrics, _ in self._chunks]
+        return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for _, _, events in self._chunks for event in events]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One dict per step: `step`, each metric as a list over regions, and its `events`."""
+        step = self.start
+        for n, metrics, events in self._chunks:
+            fetched = {k: np.asarray(v)[:, :n].T.tolist() for k, v in metrics.items()}
+            by_step: dict[int, list] = {}
+            for event in events:
+                by_step.setdefault(event.step, []).append(event.fetch())
+            for i in range(n):
+                step += 1
+                row = {k: v[i] for k, v in fetched.items()}
+                yield {"step": step, **row, "events": by_step.get(step, [])}

@@ -1,0 +1,161 @@
+"""One region's pure train step, and the compiled program that runs it in all regions.
+
+The step knows nothing of other regions. `Regions.lift` runs it in each of them inside `shard_map`
+with a manual `region` axis, so that the program cannot communicate across regions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lowcomm_jax.layout import Layout
+from lowcomm_jax.regions import Regions
+from lowcomm_jax.state import Inner
+
+PyTree = Any
+LossFn = Callable[[PyTree, PyTree, jax.Array], Any]
+UPDATES = "updates"  # key of a loss_fn's aux under which new non-trainable leaves are returned
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerStep:
+    """One region's inner step.
+
+    Attributes:
+      loss_fn: `loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict).
+      optimizer: inner Optax optimizer; sees the user's tree with None for untrained leaves.
+      layout: structure and roles of the user's tree.
+      seed: seed of the run; a step's key is a pure function of (seed, region, step).
+      accumulate: microbatches a step's batch is cut into; gradients are averaged over them.
+    """
+
+    loss_fn: LossFn
+    optimizer: optax.GradientTransformation
+    layout: Layout
+    seed: int = 0
+    accumulate: int = 1
+
+    def init(self, params: dict[str, jax.Array]) -> PyTree:
+        return self.optimizer.init(self.layout.tree(params))
+
+    def gradients(self, params, buffers, frozen, batch, rng):
+        """Mean gradient of one region's batch.
+
+        Returns:
+          (gradients by name, new buffers, metrics): metrics holds fp32 scalars `loss`, `tokens`
+          and the aux of `loss_fn`.
+        """
+        grad_fn = jax.value_and_grad(self._named_loss, has_aux=True)
+        if self.accumulate == 1:
+            (loss, (aux, buffers)), grads = grad_fn(params, buffers, frozen, batch, rng)
+            return grads, buffers, _metrics(loss, aux, batch)
+        return self._accumulated(grad_fn, params, buffers, frozen, batch, rng)
+
+    def _named_loss(self, params, buffers, frozen, batch, rng):
+        tree = self.layout.tree({**params, **buffers, **frozen})
+        out = self.loss_fn(tree, batch, rng)
+        loss, aux = out if isinstance(out, tuple) else (out, {})
+        aux = dict(aux)
+        if UPDATES in aux:
+            buffers = {**buffers, **_named_updates(aux.pop(UPDATES), buffers)}
+        return loss, (aux, buffers)
+
+    def _accumulated(self, grad_fn, params, buffers, frozen, batch, rng):
+        n = self.accumulate
+        micro = jax.tree.map(lambda x: x.reshape(n, x.shape[0] // n, *x.shape[1:]), batch)
+
+        def body(carry, inputs):
+            grads, buffers = carry
+            part, key = inputs
+            (loss, (aux, buffers)), new = grad_fn(params, buffers, frozen, part, key)
+            return (jax.tree.map(jnp.add, grads, new), buffers), _metrics(loss, aux, part)
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        keys = jax.random.split(rng, n)
+        (grads, buffers), metrics = jax.lax.scan(body, (zeros, buffers), (micro, keys))
+        grads = jax.tree.map(lambda g: g / n, grads)
+        metrics = {k: jnp.sum(v) if k == "tokens" else jnp.mean(v) for k, v in metrics.items()}
+        return grads, buffers, metrics
+
+    def apply(self, inner: Inner, grads, buffers, tokens) -> Inner:
+        """Let the inner optimizer step."""
+        tree = self.layout.tree(inner.params)
+        updates, opt = self.optimizer.update(self.layout.tree(grads), inner.opt, tree)
+        params = self.layout.select(optax.apply_updates(tree, updates), "train")
+        return Inner(params, buffers, opt, inner.step + 1, inner.tokens + tokens)
+
+    def __call__(self, inner: Inner, frozen, batch, region) -> tuple[Inner, dict[str, jax.Array]]:
+        """One optimizer step of one region; `region` is its int32 number."""
+        rng = self.rng(region, inner.step)
+        grads, buffers, metrics = self.gradients(inner.params, inner.buffers, frozen, batch, rng)
+        metrics["grad_norm"] = optax.tree.norm(grads).astype(jnp.float32)
+        return self.apply(inner, grads, buffers, metrics["tokens"]), metrics
+
+    def rng(self, region: jax.Array, step: jax.Array) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), region), step)
+
+
+def _metrics(loss, aux, batch) -> dict[str, jax.Array]:
+    """fp32 scalars; without a `tokens` aux a sample counts as one token."""
+    samples = jax.tree.leaves(batch)[0].shape[0]
+    aux = {k: jnp.asarray(v).astype(jnp.float32) for k, v in aux.items()}
+    return {"tokens": jnp.float32(samples), **aux, "loss": loss.astype(jnp.float32)}
+
+
+def _named_updates(updates: dict[str, jax.Array], buffers: dict[str, jax.Array]):
+    unknown = sorted(set(updates) - set(buffers))
+    if unknown:
+        raise ValueError(
+            f"aux[{UPDATES!r}] holds {unknown}, which are not leaves of role 'local' or 'average' "
+            f"(those are {sorted(buffers)}): name them by their path, e.g. 'norm/mean'"
+        )
+    return {k: v.astype(buffers[k].dtype) for k, v in updates.items()}
+
+
+def make_inner_programs(step: InnerStep, regions: Regions):
+    """Build the programs of the inner phase, not yet jitted.
+
+    Returns:
+      (one, block). `one(inner, frozen, batch, region_ids, active)` runs one step in every region;
+      `block(inner, frozen, batches, region_ids, active, n)` runs the first n of S staged steps,
+      with n traced so that its value never recompiles. Batch leaves are `[R, b, ...]` and
+      `[R, S, b, ...]`; `active` is None or bool `[R]`, `[R, S]`: inactive regions stand still.
+      Both return (inner, metrics) with metric leaves `[R]`, `[R, S]`.
+    """
+
+    def region_step(inner, frozen, batch, region, active):
+        new, metrics = step(inner, frozen, batch, region)
+        if active is not None:
+            new = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, inner)
+        return new, metrics
+
+    def region_block(inner, frozen, batches, region, active, n, log):
+        def body(i, carry):
+            inner, log = carry
+            batch = jax.tree.map(lambda x: x[i], batches)
+            inner, new = region_step(
+                inner, frozen, batch, region, None if active is None else active[i]
+            )
+            return inner, jax.tree.map(lambda buffer, v: buffer.at[i].set(v), log, new)
+
+        return jax.lax.fori_loop(0, n, body, (inner, log))
+
+    lifted = regions.lift(region_step, (0, None, 0, 0, 0))
+    lifted_block = regions.lift(region_block, (0, None, 0, 0, 0, None, 0))
+
+    def block(inner, frozen, batches, region_ids, active, n):
+        first = jax.tree.map(lambda x: x[:, 0], batches)
+        shapes = jax.eval_shape(
+            lifted, inner, frozen, first, region_ids, None if active is None else active[:, 0]
+        )[1]
+        steps = jax.tree.leaves(batches)[0].shape[1]
+        log = jax.tree.map(lambda s: jnp.zeros((s.shape[0], steps), s.dtype), shapes)
+        return lifted_block(inner, frozen, batches, region_ids, active, n, log)
+
+    return lifted, block

@@ -1,0 +1,21 @@
+"""Low-communication training methods; each is one file and one composition of the same parts."""
+
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.cocodc import cocodc
+from lowcomm_jax.methods.ddp import ddp
+from lowcomm_jax.methods.delayed_diloco import delayed_diloco
+from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.methods.eager_diloco import eager_diloco
+from lowcomm_jax.methods.local_sgd import local_sgd
+from lowcomm_jax.methods.streaming_diloco import streaming_diloco
+
+__all__ = [
+    "Method",
+    "cocodc",
+    "ddp",
+    "delayed_diloco",
+    "diloco",
+    "eager_diloco",
+    "local_sgd",
+    "streaming_diloco",
+]

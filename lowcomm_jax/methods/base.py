@@ -1,0 +1,48 @@
+"""A method: six answers and one flag, nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import optax
+
+from lowcomm_jax.fragments import Pattern
+from lowcomm_jax.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A low-communication method as a composition.
+
+    Attributes:
+      name: label in tables, metrics and checkpoints.
+      schedule: which fragment leaves when, and lands when.
+      outer: Optax transform of the mean pseudo-gradient; None with `signal="gradient"`, where the
+        inner optimizer takes its place.
+      landing: Optax transform of the progress made in flight; None = replace.
+      codec: what travels; None = dense fp32.
+      anchors: `shared` by all regions, or one `per_region`.
+      signal: `progress` (pseudo-gradients, now and then) or `gradient` (at every step).
+      pattern, rest: how the parameters are cut into fragments (`fragments.partition`).
+      first_round: what the first boundary of a one-period method lands: an `empty` payload, or
+        (`blocking`) the one just sent.
+      problems: settings that cannot work, one line with its fix each; the engine refuses them all
+        at once.
+    """
+
+    name: str
+    schedule: Schedule
+    outer: optax.GradientTransformationExtraArgs | None
+    landing: optax.GradientTransformationExtraArgs | None = None
+    codec: Any = None
+    anchors: Literal["shared", "per_region"] = "shared"
+    signal: Literal["progress", "gradient"] = "progress"
+    pattern: Pattern | Sequence[str] = "strided"
+    rest: Literal["own", "dealt"] = "dealt"
+    first_round: Literal["empty", "blocking"] = "empty"
+    problems: tuple[str, ...] = ()
+
+    def violations(self, regions: int) -> list[str]:
+        return [*self.problems, *self.schedule.violations(regions)]

@@ -1,0 +1,24 @@
+r"""Data parallel training (AllReduce): gradients are averaged over all regions at every step.
+
+.. math::  \theta \leftarrow \theta + \mathrm{inner}\Big(\tfrac1R \sum_r g_r\Big)
+
+The baseline every other method saves bytes against.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.schedule import Staggered
+
+
+def ddp(codec: Any = None) -> Method:
+    """Exchange gradients at every step; the inner optimizer steps on their mean.
+
+    Args:
+      codec: wire codec of the gradients; None = dense fp32.
+    """
+    return Method(
+        name="ddp", schedule=Staggered(period=1), outer=None, codec=codec, signal="gradient"
+    )

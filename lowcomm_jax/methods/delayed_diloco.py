@@ -1,0 +1,43 @@
+r"""Naive delayed DiLoCo (arXiv 2502.12996, Alg. 2): the baseline eager updates improve on.
+
+.. math::  \Theta^{t+1} = \mathrm{Nesterov}(\Theta^{t}, \bar\Delta^{t-1}), \qquad
+           \theta_r \leftarrow \Theta^{t+1}
+
+At the first boundary nothing has arrived: every region restarts from the unmoved anchor. This is
+also DiLoCoX's one-step delay (arXiv 2506.21263) without compression.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import optax
+
+from lowcomm_jax import outer as outer_rules
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.schedule import Staggered
+
+
+def delayed_diloco(
+    period: int,
+    outer: optax.GradientTransformation | None = None,
+    codec: Any = None,
+    first_round: Literal["empty", "blocking"] = "empty",
+) -> Method:
+    """Apply every round's mean pseudo-gradient one round late.
+
+    Args:
+      period: H.
+      outer: default Nesterov 0.4 / 0.9 (the paper finds a lower learning rate necessary).
+      codec: wire codec of the pseudo-gradients; None = dense fp32.
+      first_round: `blocking` lands the first payload at once, so that it is the second boundary
+        which has nothing to land.
+    """
+    rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
+    return Method(
+        name="delayed_diloco",
+        schedule=Staggered(period, delay=period, land_after_send=True),
+        outer=optax.with_extra_args_support(rule),
+        codec=codec,
+        first_round=first_round,
+    )

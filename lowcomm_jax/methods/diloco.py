@@ -1,0 +1,48 @@
+r"""DiLoCo (arXiv 2311.08105, Alg. 1): H inner steps per region, then one outer Nesterov step.
+
+.. math::
+   \bar\Delta = \tfrac1R \sum_r (\Theta - \theta_r), \qquad
+   v \leftarrow \mu v + \bar\Delta, \qquad
+   \Theta \leftarrow \Theta - \eta (\bar\Delta + \mu v), \qquad \theta_r \leftarrow \Theta
+
+====== ======================================= =====================
+symbol meaning                                 argument
+====== ======================================= =====================
+H      inner optimizer steps per round         `period`
+eta    outer learning rate                     in `outer` (0.7)
+mu     outer Nesterov momentum                 in `outer` (0.9)
+====== ======================================= =====================
+
+The inner optimizer's state stays in its region and is kept across rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optax
+
+from lowcomm_jax import outer as outer_rules
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.schedule import Staggered
+
+
+def diloco(
+    period: int,
+    outer: optax.GradientTransformation | None = None,
+    codec: Any = None,
+) -> Method:
+    """Synchronise the whole model every `period` inner steps with an outer optimizer.
+
+    Args:
+      period: H.
+      outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9.
+      codec: wire codec of the pseudo-gradients; None = dense fp32.
+    """
+    rule = outer_rules.nesterov(0.7, 0.9) if outer is None else outer
+    return Method(
+        name="diloco",
+        schedule=Staggered(period),
+        outer=optax.with_extra_args_support(rule),
+        codec=codec,
+    )

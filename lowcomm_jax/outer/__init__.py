@@ -1,0 +1,33 @@
+"""Outer rules: Optax transforms of the reduced pseudo-gradient, one rule a file."""
+
+from lowcomm_jax.outer.average import average
+from lowcomm_jax.outer.clip_update import clip_update
+from lowcomm_jax.outer.delayed_nesterov import DelayedNesterovState, delayed_nesterov
+from lowcomm_jax.outer.eager import eager
+from lowcomm_jax.outer.gossip import GossipState, gossip
+from lowcomm_jax.outer.gossip_stability import (
+    check_stability,
+    contraction_factor,
+    gamma_limit,
+    second_moment_matrix,
+)
+from lowcomm_jax.outer.heavy_ball import heavy_ball
+from lowcomm_jax.outer.nesterov import nesterov
+from lowcomm_jax.outer.sgd import sgd
+
+__all__ = [
+    "DelayedNesterovState",
+    "GossipState",
+    "average",
+    "check_stability",
+    "clip_update",
+    "contraction_factor",
+    "delayed_nesterov",
+    "eager",
+    "gamma_limit",
+    "gossip",
+    "heavy_ball",
+    "nesterov",
+    "second_moment_matrix",
+    "sgd",
+]

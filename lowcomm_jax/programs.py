@@ -1,0 +1,113 @@
+"""Every compiled program of an engine, with its shardings and donations in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.fragments import Fragments, partition
+from lowcomm_jax.gradient import make_gradient_programs
+from lowcomm_jax.inner import InnerStep, make_inner_programs
+from lowcomm_jax.layout import Layout
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.regions import REGION, Regions
+from lowcomm_jax.rounds import Guard, Rounds
+from lowcomm_jax.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
+from lowcomm_jax.state import Inner
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What the user asked for; the same for every parameter layout."""
+
+    loss_fn: Callable
+    inner: optax.GradientTransformation
+    method: Method
+    regions: Regions
+    guard: Guard
+    spec_fn: SpecFn | None
+    stacked: tuple[str, ...]
+    seed: int
+    accumulate: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """Jitted functions of one engine for one parameter layout.
+
+    `one` and `block` run inner steps (`inner.make_inner_programs`, or, for methods that exchange
+    gradients, `gradient.make_gradient_programs`); the rest are the methods of `rounds.Rounds`.
+    """
+
+    recipe: Recipe
+    step: InnerStep
+    exchange: MeshExchange
+    fragments: Fragments
+    specs: dict[str, P]
+    one: Callable
+    block: Callable
+    send: Callable
+    move: Callable
+    adopt: Callable
+    average: Callable
+
+
+def build(recipe: Recipe, layout: Layout, shapes: dict[str, jax.ShapeDtypeStruct]) -> Programs:
+    """Make the programs for trained leaves of these shapes; nothing is compiled yet.
+
+    Raises:
+      ValueError: the parameters cannot be cut as the method asks (`fragments.partition`).
+    """
+    regions, method = recipe.regions, recipe.method
+    spec_fn = recipe.spec_fn or fsdp_specs(regions.mesh.shape["fsdp"])
+    specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
+    schedule = method.schedule
+    cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked)
+    exchange = MeshExchange(regions, method.codec)
+    rounds = Rounds(regions, exchange, method, recipe.guard, specs)
+    step = InnerStep(recipe.loss_fn, recipe.inner, layout, recipe.seed, recipe.accumulate)
+    if method.signal == "gradient":
+        one, block = make_gradient_programs(step, rounds)
+        one, block = jax.jit(one, donate_argnums=0), jax.jit(block, donate_argnums=0)
+    else:
+        one, block = make_inner_programs(step, regions)
+        out = (inner_shardings(recipe, layout, shapes, specs), regions.sharding(REGION))
+        one = jax.jit(one, donate_argnums=0, out_shardings=out)
+        block = jax.jit(block, donate_argnums=0, out_shardings=out)
+    return Programs(
+        recipe=recipe,
+        step=step,
+        exchange=exchange,
+        fragments=cut,
+        specs=specs,
+        one=one,
+        block=block,
+        send=jax.jit(rounds.send, static_argnames="keep", donate_argnames="codec_state"),
+        move=jax.jit(rounds.move, donate_argnames=("anchor", "outer_state")),
+        adopt=jax.jit(rounds.adopt, donate_argnames=("params", "landing_state")),
+        average=jax.jit(rounds.average_buffers, donate_argnames="buffers"),
+    )
+
+
+def inner_shardings(recipe: Recipe, layout: Layout, shapes, specs) -> Inner:
+    """Shardings of the regions' private state."""
+    regions = recipe.regions
+    region = regions.sharding(REGION)
+    opt = optimizer_shardings(
+        recipe.inner, layout.tree(shapes), layout.tree(specs), regions, REGION
+    )
+    return Inner(
+        params=leaf_shardings(regions, REGION, specs),
+        buffers=region,
+        opt=opt,
+        step=region,
+        tokens=region,
+    )

@@ -1,0 +1,206 @@
+"""The device mesh cut into regions, and how one region's program is lifted to all of them.
+
+Axes are `region`, `stage`, `fsdp`, `tensor`. Any number R of regions fits on any number of
+devices: the `region` axis has S slots with S dividing R, and a slot holds R / S replicas, run one
+after the other (`map`) or batched (`vmap`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax import compat
+
+AXES = ("region", "stage", "fsdp", "tensor")
+REGION = "region"
+Replicas = Literal["vmap", "map"]
+PyTree = Any
+
+
+def make_mesh(
+    region: int = 1,
+    stage: int = 1,
+    fsdp: int = 1,
+    tensor: int = 1,
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+    """Build the four-axis mesh over the first `region * stage * fsdp * tensor` devices.
+
+    Axis types are Auto: inside a region the compiler places the collectives of FSDP and tensor
+    parallelism; `region` is made manual by `Regions.lift`.
+
+    Raises:
+      ValueError: fewer devices than the shape needs.
+    """
+    shape = (region, stage, fsdp, tensor)
+    devices = list(jax.devices() if devices is None else devices)
+    need = math.prod(shape)
+    if need > len(devices):
+        raise ValueError(f"mesh {dict(zip(AXES, shape))} needs {need} devices, {len(devices)} here")
+    grid = np.array(devices[:need]).reshape(shape)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def default_mesh(regions: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Spread R regions over all devices: as many region slots as divide both, the rest FSDP."""
+    devices = list(jax.devices() if devices is None else devices)
+    slots = math.gcd(regions, len(devices))
+    return make_mesh(region=slots, fsdp=len(devices) // slots, devices=devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Regions:
+    """R regions laid over a mesh.
+
+    Attributes:
+      count: number of regions R.
+      mesh: mesh with the axes `AXES`.
+      replicas: how a slot runs the replicas it holds. `map` runs one after the other (activations
+        of one replica at a time, bit-identical to a single replica); `vmap` batches them (equal
+        within about 2e-7; faster for models too small to fill the device).
+    """
+
+    count: int
+    mesh: Mesh
+    replicas: Replicas = "map"
+
+    @property
+    def slots(self) -> int:
+        return self.mesh.shape[REGION]
+
+    def violations(self) -> list[str]:
+        """What is wrong with this layout, one line each; empty when it can run."""
+        problems = []
+        if self.count < 1:
+            problems.append(f"regions={self.count}: at least 1 is needed")
+        if tuple(self.mesh.axis_names) != AXES:
+            problems.append(f"mesh axes {self.mesh.axis_names}: use lowcomm_jax.make_mesh ({AXES})")
+        elif self.count >= 1 and self.count % self.slots:
+            problems.append(
+                f"regions={self.count} does not divide over {self.slots} region slots of the mesh: "
+                f"use a region axis of {math.gcd(self.count, self.slots)}"
+            )
+        if self.replicas not in ("vmap", "map"):
+            problems.append(f"replicas={self.replicas!r}: use 'vmap' or 'map'")
+        return problems
+
+    def sharding(self, *spec) -> NamedSharding:
+        return NamedSharding(self.mesh, P(*spec))
+
+    def lift(self, fn: Callable, in_axes: Sequence[int | None]) -> Callable:
+        """Turn one region's pure function into the function of all regions.
+
+        Args:
+          fn: pure function of positional pytrees, written for one region.
+          in_axes: per argument `0` (leaves carry the leading region axis R) or `None` (shared).
+
+        Returns:
+          A function over the same arguments; every output leaf carries a leading axis R. Inside,
+          `region` is a manual axis, so that no collective across regions can slip in.
+        """
+        in_specs = tuple(P() if a is None else P(REGION) for a in in_axes)
+
+        def slot(*args):
+            args = [compat.vary(a, REGION) if ax is None else a for a, ax in zip(args, in_axes)]
+            return self._replicas(fn, args, in_axes)
+
+        return jax.shard_map(
+            slot, mesh=self.mesh, in_specs=in_specs, out_specs=P(REGION), axis_names={REGION}
+        )
+
+    def _replicas(self, fn: Callable, args: Sequence[PyTree], in_axes: Sequence[int | None]):
+        """Run the replicas of one slot; leading axis R / S of the per-region arguments."""
+        if self.count == self.slots:
+            one = [
+                a if ax is None else jax.tree.map(lambda x: x[0], a) for a, ax in zip(args, in_axes)
+            ]
+            return jax.tree.map(lambda x: x[None], fn(*one))
+        if self.replicas == "vmap":
+            return jax.vmap(fn, in_axes=tuple(in_axes))(*args)
+        mapped = [a for a, ax in zip(args, in_axes) if ax is not None]
+
+        def one_replica(local):
+            local = iter(local)
+            return fn(*[a if ax is None else next(local) for a, ax in zip(args, in_axes)])
+
+        return jax.lax.map(one_replica, mapped)
+
+    def mean(self, tree_R: PyTree, weight_R: jax.Array, specs: PyTree) -> PyTree:
+        """Weighted fp32 mean over regions, summed in region order.
+
+        Bit-identical for every mesh: each device exchanges slices of its own shard with the same
+        shard of the other regions, adds them in region order and gathers the sums back (two-shot
+        reduction; `psum` would promise no order). Regions of weight 0 contribute nothing, even
+        when their values are not finite. With all weights 0 the mean is 0.
+
+        Args:
+          tree_R: leaves `[R, ...]`, any float dtype.
+          weight_R: float32 `[R]`, not negative, not normalised.
+          specs: `PartitionSpec` of each leaf without the region axis (axes inside a region).
+
+        Returns:
+          float32 leaves `[1, ...]`, the same in every region.
+        """
+        total = _ordered_sum(weight_R)
+        scale = jax.numpy.where(total > 0, 1.0 / jax.numpy.where(total > 0, total, 1.0), 0.0)
+        if self.slots == 1:
+            return jax.tree.map(lambda x: (_weighted_sum(x, weight_R) * scale)[None], tree_R)
+        leaves, treedef = jax.tree.flatten(tree_R)
+        leaf_specs = treedef.flatten_up_to(specs)
+        reduced = jax.shard_map(
+            lambda xs, w, s: [_two_shot(x, w, self.slots) * s for x in xs],
+            mesh=self.mesh,
+            in_specs=([P(REGION, *s) for s in leaf_specs], P(), P()),
+            out_specs=[P(None, *s) for s in leaf_specs],
+        )(leaves, weight_R, scale)
+        return treedef.unflatten(reduced)
+
+    def gather(self, tree_R: PyTree) -> PyTree:
+        """Hand every region all payloads: leaves `[R, ...]`, replicated over the region axis."""
+        if self.slots == 1:
+            return tree_R
+        return jax.shard_map(
+            lambda t: jax.tree.map(lambda x: compat.all_gather_invariant(x, REGION, axis=0), t),
+            mesh=self.mesh,
+            in_specs=P(REGION),
+            out_specs=P(),
+            axis_names={REGION},
+        )(tree_R)
+
+
+def _ordered_sum(x_RxN: jax.Array) -> jax.Array:
+    """Sum over the leading axis, one region after the other."""
+    total = x_RxN[0]
+    for r in range(1, x_RxN.shape[0]):
+        total = total + x_RxN[r]
+    return total
+
+
+def _weighted_sum(x_RxN: jax.Array, weight_R: jax.Array) -> jax.Array:
+    """fp32 sum over regions of weight * value, in region order; weight 0 silences NaN and inf."""
+    shape = (-1,) + (1,) * (x_RxN.ndim - 1)
+    weight = weight_R.reshape(shape)
+    terms = jax.numpy.where(weight > 0, x_RxN.astype(jax.numpy.float32) * weight, 0.0)
+    return _ordered_sum(terms)
+
+
+def _two_shot(x_LxN: jax.Array, weight_R: jax.Array, slots: int) -> jax.Array:
+    """Ordered sum over all regions of a slot's own shard: exchange slices, add, gather."""
+    local, shape = x_LxN.shape[0], x_LxN.shape[1:]
+    flat = x_LxN.astype(jax.numpy.float32).reshape(local, -1)
+    size = flat.shape[1]
+    padded = -(-size // slots) * slots
+    flat = jax.numpy.pad(flat, ((0, 0), (0, padded - size)))
+    # Slot s receives slice s of every region; concatenation over slots is region order.
+    slices_RxN = jax.lax.all_to_all(flat, REGION, split_axis=1, concat_axis=0, tiled=True)
+    part = _weighted_sum(slices_RxN, weight_R)
+    whole = compat.all_gather_invariant(part, REGION, axis=0)
+    return whole[:size].reshape(1, *shape)

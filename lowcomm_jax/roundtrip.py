@@ -1,0 +1,217 @@
+"""What happens between inner steps: sends, landings, and the bookkeeping of payloads in flight."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax import boundary
+from lowcomm_jax.history import Event
+from lowcomm_jax.programs import Programs
+from lowcomm_jax.schedule import delay_per_region
+from lowcomm_jax.state import InFlight, TrainState, flight_key, with_inner, without
+
+PyTree = Any
+
+
+class RoundTrips:
+    """Runs the events of one engine. Host-side; every numeric part is a compiled program.
+
+    Attributes:
+      programs: the compiled programs.
+    """
+
+    def __init__(self, programs: Programs, weights: str | np.ndarray):
+        self.programs = programs
+        recipe = programs.recipe
+        self.method = recipe.method
+        self.schedule = recipe.method.schedule
+        self.count = recipe.regions.count
+        self.fragments = programs.fragments
+        self._by_tokens = isinstance(weights, str) and weights == "tokens"
+        equal = np.ones(self.count, np.float32)
+        self._weights = equal if isinstance(weights, str) else weights
+        self._like = [self.fragments.like(p) for p in range(len(self.fragments))]
+        self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
+        self._delay = delay_per_region(self.schedule.delay, self.count)
+        layout = programs.step.layout
+        self._averaged = [n for n, r in zip(layout.names, layout.roles) if r == "average"]
+
+    def next_event(self, state: TrainState) -> int:
+        """Inner steps until something is sent or lands (at least 1)."""
+        step = int(state.clock.step)
+        if self.method.signal == "gradient":
+            return np.iinfo(np.int32).max
+        dues = [int(f.due[f.takes_part].min()) for f in state.in_flight.values()]
+        return max(1, min([self.schedule.next_send(step), *dues]) - step)
+
+    def after(self, state: TrainState, steps: int, mask: np.ndarray):
+        """Advance the clock by `steps` inner steps, then run the events of the last one.
+
+        Returns:
+          (state, events).
+        """
+        clock = state.clock.copy()
+        clock.step = np.int64(clock.step + steps)
+        state, step = state.replace(clock=clock), int(clock.step)
+        events: list[Event] = []
+        if not self.schedule.land_after_send:
+            for key in self._due(state, step):
+                state = self.land(state, key, step, events)
+        sent = self._sends(state, step)
+        for p in sent:
+            state = self.send(state, p, step, mask, events)
+        if self.schedule.land_after_send:
+            for p in sent:
+                state = boundary.cross(self, state, p, step, mask, events)
+        else:
+            for key in self._due(state, step):
+                state = self.land(state, key, step, events)
+        return state, events
+
+    def _due(self, state: TrainState, step: int) -> list[str]:
+        flying = state.in_flight.items()
+        return [key for key, f in flying if bool((f.takes_part & (f.due <= step)).any())]
+
+    def _sends(self, state: TrainState, step: int) -> tuple[int, ...]:
+        busy = {
+            int(f.fragment)
+            for f in state.in_flight.values()
+            if not (self.schedule.land_after_send and bool((f.due <= step).all()))
+        }
+        rates = None
+        if self.schedule.uses_rates and self.schedule.next_send(step - 1) == step:
+            rates = np.asarray(state.rate)
+        return self.schedule.sends(step, state.clock, frozenset(busy), rates)
+
+    # -- send -----------------------------------------------------------------------------------
+
+    def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
+        """Send fragment p from the regions of `mask`; nothing happens when there are none."""
+        if not mask.any():
+            return state
+        keep = self.method.landing is not None and bool((self._delay > 0).any())
+        out = self.programs.send(
+            self.fragments.leaves(state.inner.params, p),
+            self.fragments.leaves(state.anchor, p),
+            state.codec[p],
+            self._rows[p],
+            mask,
+            self._base_weights(state, p),
+            keep=keep,
+        )
+        traffic = self.programs.exchange.traffic(self._like[p], mask)
+        clock = state.clock.copy()
+        clock.previous_sent[p], clock.last_sent[p] = clock.last_sent[p], step
+        clock.sends[p] += 1
+        clock.bytes_sent += traffic.sent
+        clock.bytes_received += traffic.received
+        flight = InFlight(
+            payload=out["payload"],
+            snapshot=out["snapshot"],
+            weight=out["weight"],
+            fragment=np.int64(p),
+            sent=np.int64(step),
+            due=step + self._delay,
+            takes_part=mask.copy(),
+            moved=np.bool_(False),
+        )
+        values = {k: out[k] for k in ("delta_norm", "left_out", "weight")}
+        events.append(Event.of_send(step, p, mask, traffic, values))
+        state = state.replace(
+            codec=_set(state.codec, p, out["codec_state"]),
+            in_flight={**state.in_flight, flight_key(p, step): flight},
+            clock=clock,
+        )
+        if self._by_tokens:
+            state = state.replace(token_mark=state.token_mark.at[p].set(state.inner.tokens))
+        return self._average(state, mask) if p == 0 and self._averaged else state
+
+    def _base_weights(self, state: TrainState, p: int) -> jax.Array:
+        return state.inner.tokens - state.token_mark[p] if self._by_tokens else self._weights
+
+    def _average(self, state: TrainState, mask: np.ndarray) -> TrainState:
+        """Average leaves of role `average` over the participants, without delay."""
+        chosen = {k: state.inner.buffers[k] for k in self._averaged}
+        averaged = self.programs.average(chosen, mask)
+        return with_inner(state, buffers={**state.inner.buffers, **averaged})
+
+    # -- land -----------------------------------------------------------------------------------
+
+    def land(self, state, key: str, step: int, events: list[Event]) -> TrainState:
+        """Land a payload in the regions where it is due; the first landing moves the anchor."""
+        flight = state.in_flight[key]
+        p, lands = int(flight.fragment), flight.takes_part & (flight.due <= step)
+        values: dict[str, Any] = {}
+        if not flight.moved:
+            state, values = self.move(state, p, flight.payload, flight.weight)
+            state = self._note_rate(state, p, values["mean_norm"])
+        state = self.adopt(state, p, flight, lands, step)
+        self.log_landing(state, p, lands, step - int(flight.sent), step, values, events)
+        waiting = flight.takes_part & ~lands
+        if not waiting.any():
+            return state.replace(in_flight=without(state.in_flight, key))
+        moved = dataclasses.replace(flight, payload=None, takes_part=waiting, moved=np.bool_(True))
+        return state.replace(in_flight={**state.in_flight, key: moved})
+
+    def land_now(self, state, key: str, step: int, events: list[Event]) -> TrainState:
+        """Land a payload in all regions that still wait for it, due or not."""
+        flight = state.in_flight[key]
+        flight = dataclasses.replace(flight, due=np.minimum(flight.due, step))
+        state = state.replace(in_flight={**state.in_flight, key: flight})
+        return self.land(state, key, step, events)
+
+    def move(self, state: TrainState, p: int, payload, weight, own=None):
+        anchor, outer, values = self.programs.move(
+            self.fragments.leaves(state.anchor, p),
+            state.outer[p],
+            payload,
+            weight,
+            self._rows[p],
+            own,
+        )
+        state = state.replace(anchor={**state.anchor, **anchor}, outer=_set(state.outer, p, outer))
+        return state, values
+
+    def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
+        params, landing = self.programs.adopt(
+            self.fragments.leaves(state.inner.params, p),
+            self.fragments.leaves(state.anchor, p),
+            state.landing[p],
+            flight.snapshot,
+            flight.weight,
+            lands,
+            np.full(self.count, step - int(flight.sent), np.int32),
+            self._rows[p],
+            np.int32(step),
+        )
+        state = with_inner(state, params={**state.inner.params, **params})
+        return state.replace(landing=_set(state.landing, p, landing))
+
+    def _note_rate(self, state: TrainState, p: int, mean_norm: jax.Array) -> TrainState:
+        """Change rate ||mean Delta_p|| / sqrt(numel_p) / I_p, from reduced data only."""
+        if not self.schedule.uses_rates:
+            return state
+        clock = state.clock
+        interval = max(1, int(clock.last_sent[p]) - max(0, int(clock.previous_sent[p])))
+        scale = np.float32(1 / (np.sqrt(self.fragments.numel(p)) * interval))
+        return state.replace(rate=_set_entry(state.rate, np.int32(p), mean_norm[0] * scale))
+
+    def log_landing(self, state, p, lands, staleness, step, values, events) -> None:
+        """Note a landing in the clock and in the events."""
+        clock = state.clock
+        clock.last_landed[p] = np.where(lands, step, clock.last_landed[p])
+        clock.staleness[p] = np.where(lands, staleness, clock.staleness[p])
+        events.append(Event.of_landing(step, p, lands, staleness, values))
+
+
+def _set(items: tuple, index: int, value: PyTree) -> tuple:
+    return (*items[:index], value, *items[index + 1 :])
+
+
+@jax.jit
+def _set_entry(vector: jax.Array, index: jax.Array, value: jax.Array) -> jax.Array:
+    return vector.at[index].set(value)

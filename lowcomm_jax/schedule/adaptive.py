@@ -1,0 +1,94 @@
+"""CoCoDC's adaptive transmission (arXiv 2504.17672): send the fragment that changes most.
+
+A slot comes every h = floor(H / N) steps. At a slot leaves, among the fragments not in flight: an
+overdue one (H steps or more since its last send), else one never sent, else the one of the largest
+change rate ||mean Delta_p||_2 / sqrt(numel_p) / I_p, with I_p the steps between its last two
+sends. Ties go to the fragment sent longest ago.
+
+Differs from the paper: the rate is normalised by sqrt(numel) (else the embedding always wins), a
+fragment in flight is never sent again (the authors' code would overwrite its snapshot), and of
+several overdue fragments the one waiting longest goes first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Set
+
+import numpy as np
+
+from lowcomm_jax.schedule.base import common_violations
+from lowcomm_jax.state import Clock
+
+
+def syncs_per_period(
+    period: int,
+    fragments: int,
+    gamma: float,
+    step_seconds: float,
+    sync_seconds: float,
+) -> int:
+    """N = min(H, max(K, floor(gamma H T_c / T_s))).
+
+    Args:
+      gamma: share of the link that may be used, in (0, 1].
+      step_seconds: T_c, seconds of one inner step.
+      sync_seconds: T_s, seconds to synchronise one fragment.
+    """
+    capacity = int(gamma * period * step_seconds / sync_seconds)
+    return min(period, max(fragments, capacity))
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive:
+    """See `Schedule` for the fields; `syncs` is N, the slots per period."""
+
+    period: int
+    fragments: int
+    syncs: int
+    delay: int | tuple[int, ...] = 0
+    land_after_send: bool = False
+    uses_rates: bool = True
+
+    @property
+    def spacing(self) -> int:
+        """h: inner steps between two slots."""
+        return max(1, self.period // self.syncs)
+
+    def next_send(self, step: int) -> int:
+        return (step // self.spacing + 1) * self.spacing
+
+    def sends(
+        self, step: int, clock: Clock, in_flight: Set[int], rates: np.ndarray | None
+    ) -> tuple[int, ...]:
+        if step % self.spacing:
+            return ()
+        ready = [p for p in range(self.fragments) if p not in in_flight]
+        if not ready:
+            return ()
+        oldest = min(ready, key=lambda p: (clock.last_sent[p], p))
+        # A never-sent fragment (last_sent = -1) is the oldest; it only yields to an overdue one.
+        sent = [p for p in ready if clock.last_sent[p] >= 0]
+        overdue = [p for p in sent if step - clock.last_sent[p] >= self.period]
+        if overdue:
+            return (min(overdue, key=lambda p: (clock.last_sent[p], p)),)
+        if clock.last_sent[oldest] < 0:
+            return (oldest,)
+        return (max(ready, key=lambda p: (rates[p], -clock.last_sent[p], -p)),)
+
+    def longest_wait(self) -> int:
+        """Upper bound on the steps between two sends of a fragment: ceil(H/h) h + (K-1) h.
+
+        Holds while a slot always finds an overdue fragment free, that is for tau <= h.
+        """
+        h = self.spacing
+        return -(-self.period // h) * h + (self.fragments - 1) * h
+
+    def violations(self, regions: int) -> list[str]:
+        problems = common_violations(self, regions, "overlap")
+        if not self.fragments <= self.syncs <= self.period:
+            problems.append(
+                f"syncs_per_period={self.syncs}: must lie between fragments={self.fragments} (or a "
+                f"fragment could starve) and period={self.period} (at most one a step)"
+            )
+        return problems

@@ -1,0 +1,73 @@
+"""The contract of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Protocol
+
+import numpy as np
+
+from lowcomm_jax.state import Clock
+
+
+class Schedule(Protocol):
+    """Decides, on the host and alike in every region, which fragments leave after a step.
+
+    Attributes:
+      period: H, inner optimizer steps between two syncs of the same parameters.
+      fragments: K.
+      delay: tau, inner steps between send and landing; one int, or one per region.
+      land_after_send: the due payload lands after the send of the same step (methods that overlap
+        a whole period), so that the new pseudo-gradient is measured before the anchor moves.
+      uses_rates: whether `sends` reads the fragments' change rates.
+    """
+
+    period: int
+    fragments: int
+    delay: int | tuple[int, ...]
+    land_after_send: bool
+    uses_rates: bool
+
+    def next_send(self, step: int) -> int:
+        """First step after `step` at which something may be sent."""
+        ...
+
+    def sends(
+        self, step: int, clock: Clock, in_flight: Set[int], rates: np.ndarray | None
+    ) -> tuple[int, ...]:
+        """Fragments that leave after inner step `step`; never one of `in_flight`."""
+        ...
+
+    def violations(self, regions: int) -> list[str]:
+        """What is wrong with the settings, one line with its fix each."""
+        ...
+
+
+def delay_per_region(delay: int | tuple[int, ...], regions: int) -> np.ndarray:
+    """tau of each region, int64 `[R]`."""
+    return np.broadcast_to(np.asarray(delay, np.int64), (regions,))
+
+
+def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> list[str]:
+    """Checks every schedule shares: K <= H, 0 <= tau < H, one tau per region."""
+    problems = []
+    if schedule.period < 1:
+        problems.append(f"period={schedule.period}: at least 1 inner step is needed")
+    if schedule.fragments < 1:
+        problems.append(f"fragments={schedule.fragments}: at least 1 is needed")
+    if schedule.fragments > schedule.period >= 1:
+        problems.append(
+            f"fragments={schedule.fragments} > period={schedule.period}: two fragments would be "
+            f"due at one step; use fragments <= {schedule.period}"
+        )
+    delays = np.atleast_1d(np.asarray(schedule.delay))
+    if delays.size not in (1, regions):
+        problems.append(f"{overlap_name}: {delays.size} values for {regions} regions; give 1 or R")
+    if (delays < 0).any():
+        problems.append(f"{overlap_name}={schedule.delay}: must not be negative")
+    if not schedule.land_after_send and (delays >= schedule.period).any() and schedule.period > 0:
+        problems.append(
+            f"{overlap_name}={schedule.delay} >= period={schedule.period}: a fragment would still "
+            f"be in flight when it is due again; use at most {schedule.period - 1}"
+        )
+    return problems

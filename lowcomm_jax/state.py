@@ -1,0 +1,151 @@
+"""What training carries from step to step. Everything here is saved in a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.layout import Layout
+
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Inner:
+    """Private state of the regions; every leaf has a leading region axis R.
+
+    Attributes:
+      params: trainable leaves by name, `[R, ...]`, the user's dtypes.
+      buffers: non-trainable state by name (roles `local`, `average`), `[R, ...]`.
+      opt: inner optimizer state, `[R, ...]`; never travels and is kept across rounds.
+      step: int32 `[R]`, inner optimizer steps taken (seeds the step's randomness).
+      tokens: float32 `[R]`, tokens consumed so far (weights of token-weighted averaging).
+    """
+
+    params: dict[str, jax.Array]
+    buffers: dict[str, jax.Array]
+    opt: PyTree
+    step: jax.Array
+    tokens: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class InFlight:
+    """A fragment between its send and its last landing.
+
+    Attributes:
+      payload: what travels, leaves `[R, ...]` of the codec's wire type.
+      snapshot: float leaves `[R, ...]`, the local values at the send; None when the landing rule
+        does not look at the progress made in flight.
+      weight: float32 `[R]`, weight of each region in the mean; 0 for absent or rejected regions.
+      fragment: index of the fragment.
+      sent: step of the send.
+      due: int64 `[R]`, step at which each region lands.
+      takes_part: bool `[R]`, regions that took part in the send and have not landed yet.
+      moved: whether the anchor has already moved by this payload.
+    """
+
+    payload: PyTree
+    snapshot: dict[str, jax.Array] | None
+    weight: jax.Array
+    fragment: np.ndarray
+    sent: np.ndarray
+    due: np.ndarray
+    takes_part: np.ndarray
+    moved: np.ndarray
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Clock:
+    """Host-side counters (NumPy, never on a device): the schedule's and the checkpoint's memory.
+
+    Attributes:
+      step: inner steps done by the run.
+      last_sent, previous_sent: int64 `[K]`, step of the last and the last but one send; -1 = never.
+      last_landed: int64 `[K, R]`, step of each region's last landing; -1 = never.
+      staleness: int64 `[K, R]`, land step - send step of the last landing; -1 = never.
+      sends: int64 `[K]`, sends so far.
+      bytes_sent, bytes_received: int64 `[R]`, bytes between regions so far.
+    """
+
+    step: np.ndarray
+    last_sent: np.ndarray
+    previous_sent: np.ndarray
+    last_landed: np.ndarray
+    staleness: np.ndarray
+    sends: np.ndarray
+    bytes_sent: np.ndarray
+    bytes_received: np.ndarray
+
+    @classmethod
+    def start(cls, fragments: int, regions: int) -> Clock:
+        never = np.full(fragments, -1, np.int64)
+        return cls(
+            step=np.int64(0),
+            last_sent=never.copy(),
+            previous_sent=never.copy(),
+            last_landed=np.full((fragments, regions), -1, np.int64),
+            staleness=np.full((fragments, regions), -1, np.int64),
+            sends=np.zeros(fragments, np.int64),
+            bytes_sent=np.zeros(regions, np.int64),
+            bytes_received=np.zeros(regions, np.int64),
+        )
+
+    def copy(self) -> Clock:
+        return jax.tree.map(np.copy, self)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class TrainState:
+    """The whole training state.
+
+    Attributes:
+      inner: private state of the regions, `[R, ...]`.
+      frozen: leaves that are neither trained nor exchanged, by name; one copy for all regions.
+      anchor: fp32 leaves by name, `[A, ...]`; A = 1 (shared by all regions) or R (one each).
+      outer: outer optimizer state of each fragment, leaves `[A, ...]`.
+      codec: codec state (residuals) of each fragment, leaves `[R, ...]`.
+      landing: landing rule state of each fragment, leaves `[R, ...]`.
+      token_mark: float32 `[K, R]`, tokens consumed at each fragment's last send.
+      rate: float32 `[K]`, change rate of each fragment as of its last landing (from reduced data).
+      in_flight: payloads under way, by `fragment@send step`, in send order.
+      clock: host-side counters.
+      layout: static; the user's tree structure and the roles of its leaves.
+    """
+
+    inner: Inner
+    frozen: dict[str, jax.Array]
+    anchor: dict[str, jax.Array]
+    outer: tuple[PyTree, ...]
+    codec: tuple[PyTree, ...]
+    landing: tuple[PyTree, ...]
+    token_mark: jax.Array
+    rate: jax.Array
+    in_flight: dict[str, InFlight]
+    clock: Clock
+    layout: Layout = dataclasses.field(metadata={"static": True})
+
+    def replace(self, **changes) -> TrainState:
+        return dataclasses.replace(self, **changes)
+
+
+def flight_key(fragment: int, step: int) -> str:
+    """Name of a payload in flight."""
+    return f"{fragment}@{step}"
+
+
+def with_inner(state: TrainState, **changes) -> TrainState:
+    """The same state with some fields of `inner` replaced."""
+    return state.replace(inner=dataclasses.replace(state.inner, **changes))
+
+
+def without(in_flight: dict[str, InFlight], key: str | None) -> dict[str, InFlight]:
+    """The payloads in flight but one."""
+    return {k: f for k, f in in_flight.items() if k != key}

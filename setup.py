@@ -1,0 +1,40 @@
+"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `hf`, `test`, `dev`."""
+
+from setuptools import find_packages, setup
+
+JAX = ">=0.10,<0.12"
+
+setup(
+    name="lowcomm_jax",
+    version="0.1.0",
+    description="Low-communication, cross-region training of language models in JAX.",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["lowcomm_jax*", "experiments*", "configs*"]),
+    package_data={
+        "lowcomm_jax": ["py.typed"],
+        "lowcomm_jax.network": ["*.csv", "*.yaml"],
+    },
+    install_requires=[
+        f"jax{JAX}",
+        "flax>=0.12",
+        "optax>=0.2.6",
+        "orbax-checkpoint>=0.12",
+        "tensorstore>=0.1.60",
+        "ml-collections>=1.0",
+        "absl-py>=2.0",
+        "grain>=0.2.10",
+        "tokenizers>=0.20",
+        "safetensors>=0.4",
+        "rich>=13",
+        "matplotlib>=3.8",
+        "numpy>=1.26",
+    ],
+    extras_require={
+        "cuda12": [f"jax[cuda12]{JAX}"],
+        "tpu": [f"jax[tpu]{JAX}"],
+        "hf": ["datasets>=3.0", "pyarrow>=15"],
+        "test": ["chex>=0.1.90", "pytest>=8"],
+        "dev": ["ruff>=0.6"],
+    },
+)

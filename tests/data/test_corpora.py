@@ -1,0 +1,191 @@
+"""Corpora: order, topics, cutting, what is left out, and the generated ones' known entropy."""
+
+import importlib.util
+import itertools
+import logging
+import math
+import random
+
+import numpy as np
+import pytest
+
+from lowcomm_jax.data.corpora import Source, open_corpus
+from lowcomm_jax.data.corpora.files import (
+    LONGEST_SECTION,
+    LONGEST_WHOLE_FILE,
+    SECTION,
+    cut_into_sections,
+)
+from lowcomm_jax.data.documents import materialise
+
+
+def read(spec, **columns):
+    corpus, found = open_corpus(Source(spec, **columns))
+    assert found == []
+    return list(corpus.documents())
+
+
+def fault(spec):
+    corpus, found = open_corpus(Source(spec))
+    assert corpus is None
+    return " ".join(found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sections_join_to_the_text(seed):
+    rng = random.Random(seed)
+    text = "".join(rng.choices(["word ", "\n", "\n\n", "x" * 900, "é"], k=rng.randrange(1, 400)))
+    sections = cut_into_sections(text)
+    assert "".join(sections) == text
+    assert all(SECTION < len(part) <= LONGEST_SECTION for part in sections[:-1])
+
+
+def test_sections_end_at_blank_lines_else_at_the_longest_length():
+    paragraph = "p" * 1_500 + "\n \n"
+    assert cut_into_sections(paragraph * 4) == [paragraph * 2, paragraph * 2]
+    assert list(map(len, cut_into_sections("x" * 20_000))) == [8_000, 8_000, 4_000]
+
+
+def test_folder_order_topics_and_long_files(tmp_path, caplog):
+    for name in ("b/deep/two.txt", "b/one.txt", "a.md", ".hidden/no.txt", "c/bad.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "c/bad.bin").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "d.txt").write_text("y" * (LONGEST_WHOLE_FILE + 1))
+    with caplog.at_level(logging.WARNING):
+        documents = read(f"text:{tmp_path}")
+    assert [tuple(d) for d in documents[:3]] == [
+        ("a.md", "a"),
+        ("b/deep/two.txt", "b"),
+        ("b/one.txt", "b"),
+    ]
+    assert {d.topic for d in documents[3:]} == {"d"} and len(documents) > 5
+    assert "bad.bin" in caplog.text and "UTF-8" in caplog.text
+
+
+def test_single_file_is_cut(tmp_path):
+    (tmp_path / "poem.txt").write_text(("line\n" * 500 + "\n") * 3)
+    documents = read(f"text:{tmp_path / 'poem.txt'}")
+    assert len(documents) == 3 and {d.topic for d in documents} == {"poem"}
+
+
+def test_python_reads_the_library_without_packages_and_tests():
+    corpus, _ = open_corpus(Source("python"))
+    files = [file.relative_to(corpus.root).parts for file in corpus.files()]
+    assert files == sorted(files) and len(files) > 400
+    folders = {part for parts in files for part in parts[:-1]}
+    assert folders.isdisjoint({"site-packages", "dist-packages", "test", "tests"})
+    topics = {d.topic for d in corpus.documents()}
+    assert {"modules", "json", "email", "asyncio"} <= topics
+    assert corpus.fingerprint() == open_corpus(Source("python"))[0].fingerprint()
+
+
+def test_parquet(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"body": ["one", None, "größer"], "label": [7, 8, 9]})
+    pq.write_table(table, tmp_path / "b.parquet")
+    pq.write_table(table.slice(0, 1), tmp_path / "a.parquet")
+    spec = f"parquet:{tmp_path}/*.parquet"
+    documents = read(spec, text_column="body", topic_column="label")
+    assert list(map(tuple, documents)) == [("one", "7"), ("one", "7"), ("", "8"), ("größer", "9")]
+    assert {d.topic for d in read(spec, text_column="body")} == {"a", "b"}
+    with pytest.raises(ValueError, match=r"no column text; set text_column .* body, label"):
+        read(spec)
+
+
+def test_arrayrecord(tmp_path):
+    module = pytest.importorskip("array_record.python.array_record_module")
+    texts = ["first", "zweites Stück", "third"]
+    writer = module.ArrayRecordWriter(str(tmp_path / "part.array_record"), "group_size:1")
+    for text in texts:
+        writer.write(text.encode())
+    writer.close()
+    documents = read(f"arrayrecord:{tmp_path}/*.array_record")
+    assert list(map(tuple, documents)) == [(text, "part") for text in texts]
+
+
+@pytest.mark.filterwarnings("default")
+def test_hugging_face_streams_a_local_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pytest.importorskip("datasets")
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    rows = pa.table({"text": [f"row {i}" for i in range(9)], "kind": [i % 2 for i in range(9)]})
+    (tmp_path / "set").mkdir()
+    pq.write_table(rows, tmp_path / "set/train-00000.parquet")
+    spec = f"hf:{tmp_path / 'set'}"
+    assert [tuple(d) for d in read(spec, topic_column="kind")][:2] == [
+        ("row 0", "0"),
+        ("row 1", "1"),
+    ]
+    corpus, _ = open_corpus(Source(spec))
+    kept = materialise(corpus, 4, tmp_path / "cache")
+    assert list(kept.texts()) == ["row 0", "row 1", "row 2", "row 3"]
+    with pytest.raises(ValueError, match="no column wrong"):
+        read(spec, text_column="wrong")
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    (tmp_path / "x.parquet").write_bytes(b"x")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert r"lowcomm_jax[hf]" in fault("hf:some/set")
+    assert "needs pyarrow" in fault(f"parquet:{tmp_path}/x.parquet")
+    assert "needs array_record" in fault(f"arrayrecord:{tmp_path}/x.parquet")
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("nothing", "is unknown; use one of python"),
+        ("python:other", "python:tests"),
+        ("text:/no/such/place", "no such path"),
+        ("text:", "no such path"),
+        ("parquet:/no/such/*.parquet", "no file matches"),
+        ("arrayrecord:", "no file matches"),
+        ("synthetic:none", "synthetic:words"),
+        ("hf:", "hf:NAME"),
+    ],
+)
+def test_faults_name_their_fix(spec, says):
+    assert says in fault(spec)
+
+
+GENERATED = {
+    "synthetic:letters": "6cd53b1b0381d8f467d741182e44a3a8f4cb1481178e43aeb2a05c908c513c48",
+    "synthetic:words": "b43a98cbb5c14f30aeaf13b82fa251951a0249850880520966a47e25c83ecb3b",
+}
+
+
+@pytest.mark.parametrize("spec", GENERATED)
+def test_generated_text_never_changes(spec, tmp_path):
+    corpus, _ = open_corpus(Source(spec))
+    documents = materialise(corpus, None, tmp_path)
+    assert documents.digest == GENERATED[spec]
+    assert len(documents) == 512 and len(documents.topics) == 8
+
+
+@pytest.mark.parametrize("spec", GENERATED)
+def test_generated_text_has_the_entropy_it_claims(spec):
+    corpus, _ = open_corpus(Source(spec))
+    number = {symbol.strip(): k for k, symbol in enumerate(corpus.symbols)}
+    weights = corpus.transitions()
+    assert (weights.sum(-1) == 1 << 16).all() and weights.min() >= 1
+    words = spec.endswith("words")
+    nats, characters = 0.0, 0
+    for document in list(corpus.documents())[:160]:
+        parts = document.text.split() if words else [c.strip() for c in document.text]
+        path = [number[part] for part in parts]
+        p = weights[int(document.topic.removeprefix("topic"))] / (1 << 16)
+        nats -= sum(math.log(p[a, b]) for a, b in itertools.pairwise(path))
+        characters += len(document.text) - len(corpus.symbols[path[0]])
+    claimed = corpus.entropy_per_character()
+    assert abs(nats / characters - claimed) < 0.01 * claimed
+    assert claimed < 0.7 * math.log(27)
+
+
+def test_generated_topics_differ():
+    corpus, _ = open_corpus(Source("synthetic:letters"))
+    p = corpus.transitions() / (1 << 16)
+    distance = np.abs(p[:, None] - p[None]).sum(-1).mean(-1) / 2
+    assert distance[~np.eye(8, dtype=bool)].min() > 0.5

@@ -1,0 +1,141 @@
+"""From config to data: one message for all faults, a cold start and a warm one."""
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+
+from lowcomm_jax.data import DataConfig, load
+from lowcomm_jax.data.config import cache_folder
+from lowcomm_jax.data.corpora.files import TextCorpus
+
+
+@pytest.fixture
+def config(tmp_path):
+    texts = tmp_path / "texts"
+    for topic in "abc":
+        (texts / topic).mkdir(parents=True)
+        for k in range(5):
+            (texts / topic / f"{k}.txt").write_text(f"{topic}{k} größer 👩‍🚀 " * 20)
+    (texts / "a" / "blank.txt").write_text(" \n")
+    return DataConfig(
+        corpus=f"text:{texts}", seq_len=32, val_fraction=0.2, cache_dir=tmp_path / "cache"
+    )
+
+
+def test_all_violations_in_one_message():
+    bad = DataConfig(
+        corpus="text:/no/such/place",
+        tokenizer="bpe:7",
+        seq_len=0,
+        seed=-1,
+        split_seed=1 << 64,
+        regions=0,
+        trainers=0,
+        sharding="some",
+        alpha=0.0,
+        val_fraction=1.0,
+        packing="some",
+        limit=1,
+    )
+    with pytest.raises(ValueError) as raised:
+        load(bad)
+    lines = str(raised.value).splitlines()[1:]
+    names = ("corpus=", "tokenizer=", "seq_len=", "seed=", "split_seed=", "regions=", "trainers=")
+    names += ("sharding=", "alpha=", "val_fraction=", "packing=", "limit=")
+    for name in names:
+        assert sum(line.startswith(f"- {name}") for line in lines) == 1, name
+    assert len(lines) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"regions": 4, "sharding": "topic"}, "only 3 topics"),
+        ({"regions": 90}, "training documents"),
+        ({"regions": 2, "trainers": 12}, "trainers=12"),
+        ({"tokenizer": "words"}, "bytes, bpe:VOCAB"),
+        ({"tokenizer": "file:/no/such.json"}, "no such file"),
+        ({"alpha": float("nan")}, "alpha=nan"),
+    ],
+)
+def test_single_violations(config, change, says):
+    with pytest.raises(ValueError, match=says):
+        load(dataclasses.replace(config, **change))
+
+
+def test_a_corpus_needs_two_different_documents(tmp_path):
+    (tmp_path / "t").mkdir()
+    spec = DataConfig(corpus=f"text:{tmp_path / 't'}", cache_dir=tmp_path / "c")
+    with pytest.raises(ValueError, match="no documents"):
+        load(spec)
+    for name in "ab":
+        (tmp_path / "t" / name).write_text("the same")
+    with pytest.raises(ValueError, match=r"1 different document\(s\)"):
+        load(spec)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
+def test_a_warm_start_reads_no_corpus_and_gives_the_same(config, tokenizer, monkeypatch):
+    config = dataclasses.replace(config, tokenizer=tokenizer, regions=3, sharding="topic")
+    cold = load(config)
+
+    def refuse(self):
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(TextCorpus, "documents", refuse)
+    warm = load(config)
+    assert warm[0].identity == cold[0].identity and warm[0].summary == cold[0].summary
+    first, again = cold[0].samples(1, 0, 50), warm[0].samples(1, 0, 50)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+
+
+def test_a_changed_file_is_read_again(config):
+    before = load(config)[0].summary
+    path = config.corpus.removeprefix("text:")
+    with open(f"{path}/b/2.txt", "a") as file:
+        file.write("more")
+    after = load(config)[0].summary
+    assert after["corpus_digest"] != before["corpus_digest"]
+    assert after["bytes"] == before["bytes"] + 4
+
+
+def test_summary_counts(config):
+    train, evaluation, tokenizer = load(dataclasses.replace(config, regions=3, sharding="topic"))
+    s = train.summary
+    assert s["documents"] == 15 and s["blank_documents_dropped"] == 1
+    assert s["topics"] == ["a", "b", "c"] and s["vocab_size"] == tokenizer.vocab_size
+    assert s["tokens"] == s["bytes"] + 15
+    assert sum(s["region_documents"]) + s["validation_documents"] == 15
+    assert evaluation.documents == s["validation_documents"]
+    matrix = np.array(s["region_topic_tokens"])
+    assert (np.count_nonzero(matrix, axis=0) == 1).all()
+    assert matrix.sum(1).tolist() == s["region_tokens"]
+
+
+def test_unicode_survives_the_whole_way(config):
+    train, _, tokenizer = load(config)
+    text = tokenizer.decode(train.samples(0, 0, train.epoch_size(0))["tokens"][:, 1:].reshape(-1))
+    assert "größer 👩‍🚀" in text
+
+
+def test_the_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder(None) == tmp_path / "lowcomm_jax"
+    assert cache_folder(tmp_path / "x") == tmp_path / "x"
+
+
+@pytest.mark.filterwarnings("default")
+def test_streams_have_a_default_limit(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pytest.importorskip("datasets")
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "set").mkdir()
+    rows = pa.table({"text": [f"row {i}" for i in range(30)]})
+    pq.write_table(rows, tmp_path / "set/train-00000.parquet")
+    spec = DataConfig(corpus=f"hf:{tmp_path / 'set'}", seq_len=8, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(sys.modules["lowcomm_jax.data.load"], "HF_DEFAULT_LIMIT", 11)
+    assert load(spec)[0].summary["documents"] == 11
+    assert load(dataclasses.replace(spec, limit=13))[0].summary["documents"] == 13

@@ -1,0 +1,77 @@
+"""An independent NumPy re-derivation of every training loop, to test the engine against.
+
+Nothing here imports JAX or the package under test (jax_problem.py aside, which is not imported
+from here).
+"""
+
+from oracle.async_server import active_at, local_steps, run_async_local_sgd
+from oracle.blocking import run_ddp, run_diloco, run_local_sgd
+from oracle.gossip import run_noloco
+from oracle.inner import AdamW, Momentum, Sgd
+from oracle.loop import Event, Snapshot, Trajectory
+from oracle.one_period import run_delayed, run_dilocox_dense, run_eager
+from oracle.outer import Average, DelayedNesterovServer, HeavyBall, Nesterov
+from oracle.overlap import run_cocodc, run_streaming
+from oracle.problem import (
+    SHAPES,
+    SIZE,
+    Tree,
+    flatten,
+    gradient,
+    loss,
+    make_batches,
+    make_params,
+    step_batch,
+    unflatten,
+)
+from oracle.rules import (
+    blend_landing,
+    change_rate,
+    choose_fragment,
+    first_send,
+    staggered_sends,
+    syncs_per_period,
+    taylor_landing,
+)
+
+__all__ = [
+    "SHAPES",
+    "SIZE",
+    "AdamW",
+    "Average",
+    "DelayedNesterovServer",
+    "Event",
+    "HeavyBall",
+    "Momentum",
+    "Nesterov",
+    "Sgd",
+    "Snapshot",
+    "Trajectory",
+    "Tree",
+    "active_at",
+    "blend_landing",
+    "change_rate",
+    "choose_fragment",
+    "first_send",
+    "flatten",
+    "gradient",
+    "local_steps",
+    "loss",
+    "make_batches",
+    "make_params",
+    "run_async_local_sgd",
+    "run_cocodc",
+    "run_ddp",
+    "run_delayed",
+    "run_diloco",
+    "run_dilocox_dense",
+    "run_eager",
+    "run_local_sgd",
+    "run_noloco",
+    "run_streaming",
+    "staggered_sends",
+    "step_batch",
+    "syncs_per_period",
+    "taylor_landing",
+    "unflatten",
+]

@@ -1,0 +1,90 @@
+"""NoLoCo: every region has its own anchor and averages with a small group only."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from oracle.loop import (
+    Event,
+    Regions,
+    Trajectory,
+    copy_tree,
+    present_at,
+    reduce_over,
+    subtract,
+    weights_at,
+    zeros_like,
+)
+from oracle.problem import Tree
+
+
+def run_noloco(
+    params: Tree,
+    batches: dict,
+    *,
+    period: int,
+    groups: Sequence[Sequence[Sequence[int]]],
+    alpha: float = 0.5,
+    beta: float = 0.7,
+    gamma: float = 0.7,
+    inner,
+    start_anchors: Sequence[Tree] | None = None,
+    participants=None,
+    weights=None,
+    finish=False,
+) -> Trajectory:
+    """Run NoLoCo (arXiv 2506.10911) in the heavy-ball form of its code.
+
+    `groups[n]` = the groups (tuples of regions) of round n (0-based). In a group G of n:
+    delta_i <- alpha delta_i - beta/n sum_G Delta_j - gamma (phi_i - 1/n sum_G phi_j);
+    phi_i <- phi_i + delta_i; theta_i <- phi_i, with Delta_j = phi_j - theta_j. Both sums run over
+    the members that take part. One that does not still moves its anchor by this rule and keeps
+    its local values; a group nobody of which takes part does nothing. `start_anchors` gives the
+    regions different starting points. finish: one round with everybody in one group.
+    """
+    steps, count = batches["x"].shape[:2]
+    starts = [params] * count if start_anchors is None else list(start_anchors)
+    phi = [copy_tree(tree) for tree in starts]
+    delta = [zeros_like(params) for _ in range(count)]
+    regions = Regions(params, inner, count)
+    regions.values = [copy_tree(tree) for tree in starts]
+    run = Trajectory()
+
+    def exchange(t, group, here, row, kind):
+        pseudo = [subtract(phi[r], regions.values[r]) for r in range(count)]
+        reduced = reduce_over(pseudo, here, row)
+        if reduced is None:
+            run.events.append(Event(t, "skip", 0, 0, here))
+            return
+        senders = tuple(r for r in here if r not in reduced.excluded)
+        mean_phi = reduce_over(phi, senders, row).mean
+        for i in group:
+            for key in params:
+                pull = phi[i][key] - mean_phi[key]
+                delta[i][key] = np.asarray(
+                    alpha * delta[i][key] - beta * reduced.mean[key] - gamma * pull
+                )
+        for i in group:
+            for key in params:
+                phi[i][key] = np.asarray(phi[i][key] + delta[i][key])
+        for i in here:
+            regions.values[i] = copy_tree(phi[i])
+        if kind == "land":
+            run.events.append(Event(t, "send", 0, 0, here, reduced.excluded))
+        run.events.append(Event(t, kind, 0, 0, here, reduced.excluded if kind == "final" else ()))
+
+    run.record(step=0, anchors=phi, locals=regions.values, momentum=delta)
+    for t in range(1, steps + 1):
+        losses = regions.step(batches, t)
+        if t % period == 0:
+            present = present_at(participants, t, count)
+            row = weights_at(weights, t, count)
+            for group in groups[t // period - 1]:
+                here = tuple(r for r in group if r in present)
+                exchange(t, group, here, row, "land")
+        run.record(step=t, anchors=phi, locals=regions.values, momentum=delta, losses=losses)
+    if finish:
+        everyone = tuple(range(count))
+        exchange(steps, everyone, everyone, weights_at(weights, steps, count), "final")
+        run.record_finished(step=steps, anchors=phi, locals=regions.values, momentum=delta)
+    return run

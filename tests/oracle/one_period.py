@@ -1,0 +1,275 @@
+"""Methods that land one whole round late: eager, naive delay and DiLoCoX without a codec.
+
+At a boundary the new pseudo-gradient is measured (send) before the late payload moves the anchor
+(land). The reset of the local values belongs to the send of that boundary: a region that sits out
+has not sent its progress and keeps its values; one that sent must be reset, or its progress would
+be counted again one round later.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from oracle.loop import (
+    Event,
+    Regions,
+    Trajectory,
+    copy_tree,
+    present_at,
+    reduce_over,
+    subtract,
+    weights_at,
+    zeros_like,
+)
+from oracle.problem import Tree
+
+
+def boundaries(period: int | Sequence[int], steps: int) -> list[int]:
+    """Return the last step of each round; a list gives H per round, its last entry repeats."""
+    lengths = [period] if isinstance(period, int) else list(period)
+    ends, end, n = [], 0, 0
+    while end + lengths[min(n, len(lengths) - 1)] <= steps:
+        end += lengths[min(n, len(lengths) - 1)]
+        ends.append(end)
+        n += 1
+    return ends
+
+
+def _eager_gradient(late_mean: Tree | None, fresh_part: Tree, late_part: Tree) -> Tree:
+    """Return g = late mean + (fresh own part - late own part), the parts already weighted."""
+    g = {}
+    for key in fresh_part:
+        others = 0.0 if late_mean is None else late_mean[key]
+        g[key] = np.asarray(others + (fresh_part[key] - late_part[key]))
+    return g
+
+
+def _own_part(reduced, region: int, own: Tree) -> Tree:
+    """Return share * own pseudo-gradient; zeros for a region that is not in the mean."""
+    if reduced is None or reduced.shares[region] == 0:
+        return zeros_like(own)
+    return {key: np.asarray(reduced.shares[region] * own[key]) for key in own}
+
+
+def run_eager(
+    params: Tree,
+    batches: dict,
+    *,
+    period: int,
+    inner,
+    outer,
+    participants=None,
+    weights=None,
+    finish=False,
+) -> Trajectory:
+    """Run eager updates (arXiv 2502.12996, Algorithm 3): per-region anchor and momentum.
+
+    g_m = late mean - (share of m in it) * own late part + (share of m now) * own fresh part.
+    Exactly what was added as the fresh part is subtracted one round later. The share is that of
+    the round the part belongs to (1/M when all take part), 0 for a region that sits out.
+    """
+    steps, count = batches["x"].shape[:2]
+    anchors = [copy_tree(params) for _ in range(count)]
+    momenta = [zeros_like(params) for _ in range(count)]
+    regions = Regions(params, inner, count)
+    added = [zeros_like(params) for _ in range(count)]
+    late, late_sent = None, 0
+    run = Trajectory()
+    run.record(step=0, anchors=anchors, locals=regions.values, momentum=momenta)
+    for t in range(1, steps + 1):
+        losses = regions.step(batches, t)
+        if t % period == 0:
+            present = present_at(participants, t, count)
+            own = [subtract(anchors[r], regions.values[r]) for r in range(count)]
+            fresh = reduce_over(own, present, weights_at(weights, t, count))
+            run.events.append(_send_event(t, present, fresh))
+            if late is None:
+                run.events.append(Event(t, "empty", 0, 0, present))
+            else:
+                run.events.append(Event(t, "land", 0, t - late_sent, present))
+            for r in range(count):
+                if late is None and fresh is None:
+                    break
+                fresh_part = _own_part(fresh, r, own[r])
+                g = _eager_gradient(None if late is None else late.mean, fresh_part, added[r])
+                added[r] = fresh_part
+                anchors[r], momenta[r] = outer.step(anchors[r], g, momenta[r])
+                if r in present:
+                    regions.values[r] = copy_tree(anchors[r])
+            late, late_sent = fresh, t
+        run.record(
+            step=t,
+            anchors=anchors,
+            locals=regions.values,
+            momentum=momenta,
+            in_flight=[] if late is None else [(0, late_sent, tuple(range(count)))],
+            losses=losses,
+            extra={"own_in_flight": [copy_tree(tree) for tree in added]},
+        )
+    if finish:
+        waiting = None if late is None else (late_sent, late.mean)
+        row = weights_at(weights, steps, count)
+        _finish_eager(run, regions, anchors, momenta, outer, waiting, added, steps, row)
+    return run
+
+
+def _finish_eager(run, regions, anchors, momenta, outer, waiting, added, step, weights):
+    """Land the late part (no fresh part this time), then synchronise once more, blocking."""
+    everyone = tuple(range(len(anchors)))
+    if waiting is not None:
+        sent, mean = waiting
+        for r in everyone:
+            anchors[r], momenta[r] = outer.step(anchors[r], subtract(mean, added[r]), momenta[r])
+            regions.values[r] = copy_tree(anchors[r])
+        run.events.append(Event(step, "drain", 0, step - sent, everyone))
+    own = [subtract(anchors[r], regions.values[r]) for r in everyone]
+    last = reduce_over(own, everyone, weights)
+    if last is not None:
+        for r in everyone:
+            anchors[r], momenta[r] = outer.step(anchors[r], last.mean, momenta[r])
+            regions.values[r] = copy_tree(anchors[r])
+        run.events.append(Event(step, "final", 0, 0, everyone, last.excluded))
+    run.record_finished(step=step, anchors=anchors, locals=regions.values, momentum=momenta)
+
+
+def _send_event(step, present, reduced) -> Event:
+    if reduced is None:
+        return Event(step, "skip", 0, 0, present)
+    return Event(step, "send", 0, 0, present, reduced.excluded)
+
+
+def run_delayed(
+    params: Tree,
+    batches: dict,
+    *,
+    period: int,
+    inner,
+    outer,
+    rounds: int = 1,
+    participants=None,
+    weights=None,
+    finish=False,
+) -> Trajectory:
+    """Run the naive delayed baseline (arXiv 2502.12996, Algorithm 2).
+
+    At boundary n the anchor takes the mean pseudo-gradient of round n - `rounds` (none before
+    that many rounds) and every region that sent restarts from it.
+    """
+    steps, count = batches["x"].shape[:2]
+    anchor, momentum = copy_tree(params), zeros_like(params)
+    regions = Regions(params, inner, count)
+    means: list[tuple[int, Tree | None]] = []
+    run = Trajectory()
+    run.record(step=0, anchors=[anchor], locals=regions.values, momentum=[momentum])
+    for t in range(1, steps + 1):
+        losses = regions.step(batches, t)
+        if t % period == 0:
+            present = present_at(participants, t, count)
+            deltas = [subtract(anchor, regions.values[r]) for r in range(count)]
+            reduced = reduce_over(deltas, present, weights_at(weights, t, count))
+            run.events.append(_send_event(t, present, reduced))
+            means.append((t, None if reduced is None else reduced.mean))
+            late_sent, late = means[-1 - rounds] if len(means) > rounds else (t, None)
+            if late is None:
+                run.events.append(Event(t, "empty", 0, 0, present))
+            else:
+                anchor, momentum = outer.step(anchor, late, momentum)
+                run.events.append(Event(t, "land", 0, t - late_sent, present))
+            for r in present:
+                regions.values[r] = copy_tree(anchor)
+        everyone = tuple(range(count))
+        flights = [(0, sent, everyone) for sent, mean in means[-rounds:] if mean is not None]
+        run.record(
+            step=t,
+            anchors=[anchor],
+            locals=regions.values,
+            momentum=[momentum],
+            in_flight=flights,
+            losses=losses,
+        )
+    if finish:
+        waiting = [(sent, mean) for sent, mean in means[-rounds:] if mean is not None]
+        _finish_shared(run, regions, anchor, momentum, outer, waiting, steps, weights)
+    return run
+
+
+def _finish_shared(run, regions, anchor, momentum, outer, waiting, step, weights):
+    """Drain (replace), then synchronise once more, blocking; for one anchor shared by all."""
+    everyone = tuple(range(len(regions.values)))
+    for sent, mean in waiting:
+        anchor, momentum = outer.step(anchor, mean, momentum)
+        regions.values = [copy_tree(anchor) for _ in everyone]
+        run.events.append(Event(step, "drain", 0, step - sent, everyone))
+    deltas = [subtract(anchor, regions.values[r]) for r in everyone]
+    last = reduce_over(deltas, everyone, weights_at(weights, step, len(everyone)))
+    if last is not None:
+        anchor, momentum = outer.step(anchor, last.mean, momentum)
+        regions.values = [copy_tree(anchor) for _ in everyone]
+        run.events.append(Event(step, "final", 0, 0, everyone, last.excluded))
+    run.record_finished(step=step, anchors=[anchor], locals=regions.values, momentum=[momentum])
+
+
+def run_dilocox_dense(
+    params: Tree,
+    batches: dict,
+    *,
+    period: int | Sequence[int],
+    inner,
+    outer,
+    delay: int = 1,
+    first_round: str = "empty",
+    participants=None,
+    weights=None,
+    finish=False,
+) -> Trajectory:
+    """Run DiLoCoX's one-step delay (arXiv 2506.21263) with nothing compressed.
+
+    The payload of a round lands at the next boundary, after that boundary's send. Nothing is due
+    at the first one: all restart from the unmoved anchor. first_round="blocking" lands the first
+    payload at once, so that it is the second boundary which has nothing due. delay=0 is DiLoCo.
+    `period`: H, or a list with the H of each round.
+    """
+    if delay not in (0, 1) or first_round not in ("empty", "blocking"):
+        raise ValueError(f"delay={delay} (0 or 1), first_round={first_round!r} (empty, blocking)")
+    steps, count = batches["x"].shape[:2]
+    ends = boundaries(period, steps)
+    anchor, momentum = copy_tree(params), zeros_like(params)
+    regions = Regions(params, inner, count)
+    in_flight: tuple[int, Tree] | None = None
+    run = Trajectory()
+    run.record(step=0, anchors=[anchor], locals=regions.values, momentum=[momentum])
+    for t in range(1, steps + 1):
+        losses = regions.step(batches, t)
+        if t in ends:
+            present = present_at(participants, t, count)
+            deltas = [subtract(anchor, regions.values[r]) for r in range(count)]
+            reduced = reduce_over(deltas, present, weights_at(weights, t, count))
+            payload = None if reduced is None else (t, reduced.mean)
+            run.events.append(_send_event(t, present, reduced))
+            at_once = delay == 0 or (first_round == "blocking" and t == ends[0])
+            if at_once:
+                landing = payload
+            else:
+                landing, in_flight = in_flight, payload
+            if landing is not None:
+                sent, mean = landing
+                anchor, momentum = outer.step(anchor, mean, momentum)
+                run.events.append(Event(t, "land", 0, t - sent, present))
+            elif not at_once:
+                run.events.append(Event(t, "empty", 0, 0, present))
+            if landing is not None or not at_once:
+                for r in present:
+                    regions.values[r] = copy_tree(anchor)
+        flights = [] if in_flight is None else [(0, in_flight[0], tuple(range(count)))]
+        run.record(
+            step=t,
+            anchors=[anchor],
+            locals=regions.values,
+            momentum=[momentum],
+            in_flight=flights,
+            losses=losses,
+        )
+    if finish:
+        waiting = [] if in_flight is None else [in_flight]
+        _finish_shared(run, regions, anchor, momentum, outer, waiting, steps, weights)
+    return run
