@@ -14,10 +14,10 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax import gradient_run, history, initial, programs
+from lowcomm_jax import history, initial, programs
 from lowcomm_jax.finish import finish
+from lowcomm_jax.gradient_run import run_gradient_steps
 from lowcomm_jax.layout import Roles, make_layout
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.programs import Programs, Recipe
@@ -165,19 +165,9 @@ class Engine:
           (state, metrics): `loss`, `grad_norm` and the loss_fn's aux as device arrays `[R]`, and
           `events`, a list of `history.Event`.
         """
-        trips = self.trips(state)
-        batch = self._place(batch, ahead=1)
-        mask = self._mask(participants)
-        if self.method.signal == "gradient":
-            state, events, metrics = gradient_run.gradient_step(
-                trips.programs, state, batch, self._region_ids, mask
-            )
-            return state, {**metrics, "events": events}
-        inner, metrics = trips.programs.one(
-            state.inner, state.frozen, batch, self._region_ids, None
-        )
-        state, events = trips.after(state.replace(inner=inner), 1, mask)
-        return state, {**metrics, "events": events}
+        staged = jax.tree.map(lambda x: x[:, None], batch)
+        state, metrics, events = self._run_stage(state, Stage(staged, 1, 1), lambda _: participants)
+        return state, {**jax.tree.map(lambda x: x[:, 0], metrics), "events": events}
 
     def run(
         self,
@@ -202,18 +192,19 @@ class Engine:
         record = history.History(int(state.clock.step))
         stager = Stager(batches, self.block)
         while (stage := stager.take(trips.next_event(state))) is not None:
-            state, metrics, events = self._run_stage(trips, state, stage, participants)
+            state, metrics, events = self._run_stage(state, stage, participants)
             record.add(stage.steps, metrics, events)
         return state, record
 
-    def _run_stage(self, trips: RoundTrips, state, stage: Stage, participants: Participants):
-        batches = self._place(stage.batches, ahead=2)
+    def _run_stage(self, state: TrainState, stage: Stage, participants: Participants):
+        trips = self.trips(state)
+        batches = self._place(stage.batches)
         n = np.int32(stage.steps)
         done = int(state.clock.step)
         steps = range(done + 1, done + stage.steps + 1)
         if self.method.signal == "gradient":
             masks = [self._mask(participants and participants(t)) for t in steps]
-            state, events, metrics = gradient_run.gradient_block(
+            state, events, metrics = run_gradient_steps(
                 trips.programs, state, batches, self._region_ids, masks, stage.capacity
             )
             return state, metrics, events
@@ -230,10 +221,9 @@ class Engine:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _place(self, batch: PyTree, ahead: int) -> PyTree:
-        """Put a host batch on the mesh: regions over `region`, samples over `fsdp`."""
-        spec = P(REGION, *(None,) * (ahead - 1), "fsdp")
-        return jax.device_put(batch, jax.sharding.NamedSharding(self.regions.mesh, spec))
+    def _place(self, batches: PyTree) -> PyTree:
+        """Put staged batches `[R, S, b, ...]` on the mesh: regions and samples are sharded."""
+        return jax.device_put(batches, self.regions.sharding(REGION, None, "fsdp"))
 
     def _mask(self, participants: Sequence[bool] | None) -> np.ndarray:
         count = self.regions.count

@@ -11,19 +11,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.inner import InnerStep
+from lowcomm_jax.inner import InnerStep, empty_log
 from lowcomm_jax.rounds import Rounds, select
 from lowcomm_jax.state import Inner
 
 
-def make_gradient_programs(step: InnerStep, rounds: Rounds):
-    """Build the gradient-exchanging step and its staged block, not yet jitted.
+def make_gradient_program(step: InnerStep, rounds: Rounds):
+    """Build the program of the gradient-exchanging steps, not yet jitted.
 
     Returns:
-      (one, block) over a carry (inner, anchor, outer state, codec state):
-      `one(carry, frozen, batch, region_ids, takes_part)` and
-      `block(carry, frozen, batches, region_ids, takes_part, n)` with batch leaves `[R, S, b, ...]`
-      and `takes_part` bool `[R]`, `[R, S]`; both return (carry, metrics `[R]` or `[R, S]`).
+      `block(carry, frozen, batches, region_ids, takes_part, n)` over a carry (inner, anchor,
+      outer state, codec state), with batch leaves `[R, S, b, ...]` and `takes_part` bool `[R, S]`;
+      it runs the first n (traced) steps and returns (carry, metrics `[R, S]`).
     """
 
     def region_gradients(inner, frozen, batch, region):
@@ -56,8 +55,7 @@ def make_gradient_programs(step: InnerStep, rounds: Rounds):
     def block(carry, frozen, batches, region_ids, takes_part, n):
         first = jax.tree.map(lambda x: x[:, 0], batches)
         shapes = jax.eval_shape(one, carry, frozen, first, region_ids, takes_part[:, 0])[1]
-        steps = takes_part.shape[1]
-        log = jax.tree.map(lambda s: jnp.zeros((s.shape[0], steps), s.dtype), shapes)
+        log = empty_log(shapes, takes_part.shape[1])
 
         def body(i, loop):
             carry, log = loop
@@ -67,4 +65,4 @@ def make_gradient_programs(step: InnerStep, rounds: Rounds):
 
         return jax.lax.fori_loop(0, n, body, (carry, log))
 
-    return one, block
+    return block

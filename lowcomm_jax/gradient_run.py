@@ -15,13 +15,7 @@ from lowcomm_jax.state import TrainState
 PyTree = Any
 
 
-def gradient_step(programs: Programs, state: TrainState, batch: PyTree, region_ids, mask):
-    """One step that exchanges gradients; returns (state, events, metrics `[R]`)."""
-    carry, metrics = programs.one(_carry(state), state.frozen, batch, region_ids, mask)
-    return *_book(programs, state, carry, [mask]), metrics
-
-
-def gradient_block(
+def run_gradient_steps(
     programs: Programs,
     state: TrainState,
     batches: PyTree,

@@ -118,15 +118,15 @@ def _named_updates(updates: dict[str, jax.Array], buffers: dict[str, jax.Array])
     return {k: v.astype(buffers[k].dtype) for k, v in updates.items()}
 
 
-def make_inner_programs(step: InnerStep, regions: Regions):
-    """Build the programs of the inner phase, not yet jitted.
+def make_inner_program(step: InnerStep, regions: Regions):
+    """Build the program of the inner phase, not yet jitted.
 
     Returns:
-      (one, block). `one(inner, frozen, batch, region_ids, active)` runs one step in every region;
-      `block(inner, frozen, batches, region_ids, active, n)` runs the first n of S staged steps,
-      with n traced so that its value never recompiles. Batch leaves are `[R, b, ...]` and
-      `[R, S, b, ...]`; `active` is None or bool `[R]`, `[R, S]`: inactive regions stand still.
-      Both return (inner, metrics) with metric leaves `[R]`, `[R, S]`.
+      `block(inner, frozen, batches, region_ids, active, n)`: runs the first n of S staged steps in
+      every region, n traced so that its value never recompiles. Batch leaves are
+      `[R, S, b, ...]`; `active` is None or bool `[R, S]`: inactive regions stand still. Returns
+      (inner, metrics), metric leaves `[R, S]`. A single step is S = 1, so that steps taken one by
+      one and in blocks are bit-identical.
     """
 
     def region_step(inner, frozen, batch, region, active):
@@ -139,23 +139,25 @@ def make_inner_programs(step: InnerStep, regions: Regions):
         def body(i, carry):
             inner, log = carry
             batch = jax.tree.map(lambda x: x[i], batches)
-            inner, new = region_step(
-                inner, frozen, batch, region, None if active is None else active[i]
-            )
+            moving = None if active is None else active[i]
+            inner, new = region_step(inner, frozen, batch, region, moving)
             return inner, jax.tree.map(lambda buffer, v: buffer.at[i].set(v), log, new)
 
         return jax.lax.fori_loop(0, n, body, (inner, log))
 
-    lifted = regions.lift(region_step, (0, None, 0, 0, 0))
+    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0))
     lifted_block = regions.lift(region_block, (0, None, 0, 0, 0, None, 0))
 
     def block(inner, frozen, batches, region_ids, active, n):
         first = jax.tree.map(lambda x: x[:, 0], batches)
-        shapes = jax.eval_shape(
-            lifted, inner, frozen, first, region_ids, None if active is None else active[:, 0]
-        )[1]
-        steps = jax.tree.leaves(batches)[0].shape[1]
-        log = jax.tree.map(lambda s: jnp.zeros((s.shape[0], steps), s.dtype), shapes)
+        moving = None if active is None else active[:, 0]
+        shapes = jax.eval_shape(lifted_step, inner, frozen, first, region_ids, moving)[1]
+        log = empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
         return lifted_block(inner, frozen, batches, region_ids, active, n, log)
 
-    return lifted, block
+    return block
+
+
+def empty_log(shapes: PyTree, steps: int) -> PyTree:
+    """Zeros `[R, steps]` for metrics of shape `[R]`."""
+    return jax.tree.map(lambda s: jnp.zeros((s.shape[0], steps), s.dtype), shapes)

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
-from lowcomm_jax.gradient import make_gradient_programs
-from lowcomm_jax.inner import InnerStep, make_inner_programs
+from lowcomm_jax.gradient import make_gradient_program
+from lowcomm_jax.inner import InnerStep, make_inner_program
 from lowcomm_jax.layout import Layout
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.regions import REGION, Regions
@@ -43,8 +43,8 @@ class Recipe:
 class Programs:
     """Jitted functions of one engine for one parameter layout.
 
-    `one` and `block` run inner steps (`inner.make_inner_programs`, or, for methods that exchange
-    gradients, `gradient.make_gradient_programs`); the rest are the methods of `rounds.Rounds`.
+    `block` runs inner steps (`inner.make_inner_program`, or, for methods that exchange gradients,
+    `gradient.make_gradient_program`); the rest are the methods of `rounds.Rounds`.
     """
 
     recipe: Recipe
@@ -52,7 +52,6 @@ class Programs:
     exchange: MeshExchange
     fragments: Fragments
     specs: dict[str, P]
-    one: Callable
     block: Callable
     send: Callable
     move: Callable
@@ -75,20 +74,16 @@ def build(recipe: Recipe, layout: Layout, shapes: dict[str, jax.ShapeDtypeStruct
     rounds = Rounds(regions, exchange, method, recipe.guard, specs)
     step = InnerStep(recipe.loss_fn, recipe.inner, layout, recipe.seed, recipe.accumulate)
     if method.signal == "gradient":
-        one, block = make_gradient_programs(step, rounds)
-        one, block = jax.jit(one, donate_argnums=0), jax.jit(block, donate_argnums=0)
+        block = jax.jit(make_gradient_program(step, rounds), donate_argnums=0)
     else:
-        one, block = make_inner_programs(step, regions)
         out = (inner_shardings(recipe, layout, shapes, specs), regions.sharding(REGION))
-        one = jax.jit(one, donate_argnums=0, out_shardings=out)
-        block = jax.jit(block, donate_argnums=0, out_shardings=out)
+        block = jax.jit(make_inner_program(step, regions), donate_argnums=0, out_shardings=out)
     return Programs(
         recipe=recipe,
         step=step,
         exchange=exchange,
         fragments=cut,
         specs=specs,
-        one=one,
         block=block,
         send=jax.jit(rounds.send, static_argnames="keep", donate_argnames="codec_state"),
         move=jax.jit(rounds.move, donate_argnames=("anchor", "outer_state")),

@@ -44,7 +44,8 @@ class Guard:
 
 def _norm_R(tree_R: dict[str, jax.Array]) -> jax.Array:
     """L2 norm over all leaves behind the leading axis, fp32 `[R]`."""
-    squares = [jnp.sum(jnp.square(x).reshape(x.shape[0], -1), axis=1) for x in tree_R.values()]
+    # No reshape: it would gather leaves that are sharded inside a region.
+    squares = [jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim))) for x in tree_R.values()]
     return jnp.sqrt(sum(squares))
 
 

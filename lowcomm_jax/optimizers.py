@@ -1,0 +1,221 @@
+"""Inner optimizers: what a region does between two exchanges.
+
+AdamW (arXiv 1711.05101) or Muon (arXiv 2502.16982), with global-norm clipping, a learning-rate
+schedule in inner steps, and weight decay on matrices only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax import contrib
+
+from lowcomm_jax.fragments import path_name
+
+PyTree = Any
+Kind = Literal["matrix", "embedding", "head", "vector"]
+Optimizer = Literal["adamw", "muon"]
+LearningRate = Literal["cosine", "wsd", "constant"]
+
+_EMBEDDING = re.compile(r"(?:^|[/_.])(?:embed\w*|wte|wpe)(?:$|[/_.])", re.IGNORECASE)
+_HEAD = re.compile(r"(?:^|[/_.])(?:lm_head|head|unembed\w*)(?:$|[/_.])", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InnerConfig:
+    """Describes an inner optimizer; nothing is checked before `violations` is asked.
+
+    Attributes:
+      optimizer: "adamw", or "muon" for matrices with AdamW for the rest.
+      learning_rate: peak, per inner step. One value serves both parts of Muon (`muon_rms`).
+      schedule: "cosine" to `final_fraction`; "wsd" (warm-up, stable, decay: constant, then linear
+        to `final_fraction` over the last `decay_fraction` of the steps); or "constant". Counted
+        in inner steps across all rounds.
+      warmup_steps: steps of linear warm-up from 0.
+      final_fraction: last learning rate as a share of the peak.
+      decay_fraction: see "wsd".
+      b1, b2, eps: AdamW's moments.
+      weight_decay: decoupled, times the learning rate; on matrices only.
+      decay_embeddings: also decay embedding tables.
+      clip_norm: global norm a region's gradient is clipped to; None = off.
+      muon_beta: momentum of Muon.
+      muon_steps: Newton-Schulz iterations.
+      muon_rms: RMS of Muon's update before the learning rate; 0.2 is that of AdamW (arXiv
+        2502.16982, section 2.2), so that AdamW's learning rate and decay carry over.
+    """
+
+    optimizer: Optimizer = "adamw"
+    learning_rate: float = 1e-3
+    schedule: LearningRate = "cosine"
+    warmup_steps: int = 100
+    final_fraction: float = 0.1
+    decay_fraction: float = 0.2
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    decay_embeddings: bool = False
+    clip_norm: float | None = 1.0
+    muon_beta: float = 0.95
+    muon_steps: int = 5
+    muon_rms: float = 0.2
+
+    def violations(self, steps: int) -> list[str]:
+        """What cannot work in a run of `steps` inner steps, one line with its fix each."""
+        found = []
+        for name, choices in (
+            ("optimizer", get_args(Optimizer)),
+            ("schedule", get_args(LearningRate)),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                found.append(f"{name}={value!r}: choose one of {', '.join(choices)}")
+        for name in ("learning_rate", "eps", "muon_rms"):
+            if not getattr(self, name) > 0:
+                found.append(f"{name}={getattr(self, name)}: give a positive number")
+        for name in ("b1", "b2", "muon_beta"):
+            if not 0 <= getattr(self, name) < 1:
+                found.append(f"{name}={getattr(self, name)}: must lie in [0, 1)")
+        for name in ("final_fraction", "decay_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                found.append(f"{name}={getattr(self, name)}: must lie in [0, 1]")
+        if not self.weight_decay >= 0:
+            found.append(f"weight_decay={self.weight_decay}: give 0 (off) or a positive number")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            found.append(f"clip_norm={self.clip_norm}: give a positive norm, or None (off)")
+        if self.muon_steps < 1:
+            found.append(f"muon_steps={self.muon_steps}: at least 1 iteration is needed")
+        if not 0 <= self.warmup_steps < max(steps, 1):
+            found.append(
+                f"warmup_steps={self.warmup_steps}: must lie between 0 and the {steps} steps of "
+                "the run; shorten the warm-up or train longer"
+            )
+        return found
+
+
+def learning_rate(config: InnerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
+    """The learning rate as a function of the inner steps done before (an array of any shape).
+
+    The first step of a warm-up of W steps uses 1/W of the peak, not 0: no step is lost.
+    """
+    peak, last = config.learning_rate, config.final_fraction
+    warmup = config.warmup_steps
+
+    def schedule(count: jax.Array) -> jax.Array:
+        count = jnp.asarray(count, jnp.float32)
+        if config.schedule == "cosine":
+            done = jnp.clip((count - warmup) / max(steps - warmup, 1), 0.0, 1.0)
+            share = last + (1 - last) * 0.5 * (1 + jnp.cos(jnp.pi * done))
+        elif config.schedule == "wsd":
+            decay = max(config.decay_fraction * steps, 1.0)
+            done = jnp.clip((count - (steps - decay)) / decay, 0.0, 1.0)
+            share = 1 - (1 - last) * done
+        else:
+            share = jnp.ones_like(count)
+        return peak * share * jnp.minimum(1.0, (count + 1) / max(warmup, 1))
+
+    return schedule
+
+
+def kind_of(name: str, leaf: Any, stacked: Sequence[str] = ()) -> Kind:
+    """Tell matrices from embeddings, output heads and vectors (norm scales, biases).
+
+    Args:
+      name: path of the leaf, `blocks/0/mlp/up/kernel`.
+      leaf: anything with a shape.
+      stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
+    """
+    is_stacked = any(name == s or name.startswith(f"{s}/") for s in stacked)
+    if len(leaf.shape) - is_stacked < 2:
+        return "vector"
+    if _EMBEDDING.search(name):
+        return "embedding"
+    return "head" if _HEAD.search(name) else "matrix"
+
+
+def make_optimizer(
+    config: InnerConfig, steps: int, stacked: Sequence[str] = ()
+) -> optax.GradientTransformation:
+    """Build the inner optimizer of a run.
+
+    Works on any parameter tree; None in place of a leaf (a frozen one) is skipped.
+
+    Args:
+      config: what to build.
+      steps: inner steps of the whole run, for the schedule.
+      stacked: see `kind_of`.
+
+    Raises:
+      ValueError: everything `config.violations(steps)` lists.
+    """
+    found = config.violations(steps)
+    if found:
+        raise ValueError("the inner optimizer cannot work:\n- " + "\n- ".join(found))
+
+    def decayed(params: PyTree) -> PyTree:
+        kinds = ("matrix", "head", *(("embedding",) if config.decay_embeddings else ()))
+        return _by_name(params, lambda name, leaf: kind_of(name, leaf, stacked) in kinds)
+
+    rate = learning_rate(config, steps)
+    adamw = optax.adamw(
+        rate,
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=decayed,
+    )
+    rule = adamw if config.optimizer == "adamw" else _muon(config, rate, adamw, stacked)
+    if config.clip_norm is None:
+        return rule
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+
+
+def _muon(config: InnerConfig, rate, adamw, stacked) -> optax.GradientTransformation:
+    """Muon for matrices, AdamW for embeddings, head and vectors."""
+
+    def labels(params: PyTree) -> PyTree:
+        def label(name, leaf):
+            return "muon" if kind_of(name, leaf, stacked) == "matrix" else "adamw"
+
+        return _by_name(params, label)
+
+    def dimensions(params: PyTree) -> PyTree:
+        # The last two axes are the matrix; a leading layer axis is a batch of matrices.
+        return jax.tree.map(
+            lambda x: contrib.MuonDimensionNumbers(
+                reduction_axis=x.ndim - 2, output_axis=x.ndim - 1
+            ),
+            params,
+        )
+
+    muon = optax.chain(
+        contrib.scale_by_muon(
+            beta=config.muon_beta,
+            ns_steps=config.muon_steps,
+            weight_dimension_numbers=dimensions,
+        ),
+        _scale_to_rms(config.muon_rms),
+        optax.add_decayed_weights(config.weight_decay),
+        optax.scale_by_learning_rate(rate),
+    )
+    return optax.partition({"muon": muon, "adamw": adamw}, labels)
+
+
+def _scale_to_rms(rms: float) -> optax.GradientTransformation:
+    """Scale an orthogonal [m, n] update, of RMS 1/sqrt(max(m, n)), to RMS `rms`."""
+
+    def scale(u: jax.Array) -> jax.Array:
+        return u * (rms * max(u.shape[-2:]) ** 0.5)
+
+    return optax.stateless(lambda updates, _: jax.tree.map(scale, updates))
+
+
+def _by_name(params: PyTree, fn: Callable[[str, Any], Any]) -> PyTree:
+    return jax.tree_util.tree_map_with_path(lambda path, x: fn(path_name(path), x), params)

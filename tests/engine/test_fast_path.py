@@ -1,0 +1,130 @@
+"""`run` is `step` many times, compiled once; nothing recompiles, nothing waits for a device."""
+
+import jax
+import numpy as np
+import optax
+import oracle
+import pytest
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+
+STEPS, R = 23, 3
+METHODS = {
+    "ddp": lambda: lc.methods.ddp(),
+    "local_sgd": lambda: lc.methods.local_sgd(4),
+    "diloco": lambda: lc.methods.diloco(5),
+    "streaming": lambda: lc.methods.streaming_diloco(5, 2, 2, 0.3, pattern="balanced"),
+    "eager": lambda: lc.methods.eager_diloco(4),
+    "delayed": lambda: lc.methods.delayed_diloco(4),
+    "cocodc": lambda: lc.methods.cocodc(6, 3, 2, pattern="balanced"),
+}
+
+
+def make(name, block=4):
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(loss_fn, optax.adamw(0.02), METHODS[name](), R, mesh=mesh, block=block)
+    return engine, engine.init(oracle.make_params())
+
+
+def stream(first=1, last=STEPS):
+    batches = oracle.make_batches(steps=last, regions=R)
+    return [oracle.step_batch(batches, t) for t in range(first, last + 1)]
+
+
+def leaves(state):
+    return [np.asarray(x) for x in jax.tree.leaves(state)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_run_equals_steps_bit_for_bit(name):
+    engine, state = make(name)
+    logged = []
+    for batch in stream():
+        state, metrics = engine.step(state, batch)
+        logged.append(np.asarray(metrics["loss"]))
+    fast_engine, fast = make(name)
+    fast, history = fast_engine.run(fast, stream())
+    assert len(history) == STEPS
+    np.testing.assert_array_equal(history["loss"], np.stack(logged))
+    for a, b in zip(leaves(fast), leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_compiles_after_warm_up(name):
+    engine, state = make(name)
+    state, _ = engine.run(state, stream())
+    state, _ = engine.step(state, stream(1, 1)[0])
+    counted = []
+
+    def count(event, *_, **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            counted.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        state, _ = engine.run(state, stream())
+        for batch in stream():
+            state, _ = engine.step(state, batch)
+        jax.block_until_ready(state.anchor)
+        again, second = make(name)
+        again.run(second, stream()[:2])
+        assert counted, "the listener must see compilations, or this test cannot fail"
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    warm = len(counted)
+    assert warm == compiled_by_new_engine(name), "the warm engine compiled something"
+
+
+def compiled_by_new_engine(name):
+    """Compilations of making an engine and running two steps, the only ones expected above."""
+    counted = []
+
+    def count(event, *_, **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            counted.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        engine, state = make(name)
+        engine.run(state, stream()[:2])
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    return len(counted)
+
+
+def test_history_rows_carry_the_events_of_their_step():
+    engine, state = make("streaming")
+    state, history = engine.run(state, stream())
+    rows = list(history.rows())
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    kinds = {(e["step"], e["kind"], e["fragment"]) for row in rows for e in row["events"]}
+    # H = 5, K = 2: first sends after floor(5/2) = 2 and 5, then every 5 steps; landings 2 later.
+    expected = {(t, "send", 0) for t in range(2, 24, 5)} | {(t, "send", 1) for t in range(5, 24, 5)}
+    landed = {(t + 2, "land", p) for t, _, p in expected if t + 2 <= STEPS}
+    assert kinds == expected | landed
+    land = next(e for row in rows for e in row["events"] if e["kind"] == "land")
+    assert land["staleness"] == [2] * R
+    assert set(state.in_flight) == {"0@22"}
+
+
+def test_bytes_are_those_of_the_two_shot_reduction():
+    engine, state = make("diloco")
+    state, _ = engine.run(state, stream(last=10))
+    rounds, nbytes = 2, 4 * oracle.SIZE
+    per_round = round(2 * nbytes * (R - 1) / R)
+    assert state.clock.bytes_sent.tolist() == [rounds * per_round] * R
+    assert state.clock.bytes_received.tolist() == [rounds * per_round] * R
+
+
+def test_resuming_from_a_copied_state_is_the_same_run():
+    engine, state = make("cocodc")
+    state, _ = engine.run(state, stream(1, 9))
+    copied = jax.tree.map(lambda x: np.array(x), state)
+    state, _ = engine.run(state, stream(10))
+    other, _ = make("cocodc")
+    other.init(oracle.make_params())
+    resumed, _ = other.run(copied, stream(10))
+    for a, b in zip(leaves(resumed), leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)

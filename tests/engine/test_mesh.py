@@ -1,0 +1,194 @@
+"""Regions on device meshes: equal numbers everywhere, and no traffic where there must be none."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engine.collectives import collectives
+
+import lowcomm_jax as lc
+from lowcomm_jax.fragments import path_name
+from lowcomm_jax.models import TransformerConfig, build
+from lowcomm_jax.regions import Regions
+
+R, STEPS = 8, 5
+MESHES = [(2, 1, 2, 2), (4, 1, 2, 1), (8, 1, 1, 1), (2, 1, 4, 1)]
+CONFIG = TransformerConfig(
+    vocab_size=64, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=64, max_seq_len=8
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    return model.init(jax.random.key(0))
+
+
+def spec_of(model, params):
+    with_path = jax.tree_util.tree_flatten_with_path(model.specs(params))[0]
+    named = {path_name(path): spec for path, spec in with_path}
+    return lambda name, leaf: named[name]
+
+
+def batches():
+    rng = np.random.default_rng(0)
+    return [{"tokens": rng.integers(0, 64, (R, 4, 9)).astype(np.int32)} for _ in range(STEPS)]
+
+
+def make(model, params, method, shape, **kwargs):
+    mesh = lc.make_mesh(*shape)
+    engine = lc.Engine(
+        model.loss_fn,
+        optax.adamw(1e-2),
+        method,
+        R,
+        mesh=mesh,
+        specs=spec_of(model, params),
+        **kwargs,
+    )
+    return engine, engine.init(params)
+
+
+def losses(model, params, method, shape, **kwargs):
+    engine, state = make(model, params, method, shape, **kwargs)
+    state, history = engine.run(state, batches())
+    return history["loss"], state
+
+
+METHODS = {
+    "diloco": lambda: lc.methods.diloco(2),
+    "streaming": lambda: lc.methods.streaming_diloco(3, 2, 1, 0.3),
+    "ddp": lambda: lc.methods.ddp(),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_mesh_gives_the_same_losses(model, params, name):
+    expected, _ = losses(model, params, METHODS[name](), (1, 1, 1, 1))
+    for shape in MESHES:
+        actual, state = losses(model, params, METHODS[name](), shape)
+        # 5 AdamW steps of 1e-2: partial sums in another order, amplified by Adam's division.
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, err_msg=str(shape))
+        kernel = state.inner.params["blocks/0/mlp/up/kernel"]
+        assert kernel.sharding.spec == jax.P("region", "fsdp", "tensor")
+
+
+def test_vmap_and_map_agree(model, params):
+    mapped, _ = losses(model, params, METHODS["streaming"](), (2, 1, 2, 1), replicas="map")
+    batched, _ = losses(model, params, METHODS["streaming"](), (2, 1, 2, 1), replicas="vmap")
+    np.testing.assert_allclose(batched, mapped, rtol=2e-5)
+
+
+def region_of(device: int, shape) -> int:
+    return device // (shape[1] * shape[2] * shape[3])
+
+
+def crossing(found, shape):
+    """Collectives with a group of devices of more than one region."""
+    return [
+        (kind, groups)
+        for kind, groups in found
+        if any(len({region_of(d, shape) for d in group}) > 1 for group in groups)
+    ]
+
+
+def staged(engine):
+    return engine._place({"tokens": np.stack([b["tokens"] for b in batches()[:2]], axis=1)})
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 2, 2), (4, 1, 2, 1)])
+def test_inner_step_has_no_collective_across_regions(model, params, shape):
+    engine, state = make(model, params, METHODS["diloco"](), shape)
+    programs = engine.trips(state).programs
+    args = (state.inner, state.frozen, staged(engine), engine._region_ids, None, np.int32(2))
+    found = collectives(programs.block.lower(*args).compile().as_text())
+    assert found, "FSDP inside a region must communicate, or the test sees nothing"
+    assert not crossing(found, shape)
+
+
+def test_ddp_is_the_exception(model, params):
+    shape = (4, 1, 2, 1)
+    engine, state = make(model, params, METHODS["ddp"](), shape)
+    carry = (state.inner, state.anchor, state.outer[0], state.codec[0])
+    mask = np.ones((R, 2), bool)
+    args = (carry, state.frozen, staged(engine), engine._region_ids, mask, np.int32(2))
+    lowered = engine.trips(state).programs.block.lower(*args)
+    assert crossing(collectives(lowered.compile().as_text()), shape)
+
+
+def test_outer_reduction_moves_each_shard_among_its_peers_only(model, params):
+    shape = (4, 1, 2, 1)
+    engine, state = make(model, params, METHODS["streaming"](), shape)
+    trips = engine.trips(state)
+    programs, p = trips.programs, 0
+    leaves = programs.fragments.leaves(state.anchor, p)
+    payload = {k: jnp.broadcast_to(x, (R, *x.shape[1:])) for k, x in leaves.items()}
+    payload = {
+        k: jax.device_put(x, engine.regions.sharding("region", *programs.specs[k]))
+        for k, x in payload.items()
+    }
+    weight = jnp.ones(R)
+    rows = programs.fragments.rows(p)
+    lowered = programs.move.lower(leaves, state.outer[p], payload, weight, rows, None)
+    found = crossing(collectives(lowered.compile().as_text()), shape)
+    assert {kind for kind, _ in found} == {"all-to-all", "all-gather"}
+    for _, groups in found:
+        for group in groups:
+            assert len({d % 2 for d in group}) == 1, "a shard left its place inside the region"
+
+
+def test_sending_reads_only_the_fragment_and_talks_to_nobody(model, params):
+    shape = (4, 1, 2, 1)
+    engine, state = make(model, params, METHODS["streaming"](), shape)
+    trips = engine.trips(state)
+    cut, send = trips.fragments, trips.programs.send
+    whole = sum(cut.numel(p) for p in range(len(cut)))
+    for p in range(len(cut)):
+        lowered = send.lower(
+            cut.leaves(state.inner.params, p),
+            cut.leaves(state.anchor, p),
+            state.codec[p],
+            cut.rows(p),
+            np.ones(R, bool),
+            np.ones(R, np.float32),
+            keep=True,
+        )
+        out = lowered.out_info["payload"]
+        assert sum(np.prod(x.shape) for x in out.values()) == R * cut.numel(p) < R * whole
+        assert not crossing(collectives(lowered.compile().as_text()), shape)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4, 8])
+def test_mean_is_bit_identical_on_every_mesh_and_sums_in_region_order(slots):
+    rng = np.random.default_rng(1)
+    x = {"a": rng.standard_normal((R, 7, 6)).astype(np.float32) * 1e3, "s": np.ones(R, np.float32)}
+    weight = np.array([1, 0.5, 0, 2, 1, 1, 0.25, 1], np.float32)
+    x["a"][2] = np.nan  # weight 0 must silence it
+    regions = Regions(R, lc.make_mesh(region=slots, fsdp=8 // slots))
+    fsdp = None if 6 % (8 // slots) else "fsdp"
+    specs = {"a": jax.P(None, fsdp), "s": jax.P()}
+    placed = {k: jax.device_put(v, regions.sharding("region", *specs[k])) for k, v in x.items()}
+    got = jax.jit(lambda t, w: regions.mean(t, w, specs))(placed, weight)
+    total = np.float32(0)
+    acc = np.zeros((7, 6), np.float32)
+    for r in range(R):
+        total = np.float32(total + weight[r])
+        if weight[r] > 0:
+            acc = acc + x["a"][r] * weight[r]
+    assert got["a"].shape == (1, 7, 6)
+    np.testing.assert_array_equal(got["a"][0], acc * (np.float32(1) / total))
+    np.testing.assert_allclose(got["s"], [1.0], rtol=1e-7)
+
+
+def test_default_mesh_uses_all_devices():
+    assert dict(lc.regions.default_mesh(6).shape) == {
+        "region": 2,
+        "stage": 1,
+        "fsdp": 4,
+        "tensor": 1,
+    }
