@@ -97,7 +97,9 @@ class Engine:
         )
         self.weights = weights if isinstance(weights, str) else np.asarray(weights, np.float32)
         region = self.regions.sharding(REGION)
-        self._region_ids = jax.device_put(np.arange(regions, dtype=np.int32), region)
+        self.region_ids = jax.device_put(np.arange(regions, dtype=np.int32), region)
+        self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
+        self._everyone = np.ones(regions, bool)
         self._trips: dict[Any, RoundTrips] = {}
 
     def _check(self, guard: Guard, weights, accumulate: int) -> None:
@@ -165,9 +167,9 @@ class Engine:
           (state, metrics): `loss`, `grad_norm` and the loss_fn's aux as device arrays `[R]`, and
           `events`, a list of `history.Event`.
         """
-        staged = jax.tree.map(lambda x: x[:, None], batch)
-        state, metrics, events = self._run_stage(state, Stage(staged, 1, 1), lambda _: participants)
-        return state, {**jax.tree.map(lambda x: x[:, 0], metrics), "events": events}
+        stage = Stage(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
+        state, metrics, events = self._run_stage(state, stage, lambda _: participants, single=True)
+        return state, {**metrics, "events": events}
 
     def run(
         self,
@@ -196,20 +198,22 @@ class Engine:
             record.add(stage.steps, metrics, events)
         return state, record
 
-    def _run_stage(self, state: TrainState, stage: Stage, participants: Participants):
+    def _run_stage(
+        self, state: TrainState, stage: Stage, participants: Participants, single: bool = False
+    ):
         trips = self.trips(state)
-        batches = self._place(stage.batches)
+        batches = self.place(stage.batches)
         n = np.int32(stage.steps)
         done = int(state.clock.step)
         steps = range(done + 1, done + stage.steps + 1)
         if self.method.signal == "gradient":
             masks = [self._mask(participants and participants(t)) for t in steps]
             state, events, metrics = run_gradient_steps(
-                trips.programs, state, batches, self._region_ids, masks, stage.capacity
+                trips.programs, state, batches, self.region_ids, masks, stage.capacity, single
             )
             return state, metrics, events
         inner, metrics = trips.programs.block(
-            state.inner, state.frozen, batches, self._region_ids, None, n
+            state.inner, state.frozen, batches, self.region_ids, None, n, single=single
         )
         mask = self._mask(participants and participants(steps[-1]))
         state, events = trips.after(state.replace(inner=inner), stage.steps, mask)
@@ -221,14 +225,16 @@ class Engine:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _place(self, batches: PyTree) -> PyTree:
+    def place(self, batches: PyTree) -> PyTree:
         """Put staged batches `[R, S, b, ...]` on the mesh: regions and samples are sharded."""
-        return jax.device_put(batches, self.regions.sharding(REGION, None, "fsdp"))
+        if self.regions.mesh.size == 1:
+            return batches  # the call itself transfers them, and faster
+        return jax.device_put(batches, self._batch_sharding)
 
     def _mask(self, participants: Sequence[bool] | None) -> np.ndarray:
         count = self.regions.count
         if participants is None:
-            return np.ones(count, bool)
+            return self._everyone
         mask = np.asarray(participants, bool)
         if mask.shape != (count,):
             raise ValueError(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.inner import InnerStep, empty_log
+from lowcomm_jax.inner import InnerStep, empty_log, squeeze
 from lowcomm_jax.rounds import Rounds, select
 from lowcomm_jax.state import Inner
 
@@ -20,9 +20,10 @@ def make_gradient_program(step: InnerStep, rounds: Rounds):
     """Build the program of the gradient-exchanging steps, not yet jitted.
 
     Returns:
-      `block(carry, frozen, batches, region_ids, takes_part, n)` over a carry (inner, anchor,
-      outer state, codec state), with batch leaves `[R, S, b, ...]` and `takes_part` bool `[R, S]`;
-      it runs the first n (traced) steps and returns (carry, metrics `[R, S]`).
+      `block(carry, frozen, batches, region_ids, takes_part, n, single)` over a carry (inner,
+      anchor, outer state, codec state), with batch leaves `[R, S, b, ...]` and `takes_part` bool
+      `[R, S]`; it runs the first n (traced) steps and returns (carry, metrics `[R, S]`, or `[R]` with the
+      static `single`).
     """
 
     def region_gradients(inner, frozen, batch, region):
@@ -52,7 +53,7 @@ def make_gradient_program(step: InnerStep, rounds: Rounds):
         metrics = {**metrics, **moved, "left_out": sent["left_out"]}
         return (inner, anchor, outer, sent["codec_state"]), metrics
 
-    def block(carry, frozen, batches, region_ids, takes_part, n):
+    def block(carry, frozen, batches, region_ids, takes_part, n, single=False):
         first = jax.tree.map(lambda x: x[:, 0], batches)
         shapes = jax.eval_shape(one, carry, frozen, first, region_ids, takes_part[:, 0])[1]
         log = empty_log(shapes, takes_part.shape[1])
@@ -63,6 +64,7 @@ def make_gradient_program(step: InnerStep, rounds: Rounds):
             carry, new = one(carry, frozen, batch, region_ids, takes_part[:, i])
             return carry, jax.tree.map(lambda buffer, v: buffer.at[:, i].set(v), log, new)
 
-        return jax.lax.fori_loop(0, n, body, (carry, log))
+        carry, log = jax.lax.fori_loop(0, n, body, (carry, log))
+        return carry, squeeze(log) if single else log
 
     return block

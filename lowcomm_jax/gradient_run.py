@@ -22,12 +22,15 @@ def run_gradient_steps(
     region_ids: jax.Array,
     masks: Sequence[np.ndarray],
     capacity: int,
+    single: bool,
 ):
     """The staged steps of `masks`, one mask `[R]` each; returns (state, events, metrics)."""
     padded = np.ones((masks[0].size, capacity), bool)
     padded[:, : len(masks)] = np.stack(masks, axis=1)
     n = np.int32(len(masks))
-    carry, metrics = programs.block(_carry(state), state.frozen, batches, region_ids, padded, n)
+    carry, metrics = programs.block(
+        _carry(state), state.frozen, batches, region_ids, padded, n, single=single
+    )
     return *_book(programs, state, carry, masks), metrics
 
 

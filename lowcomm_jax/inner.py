@@ -122,11 +122,11 @@ def make_inner_program(step: InnerStep, regions: Regions):
     """Build the program of the inner phase, not yet jitted.
 
     Returns:
-      `block(inner, frozen, batches, region_ids, active, n)`: runs the first n of S staged steps in
-      every region, n traced so that its value never recompiles. Batch leaves are
+      `block(inner, frozen, batches, region_ids, active, n, single)`: runs the first n of S staged
+      steps in every region, n traced so that its value never recompiles. Batch leaves are
       `[R, S, b, ...]`; `active` is None or bool `[R, S]`: inactive regions stand still. Returns
-      (inner, metrics), metric leaves `[R, S]`. A single step is S = 1, so that steps taken one by
-      one and in blocks are bit-identical.
+      (inner, metrics), metric leaves `[R, S]`, or `[R]` with the static `single` (S = 1): steps
+      taken one by one and in blocks are bit-identical.
     """
 
     def region_step(inner, frozen, batch, region, active):
@@ -135,7 +135,7 @@ def make_inner_program(step: InnerStep, regions: Regions):
             new = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, inner)
         return new, metrics
 
-    def region_block(inner, frozen, batches, region, active, n, log):
+    def region_block(carry, frozen, batches, region, active, n):
         def body(i, carry):
             inner, log = carry
             batch = jax.tree.map(lambda x: x[i], batches)
@@ -143,19 +143,25 @@ def make_inner_program(step: InnerStep, regions: Regions):
             inner, new = region_step(inner, frozen, batch, region, moving)
             return inner, jax.tree.map(lambda buffer, v: buffer.at[i].set(v), log, new)
 
-        return jax.lax.fori_loop(0, n, body, (inner, log))
+        return jax.lax.fori_loop(0, n, body, carry)
 
     lifted_step = regions.lift(region_step, (0, None, 0, 0, 0))
-    lifted_block = regions.lift(region_block, (0, None, 0, 0, 0, None, 0))
+    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None))
 
-    def block(inner, frozen, batches, region_ids, active, n):
+    def block(inner, frozen, batches, region_ids, active, n, single=False):
         first = jax.tree.map(lambda x: x[:, 0], batches)
         moving = None if active is None else active[:, 0]
         shapes = jax.eval_shape(lifted_step, inner, frozen, first, region_ids, moving)[1]
         log = empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
-        return lifted_block(inner, frozen, batches, region_ids, active, n, log)
+        inner, log = lifted_block((inner, log), frozen, batches, region_ids, active, n)
+        return inner, squeeze(log) if single else log
 
     return block
+
+
+def squeeze(log: PyTree) -> PyTree:
+    """Metrics `[R]` of a block of one step."""
+    return jax.tree.map(lambda x: x[:, 0], log)
 
 
 def empty_log(shapes: PyTree, steps: int) -> PyTree:

@@ -74,10 +74,12 @@ def build(recipe: Recipe, layout: Layout, shapes: dict[str, jax.ShapeDtypeStruct
     rounds = Rounds(regions, exchange, method, recipe.guard, specs)
     step = InnerStep(recipe.loss_fn, recipe.inner, layout, recipe.seed, recipe.accumulate)
     if method.signal == "gradient":
-        block = jax.jit(make_gradient_program(step, rounds), donate_argnums=0)
+        block = make_gradient_program(step, rounds)
+        block = jax.jit(block, donate_argnums=0, static_argnames="single")
     else:
         out = (inner_shardings(recipe, layout, shapes, specs), regions.sharding(REGION))
-        block = jax.jit(make_inner_program(step, regions), donate_argnums=0, out_shardings=out)
+        block = make_inner_program(step, regions)
+        block = jax.jit(block, donate_argnums=0, static_argnames="single", out_shardings=out)
     return Programs(
         recipe=recipe,
         step=step,

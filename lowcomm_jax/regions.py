@@ -119,19 +119,34 @@ class Regions:
     def _replicas(self, fn: Callable, args: Sequence[PyTree], in_axes: Sequence[int | None]):
         """Run the replicas of one slot; leading axis R / S of the per-region arguments."""
         if self.count == self.slots:
-            one = [
-                a if ax is None else jax.tree.map(lambda x: x[0], a) for a, ax in zip(args, in_axes)
-            ]
-            return jax.tree.map(lambda x: x[None], fn(*one))
+            return jax.tree.map(lambda x: x[None], fn(*_one(args, in_axes, 0)))
         if self.replicas == "vmap":
             return jax.vmap(fn, in_axes=tuple(in_axes))(*args)
-        mapped = [a for a, ax in zip(args, in_axes) if ax is not None]
+        numbers = jax.numpy.arange(self.count // self.slots)
+        return jax.lax.map(lambda i: fn(*_one(args, in_axes, i)), numbers)
 
-        def one_replica(local):
-            local = iter(local)
-            return fn(*[a if ax is None else next(local) for a, ax in zip(args, in_axes)])
+    def lift_update(self, fn: Callable, in_axes: Sequence[int | None]) -> Callable:
+        """`lift` for functions whose result replaces their first argument.
 
-        return jax.lax.map(one_replica, mapped)
+        With `map`, the replicas of a slot are updated in place, so that memory holds the state of
+        all of them and the working copy of one.
+        """
+
+        def slot(carry, *args):
+            args = [compat.vary(a, REGION) if ax is None else a for a, ax in zip(args, in_axes[1:])]
+            if self.count == self.slots or self.replicas == "vmap":
+                return self._replicas(fn, (carry, *args), in_axes)
+
+            def one(i, carry):
+                new = fn(*_one((carry, *args), in_axes, i))
+                return jax.tree.map(lambda x, y: x.at[i].set(y), carry, new)
+
+            return jax.lax.fori_loop(0, self.count // self.slots, one, carry)
+
+        in_specs = tuple(P() if a is None else P(REGION) for a in in_axes)
+        return jax.shard_map(
+            slot, mesh=self.mesh, in_specs=in_specs, out_specs=P(REGION), axis_names={REGION}
+        )
 
     def mean(self, tree_R: PyTree, weight_R: jax.Array, specs: PyTree) -> PyTree:
         """Weighted fp32 mean over regions, summed in region order.
@@ -174,6 +189,11 @@ class Regions:
             out_specs=P(),
             axis_names={REGION},
         )(tree_R)
+
+
+def _one(args: Sequence[PyTree], in_axes: Sequence[int | None], i) -> list[PyTree]:
+    """The arguments of replica i of a slot."""
+    return [a if ax is None else jax.tree.map(lambda x: x[i], a) for a, ax in zip(args, in_axes)]
 
 
 def _ordered_sum(x_RxN: jax.Array) -> jax.Array:

@@ -54,10 +54,12 @@ class RoundTrips:
         Returns:
           (state, events).
         """
-        clock = state.clock.copy()
-        clock.step = np.int64(clock.step + steps)
-        state, step = state.replace(clock=clock), int(clock.step)
+        step = int(state.clock.step) + steps
+        clock = dataclasses.replace(state.clock, step=np.int64(step))
         events: list[Event] = []
+        if self.next_event(state) > steps:
+            return state.replace(clock=clock), events
+        state = state.replace(clock=clock.copy())
         if not self.schedule.land_after_send:
             for key in self._due(state, step):
                 state = self.land(state, key, step, events)

@@ -98,14 +98,14 @@ def crossing(found, shape):
 
 
 def staged(engine):
-    return engine._place({"tokens": np.stack([b["tokens"] for b in batches()[:2]], axis=1)})
+    return engine.place({"tokens": np.stack([b["tokens"] for b in batches()[:2]], axis=1)})
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 2, 2), (4, 1, 2, 1)])
 def test_inner_step_has_no_collective_across_regions(model, params, shape):
     engine, state = make(model, params, METHODS["diloco"](), shape)
     programs = engine.trips(state).programs
-    args = (state.inner, state.frozen, staged(engine), engine._region_ids, None, np.int32(2))
+    args = (state.inner, state.frozen, staged(engine), engine.region_ids, None, np.int32(2))
     found = collectives(programs.block.lower(*args).compile().as_text())
     assert found, "FSDP inside a region must communicate, or the test sees nothing"
     assert not crossing(found, shape)
@@ -116,7 +116,7 @@ def test_ddp_is_the_exception(model, params):
     engine, state = make(model, params, METHODS["ddp"](), shape)
     carry = (state.inner, state.anchor, state.outer[0], state.codec[0])
     mask = np.ones((R, 2), bool)
-    args = (carry, state.frozen, staged(engine), engine._region_ids, mask, np.int32(2))
+    args = (carry, state.frozen, staged(engine), engine.region_ids, mask, np.int32(2))
     lowered = engine.trips(state).programs.block.lower(*args)
     assert crossing(collectives(lowered.compile().as_text()), shape)
 

@@ -1,0 +1,220 @@
+"""Speed and memory of the engine, as ratios taken side by side in one run.
+
+    python -m experiments bench engine [--size=small|reference] [--repeats=9] [--torch]
+
+Prints a table with each ratio, its target and whether it was met, and the machine it ran on.
+`--torch` adds a plain PyTorch loop of the same work (needs `pip install torch`).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+
+import lowcomm_jax as lc
+from experiments import bench_events, bench_torch
+from experiments.cli import parse_flags
+from experiments.timing import interleave, median, ratio
+from lowcomm_jax.models import Model, TransformerConfig, build
+
+
+class Row(NamedTuple):
+    """One measured figure; `target` is a text like '>= 0.97', `met` None when there is none."""
+
+    name: str
+    value: float
+    unit: str
+    target: str = ""
+    met: bool | None = None
+
+
+class Work(NamedTuple):
+    """The model and batch that are timed."""
+
+    model: Model
+    params: Any
+    batch: int
+    context: int
+    steps: int
+
+    def batches(self, regions: int) -> list[dict[str, np.ndarray]]:
+        rng = np.random.default_rng(0)
+        vocab = self.model.config.vocab_size
+        shape = (regions, self.batch, self.context + 1)
+        return [{"tokens": rng.integers(0, vocab, shape, np.int32)} for _ in range(self.steps)]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one region's steps."""
+        return self.steps * self.batch * self.context
+
+
+REFERENCE = dict(layers=4, width=256, heads=4, kv_heads=4, head_dim=64, mlp_width=683)
+SMALL = dict(layers=2, width=64, heads=4, kv_heads=4, head_dim=16, mlp_width=176)
+
+
+def make_work(size: str, steps: int) -> Work:
+    shape = REFERENCE if size == "reference" else SMALL
+    batch, context = (8, 128) if size == "reference" else (4, 32)
+    model = build(TransformerConfig(vocab_size=512, max_seq_len=context, **shape))
+    params = jax.jit(model.init)(jax.random.key(0))
+    return Work(model, params, batch, context, steps)
+
+
+def plain_loop(work: Work):
+    """A hand-written jit + Optax loop of the same model: what the engine is held against."""
+    optimizer = optax.adamw(3e-4)
+
+    @jax.jit
+    def step(params, opt, batch):
+        (loss, _), grads = jax.value_and_grad(work.model.loss_fn, has_aux=True)(
+            params, batch, jax.random.key(0)
+        )
+        updates, opt = optimizer.update(grads, opt, params)
+        return optax.apply_updates(params, updates), opt, loss
+
+    step = jax.jit(step, donate_argnums=(0, 1))
+    state = [jax.tree.map(jnp.copy, work.params), optimizer.init(work.params)]
+    batches = [jax.tree.map(lambda x: x[0], b) for b in work.batches(1)]
+
+    def run():
+        for batch in batches:
+            *state[:], loss = step(*state, batch)
+        return loss
+
+    return run
+
+
+def engine_loop(work: Work, method, regions: int, replicas: str = "map", mesh=None):
+    """The same steps through `engine.run`."""
+    mesh = mesh or lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(
+        work.model.loss_fn, optax.adamw(3e-4), method, regions, mesh=mesh, replicas=replicas
+    )
+    state = [engine.init(work.params)]
+    batches = work.batches(regions)
+
+    def run():
+        state[0], _ = engine.run(state[0], batches)
+        return state[0].anchor, state[0].inner.step
+
+    return run
+
+
+def throughput(size: str, repeats: int, with_torch: bool) -> list[Row]:
+    """tokens/s of one region against a plain loop, and of four regions against one."""
+    work = make_work(size, steps=8)
+    never = lc.methods.diloco(10**6)
+    variants = {
+        "plain": plain_loop(work),
+        "one": engine_loop(work, never, 1),
+        "four map": engine_loop(work, never, 4),
+        "four vmap": engine_loop(work, never, 4, "vmap"),
+    }
+    if with_torch:
+        variants["torch"] = bench_torch.loop(work)
+    seconds = interleave(variants, repeats)
+    one = ratio(seconds["plain"], seconds["one"])
+    four_map = 4 * ratio(seconds["one"], seconds["four map"])
+    four_vmap = 4 * ratio(seconds["one"], seconds["four vmap"])
+    best = max(four_map, four_vmap)
+    rows = [
+        Row("plain jit + Optax loop", work.tokens / median(seconds["plain"]), "tokens/s"),
+        Row("diloco R=1 / plain loop", one, "x", ">= 0.97", one >= 0.97),
+        Row("per token, R=4 map / R=1", four_map, "x"),
+        Row("per token, R=4 vmap / R=1", four_vmap, "x"),
+        Row("per token, R=4 (better one) / R=1", best, "x", ">= 0.97", best >= 0.97),
+    ]
+    if with_torch:
+        torch_one = ratio(seconds["torch"], seconds["one"])
+        torch_four = 4 * ratio(seconds["torch"], seconds[_better(four_map, four_vmap)])
+        rows += [
+            Row("PyTorch loop", work.tokens / median(seconds["torch"]), "tokens/s"),
+            Row("R=1 / PyTorch", torch_one, "x", ">= 1.0", torch_one >= 1),
+            Row("R=4 / PyTorch", torch_four, "x", ">= 1.0", torch_four >= 1),
+        ]
+    return rows
+
+
+def _better(four_map: float, four_vmap: float) -> str:
+    return "four map" if four_map >= four_vmap else "four vmap"
+
+
+def memory(size: str) -> list[Row]:
+    """Live bytes per added region, against parameters + optimizer state + one anchor."""
+    work = make_work(size, steps=2)
+    one_model = sum(x.nbytes for x in jax.tree.leaves(work.params))
+    allowed = one_model * (1 + 2 + 1)
+    peak = {}
+    for regions in (1, 8):
+        engine = lc.Engine(
+            work.model.loss_fn,
+            optax.adamw(3e-4),
+            lc.methods.diloco(2),
+            regions,
+            mesh=lc.make_mesh(devices=jax.devices()[:1]),
+        )
+        state = engine.init(work.params)
+        state, _ = engine.run(state, work.batches(regions))
+        jax.block_until_ready(state.anchor)
+        trips = engine.trips(state)
+        block = trips.programs.block
+        staged = engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *work.batches(regions)))
+        args = (state.inner, state.frozen, staged, engine.region_ids, None, np.int32(2))
+        analysis = block.lower(*args).compile().memory_analysis()
+        held = sum(x.nbytes for x in jax.tree.leaves(state) if isinstance(x, jax.Array))
+        peak[regions] = held + analysis.temp_size_in_bytes
+        del state
+    growth = (peak[8] - peak[1]) / 7 / allowed
+    return [
+        Row("memory at R=1 / (parameters + Adam + anchor)", peak[1] / allowed, "x"),
+        Row("growth per region / (parameters + Adam + anchor)", growth, "x", "<= 1", growth <= 1),
+    ]
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def show(rows: Sequence[Row], title: str) -> None:
+    table = Table(title=title)
+    for name in ("figure", "measured", "target", "met"):
+        table.add_column(name, justify="left" if name == "figure" else "right")
+    for row in rows:
+        met = "" if row.met is None else ("yes" if row.met else "NO")
+        table.add_row(row.name, f"{row.value:,.3g} {row.unit}", row.target, met)
+    Console().print(table)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark; see the module's docstring for the flags."""
+    values = flags.FlagValues()
+    flags.DEFINE_enum("size", "reference", ["small", "reference"], "model", flag_values=values)
+    flags.DEFINE_integer("repeats", 9, "rounds of every comparison", flag_values=values)
+    flags.DEFINE_bool("torch", False, "compare with PyTorch too", flag_values=values)
+    flags.DEFINE_string("json", None, "also write the rows to this file", flag_values=values)
+    parse_flags("bench engine", argv, values)
+    rows = throughput(values.size, values.repeats, values.torch)
+    rows += memory(values.size)
+    rows += bench_events.rows(make_work(values.size, steps=1), values.repeats)
+    show(rows, f"engine ({values.size}): {machine()}")
+    if values.json:
+        record = {"machine": machine(), "rows": [row._asdict() for row in rows]}
+        Path(values.json).write_text(json.dumps(record, indent=1))
+    return 0

@@ -1,0 +1,37 @@
+"""Time alternatives side by side: everything that is compared runs interleaved in one process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+
+def interleave(
+    variants: Mapping[str, Callable[[], Any]], repeats: int, warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each variant over `repeats` rounds, one after the other within a round.
+
+    A variant returns what must be ready before its clock stops. Load on the machine then falls on
+    all variants alike, and ratios within a round can be compared.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for round_ in range(warm_up + repeats):
+        for name, run in variants.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            if round_ >= warm_up:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(slower: list[float], faster: list[float]) -> float:
+    """Median over rounds of seconds(`slower`) / seconds(`faster`)."""
+    return statistics.median(a / b for a, b in zip(slower, faster))
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
