@@ -46,7 +46,7 @@ def cross(
     late = None if late_key is None else state.in_flight[late_key]
     first = late is None and int(state.clock.sends[p]) == 1
     if first and trips.method.first_round == "blocking":
-        return trips.land_now(state, fresh_key, step, events)
+        return trips.land_now(state, [fresh_key], step, events)
     source = _emptied(fresh) if late is None else late
     own = own_parts(late, fresh) if trips.method.anchors == "per_region" else None
     state, values = trips.move(state, p, source.payload, source.weight, own)

@@ -212,8 +212,9 @@ class Engine:
                 trips.programs, state, batches, self.region_ids, masks, stage.capacity, single
             )
             return state, metrics, events
+        active = self._active(steps, stage.capacity)
         inner, metrics = trips.programs.block(
-            state.inner, state.frozen, batches, self.region_ids, None, n, single=single
+            state.inner, state.frozen, batches, self.region_ids, active, n, single=single
         )
         mask = self._mask(participants and participants(steps[-1]))
         state, events = trips.after(state.replace(inner=inner), stage.steps, mask)
@@ -230,6 +231,15 @@ class Engine:
         if self.regions.mesh.size == 1:
             return batches  # the call itself transfers them, and faster
         return jax.device_put(batches, self._batch_sharding)
+
+    def _active(self, steps: range, capacity: int) -> np.ndarray | None:
+        """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
+        schedule, count = self.method.schedule, self.regions.count
+        if not schedule.uneven:
+            return None
+        active = np.zeros((count, capacity), bool)
+        active[:, : len(steps)] = np.stack([schedule.active(t, count) for t in steps], axis=1)
+        return active
 
     def _mask(self, participants: Sequence[bool] | None) -> np.ndarray:
         count = self.regions.count

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowcomm_jax import boundary
 from lowcomm_jax.history import Event
-from lowcomm_jax.state import TrainState, flight_key, with_inner, without
+from lowcomm_jax.state import TrainState, with_inner, without
 
 if TYPE_CHECKING:
     from lowcomm_jax.roundtrip import RoundTrips
@@ -30,8 +30,7 @@ def finish(trips: RoundTrips, state: TrainState) -> tuple[TrainState, list[Event
         return state, events
     state, step = state.replace(clock=state.clock.copy()), int(state.clock.step)
     if not trips.schedule.land_after_send:
-        for key in list(state.in_flight):
-            state = trips.land_now(state, key, step, events)
+        state = trips.land_now(state, list(state.in_flight), step, events)
     for p in range(len(trips.fragments)):
         state = _last_round(trips, state, p, step, events)
     return state, events
@@ -39,22 +38,20 @@ def finish(trips: RoundTrips, state: TrainState) -> tuple[TrainState, list[Event
 
 def _last_round(trips: RoundTrips, state, p: int, step: int, events: list[Event]) -> TrainState:
     everyone = np.ones(trips.count, bool)
-    key = flight_key(p, step)
     adopted = bool((state.clock.last_landed[p] == step).all())
     if not (adopted and trips.method.landing is None):
         state = trips.send(state, p, step, everyone, events)
         if trips.schedule.land_after_send:
             # One more boundary, so that the steps since the last one are not lost.
             state = boundary.cross(trips, state, p, step, everyone, events)
-    if key not in state.in_flight:
-        return state
-    flight = state.in_flight[key]
-    state = state.replace(in_flight=without(state.in_flight, key))
-    own = None
-    if trips.method.anchors == "per_region":
-        own = boundary.own_parts(flight, None)
-    state, values = trips.move(state, p, flight.payload, flight.weight, own)
-    trips.log_landing(state, p, everyone, 0, step, values, events)
+    for key in [k for k, f in state.in_flight.items() if f.fragment == p]:
+        flight = state.in_flight[key]
+        own = None
+        if trips.method.anchors == "per_region":
+            own = boundary.own_parts(flight, None)
+        state, values = trips.move(state, p, flight.payload, flight.weight, own)
+        state = state.replace(in_flight=without(state.in_flight, key))
+        trips.log_landing(state, p, everyone, 0, step, values, events)
     return _adopt_everywhere(trips, state, p)
 
 

@@ -22,8 +22,8 @@ def make_gradient_program(step: InnerStep, rounds: Rounds):
     Returns:
       `block(carry, frozen, batches, region_ids, takes_part, n, single)` over a carry (inner,
       anchor, outer state, codec state), with batch leaves `[R, S, b, ...]` and `takes_part` bool
-      `[R, S]`; it runs the first n (traced) steps and returns (carry, metrics `[R, S]`, or `[R]` with the
-      static `single`).
+      `[R, S]`; it runs the first n (traced) steps and returns (carry, metrics `[R, S]`, or `[R]`
+      with the static `single`).
     """
 
     def region_gradients(inner, frozen, batch, region):

@@ -27,6 +27,7 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
         inner=_inner(programs, params),
         frozen=jax.device_put(layout.select(params, "frozen"), shared),
         anchor=anchor,
+        received=_received(programs, layout.select(params, "train")),
         outer=_outer(programs, anchor),
         codec=tuple(_stack(programs, s) for s in _codec_states(programs)),
         landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
@@ -65,6 +66,15 @@ def _anchor(programs: Programs, params: dict[str, jax.Array]) -> dict[str, jax.A
     count, axis = anchor_axis(programs)
     out = leaf_shardings(programs.recipe.regions, axis, programs.specs)
     return jax.jit(lambda t: _broadcast(t, count, jnp.float32), out_shardings=out)(params)
+
+
+def _received(programs: Programs, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    recipe = programs.recipe
+    if recipe.method.base == "anchor":
+        return {}
+    out = leaf_shardings(recipe.regions, REGION, programs.specs)
+    spread = jax.jit(lambda t: _broadcast(t, recipe.regions.count, jnp.float32), out_shardings=out)
+    return spread(params)
 
 
 def _inner(programs: Programs, params: PyTree) -> Inner:

@@ -56,6 +56,7 @@ class Programs:
     send: Callable
     move: Callable
     adopt: Callable
+    receive: Callable
     average: Callable
 
 
@@ -90,6 +91,7 @@ def build(recipe: Recipe, layout: Layout, shapes: dict[str, jax.ShapeDtypeStruct
         send=jax.jit(rounds.send, static_argnames="keep", donate_argnames="codec_state"),
         move=jax.jit(rounds.move, donate_argnames=("anchor", "outer_state")),
         adopt=jax.jit(rounds.adopt, donate_argnames=("params", "landing_state")),
+        receive=jax.jit(rounds.receive, donate_argnames="received"),
         average=jax.jit(rounds.average_buffers, donate_argnames="buffers"),
     )
 

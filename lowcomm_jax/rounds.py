@@ -232,6 +232,11 @@ class Rounds:
         )
         return optax.apply_updates(target, correction), state
 
+    def receive(self, received, anchor, lands_R):
+        """Note the anchor that the regions of `lands_R` have just received."""
+        spread = {k: jnp.broadcast_to(anchor[k], x.shape) for k, x in received.items()}
+        return select(lands_R, spread, received)
+
     def average_buffers(self, buffers, takes_part_R):
         """Average non-trainable float leaves over the participants; the others keep theirs."""
         specs = {name: P() for name in buffers}

@@ -61,17 +61,16 @@ class RoundTrips:
             return state.replace(clock=clock), events
         state = state.replace(clock=clock.copy())
         if not self.schedule.land_after_send:
-            for key in self._due(state, step):
-                state = self.land(state, key, step, events)
+            state = self.land(state, self._due(state, step), step, events)
         sent = self._sends(state, step)
+        mask = mask & self.schedule.senders(step, self.count)
         for p in sent:
             state = self.send(state, p, step, mask, events)
         if self.schedule.land_after_send:
             for p in sent:
                 state = boundary.cross(self, state, p, step, mask, events)
         else:
-            for key in self._due(state, step):
-                state = self.land(state, key, step, events)
+            state = self.land(state, self._due(state, step), step, events)
         return state, events
 
     def _due(self, state: TrainState, step: int) -> list[str]:
@@ -93,12 +92,20 @@ class RoundTrips:
 
     def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
         """Send fragment p from the regions of `mask`; nothing happens when there are none."""
+        if self.method.base == "received":
+            for region in np.flatnonzero(mask):
+                alone = np.arange(self.count) == region
+                state = self._send(state, p, step, alone, events, flight_key(p, step, region))
+            return state
+        return self._send(state, p, step, mask, events, flight_key(p, step))
+
+    def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
         if not mask.any():
             return state
         keep = self.method.landing is not None and bool((self._delay > 0).any())
         out = self.programs.send(
             self.fragments.leaves(state.inner.params, p),
-            self.fragments.leaves(state.anchor, p),
+            self.fragments.leaves(state.received or state.anchor, p),
             state.codec[p],
             self._rows[p],
             mask,
@@ -125,7 +132,7 @@ class RoundTrips:
         events.append(Event.of_send(step, p, mask, traffic, values))
         state = state.replace(
             codec=_set(state.codec, p, out["codec_state"]),
-            in_flight={**state.in_flight, flight_key(p, step): flight},
+            in_flight={**state.in_flight, key: flight},
             clock=clock,
         )
         if self._by_tokens:
@@ -143,28 +150,39 @@ class RoundTrips:
 
     # -- land -----------------------------------------------------------------------------------
 
-    def land(self, state, key: str, step: int, events: list[Event]) -> TrainState:
-        """Land a payload in the regions where it is due; the first landing moves the anchor."""
+    def land(self, state, keys: list[str], step: int, events: list[Event]) -> TrainState:
+        """Land payloads where they are due: first all anchors move, then regions adopt them."""
+        moved: dict[str, dict[str, Any]] = {}
+        for key in keys:
+            flight = state.in_flight[key]
+            if not flight.moved:
+                p = int(flight.fragment)
+                state, moved[key] = self.move(state, p, flight.payload, flight.weight)
+                state = self._note_rate(state, p, moved[key]["mean_norm"])
+        for key in keys:
+            state = self._adopt_flight(state, key, step, moved.get(key, {}), events)
+        return state
+
+    def land_now(self, state, keys: list[str], step: int, events: list[Event]) -> TrainState:
+        """Land payloads in all regions that still wait for them, due or not."""
+        due = {key: np.minimum(state.in_flight[key].due, step) for key in keys}
+        hurried = {k: dataclasses.replace(state.in_flight[k], due=d) for k, d in due.items()}
+        state = state.replace(in_flight={**state.in_flight, **hurried})
+        return self.land(state, keys, step, events)
+
+    def _adopt_flight(self, state, key: str, step: int, values, events: list[Event]) -> TrainState:
         flight = state.in_flight[key]
         p, lands = int(flight.fragment), flight.takes_part & (flight.due <= step)
-        values: dict[str, Any] = {}
-        if not flight.moved:
-            state, values = self.move(state, p, flight.payload, flight.weight)
-            state = self._note_rate(state, p, values["mean_norm"])
         state = self.adopt(state, p, flight, lands, step)
-        self.log_landing(state, p, lands, step - int(flight.sent), step, values, events)
+        since = flight.sent
+        if self.method.base == "received":
+            since = np.maximum(state.clock.last_landed[p], 0)
+        self.log_landing(state, p, lands, step - since, step, values, events)
         waiting = flight.takes_part & ~lands
         if not waiting.any():
             return state.replace(in_flight=without(state.in_flight, key))
         moved = dataclasses.replace(flight, payload=None, takes_part=waiting, moved=np.bool_(True))
         return state.replace(in_flight={**state.in_flight, key: moved})
-
-    def land_now(self, state, key: str, step: int, events: list[Event]) -> TrainState:
-        """Land a payload in all regions that still wait for it, due or not."""
-        flight = state.in_flight[key]
-        flight = dataclasses.replace(flight, due=np.minimum(flight.due, step))
-        state = state.replace(in_flight={**state.in_flight, key: flight})
-        return self.land(state, key, step, events)
 
     def move(self, state: TrainState, p: int, payload, weight, own=None):
         anchor, outer, values = self.programs.move(
@@ -191,6 +209,9 @@ class RoundTrips:
             np.int32(step),
         )
         state = with_inner(state, params={**state.inner.params, **params})
+        if state.received:
+            received = self.programs.receive(state.received, state.anchor, lands)
+            state = state.replace(received=received)
         return state.replace(landing=_set(state.landing, p, landing))
 
     def _note_rate(self, state: TrainState, p: int, mean_norm: jax.Array) -> TrainState:

@@ -110,12 +110,14 @@ class TrainState:
       inner: private state of the regions, `[R, ...]`.
       frozen: leaves that are neither trained nor exchanged, by name; one copy for all regions.
       anchor: fp32 leaves by name, `[A, ...]`; A = 1 (shared by all regions) or R (one each).
+      received: fp32 leaves by name, `[R, ...]`: the anchor as each region received it last; empty
+        unless the method measures against it.
       outer: outer optimizer state of each fragment, leaves `[A, ...]`.
       codec: codec state (residuals) of each fragment, leaves `[R, ...]`.
       landing: landing rule state of each fragment, leaves `[R, ...]`.
       token_mark: float32 `[K, R]`, tokens consumed at each fragment's last send.
       rate: float32 `[K]`, change rate of each fragment as of its last landing (from reduced data).
-      in_flight: payloads under way, by `fragment@send step`, in send order.
+      in_flight: payloads under way, by `flight_key`, in send order.
       clock: host-side counters.
       layout: static; the user's tree structure and the roles of its leaves.
     """
@@ -123,6 +125,7 @@ class TrainState:
     inner: Inner
     frozen: dict[str, jax.Array]
     anchor: dict[str, jax.Array]
+    received: dict[str, jax.Array]
     outer: tuple[PyTree, ...]
     codec: tuple[PyTree, ...]
     landing: tuple[PyTree, ...]
@@ -136,9 +139,9 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
 
-def flight_key(fragment: int, step: int) -> str:
-    """Name of a payload in flight."""
-    return f"{fragment}@{step}"
+def flight_key(fragment: int, step: int, region: int | None = None) -> str:
+    """Name of a payload in flight; `region` when it is one region's alone."""
+    return f"{fragment}@{step}" if region is None else f"{fragment}@{step}/{region}"
 
 
 def with_inner(state: TrainState, **changes) -> TrainState:

@@ -1,5 +1,6 @@
 """Low-communication training methods; each is one file and one composition of the same parts."""
 
+from lowcomm_jax.methods.async_local_sgd import async_local_sgd
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.cocodc import cocodc
 from lowcomm_jax.methods.ddp import ddp
@@ -11,6 +12,7 @@ from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 
 __all__ = [
     "Method",
+    "async_local_sgd",
     "cocodc",
     "ddp",
     "delayed_diloco",

@@ -24,6 +24,9 @@ class Method:
       landing: Optax transform of the progress made in flight; None = replace.
       codec: what travels; None = dense fp32.
       anchors: `shared` by all regions, or one `per_region`.
+      base: what a pseudo-gradient is measured against: the `anchor` of now, or the anchor as the
+        region `received` it last. With `received` contributions are applied one by one, in region
+        order, and everyone who arrived gets the newest anchor.
       signal: `progress` (pseudo-gradients, now and then) or `gradient` (at every step).
       pattern, rest: how the parameters are cut into fragments (`fragments.partition`).
       first_round: what the first boundary of a one-period method lands: an `empty` payload, or
@@ -38,6 +41,7 @@ class Method:
     landing: optax.GradientTransformationExtraArgs | None = None
     codec: Any = None
     anchors: Literal["shared", "per_region"] = "shared"
+    base: Literal["anchor", "received"] = "anchor"
     signal: Literal["progress", "gradient"] = "progress"
     pattern: Pattern | Sequence[str] = "strided"
     rest: Literal["own", "dealt"] = "dealt"

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Set
+from typing import ClassVar
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import common_violations
+from lowcomm_jax.schedule.base import Schedule, common_violations
 from lowcomm_jax.state import Clock
 
 
@@ -40,15 +41,14 @@ def syncs_per_period(
 
 
 @dataclasses.dataclass(frozen=True)
-class Adaptive:
+class Adaptive(Schedule):
     """See `Schedule` for the fields; `syncs` is N, the slots per period."""
 
     period: int
     fragments: int
     syncs: int
     delay: int | tuple[int, ...] = 0
-    land_after_send: bool = False
-    uses_rates: bool = True
+    uses_rates: ClassVar[bool] = True
 
     @property
     def spacing(self) -> int:

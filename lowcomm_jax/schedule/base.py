@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Protocol
 
 import numpy as np
 
 from lowcomm_jax.state import Clock
 
 
-class Schedule(Protocol):
+class Schedule:
     """Decides, on the host and alike in every region, which fragments leave after a step.
 
     Attributes:
@@ -20,27 +19,39 @@ class Schedule(Protocol):
       land_after_send: the due payload lands after the send of the same step (methods that overlap
         a whole period), so that the new pseudo-gradient is measured before the anchor moves.
       uses_rates: whether `sends` reads the fragments' change rates.
+      uneven: whether regions make different numbers of inner steps (`active`, `senders`).
     """
 
     period: int
     fragments: int
     delay: int | tuple[int, ...]
-    land_after_send: bool
-    uses_rates: bool
+    land_after_send: bool = False
+    uses_rates: bool = False
+    uneven: bool = False
 
     def next_send(self, step: int) -> int:
         """First step after `step` at which something may be sent."""
-        ...
+        raise NotImplementedError
 
     def sends(
         self, step: int, clock: Clock, in_flight: Set[int], rates: np.ndarray | None
     ) -> tuple[int, ...]:
         """Fragments that leave after inner step `step`; never one of `in_flight`."""
-        ...
+        raise NotImplementedError
 
     def violations(self, regions: int) -> list[str]:
         """What is wrong with the settings, one line with its fix each."""
-        ...
+        raise NotImplementedError
+
+    def active(self, step: int, regions: int) -> np.ndarray:
+        """Bool `[R]`: the regions that make an inner step at `step`."""
+        del step
+        return np.ones(regions, bool)
+
+    def senders(self, step: int, regions: int) -> np.ndarray:
+        """Bool `[R]`: the regions that what is sent at `step` concerns."""
+        del step
+        return np.ones(regions, bool)
 
 
 def delay_per_region(delay: int | tuple[int, ...], regions: int) -> np.ndarray:

@@ -11,19 +11,18 @@ from collections.abc import Set
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import common_violations
+from lowcomm_jax.schedule.base import Schedule, common_violations
 from lowcomm_jax.state import Clock
 
 
 @dataclasses.dataclass(frozen=True)
-class Staggered:
+class Staggered(Schedule):
     """See `Schedule` for the fields."""
 
     period: int
     fragments: int = 1
     delay: int | tuple[int, ...] = 0
     land_after_send: bool = False
-    uses_rates: bool = False
 
     def first(self, fragment: int) -> int:
         return (fragment + 1) * self.period // self.fragments

@@ -230,3 +230,24 @@ def test_cocodc(lam, tau, syncs):
         participants=mask,
     )
     check(seen, run)
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0), (3.33, 1.51, 0.75), (1.0, 4.0)])
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dylu", "fixed"])
+def test_async_local_sgd(speeds, dynamic):
+    steps, settings = 26, {"momentum": 0.8, "c": 0.1, "dynamic": dynamic}
+    method = lc.methods.async_local_sgd(5, speeds, learning_rate=0.6, **settings)
+    state, seen, batches = train(method, ADAMW[1], len(speeds), steps=steps, finish=True)
+    run = oracle.run_async_local_sgd(
+        oracle.make_params(),
+        batches,
+        period=5,
+        inner=ADAMW[0],
+        speeds=speeds,
+        lr=0.6,
+        finish=True,
+        **settings,
+    )
+    check(seen, run)
+    for key, value in anchors(state).items():
+        close(value[0], run.finished.anchors[0][key], f"finished {key}")

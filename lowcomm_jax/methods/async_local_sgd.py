@@ -1,0 +1,60 @@
+r"""Asynchronous local SGD (arXiv 2401.09135): Delayed Nesterov and dynamic local updates.
+
+Regions of different speed arrive on their own time; every arrival moves the shared anchor at once:
+
+.. math::
+   \Delta_r = \Theta^{\text{received by } r} - \theta_r, \qquad
+   \Theta \leftarrow \mathrm{DelayedNesterov}(\Theta, \Delta_r), \qquad \theta_r \leftarrow \Theta
+
+====== ============================================ =======================
+symbol meaning                                      argument
+====== ============================================ =======================
+H      inner steps of the fastest region            `period`
+v      speed of each region                         `speeds`
+N      arrivals per momentum step                   `buffer` (default R)
+eta    outer learning rate                          `learning_rate`
+beta   outer momentum                               `momentum`
+c      share of the momentum at other arrivals      `c`
+====== ============================================ =======================
+
+Differs from the paper: time is counted in ticks, inner steps of the fastest region; arrivals of
+one tick are applied in region order and then all of them get the newest anchor (a grace period of
+one tick). Data shards are not resampled by progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lowcomm_jax import outer as outer_rules
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.schedule import Arrivals
+
+
+def async_local_sgd(
+    period: int,
+    speeds: Sequence[float],
+    learning_rate: float = 0.7,
+    momentum: float = 0.9,
+    buffer: int | None = None,
+    c: float = 0.0,
+    dynamic: bool = True,
+    codec: Any = None,
+) -> Method:
+    """Apply every region's pseudo-gradient as it arrives.
+
+    Args:
+      period: H; speeds: one per region, any unit.
+      learning_rate, momentum, buffer, c: of `outer.delayed_nesterov`; buffer defaults to R.
+      dynamic: floor(v / max v H) inner steps between arrivals instead of H (DyLU).
+      codec: wire codec of the pseudo-gradients; None = dense fp32.
+    """
+    window = len(speeds) if buffer is None else buffer
+    return Method(
+        name="async_local_sgd",
+        schedule=Arrivals(period, tuple(speeds), dynamic),
+        outer=outer_rules.delayed_nesterov(learning_rate, momentum, max(window, 1), c),
+        codec=codec,
+        base="received",
+    )

@@ -1,0 +1,78 @@
+"""Regions of different speed arrive on their own time (arXiv 2401.09135).
+
+One step of the run is one tick: an inner step of the fastest region. A region of speed v makes
+floor(t v / max v) inner steps in t ticks and arrives after every n_v of them, n_v = H, or with
+dynamic local updates (eq. 6 there) n_v = floor(v / max v H), so that all arrive about together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Set
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from lowcomm_jax.schedule.base import Schedule
+from lowcomm_jax.state import Clock
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrivals(Schedule):
+    """See `Schedule` for the fields.
+
+    Attributes:
+      speeds: inner steps per second of each region, in any unit, `[R]`.
+      dynamic: dynamic local updates; without them every region makes H steps between arrivals.
+    """
+
+    period: int
+    speeds: tuple[float, ...]
+    dynamic: bool = True
+    fragments: ClassVar[int] = 1
+    delay: ClassVar[int] = 0
+    uneven: ClassVar[bool] = True
+
+    def _shares(self) -> list[Fraction]:
+        """v / max v, exact, so that every region agrees on when another one steps."""
+        exact = [Fraction(str(v)) for v in self.speeds]
+        return [v / max(exact) for v in exact]
+
+    def local_steps(self) -> list[int]:
+        """Inner steps of each region between two arrivals, at least 1."""
+        if not self.dynamic:
+            return [self.period] * len(self.speeds)
+        return [max(1, int(share * self.period)) for share in self._shares()]
+
+    def active(self, step: int, regions: int) -> np.ndarray:
+        del regions
+        return np.array([int(step * s) > int((step - 1) * s) for s in self._shares()])
+
+    def senders(self, step: int, regions: int) -> np.ndarray:
+        made = [int(step * share) for share in self._shares()]
+        arrives = [m % n == 0 for m, n in zip(made, self.local_steps())]
+        return self.active(step, regions) & np.array(arrives)
+
+    def next_send(self, step: int) -> int:
+        upcoming = []
+        for share, n in zip(self._shares(), self.local_steps()):
+            rounds = int(step * share) // n + 1
+            upcoming.append(-(-rounds * n // share))
+        return int(min(upcoming))
+
+    def sends(
+        self, step: int, clock: Clock, in_flight: Set[int], rates: np.ndarray | None
+    ) -> tuple[int, ...]:
+        del clock, in_flight, rates
+        return (0,) if self.senders(step, len(self.speeds)).any() else ()
+
+    def violations(self, regions: int) -> list[str]:
+        problems = []
+        if self.period < 1:
+            problems.append(f"period={self.period}: at least 1 inner step is needed")
+        if len(self.speeds) != regions:
+            problems.append(f"speeds: {len(self.speeds)} values for {regions} regions; give R")
+        if not self.speeds or min(self.speeds) <= 0:
+            problems.append(f"speeds={self.speeds}: every region needs a positive speed")
+        return problems
