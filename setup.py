@@ -13,7 +13,7 @@ setup(
     packages=find_packages(include=["lowcomm_jax*", "experiments*", "configs*"]),
     package_data={
         "lowcomm_jax": ["py.typed"],
-        "lowcomm_jax.network": ["*.csv", "*.yaml"],
+        "lowcomm_jax.network": ["*.csv"],
     },
     install_requires=[
         f"jax{JAX}",
@@ -23,18 +23,19 @@ setup(
         "tensorstore>=0.1.60",
         "ml-collections>=1.0",
         "absl-py>=2.0",
-        "grain>=0.2.10",
+        "grain>=0.2.18,<0.3",
         "tokenizers>=0.20",
         "safetensors>=0.4",
         "rich>=13",
         "matplotlib>=3.8",
+        "pyyaml>=6",
         "numpy>=1.26",
     ],
     extras_require={
         "cuda12": [f"jax[cuda12]{JAX}"],
         "tpu": [f"jax[tpu]{JAX}"],
         "hf": ["datasets>=3.0", "pyarrow>=15"],
-        "test": ["chex>=0.1.90", "pytest>=8"],
+        "test": ["chex>=0.1.90", "pytest>=8", "pytest-xdist>=3"],
         "dev": ["ruff>=0.6"],
     },
 )

@@ -1,0 +1,1 @@
+"""Plans: one file a question, for `python -m experiments plan`."""

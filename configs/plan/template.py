@@ -1,0 +1,56 @@
+"""Template of a plan: every field, with what it means. A 1.3B model over three continents.
+
+    python -m experiments plan --config=configs/plan/template.py --config.network=consumer_1gbps
+
+Takes about a second. Expected: a table per method, plan.json and plan.png in the work directory.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """Give the config."""
+    config = ConfigDict()
+    config.name = "1.3B over three continents"
+    config.notes = ""
+    # A name out of lowcomm_jax.network.shapes.MODELS, or layers, width, mlp, heads, vocab,
+    # kv_heads, gated, tied.
+    config.model = "1.3b"
+    # A preset (configs/network.py lists them), "aws:Oregon,Tokyo,London", a .yaml file, or the
+    # mapping itself.
+    config.network = "intercontinental"
+    # Seconds of one inner step; 0 = from devices, FLOP/s and MFU.
+    config.compute_s = 0.0
+    config.devices_per_region = 8
+    config.flops_per_device = 989e12
+    config.mfu = 0.4
+    # Tokens of the whole run (0 = 20 per parameter) and of one inner step over all regions.
+    config.tokens = 0.0
+    config.tokens_per_step = 2.0**21
+    # Axes inside a region, for the memory per device.
+    config.mesh = ConfigDict({"stage": 1, "fsdp": 8, "tensor": 1})
+    config.microbatch_tokens = 8192
+    config.remat = True
+    # Rows: a preset out of lowcomm_jax.network.plan_methods.PRESETS and what differs from it.
+    config.methods = ConfigDict(
+        {
+            "allreduce": {"preset": "allreduce"},
+            "diloco": {"preset": "diloco", "period": 30},
+            "streaming": {"preset": "streaming_diloco", "period": 100, "fragments": 8, "tau": 5},
+            "eager": {
+                "preset": "eager_diloco",
+                "period": 100,
+                "codec": "int4",
+                "route": "two_shot",
+            },
+            "cocodc": {"preset": "cocodc", "period": 100, "fragments": 4, "tau": 5},
+            "noloco": {"preset": "noloco", "period": 50},
+            "sparseloco": {"preset": "sparseloco", "period": 30},
+        }
+    )
+    # Largest published loss penalty (nats beside H = 30) the search for the best H, K, tau and
+    # codec may use.
+    config.loss_bound = 0.03
+    # Published figures to print beside ours: "", "dilocox", "streaming", "noloco" or "sync".
+    config.published = ""
+    return config

@@ -1,0 +1,107 @@
+"""Time the network room: cost of a NoLoCo simulation as regions are added, and of the clock per
+step.
+
+    python -m experiments bench wan
+
+Prints seconds and the ratio between neighbouring sizes beside the ratio of the sizes: linear growth
+gives equal ratios.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from lowcomm_jax.network import Jitter, VirtualClock, uniform
+from lowcomm_jax.network.nolocosim import idle_table
+from lowcomm_jax.network.randomness import generator
+
+SIZES = (125, 250, 500, 1000, 2000)
+
+
+def noloco_seconds(regions: int, rounds: int, period: int = 50) -> float:
+    """Give the seconds of a NoLoCo run on the virtual clock: random pairs every `period` steps.
+
+    Building the network (a regions x regions matrix) is not counted.
+    """
+    network = uniform(
+        regions,
+        1.0,
+        delay_s=0.05,
+        compute_s=0.1,
+        compute_jitter=Jitter("lognormal", 0.3),
+        transfer_jitter=Jitter("lognormal", 0.5),
+    )
+    clock = VirtualClock(network, seed=0)
+    started = time.perf_counter()
+    for number in range(rounds):
+        clock.inner_steps(1 + number * period, period)
+        order = generator(0, "pairs", number).permutation(regions)[: regions // 2 * 2]
+        step = (number + 1) * period
+        clock.send(step, "delta", 1e7, "pair", groups=order.reshape(-1, 2).tolist())
+        clock.land(step, "delta")
+    return time.perf_counter() - started
+
+
+def idle_seconds(regions: int, rounds: int) -> float:
+    """Give the seconds of the vectorised idle simulation."""
+    started = time.perf_counter()
+    idle_table(regions, rounds)
+    return time.perf_counter() - started
+
+
+def clock_microseconds(sync_every: int, steps: int = 2000, regions: int = 8) -> float:
+    """Give microseconds per inner step of the clock, one two-shot exchange every `sync_every`
+    steps.
+    """
+    clock = VirtualClock(uniform(regions, 1.0, delay_s=0.05, compute_s=0.3))
+    started = time.perf_counter()
+    for step in range(1, steps + 1):
+        clock.inner_step(step)
+        if step % sync_every == 0:
+            clock.send(step, 0, 1e6, "two_shot")
+            clock.land(step, 0)
+    return (time.perf_counter() - started) / steps * 1e6
+
+
+def main(
+    sizes: Sequence[int] = SIZES,
+    rounds: int = 10,
+    repeats: int = 3,
+    console: Console | None = None,
+) -> dict:
+    """Run the benchmark, print its tables and give the numbers (best of `repeats`)."""
+    console = console or Console()
+    result: dict = {"clock": [], "idle": [], "step": []}
+    for label, measure, factor in (("clock", noloco_seconds, 1), ("idle", idle_seconds, 10)):
+        for size in sizes:
+            best = min(measure(size * factor, rounds) for _ in range(repeats))
+            result[label].append({"regions": size * factor, "rounds": rounds, "seconds": best})
+        _show(label, result[label], console)
+    for every in (1, 10, 100):
+        best = min(clock_microseconds(every) for _ in range(repeats))
+        result["step"].append({"sync_every": every, "microseconds": best})
+        console.print(
+            f"clock, 8 regions, exchange every {every} steps: {best:.1f} us per inner step"
+        )
+    return result
+
+
+def _show(label: str, rows: list[dict], console: Console) -> None:
+    titles = {"clock": "NoLoCo on the virtual clock", "idle": "idle simulation (vectorised)"}
+    table = Table(title=f"{titles[label]}, {rows[0]['rounds']} rounds")
+    for heading in ("regions", "seconds", "time ratio", "size ratio", "exponent"):
+        table.add_column(heading, justify="right")
+    for before, row in zip([None, *rows], rows, strict=False):
+        cells = ["", "", ""]
+        if before is not None:
+            ratio, size = row["seconds"] / before["seconds"], row["regions"] / before["regions"]
+            cells = [f"{ratio:.2f}", f"{size:.2f}", f"{np.log(ratio) / np.log(size):.2f}"]
+        table.add_row(str(row["regions"]), f"{row['seconds']:.4f}", *cells)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The network between regions: links, virtual clock, byte ledger and planner. NumPy only,
+deterministic, seeded.
+"""
+
+from lowcomm_jax.network.accounts import ClockReport, derive_tau
+from lowcomm_jax.network.capacity import catch_up_violations, check_catch_up
+from lowcomm_jax.network.clock import VirtualClock
+from lowcomm_jax.network.clock_state import clock_state, restore_clock
+from lowcomm_jax.network.collectives import ROUTES, link_bytes, profile, seconds, sent_bytes
+from lowcomm_jax.network.ledger import Ledger, payload_nbytes
+from lowcomm_jax.network.links import Network, uniform
+from lowcomm_jax.network.parse import parse
+from lowcomm_jax.network.presets import aws, names, preset
+from lowcomm_jax.network.randomness import Jitter
+from lowcomm_jax.network.timeline import Bar, Timeline, draw, save_picture
+
+__all__ = [
+    "ROUTES",
+    "Bar",
+    "ClockReport",
+    "Jitter",
+    "Ledger",
+    "Network",
+    "Timeline",
+    "VirtualClock",
+    "aws",
+    "catch_up_violations",
+    "check_catch_up",
+    "clock_state",
+    "derive_tau",
+    "draw",
+    "link_bytes",
+    "names",
+    "parse",
+    "payload_nbytes",
+    "preset",
+    "profile",
+    "restore_clock",
+    "save_picture",
+    "seconds",
+    "sent_bytes",
+    "uniform",
+]

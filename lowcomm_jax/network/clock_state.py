@@ -1,0 +1,107 @@
+"""Save and restore a clock, transfers in flight included, as plain JSON-able data."""
+
+import ast
+from typing import Any
+
+import numpy as np
+
+from lowcomm_jax.network.clock import Flight, VirtualClock
+from lowcomm_jax.network.sharing import Transfer
+
+ARRAYS = ("now_R", "peers_R", "exposed_R", "absent_R", "peak_R")
+
+
+def clock_state(clock: VirtualClock) -> dict[str, Any]:
+    """Give everything a clock needs to go on as if it had never stopped (bars of the timeline
+    excepted).
+
+    Keys of transfers must be ints, strings or tuples of those.
+    """
+    return {
+        "seed": clock.seed,
+        "sends": clock.sends,
+        "arrays": {name: getattr(clock, name).tolist() for name in ARRAYS},
+        "used_links": sorted(list(pair) for pair in clock.used_links),
+        "flights": [
+            {
+                "key": repr(key),
+                "number": f.number,
+                "members": list(f.members),
+                "start_s": f.start_s,
+                "share": f.share_M.tolist(),
+                "waiting": f.waiting_M.tolist(),
+            }
+            for key, flights in clock.flights.items()
+            for f in flights
+        ],
+        "transfers": [
+            _transfer_row(clock.fabric.resolve(t.number)) for t in clock.fabric.transfers()
+        ],
+        "booked": [[repr(entry), times] for entry, times in clock.ledger.booked.items()],
+        "analytic": [[repr(key), value] for key, value in clock.ledger.analytic.items()],
+        "control": clock.ledger.control_R.tolist(),
+    }
+
+
+def restore_clock(clock: VirtualClock, state: dict[str, Any]) -> None:
+    """Put a freshly built clock (same network) into a saved state, in place.
+
+    Raises:
+        ValueError: the clock was used before, or the state is of another number of regions or
+            another seed.
+    """
+    found = []
+    if clock.sends or clock.now_R.any():
+        found.append("the clock was already used: restore into a new one")
+    if len(state["arrays"]["now_R"]) != clock.network.size:
+        found.append(
+            f"saved with {len(state['arrays']['now_R'])} regions, the network has "
+            f"{clock.network.size}"
+        )
+    if state["seed"] != clock.seed:
+        found.append(
+            f"saved with seed {state['seed']}, the clock has {clock.seed}: use the saved one"
+        )
+    if found:
+        raise ValueError("cannot restore the clock: " + "; ".join(found))
+    for name in ARRAYS:
+        getattr(clock, name)[:] = state["arrays"][name]
+    clock.sends = state["sends"]
+    clock.used_links = {(a, b) for a, b in state["used_links"]}
+    for row in state["transfers"]:
+        clock.fabric.add(_transfer(row))
+    for row in state["flights"]:
+        flight = Flight(
+            row["number"],
+            tuple(row["members"]),
+            row["start_s"],
+            np.array(row["share"], float),
+            np.array(row["waiting"], bool),
+        )
+        clock.flights.setdefault(ast.literal_eval(row["key"]), []).append(flight)
+    clock.ledger.booked.update({ast.literal_eval(entry): times for entry, times in state["booked"]})
+    clock.ledger.analytic.update({ast.literal_eval(key): value for key, value in state["analytic"]})
+    clock.ledger.control_R[:] = state["control"]
+
+
+def _transfer_row(transfer: Transfer) -> dict[str, Any]:
+    return {
+        "number": transfer.number,
+        "members": list(transfer.members),
+        "flow_s": transfer.flow_s,
+        "volume_s": transfer.volume_s,
+        "usage": [[list(resource), share] for resource, share in transfer.usage.items()],
+        "rate": transfer.rate_M.tolist(),
+    }
+
+
+def _transfer(row: dict[str, Any]) -> Transfer:
+    usage = {(kind, a, b): share for (kind, a, b), share in row["usage"]}
+    return Transfer(
+        row["number"],
+        tuple(row["members"]),
+        row["flow_s"],
+        row["volume_s"],
+        usage,
+        np.array(row["rate"], float),
+    )

@@ -1,0 +1,44 @@
+"""Collect the bars of a timeline while a clock runs."""
+
+import numpy as np
+
+from lowcomm_jax.network.timeline import Bar, Timeline
+
+
+class Recorder:
+    """Bars per region; computing is whatever lies between two other activities."""
+
+    def __init__(self, regions: tuple[str, ...]) -> None:
+        self.regions = regions
+        self.bars: list[Bar] = []
+        self.since_R = np.zeros(len(regions))
+
+    def pause(self, kind: str, region: int, begin_s: float, end_s: float, label: str) -> None:
+        """Note that a region did not compute from begin to end."""
+        if end_s <= begin_s:
+            return
+        if begin_s > self.since_R[region]:
+            self.bars.append(
+                Bar(region, "compute", float(self.since_R[region]), float(begin_s), "")
+            )
+        self.bars.append(Bar(region, kind, float(begin_s), float(end_s), label))
+        self.since_R[region] = end_s
+
+    def landing(self, label: str, members: list[int], start_s: float, now_M, peers_M, ready_M):
+        """Note when bytes travelled, who waited for peers and for bytes, and the landings."""
+        rows = zip(members, now_M.tolist(), peers_M.tolist(), ready_M.tolist(), strict=True)
+        for member, now, peers, ready in rows:
+            landed = max(now, ready)
+            self.bars.append(Bar(member, "send", start_s, ready, label))
+            self.bars.append(Bar(member, "land", landed, landed, label))
+            self.pause("peers", member, now, now + peers, label)
+            self.pause("wait", member, now + peers, ready, label)
+
+    def timeline(self, now_R: np.ndarray) -> Timeline:
+        """Give all bars up to now."""
+        tail = [
+            Bar(region, "compute", float(since), float(now), "")
+            for region, (since, now) in enumerate(zip(self.since_R, now_R, strict=True))
+            if now > since
+        ]
+        return Timeline(self.regions, (*self.bars, *tail))

@@ -1,0 +1,214 @@
+"""Every collective against sums done by hand, and the flow simulator against the definition of
+fairness.
+"""
+
+import numpy as np
+import pytest
+
+from lowcomm_jax.network import collectives as co
+from lowcomm_jax.network.flows import Flow, fair_rates, simulate
+from lowcomm_jax.network.links import uniform
+from lowcomm_jax.network.parse import parse
+
+GB = 1e9  # bytes; 8 Gbit/s move 1 GB a second
+
+
+def three_regions(**fields):
+    """Rates in GB/s: 0->1 1.0, 1->2 0.5, 2->0 0.25, back 2.0; delays 10, 20, 40 ms, back 30 ms."""
+    return parse(
+        {
+            "regions": 3,
+            "symmetric": False,
+            "bandwidth_gbps": [[0, 8, 16], [16, 0, 4], [2, 16, 0]],
+            "delay_ms": [[0, 10, 30], [30, 0, 20], [40, 30, 0]],
+            **fields,
+        }
+    )
+
+
+def ring_by_hand(nbytes, rates, delays):
+    """Walk through a ring hop by hop: a link sends one chunk at a time, a chunk leaves after it
+    came in.
+    """
+    n = len(rates)
+    free, have = [0.0] * n, [0.0] * n
+    for _ in range(2 * (n - 1)):
+        sent = [max(free[i], have[i]) + nbytes / n / rates[i] for i in range(n)]
+        free = sent
+        have = [sent[i - 1] + delays[i - 1] for i in range(n)]
+    return have
+
+
+def test_ring_of_unequal_links():
+    ready = co.profile(three_regions(), "ring", [3 * GB] * 3, (0, 1, 2)).ready_M
+    np.testing.assert_allclose(
+        ready, ring_by_hand(3 * GB, [GB, GB / 2, GB / 4], [0.01, 0.02, 0.04])
+    )
+    # The link 2 -> 0 needs 4 s a chunk and sends four of them; its first one can leave at once.
+    assert ready[0] == pytest.approx(16.04)
+
+
+def test_equal_ring_is_the_textbook_formula():
+    network = uniform(5, 2.0, delay_s=0.03)
+    expected = 2 * 4 / 5 * 0.7 * GB / (2.0 * GB / 8) + 2 * 4 * 0.03
+    assert co.seconds(network, "ring", 0.7 * GB) == pytest.approx(expected)
+    flows, waits = co.flows_of("ring", [0.7 * GB] * 5, range(5))
+    arrival = simulate(network, flows).arrival_F
+    assert max(arrival[i] for w in waits for i in w) == pytest.approx(expected)
+
+
+def test_gather_waits_for_the_slowest_incoming_link():
+    shape = co.profile(three_regions(), "gather", [1 * GB, 2 * GB, 0.5 * GB], (0, 1, 2))
+    expected = [
+        max(2 / 2 + 0.03, 0.5 / 0.25 + 0.04),
+        max(1 / 1 + 0.01, 0.5 / 2 + 0.03),
+        max(1 / 2 + 0.03, 2 / 0.5 + 0.02),
+    ]
+    np.testing.assert_allclose(shape.ready_M, expected)
+    assert shape.duration_s == pytest.approx(4.02) and shape.latency_s == pytest.approx(0.04)
+
+
+def test_gather_shares_the_egress():
+    network = uniform(4, 8.0, delay_s=0.01, shared=True)
+    assert co.seconds(network, "gather", 0.6 * GB) == pytest.approx(3 * 0.6 + 0.01)
+
+
+def test_two_shot_shares_a_link_between_its_legs():
+    # Slices of 1 GB. 0 -> 1 is done at 1.00, so member 1 owns its slice at 1.01 and sends back over
+    # 1 -> 0, which still has 1 - 0.2525 GB of the first leg: both run at 0.125 GB/s for 5.98 s
+    # until 6.99, the second leg needs 1.01 s more. Member 0 gets the first leg at 7.01 and sends 1
+    # GB in 1 s.
+    network = parse(
+        {
+            "regions": 2,
+            "symmetric": False,
+            "bandwidth_gbps": [[0, 8], [2, 0]],
+            "delay_ms": [[0, 10], [20, 0]],
+        }
+    )
+    shape = co.profile(network, "two_shot", [2 * GB] * 2, (0, 1))
+    np.testing.assert_allclose(shape.ready_M, [8.0 + 0.02, 6.99 + 0.02 + 1.0 + 0.01], rtol=1e-9)
+
+
+def test_two_shot_of_equal_links():
+    network = uniform(4, 8.0, delay_s=0.02)
+    assert co.seconds(network, "two_shot", 2 * GB) == pytest.approx(2 * (0.5 + 0.02))
+    shared = uniform(4, 8.0, delay_s=0.02, shared=True)
+    assert co.seconds(shared, "two_shot", 2 * GB) == pytest.approx(2 * (1.5 + 0.02))
+
+
+def test_star_sums_at_the_server():
+    shape = co.profile(three_regions(), "star", [1 * GB] * 3, (0, 1, 2))
+    up = max(1 / 2 + 0.03, 1 / 0.25 + 0.04)
+    np.testing.assert_allclose(shape.ready_M, [up, up + 1 / 1 + 0.01, up + 1 / 2 + 0.03])
+
+
+def test_tree_of_four_goes_up_and_down():
+    network = uniform(4, 8.0, delay_s=0.05)
+    shape = co.profile(network, "tree", [0.3 * GB] * 4, (2, 0, 1, 3))
+    hop = 0.3 + 0.05  # member 3 of the heap hangs below member 1: two hops up, two down
+    np.testing.assert_allclose(shape.ready_M, [2 * hop, 3 * hop, 3 * hop, 4 * hop])
+
+
+def test_pair_exchanges_both_ways_at_once():
+    shape = co.profile(three_regions(), "pair", [1 * GB, 3 * GB], (1, 2))
+    np.testing.assert_allclose(shape.ready_M, [3 / 2 + 0.03, 1 / 0.5 + 0.02])
+
+
+@pytest.mark.parametrize("route", co.ROUTES)
+def test_link_bytes_match_the_closed_form_and_are_conserved(route):
+    members = (0, 2, 3, 5, 6)
+    links = co.link_bytes(route, (7e6,) * 5, members)
+    assert sum(links.values()) / 5 == pytest.approx(co.sent_bytes(route, 7e6, 5))
+    shape = co.profile(uniform(7, 1.0), route, [7e6] * 5, members)
+    pairs = zip(shape.sources.tolist(), shape.targets.tolist(), strict=True)
+    assert dict(zip(pairs, shape.bytes_L.tolist(), strict=True)) == pytest.approx(links)
+    assert co.link_bytes(route, (7e6,), (3,)) == {} and co.sent_bytes(route, 7e6, 1) == 0
+
+
+@pytest.mark.parametrize("route", co.ROUTES)
+def test_more_bandwidth_or_less_delay_is_never_slower(route):
+    rng = np.random.default_rng(5)
+    for _ in range(6):
+        rates = rng.uniform(0.2, 3.0, (4, 4)).tolist()
+        spec = {"regions": 4, "symmetric": False, "bandwidth_gbps": rates, "delay_ms": 40}
+        spec["egress_gbps"] = rng.uniform(1.0, 4.0, 4).tolist()
+        network = parse(spec)
+        time = co.seconds(network, route, 1e8, range(4))
+        assert co.seconds(network.scaled(bandwidth=1.3), route, 1e8, range(4)) < time
+        assert co.seconds(network.scaled(delay=0.6), route, 1e8, range(4)) < time
+        assert co.seconds(network, route, 1.2e8, range(4)) > time
+
+
+def test_one_member_and_constants():
+    network = uniform(3, 1.0, sync_constant_s=0.7)
+    assert co.seconds(network, "ring", 1e6, [2]) == 0.0
+    assert co.seconds(network, "pair", 0.0) == pytest.approx(0.7)
+
+
+def test_bad_collectives_are_refused_with_all_reasons():
+    with pytest.raises(ValueError) as caught:
+        co.check("ring", [1.0, 2.0, -1.0], (0, 0, 9), 3)
+    for part in ("repeat", "are no regions", "must not be negative", "equal payload sizes"):
+        assert part in str(caught.value)
+    with pytest.raises(ValueError, match="route 'pigeon' is unknown"):
+        co.seconds(uniform(2, 1.0), "pigeon", 1.0)
+
+
+def test_fair_rates_of_a_known_case():
+    network = parse(
+        {
+            "regions": 4,
+            "bandwidth_gbps": 8.0,
+            "links": [{"pair": ["r0", "r1"], "bandwidth_gbps": 2.4}],
+            "egress_gbps": [8.0, None, None, None],
+            "ingress_gbps": [None, None, 8.0, None],
+        }
+    )
+    # 0->1 is held to 0.3 by its link; 3->2 and 0->2 share region 2's ingress: half each.
+    rates = fair_rates(network, np.array([0, 0, 3]), np.array([1, 2, 2]))
+    np.testing.assert_allclose(rates / GB, [0.3, 0.5, 0.5])
+
+
+def test_fair_rates_are_feasible_and_max_min():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        network = parse(
+            {
+                "regions": 5,
+                "symmetric": False,
+                "bandwidth_gbps": rng.uniform(0.5, 4, (5, 5)).tolist(),
+                "egress_gbps": rng.uniform(0.5, 6, 5).tolist(),
+                "ingress_gbps": rng.uniform(0.5, 6, 5).tolist(),
+            }
+        )
+        source = rng.integers(0, 5, 9)
+        target = (source + rng.integers(1, 5, 9)) % 5
+        rate = fair_rates(network, source, target)
+        groups = [(source == i, network.egress_rate_R[i]) for i in range(5)]
+        groups += [(target == i, network.ingress_rate_R[i]) for i in range(5)]
+        groups += [
+            ((source == i) & (target == j), network.rate_RxR[i, j])
+            for i in range(5)
+            for j in range(5)
+            if i != j
+        ]
+        for users, limit in groups:
+            assert rate[users].sum() <= limit * (1 + 1e-9)
+        for k in range(9):  # some full resource on which nobody is faster
+            assert any(
+                users[k]
+                and rate[users].sum() >= limit * (1 - 1e-9)
+                and rate[k] >= rate[users].max() * (1 - 1e-9)
+                for users, limit in groups
+            )
+
+
+def test_flows_that_start_late_share_only_the_rest():
+    network = uniform(2, 8.0, delay_s=0.5)
+    times = simulate(network, [Flow(0, 1, 2 * GB), Flow(0, 1, 1 * GB, start_s=1.0)])
+    # 1 GB alone in the first second, then both at half speed for two seconds.
+    np.testing.assert_allclose(times.end_F, [3.0, 3.0])
+    np.testing.assert_allclose(times.arrival_F, [3.5, 3.5])
+    with pytest.raises(ValueError, match="wait for later flows"):
+        simulate(network, [Flow(0, 1, 1.0, after=(0,))])

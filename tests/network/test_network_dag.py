@@ -1,0 +1,141 @@
+"""The layer-level model: small cases by hand, an event-by-event check, and every published
+bandwidth figure.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from lowcomm_jax.network import published
+from lowcomm_jax.network.dag import (
+    GRID_GBPS,
+    GRID_STEP,
+    at_once,
+    every_step,
+    smallest_bandwidth,
+    streaming,
+    utilisation,
+)
+from lowcomm_jax.network.reproduction import (
+    bandwidth_table,
+    dag_schedule,
+    grid_points,
+    hours_table,
+    sync_table,
+)
+
+
+def walk(layers, step_s, link_s, latency_s, sends, tau, steps, warm):
+    """Walk through every single computation of the model, one bandwidth."""
+    part = step_s / layers / 3
+    now = link = 0.0
+    start = 0.0
+    arrives = {}
+    for step in range(1, steps + 1):
+        for layer in range(layers):
+            now = max(now, arrives.pop((step, layer), 0.0)) + part
+        for layer in reversed(range(layers)):
+            now += part + part
+            if layer in sends(step):
+                link = max(link, now) + link_s
+                arrives[step + 1 + tau, layer] = link + latency_s
+        if step == warm:
+            start = now
+    return (steps - warm) * step_s / (now - start)
+
+
+@pytest.mark.parametrize("tau", [0, 1, 3])
+@pytest.mark.parametrize("link_s", [0.01, 0.3, 2.0])
+def test_model_equals_a_walk_over_every_computation(tau, link_s):
+    schedule = streaming(7, 10, 3, tau)
+    mine = utilisation(7, 0.9, np.array([link_s]), schedule, 0.05, periods=2)[0]
+    warm = 10 + tau + 1
+    other = walk(7, 0.9, link_s, 0.05, schedule.sent_after, tau, warm + 20, warm)
+    assert mine == pytest.approx(other, rel=1e-12)
+
+
+def test_blocking_exchange_by_hand():
+    # Two layers, 6 s a step: layer 1 is ready for the link 4 s before the step's end minus 2: it
+    # waits for nothing, layer 0 at the end; both need 5 s: sent 4..9 and 9..14 s after the step's
+    # start, the step ends at 6.
+    share = utilisation(2, 6.0, np.array([5.0]), at_once(2, 4))[0]
+    assert share == pytest.approx(4 * 6 / (4 * 6 + 8))
+
+
+def test_fragments_leave_on_their_steps():
+    schedule = streaming(6, 10, 3)
+    assert schedule.fragments == ((0, 3), (1, 4), (2, 5)) and schedule.offsets == (3, 6, 10)
+    assert schedule.sent_after(3) == [3, 0] and schedule.sent_after(16) == [4, 1]
+    assert schedule.sent_after(2) == []
+    assert streaming(7, 10, 3, pattern="sequential").fragments == ((0, 1, 2), (3, 4), (5, 6))
+    assert every_step(3).sent_after(9) == [2, 1, 0]
+    with pytest.raises(ValueError, match="1 to 4 fragments"):
+        streaming(4, 10, 5)
+
+
+def test_utilisation_is_monotone():
+    link_s = 1.0 / np.logspace(-2, 2, 30)
+    for schedule in (every_step(6), at_once(6, 20), at_once(6, 20, 20), streaming(6, 20, 3, 2)):
+        share = utilisation(6, 0.5, link_s, schedule)
+        assert (np.diff(share) >= -1e-12).all() and (share <= 1 + 1e-12).all()
+    for tau in range(5):  # more overlap is never worse
+        less = utilisation(6, 0.5, link_s, streaming(6, 20, 3, tau))
+        more = utilisation(6, 0.5, link_s, streaming(6, 20, 3, tau + 1))
+        assert (more >= less - 1e-9).all()
+
+
+def test_smallest_bandwidth_conventions():
+    share, grid = np.array([0.1, 0.4, 0.6, 0.95]), np.array([1.0, 2.0, 4.0, 8.0])
+    assert smallest_bandwidth(share, (0.05, 0.5, 0.99), grid) == [1.0, 4.0, None]
+    assert smallest_bandwidth(share, (0.05, 0.5), grid, last_below=True) == [1.0, 2.0]
+
+
+def test_the_grid_is_the_published_one():
+    assert len(GRID_GBPS) == 50 and GRID_GBPS[0] == 0.1 and math.isclose(GRID_GBPS[-1], 1000.0)
+    assert pytest.approx(1.207, abs=5e-4) == GRID_STEP
+
+
+@pytest.mark.parametrize(
+    ("row", "target", "entry"),
+    bandwidth_table(),
+    ids=lambda value: value.what.replace(" ", "_") if hasattr(value, "what") else "",
+)
+def test_published_bandwidth(row, target, entry):
+    """Required rows within one grid point; the others are shown, and only have to exist."""
+    if row.required:
+        assert abs(grid_points(entry.ours, row.gbps[target])) <= 1
+    else:
+        assert np.isfinite(entry.ours) and "shown only" in entry.note
+
+
+def test_all_sizes_go_through_one_schedule_builder():
+    assert {row.model for row in published.DAG_ROWS if row.required} == {"1B", "10B", "100B"}
+    row = next(r for r in published.DAG_ROWS if r.model == "100B" and r.method == "streaming")
+    assert len(dag_schedule(row, published.DAG_MODELS["100B"]).fragments) == 36
+
+
+def test_streaming_hours_at_one_gigabit():
+    data_parallel, streaming_fp4 = hours_table()
+    assert abs(data_parallel.error) < 0.02  # 107.4 against 109 hours
+    assert abs(streaming_fp4.error) < 0.04  # 0.853 against 0.88 hours
+
+
+def test_measured_synchronisations():
+    """Ring and constants: the error of every row, as stated in the tables (low at low rates)."""
+    stated = {
+        ("diloco-measured", "5 Gbit/s", False): -0.053,
+        ("diloco-measured", "5 Gbit/s", True): 0.0,
+        ("diloco-measured", "1 Gbit/s", False): -0.012,
+        ("diloco-measured", "1 Gbit/s", True): 0.0,
+        ("diloco-measured", "200 Mbit/s", False): -0.098,
+        ("diloco-measured", "200 Mbit/s", True): -0.048,
+        ("diloco-measured", "50 Mbit/s", False): -0.185,
+        ("diloco-measured", "50 Mbit/s", True): -0.142,
+        ("ft-diloco", "1 Gbit/s", False): 0.0,  # calibrated here
+        ("ft-diloco", "100 Mbit/s", False): 0.002,
+        ("ft-diloco", "50 Mbit/s", False): -0.028,
+    }
+    assert len(published.SYNC_ROWS) == len(stated)
+    for row, entry in zip(published.SYNC_ROWS, sync_table(), strict=True):
+        assert entry.error == pytest.approx(stated[row.source, row.label, row.first], abs=1e-3)

@@ -1,0 +1,164 @@
+"""Networks: parsing, presets, and what bad descriptions are told."""
+
+import numpy as np
+import pytest
+
+from configs.network import as_config, get_config
+from lowcomm_jax.network import Jitter, Network, aws, names, parse, preset, uniform
+from lowcomm_jax.network.links import components
+from lowcomm_jax.network.presets import aws_pairs
+from lowcomm_jax.network.randomness import generator, step_factors
+
+
+def test_mapping_with_overrides_reads_up_and_down():
+    network = parse(
+        {
+            "regions": ["a", "b", "c"],
+            "bandwidth_gbps": 2.0,
+            "delay_ms": 30,
+            "loss": 0.1,
+            "egress_gbps": [4.0, None, 1.5],
+            "compute_s": [0.2, 0.3, 0.5],
+            "links": [
+                {"pair": ["a", "c"], "bandwidth_gbps": {"up": 0.3, "down": 0.7}, "delay_ms": 80}
+            ],
+            "transfer_jitter": {"kind": "lognormal", "scale": 0.4},
+            "first_use_s": 0.5,
+        }
+    )
+    np.testing.assert_allclose(network.bandwidth_RxR[0], [2.0, 2.0, 0.3])
+    assert network.bandwidth_RxR[2, 0] == 0.7
+    assert network.delay_RxR[0, 2] == network.delay_RxR[2, 0] == 0.08
+    np.testing.assert_allclose(network.rate_RxR[0, 2], 0.3 * 0.9 * 1e9 / 8)
+    assert network.egress_R.tolist() == [4.0, np.inf, 1.5]
+    assert network.transfer_jitter == Jitter("lognormal", 0.4)
+    assert network.slowest_gbps == pytest.approx(0.27)
+
+
+def test_asymmetric_matrix_needs_consent():
+    matrix = [[0, 1, 3], [2, 0, 3], [3, 3, 0]]
+    with pytest.raises(ValueError, match=r"r0 -> r1 is 1 but r1 -> r0 is 2.*symmetric: false"):
+        parse({"regions": 3, "bandwidth_gbps": matrix})
+    network = parse({"regions": 3, "bandwidth_gbps": matrix, "symmetric": False})
+    assert network.bandwidth_RxR[0, 1] == 1 and network.bandwidth_RxR[1, 0] == 2
+
+
+def test_all_violations_come_at_once_with_fixes():
+    spec = {
+        "regions": ["a", "b", "c"],
+        "bandwidth_gbps": [[0, 1, 0], [1, 0, 0], [0, 0, 0]],
+        "delay_ms": [[0, 1], [1, 0]],
+        "compute_s": [0.1, -2, 0.1],
+        "loss": 1.0,
+        "speed": 3,
+        "links": [{"pair": ["a", "z"]}],
+        "transfer_jitter": {"kind": "cauchy", "scale": 0.1},
+    }
+    with pytest.raises(ValueError) as caught:
+        parse(spec)
+    text = str(caught.value)
+    for part in (
+        "key 'speed' is unknown",
+        "2 parts {a, b} | {c}",
+        "bandwidth a -> c is 0 Gbit/s",
+        "delay_ms has 2 rows",
+        "compute_s of region 'b' is -2",
+        "loss a -> b is 1",
+        "links[0].pair is ['a', 'z']",
+        "kind 'cauchy' is unknown: use one of none, lognormal, uniform",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"bandwidth_gbps": 1.0}, "'regions' is missing"),
+        ({"regions": [], "bandwidth_gbps": 1.0}, "regions is empty"),
+        ({"regions": ["a", "a"], "bandwidth_gbps": 1.0}, "'a' is used twice"),
+        ({"regions": 2, "bandwidth_gbps": "fast"}, "bandwidth_gbps is 'fast': use a number"),
+        ({"regions": 2, "bandwidth_gbps": 1.0, "egress_gbps": 0}, "egress_gbps of region 'r0'"),
+        ({"regions": 2, "bandwidth_gbps": 1.0, "compute_s": [1, 1, 1]}, "compute_s has 3 entries"),
+        ("mars", "network 'mars' is unknown: use"),
+        ("nowhere.yaml", "does not exist"),
+    ],
+)
+def test_bad_input_is_named(spec, message):
+    with pytest.raises(ValueError, match=message):
+        parse(spec)
+
+
+def test_yaml_file_round_trip(tmp_path):
+    path = tmp_path / "two_sites.yaml"
+    path.write_text(
+        "regions: [west, east]\nbandwidth_gbps: 0.5\ndelay_ms: 30\n"
+        "links:\n  - {pair: [west, east], bandwidth_gbps: {up: 0.2, down: 0.4}}\n"
+    )
+    network = parse(path)
+    assert network.name == "two_sites" and network.bandwidth_RxR[0, 1] == 0.2
+    path.write_text("- 1\n")
+    with pytest.raises(ValueError, match="must hold a mapping"):
+        parse(str(path))
+
+
+def test_presets_build_and_survive_the_config_round_trip():
+    for name in names():
+        network = preset(name)
+        assert isinstance(network, Network) and network.source
+        again = parse(as_config(network))
+        off = ~np.eye(network.size, dtype=bool)
+        np.testing.assert_array_equal(again.bandwidth_RxR[off], network.bandwidth_RxR[off])
+        np.testing.assert_allclose(again.delay_RxR[off], network.delay_RxR[off], rtol=1e-12)
+        np.testing.assert_array_equal(again.egress_R, network.egress_R)
+        assert again.transfer_jitter == network.transfer_jitter
+    assert get_config("lan").bandwidth_gbps[0][1] == 10.0
+
+
+def test_aws_table_has_45_pairs_of_ten_regions():
+    pairs = aws_pairs()
+    assert len(pairs) == 45 and len({frozenset(p[:2]) for p in pairs}) == 45
+    network = aws()
+    assert network.size == 10 and network.confidence == "measured"
+    i, j = network.regions.index("Sydney"), network.regions.index("London")
+    assert network.bandwidth_RxR[i, j] == 0.326 and network.delay_RxR[j, i] == 0.262
+    half = aws(["Tokyo", "Seoul"], bandwidth_factor=0.5, delay_factor=0.5)
+    assert half.bandwidth_RxR[0, 1] == 0.55 and half.delay_RxR[0, 1] == 0.017
+    with pytest.raises(ValueError, match="'Mars' is unknown"):
+        preset("aws:Tokyo,Mars")
+
+
+def test_scaled_subset_and_compute():
+    network = uniform(["a", "b", "c"], 2.0, delay_s=0.1, compute_s=0.5, shared=True)
+    faster = network.scaled(bandwidth=3.0, delay=0.5)
+    assert faster.bandwidth_RxR[0, 1] == 6.0 and faster.egress_R[0] == 6.0
+    assert faster.delay_RxR[0, 1] == 0.05
+    assert network.subset(["c", "a"]).regions == ("c", "a")
+    assert network.with_compute([0.1, 0.2, 0.3]).compute_R.tolist() == [0.1, 0.2, 0.3]
+    with pytest.raises(ValueError, match="above 0"):
+        network.with_compute(0.0)
+    with pytest.raises(ValueError, match="bandwidth r0 -> r1"):
+        uniform(2, 0.0)
+
+
+def test_components_of_a_graph():
+    linked = np.zeros((5, 5), bool)
+    linked[0, 3] = linked[3, 0] = linked[1, 4] = linked[4, 1] = True
+    assert components(linked) == [[0, 3], [1, 4], [2]]
+
+
+def test_jitter_has_median_one_and_is_a_pure_function_of_its_key():
+    jitter = Jitter("lognormal", 0.7)
+    draws = jitter.draw(generator(3, "x"), (40001,))
+    assert np.median(draws) == pytest.approx(1.0, abs=0.02)
+    assert draws.mean() == pytest.approx(jitter.mean, rel=0.03)
+    box = Jitter("uniform", 0.3).draw(generator(3, "y"), (1000,))
+    assert 0.7 <= box.min() < 0.72 and 1.28 < box.max() <= 1.3
+    np.testing.assert_array_equal(
+        generator(3, ("k", 1), 7).random(4), generator(3, ("k", 1), 7).random(4)
+    )
+    streams = ("a", "b", 0, ("k", 1), "delta")
+    firsts = {generator(3, stream, step).random() for stream in streams for step in range(200)}
+    assert len(firsts) == 200 * len(streams)  # no two (stream, step) share their draws
+    assert generator(3, ("k", 1), 7).random() != generator(4, ("k", 1), 7).random()
+    block = step_factors(3, "compute", 2, 5, jitter)
+    assert block.shape == (256, 5) and not block.flags.writeable

@@ -1,0 +1,51 @@
+"""Pair exchange against tree all-reduce, and idling without a barrier at 10,000 regions."""
+
+import time
+
+import numpy as np
+import pytest
+
+from lowcomm_jax.network.nolocosim import expected_pair, idle_table, latency_table
+from lowcomm_jax.network.reproduction import noloco_table
+
+
+def test_latency_table_of_the_reference():
+    """Means of skewed draws: trees and pairs within 3 %, the slowest of many pairs within 6 %."""
+    for entry in noloco_table():
+        assert abs(entry.error) < (0.06 if "slowest" in entry.what else 0.03), entry.what
+
+
+def test_without_spread_everything_is_exact():
+    row = latency_table(256, 0.0, rounds=1)
+    assert (row.tree, row.mean_pair, row.slowest_pair) == (16.0, 1.0, 1.0)
+    assert row.gain == 16.0
+
+
+def test_pair_formula_agrees_with_draws():
+    rng = np.random.default_rng(1)
+    for sigma in (0.3, 1.0):
+        draws = np.exp(sigma * rng.standard_normal((400_000, 2))).max(axis=1)
+        assert draws.mean() == pytest.approx(expected_pair(sigma), rel=0.01)
+
+
+def test_ten_thousand_regions_in_seconds():
+    started = time.perf_counter()
+    row = idle_table(10_000, rounds=100)
+    assert time.perf_counter() - started < 5.0
+    assert row.pair_idle < 0.5 * row.barrier_idle and row.pair_wall < row.barrier_wall
+    assert 0.25 < row.pair_idle < 0.35 and 0.65 < row.barrier_idle < 0.8
+
+
+def test_no_spread_means_no_idling_but_the_exchange():
+    row = idle_table(8, rounds=5, compute_s=10.0, compute_sigma=0.0, message_sigma=0.0)
+    assert row.pair_idle == pytest.approx(1 - 10 / 11)
+    assert row.barrier_idle == pytest.approx(1 - 10 / 16)
+    odd = idle_table(3, rounds=4, compute_s=10.0, compute_sigma=0.0, message_sigma=0.0)
+    assert odd.pair_idle < 1 - 10 / 11  # somebody sits out each round
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="100 is no power of two: use 64 or 128"):
+        latency_table(100, -1.0, rounds=0)
+    with pytest.raises(ValueError, match="use at least 2"):
+        idle_table(1, 1)

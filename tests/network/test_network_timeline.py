@@ -1,0 +1,58 @@
+"""Bars of a run: they tile the time of each region, show overlap, and make a picture."""
+
+import itertools
+import json
+
+import pytest
+
+from lowcomm_jax.network import VirtualClock, save_picture, uniform
+
+
+def recorded():
+    clock = VirtualClock(uniform(3, 8.0, delay_s=0.05).with_compute([0.2, 0.3, 0.25]), record=True)
+    for step in range(1, 21):
+        clock.inner_step(step)
+        if step in (7, 17):
+            clock.land(step, "p0")
+        if step in (5, 15):
+            clock.send(step, "p0", 1.0e9, "gather")
+    return clock
+
+
+def test_bars_tile_each_regions_time():
+    clock = recorded()
+    timeline = clock.timeline()
+    for region in range(3):
+        bars = [b for b in timeline.bars if b.region == region and b.kind not in ("send", "land")]
+        bars.sort(key=lambda b: b.start_s)
+        assert bars[0].start_s == 0.0
+        assert bars[-1].end_s == pytest.approx(clock.now_R[region])
+        for one, two in itertools.pairwise(bars):
+            assert one.end_s == pytest.approx(two.start_s)
+        seconds = sum(b.end_s - b.start_s for b in bars if b.kind == "compute")
+        assert seconds == pytest.approx(clock.report().compute_R[region])
+        waits = sum(b.end_s - b.start_s for b in bars if b.kind == "wait")
+        assert waits == pytest.approx(clock.report().exposed_R[region])
+
+
+def test_travelling_bytes_overlap_with_compute():
+    timeline = recorded().timeline()
+    send = next(b for b in timeline.bars if b.kind == "send" and b.region == 1)
+    assert send.end_s - send.start_s == pytest.approx(1.05)
+    assert any(
+        b.kind == "compute" and b.region == 1 and b.start_s < send.end_s and b.end_s > send.start_s
+        for b in timeline.bars
+    )
+    assert sum(b.kind == "land" for b in timeline.bars) == 6
+
+
+def test_window_rows_and_picture(tmp_path):
+    timeline = recorded().timeline()
+    window = timeline.between(1.0, 2.0)
+    assert window.end_s == 2.0 and all(b.start_s >= 1.0 for b in window.bars)
+    rows = json.loads(json.dumps(timeline.as_rows()))
+    assert rows[0]["region_name"] in ("r0", "r1", "r2")
+    path = save_picture(timeline, tmp_path / "timeline.png", "three regions")
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with pytest.raises(ValueError, match="record=True"):
+        VirtualClock(uniform(2, 1.0)).timeline()
