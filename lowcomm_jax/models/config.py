@@ -1,0 +1,125 @@
+"""Describes a decoder-only transformer: one frozen record, checked as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+LayerLoop = Literal["auto", "unrolled", "scan"]
+Remat = Literal["none", "full", "dots"]
+ComputeDtype = Literal["float32", "bfloat16"]
+Attention = Literal["xla", "cudnn"]
+Mlp = Literal["swiglu", "gelu"]
+
+_CHOICES = {
+    "layer_loop": get_args(LayerLoop),
+    "remat": get_args(Remat),
+    "compute_dtype": get_args(ComputeDtype),
+    "attention": get_args(Attention),
+    "mlp": get_args(Mlp),
+}
+_SIZES = (
+    "vocab_size",
+    "layers",
+    "width",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "mlp_width",
+    "max_seq_len",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Holds the shape of a decoder-only transformer and how it is computed.
+
+    Attributes:
+      vocab_size: rows of the embedding table.
+      layers, width, heads, kv_heads, head_dim, mlp_width: the shape; `heads * head_dim` need not
+        equal `width` (DiLoCo's 60M has 16 heads of 64 on a width of 896).
+      max_seq_len: longest sequence the model is meant for, in tokens; a bound, not a size.
+      mlp: "swiglu" (three matrices) or "gelu" (two matrices).
+      rope_theta: base of the rotary wavelengths.
+      qk_norm: RMS-normalise queries and keys per head, with a learned scale, before the rotation.
+      tie_embeddings: use the embedding table as the output layer.
+      z_loss: weight of the mean squared log-partition in the loss (0 = off).
+      norm_eps: added to the mean square inside every RMS norm.
+      init_std: standard deviation of the initial weights; the two projections that write to the
+        residual stream start `sqrt(2 * layers)` times smaller.
+      layer_loop: "unrolled" (one leaf per layer), "scan" (leaves stacked over layers), or "auto":
+        unrolled on CPU, scan elsewhere, decided when the model is built.
+      remat: what the backward pass recomputes: "none", "full" (everything inside a block) or
+        "dots" (everything but matrix products with weights).
+      compute_dtype: dtype of activations and matrix products; parameters, norms, softmax and loss
+        stay float32.
+      attention: "xla" or "cudnn" (GPU, bfloat16 only).
+
+    Raises:
+      ValueError: lists every violated rule at once, each with its fix.
+    """
+
+    vocab_size: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    max_seq_len: int = 1024
+    mlp: Mlp = "swiglu"
+    rope_theta: float = 10_000.0
+    qk_norm: bool = False
+    tie_embeddings: bool = False
+    z_loss: float = 0.0
+    norm_eps: float = 1e-6
+    init_std: float = 0.02
+    layer_loop: LayerLoop = "auto"
+    remat: Remat = "none"
+    compute_dtype: ComputeDtype = "float32"
+    attention: Attention = "xla"
+
+    def __post_init__(self):
+        problems = _violations(self)
+        if problems:
+            raise ValueError("TransformerConfig:\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+def _violations(config: TransformerConfig) -> list[str]:
+    """Lists every broken rule of `config`, each with its fix."""
+    problems = []
+    for name in _SIZES:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            problems.append(f"{name}={value!r}: give a whole number of at least 1")
+    if problems:  # the rules below divide by the sizes
+        return problems + _choice_violations(config)
+    if config.heads % config.kv_heads:
+        problems.append(
+            f"heads={config.heads} is no multiple of kv_heads={config.kv_heads}: "
+            "choose kv_heads among the divisors of heads"
+        )
+    if config.head_dim % 2:
+        problems.append(
+            f"head_dim={config.head_dim} is odd: rotary embeddings need an even head_dim"
+        )
+    return problems + _choice_violations(config)
+
+
+def _choice_violations(config: TransformerConfig) -> list[str]:
+    problems = []
+    for name, choices in _CHOICES.items():
+        value = getattr(config, name)
+        if value not in choices:
+            problems.append(f"{name}={value!r}: choose one of {', '.join(choices)}")
+    for name in ("rope_theta", "norm_eps", "init_std"):
+        if not getattr(config, name) > 0:
+            problems.append(f"{name}={getattr(config, name)!r}: give a positive number")
+    if not config.z_loss >= 0:
+        problems.append(f"z_loss={config.z_loss!r}: give 0 (off) or a positive weight")
+    if config.attention == "cudnn" and config.compute_dtype != "bfloat16":
+        problems.append(
+            "attention='cudnn' has no float32 kernel: set compute_dtype='bfloat16' "
+            "or attention='xla'"
+        )
+    return problems

@@ -1,0 +1,140 @@
+"""Assembles the decoder-only transformer: table, blocks, final norm, output layer.
+
+Shape suffixes: B batch, T time, N = B * T, D width, V vocabulary, S cache length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import AxisType, PartitionSpec
+
+from lowcomm_jax.models.attention import rope_tables
+from lowcomm_jax.models.config import TransformerConfig
+from lowcomm_jax.models.layers import Block, Cache, Context, Projection, RMSNorm
+from lowcomm_jax.models.precision import wide_einsum
+
+
+class Embedding(nnx.Module):
+    """Looks tokens up in a table [V, D]; the same table may serve as the output layer."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        shape = (config.vocab_size, config.width)
+        self.table = nnx.Param(config.init_std * jax.random.normal(rngs.params(), shape))
+
+    def __call__(self, tokens_N: Array, dtype: jnp.dtype) -> Array:
+        # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
+        return jnp.take(_gatherable(self.table[...]), tokens_N, axis=0, mode="fill").astype(dtype)
+
+    def attend(self, x_NxD: Array) -> Array:
+        """Scores every token; float32 whatever the dtype of `x`."""
+        return wide_einsum("nd,vd->nv", x_NxD, self.table[...].astype(x_NxD.dtype))
+
+
+class Transformer(nnx.Module):
+    """A decoder-only transformer; `config.layer_loop` must be resolved (not "auto").
+
+    With "unrolled", `blocks` is a list of blocks; with "scan" it is one block whose parameters
+    carry a leading layer axis. Both start from the same values for the same key.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.embedding = Embedding(config, rngs=rngs)
+        self.final_norm = RMSNorm(config.width, config.norm_eps)
+        if not config.tie_embeddings:
+            self.head = Projection(config.width, config.vocab_size, config.init_std, rngs=rngs)
+        self.blocks = _make_blocks(config, rngs.params())
+
+    def __call__(self, tokens_BxT: Array) -> Array:
+        """Returns the logits [B * T, V], float32, of the token after each position."""
+        x_NxD, context = self._enter(tokens_BxT, jnp.arange(tokens_BxT.shape[1]))
+        layer = _rematerialised(lambda block, x: block(x, context), policy=self.config.remat)
+        if self.config.layer_loop == "scan":
+            graph, stacked = nnx.split(self.blocks)
+            x_NxD, _ = jax.lax.scan(lambda x, state: (layer(graph, state, x), None), x_NxD, stacked)
+        else:
+            for block in self.blocks:
+                x_NxD = layer(*nnx.split(block), x_NxD)
+        return self._leave(x_NxD)
+
+    def extend(self, tokens_BxT: Array, caches, start: Array):
+        """Returns logits [B * T, V] of T new positions at `start`, and the caches with them in."""
+        positions_T = start + jnp.arange(tokens_BxT.shape[1])
+        x_NxD, context = self._enter(tokens_BxT, positions_T)
+        if self.config.layer_loop == "scan":
+            graph, stacked = nnx.split(self.blocks)
+
+            def step(x, state_and_cache):
+                state, cache = state_and_cache
+                return nnx.merge(graph, state).extend(x, context, cache, start)
+
+            x_NxD, caches = jax.lax.scan(step, x_NxD, (stacked, caches))
+        else:
+            advanced = []
+            for block, cache in zip(self.blocks, caches, strict=True):
+                x_NxD, cache = block.extend(x_NxD, context, cache, start)
+                advanced.append(cache)
+            caches = tuple(advanced)
+        return self._leave(x_NxD), caches
+
+    def empty_caches(self, batch: int, length: int):
+        """Returns zeroed caches of `length` positions for every layer."""
+        c = self.config
+        zeros = jnp.zeros((batch, c.kv_heads, length, c.head_dim), c.compute_dtype)
+        if c.layer_loop == "scan":
+            stacked = jnp.broadcast_to(zeros[None], (c.layers, *zeros.shape))
+            return Cache(stacked, stacked)
+        return tuple(Cache(zeros, zeros) for _ in range(c.layers))
+
+    def _enter(self, tokens_BxT: Array, positions_T: Array) -> tuple[Array, Context]:
+        rope = rope_tables(positions_T, self.config.head_dim, self.config.rope_theta)
+        x_NxD = self.embedding(tokens_BxT.reshape(-1), jnp.dtype(self.config.compute_dtype))
+        return x_NxD, Context(batch=tokens_BxT.shape[0], rope=rope)
+
+    def _leave(self, x_NxD: Array) -> Array:
+        x_NxD = self.final_norm(x_NxD)
+        if self.config.tie_embeddings:
+            return self.embedding.attend(x_NxD)
+        return wide_einsum("nd,dv->nv", x_NxD, self.head.kernel[...].astype(x_NxD.dtype))
+
+
+def _make_blocks(config: TransformerConfig, key: Array):
+    keys = jax.random.split(key, config.layers)
+    if config.layer_loop == "unrolled":
+        return nnx.List([Block(config, rngs=nnx.Rngs(params=k)) for k in keys])
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Block(config, rngs=nnx.Rngs(params=0))))
+    stacked = jax.vmap(lambda k: nnx.state(Block(config, rngs=nnx.Rngs(params=k))))(keys)
+    return nnx.merge(graph, stacked)
+
+
+def _rematerialised(apply: Callable[[Block, Array], Array], policy: str) -> Callable:
+    """Turns `apply(block, x)` into `f(graph, state, x)` whose backward pass recomputes."""
+
+    def layer(graph, state, x_NxD):
+        def run(state, x_NxD):
+            return apply(nnx.merge(graph, state), x_NxD)
+
+        if policy == "full":
+            run = jax.checkpoint(run)
+        elif policy == "dots":
+            saved = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+            run = jax.checkpoint(run, policy=saved)
+        return run(state, x_NxD)
+
+    return layer
+
+
+def _gatherable(table_VxD: Array) -> Array:
+    """Replicates the table over the automatic axes when some other axis of the mesh is manual.
+
+    XLA aborts the process on a gather from a sharded table in that situation (jax 0.10.2).
+    """
+    kinds = jax.sharding.get_abstract_mesh().axis_types
+    if AxisType.Manual in kinds and AxisType.Auto in kinds:
+        return jax.lax.with_sharding_constraint(table_VxD, PartitionSpec())
+    return table_VxD
