@@ -53,7 +53,7 @@ def cross(
     lands = mask if fresh is not None else np.zeros_like(mask)
     state = trips.adopt(state, p, source, lands, step)
     staleness = 0 if late is None else step - int(late.sent)
-    trips.log_landing(state, p, lands, staleness, step, values, events)
+    trips.log_landing(state, p, late_key, lands, staleness, step, values, events)
     return state.replace(in_flight=without(state.in_flight, late_key))
 
 

@@ -51,7 +51,7 @@ def _last_round(trips: RoundTrips, state, p: int, step: int, events: list[Event]
             own = boundary.own_parts(flight, None)
         state, values = trips.move(state, p, flight.payload, flight.weight, own)
         state = state.replace(in_flight=without(state.in_flight, key))
-        trips.log_landing(state, p, everyone, 0, step, values, events)
+        trips.log_landing(state, p, key, everyone, 0, step, values, events)
     return _adopt_everywhere(trips, state, p)
 
 

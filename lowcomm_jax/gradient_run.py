@@ -10,7 +10,7 @@ import numpy as np
 
 from lowcomm_jax.history import Event
 from lowcomm_jax.programs import Programs
-from lowcomm_jax.state import TrainState
+from lowcomm_jax.state import TrainState, flight_key
 
 PyTree = Any
 
@@ -52,6 +52,8 @@ def _book(programs: Programs, state: TrainState, carry, masks) -> tuple[TrainSta
         clock.previous_sent[0], clock.last_sent[0] = clock.last_sent[0], step
         clock.last_landed[0], clock.staleness[0] = step, 0
         clock.sends[0] += 1
-        events.append(Event.of_send(step, 0, mask, traffic, {}))
+        key = flight_key(0, step)
+        events.append(Event.of_send(step, 0, key, mask, traffic, {}))
+        events.append(Event.of_landing(step, 0, key, mask, 0, {}))
     changes = {"inner": inner, "anchor": anchor, "outer": (outer,), "codec": (codec,)}
     return state.replace(**changes, clock=clock), events

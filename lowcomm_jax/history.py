@@ -20,9 +20,11 @@ class Event:
       kind: `send` or `land`.
       step: inner step after which it happened.
       fragment: index of the fragment.
+      key: name of the payload (`state.flight_key`); None for a landing of which nothing was due.
       participants: bool `[R]`, the regions it concerns.
       staleness: int64 `[R]`, landing: land step - send step; -1 for regions it does not concern.
-      bytes_sent, bytes_received: int64 `[R]`; 0 in landings.
+      nbytes: bytes of one region's payload; 0 in landings.
+      bytes_sent, bytes_received: int64 `[R]`, what the collective moves; 0 in landings.
       route: collective the bytes were counted for.
       values: fp32 device arrays: send `delta_norm` `[R]`, `left_out` `[R]`, `weight` `[R]`;
         landing `mean_norm` `[A]` or `[1]`, `update_norm` `[A]`.
@@ -31,26 +33,28 @@ class Event:
     kind: str
     step: int
     fragment: int
+    key: str | None
     participants: np.ndarray
     staleness: np.ndarray
+    nbytes: int
     bytes_sent: np.ndarray
     bytes_received: np.ndarray
     route: str
     values: dict[str, Any]
 
     @classmethod
-    def of_send(cls, step: int, fragment: int, mask: np.ndarray, traffic: Traffic, values) -> Event:
+    def of_send(cls, step: int, fragment: int, key: str, mask, traffic: Traffic, values) -> Event:
         never = np.full(mask.size, -1, np.int64)
-        route, sent, received = traffic
-        return cls("send", step, fragment, mask.copy(), never, sent, received, route, values)
+        moved = (traffic.nbytes, traffic.sent, traffic.received, traffic.route)
+        return cls("send", step, fragment, key, mask.copy(), never, *moved, values)
 
     @classmethod
     def of_landing(
-        cls, step: int, fragment: int, lands: np.ndarray, staleness: int, values
+        cls, step: int, fragment: int, key: str | None, lands: np.ndarray, staleness, values
     ) -> Event:
         stale = np.where(lands, staleness, -1)
         zeros = np.zeros(lands.size, np.int64)
-        return cls("land", step, fragment, lands.copy(), stale, zeros, zeros, "", values)
+        return cls("land", step, fragment, key, lands.copy(), stale, 0, zeros, zeros, "", values)
 
     def fetch(self) -> dict[str, Any]:
         """The event as plain Python numbers and lists."""

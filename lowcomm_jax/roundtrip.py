@@ -129,7 +129,7 @@ class RoundTrips:
             moved=np.bool_(False),
         )
         values = {k: out[k] for k in ("delta_norm", "left_out", "weight")}
-        events.append(Event.of_send(step, p, mask, traffic, values))
+        events.append(Event.of_send(step, p, key, mask, traffic, values))
         state = state.replace(
             codec=_set(state.codec, p, out["codec_state"]),
             in_flight={**state.in_flight, key: flight},
@@ -177,7 +177,7 @@ class RoundTrips:
         since = flight.sent
         if self.method.base == "received":
             since = np.maximum(state.clock.last_landed[p], 0)
-        self.log_landing(state, p, lands, step - since, step, values, events)
+        self.log_landing(state, p, key, lands, step - since, step, values, events)
         waiting = flight.takes_part & ~lands
         if not waiting.any():
             return state.replace(in_flight=without(state.in_flight, key))
@@ -223,12 +223,12 @@ class RoundTrips:
         scale = np.float32(1 / (np.sqrt(self.fragments.numel(p)) * interval))
         return state.replace(rate=_set_entry(state.rate, np.int32(p), mean_norm[0] * scale))
 
-    def log_landing(self, state, p, lands, staleness, step, values, events) -> None:
+    def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
         """Note a landing in the clock and in the events."""
         clock = state.clock
         clock.last_landed[p] = np.where(lands, step, clock.last_landed[p])
         clock.staleness[p] = np.where(lands, staleness, clock.staleness[p])
-        events.append(Event.of_landing(step, p, lands, staleness, values))
+        events.append(Event.of_landing(step, p, key, lands, staleness, values))
 
 
 def _set(items: tuple, index: int, value: PyTree) -> tuple:

@@ -12,10 +12,12 @@ class Traffic(NamedTuple):
 
     Attributes:
       route: name of the collective.
+      nbytes: bytes of one participant's payload.
       sent, received: int64 `[R]`, bytes that leave and enter each region.
     """
 
     route: str
+    nbytes: int
     sent: np.ndarray
     received: np.ndarray
 
@@ -29,11 +31,11 @@ def two_shot(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
     part = np.asarray(takes_part_R, bool)
     m, absent = int(part.sum()), int((~part).sum())
     if m == 0:
-        return _nothing("two_shot", part)
+        return _nothing("two_shot", nbytes, part)
     own = round(2 * nbytes * (m - 1) / m)
     sent = np.where(part, own + round(absent * nbytes / m), 0)
     received = np.where(part, own, nbytes)
-    return Traffic("two_shot", sent.astype(np.int64), received.astype(np.int64))
+    return Traffic("two_shot", nbytes, sent.astype(np.int64), received.astype(np.int64))
 
 
 def all_gather(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
@@ -41,12 +43,12 @@ def all_gather(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
     part = np.asarray(takes_part_R, bool)
     m = int(part.sum())
     if m == 0:
-        return _nothing("all_gather", part)
+        return _nothing("all_gather", nbytes, part)
     sent = np.where(part, nbytes * (part.size - 1), 0)
     received = np.where(part, nbytes * (m - 1), nbytes * m)
-    return Traffic("all_gather", sent.astype(np.int64), received.astype(np.int64))
+    return Traffic("all_gather", nbytes, sent.astype(np.int64), received.astype(np.int64))
 
 
-def _nothing(route: str, part: np.ndarray) -> Traffic:
+def _nothing(route: str, nbytes: int, part: np.ndarray) -> Traffic:
     zeros = np.zeros(part.size, np.int64)
-    return Traffic(route, zeros, zeros.copy())
+    return Traffic(route, nbytes, zeros, zeros.copy())

@@ -7,6 +7,7 @@ from lowcomm_jax.network.capacity import catch_up_violations, check_catch_up
 from lowcomm_jax.network.clock import VirtualClock
 from lowcomm_jax.network.clock_state import clock_state, restore_clock
 from lowcomm_jax.network.collectives import ROUTES, link_bytes, profile, seconds, sent_bytes
+from lowcomm_jax.network.drive import drive, replay
 from lowcomm_jax.network.ledger import Ledger, payload_nbytes
 from lowcomm_jax.network.links import Network, uniform
 from lowcomm_jax.network.parse import parse
@@ -29,12 +30,14 @@ __all__ = [
     "clock_state",
     "derive_tau",
     "draw",
+    "drive",
     "link_bytes",
     "names",
     "parse",
     "payload_nbytes",
     "preset",
     "profile",
+    "replay",
     "restore_clock",
     "save_picture",
     "seconds",

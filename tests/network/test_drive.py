@@ -1,0 +1,76 @@
+"""Real training in virtual time: what is waited for, and that learning does not look at it."""
+
+import jax
+import numpy as np
+import optax
+import oracle
+import pytest
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+from lowcomm_jax.network import replay, uniform
+
+R, STEPS, STEP_SECONDS = 3, 24, 0.5
+SIZE = 4 * oracle.SIZE
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def rows(method):
+    engine = lc.Engine(
+        loss_fn, optax.sgd(0.01), method, R, mesh=lc.make_mesh(devices=jax.devices()[:1])
+    )
+    state = engine.init(oracle.make_params())
+    batches = oracle.make_batches(steps=STEPS, regions=R)
+    stream = [oracle.step_batch(batches, t) for t in range(1, STEPS + 1)]
+    _, history = engine.run(state, stream)
+    return list(history.rows())
+
+
+def network(sync_seconds):
+    """Equal links on which one two-shot exchange of the whole model takes `sync_seconds`."""
+    moved_bits = 8 * 2 / R * SIZE  # over each of a region's R - 1 links
+    return uniform(R, moved_bits / sync_seconds / 1e9, delay_s=0.0, compute_s=STEP_SECONDS)
+
+
+def test_diloco_waits_the_whole_transfer_once_a_round():
+    clock = replay(network(3.0), rows(lc.methods.diloco(6)))
+    rounds = STEPS // 6
+    assert clock.now_R == pytest.approx([STEPS * STEP_SECONDS + rounds * 3.0] * R)
+
+
+@pytest.mark.parametrize("tau", [1, 4, 5])
+def test_overlap_leaves_only_what_tau_steps_do_not_cover(tau):
+    clock = replay(network(2.2), rows(lc.methods.streaming_diloco(6, 1, tau, 0.3)))
+    landed = sum(1 for t in range(6, STEPS + 1, 6) if t + tau <= STEPS)
+    stall = max(0.0, 2.2 - tau * STEP_SECONDS)
+    assert clock.now_R == pytest.approx([STEPS * STEP_SECONDS + landed * stall] * R)
+
+
+def test_ddp_waits_at_every_step_and_eager_hardly_ever():
+    slow = network(2.0)
+    ddp = replay(slow, rows(lc.methods.ddp()))
+    assert ddp.now_R == pytest.approx([STEPS * (STEP_SECONDS + 2.0)] * R)
+    eager = replay(slow, rows(lc.methods.eager_diloco(6)))
+    assert eager.now_R == pytest.approx([STEPS * STEP_SECONDS] * R)
+
+
+def test_the_clock_books_the_bytes_the_engine_counted():
+    engine = lc.Engine(
+        loss_fn,
+        optax.sgd(0.01),
+        lc.methods.diloco(6),
+        R,
+        mesh=lc.make_mesh(devices=jax.devices()[:1]),
+    )
+    state = engine.init(oracle.make_params())
+    batches = oracle.make_batches(steps=STEPS, regions=R)
+    state, history = engine.run(state, [oracle.step_batch(batches, t) for t in range(1, 25)])
+    clock = replay(network(1.0), history.rows())
+    report = clock.report()
+    counted = report.sent_R
+    np.testing.assert_allclose(counted, state.clock.bytes_sent, rtol=0.01)
