@@ -19,7 +19,7 @@ setup(
         f"jax{JAX}",
         "flax>=0.12",
         "optax>=0.2.6",
-        "orbax-checkpoint>=0.12",
+        "orbax-checkpoint>=0.12.8",
         "tensorstore>=0.1.60",
         "ml-collections>=1.0",
         "absl-py>=2.0",
@@ -29,6 +29,7 @@ setup(
         "rich>=13",
         "matplotlib>=3.8",
         "pyyaml>=6",
+        "etils>=1.9",
         "numpy>=1.26",
     ],
     extras_require={

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowcomm_jax import boundary
 from lowcomm_jax.history import Event
-from lowcomm_jax.state import TrainState, with_inner, without
+from lowcomm_jax.state import TrainState, in_send_order, with_inner, without
 
 if TYPE_CHECKING:
     from lowcomm_jax.roundtrip import RoundTrips
@@ -30,7 +30,7 @@ def finish(trips: RoundTrips, state: TrainState) -> tuple[TrainState, list[Event
         return state, events
     state, step = state.replace(clock=state.clock.copy()), int(state.clock.step)
     if not trips.schedule.land_after_send:
-        state = trips.land_now(state, list(state.in_flight), step, events)
+        state = trips.land_now(state, [k for k, _ in in_send_order(state.in_flight)], step, events)
     for p in range(len(trips.fragments)):
         state = _last_round(trips, state, p, step, events)
     return state, events
@@ -44,8 +44,9 @@ def _last_round(trips: RoundTrips, state, p: int, step: int, events: list[Event]
         if trips.schedule.land_after_send:
             # One more boundary, so that the steps since the last one are not lost.
             state = boundary.cross(trips, state, p, step, everyone, events)
-    for key in [k for k, f in state.in_flight.items() if f.fragment == p]:
-        flight = state.in_flight[key]
+    for key, flight in in_send_order(state.in_flight):
+        if flight.fragment != p:
+            continue
         own = None
         if trips.method.anchors == "per_region":
             own = boundary.own_parts(flight, None)

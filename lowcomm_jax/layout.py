@@ -68,7 +68,8 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
         chosen = tuple(role_of(name, leaf) for name, (_, leaf) in zip(names, with_path))
     else:
         chosen = tuple(treedef.flatten_up_to(roles))
-    problems = []
+    twice = sorted({name for name in names if names.count(name) > 1})
+    problems = [f"{name!r}: two leaves have this path; rename one" for name in twice]
     for name, role, (_, leaf) in zip(names, chosen, with_path):
         if role not in ("train", "frozen", "local", "average"):
             problems.append(f"{name!r}: role {role!r}; use train, frozen, local or average")

@@ -12,7 +12,7 @@ from lowcomm_jax import boundary
 from lowcomm_jax.history import Event
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.schedule import delay_per_region
-from lowcomm_jax.state import InFlight, TrainState, flight_key, with_inner, without
+from lowcomm_jax.state import InFlight, TrainState, flight_key, in_send_order, with_inner, without
 
 PyTree = Any
 
@@ -74,7 +74,7 @@ class RoundTrips:
         return state, events
 
     def _due(self, state: TrainState, step: int) -> list[str]:
-        flying = state.in_flight.items()
+        flying = in_send_order(state.in_flight)
         return [key for key, f in flying if bool((f.takes_part & (f.due <= step)).any())]
 
     def _sends(self, state: TrainState, step: int) -> tuple[int, ...]:

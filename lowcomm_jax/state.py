@@ -117,7 +117,7 @@ class TrainState:
       landing: landing rule state of each fragment, leaves `[R, ...]`.
       token_mark: float32 `[K, R]`, tokens consumed at each fragment's last send.
       rate: float32 `[K]`, change rate of each fragment as of its last landing (from reduced data).
-      in_flight: payloads under way, by `flight_key`, in send order.
+      in_flight: payloads under way, by `flight_key`.
       clock: host-side counters.
       layout: static; the user's tree structure and the roles of its leaves.
     """
@@ -142,6 +142,16 @@ class TrainState:
 def flight_key(fragment: int, step: int, region: int | None = None) -> str:
     """Name of a payload in flight; `region` when it is one region's alone."""
     return f"{fragment}@{step}" if region is None else f"{fragment}@{step}/{region}"
+
+
+def in_send_order(in_flight: dict[str, InFlight]) -> list[tuple[str, InFlight]]:
+    """Payloads as they were sent. Dict order does not tell: tree functions sort keys."""
+
+    def when(item: tuple[str, InFlight]) -> tuple[int, int, int]:
+        flight = item[1]
+        return int(flight.sent), int(flight.fragment), int(np.argmax(flight.takes_part))
+
+    return sorted(in_flight.items(), key=when)
 
 
 def with_inner(state: TrainState, **changes) -> TrainState:

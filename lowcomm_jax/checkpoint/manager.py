@@ -1,0 +1,276 @@
+"""Saves, keeps and restores checkpoints of a run."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import logging
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from lowcomm_jax.checkpoint import leaves, store
+from lowcomm_jax.checkpoint.load import describe, load
+from lowcomm_jax.checkpoint.store import DamagedError
+from lowcomm_jax.engine import Engine
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.state import TrainState
+
+PyTree = Any
+Skipped = list[tuple[int, str]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What `Checkpoints.restore` returns.
+
+    Attributes:
+      state: the training state, on the engine's mesh.
+      extra: what was saved beside it.
+      step: inner steps done.
+      skipped: (step, reason) of newer checkpoints that could not be used.
+    """
+
+    state: TrainState
+    extra: dict
+    step: int
+    skipped: Skipped
+
+
+class Checkpoints:
+    """The checkpoints of one run in one directory.
+
+    A checkpoint `<directory>/<step>/` holds `shared/` (anchor, outer states, change rates, frozen
+    leaves, counters), one `region_<i>/` per region (inner state, residuals, landing state, its
+    payloads and snapshots in flight with their weight, its token marks and column of the clock,
+    and its anchor and outer state where every region has its own), and JSON: format, package
+    versions, config, extra, metrics, method, per-fragment clocks, what is in flight, the digest
+    of every array. It appears under its name when it is complete.
+
+    One process writes at a time. Use it as a context manager, or call `close`: a save that still
+    runs when the interpreter ends is lost.
+
+    Args:
+      directory: local path or any path Orbax can write to; made if need be.
+      keep_last: newest checkpoints to keep.
+      keep_best: name of a metric; the checkpoint where it is lowest is kept too.
+      asynchronous: write in a background thread; only the copy to the host is waited for.
+
+    Raises:
+      ValueError: `keep_last` below 1, or a program of several processes.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        *,
+        keep_last: int = 3,
+        keep_best: str | None = None,
+        asynchronous: bool = True,
+    ):
+        problems = []
+        if keep_last < 1:
+            problems.append(f"keep_last={keep_last}: keep at least 1")
+        if jax.process_count() > 1:
+            problems.append("a program of several processes cannot be saved yet: use one process")
+        if problems:
+            raise ValueError("checkpoints cannot work like this:\n- " + "\n- ".join(problems))
+        self.directory = epath.Path(directory).absolute()
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+        self.asynchronous = asynchronous
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
+        self._pending: concurrent.futures.Future | None = None
+        self._damaged: set[int] = set()
+
+    # -- saving -------------------------------------------------------------------------------
+
+    def save(
+        self,
+        state: TrainState,
+        *,
+        extra: dict,
+        config: dict,
+        metrics: dict[str, float] | None = None,
+        method: Method | None = None,
+    ) -> None:
+        """Save the state under its step; one of the same step is replaced.
+
+        Returns once everything is copied to the host, so that the state may be donated. Waits for
+        the previous save.
+
+        Args:
+          state: with whatever is in flight.
+          extra: JSON-able; handed back by `restore` (data positions, seeds, ...).
+          config: JSON-able; must match on restore.
+          metrics: for `keep_best`.
+          method: the engine's method; recorded and compared on restore.
+
+        Raises:
+          TypeError: `extra`, `config` or `metrics` cannot be written as JSON.
+          ValueError: the directory holds later checkpoints, of another run or another branch.
+          Exception: whatever made the previous save fail.
+        """
+        self.wait()
+        step = int(state.clock.step)
+        later = [s for s in self.steps() if s > step and s not in self._damaged]
+        if later:
+            raise ValueError(
+                f"step {step} cannot be saved: {self.directory} holds the later steps {later} of "
+                f"another run or branch; delete them or use another directory"
+            )
+        document = store.plain(describe(state, extra, config, metrics or {}, method))
+        arrays = leaves.to_host(leaves.state_leaves(state))
+        write = functools.partial(self._write, arrays, document)
+        self._pending = self._worker.submit(write)
+        if not self.asynchronous:
+            self.wait()
+
+    def _write(self, arrays: dict[str, np.ndarray], document: dict) -> None:
+        step = document["step"]
+        self.directory.mkdir(parents=True, exist_ok=True)
+        groups = leaves.deal(arrays, document["regions"])
+        store.write(self.directory / str(step), groups, document)
+        self._damaged.discard(step)
+        self._clean(step)
+
+    def _clean(self, newest: int) -> None:
+        """Delete what need not be kept, and what interrupted saves have left."""
+        for _, path in store.leftovers(self.directory):
+            store.remove(path)
+        found = store.steps(self.directory)
+        good = [s for s in found if s not in self._damaged]
+        keep = {*good[-self.keep_last :], self.best()}
+        for step, path in found.items():
+            if step not in keep and step < newest:
+                store.remove(path)
+
+    def wait(self) -> None:
+        """Wait for the save that is under way, if any.
+
+        Raises:
+          Exception: whatever made it fail.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Wait, and stop the background thread; nothing can be saved afterwards."""
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Steps whose checkpoints are complete, ascending; a save under way is not among them."""
+        return list(store.steps(self.directory))
+
+    def latest(self) -> int | None:
+        """The newest step, or None."""
+        return max(self.steps(), default=None)
+
+    def best(self) -> int | None:
+        """The step where the metric `keep_best` is lowest (the later of equals), or None."""
+        if self.keep_best is None:
+            return None
+        scores = {}
+        for step in self.steps():
+            try:
+                score = self.document(step)["metrics"].get(self.keep_best, math.nan)
+            except DamagedError:
+                # Not lost without a word: restore names it when it comes to it.
+                continue
+            if not math.isnan(score):
+                scores[step] = score
+        return min(scores, key=lambda s: (scores[s], -s), default=None)
+
+    def document(self, step: int | None = None) -> dict:
+        """What a checkpoint says of itself: `config`, `extra`, `metrics`, `method`, ...
+
+        Raises:
+          ValueError: there is no such step.
+          DamagedError: the document cannot be read back as it was written.
+        """
+        return store.read_document(self._path(self.latest() if step is None else step))
+
+    def _path(self, step: int | None) -> epath.Path:
+        found = store.steps(self.directory)
+        if step not in found:
+            raise ValueError(
+                f"no checkpoint of step {step} in {self.directory}; it holds {[*found]}"
+            )
+        return found[step]
+
+    # -- restoring ----------------------------------------------------------------------------
+
+    def restore(
+        self,
+        engine: Engine,
+        params: PyTree,
+        *,
+        step: int | None = None,
+        config: dict | None = None,
+        ignore: Sequence[str] = (),
+        change_regions: bool = False,
+    ) -> Restored | None:
+        """Restore a checkpoint onto the engine's mesh, whatever mesh it was saved on.
+
+        Damaged or unfinished checkpoints are skipped with a warning and the previous one is used.
+
+        Args:
+          engine: made with the method and the optimizers of the run.
+          params: the user's parameters, for their structure: arrays or `jax.ShapeDtypeStruct`.
+          step: None for the newest good one; a given step must be good.
+          config: compared with the saved one; None to not compare.
+          ignore: dotted names of config fields (or `method...` fields) that may differ.
+          change_regions: allow another number of regions, see `checkpoint.resize`.
+
+        Returns:
+          None when the directory holds no checkpoint.
+
+        Raises:
+          ValueError: the checkpoint belongs to another method, config, code format, model or
+            number of regions, with every difference; or there is no such step.
+          DamagedError: naming every checkpoint, when none can be used.
+        """
+        self.wait()
+        wanted = store.steps(self.directory) if step is None else {step: self._path(step)}
+        skipped: Skipped = []
+        for number, path in reversed(store.leftovers(self.directory)):
+            if path.name.startswith(f"{number}{store.TEMPORARY}"):
+                self._skip(skipped, number, f"{path}: the save was not finished")
+        for number, path in reversed(wanted.items()):
+            try:
+                state, document = load(path, engine, params, config, ignore, change_regions)
+            except DamagedError as error:
+                if step is not None:
+                    raise
+                self._damaged.add(number)
+                self._skip(skipped, number, str(error))
+                continue
+            return Restored(state, document["extra"], number, skipped)
+        if wanted:
+            lines = [f"step {number}: {reason}" for number, reason in skipped]
+            raise DamagedError("no checkpoint can be used:\n- " + "\n- ".join(lines))
+        return None
+
+    def _skip(self, skipped: Skipped, step: int, reason: str) -> None:
+        log.warning("skipped checkpoint of step %d: %s", step, reason)
+        skipped.append((step, reason))

@@ -1,0 +1,131 @@
+"""The state an engine expects, as shapes and shardings, and how saved arrays are put into it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.checkpoint.leaves import FLIGHT_ARRAYS, named_leaves, state_leaves, to_host
+from lowcomm_jax.engine import Engine
+from lowcomm_jax.programs import Programs
+from lowcomm_jax.regions import REGION
+from lowcomm_jax.state import InFlight, TrainState
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What is to be filled.
+
+    Attributes:
+      state: the engine's state with a `jax.ShapeDtypeStruct` (and its sharding) for every array.
+      fresh: host values of the codecs' and landing rules' initial states, by name.
+    """
+
+    state: TrainState
+    fresh: dict[str, np.ndarray]
+
+
+def make_target(engine: Engine, params: PyTree, records: list[dict]) -> Target:
+    """Describe the engine's state, with these payloads in flight.
+
+    A fresh state is made for its structure and shardings, and freed before anything is restored.
+
+    Args:
+      params: the user's parameters, arrays or `jax.ShapeDtypeStruct`.
+      records: `leaves.flight_records` of the checkpoint.
+    """
+    params = jax.tree.map(_concrete, params)
+    state = engine.init(params)
+    programs = engine.trips(state).programs
+    fresh = to_host(
+        {**named_leaves("codec", state.codec), **named_leaves("landing", state.landing)}
+    )
+    count = len(programs.fragments)
+    flights = {r["key"]: _abstract_flight(programs, r) for r in records if r["fragment"] < count}
+    return Target(jax.tree.map(_abstract, state).replace(in_flight=flights), fresh)
+
+
+def _concrete(leaf: Any) -> Any:
+    return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+
+
+def _abstract(leaf: Any) -> Any:
+    sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _abstract_flight(programs: Programs, record: dict) -> InFlight:
+    """Shapes of a payload in flight; they lie as they lay, as far as the mesh allows."""
+    regions, codec = programs.recipe.regions, programs.recipe.method.codec
+    like = programs.fragments.like(record["fragment"])
+    payload = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
+    if codec is not None:
+        payload = jax.eval_shape(lambda tree: codec.encode(tree, codec.init(like))[0], payload)
+    parts = {
+        "payload": payload if record["payload"] else None,
+        "snapshot": like if record["snapshot"] else None,
+        "weight": jax.ShapeDtypeStruct((), jnp.float32),
+    }
+
+    def stacked(name: str, leaf) -> jax.ShapeDtypeStruct:
+        shape = (regions.count, *leaf.shape)
+        spec = _fitting(record["specs"].get(name, [REGION]), shape, regions.mesh)
+        sharding = NamedSharding(regions.mesh, spec)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
+
+    for part, tree in parts.items():
+        leaves = [stacked(name, leaf) for name, leaf in named_leaves(part, tree).items()]
+        parts[part] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+    return InFlight(
+        **parts,
+        fragment=np.int64(record["fragment"]),
+        sent=np.int64(record["sent"]),
+        due=np.array(record["due"], np.int64),
+        takes_part=np.array(record["takes_part"], bool),
+        moved=np.bool_(record["moved"]),
+    )
+
+
+def _fitting(spec: list, shape: tuple[int, ...], mesh: jax.sharding.Mesh) -> P:
+    """`spec` without the axes that do not divide a dimension on this mesh."""
+
+    def fits(size: int, axes) -> bool:
+        axes = axes if isinstance(axes, list) else [axes]
+        return size % math.prod(mesh.shape[a] for a in axes if a is not None) == 0
+
+    kept = [axes if fits(size, axes) else None for size, axes in zip(shape, spec)]
+    return P(*(tuple(axes) if isinstance(axes, list) else axes for axes in kept))
+
+
+def fill(target: TrainState, arrays: dict[str, np.ndarray]) -> TrainState:
+    """Put host arrays where the target's leaves lie; the clock stays on the host."""
+    expected = state_leaves(target)
+    on_device = [name for name, leaf in expected.items() if leaf.sharding is not None]
+    placed = jax.device_put(
+        [arrays[name] for name in on_device], [expected[name].sharding for name in on_device]
+    )
+    filled = dict(zip(on_device, placed))
+    for name in expected.keys() - filled.keys():
+        array = np.array(arrays[name])
+        filled[name] = array if array.ndim else array[()]
+
+    def tree(prefix: str, like: PyTree) -> PyTree:
+        leaves = [filled[name] for name in named_leaves(prefix, like)]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    flights = {}
+    for key, flight in target.in_flight.items():
+        parts = {p: tree(f"in_flight/{key}/{p}", getattr(flight, p)) for p in FLIGHT_ARRAYS}
+        flights[key] = dataclasses.replace(flight, **parts)
+    fields = [f.name for f in dataclasses.fields(target) if f.name not in ("layout", "in_flight")]
+    changes = {name: tree(name, getattr(target, name)) for name in fields}
+    return target.replace(**changes, in_flight=flights)

@@ -1,0 +1,92 @@
+"""Runs that are saved half way; shared by the tests and by the process that continues them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+from lowcomm_jax import compression
+from lowcomm_jax.checkpoint.leaves import state_leaves, to_host
+
+HALF = 11
+REGIONS = 3
+CUT = ("a|s", "b", "c")
+
+
+def feedback(name, **settings):
+    return compression.error_feedback(compression.make(name, **settings), 0.9)
+
+
+def streaming(overlap, codec=None):
+    return lc.methods.streaming_diloco(5, 3, overlap, 0.3, pattern=CUT, codec=codec)
+
+
+METHODS = {
+    "ddp": lambda: lc.methods.ddp(codec=feedback("topk", k=3)),
+    "local_sgd": lambda: lc.methods.local_sgd(4),
+    "diloco": lambda: lc.methods.diloco(4),
+    # At step 11: fragment 2 was sent at step 10 and 0 at 11 (tau = 3); two are in flight.
+    "streaming": lambda: streaming(3),
+    # Region 0 has landed fragment 2 (sent at 10), regions 1 and 2 have not.
+    "streaming_partly": lambda: streaming((0, 2, 4), codec=feedback("int4")),
+    "cocodc": lambda: lc.methods.cocodc(7, 3, 2, syncs_per_period=7, taylor=0.5, pattern=CUT),
+    "eager": lambda: lc.methods.eager_diloco(4),
+    "delayed": lambda: lc.methods.delayed_diloco(4),
+    "async": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),
+}
+TOKEN_WEIGHTS = ("diloco", "streaming_partly")
+
+
+def one_device():
+    return lc.make_mesh(devices=jax.devices()[:1])
+
+
+def bf16_params():
+    """The oracle's parameters; leaf `c` in bf16 and a frozen table of integers."""
+    params = {k: jnp.asarray(x) for k, x in oracle.make_params().items()}
+    return {**params, "c": params["c"].astype(jnp.bfloat16), "table": jnp.arange(5)}
+
+
+def loss_on_floats(params, batch, rng):
+    floats = {k: x.astype(jnp.float32) for k, x in params.items() if k != "table"}
+    return loss_fn(floats, batch, rng), {"tokens": jnp.float32(1) + batch["x"][0, 0] ** 2}
+
+
+def make_engine(name, regions=REGIONS, mesh=None):
+    return lc.Engine(
+        loss_on_floats,
+        optax.adamw(optax.linear_schedule(0.02, 0.01, 30)),
+        METHODS[name](),
+        regions,
+        mesh=one_device() if mesh is None else mesh,
+        weights="tokens" if name in TOKEN_WEIGHTS else "equal",
+    )
+
+
+def train(engine, state, steps):
+    """Train on batches `steps` (1-based) of the oracle's problem."""
+    batches = oracle.make_batches(steps=steps[-1], regions=engine.regions.count)
+    for t in steps:
+        state, _ = engine.step(state, oracle.step_batch(batches, t))
+    return state
+
+
+def values(state):
+    """Every number of a state on the host, by name."""
+    named = to_host(state_leaves(state))
+    for key, flight in state.in_flight.items():
+        for field in ("fragment", "sent", "due", "takes_part", "moved"):
+            named[f"in_flight/{key}/{field}"] = np.array(getattr(flight, field))
+    return named
+
+
+def assert_same(actual, expected):
+    """Bit for bit, with equal types and names, payloads in the same order."""
+    assert list(actual) == list(expected)
+    for name, value in expected.items():
+        assert actual[name].dtype == value.dtype, name
+        assert actual[name].shape == value.shape, name
+        assert actual[name].tobytes() == value.tobytes(), name

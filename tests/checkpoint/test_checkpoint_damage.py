@@ -1,0 +1,217 @@
+"""A damaged or unfinished checkpoint is named, and the previous good one is used."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from checkpoint.checkpoint_cases import assert_same, bf16_params, make_engine, values
+
+from lowcomm_jax.checkpoint import Checkpoints, DamagedError, leaves, store
+
+ENGINE = "local_sgd"
+
+# Orbax leaves coroutines and tasks behind when a file cannot be read.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Steps 3 and 5 of a run whose numbers differ; (engine, directory, values at each step)."""
+    directory = tmp_path_factory.mktemp("damage") / "run"
+    engine = make_engine(ENGINE)
+    state = engine.init(bf16_params())
+    seen = {}
+    with Checkpoints(directory) as checkpoints:
+        for step in (3, 5):
+            clock = state.clock.copy()
+            clock.step = np.int64(step)
+            anchor = jax.tree.map(lambda x, step=step: x + 0.1 * step, state.anchor)
+            state = state.replace(clock=clock, anchor=anchor)
+            seen[step] = values(state)
+            checkpoints.save(state, extra={"at": step}, config={"lr": 0.1})
+    return engine, directory, seen
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    engine, directory, seen = saved
+    shutil.copytree(directory, tmp_path / "run")
+    return engine, tmp_path / "run", seen
+
+
+def files(directory):
+    return sorted(p for p in Path(directory).rglob("*") if p.is_file())
+
+
+def largest(directory):
+    return max(files(directory), key=lambda p: p.stat().st_size)
+
+
+def data_files(directory):
+    return [p for p in files(directory) if p.parent.name == "d"]
+
+
+def flip_middle(path):
+    flip(path, path.stat().st_size // 2)
+
+
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(bytes(data))
+
+
+DAMAGE = {
+    "flipped bytes": lambda step: [flip_middle(p) for p in data_files(step / "region_1")],
+    "truncated": lambda step: os.truncate(largest(step / "shared"), 100),
+    "deleted file": lambda step: (step / "region_2" / "manifest.ocdbt").unlink(),
+    "deleted region": lambda step: shutil.rmtree(step / "region_0"),
+    "not committed": lambda step: (step / "commit_success.txt").unlink(),
+    "no document": lambda step: shutil.rmtree(step / "document"),
+    "empty": lambda step: [shutil.rmtree(p) if p.is_dir() else p.unlink() for p in step.iterdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_is_named_and_the_previous_one_used(copied, caplog, damage):
+    engine, directory, seen = copied
+    DAMAGE[damage](directory / "5")
+    with caplog.at_level(logging.WARNING), Checkpoints(directory) as checkpoints:
+        found = checkpoints.restore(engine, bf16_params(), config={"lr": 0.1})
+        assert found.step == 3
+        assert found.extra == {"at": 3}
+        assert_same(values(found.state), seen[3])
+        ((step, reason),) = found.skipped
+        assert step == 5 and str(directory / "5") in reason
+        assert "skipped checkpoint of step 5" in caplog.text
+        assert "Task exception" not in caplog.text
+        with pytest.raises(DamagedError, match="/5:"):
+            checkpoints.restore(engine, bf16_params(), step=5)
+
+
+def test_every_flipped_byte_is_found_or_harmless(saved, tmp_path):
+    """One byte of every file, early, in the middle and late: never other numbers in silence."""
+    _, directory, _ = saved
+    step = tmp_path / "5"
+    shutil.copytree(directory / "5", step)
+    path = store.epath.Path(step)
+    good = leaves.gather(store.read_arrays(path, store.read_document(path)))
+    found = 0
+    for file in [f for f in files(step) if f.stat().st_size]:
+        original = file.read_bytes()
+        for position in {int(share * (len(original) - 1)) for share in (0.1, 0.5, 0.9)}:
+            flip(file, position)
+            try:
+                read = leaves.gather(store.read_arrays(path, store.read_document(path)))
+            except DamagedError as error:
+                found += 1
+                assert str(step) in str(error)
+            else:
+                assert_same(read, good)
+            file.write_bytes(original)
+    assert found > 20
+
+
+def test_altered_number_is_found_by_its_digest(saved, tmp_path):
+    """Files that decode without complaint, but to something else than was saved."""
+    _, directory, _ = saved
+    path = store.epath.Path(directory / "5")
+    document = store.read_document(path)
+    groups = store.read_arrays(path, document)
+    groups["region_1"]["inner/params/a"][1, 2] += np.float32(1e-6)
+    index = document["arrays"]
+    other = store.epath.Path(tmp_path / "5")
+    store.write(other, groups, {k: v for k, v in document.items() if k != "arrays"})
+    with pytest.raises(DamagedError, match="region_1: inner/params/a differs from its digest"):
+        store.read_arrays(other, {**document, "arrays": index})
+    file = other / "document" / "data.json"
+    text = file.read_text()
+    file.write_text(text.replace('"lr": 0.1', '"lr": 0.2'))
+    assert json.loads(text) != json.loads(file.read_text())
+    with pytest.raises(DamagedError, match="document differs from its digest"):
+        store.read_document(other)
+
+
+def test_all_damaged_raises_naming_each(copied):
+    engine, directory, _ = copied
+    for step in ("3", "5"):
+        (directory / step / "commit_success.txt").unlink()
+    with Checkpoints(directory) as checkpoints, pytest.raises(DamagedError) as error:
+        checkpoints.restore(engine, bf16_params())
+    assert "step 5" in str(error.value) and "step 3" in str(error.value)
+
+
+def test_damaged_steps_do_not_count_as_kept(copied):
+    engine, directory, _ = copied
+    (directory / "5" / "commit_success.txt").unlink()
+    with Checkpoints(directory, keep_last=2) as checkpoints:
+        state = checkpoints.restore(engine, bf16_params()).state
+        for step, kept in ((4, [3, 4, 5]), (6, [4, 6])):
+            state.clock.step = np.int64(step)
+            checkpoints.save(state, extra={}, config={})
+            checkpoints.wait()
+            assert checkpoints.steps() == kept
+
+
+# Dies when Orbax is about to give the complete checkpoint its name.
+KILLED = """
+import os, sys
+import numpy as np
+from etils import epath
+from lowcomm_jax.checkpoint import store
+os.rename = os.replace = lambda *args, **kwargs: os._exit(9)
+groups = {"shared": {"a": np.arange(3)}, "region_0": {"b": np.arange(2)}}
+store.write(epath.Path(sys.argv[1]) / "7", groups, {"format": 1})
+"""
+
+
+def test_save_killed_half_way(copied):
+    """What a killed save leaves behind is named, used for nothing, and removed by the next save."""
+    engine, directory, seen = copied
+    path = str(Path(__file__).parents[2])
+    command = [sys.executable, "-c", KILLED, str(directory)]
+    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}).returncode == 9
+    (half,) = [p for p in directory.iterdir() if p.name not in ("3", "5")]
+    with Checkpoints(directory) as checkpoints:
+        assert checkpoints.steps() == [3, 5]
+        found = checkpoints.restore(engine, bf16_params())
+        assert found.step == 5
+        assert found.skipped == [(7, f"{half}: the save was not finished")]
+        assert_same(values(found.state), seen[5])
+        found.state.clock.step = np.int64(6)
+        checkpoints.save(found.state, extra={}, config={})
+    assert sorted(p.name for p in directory.iterdir()) == ["3", "5", "6"]
+
+
+def test_replacing_a_step_never_leaves_none(copied, monkeypatch):
+    """If writing a step again fails, the older checkpoint of this step is still there."""
+    engine, directory, seen = copied
+
+    def fail(*args, **kwargs):
+        raise OSError("disk full")
+
+    checkpoints = Checkpoints(directory)
+    state = checkpoints.restore(engine, bf16_params()).state
+    with monkeypatch.context() as patch:
+        patch.setattr(store.v1, "save_checkpointables", fail)
+        checkpoints.save(state, extra={}, config={})
+        with pytest.raises(OSError, match="disk full"):
+            checkpoints.wait()
+    assert checkpoints.steps() == [3, 5]
+    found = checkpoints.restore(engine, bf16_params())
+    assert found.step == 5 and found.extra == {"at": 5}
+    assert_same(values(found.state), seen[5])
+    checkpoints.save(state, extra={"again": True}, config={})
+    checkpoints.close()
+    assert sorted(p.name for p in directory.iterdir()) == ["3", "5"]
+    assert checkpoints.document(5)["extra"] == {"again": True}

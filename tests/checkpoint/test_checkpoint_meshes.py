@@ -1,0 +1,73 @@
+"""A checkpoint saved on one mesh is restored on another: the same values, other shardings."""
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from checkpoint.checkpoint_cases import (
+    assert_same,
+    bf16_params,
+    make_engine,
+    one_device,
+    train,
+    values,
+)
+from jax.sharding import PartitionSpec as P
+
+import lowcomm_jax as lc
+from lowcomm_jax.checkpoint import Checkpoints
+
+NAME = "streaming"
+REGIONS = 4
+
+
+def eight_devices():
+    return lc.make_mesh(region=4, fsdp=2)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Two fragments in flight on region 4 x fsdp 2; (directory, state, values, engine)."""
+    directory = tmp_path_factory.mktemp("mesh")
+    engine = make_engine(NAME, REGIONS, eight_devices())
+    state = train(engine, engine.init(bf16_params()), range(1, 12))
+    with Checkpoints(directory) as checkpoints:
+        checkpoints.save(state, extra={}, config={}, method=engine.method)
+    assert len(state.in_flight) == 2
+    return directory, state, values(state), engine
+
+
+def restore(directory, engine):
+    with Checkpoints(directory) as checkpoints:
+        return checkpoints.restore(engine, bf16_params()).state
+
+
+def test_the_same_mesh_in_the_same_shardings_goes_on_alike(saved):
+    directory, state, before, engine = saved
+    found = restore(directory, engine)
+    assert_same(values(found), before)
+    assert found.inner.params["c"].sharding.spec == P("region", None, None, None) or (
+        "fsdp" in found.inner.params["c"].sharding.spec
+    )
+    key = next(iter(state.in_flight))
+    for name, leaf in state.in_flight[key].payload.items():
+        restored = found.in_flight[key].payload[name]
+        assert restored.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
+
+
+def test_one_device(saved):
+    directory, _, before, _ = saved
+    engine = make_engine(NAME, REGIONS, one_device())
+    found = restore(directory, engine)
+    assert_same(values(found), before)
+    assert found.inner.params["a"].sharding.device_set == {jax.devices()[0]}
+    batches = oracle.make_batches(steps=12, regions=REGIONS)
+    state, _ = engine.step(found, oracle.step_batch(batches, 12))
+    assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in state.anchor.values())
+
+
+def test_two_regions_a_slot(saved):
+    directory, _, before, _ = saved
+    found = restore(directory, make_engine(NAME, REGIONS, lc.make_mesh(region=2, fsdp=1)))
+    assert_same(values(found), before)
+    assert found.inner.params["a"].sharding.num_devices == 2

@@ -1,0 +1,80 @@
+"""Signals become a flag; a second one acts at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
+
+
+def test_exit_code():
+    assert EXIT_INTERRUPTED == os.EX_TEMPFAIL == 75
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_first_signal_only_sets_the_flag(number):
+    before = signal.getsignal(number)
+    with Interrupt() as interrupt:
+        assert not interrupt.requested
+        os.kill(os.getpid(), number)
+        assert interrupt.requested
+        assert interrupt.signal is number
+    assert signal.getsignal(number) is before
+
+
+def test_second_signal_acts_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    interrupt = Interrupt(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_can_be_entered_again():
+    interrupt = Interrupt(signal.SIGTERM)
+    with interrupt:
+        os.kill(os.getpid(), signal.SIGTERM)
+    with interrupt:
+        assert not interrupt.requested
+
+
+LOOP = """
+import sys, time
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
+with Interrupt() as interrupt:
+    print("ready", flush=True)
+    for step in range(3000):
+        time.sleep(0.02)
+        if interrupt.requested and sys.argv[1] == "polite":
+            print("saved", flush=True)
+            sys.exit(EXIT_INTERRUPTED)
+        if interrupt.requested:
+            print("busy", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "manner,signals,code,output",
+    [("polite", 1, EXIT_INTERRUPTED, "saved"), ("stubborn", 2, -signal.SIGTERM, "busy")],
+)
+def test_a_process(manner, signals, code, output):
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOP, manner],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.readline() == f"{output}\n"
+        deadline = time.monotonic() + 30
+        if signals == 2:
+            process.terminate()
+        process.stdout.read()
+        assert process.wait() == code
+        assert time.monotonic() < deadline
