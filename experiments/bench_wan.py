@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from experiments.cli import RefusedError
 from lowcomm_jax.network import Jitter, VirtualClock, uniform
 from lowcomm_jax.network.nolocosim import idle_table
 from lowcomm_jax.network.randomness import generator
@@ -66,7 +67,18 @@ def clock_microseconds(sync_every: int, steps: int = 2000, regions: int = 8) -> 
     return (time.perf_counter() - started) / steps * 1e6
 
 
-def main(
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark; it takes no flags."""
+    if argv and list(argv) != ["--help"]:
+        raise RefusedError([f"unexpected argument {a!r}" for a in argv], "bench wan")
+    if argv:
+        print(__doc__)
+        return 0
+    measure()
+    return 0
+
+
+def measure(
     sizes: Sequence[int] = SIZES,
     rounds: int = 10,
     repeats: int = 3,
@@ -75,9 +87,9 @@ def main(
     """Run the benchmark, print its tables and give the numbers (best of `repeats`)."""
     console = console or Console()
     result: dict = {"clock": [], "idle": [], "step": []}
-    for label, measure, factor in (("clock", noloco_seconds, 1), ("idle", idle_seconds, 10)):
+    for label, timed, factor in (("clock", noloco_seconds, 1), ("idle", idle_seconds, 10)):
         for size in sizes:
-            best = min(measure(size * factor, rounds) for _ in range(repeats))
+            best = min(timed(size * factor, rounds) for _ in range(repeats))
             result[label].append({"regions": size * factor, "rounds": rounds, "seconds": best})
         _show(label, result[label], console)
     for every in (1, 10, 100):
@@ -101,7 +113,3 @@ def _show(label: str, rows: list[dict], console: Console) -> None:
             cells = [f"{ratio:.2f}", f"{size:.2f}", f"{np.log(ratio) / np.log(size):.2f}"]
         table.add_row(str(row["regions"]), f"{row['seconds']:.4f}", *cells)
     console.print(table)
-
-
-if __name__ == "__main__":
-    main()

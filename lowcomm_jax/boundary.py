@@ -64,11 +64,10 @@ def own_parts(late: InFlight | None, fresh: InFlight | None) -> PyTree:
     so that the anchors' disagreement telescopes.
     """
     some = late if fresh is None else fresh
-    zeros = jax.tree.map(jnp.zeros_like, some.payload)
-    none = jnp.zeros_like(some.weight)
+    nothing = (some.payload, jnp.zeros_like(some.weight))  # a payload of weight 0 counts as 0
 
     def part(flight):
-        return (zeros, none) if flight is None else (flight.payload, _shares(flight.weight))
+        return nothing if flight is None else (flight.payload, _shares(flight.weight))
 
     (own, weight), (own_late, weight_late) = part(fresh), part(late)
     return {"own": own, "own_late": own_late, "weight": weight, "weight_late": weight_late}
@@ -82,6 +81,5 @@ def _shares(weight_R: jax.Array) -> jax.Array:
 
 
 def _emptied(flight: InFlight) -> InFlight:
-    """A payload that nobody sent: everything in it is 0."""
-    zeros = jax.tree.map(jnp.zeros_like, flight.payload)
-    return dataclasses.replace(flight, payload=zeros, weight=jnp.zeros_like(flight.weight))
+    """A payload that nobody sent: with all weights 0 its mean is 0."""
+    return dataclasses.replace(flight, weight=jnp.zeros_like(flight.weight))

@@ -18,11 +18,11 @@ from jax.sharding import Mesh
 from lowcomm_jax import history, initial, programs
 from lowcomm_jax.finish import finish
 from lowcomm_jax.gradient_run import run_gradient_steps
+from lowcomm_jax.guard import Guard
 from lowcomm_jax.layout import Roles, make_layout
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.programs import Programs, Recipe
+from lowcomm_jax.programs import Recipe
 from lowcomm_jax.regions import REGION, Regions, Replicas, default_mesh
-from lowcomm_jax.rounds import Guard
 from lowcomm_jax.roundtrip import RoundTrips
 from lowcomm_jax.sharding import SpecFn
 from lowcomm_jax.staging import Stage, Stager
@@ -51,7 +51,9 @@ class Engine:
         the longest axis that divides.
       stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
       accumulate: microbatches a step's batch is cut into.
-      outlier_factor, max_update_norm: see `rounds.Guard`.
+      skip_nonfinite: leave a region as it was when its gradient is not finite (counted in the
+        metric `skipped`), so that a bad batch cannot poison its parameters and moments.
+      outlier_factor, max_update_norm: see `guard.Guard`.
       block: steps staged on the device at once by `run`.
 
     Raises:
@@ -73,11 +75,13 @@ class Engine:
         specs: SpecFn | None = None,
         stacked: Sequence[str] = (),
         accumulate: int = 1,
+        skip_nonfinite: bool = True,
         outlier_factor: float | None = None,
         max_update_norm: float | None = None,
         block: int = 16,
     ):
-        mesh = default_mesh(max(regions, 1)) if mesh is None else mesh
+        if mesh is None:
+            mesh = default_mesh(regions if isinstance(regions, int) and regions > 0 else 1)
         self.regions = Regions(regions, mesh, replicas)
         self.method = method
         self.roles = roles
@@ -94,6 +98,7 @@ class Engine:
             stacked=tuple(stacked),
             seed=seed,
             accumulate=accumulate,
+            skip_nonfinite=skip_nonfinite,
         )
         self.weights = weights if isinstance(weights, str) else np.asarray(weights, np.float32)
         region = self.regions.sharding(REGION)
@@ -104,16 +109,16 @@ class Engine:
 
     def _check(self, guard: Guard, weights, accumulate: int) -> None:
         count = self.regions.count
-        problems = self.regions.violations() + self.method.violations(count) + guard.violations()
-        if isinstance(weights, str):
-            if weights not in ("equal", "tokens"):
-                problems.append(f"weights={weights!r}: use 'equal', 'tokens' or {count} numbers")
-        elif len(weights) != count or min(weights) < 0 or sum(weights) <= 0:
-            problems.append(f"weights={weights}: give {count} numbers >= 0, one of them positive")
-        if accumulate < 1:
-            problems.append(f"accumulate={accumulate}: at least 1 microbatch is needed")
-        if self.block < 1:
-            problems.append(f"block={self.block}: at least 1 staged step is needed")
+        problems = self.regions.violations()
+        if isinstance(count, int):
+            problems += self.method.violations(count) + _weight_problems(weights, count)
+        problems += guard.violations()
+        for name, value, what in (
+            ("accumulate", accumulate, "microbatch"),
+            ("block", self.block, "staged step"),
+        ):
+            if not isinstance(value, int) or value < 1:
+                problems.append(f"{name}={value}: a whole number, at least 1 {what}, is needed")
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
 
@@ -126,17 +131,10 @@ class Engine:
           ValueError: leaves without a valid role, or parameters that cannot be cut into the
             method's fragments.
         """
-        return initial.initial_state(self._programs_for(params), params)
-
-    def _programs_for(self, params: PyTree) -> Programs:
         layout = make_layout(params, self.roles)
-        shapes = {
-            name: jax.ShapeDtypeStruct(np.shape(leaf), jax.numpy.result_type(leaf))
-            for name, leaf in layout.select(params, "train").items()
-        }
-        trips = RoundTrips(programs.build(self.recipe, layout, shapes), self.weights)
-        self._trips[layout] = trips
-        return trips.programs
+        if layout not in self._trips:
+            self._trips[layout] = RoundTrips(programs.build(self.recipe, layout), self.weights)
+        return initial.initial_state(self._trips[layout].programs, params)
 
     def trips(self, state: TrainState) -> RoundTrips:
         """The compiled round trips for this state's parameter layout.
@@ -162,6 +160,7 @@ class Engine:
           batch: leaves `[R, per-region batch, ...]`.
           participants: bool `[R]`: who takes part in what is sent at this step; None = everyone.
             A region left out keeps training on its own values; its anchor moves like everyone's.
+            With gradient exchange (ddp) it stands still at this step.
 
         Returns:
           (state, metrics): `loss`, `grad_norm` and the loss_fn's aux as device arrays `[R]`, and
@@ -209,7 +208,14 @@ class Engine:
         if self.method.signal == "gradient":
             masks = [self._mask(participants and participants(t)) for t in steps]
             state, events, metrics = run_gradient_steps(
-                trips.programs, state, batches, self.region_ids, masks, stage.capacity, single
+                trips.programs,
+                state,
+                batches,
+                self.region_ids,
+                masks,
+                None if trips.by_tokens else trips.weights,
+                stage.capacity,
+                single,
             )
             return state, metrics, events
         active = self._active(steps, stage.capacity)
@@ -228,9 +234,23 @@ class Engine:
 
     def place(self, batches: PyTree) -> PyTree:
         """Put staged batches `[R, S, b, ...]` on the mesh: regions and samples are sharded."""
+        self._check_batch(jax.tree.leaves(batches)[0].shape)
         if self.regions.mesh.size == 1:
             return batches  # the call itself transfers them, and faster
         return jax.device_put(batches, self._batch_sharding)
+
+    def _check_batch(self, shape: tuple[int, ...]) -> None:
+        """`shape` is [R, S, b, ...]; cheap enough for every call."""
+        count, cut = self.regions.count, self.regions.mesh.shape["fsdp"]
+        micro = self.recipe.accumulate
+        if len(shape) < 3 or shape[0] != count:
+            raise ValueError(f"batch leaves must be [{count} regions, per-region batch, ...]")
+        if shape[2] % micro or (shape[2] // micro) % cut:
+            raise ValueError(
+                f"a per-region batch of {shape[2]} does not divide into accumulate={micro} "
+                f"microbatches over fsdp={cut} devices: use a multiple of {micro * cut}, or "
+                f"another mesh"
+            )
 
     def _active(self, steps: range, capacity: int) -> np.ndarray | None:
         """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
@@ -265,7 +285,22 @@ def global_params(state: TrainState) -> PyTree:
 
 
 def region_params(state: TrainState) -> PyTree:
-    """Every region's own values theta, leaves `[R, ...]`, in the user's tree structure."""
+    """Every region's own values theta, leaves `[R, ...]`, in the user's tree structure.
+
+    A copy: the state's own arrays are donated to the next step.
+    """
     count = state.inner.step.shape[0]
     frozen = {k: jax.numpy.broadcast_to(x, (count, *x.shape)) for k, x in state.frozen.items()}
-    return state.layout.tree({**state.inner.params, **state.inner.buffers, **frozen})
+    own = jax.tree.map(jax.numpy.copy, {**state.inner.params, **state.inner.buffers})
+    return state.layout.tree({**own, **frozen})
+
+
+def _weight_problems(weights, count: int) -> list[str]:
+    if isinstance(weights, str):
+        known = weights in ("equal", "tokens")
+        return [] if known else [f"weights={weights!r}: use 'equal', 'tokens' or {count} numbers"]
+    given = np.asarray(weights, np.float64)
+    fine = given.shape == (count,) and np.isfinite(given).all() and (given >= 0).all()
+    if fine and given.sum() > 0:
+        return []
+    return [f"weights={weights}: give {count} numbers >= 0, one of them positive"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax import boundary
@@ -19,11 +17,12 @@ if TYPE_CHECKING:
 def finish(trips: RoundTrips, state: TrainState) -> tuple[TrainState, list[Event]]:
     """Drain in send order, then synchronise every fragment once more, blocking.
 
-    A fragment with nothing new (every region adopted the anchor at this very step) is left alone:
-    momentum alone must not move the anchor.
+    Where nothing is new momentum alone does not move the anchor, so that finishing twice is the
+    same as once.
 
     Returns:
-      (state, events): every region's trained leaves equal its anchor.
+      (state, events): every region's trained leaves equal its anchor (with gradient exchange:
+      those of the regions that took part in the last step).
     """
     events: list[Event] = []
     if trips.method.signal == "gradient":
@@ -38,28 +37,35 @@ def finish(trips: RoundTrips, state: TrainState) -> tuple[TrainState, list[Event
 
 def _last_round(trips: RoundTrips, state, p: int, step: int, events: list[Event]) -> TrainState:
     everyone = np.ones(trips.count, bool)
-    adopted = bool((state.clock.last_landed[p] == step).all())
-    if not (adopted and trips.method.landing is None):
+    # A one-period method may have sent at this very step: land that, and those who sent are done.
+    state = _drain(trips, state, p, step, events, sent=step)
+    if not _all_adopted(trips, state, p, step):
+        waits = any(f.fragment == p for f in state.in_flight.values())
         state = trips.send(state, p, step, everyone, events)
-        if trips.schedule.land_after_send:
+        if waits:
             # One more boundary, so that the steps since the last one are not lost.
             state = boundary.cross(trips, state, p, step, everyone, events)
+    state = _drain(trips, state, p, step, events, sent=None)
+    leaves = trips.fragments.leaves(state.inner.params, p)
+    restarted = trips.programs.restart(leaves, trips.fragments.leaves(state.anchor, p))
+    return with_inner(state, params={**state.inner.params, **restarted})
+
+
+def _all_adopted(trips: RoundTrips, state: TrainState, p: int, step: int) -> bool:
+    """Every region adopted the anchor as it is at this very step."""
+    return trips.method.landing is None and bool((state.clock.last_landed[p] == step).all())
+
+
+def _drain(trips: RoundTrips, state, p: int, step: int, events, sent: int | None) -> TrainState:
+    """Land the payloads of fragment p sent at step `sent` (None: all), those who sent adopting."""
     for key, flight in in_send_order(state.in_flight):
-        if flight.fragment != p:
+        if flight.fragment != p or (sent is not None and flight.sent != sent):
             continue
         own = None
         if trips.method.anchors == "per_region":
             own = boundary.own_parts(flight, None)
-        state, values = trips.move(state, p, flight.payload, flight.weight, own)
+        state, values = trips.move(state, p, flight.payload, flight.weight, own, if_news=True)
+        state = trips.adopt(state, p, flight, flight.takes_part, step)
         state = state.replace(in_flight=without(state.in_flight, key))
-        trips.log_landing(state, p, key, everyone, 0, step, values, events)
-    return _adopt_everywhere(trips, state, p)
-
-
-def _adopt_everywhere(trips: RoundTrips, state: TrainState, p: int) -> TrainState:
-    params = dict(state.inner.params)
-    for name in trips.fragments.leaves(state.anchor, p):
-        local = params[name]
-        anchor = jnp.broadcast_to(state.anchor[name], local.shape).astype(local.dtype)
-        params[name] = jax.device_put(anchor, local.sharding)
-    return with_inner(state, params=params)
+        trips.log_landing(state, p, key, flight.takes_part, 0, step, values, events)
+    return state

@@ -20,7 +20,7 @@ import numpy as np
 
 PyTree = Any
 Pattern = Literal["sequential", "strided", "balanced"]
-BLOCK = re.compile(r"(?:^|/)(\d+)(?:/|$)")
+BLOCK = re.compile(r"(?:^|[/_])(\d+)(?:/|$)")
 
 
 def path_name(path: Sequence[Any]) -> str:
@@ -106,6 +106,9 @@ def partition(
     Raises:
       ValueError: more fragments than units, a regex that leaves leaves out or claims one twice.
     """
+    if rest not in ("own", "dealt"):
+        raise ValueError(f"rest={rest!r}: use own or dealt")
+    _check_stacked(shapes, stacked)
     if not isinstance(pattern, str):
         return _by_regex(shapes, fragments, pattern)
     blocks, others = _units(shapes, stacked)
@@ -141,9 +144,33 @@ def _units(shapes, stacked) -> tuple[list[list[Piece]], list[list[Piece]]]:
     return [blocks[key] for key in sorted(blocks)], others
 
 
+def _check_stacked(shapes, stacked: Sequence[str]) -> None:
+    problems = []
+    for prefix in stacked:
+        under = [n for n in shapes if n == prefix or n.startswith(f"{prefix}/")]
+        if not under:
+            problems.append(f"stacked={prefix!r} matches no leaf: remove or correct it")
+        for name in under:
+            if not shapes[name].shape:
+                problems.append(f"{name!r} under stacked={prefix!r} is a scalar: it has no rows")
+    if problems:
+        raise ValueError("fragments cannot be cut:\n- " + "\n- ".join(problems))
+
+
 def _in_tree_order(shapes, units: list[list[Piece]]) -> list[list[Piece]]:
+    """Units where their kind first appears in the tree; blocks of one kind by number."""
     order = {name: i for i, name in enumerate(shapes)}
-    return sorted(units, key=lambda u: (order[u[0].name], u[0].rows or ()))
+
+    def place(unit: list[Piece]) -> tuple:
+        name = unit[0].name
+        found = BLOCK.search(name)
+        if unit[0].rows is not None or not found:
+            return order[name], unit[0].rows or ()
+        kind = name[: found.start()]
+        first = min(order[n] for n in shapes if BLOCK.search(n) and n.startswith(kind))
+        return first, (int(found.group(1)),)
+
+    return sorted(units, key=place)
 
 
 def _bytes(shapes, unit: Sequence[Piece]) -> int:

@@ -1,8 +1,8 @@
 """Inner steps of methods that exchange gradients at every step (`signal="gradient"`: DDP, DeMo).
 
 The reduced gradient plays the part of the mean pseudo-gradient, the inner optimizer that of the
-outer rule, and every region adopts the result: the only inner programs that communicate across
-regions.
+outer rule, and every region that takes part adopts the result: the only inner program that
+communicates across regions.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lowcomm_jax.guard import norm_per_row, select
 from lowcomm_jax.inner import InnerStep, empty_log, squeeze
-from lowcomm_jax.rounds import Rounds, select
+from lowcomm_jax.rounds import Rounds, without_lead
 from lowcomm_jax.state import Inner
 
 
@@ -20,11 +21,14 @@ def make_gradient_program(step: InnerStep, rounds: Rounds):
     """Build the program of the gradient-exchanging steps, not yet jitted.
 
     Returns:
-      `block(carry, frozen, batches, region_ids, takes_part, n, single)` over a carry (inner,
-      anchor, outer state, codec state), with batch leaves `[R, S, b, ...]` and `takes_part` bool
-      `[R, S]`; it runs the first n (traced) steps and returns (carry, metrics `[R, S]`, or `[R]`
-      with the static `single`).
+      `block(carry, frozen, batches, region_ids, takes_part, weight, n, single)` over a carry
+      (inner, anchor, outer state, codec state), with batch leaves `[R, S, b, ...]`, `takes_part`
+      bool `[R, S]` and `weight` float32 `[R]`, or None for the tokens of each step; it runs the
+      first n (traced) steps and returns (carry, metrics `[R, S]`, or `[R]` with the static
+      `single`).
     """
+    layout = step.layout
+    averaged = [n for n, role in zip(layout.names, layout.roles) if role == "average"]
 
     def region_gradients(inner, frozen, batch, region):
         rng = step.rng(region, inner.step)
@@ -34,12 +38,16 @@ def make_gradient_program(step: InnerStep, rounds: Rounds):
 
     gradients = rounds.regions.lift(region_gradients, (0, None, 0, 0))
 
-    def one(carry, frozen, batch, region_ids, takes_part):
+    def one(carry, frozen, batch, region_ids, takes_part, weight):
         inner, anchor, outer, codec_state = carry
         grads, buffers, metrics = gradients(inner, frozen, batch, region_ids)
         grads = {k: g.astype(jnp.float32) for k, g in grads.items()}
-        sent = rounds.encode(grads, codec_state, takes_part, jnp.ones_like(metrics["loss"]))
-        anchor, outer, moved = rounds.step_optimizer(step, anchor, outer, sent)
+        weight = metrics["tokens"] if weight is None else weight
+        sent = rounds.encode(grads, codec_state, takes_part, weight)
+        anchor, outer, moved = optimizer_step(step, rounds, anchor, outer, sent)
+        if averaged:
+            chosen = {k: buffers[k] for k in averaged}
+            buffers |= rounds.average_buffers(chosen, sent["weight"], takes_part)
         params = {
             k: jnp.broadcast_to(anchor[k], x.shape).astype(x.dtype) for k, x in inner.params.items()
         }
@@ -48,23 +56,46 @@ def make_gradient_program(step: InnerStep, rounds: Rounds):
             buffers=buffers,
             opt=inner.opt,
             step=inner.step + 1,
-            tokens=inner.tokens + metrics["tokens"],
+            tokens=inner.tokens,
         )
-        metrics = {**metrics, **moved, "left_out": sent["left_out"]}
-        return (inner, anchor, outer, sent["codec_state"]), metrics
+        kept = {"left_out": sent["left_out"], "delta_norm": sent["delta_norm"]}
+        return (inner, anchor, outer, sent["codec_state"]), {**metrics, **moved, **kept}
 
-    def block(carry, frozen, batches, region_ids, takes_part, n, single=False):
+    def block(carry, frozen, batches, region_ids, takes_part, weight, n, single=False):
         first = jax.tree.map(lambda x: x[:, 0], batches)
-        shapes = jax.eval_shape(one, carry, frozen, first, region_ids, takes_part[:, 0])[1]
-        log = empty_log(shapes, takes_part.shape[1])
+        args = (frozen, first, region_ids, takes_part[:, 0], weight)
+        log = empty_log(jax.eval_shape(one, carry, *args)[1], takes_part.shape[1])
 
         def body(i, loop):
             carry, log = loop
             batch = jax.tree.map(lambda x: x[:, i], batches)
-            carry, new = one(carry, frozen, batch, region_ids, takes_part[:, i])
+            carry, new = one(carry, frozen, batch, region_ids, takes_part[:, i], weight)
             return carry, jax.tree.map(lambda buffer, v: buffer.at[:, i].set(v), log, new)
 
         carry, log = jax.lax.fori_loop(0, n, body, (carry, log))
         return carry, squeeze(log) if single else log
 
     return block
+
+
+def optimizer_step(step: InnerStep, rounds: Rounds, anchor, opt_state, sent):
+    """Let the inner optimizer move the shared anchor along the mean gradient.
+
+    Returns:
+      (anchor, opt_state, metrics `[R]`): unchanged when nobody took part.
+    """
+    mean = rounds.exchange.mean(sent["payload"], sent["weight"], without_lead(anchor), rounds.specs)
+    moves = jnp.sum(sent["weight"]) > 0
+    tree = step.layout.tree
+
+    def one(grads, state, params):
+        updates, state = step.optimizer.update(tree(grads), state, tree(params))
+        return step.layout.select(updates, "train"), state
+
+    updates, new_state = jax.vmap(one)(mean, opt_state, anchor)
+    updates, norm = rounds.guard.clip(updates)
+    moved = {k: jnp.where(moves, anchor[k] + updates[k], anchor[k]) for k in anchor}
+    new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, opt_state)
+    count = sent["weight"].shape
+    metrics = {"mean_norm": norm_per_row(mean), "update_norm": jnp.where(moves, norm, 0.0)}
+    return moved, new_state, {k: jnp.broadcast_to(v, count) for k, v in metrics.items()}

@@ -31,7 +31,6 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
         outer=_outer(programs, anchor),
         codec=tuple(_stack(programs, s) for s in _codec_states(programs)),
         landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
-        token_mark=jax.device_put(jnp.zeros((k, count), jnp.float32), shared),
         rate=jax.device_put(jnp.zeros(k, jnp.float32), shared),
         in_flight={},
         clock=Clock.start(k, count),
@@ -97,7 +96,7 @@ def _inner(programs: Programs, params: PyTree) -> Inner:
         buffers=_stack(programs, layout.select(params, "local", "average")),
         opt=opt,
         step=jax.device_put(jnp.zeros(count, jnp.int32), region),
-        tokens=jax.device_put(jnp.zeros(count, jnp.float32), region),
+        tokens=jax.device_put(jnp.zeros((count, len(programs.fragments)), jnp.float32), region),
     )
 
 

@@ -33,6 +33,8 @@ class InnerStep:
       layout: structure and roles of the user's tree.
       seed: seed of the run; a step's key is a pure function of (seed, region, step).
       accumulate: microbatches a step's batch is cut into; gradients are averaged over them.
+      skip_nonfinite: leave the region as it was when its gradient is not finite, so that a bad
+        batch cannot poison parameters and moments for ever.
     """
 
     loss_fn: LossFn
@@ -40,6 +42,7 @@ class InnerStep:
     layout: Layout
     seed: int = 0
     accumulate: int = 1
+    skip_nonfinite: bool = True
 
     def init(self, params: dict[str, jax.Array]) -> PyTree:
         return self.optimizer.init(self.layout.tree(params))
@@ -74,12 +77,13 @@ class InnerStep:
             grads, buffers = carry
             part, key = inputs
             (loss, (aux, buffers)), new = grad_fn(params, buffers, frozen, part, key)
-            return (jax.tree.map(jnp.add, grads, new), buffers), _metrics(loss, aux, part)
+            grads = {k: g + new[k].astype(jnp.float32) for k, g in grads.items()}
+            return (grads, buffers), _metrics(loss, aux, part)
 
-        zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
         keys = jax.random.split(rng, n)
         (grads, buffers), metrics = jax.lax.scan(body, (zeros, buffers), (micro, keys))
-        grads = jax.tree.map(lambda g: g / n, grads)
+        grads = {k: (g / n).astype(params[k].dtype) for k, g in grads.items()}
         metrics = {k: jnp.sum(v) if k == "tokens" else jnp.mean(v) for k, v in metrics.items()}
         return grads, buffers, metrics
 
@@ -95,7 +99,13 @@ class InnerStep:
         rng = self.rng(region, inner.step)
         grads, buffers, metrics = self.gradients(inner.params, inner.buffers, frozen, batch, rng)
         metrics["grad_norm"] = optax.tree.norm(grads).astype(jnp.float32)
-        return self.apply(inner, grads, buffers, metrics["tokens"]), metrics
+        new = self.apply(inner, grads, buffers, metrics["tokens"])
+        if not self.skip_nonfinite:
+            return new, metrics
+        finite = jnp.isfinite(metrics["grad_norm"])
+        metrics["skipped"] = 1.0 - finite.astype(jnp.float32)
+        kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, inner)
+        return dataclasses.replace(kept, step=new.step), metrics
 
     def rng(self, region: jax.Array, step: jax.Array) -> jax.Array:
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), region), step)
@@ -133,6 +143,7 @@ def make_inner_program(step: InnerStep, regions: Regions):
         new, metrics = step(inner, frozen, batch, region)
         if active is not None:
             new = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, inner)
+            metrics["tokens"] = jnp.where(active, metrics["tokens"], 0.0)
         return new, metrics
 
     def region_block(carry, frozen, batches, region, active, n):

@@ -28,10 +28,17 @@ class Layout:
     treedef: Any
     names: tuple[str, ...]
     roles: tuple[Role, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
 
     def named(self, tree: PyTree) -> dict[str, Any]:
         """Name -> leaf, in tree order."""
         return dict(zip(self.names, self.treedef.flatten_up_to(tree)))
+
+    def train_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Name -> shape and dtype of the trained leaves of one region."""
+        described = zip(self.names, self.roles, self.shapes, self.dtypes)
+        return {n: jax.ShapeDtypeStruct(s, d) for n, role, s, d in described if role == "train"}
 
     def select(self, tree: PyTree, *roles: Role) -> dict[str, Any]:
         """The named leaves that have one of `roles`."""
@@ -63,7 +70,8 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
     """
     with_path, treedef = jax.tree_util.tree_flatten_with_path(params)
     names = tuple(path_name(path) for path, _ in with_path)
-    if roles is None or callable(roles):
+    as_tree = roles is not None and jax.tree.structure(roles) == treedef
+    if roles is None or (callable(roles) and not as_tree):
         role_of = default_role if roles is None else roles
         chosen = tuple(role_of(name, leaf) for name, (_, leaf) in zip(names, with_path))
     else:
@@ -80,4 +88,6 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
         problems.append("no leaf is trained: give at least one leaf the role 'train'")
     if problems:
         raise ValueError("parameters cannot be trained as given:\n- " + "\n- ".join(problems))
-    return Layout(treedef, names, chosen)
+    shapes = tuple(jnp.shape(leaf) for _, leaf in with_path)
+    dtypes = tuple(jnp.result_type(leaf) for _, leaf in with_path)
+    return Layout(treedef, names, chosen, shapes, dtypes)

@@ -79,11 +79,11 @@ class Regions:
     def violations(self) -> list[str]:
         """What is wrong with this layout, one line each; empty when it can run."""
         problems = []
-        if self.count < 1:
-            problems.append(f"regions={self.count}: at least 1 is needed")
+        if not isinstance(self.count, int) or self.count < 1:
+            return [f"regions={self.count}: a whole number, at least 1, is needed"]
         if tuple(self.mesh.axis_names) != AXES:
             problems.append(f"mesh axes {self.mesh.axis_names}: use lowcomm_jax.make_mesh ({AXES})")
-        elif self.count >= 1 and self.count % self.slots:
+        elif self.count % self.slots:
             problems.append(
                 f"regions={self.count} does not divide over {self.slots} region slots of the mesh: "
                 f"use a region axis of {math.gcd(self.count, self.slots)}"
@@ -108,12 +108,19 @@ class Regions:
         """
         in_specs = tuple(P() if a is None else P(REGION) for a in in_axes)
 
-        def slot(*args):
-            args = [compat.vary(a, REGION) if ax is None else a for a, ax in zip(args, in_axes)]
-            return self._replicas(fn, args, in_axes)
+        return self._manual(lambda *args: self._replicas(fn, args, in_axes), in_specs)
 
+    def _manual(self, slot: Callable, in_specs: Sequence[P]) -> Callable:
+        """`shard_map` over the region axis alone; the axes inside a region stay Auto."""
+        # Every output keeps its region axis, so there is no replication to prove; checking it
+        # would only forbid users constants in the carries of their loops.
         return jax.shard_map(
-            slot, mesh=self.mesh, in_specs=in_specs, out_specs=P(REGION), axis_names={REGION}
+            slot,
+            mesh=self.mesh,
+            in_specs=tuple(in_specs),
+            out_specs=P(REGION),
+            axis_names={REGION},
+            check_vma=False,
         )
 
     def _replicas(self, fn: Callable, args: Sequence[PyTree], in_axes: Sequence[int | None]):
@@ -133,7 +140,6 @@ class Regions:
         """
 
         def slot(carry, *args):
-            args = [compat.vary(a, REGION) if ax is None else a for a, ax in zip(args, in_axes[1:])]
             if self.count == self.slots or self.replicas == "vmap":
                 return self._replicas(fn, (carry, *args), in_axes)
 
@@ -143,10 +149,7 @@ class Regions:
 
             return jax.lax.fori_loop(0, self.count // self.slots, one, carry)
 
-        in_specs = tuple(P() if a is None else P(REGION) for a in in_axes)
-        return jax.shard_map(
-            slot, mesh=self.mesh, in_specs=in_specs, out_specs=P(REGION), axis_names={REGION}
-        )
+        return self._manual(slot, [P() if a is None else P(REGION) for a in in_axes])
 
     def mean(self, tree_R: PyTree, weight_R: jax.Array, specs: PyTree) -> PyTree:
         """Weighted fp32 mean over regions, summed in region order.

@@ -1,4 +1,4 @@
-"""The two compiled programs of a fragment's round trip: send and land."""
+"""The compiled programs of a fragment's round trip: send, move the anchor, adopt it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import fragments as fragmentation
 from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.guard import Guard, norm_per_row, select
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.regions import Regions
 
@@ -19,53 +20,11 @@ PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Guard:
-    """Which contributions are left out of a mean, and how far an anchor may move.
-
-    Contributions that are not finite are always left out.
-
-    Attributes:
-      outlier_factor: leave out a region whose pseudo-gradient norm exceeds this multiple of the
-        median over regions; None = off.
-      max_update_norm: clip the outer update to this global norm per fragment; None = off.
-    """
-
-    outlier_factor: float | None = None
-    max_update_norm: float | None = None
-
-    def violations(self) -> list[str]:
-        problems = []
-        if self.outlier_factor is not None and self.outlier_factor <= 1:
-            problems.append(f"outlier_factor={self.outlier_factor}: must exceed 1")
-        if self.max_update_norm is not None and self.max_update_norm <= 0:
-            problems.append(f"max_update_norm={self.max_update_norm}: must be positive")
-        return problems
-
-
-def _norm_R(tree_R: dict[str, jax.Array]) -> jax.Array:
-    """L2 norm over all leaves behind the leading axis, fp32 `[R]`."""
-    # No reshape: it would gather leaves that are sharded inside a region.
-    squares = [jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim))) for x in tree_R.values()]
-    return jnp.sqrt(sum(squares))
-
-
-def select(mask_R: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """Per region: `new` where the mask holds, else `old`."""
-
-    def pick(a, b):
-        return jnp.where(mask_R.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
-
-    return jax.tree.map(pick, new, old)
-
-
-def _like(tree_R: PyTree) -> PyTree:
-    """Shapes of one region behind the leading axis."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree_R)
-
-
-@dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Send and land of one fragment, as pure functions to be jitted by the engine.
+    """Pure functions, to be jitted by `programs`.
+
+    Leaves come uncut, `[R, ...]` for regions and `[A, ...]` for anchors; `rows` are the row
+    numbers of sliced leaves (`fragments.Fragments.rows`).
 
     Attributes:
       specs: leaf name -> PartitionSpec without the region or anchor axis.
@@ -79,128 +38,110 @@ class Rounds:
 
     # -- send ---------------------------------------------------------------------------------
 
-    def send(self, params, anchor, codec_state, rows, takes_part_R, weight_R, *, keep: bool):
+    def send(self, params, base, codec_state, rows, takes_part_R, weight_R, *, keep: bool):
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
 
         Args:
-          params, anchor: the leaves the fragment touches, `[R, ...]` and `[A, ...]`, uncut.
+          params: `[R, ...]`; base: what Delta is measured against, `[A, ...]` or `[R, ...]`.
           codec_state: residuals `[R, ...]`.
-          rows: row numbers of sliced leaves.
           takes_part_R: bool `[R]`; an absent region's residual stays as it is.
           weight_R: float32 `[R]`, weight of each region if it takes part.
           keep: whether the landing needs the local values of this moment.
 
         Returns:
-          dict with payload, codec_state, snapshot (None unless `keep`), weight (0 for regions
-          that are absent or left out), delta_norm `[R]`, left_out `[R]`.
+          what `encode` returns, and `snapshot` (None unless `keep`).
         """
         theta = fragmentation.take(params, rows)
-        base = fragmentation.take(anchor, rows)
-        delta = {k: base[k] - theta[k].astype(jnp.float32) for k in theta}
+        anchor = fragmentation.take(base, rows)
+        delta = {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
         sent = self.encode(delta, codec_state, takes_part_R, weight_R)
-        return {**sent, "snapshot": theta if keep else None}
+        # A copy: the parameters' buffers are donated to the next inner step.
+        return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if keep else None}
 
     def encode(self, delta, codec_state, takes_part_R, weight_R):
-        """Weigh and encode what every region hands over, fp32 leaves `[R, ...]`; see `send`."""
-        norm_R = _norm_R(delta)
-        weight = jnp.where(takes_part_R & self._acceptable(norm_R, takes_part_R), weight_R, 0.0)
+        """Weigh and encode what every region hands over, fp32 leaves `[R, ...]`.
+
+        Returns:
+          dict with payload, codec_state, `accepted` `[R]`, `weight` `[R]` (0 where not accepted),
+          `delta_norm` `[R]`, `left_out` `[R]` (took part, but is not accepted).
+        """
+        norm_R = norm_per_row(delta)
+        accepted = self.guard.accepts(norm_R, takes_part_R)
         payload, new_state = delta, codec_state
         if self.exchange.codec is not None:
             encode = self.regions.lift(self.exchange.codec.encode, (0, 0))
             payload, new_state = encode(delta, codec_state)
-            new_state = select(weight > 0, new_state, codec_state)
+            new_state = select(accepted, new_state, codec_state)
         return {
             "payload": payload,
             "codec_state": new_state,
-            "weight": weight,
+            "accepted": accepted,
+            "weight": jnp.where(accepted, weight_R, 0.0),
             "delta_norm": norm_R,
-            "left_out": takes_part_R & (weight == 0),
+            "left_out": takes_part_R & ~accepted,
         }
-
-    def _acceptable(self, norm_R, takes_part_R):
-        finite = jnp.isfinite(norm_R)
-        if self.guard.outlier_factor is None:
-            return finite
-        counted = jnp.where(takes_part_R & finite, norm_R, jnp.nan)
-        return finite & (norm_R <= self.guard.outlier_factor * jnp.nanmedian(counted))
 
     # -- land ---------------------------------------------------------------------------------
 
-    def move(self, anchor, outer_state, payload, weight_R, rows, own=None):
+    def move(self, anchor, outer_state, payload, weight_R, rows, own=None, *, if_news=False):
         """Step 1 of a landing: Theta <- Theta + outer(mean Delta).
 
         Args:
-          anchor: uncut leaves `[A, ...]`.
-          outer_state: the fragment's outer state, leaves `[A, ...]`.
-          payload: leaves `[R, ...]`; weight_R: float32 `[R]`.
+          anchor, outer_state: `[A, ...]`; payload: `[R, ...]`; weight_R: float32 `[R]`.
           own: for methods with an anchor per region, extra arguments of the outer rule with
-            leaves `[R, ...]`.
+            leaves `[R, ...]` (`boundary.own_parts`).
+          if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
+            not move it.
 
         Returns:
-          (anchor, outer_state, metrics): unchanged when all weights are 0 and `own` is None.
+          (anchor, outer_state, metrics `[A]`): unchanged when all weights are 0 and `own` is None.
         """
         base = fragmentation.take(anchor, rows)
-        like = _like(base)
+        like = without_lead(base)
         mean = self.exchange.mean(payload, weight_R, like, {k: self.specs[k] for k in like})
+        mean_norm = norm_per_row(mean)
         updates, new_state = self._outer(mean, outer_state, base, own)
-        update_norm = _norm_R(updates)
-        if self.guard.max_update_norm is not None:
-            clip = jnp.minimum(1.0, self.guard.max_update_norm / jnp.maximum(update_norm, 1e-30))
-            updates = jax.tree.map(lambda u: u * clip.reshape(-1, *(1,) * (u.ndim - 1)), updates)
-        moves = (jnp.sum(weight_R) > 0) if own is None else jnp.bool_(True)
+        updates, update_norm = self.guard.clip(updates)
+        moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
+        if if_news:
+            moves &= jnp.any(mean_norm > 0)
         moved = jax.tree.map(lambda b, u: jnp.where(moves, b + u, b), base, updates)
         new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, outer_state)
-        metrics = {"mean_norm": _norm_R(mean), "update_norm": jnp.where(moves, update_norm, 0.0)}
+        metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
         return fragmentation.put(anchor, rows, moved), new_state, metrics
 
     def _outer(self, mean, outer_state, base, own):
         if own is None:
             return jax.vmap(self.method.outer.update)(mean, outer_state, base)
         shared = jax.tree.map(lambda x: x[0], mean)
-        own = {**own, **{k: self._decode(own[k], base) for k in ("own", "own_late")}}
+        own = {
+            **own,
+            "own": self._own_part(own["own"], own["weight"], base),
+            "own_late": self._own_part(own["own_late"], own["weight_late"], base),
+        }
 
         def one_region(state, params, extra):
             return self.method.outer.update(shared, state, params, **extra)
 
         return jax.vmap(one_region)(outer_state, base, own)
 
-    def step_optimizer(self, step, anchor, opt_state, sent):
-        """Let the inner optimizer move the shared anchor along the mean gradient.
-
-        Returns:
-          (anchor, opt_state, metrics): unchanged when nobody took part.
-        """
-        like = _like(anchor)
-        mean = self.exchange.mean(sent["payload"], sent["weight"], like, self.specs)
-        moves = jnp.sum(sent["weight"]) > 0
-        tree = step.layout.tree
-
-        def one(grads, state, params):
-            return step.optimizer.update(tree(grads), state, tree(params))
-
-        updates, new_state = jax.vmap(one)(mean, opt_state, anchor)
-        updates = step.layout.select(updates, "train")
-        regions = sent["weight"].shape
-        norm = jnp.broadcast_to(jnp.where(moves, _norm_R(updates), 0.0), regions)
-        moved = {k: jnp.where(moves, anchor[k] + updates[k], anchor[k]) for k in anchor}
-        new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, opt_state)
-        return moved, new_state, {"update_norm": norm}
-
-    def _decode(self, payload_R, base):
-        """What every region's payload decodes to, fp32 leaves `[R, ...]`."""
-        if self.exchange.codec is None:
-            return payload_R
-        like = _like(base)
-        return self.regions.lift(lambda one: self.exchange.codec.decode(one, like), (0,))(payload_R)
+    def _own_part(self, payload_R, weight_R, base):
+        """What every region's payload decodes to, fp32 `[R, ...]`; 0 for those left out."""
+        decoded = payload_R
+        if self.exchange.codec is not None:
+            like = without_lead(base)
+            decode = self.regions.lift(lambda one: self.exchange.codec.decode(one, like), (0,))
+            decoded = decode(payload_R)
+        return select(weight_R > 0, decoded, jax.tree.map(jnp.zeros_like, decoded))
 
     def adopt(
-        self, params, anchor, landing_state, snapshot, weight_R, lands_R, staleness_R, rows, step
+        self, params, anchor, landing_state, snapshot, accepted_R, lands_R, staleness_R, rows, step
     ):
         """Step 2 of a landing: theta <- Theta' + T(theta - s; Theta' - s, tau) where `lands_R`.
 
         `step` (int32, inner steps done) is handed to the landing rule, for schedules of the inner
-        learning rate. A region whose contribution was left out adopts Theta' itself: what made it
-        an outlier is not replayed.
+        learning rate. A region whose contribution was left out adopts Theta' itself, and so does
+        every element that would land on something not finite: what went wrong is not replayed.
 
         Returns:
           (params, landing_state).
@@ -211,13 +152,12 @@ class Rounds:
         adopted = {k: jnp.broadcast_to(target[k], shape[k]) for k in theta}
         if self.method.landing is not None:
             origin = theta if snapshot is None else snapshot
-            shared = next(iter(target.values())).shape[0] == 1 and self.regions.count > 1
-            arguments = jax.tree.map(lambda x: x[0], target) if shared else target
-            landed, new_state = self.regions.lift(
-                self._land_one, (0, 0, None if shared else 0, 0, 0, None)
-            )(theta, origin, arguments, landing_state, staleness_R, step)
-            adopted = select(weight_R > 0, landed, adopted)
-            landing_state = select(lands_R & (weight_R > 0), new_state, landing_state)
+            landed, new_state = self.regions.lift(self._land_one, (0, 0, 0, 0, 0, None))(
+                theta, origin, adopted, landing_state, staleness_R, step
+            )
+            landed = {k: jnp.where(jnp.isfinite(x), x, adopted[k]) for k, x in landed.items()}
+            adopted = select(accepted_R, landed, adopted)
+            landing_state = select(lands_R & accepted_R, new_state, landing_state)
         adopted = {k: adopted[k].astype(theta[k].dtype) for k in theta}
         new = select(lands_R, adopted, theta)
         return fragmentation.put(params, rows, new), landing_state
@@ -232,14 +172,32 @@ class Rounds:
         )
         return optax.apply_updates(target, correction), state
 
+    def restart(self, params, anchor):
+        """Every region takes its anchor's values, `[R, ...]` in the parameters' dtypes."""
+        # A copy: with one region the result would otherwise be the anchor's own buffer.
+        return {
+            k: jnp.copy(jnp.broadcast_to(anchor[k], x.shape).astype(x.dtype))
+            for k, x in params.items()
+        }
+
     def receive(self, received, anchor, lands_R):
         """Note the anchor that the regions of `lands_R` have just received."""
         spread = {k: jnp.broadcast_to(anchor[k], x.shape) for k, x in received.items()}
         return select(lands_R, spread, received)
 
-    def average_buffers(self, buffers, takes_part_R):
-        """Average non-trainable float leaves over the participants; the others keep theirs."""
+    def average_buffers(self, buffers, weight_R, takes_part_R):
+        """Average non-trainable float leaves over the regions that count; all participants adopt.
+
+        Regions of weight 0, or with a value that is not finite, do not count.
+        """
+        finite = [jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim))) for x in buffers.values()]
+        counts = (weight_R > 0) & jnp.all(jnp.stack(finite), axis=0)
         specs = {name: P() for name in buffers}
-        mean = self.regions.mean(buffers, takes_part_R.astype(jnp.float32), specs)
+        mean = self.regions.mean(buffers, counts.astype(jnp.float32), specs)
         spread = {k: jnp.broadcast_to(mean[k], x.shape).astype(x.dtype) for k, x in buffers.items()}
-        return select(takes_part_R, spread, buffers)
+        return select(takes_part_R & jnp.any(counts), spread, buffers)
+
+
+def without_lead(tree: PyTree) -> PyTree:
+    """Shapes of one region, or one anchor, behind the leading axis."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)

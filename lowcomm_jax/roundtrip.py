@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from lowcomm_jax import boundary
+from lowcomm_jax.exchange import two_shot
 from lowcomm_jax.history import Event
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.schedule import delay_per_region
@@ -22,6 +24,7 @@ class RoundTrips:
 
     Attributes:
       programs: the compiled programs.
+      weights: float32 `[R]`, weights of the regions unless tokens decide.
     """
 
     def __init__(self, programs: Programs, weights: str | np.ndarray):
@@ -31,14 +34,13 @@ class RoundTrips:
         self.schedule = recipe.method.schedule
         self.count = recipe.regions.count
         self.fragments = programs.fragments
-        self._by_tokens = isinstance(weights, str) and weights == "tokens"
+        self.by_tokens = isinstance(weights, str) and weights == "tokens"
         equal = np.ones(self.count, np.float32)
-        self._weights = equal if isinstance(weights, str) else weights
+        self.weights = equal if isinstance(weights, str) else weights
         self._like = [self.fragments.like(p) for p in range(len(self.fragments))]
         self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
         self._delay = delay_per_region(self.schedule.delay, self.count)
-        layout = programs.step.layout
-        self._averaged = [n for n, r in zip(layout.names, layout.roles) if r == "average"]
+        self._averaged = list(programs.averaged())
 
     def next_event(self, state: TrainState) -> int:
         """Inner steps until something is sent or lands (at least 1)."""
@@ -83,10 +85,9 @@ class RoundTrips:
             for f in state.in_flight.values()
             if not (self.schedule.land_after_send and bool((f.due <= step).all()))
         }
-        rates = None
-        if self.schedule.uses_rates and self.schedule.next_send(step - 1) == step:
-            rates = np.asarray(state.rate)
-        return self.schedule.sends(step, state.clock, frozenset(busy), rates)
+        return self.schedule.sends(
+            step, state.clock, frozenset(busy), lambda: np.asarray(state.rate)
+        )
 
     # -- send -----------------------------------------------------------------------------------
 
@@ -113,6 +114,8 @@ class RoundTrips:
             keep=keep,
         )
         traffic = self.programs.exchange.traffic(self._like[p], mask)
+        if p == 0 and self._averaged:
+            traffic = traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
         clock = state.clock.copy()
         clock.previous_sent[p], clock.last_sent[p] = clock.last_sent[p], step
         clock.sends[p] += 1
@@ -121,6 +124,7 @@ class RoundTrips:
         flight = InFlight(
             payload=out["payload"],
             snapshot=out["snapshot"],
+            accepted=out["accepted"],
             weight=out["weight"],
             fragment=np.int64(p),
             sent=np.int64(step),
@@ -135,17 +139,18 @@ class RoundTrips:
             in_flight={**state.in_flight, key: flight},
             clock=clock,
         )
-        if self._by_tokens:
-            state = state.replace(token_mark=state.token_mark.at[p].set(state.inner.tokens))
-        return self._average(state, mask) if p == 0 and self._averaged else state
+        if self.by_tokens:
+            counted = _restart_count(state.inner.tokens, mask, np.int32(p))
+            state = with_inner(state, tokens=counted)
+        return self._average(state, mask, flight) if p == 0 and self._averaged else state
 
     def _base_weights(self, state: TrainState, p: int) -> jax.Array:
-        return state.inner.tokens - state.token_mark[p] if self._by_tokens else self._weights
+        return state.inner.tokens[:, p] if self.by_tokens else self.weights
 
-    def _average(self, state: TrainState, mask: np.ndarray) -> TrainState:
+    def _average(self, state: TrainState, mask: np.ndarray, flight: InFlight) -> TrainState:
         """Average leaves of role `average` over the participants, without delay."""
         chosen = {k: state.inner.buffers[k] for k in self._averaged}
-        averaged = self.programs.average(chosen, mask)
+        averaged = self.programs.average(chosen, flight.weight, mask)
         return with_inner(state, buffers={**state.inner.buffers, **averaged})
 
     # -- land -----------------------------------------------------------------------------------
@@ -174,6 +179,7 @@ class RoundTrips:
         flight = state.in_flight[key]
         p, lands = int(flight.fragment), flight.takes_part & (flight.due <= step)
         state = self.adopt(state, p, flight, lands, step)
+        values = {**values, **_measured_by(state.landing[p])}
         since = flight.sent
         if self.method.base == "received":
             since = np.maximum(state.clock.last_landed[p], 0)
@@ -184,7 +190,8 @@ class RoundTrips:
         moved = dataclasses.replace(flight, payload=None, takes_part=waiting, moved=np.bool_(True))
         return state.replace(in_flight={**state.in_flight, key: moved})
 
-    def move(self, state: TrainState, p: int, payload, weight, own=None):
+    def move(self, state: TrainState, p: int, payload, weight, own=None, if_news: bool = False):
+        """Move the anchor by a payload; returns (state, device metrics)."""
         anchor, outer, values = self.programs.move(
             self.fragments.leaves(state.anchor, p),
             state.outer[p],
@@ -192,17 +199,19 @@ class RoundTrips:
             weight,
             self._rows[p],
             own,
+            if_news=if_news,
         )
         state = state.replace(anchor={**state.anchor, **anchor}, outer=_set(state.outer, p, outer))
         return state, values
 
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
+        """Let the regions of `lands` adopt the anchor by the landing rule."""
         params, landing = self.programs.adopt(
             self.fragments.leaves(state.inner.params, p),
             self.fragments.leaves(state.anchor, p),
             state.landing[p],
             flight.snapshot,
-            flight.weight,
+            flight.accepted,
             lands,
             np.full(self.count, step - int(flight.sent), np.int32),
             self._rows[p],
@@ -233,6 +242,18 @@ class RoundTrips:
 
 def _set(items: tuple, index: int, value: PyTree) -> tuple:
     return (*items[:index], value, *items[index + 1 :])
+
+
+def _measured_by(landing_state: PyTree) -> dict[str, jax.Array]:
+    """What a landing rule measured: `correction_ratio` `[R]` of Taylor delay correction."""
+    ratio = optax.tree.get(landing_state, "correction_ratio", None)
+    return {} if ratio is None else {"correction_ratio": jax.numpy.copy(ratio)}
+
+
+@jax.jit
+def _restart_count(tokens_RxK: jax.Array, mask_R: jax.Array, p: jax.Array) -> jax.Array:
+    """Zero the tokens since the last send of fragment p in the regions that sent it."""
+    return tokens_RxK.at[:, p].set(jax.numpy.where(mask_R, 0.0, tokens_RxK[:, p]))
 
 
 @jax.jit

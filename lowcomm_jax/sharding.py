@@ -47,15 +47,20 @@ def optimizer_shardings(
       like: shapes of the parameters without the leading axis; `specs` has the same structure.
       lead: mesh axis of the leading axis of every leaf, or None (replicated).
     """
+
+    def place(leaf, parameter, spec):
+        if isinstance(leaf, optax.MaskedNode):
+            return leaf
+        # Factored moments and the like have another shape than their parameter.
+        fits = leaf.shape == parameter.shape
+        return regions.sharding(lead, *spec) if fits else regions.sharding(lead)
+
     return optax.tree_map_params(
         optimizer,
-        lambda _, spec: regions.sharding(lead, *spec),
+        place,
         jax.eval_shape(optimizer.init, like),
+        like,
         specs,
         transform_non_params=lambda _: regions.sharding(lead),
+        is_leaf=lambda x: isinstance(x, optax.MaskedNode),
     )
-
-
-def without_lead(tree: PyTree) -> PyTree:
-    """Shapes behind the leading region or anchor axis."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)

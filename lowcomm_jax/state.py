@@ -23,7 +23,8 @@ class Inner:
       buffers: non-trainable state by name (roles `local`, `average`), `[R, ...]`.
       opt: inner optimizer state, `[R, ...]`; never travels and is kept across rounds.
       step: int32 `[R]`, inner optimizer steps taken (seeds the step's randomness).
-      tokens: float32 `[R]`, tokens consumed so far (weights of token-weighted averaging).
+      tokens: float32 `[R, K]`, tokens consumed since each fragment's last send (the weights of
+        token-weighted averaging).
     """
 
     params: dict[str, jax.Array]
@@ -42,7 +43,8 @@ class InFlight:
       payload: what travels, leaves `[R, ...]` of the codec's wire type.
       snapshot: float leaves `[R, ...]`, the local values at the send; None when the landing rule
         does not look at the progress made in flight.
-      weight: float32 `[R]`, weight of each region in the mean; 0 for absent or rejected regions.
+      accepted: bool `[R]`, regions whose contribution counts.
+      weight: float32 `[R]`, weight of each region in the mean; 0 for those not accepted.
       fragment: index of the fragment.
       sent: step of the send.
       due: int64 `[R]`, step at which each region lands.
@@ -52,6 +54,7 @@ class InFlight:
 
     payload: PyTree
     snapshot: dict[str, jax.Array] | None
+    accepted: jax.Array
     weight: jax.Array
     fragment: np.ndarray
     sent: np.ndarray
@@ -115,7 +118,6 @@ class TrainState:
       outer: outer optimizer state of each fragment, leaves `[A, ...]`.
       codec: codec state (residuals) of each fragment, leaves `[R, ...]`.
       landing: landing rule state of each fragment, leaves `[R, ...]`.
-      token_mark: float32 `[K, R]`, tokens consumed at each fragment's last send.
       rate: float32 `[K]`, change rate of each fragment as of its last landing (from reduced data).
       in_flight: payloads under way, by `flight_key`.
       clock: host-side counters.
@@ -129,7 +131,6 @@ class TrainState:
     outer: tuple[PyTree, ...]
     codec: tuple[PyTree, ...]
     landing: tuple[PyTree, ...]
-    token_mark: jax.Array
     rate: jax.Array
     in_flight: dict[str, InFlight]
     clock: Clock

@@ -5,7 +5,7 @@ in flight. Names are paths in `TrainState`, such as `inner/opt/0/mu/a` or
 `in_flight/1@8/payload/b`.
 
 Everything with a region axis goes to `region_<i>/`: inner state, residuals, landing state,
-snapshots and payloads in flight, the anchor as received, a region's token marks, its column of
+snapshots and payloads in flight, the anchor as received, its column of
 the clock, and anchors and outer states of methods that keep one per region (R > 1). The rest goes
 to `shared/`.
 """
@@ -37,7 +37,6 @@ REGION_AXIS: dict[str, int | None] = {
     "outer": None,
     "codec": 0,
     "landing": 0,
-    "token_mark": 1,
     "rate": None,
     "in_flight": 0,
     "clock": None,
@@ -47,7 +46,7 @@ REGION_AXIS: dict[str, int | None] = {
     "clock/bytes_received": 0,
 }
 ANCHORED = ("anchor", "outer")
-FLIGHT_ARRAYS = ("payload", "snapshot", "weight")
+FLIGHT_ARRAYS = ("payload", "snapshot", "accepted", "weight")
 
 
 def field_of(name: str) -> str:

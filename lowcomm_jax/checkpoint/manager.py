@@ -50,7 +50,7 @@ class Checkpoints:
 
     A checkpoint `<directory>/<step>/` holds `shared/` (anchor, outer states, change rates, frozen
     leaves, counters), one `region_<i>/` per region (inner state, residuals, landing state, its
-    payloads and snapshots in flight with their weight, its token marks and column of the clock,
+    payloads and snapshots in flight with their weight, its column of the clock,
     and its anchor and outer state where every region has its own), and JSON: format, package
     versions, config, extra, metrics, method, per-fragment clocks, what is in flight, the digest
     of every array. It appears under its name when it is complete.

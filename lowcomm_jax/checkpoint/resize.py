@@ -22,7 +22,7 @@ from lowcomm_jax.checkpoint.leaves import ANCHORED, field_of, region_axis
 
 Arrays = dict[str, np.ndarray]
 
-ZERO = ("inner/tokens", "token_mark", "clock/bytes_sent", "clock/bytes_received", "clock/staleness")
+ZERO = ("inner/tokens", "clock/bytes_sent", "clock/bytes_received", "clock/staleness")
 
 
 def resize(saved: Arrays, fresh: Arrays, regions: tuple[int, int], anchors: int) -> Arrays:

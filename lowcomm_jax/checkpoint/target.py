@@ -73,6 +73,7 @@ def _abstract_flight(programs: Programs, record: dict) -> InFlight:
     parts = {
         "payload": payload if record["payload"] else None,
         "snapshot": like if record["snapshot"] else None,
+        "accepted": jax.ShapeDtypeStruct((), jnp.bool_),
         "weight": jax.ShapeDtypeStruct((), jnp.float32),
     }
 

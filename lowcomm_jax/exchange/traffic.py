@@ -21,6 +21,15 @@ class Traffic(NamedTuple):
     sent: np.ndarray
     received: np.ndarray
 
+    def plus(self, other: Traffic) -> Traffic:
+        """Both exchanges together, under this one's route."""
+        return Traffic(
+            self.route,
+            self.nbytes + other.nbytes,
+            self.sent + other.sent,
+            self.received + other.received,
+        )
+
 
 def two_shot(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
     """Exchange slices, reduce, gather: each of m participants sends 2 (m-1)/m of the payload.
@@ -33,7 +42,10 @@ def two_shot(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
     if m == 0:
         return _nothing("two_shot", nbytes, part)
     own = round(2 * nbytes * (m - 1) / m)
-    sent = np.where(part, own + round(absent * nbytes / m), 0)
+    # The result reaches absent regions from the participants, in shares that differ by a byte.
+    share, rest = divmod(absent * nbytes, m)
+    extra = share + (np.cumsum(part) <= rest)
+    sent = np.where(part, own + extra, 0)
     received = np.where(part, own, nbytes)
     return Traffic("two_shot", nbytes, sent.astype(np.int64), received.astype(np.int64))
 

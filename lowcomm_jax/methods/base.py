@@ -49,4 +49,15 @@ class Method:
     problems: tuple[str, ...] = ()
 
     def violations(self, regions: int) -> list[str]:
-        return [*self.problems, *self.schedule.violations(regions)]
+        named = [
+            ("rest", self.rest, ("own", "dealt")),
+            ("first_round", self.first_round, ("empty", "blocking")),
+        ]
+        if isinstance(self.pattern, str):
+            named.append(("pattern", self.pattern, ("sequential", "strided", "balanced")))
+        wrong = [
+            f"{name}={value!r}: use {', '.join(known)}"
+            for name, value, known in named
+            if value not in known
+        ]
+        return [*self.problems, *wrong, *self.schedule.violations(regions)]

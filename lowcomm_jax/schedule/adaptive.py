@@ -13,7 +13,8 @@ several overdue fragments the one waiting longest goes first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+import math
+from collections.abc import Callable, Set
 from typing import ClassVar
 
 import numpy as np
@@ -36,7 +37,8 @@ def syncs_per_period(
       step_seconds: T_c, seconds of one inner step.
       sync_seconds: T_s, seconds to synchronise one fragment.
     """
-    capacity = int(gamma * period * step_seconds / sync_seconds)
+    # A product that is whole in decimals may fall just below in binary: 0.29 * 100.
+    capacity = math.floor(gamma * period * step_seconds / sync_seconds + 1e-9)
     return min(period, max(fragments, capacity))
 
 
@@ -59,7 +61,7 @@ class Adaptive(Schedule):
         return (step // self.spacing + 1) * self.spacing
 
     def sends(
-        self, step: int, clock: Clock, in_flight: Set[int], rates: np.ndarray | None
+        self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
     ) -> tuple[int, ...]:
         if step % self.spacing:
             return ()
@@ -74,12 +76,13 @@ class Adaptive(Schedule):
             return (min(overdue, key=lambda p: (clock.last_sent[p], p)),)
         if clock.last_sent[oldest] < 0:
             return (oldest,)
-        return (max(ready, key=lambda p: (rates[p], -clock.last_sent[p], -p)),)
+        rate = rates()
+        return (max(ready, key=lambda p: (rate[p], -clock.last_sent[p], -p)),)
 
     def longest_wait(self) -> int:
         """Upper bound on the steps between two sends of a fragment: ceil(H/h) h + (K-1) h.
 
-        Holds while a slot always finds an overdue fragment free, that is for tau <= h.
+        Holds for every tau < H: an overdue fragment was sent H steps ago, so it has landed.
         """
         h = self.spacing
         return -(-self.period // h) * h + (self.fragments - 1) * h

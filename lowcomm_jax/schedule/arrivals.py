@@ -8,7 +8,7 @@ dynamic local updates (eq. 6 there) n_v = floor(v / max v H), so that all arrive
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Callable, Set
 from fractions import Fraction
 from typing import ClassVar
 
@@ -62,7 +62,7 @@ class Arrivals(Schedule):
         return int(min(upcoming))
 
     def sends(
-        self, step: int, clock: Clock, in_flight: Set[int], rates: np.ndarray | None
+        self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
     ) -> tuple[int, ...]:
         del clock, in_flight, rates
         return (0,) if self.senders(step, len(self.speeds)).any() else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 import numpy as np
 
@@ -34,9 +34,12 @@ class Schedule:
         raise NotImplementedError
 
     def sends(
-        self, step: int, clock: Clock, in_flight: Set[int], rates: np.ndarray | None
+        self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
     ) -> tuple[int, ...]:
-        """Fragments that leave after inner step `step`; never one of `in_flight`."""
+        """Fragments that leave after inner step `step`; never one of `in_flight`.
+
+        `rates` fetches the fragments' change rates, float32 `[K]`; it may wait for the device.
+        """
         raise NotImplementedError
 
     def violations(self, regions: int) -> list[str]:
@@ -61,7 +64,15 @@ def delay_per_region(delay: int | tuple[int, ...], regions: int) -> np.ndarray:
 
 def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> list[str]:
     """Checks every schedule shares: K <= H, 0 <= tau < H, one tau per region."""
-    problems = []
+    problems = [
+        f"{name}={value}: must be a whole number of inner steps"
+        for name, value in (("period", schedule.period), (overlap_name, schedule.delay))
+        if not np.issubdtype(np.asarray(value).dtype, np.integer)
+    ]
+    if not isinstance(schedule.fragments, int):
+        problems.append(f"fragments={schedule.fragments}: must be a whole number")
+    if problems:
+        return problems
     if schedule.period < 1:
         problems.append(f"period={schedule.period}: at least 1 inner step is needed")
     if schedule.fragments < 1:

@@ -7,7 +7,7 @@ exactly. K = 1 is DiLoCo's round (arXiv 2311.08105); H = 1 is synchronisation at
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Staggered(Schedule):
         return min(upcoming(self.first(p)) for p in range(self.fragments))
 
     def sends(
-        self, step: int, clock: Clock, in_flight: Set[int], rates: np.ndarray | None
+        self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
     ) -> tuple[int, ...]:
         del clock, rates
         return tuple(

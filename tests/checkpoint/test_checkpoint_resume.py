@@ -71,7 +71,7 @@ def check_what_is_in_flight(halves):
     for name in ("eager", "delayed", "cocodc"):
         assert flights(halves[name]), name
     assert np.all(halves["cocodc"]["rate"] > 0)
-    assert len(set(halves["diloco"]["token_mark"].ravel())) == 3
+    assert len(set(halves["diloco"]["inner/tokens"].ravel())) == 3
     assert halves["eager"]["anchor/a"].shape[0] == 3
     for name in ("ddp", "streaming_partly"):
         assert np.any(halves[name]["codec/0/residual/a"] != 0), name

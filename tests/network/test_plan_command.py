@@ -90,7 +90,7 @@ def test_bad_configs_name_everything():
 
 def test_bench_wan_runs_small(tmp_path):
     text = io.StringIO()
-    result = bench_wan.main(sizes=(50, 100), rounds=4, console=Console(file=text, width=120))
+    result = bench_wan.measure(sizes=(50, 100), rounds=4, console=Console(file=text, width=120))
     assert [row["regions"] for row in result["clock"]] == [50, 100]
     assert all(row["seconds"] > 0 for row in result["clock"] + result["idle"])
     assert "regions" in text.getvalue()

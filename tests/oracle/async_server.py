@@ -49,7 +49,8 @@ def run_async_local_sgd(
     since it last received the model; its pseudo-gradient is received model - local model. All
     arrivals of a tick are applied in region order, then everyone who arrived gets the newest
     model. Staleness = ticks since the model was received. `buffer` N defaults to the number of
-    regions. finish: everybody arrives once more, in region order.
+    regions. finish: everybody who
+    has made a step since arrives once more, in region order.
     """
     steps, count = batches["x"].shape[:2]
     n = count if buffer is None else buffer
@@ -62,7 +63,10 @@ def run_async_local_sgd(
 
     def arrive(step, arrived, kind):
         for r in arrived:
-            server.arrive(subtract(received[r], regions.values[r]))
+            delta = subtract(received[r], regions.values[r])
+            if kind == "final" and not any(value.any() for value in delta.values()):
+                continue  # nothing was learned since it received the model
+            server.arrive(delta)
             run.events.append(Event(step, kind, 0, step - received_at[r], (r,)))
         for r in arrived:
             received[r], regions.values[r] = copy_tree(server.theta), copy_tree(server.theta)

@@ -1,0 +1,177 @@
+"""Bytes, error and speed of every codec, with speed as a fraction of a device copy.
+
+Usage: `python -m experiments bench codec [--size 4096] [--repeats 5] [--codecs int4,topk]
+[--output FILE]`. Copies and codecs take turns within one run, so that whatever else loads the
+machine loads them alike; medians are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from lowcomm_jax import compression
+from lowcomm_jax.compression import Codec
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is measured.
+
+    Attributes:
+      codecs: names for `compression.make`; empty = all.
+      size: the matrix is size x size, fp32.
+      repeats: rounds of the interleaved timing.
+      rank: rank of the low-rank codecs; None = size / 64.
+      output: JSON file, or None.
+    """
+
+    codecs: tuple[str, ...] = ()
+    size: int = 4096
+    repeats: int = 5
+    rank: int | None = None
+    output: str | None = None
+
+
+def main(config: Config | Mapping[str, Any] | Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Measure, print a table, write JSON.
+
+    Args:
+      config: settings, or command-line words.
+
+    Returns:
+      One row per codec: name, bytes_per_value, compression, error_gaussian, error_heavy,
+      encode_s, decode_s, copy_s, of_copy.
+    """
+    config = _config(config)
+    noise = {"gaussian": _gaussian(config.size), "heavy": _heavy_tailed(config.size)}
+    codecs = {name: _build(name, config) for name in config.codecs or compression.names()}
+    programs = {name: _programs(codec, noise["gaussian"]) for name, codec in codecs.items()}
+    seconds = _interleaved(programs, noise["gaussian"], config.repeats)
+    rows = []
+    for name, codec in codecs.items():
+        copy, (encode, decode) = seconds["copy"][0], seconds[name]
+        rows.append(
+            {
+                "codec": name,
+                **_size(codec, noise["gaussian"]),
+                **{f"error_{kind}": _error(codec, x) for kind, x in noise.items()},
+                "encode_s": encode,
+                "decode_s": decode,
+                "copy_s": copy,
+                "of_copy": copy / (encode + decode),
+            }
+        )
+    _print(rows, config)
+    if config.output is not None:
+        where = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+        text = json.dumps({"config": dataclasses.asdict(config), **where, "rows": rows}, indent=1)
+        pathlib.Path(config.output).write_text(text + "\n")
+    return rows
+
+
+def _config(given: Config | Mapping[str, Any] | Sequence[str]) -> Config:
+    if isinstance(given, Config):
+        return given
+    if isinstance(given, Mapping):
+        return Config(**given)
+    parser = argparse.ArgumentParser(prog="bench codec", description=__doc__)
+    parser.add_argument("--codecs", default="", help="names, separated by commas")
+    parser.add_argument("--size", type=int, default=Config.size)
+    parser.add_argument("--repeats", type=int, default=Config.repeats)
+    parser.add_argument("--rank", type=int, default=None)
+    parser.add_argument("--output", default=None)
+    words = vars(parser.parse_args(list(given)))
+    return Config(**{**words, "codecs": tuple(filter(None, words["codecs"].split(",")))})
+
+
+def _build(name: str, config: Config) -> Codec:
+    rank = config.rank or max(config.size // 64, 1)
+    return compression.make(name, **({"rank": rank} if name.startswith("low_rank") else {}))
+
+
+def _gaussian(size: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(0), (size, size))
+
+
+def _heavy_tailed(size: int) -> jax.Array:
+    """Gaussian times log-normal, the shape of gradients: rare values far beyond the rest."""
+    return _gaussian(size) * jnp.exp(jax.random.normal(jax.random.key(1), (size, size)))
+
+
+def _programs(codec: Codec, x: jax.Array) -> tuple[Callable, Callable]:
+    """Compiled encode and decode, each of one argument."""
+    state = codec.init(x)
+    encode = jax.jit(codec.encode)
+    payload, _ = encode(x, state)
+    decode = jax.jit(lambda coded: codec.decode(coded, x))
+    jax.block_until_ready(decode(payload))
+    return (lambda y: encode(y, state)), (lambda _: decode(payload))
+
+
+def _interleaved(programs, x: jax.Array, repeats: int) -> dict[str, list[float]]:
+    """Median seconds of every program; each round runs all of them once, after a copy each."""
+    copy = jax.jit(jnp.copy)
+    jax.block_until_ready(copy(x))
+    taken = {name: [[] for _ in pair] for name, pair in programs.items()}
+    copies = []
+    for _ in range(repeats):
+        for name, pair in programs.items():
+            copies.append(_seconds(copy, x))
+            for times, program in zip(taken[name], pair):
+                times.append(_seconds(program, x))
+    medians = {name: [float(np.median(t)) for t in pair] for name, pair in taken.items()}
+    return {"copy": [float(np.median(copies))], **medians}
+
+
+def _seconds(program: Callable, x: jax.Array) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(program(x))
+    return time.perf_counter() - start
+
+
+def _size(codec: Codec, x: jax.Array) -> dict[str, float]:
+    per_value = codec.nbytes(x) / x.size
+    return {"bytes_per_value": per_value, "compression": 4 / per_value}
+
+
+def _error(codec: Codec, x: jax.Array) -> float:
+    """Relative L2 error of the first payload."""
+    payload, _ = codec.encode(x, codec.init(x))
+    lost = x - codec.decode(payload, x)
+    return float(jnp.linalg.norm(lost) / jnp.linalg.norm(x))
+
+
+def _print(rows: list[dict[str, Any]], config: Config) -> None:
+    copy = rows[0]["copy_s"]
+    title = (
+        f"{config.size} x {config.size} fp32 on {jax.devices()[0].device_kind}; "
+        f"copy {1e3 * copy:.2f} ms ({4e-9 * config.size**2 / copy:.2f} GB/s)"
+    )
+    table = Table(title=title)
+    for heading in ("codec", "B/value", "times", "err Gauss", "err heavy", "enc ms", "dec ms"):
+        table.add_column(heading, justify="left" if heading == "codec" else "right")
+    table.add_column("of copy", justify="right")
+    for row in rows:
+        table.add_row(
+            row["codec"],
+            f"{row['bytes_per_value']:.4f}",
+            f"{row['compression']:.1f}",
+            f"{row['error_gaussian']:.4f}",
+            f"{row['error_heavy']:.4f}",
+            f"{1e3 * row['encode_s']:.1f}",
+            f"{1e3 * row['decode_s']:.1f}",
+            f"{row['of_copy']:.3f}",
+        )
+    Console().print(table)

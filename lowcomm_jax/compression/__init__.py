@@ -1,0 +1,57 @@
+"""Codecs: what travels between regions, with its true bytes. One codec a file."""
+
+from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.cast import Cast
+from lowcomm_jax.compression.dct_top_k import DCTTopK
+from lowcomm_jax.compression.e3m0 import E3M0
+from lowcomm_jax.compression.ef21 import EF21, EF21State, ef21, integrate
+from lowcomm_jax.compression.error_feedback import (
+    ErrorFeedback,
+    ErrorFeedbackState,
+    error_feedback,
+)
+from lowcomm_jax.compression.integer import Integer
+from lowcomm_jax.compression.low_rank import LowRank, measured_rank
+from lowcomm_jax.compression.matrix import MatrixCodec
+from lowcomm_jax.compression.optax_view import CompressState, compress, quantize, top_k
+from lowcomm_jax.compression.random_k import RandomK
+from lowcomm_jax.compression.registry import make, make_matrix, names
+from lowcomm_jax.compression.rules import PRESETS, PerTensor
+from lowcomm_jax.compression.sign import Sign
+from lowcomm_jax.compression.statistical import Statistical
+from lowcomm_jax.compression.top_k import TopK
+from lowcomm_jax.compression.two_shot import Route, route, two_shot_mean
+
+__all__ = [
+    "E3M0",
+    "EF21",
+    "PRESETS",
+    "Cast",
+    "Codec",
+    "CompressState",
+    "DCTTopK",
+    "EF21State",
+    "ErrorFeedback",
+    "ErrorFeedbackState",
+    "Integer",
+    "LowRank",
+    "MatrixCodec",
+    "PerTensor",
+    "RandomK",
+    "Route",
+    "Sign",
+    "Statistical",
+    "TopK",
+    "compress",
+    "ef21",
+    "error_feedback",
+    "integrate",
+    "make",
+    "make_matrix",
+    "measured_rank",
+    "names",
+    "quantize",
+    "route",
+    "top_k",
+    "two_shot_mean",
+]

@@ -1,0 +1,88 @@
+"""What a codec is: a tree of fp32 arrays in, a payload of arrays of the true wire size out."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+
+
+class Codec(abc.ABC):
+    """One region's side of the wire, as pure functions; subclasses are frozen dataclasses.
+
+    Every function is jit-able and vmap-able with static shapes; the arithmetic is fp32. `like` is
+    a pytree of arrays or `jax.ShapeDtypeStruct`.
+    """
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Short label for tables."""
+
+    @abc.abstractmethod
+    def init(self, like: PyTree) -> PyTree:
+        """State at step 0: a pytree of arrays, `()` when the codec has none."""
+
+    @abc.abstractmethod
+    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        """Turn float leaves into (payload, new state); the payload's buffers are what travels."""
+
+    @abc.abstractmethod
+    def decode(self, payload: PyTree, like: PyTree) -> PyTree:
+        """fp32 leaves in the shapes of `like`: exactly what every receiver decodes."""
+
+    @abc.abstractmethod
+    def nbytes(self, like: PyTree) -> int:
+        """Bytes of one payload, known before encoding."""
+
+    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
+        """Weighted fp32 mean of what the payloads decode to.
+
+        Args:
+          payload_R: payloads with a leading region axis.
+          weight_R: float32 `[R]`, not negative, not normalised; 0 = absent, and silences whatever
+            that payload holds.
+          like: shapes of one region's tree.
+
+        Returns:
+          fp32 leaves in the shapes of `like`; 0 when all weights are 0.
+        """
+        return weighted_mean(lambda payload: self.decode(payload, like), payload_R, weight_R)
+
+
+def weighted_mean(
+    decode: Callable[[PyTree], PyTree], payload_R: PyTree, weight_R: jax.Array
+) -> PyTree:
+    """Decode one region at a time and average in region order (see `Codec.aggregate`)."""
+    total = ordered_sum(decode, payload_R, weight_R)
+    weight = fold_regions(lambda r: weight_R[r], weight_R.shape[0])
+    scale = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
+    return jax.tree.map(lambda x: x * scale, total)
+
+
+def ordered_sum(
+    decode: Callable[[PyTree], PyTree], payload_R: PyTree, weight_R: jax.Array
+) -> PyTree:
+    """Sum over regions of weight * decode(payload), one region after the other."""
+
+    def term(r):
+        one = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, r, keepdims=False), payload_R)
+        weight = weight_R[r]
+        return jax.tree.map(lambda x: jnp.where(weight > 0, x * weight, 0.0), decode(one))
+
+    return fold_regions(term, weight_R.shape[0])
+
+
+def fold_regions(term: Callable[[Any], PyTree], regions: int) -> PyTree:
+    """term(0) + term(1) + ... in this order, with one term in memory at a time."""
+
+    def add(r, total):
+        return jax.tree.map(jnp.add, total, term(r))
+
+    # The first term is the start of the sum, not a zero: under shard_map it carries the right type.
+    return jax.lax.fori_loop(1, regions, add, term(jnp.int32(0)))

@@ -1,0 +1,71 @@
+"""The codec of one leaf: every leaf is seen as a stack of L matrices N x M.
+
+Scalars are 1 x 1, vectors 1 x M. A tensor of more axes is split where N + M is smallest, so that
+`[heads, width, model]` becomes `[heads * width, model]`. Leaves that stack layers keep the layer
+axis as L.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any
+
+import jax
+
+from lowcomm_jax.compression.base import weighted_mean
+
+PyTree = Any
+Shape = tuple[int, int, int]
+
+
+class MatrixCodec(abc.ABC):
+    """Encodes one leaf, fp32 `[L, N, M]`; subclasses are frozen dataclasses.
+
+    Attributes:
+      requantizable: whether a mean of decoded values may be encoded again without a state, so that
+        a two-shot reduction makes sense.
+    """
+
+    requantizable: bool = False
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Short label for tables."""
+
+    def init(self, shape: Shape, seed: int) -> PyTree:
+        """State at step 0; `seed` is the same in every region and different per leaf."""
+        del shape, seed
+        return ()
+
+    @abc.abstractmethod
+    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
+        """(payload, new state) of an fp32 stack of matrices."""
+
+    @abc.abstractmethod
+    def decode(self, payload: PyTree, shape: Shape) -> jax.Array:
+        """fp32 `[L, N, M]`."""
+
+    @abc.abstractmethod
+    def nbytes(self, shape: Shape) -> int:
+        """Bytes of the payload of a stack of this shape."""
+
+    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> jax.Array:
+        """Weighted mean over regions, fp32 `[L, N, M]`; see `Codec.aggregate`."""
+        return weighted_mean(lambda payload: self.decode(payload, shape), payload_R, weight_R)
+
+
+def matrix_shape(shape: tuple[int, ...], stacked: bool) -> Shape:
+    """(L, N, M) of a leaf; `stacked` leaves carry L as their first axis.
+
+    >>> matrix_shape((), False), matrix_shape((7,), False), matrix_shape((4, 6, 9), False)
+    ((1, 1, 1), (1, 1, 7), (1, 24, 9))
+    >>> matrix_shape((12, 5, 7), True), matrix_shape((12,), True)
+    ((12, 5, 7), (12, 1, 1))
+    """
+    layers, rest = (shape[0], shape[1:]) if stacked else (1, shape)
+    if len(rest) < 2:
+        return layers, 1, math.prod(rest)
+    cuts = [(math.prod(rest[:i]), math.prod(rest[i:])) for i in range(1, len(rest))]
+    return layers, *min(cuts, key=sum)

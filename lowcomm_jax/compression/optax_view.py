@@ -1,0 +1,96 @@
+"""Codecs as Optax transforms: updates in, what receivers decode out.
+
+`optax.chain(compress("int4"), optax.sgd(0.7, momentum=0.9, nesterov=True))` is an outer update
+whose pseudo-gradient has been through the wire, and works in any Optax program.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import optax
+
+from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.ef21 import ef21
+from lowcomm_jax.compression.error_feedback import error_feedback as with_error_feedback
+from lowcomm_jax.compression.registry import make
+from lowcomm_jax.outer.checks import one_of, raise_all
+
+PyTree = Any
+Feedback = float | Literal["ef21"] | None
+
+
+class CompressState(NamedTuple):
+    """State of the codec: residual, warm bases, seeds."""
+
+    codec: PyTree
+
+
+def compress(
+    codec: Codec | str, error_feedback: Feedback = None
+) -> optax.GradientTransformationExtraArgs:
+    """Replace updates by what a receiver would decode.
+
+    Args:
+      codec: a codec or a name for `make`.
+      error_feedback: decay of a residual in [0, 1]; `"ef21"` to send differences (the updates are
+        then the receivers' copy); None for none.
+
+    Returns:
+      A transform of any tree of floats; fp32 arithmetic, updates keep their dtype.
+
+    Raises:
+      ValueError: unknown codec name, decay out of range, unknown kind of feedback.
+
+    >>> import jax.numpy as jnp
+    >>> rule = optax.chain(compress("sign"), optax.sgd(1.0))
+    >>> x = jnp.array([1.0, -3.0])
+    >>> rule.update(x, rule.init(x))[0]
+    Array([-2.,  2.], dtype=float32)
+    """
+    wire = make(codec) if isinstance(codec, str) else codec
+    if isinstance(error_feedback, str):
+        raise_all("compress", [one_of("error_feedback", error_feedback, ("ef21",))])
+        wire = ef21(wire)
+    elif error_feedback is not None:
+        wire = with_error_feedback(wire, error_feedback)
+
+    def init(params):
+        return CompressState(wire.init(params))
+
+    def update(updates, state, params=None, **extra):
+        del params, extra
+        payload, new = wire.encode(updates, state.codec)
+        received = new.copy if error_feedback == "ef21" else wire.decode(payload, updates)
+        received = jax.tree.map(lambda r, u: r.astype(u.dtype), received, updates)
+        return received, CompressState(new)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def top_k(
+    k: int = 64, block: int = 64, values: str = "fp32", error_feedback: Feedback = None
+) -> optax.GradientTransformationExtraArgs:
+    """Keep the k largest values of every chunk (`TopK`), coded as `values`; see `compress`."""
+    return compress(make("topk", k=k, block=block, values=values), error_feedback)
+
+
+def quantize(
+    bits: int = 4,
+    kind: Literal["stat", "int", "float"] = "stat",
+    error_feedback: Feedback = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Quantise updates; see `compress`.
+
+    Args:
+      bits: width of a code.
+      kind: `stat`istical (8, 4, 2 bits), linear `int` (8, 4), `float` (16 = bf16, 4 = E3M0).
+      error_feedback: as in `compress`.
+
+    Raises:
+      ValueError: no such codec.
+    """
+    floats = {16: "bf16", 4: "e3m0"}
+    name = floats.get(bits, f"float{bits}") if kind == "float" else f"{kind}{bits}"
+    return compress(name, error_feedback)

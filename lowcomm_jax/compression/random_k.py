@@ -1,0 +1,89 @@
+"""One random value of every s, chosen by a seed that travels instead of indices.
+
+A matrix is cut into groups of s = `one_in` values; each group sends one of them, drawn anew every
+round. The seed of the round is eight bytes of the payload, so that a region that missed rounds is
+still decoded rightly; regions that took part in the same rounds choose the same entries.
+
+Differs from textbook random-k: the choice is stratified (one per group), which needs no permutation
+and spreads evenly; every value is still sent with probability 1 / s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.compression import blocks as cutting
+from lowcomm_jax.compression.blocks import Blocks
+from lowcomm_jax.compression.cast import FP32
+from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.outer.checks import in_range, raise_all
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomK(MatrixCodec):
+    """Send a random 1 / `one_in` of the values, coded with `values`.
+
+    Attributes:
+      one_in: s, size of a group. 1 sends everything.
+      values: codec of the chosen values (`[L, 1, groups]`).
+      unbiased: multiply decoded values by s, so that the expectation is the input. Off by default:
+        error feedback wants the plain projection.
+
+    Raises:
+      ValueError: one_in below 1.
+    """
+
+    one_in: int = 64
+    values: MatrixCodec = FP32
+    unbiased: bool = False
+
+    def __post_init__(self):
+        raise_all("RandomK", [in_range("one_in", self.one_in, 1, float("inf"))])
+
+    @property
+    def name(self) -> str:
+        values = "" if self.values == FP32 else f"_{self.values.name}"
+        return f"random_1in{self.one_in}{values}"
+
+    def _groups(self, shape: Shape) -> Blocks:
+        size = shape[1] * shape[2]
+        return Blocks(-(-size // self.one_in), self.one_in)
+
+    def _kept(self, shape: Shape) -> Shape:
+        return shape[0], 1, self._groups(shape).count
+
+    def init(self, shape, seed):
+        key = np.array([seed % 2**32, 0], np.uint32)
+        return {"key": jnp.asarray(key), "values": self.values.init(self._kept(shape), seed)}
+
+    def _mask(self, key: jax.Array, shape: Shape) -> jax.Array:
+        """Which value of each group is chosen: bool `[L, groups, s]`."""
+        layers, groups = shape[0], self._groups(shape)
+        rng = jax.random.fold_in(jax.random.key(key[0]), key[1])
+        chosen = jax.random.randint(rng, (layers, groups.count, 1), 0, groups.width)
+        return chosen == jnp.arange(groups.width)[None, None]
+
+    def encode(self, x_LxNxM, state):
+        shape, key = x_LxNxM.shape, state["key"]
+        groups = self._groups(shape)
+        flat = x_LxNxM.reshape(shape[0], -1)
+        padding = groups.count * groups.width - flat.shape[1]
+        x = jnp.pad(flat, ((0, 0), (0, padding))).reshape(-1, *groups)
+        kept = jnp.sum(jnp.where(self._mask(key, shape), x, 0.0), axis=-1)
+        values, inner = self.values.encode(kept[:, None], state["values"])
+        after = {"key": key + jnp.array([0, 1], jnp.uint32), "values": inner}
+        return {"key": key, "values": values}, after
+
+    def decode(self, payload, shape):
+        values = self.values.decode(payload["values"], self._kept(shape))[:, 0, :, None]
+        if self.unbiased:
+            values = values * float(self.one_in)
+        x = jnp.where(self._mask(payload["key"], shape), values, 0.0)
+        return cutting.from_blocks(x, shape)
+
+    def nbytes(self, shape: Shape) -> int:
+        return 8 + self.values.nbytes(self._kept(shape))

@@ -1,0 +1,139 @@
+"""Which codec each leaf gets, by the first regular expression that finds its path."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.cast import FP32
+from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
+from lowcomm_jax.compression.statistical import Statistical
+from lowcomm_jax.fragments import path_name
+from lowcomm_jax.outer.checks import raise_all
+
+PyTree = Any
+Rules = tuple[tuple[str, MatrixCodec], ...]
+
+NORMS_AND_BIASES = r"(?i)(^|[/_.])(bias|scale|norm\w*|\w*norm|ln\w*)($|[/_.])"
+EMBEDDINGS = r"(?i)(^|[/_.])(embed\w*|wte|wpe|lm_head|unembed\w*)($|[/_.])"
+
+EXEMPT_SMALL: Rules = ((NORMS_AND_BIASES, FP32),)
+LANGUAGE_MODEL: Rules = (*EXEMPT_SMALL, (EMBEDDINGS, Statistical(bits=8, scope="row")))
+PRESETS: dict[str, Rules] = {
+    "none": (),
+    "exempt_small": EXEMPT_SMALL,
+    "language_model": LANGUAGE_MODEL,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """How one leaf is coded."""
+
+    codec: MatrixCodec
+    shape: tuple[int, ...]
+    matrices: tuple[int, int, int]
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PerTensor(Codec):
+    """Code every leaf on its own: by the first rule that matches its path, else by `default`.
+
+    Attributes:
+      default: codec of leaves that no rule names.
+      rules: (regular expression, codec) pairs, searched in the path (`blocks/0/mlp/up`).
+      stacked: path prefixes whose leaves carry a leading layer axis (as in `fragments.partition`):
+        each layer is a matrix of its own.
+      seed: of random bases and choices; the same in every region.
+      label: name in tables; default: the default codec's.
+
+    Raises:
+      ValueError: a rule's expression does not compile.
+    """
+
+    default: MatrixCodec
+    rules: Rules = ()
+    stacked: tuple[str, ...] = ()
+    seed: int = 0
+    label: str | None = None
+
+    def __post_init__(self):
+        raise_all("PerTensor", [_broken(pattern) for pattern, _ in self.rules])
+
+    @property
+    def name(self) -> str:
+        return self.label or self.default.name
+
+    def codec_of(self, path: str) -> MatrixCodec:
+        """The codec of the leaf with this path."""
+        return next((c for pattern, c in self.rules if re.search(pattern, path)), self.default)
+
+    def leaf_codecs(self, like: PyTree) -> dict[str, MatrixCodec]:
+        """path -> codec, for a look at what the rules do."""
+        paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(like)]
+        return {path: self.codec_of(path) for path in paths}
+
+    def _leaf(self, path, leaf) -> _Leaf:
+        name = path_name(path)
+        stacked = any(name == s or name.startswith(f"{s}/") for s in self.stacked)
+        codec = FP32 if math.prod(leaf.shape) == 0 else self.codec_of(name)
+        seed = (zlib.crc32(name.encode()) + self.seed) % 2**31
+        return _Leaf(codec, leaf.shape, matrix_shape(leaf.shape, stacked), seed)
+
+    def _map(self, fn: Callable, like: PyTree, *rest: PyTree) -> list:
+        """fn(leaf description, *entries of `rest`) for every leaf, in order."""
+        with_path, treedef = jax.tree_util.tree_flatten_with_path(like)
+        columns = [treedef.flatten_up_to(tree) for tree in rest]
+        return [fn(self._leaf(*at), *row) for at, *row in zip(with_path, *columns)]
+
+    def init(self, like):
+        states = self._map(lambda leaf: leaf.codec.init(leaf.matrices, leaf.seed), like)
+        # A codec without arrays has the state (), not a tree of empty leaves.
+        return tuple(states) if jax.tree.leaves(states) else ()
+
+    def encode(self, tree, state):
+        treedef = jax.tree.structure(tree)
+        states = state if state != () else ((),) * treedef.num_leaves
+
+        def one(leaf, x, own):
+            return leaf.codec.encode(x.astype(jnp.float32).reshape(leaf.matrices), own)
+
+        coded = self._map(one, tree, tree, treedef.unflatten(states))
+        payload = treedef.unflatten([c[0] for c in coded])
+        return payload, (tuple(c[1] for c in coded) if state != () else ())
+
+    def decode(self, payload, like):
+        def one(leaf, coded):
+            return leaf.codec.decode(coded, leaf.matrices).reshape(leaf.shape)
+
+        return jax.tree.structure(like).unflatten(self._map(one, like, payload))
+
+    def aggregate(self, payload_R, weight_R, like):
+        def one(leaf, coded_R):
+            return leaf.codec.aggregate(coded_R, weight_R, leaf.matrices).reshape(leaf.shape)
+
+        return jax.tree.structure(like).unflatten(self._map(one, like, payload_R))
+
+    def nbytes(self, like):
+        return sum(self._map(lambda leaf: leaf.codec.nbytes(leaf.matrices), like))
+
+    def requantizable(self, like) -> bool:
+        """Whether every leaf may be encoded a second time (see `MatrixCodec.requantizable`)."""
+        return all(self._map(lambda leaf: leaf.codec.requantizable, like))
+
+
+def _broken(pattern: str) -> str | None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"rule {pattern!r} is not a regular expression ({error}): correct it"
+    return None

@@ -1,0 +1,63 @@
+"""Trees and compiled codecs that the codec tests share."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax import compression
+
+SHAPES = {
+    "scalar": (),
+    "bias": (7,),
+    "odd": (37, 53),
+    "heads": (4, 10, 36),
+    "layers/w": (3, 24, 40),
+}
+
+
+def tree(seed: int = 0, shapes=SHAPES) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+
+def build(name: str, **settings) -> compression.Codec:
+    """The codec `name`, layers stacked, with a rank small enough for the shapes above."""
+    if name.startswith("low_rank"):
+        settings = {"rank": 3, **settings}
+    return compression.make(name, stacked=("layers",), **settings)
+
+
+class Compiled(NamedTuple):
+    codec: compression.Codec
+    encode: object
+    decode: object
+    aggregate: object
+
+
+@functools.cache
+def compiled(name: str) -> Compiled:
+    """The codec with its functions jitted for `tree()`, once for all tests of a file."""
+    codec, like = build(name), tree()
+    return Compiled(
+        codec,
+        jax.jit(codec.encode),
+        jax.jit(lambda payload: codec.decode(payload, like)),
+        jax.jit(lambda payload_R, weight_R: codec.aggregate(payload_R, weight_R, like)),
+    )
+
+
+def matrix_round_trip(codec, x, seed: int = 0):
+    """Decoded value of one leaf `[N, M]` or `[M]` by a MatrixCodec, and its payload."""
+    x = jnp.asarray(x, jnp.float32)
+    shape = (1, *x.shape) if x.ndim == 2 else (1, 1, x.size)
+
+    @jax.jit
+    def run(x):
+        payload, _ = codec.encode(x.reshape(shape), codec.init(shape, seed))
+        return codec.decode(payload, shape), payload
+
+    y, payload = run(x)
+    return np.asarray(y).reshape(x.shape), payload

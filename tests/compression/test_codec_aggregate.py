@@ -1,0 +1,129 @@
+"""Reduction of payloads: means over senders, two-shot, routes, regions and shards."""
+
+import codec_cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.compression import DCTTopK, TopK, error_feedback, make, route, two_shot_mean
+from lowcomm_jax.regions import Regions, make_mesh
+
+
+def encode_regions(codec, x_RxNxM):
+    return jax.jit(jax.vmap(lambda x: codec.encode(x[None], ())[0]))(jnp.asarray(x_RxNxM))
+
+
+def three_regions(seed=0):
+    return np.random.default_rng(seed).standard_normal((3, 24, 30)).astype("f4")
+
+
+def test_mean_per_coefficient_over_its_senders():
+    x, weight = three_regions(), np.array([0.3, 1.0, 2.0], "f4")
+    codec, shape = TopK(k=200, mean="senders"), (1, 24, 30)
+    got = codec.aggregate(encode_regions(codec, x), jnp.asarray(weight), shape)[0]
+    total, count = np.zeros((24, 30)), np.zeros((24, 30))
+    for x_NxM, w in zip(x, weight):
+        edge = np.sort(np.abs(x_NxM).reshape(-1))[-200]
+        sent = np.abs(x_NxM) >= edge
+        total += w * np.where(sent, x_NxM, 0)
+        count += w * sent
+    assert {0.0, 0.3, 3.3} <= set(np.round(np.unique(count), 3))
+    want = np.where(count > 0, total / np.where(count > 0, count, 1), 0)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_dct_senders_mean_in_the_coefficient_domain():
+    x, shape = three_regions(1), (1, 24, 30)
+    codec = DCTTopK(k=60)
+    payload_R = encode_regions(codec, x)
+    absent = jax.tree.map(lambda a: a.at[1].set(jnp.full(a.shape[1:], 255, a.dtype)), payload_R)
+    got = codec.aggregate(absent, jnp.array([1.0, 0.0, 0.4]), shape)[0]
+
+    def basis(n):
+        rows = np.cos(np.pi * np.arange(n)[:, None] * (np.arange(n) + 0.5)[None] / n)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    down, across = basis(24), basis(30)
+    total, count = np.zeros((24, 30)), np.zeros((24, 30))
+    for r, w in ((0, 1.0), (2, 0.4)):
+        c = down @ x[r] @ across.T
+        sent = np.abs(c) >= np.sort(np.abs(c).reshape(-1))[-60]
+        total, count = total + w * c * sent, count + w * sent
+    want = down.T @ (total / np.where(count > 0, count, 1)) @ across
+    np.testing.assert_allclose(got, want, atol=2e-5)
+    plain = TopK(k=60).aggregate(payload_R, jnp.ones(3), shape)
+    assert np.abs(plain[0] - got).max() > 0.1
+
+
+def test_two_shot_quantises_the_mean_again():
+    codec = error_feedback(make("int4", block=30))
+    like = {"w": np.zeros((24, 30), "f4")}
+    payloads = [codec.encode({"w": x}, codec.init(like))[0] for x in three_regions(2)]
+    payload_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
+    weight = jnp.array([1.0, 0.3, 0.0])
+    mean = np.asarray(codec.aggregate(payload_R, weight, like)["w"])
+    got = two_shot_mean(codec, payload_R, weight, like)["w"]
+    step = np.abs(mean).max(1, keepdims=True) / 7
+    np.testing.assert_allclose(got, np.floor(mean / step + 0.5) * step, atol=1e-5)
+    assert np.abs(got - mean).max() > 0.01
+
+
+def test_two_shot_is_refused_where_a_mean_cannot_be_encoded_again():
+    like = {"w": np.zeros((24, 30), "f4")}
+    for name in ("topk", "sign", "random_k"):
+        with pytest.raises(ValueError, match="all-gather"):
+            two_shot_mean(make(name), None, jnp.ones(2), like)
+
+
+def test_route_takes_the_fewer_bytes():
+    like = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
+    n = 64 * 64
+    assert route(make("fp32"), like, 2) == ("all_gather", 4 * n, 4 * n)
+    assert route(make("bf16"), like, 5) == ("two_shot", 4 * 2 * n, round(8 / 5 * 2 * n))
+    sparse = make("topk_stat2_ef")
+    assert route(sparse, like, 5) == ("all_gather", 4 * sparse.nbytes(like), None)
+
+
+@pytest.mark.parametrize(
+    "name, replicas",
+    [
+        ("int4", "vmap"),
+        ("stat4", "map"),
+        ("topk_stat2_ef", "map"),
+        ("random_k", "vmap"),
+        ("low_rank_int4", "map"),
+    ],
+)
+def test_lifted_over_regions_with_shards(name, replicas):
+    """The engine's use: encode per region inside a manual region axis, aggregate outside."""
+    regions = Regions(4, make_mesh(region=2, fsdp=2), replicas)
+    codec, like = codec_cases.build(name), codec_cases.tree()
+    trees = [codec_cases.tree(seed) for seed in range(4)]
+    x_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    state_R = jax.tree.map(lambda s: jnp.stack([s] * 4), codec.init(like))
+    weight = jnp.array([1.0, 0.0, 0.3, 2.0])
+
+    @jax.jit
+    def everything(x_R, state_R):
+        payload, _ = regions.lift(codec.encode, (0, 0))(x_R, state_R)
+        return codec.aggregate(regions.gather(payload), weight, like)
+
+    got = everything(x_R, state_R)
+    program = codec_cases.compiled(name)
+    each = [program.decode(program.encode(x, codec.init(like))[0]) for x in trees]
+    for key in like:
+        want = sum(w * np.asarray(y[key]) for w, y in zip(weight, each)) / 3.3
+        np.testing.assert_allclose(got[key], want, rtol=1e-3, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["int4", "e3m0", "topk", "dct_topk", "bf16"])
+def test_sharded_rows_are_encoded_where_they_lie(name):
+    mesh = make_mesh(fsdp=4)
+    rows = NamedSharding(mesh, P("fsdp"))
+    codec = make(name)
+    x = jax.ShapeDtypeStruct((512, 256), jnp.float32, sharding=rows)
+    program = jax.jit(lambda x: codec.encode(x, ())[0]).lower(x).compile().as_text()
+    assert "all-gather" not in program and "all-to-all" not in program

@@ -1,0 +1,228 @@
+"""Codecs against NumPy re-derivations that share no code with them."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from codec_cases import matrix_round_trip
+
+from lowcomm_jax.compression import (
+    E3M0,
+    DCTTopK,
+    Integer,
+    LowRank,
+    RandomK,
+    Sign,
+    Statistical,
+    TopK,
+    make,
+    measured_rank,
+)
+
+
+def noise(shape, seed=0, shift=0.3):
+    """Skewed and heavy-tailed, so that no symmetry can hide a mistake."""
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(shape) * np.exp(rng.standard_normal(shape)) + shift).astype("f4")
+
+
+@pytest.mark.parametrize("bits, sigmas", [(2, 6.0), (4, 6.0), (4, 4.4), (8, 6.0)])
+@pytest.mark.parametrize("shape", [(37, 131), (301,), (3, 5000)])
+def test_statistical(bits, sigmas, shape):
+    x = noise(shape)
+    y, _ = matrix_round_trip(Statistical(bits, sigmas), x)
+    bins, wide = 2**bits, x.astype(np.float64)
+    step = sigmas * wide.std(ddof=1) / bins
+    code = np.clip(np.floor((wide - wide.mean()) / step + bins / 2 + 0.5), 0, bins - 1)
+    want = np.empty_like(wide)
+    for b in np.unique(code):
+        inner = bits == 8 and 0 < b < bins - 1
+        centre = wide.mean() + (b - bins / 2) * step
+        want[code == b] = centre if inner else wide[code == b].mean()
+    # A value on an edge may fall to the other side, and moves two bin means a little.
+    assert np.mean(np.isclose(y, want, rtol=1e-3, atol=1e-4 * wide.std())) > 0.995
+
+
+def test_statistical_rows_have_their_own_grid():
+    x = np.stack([noise(200, 1), 1000 * noise(200, 2), np.full(200, 0.7, "f4")])
+    y, _ = matrix_round_trip(Statistical(4, scope="row"), x)
+    for row, got in zip(x, y):
+        alone, _ = matrix_round_trip(Statistical(4), row)
+        np.testing.assert_allclose(got, alone, rtol=1e-3, atol=1e-5 * np.abs(row).max())
+    np.testing.assert_allclose(y[2], 0.7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 256), (7, 67), (1000,)])
+def test_e3m0_takes_the_nearest_magnitude(shape):
+    x = noise(shape, 3)
+    y, payload = matrix_round_trip(E3M0(), x)
+    blocks = payload["scale"].shape[1]
+    flat = x.reshape(-1)
+    width = -(-flat.size // blocks)
+    levels = np.concatenate([[0.0], 2.0 ** np.arange(-2, 5)])
+    levels = np.concatenate([-levels[::-1], levels])
+    for b in range(blocks):
+        part = flat[b * width : (b + 1) * width].astype(np.float64)
+        scale = np.abs(part).max() / 16
+        want = levels[np.abs(part[:, None] / scale - levels[None]).argmin(1)] * scale
+        np.testing.assert_allclose(y.reshape(-1)[b * width : (b + 1) * width], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("affine", [False, True])
+def test_integer_error_is_half_a_step_of_its_block(bits, affine):
+    x = noise((6, 130), 4)
+    y, payload = matrix_round_trip(Integer(bits, affine, block=65), x)
+    pieces = x.reshape(-1, 65)
+    if affine:
+        step = (pieces.max(1) - pieces.min(1)) / (2**bits - 1)
+    else:
+        step = np.abs(pieces).max(1) / (2 ** (bits - 1) - 1)
+    np.testing.assert_allclose(payload["scale"][0], step, rtol=1e-6)
+    error = np.abs(y - x).reshape(-1, 65)
+    assert np.all(error <= 0.5001 * step[:, None])
+    assert np.max(error / step[:, None]) > 0.45
+
+
+def largest(x, k):
+    """x with all but the k largest magnitudes zeroed."""
+    out, order = np.zeros(x.size, x.dtype), np.argsort(-np.abs(x.reshape(-1)))[:k]
+    out[order] = x.reshape(-1)[order]
+    return out.reshape(x.shape)
+
+
+def per_chunk(x, height, width, fn):
+    out = np.zeros_like(x)
+    for i in range(0, x.shape[0], height):
+        for j in range(0, x.shape[1], width):
+            out[i : i + height, j : j + width] = fn(x[i : i + height, j : j + width])
+    return out
+
+
+@pytest.mark.parametrize(
+    "shape, chunk", [((128, 96), (64, 48)), ((50, 134), (50, 2)), ((6, 21), (6, 21))]
+)
+def test_top_k_per_chunk(shape, chunk):
+    x = noise(shape, 5)
+    y, _ = matrix_round_trip(TopK(k=11), x)
+    np.testing.assert_array_equal(y, per_chunk(x, *chunk, lambda c: largest(c, 11)))
+
+
+def test_top_k_of_vectors_with_k_of_a_whole_chunk_is_dense():
+    x = noise(96, 6)
+    y, payload = matrix_round_trip(TopK(k=64), x)
+    np.testing.assert_array_equal(y, x)
+    assert set(payload) == {"values"}  # and no indices travel
+
+
+def test_dct_top_k():
+    x = noise((96, 40), 7)
+
+    def basis(n):
+        rows = [np.cos(np.pi * f * (np.arange(n) + 0.5) / n) for f in range(n)]
+        return np.stack([r / np.linalg.norm(r) for r in rows])
+
+    def keep(chunk):
+        down, across = basis(chunk.shape[0]), basis(chunk.shape[1])
+        return down.T @ largest(down @ chunk @ across.T, 13) @ across
+
+    want = per_chunk(x.astype(np.float64), 48, 40, keep)
+    y, _ = matrix_round_trip(DCTTopK(k=13), x)
+    np.testing.assert_allclose(y, want, atol=2e-5 * np.abs(x).max())
+    whole, _ = matrix_round_trip(DCTTopK(k=48 * 40), x)
+    np.testing.assert_allclose(whole, x, atol=2e-6 * np.abs(x).max())
+
+
+def test_sign():
+    x = noise((3, 67), 8)
+    y, _ = matrix_round_trip(Sign(), x)
+    np.testing.assert_allclose(y, np.sign(x) * np.abs(x).mean(), rtol=1e-6)
+
+
+def test_random_k_sends_one_value_of_each_group_and_new_ones_next_round():
+    x = noise((5, 61), 9)
+    codec = RandomK(one_in=8)
+    y, _ = matrix_round_trip(codec, x)
+    sent = y.reshape(-1) != 0
+    padded = np.pad(sent, (0, -sent.size % 8)).reshape(-1, 8)
+    assert np.all(padded.sum(1) <= 1) and np.all(padded[:-1].sum(1) == 1)
+    np.testing.assert_array_equal(y.reshape(-1)[sent], x.reshape(-1)[sent])
+    shape = (1, 5, 61)
+    state = codec.init(shape, 0)
+    masks = []
+    for _ in range(2):
+        payload, state = codec.encode(jnp.asarray(x)[None], state)
+        assert payload["values"].size == padded.shape[0]
+        masks.append(np.asarray(codec.decode(payload, shape)) != 0)
+    assert np.any(masks[0] != masks[1])
+    dense, _ = matrix_round_trip(RandomK(one_in=1), x)
+    np.testing.assert_array_equal(dense, x)
+
+
+def test_low_rank_is_one_power_iteration():
+    rng = np.random.default_rng(10)
+    x = rng.standard_normal((1, 60, 44)).astype("f4")
+    codec = LowRank(rank=5)
+    state = codec.init(x.shape, 3)
+    q = np.asarray(state["q"][0], np.float64)
+    for _ in range(3):
+        payload, state = codec.encode(jnp.asarray(x), state)
+        p = np.linalg.qr(x[0] @ q)[0]
+        q = x[0].T @ p
+        np.testing.assert_allclose(codec.decode(payload, x.shape)[0], p @ q.T, atol=2e-4)
+
+
+@pytest.mark.parametrize("rank", [4, 6])
+def test_low_rank_is_exact_after_one_warm_step_when_the_rank_suffices(rank):
+    rng = np.random.default_rng(11)
+    x = (rng.standard_normal((2, 50, 4)) @ rng.standard_normal((2, 4, 70))).astype("f4")
+    codec = LowRank(rank=rank)
+    state = codec.init(x.shape, 0)
+    for _ in range(2):
+        payload, state = codec.encode(jnp.asarray(x), state)
+    np.testing.assert_allclose(codec.decode(payload, x.shape), x, atol=1e-4)
+    poor = LowRank(rank=3)
+    payload, _ = poor.encode(jnp.asarray(x), poor.init(x.shape, 0))
+    assert np.abs(poor.decode(payload, x.shape) - x).max() > 0.1
+
+
+def test_low_rank_keeps_its_basis_through_a_round_of_zeros():
+    codec, shape = LowRank(rank=3), (1, 40, 40)
+    state = codec.init(shape, 0)
+    _, after = codec.encode(jnp.zeros(shape), state)
+    np.testing.assert_array_equal(after["q"], state["q"])
+
+
+def test_measured_rank_counts_energy():
+    rng = np.random.default_rng(12)
+    u, v = (np.linalg.qr(rng.standard_normal((n, 5)))[0] for n in (30, 20))
+    values = np.array([8.0, 4.0, 2.0, 0.1, 0.01])  # squares: 64 + 16 + 4 of 84.01
+    p, q = jnp.asarray(u * values, jnp.float32), jnp.asarray(v, jnp.float32)
+    assert [int(measured_rank(p, q, e)) for e in (0.7, 0.9, 0.99, 0.99999)] == [1, 2, 3, 4]
+    assert int(measured_rank(0 * p, q)) == 0
+
+
+def test_all_kept_and_many_bits_equal_dense():
+    x = {"w": noise((64, 48), 13), "v": noise(40, 14)}
+    for name, settings in {
+        "fp32": {},
+        "topk": {"k": 4096},
+        "random_k": {"one_in": 1},
+        "low_rank": {"rank": 64},
+    }.items():
+        codec = make(name, **settings)
+        y = codec.decode(codec.encode(x, codec.init(x))[0], x)
+        for key in x:
+            np.testing.assert_array_equal(y[key], x[key], err_msg=name)
+    quantised = make("topk", k=4096, values="int8")
+    y = quantised.decode(quantised.encode(x, ())[0], x)
+    plain = make("int8").decode(make("int8").encode(x, ())[0], x)
+    np.testing.assert_allclose(y["v"], plain["v"], atol=1e-6)
+
+
+def test_stacked_layers_are_matrices_of_their_own():
+    x = np.stack([noise((20, 30), 1), 50 * noise((20, 30), 2), noise((20, 30), 3)])
+    stacked = make("stat4", stacked=("layers",))
+    y = stacked.decode(stacked.encode({"layers/w": x}, ())[0], {"layers/w": x})["layers/w"]
+    for layer in range(3):
+        alone, _ = matrix_round_trip(Statistical(4), x[layer])
+        np.testing.assert_allclose(y[layer], alone, rtol=1e-4, atol=1e-4 * np.abs(x[layer]).max())

@@ -1,0 +1,82 @@
+"""Names, rules, refusals and the sizes the papers state."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lowcomm_jax.compression import Cast, Integer, PerTensor, Statistical, TopK, make, names
+from lowcomm_jax.compression.rules import PRESETS
+
+LIKE = {
+    k: jax.ShapeDtypeStruct(s, jnp.float32)
+    for k, s in {
+        "embed/table": (100, 64),
+        "blocks/0/attention/q": (64, 64),
+        "blocks/0/attention/bias": (64,),
+        "blocks/0/norm1/scale": (64,),
+        "blocks/0/mlp/up": (64, 128),
+    }.items()
+}
+
+
+def test_unknown_names_and_settings_are_refused_with_what_exists():
+    with pytest.raises(ValueError) as refusal:
+        make("int5")
+    assert all(name in str(refusal.value) for name in ("int5", *names()))
+    with pytest.raises(ValueError) as refusal:
+        make("topk", kk=3, blocks=2, rules="llm")
+    for word in ("'kk'", "'blocks'", "choose from k, block, values, mean", "'llm'", "exempt_small"):
+        assert word in str(refusal.value)
+    with pytest.raises(ValueError, match="int5"):
+        make("topk", values="int5")
+    with pytest.raises(ValueError, match="no name given"):
+        make({"k": 3})
+
+
+def test_settings_out_of_range_are_listed_together():
+    with pytest.raises(ValueError) as refusal:
+        TopK(k=0, block=65, mean="all")
+    assert all(word in str(refusal.value) for word in ("k=0", "block=65", "mean='all'"))
+    with pytest.raises(ValueError, match="bits=5"):
+        Integer(bits=5)
+    with pytest.raises(ValueError, match="bits=3"):
+        Statistical(bits=3)
+    with pytest.raises(ValueError, match="fp8"):
+        Cast("fp8")
+    with pytest.raises(ValueError, match="not a regular expression"):
+        PerTensor(Cast(), rules=(("(", Cast()),))
+
+
+def test_a_mapping_and_a_codec_are_accepted():
+    codec = make({"name": "topk_stat2_ef", "k": 32, "rules": "exempt_small"})
+    assert codec.decay == 0.95 and codec.codec.default == TopK(32, values=Statistical(2))
+    assert make(codec) is codec
+    assert make("int4", error_feedback=0.5).decay == 0.5
+
+
+def test_rules_choose_by_path_first_match_wins():
+    chosen = make("int4", rules="language_model").leaf_codecs(LIKE)
+    assert {k: c.name for k, c in chosen.items()} == {
+        "embed/table": "stat8_row",
+        "blocks/0/attention/q": "int4",
+        "blocks/0/attention/bias": "fp32",
+        "blocks/0/norm1/scale": "fp32",
+        "blocks/0/mlp/up": "int4",
+    }
+    own = make("int4", rules=(("mlp", "topk"), ("blocks", "bf16"))).leaf_codecs(LIKE)
+    assert own["embed/table"].name == "int4" and own["blocks/0/attention/q"].name == "bf16"
+    assert own["blocks/0/mlp/up"] == TopK()
+    assert set(PRESETS) == {"none", "exempt_small", "language_model"}
+
+
+def test_bytes_of_the_published_settings():
+    big = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
+    n = 4096 * 4096
+    sparse = make("topk_stat2_ef")  # 64 of 4096: 12 + 2 bits each, and one codebook
+    assert sparse.nbytes(big) == n // 4096 * 64 * 14 // 8 + 16
+    assert 4 * n / sparse.nbytes(big) > 146
+    assert make("e3m0").nbytes(big) == n // 2 + 4 * n // 256
+    assert make("stat4").nbytes(big) == n // 2 + 64
+    assert make("low_rank_int4", rank=512).nbytes(big) == 512 * 8192 // 2 * 129 // 128 + (
+        512 * 8192 // 256 * 4 - 512 * 8192 // 2 // 128
+    )

@@ -1,0 +1,228 @@
+"""Who takes part, with which weight, and what a step's batch is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+
+R = 3
+MESH = lc.make_mesh(devices=jax.devices()[:1])
+
+
+def make(method, loss=loss_fn, inner=None, **kwargs):
+    inner = optax.sgd(0.05) if inner is None else inner
+    engine = lc.Engine(loss, inner, method, R, mesh=MESH, **kwargs)
+    return engine, engine.init(oracle.make_params())
+
+
+def stream(steps, batch_size=4):
+    batches = oracle.make_batches(steps=steps, regions=R, batch_size=batch_size)
+    return [oracle.step_batch(batches, t) for t in range(1, steps + 1)]
+
+
+def host(tree):
+    return jax.tree.map(np.array, tree)
+
+
+# -- absent regions -------------------------------------------------------------------------------
+
+
+def test_an_absent_region_keeps_its_values_while_its_anchor_moves():
+    engine, state = make(lc.methods.diloco(2))
+    for t, batch in enumerate(stream(4), 1):
+        before = host(state.anchor)
+        state, metrics = engine.step(state, batch, [True, t != 2, True])
+        if t == 2:
+            for key, anchor in state.anchor.items():
+                assert np.abs(np.asarray(anchor) - before[key]).max() > 1e-5
+                local = np.asarray(state.inner.params[key])
+                np.testing.assert_array_equal(local[0], anchor[0])
+                assert np.abs(local[1] - np.asarray(anchor)[0]).max() > 1e-5
+            send, land = metrics["events"]
+            assert send.participants.tolist() == land.participants.tolist() == [True, False, True]
+            assert land.staleness.tolist() == [0, -1, 0]
+            assert send.bytes_sent[1] == 0 < send.bytes_received[1]
+            assert state.clock.last_landed.tolist() == [[2, -1, 2]]
+    assert state.clock.last_landed.tolist() == [[4, 4, 4]]
+
+
+@pytest.mark.parametrize("name", ["streaming", "eager", "ddp"])
+def test_nobody_takes_part(name):
+    method = {
+        "streaming": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, pattern="balanced"),
+        "eager": lambda: lc.methods.eager_diloco(2),
+        "ddp": lambda: lc.methods.ddp(),
+    }[name]()
+    engine, state = make(method)
+    before = host((state.anchor, state.outer))
+    for batch in stream(4):
+        state, metrics = engine.step(state, batch, [False] * R)
+        assert not [e for e in metrics["events"] if e.participants.any()]
+    jax.tree.map(np.testing.assert_array_equal, (state.anchor, state.outer), before)
+    assert state.clock.bytes_sent.sum() == 0 and not state.in_flight
+
+
+def test_a_mask_of_the_wrong_length_is_refused():
+    engine, state = make(lc.methods.diloco(2))
+    with pytest.raises(ValueError, match=r"one bool per region \(3\)"):
+        engine.step(state, stream(1)[0], [True, False])
+
+
+@pytest.mark.parametrize("name", ["delayed", "eager"])
+def test_finish_does_not_lose_a_payload_sent_at_its_own_step(name):
+    """Region 1 sits out the boundary at which training ends; what 0 and 2 sent must still land."""
+    outer = optax.sgd(1.0)
+    method = {
+        "delayed": lambda: lc.methods.delayed_diloco(3, outer=outer),
+        "eager": lambda: lc.methods.eager_diloco(3, outer=outer),
+    }[name]()
+    engine, state = make(method)
+    start = {k: np.asarray(x)[0] for k, x in state.anchor.items()}
+    batches = stream(3)
+    for t, batch in enumerate(batches, 1):
+        state, _ = engine.step(state, batch, [True, t != 3, True])
+    payload = host(state.in_flight["0@3"].payload)
+    final = lc.global_params(engine.finish(state))
+    landed = oracle.flatten({k: (x[0] + x[2]) / 2 for k, x in payload.items()})
+    moved = oracle.flatten(start) - oracle.flatten(host(final))
+    # What region 1 hands in last comes on top; the share of `landed` itself must be there.
+    assert moved @ landed > 0.6 * (landed @ landed)
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def token_loss(params, batch, rng):
+    return loss_fn(params, {k: batch[k] for k in ("x", "y")}, rng), {"tokens": batch["n"].sum()}
+
+
+def with_tokens(batches, table):
+    return [
+        b | {"n": np.asarray(row, np.float32)[:, None]}
+        for b, row in zip(batches, table, strict=True)
+    ]
+
+
+TOKENS = [[10, 1, 5], [20, 2, 5], [7, 3, 40], [9, 3, 1], [2, 2, 2], [4, 6, 8]]
+
+
+def reference(weights, period, steps=6, participants=None):
+    return oracle.run_diloco(
+        oracle.make_params(),
+        oracle.make_batches(steps=steps, regions=R),
+        period=period,
+        inner=oracle.Sgd(0.05),
+        outer=oracle.Nesterov(0.7, 0.9),
+        weights=weights,
+        participants=participants,
+    )
+
+
+def check(state, run, step):
+    for key, tree in run.at(step).anchors[0].items():
+        np.testing.assert_allclose(state.anchor[key][0], tree, rtol=2e-5, atol=2e-6)
+
+
+def test_tokens_of_the_round_are_the_weights():
+    engine, state = make(lc.methods.diloco(2), token_loss, weights="tokens")
+    for batch in with_tokens(stream(6), TOKENS):
+        state, _ = engine.step(state, batch)
+    per_round = np.asarray(TOKENS).reshape(3, 2, R).sum(axis=1)
+    check(state, reference(np.repeat(per_round, 2, axis=0), 2), 6)
+
+
+def test_an_absent_region_brings_the_tokens_of_all_its_progress():
+    """Its pseudo-gradient holds two rounds of steps, so its weight holds two rounds of tokens."""
+    engine, state = make(lc.methods.diloco(2), token_loss, weights="tokens")
+    mask = np.ones((6, R), bool)
+    mask[1, 1] = False
+    for t, batch in enumerate(with_tokens(stream(6), TOKENS)):
+        state, _ = engine.step(state, batch, mask[t])
+    weights = np.repeat(np.asarray(TOKENS).reshape(3, 2, R).sum(axis=1), 2, axis=0)
+    weights[3, 1] += 1 + 2  # the two steps of the round it missed
+    check(state, reference(weights, 2, participants=mask), 6)
+
+
+def test_token_counters_start_anew_at_every_send():
+    """An fp32 counter of the whole run would stop seeing steps after 2^24 tokens."""
+    engine, state = make(lc.methods.diloco(2), token_loss, weights="tokens")
+    for batch in with_tokens(stream(4), [[4, 8, 4]] * 4):
+        state, metrics = engine.step(state, batch)
+    assert np.asarray(metrics["events"][0].values["weight"]).tolist() == [8, 16, 8]
+    assert np.asarray(state.inner.tokens).tolist() == [[0.0]] * R
+
+
+@pytest.mark.parametrize("name", ["diloco", "ddp"])
+def test_fixed_weights(name):
+    weights = [0.2, 0.5, 0.3]
+    method = lc.methods.diloco(2) if name == "diloco" else lc.methods.ddp()
+    engine, state = make(method, weights=weights)
+    for batch in stream(4):
+        state, _ = engine.step(state, batch)
+    if name == "diloco":
+        run = reference(weights, 2, steps=4)
+    else:
+        batches = oracle.make_batches(steps=4, regions=R)
+        inner = oracle.Sgd(0.05)
+        run = oracle.run_ddp(oracle.make_params(), batches, inner=inner, weights=weights)
+    check(state, run, 4)
+
+
+def test_tokens_weigh_gradients_too():
+    engine, state = make(lc.methods.ddp(), token_loss, weights="tokens")
+    for batch in with_tokens(stream(6), TOKENS):
+        state, _ = engine.step(state, batch)
+    batches = oracle.make_batches(steps=6, regions=R)
+    check(
+        state,
+        oracle.run_ddp(oracle.make_params(), batches, inner=oracle.Sgd(0.05), weights=TOKENS),
+        6,
+    )
+
+
+# -- accumulation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name,n", [("diloco", 3), ("ddp", 2)])
+def test_accumulated_microbatches_equal_one_batch(name, n):
+    results = []
+    for accumulate in (1, n):
+        method = lc.methods.diloco(2) if name == "diloco" else lc.methods.ddp()
+        engine, state = make(method, accumulate=accumulate)
+        losses = []
+        for batch in stream(3, batch_size=6):
+            state, metrics = engine.step(state, batch)
+            losses.append(np.asarray(metrics["loss"]))
+        results.append((losses, host(state.inner.params), np.asarray(state.inner.tokens)))
+    (losses, params, tokens), (other, others, count) = results
+    np.testing.assert_allclose(other, losses, rtol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6), others, params
+    )
+    assert tokens.tolist() == count.tolist()
+
+
+def test_a_batch_that_cannot_be_cut_says_so():
+    engine, state = make(lc.methods.diloco(2), accumulate=3)
+    with pytest.raises(ValueError, match="accumulate=3"):
+        engine.step(state, stream(1, batch_size=4)[0])
+
+
+def test_microbatch_gradients_are_added_in_fp32():
+    """256 and seven times 1: bf16 partial sums would stay at 256."""
+
+    def loss(params, batch, rng):
+        return jnp.mean(batch["x"].astype(jnp.bfloat16) * params["w"][None]).astype(jnp.float32)
+
+    x = np.ones((R, 8, 1), np.float32)
+    x[:, 0] = 256.0
+    engine = lc.Engine(loss, optax.sgd(1.0), lc.methods.diloco(9), R, mesh=MESH, accumulate=8)
+    state, _ = engine.step(engine.init({"w": jnp.zeros(1, jnp.bfloat16)}), {"x": x})
+    local = np.asarray(state.inner.params["w"], np.float32)
+    expected = float(jnp.bfloat16(-(256.0 + 7.0) / 8))
+    np.testing.assert_array_equal(local, np.full((R, 1), expected, np.float32))

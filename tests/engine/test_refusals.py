@@ -1,0 +1,129 @@
+"""Settings that cannot work are refused together, each with its fix, before anything runs."""
+
+import jax
+import numpy as np
+import optax
+import oracle
+import pytest
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+
+MESH = lc.make_mesh(devices=jax.devices()[:1])
+
+
+def refusal(method, regions=3, **kwargs):
+    with pytest.raises(ValueError) as error:
+        lc.Engine(loss_fn, optax.sgd(0.1), method, regions, mesh=kwargs.pop("mesh", MESH), **kwargs)
+    return str(error.value)
+
+
+def test_everything_at_once():
+    text = refusal(
+        lc.methods.streaming_diloco(4, 6, (5, 1), 1.5),
+        mesh=lc.make_mesh(region=2),
+        replicas="loop",
+        weights=[0.5, 0.5],
+        accumulate=0,
+        outlier_factor=0.5,
+        max_update_norm=-1.0,
+        block=0,
+    )
+    for part in (
+        "fragments=6 > period=4",
+        "overlap=(5, 1) >= period=4",
+        "overlap: 2 values for 3 regions",
+        "alpha=1.5",
+        "regions=3 does not divide over 2 region slots",
+        "replicas='loop'",
+        "weights=[0.5, 0.5]",
+        "accumulate=0",
+        "outlier_factor=0.5",
+        "max_update_norm=-1.0",
+        "block=0",
+    ):
+        assert part in text, part
+    assert text.count("\n- ") == 11
+
+
+@pytest.mark.parametrize(
+    "method,part",
+    [
+        (lambda: lc.methods.diloco(0), "period=0"),
+        (lambda: lc.methods.local_sgd(-2), "period=-2"),
+        (lambda: lc.methods.diloco(2.5), "period=2.5"),
+        (lambda: lc.methods.streaming_diloco(4, 0, 0, 0.3), "fragments=0"),
+        (lambda: lc.methods.streaming_diloco(4, 2, -1, 0.3), "overlap=-1"),
+        (lambda: lc.methods.streaming_diloco(4, 2, 4, 0.3), "overlap=4 >= period=4"),
+        (lambda: lc.methods.streaming_diloco(4, 2, 1.5, 0.3), "overlap=1.5"),
+        (lambda: lc.methods.streaming_diloco(4, 2, 1, -0.1), "alpha=-0.1"),
+        (lambda: lc.methods.streaming_diloco(4, 2, 1, float("nan")), "alpha=nan"),
+        (lambda: lc.methods.streaming_diloco(4, 2, 1, 0.3, pattern="strideed"), "'strideed'"),
+        (lambda: lc.methods.streaming_diloco(4, 2, 1, 0.3, rest="onw"), "'onw'"),
+        (lambda: lc.methods.delayed_diloco(4, first_round="blockin"), "'blockin'"),
+        (lambda: lc.methods.cocodc(6, 3, 6), "overlap=6 >= period=6"),
+        (lambda: lc.methods.cocodc(6, 3, 1, syncs_per_period=2), "syncs_per_period=2"),
+        (lambda: lc.methods.cocodc(6, 3, 1, syncs_per_period=7), "syncs_per_period=7"),
+        (lambda: lc.methods.cocodc(6, 3, 1, syncs_per_period=4, gamma=0.4), "gamma"),
+        (lambda: lc.methods.cocodc(6, 3, 1, gamma=0.4), "go together"),
+        (
+            lambda: lc.methods.cocodc(6, 3, 1, gamma=1.4, step_seconds=1.0, sync_seconds=0.0),
+            "gamma=1.4",
+        ),
+    ],
+)
+def test_a_method_that_cannot_work(method, part):
+    text = refusal(method())
+    assert part in text, text
+
+
+@pytest.mark.parametrize(
+    "kwargs,part",
+    [
+        ({"regions": 0}, "regions=0"),
+        ({"regions": 2.5}, "regions=2.5"),
+        ({"weights": "token"}, "weights='token'"),
+        ({"weights": [0.0, 0.0, 0.0]}, "weights="),
+        ({"weights": [1.0, -1.0, 1.0]}, "weights="),
+        ({"weights": [1.0, np.nan, 1.0]}, "weights="),
+        ({"weights": [1.0, np.inf, 1.0]}, "weights="),
+        ({"weights": 1.0}, "weights="),
+        ({"mesh": jax.make_mesh((1,), ("data",))}, "mesh axes"),
+        ({"accumulate": 1.5}, "accumulate=1.5"),
+        ({"outlier_factor": float("nan")}, "outlier_factor=nan"),
+        ({"max_update_norm": 0.0}, "max_update_norm=0.0"),
+    ],
+)
+def test_an_engine_that_cannot_work(kwargs, part):
+    assert part in refusal(lc.methods.diloco(2), **kwargs)
+
+
+def test_one_period_methods_may_be_a_whole_period_late():
+    for method in (lc.methods.eager_diloco(1), lc.methods.delayed_diloco(3)):
+        lc.Engine(loss_fn, optax.sgd(0.1), method, 3, mesh=MESH)
+
+
+def test_more_fragments_than_units_are_refused_at_init():
+    method = lc.methods.streaming_diloco(9, 5, 0, 0.0)
+    engine = lc.Engine(loss_fn, optax.sgd(0.1), method, 3, mesh=MESH)
+    with pytest.raises(ValueError, match="fragments=5"):
+        engine.init(oracle.make_params())
+
+
+def test_a_state_of_another_tree_is_refused():
+    engine = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(2), 3, mesh=MESH)
+    other = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(2), 3, mesh=MESH)
+    state = other.init({"w": np.ones(2, np.float32)})
+    engine.init(oracle.make_params())
+    batches = oracle.make_batches(steps=1, regions=3)
+    with pytest.raises(ValueError, match=r"call engine.init\(params\) first"):
+        engine.step(state, oracle.step_batch(batches, 1))
+
+
+def test_a_batch_that_does_not_divide_over_fsdp_says_so():
+    """The default mesh puts three regions on 8 devices as FSDP 8."""
+    engine = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(2), 3)
+    state = engine.init(oracle.make_params())
+    batches = oracle.make_batches(steps=1, regions=3, batch_size=4)
+    with pytest.raises(ValueError, match=r"batch.*fsdp"):
+        engine.step(state, oracle.step_batch(batches, 1))

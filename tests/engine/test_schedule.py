@@ -1,0 +1,155 @@
+"""Schedules: when fragments leave, over random settings and by hand."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from lowcomm_jax.schedule import Adaptive, Staggered, delay_per_region, syncs_per_period
+from lowcomm_jax.state import Clock
+
+
+def sends_until(schedule, last, rates=None, delay=0):
+    """Drive a schedule alone; returns [(step, fragment)]. `rates(step)` are the change rates."""
+    clock, sent, due = Clock.start(schedule.fragments, 1), [], {}
+    for step in range(1, last + 1):
+        due = {p: t for p, t in due.items() if t > step}
+        now = None if rates is None else functools.partial(rates, step)
+        for p in schedule.sends(step, clock, frozenset(due), now):
+            assert p not in due, "a fragment in flight was sent again"
+            clock.last_sent[p] = step
+            sent.append((step, p))
+            if delay:
+                due[p] = step + delay
+    return sent
+
+
+def test_staggered_by_hand():
+    assert sends_until(Staggered(5, 2), 12) == [(2, 0), (5, 1), (7, 0), (10, 1), (12, 0)]
+    assert sends_until(Staggered(7, 3), 9) == [(2, 0), (4, 1), (7, 2), (9, 0)]
+    assert sends_until(Staggered(1), 3) == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_staggered_on_random_settings():
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        period = int(rng.integers(1, 40))
+        count = int(rng.integers(1, period + 1))
+        schedule = Staggered(period, count)
+        sent = sends_until(schedule, 3 * period)
+        for p in range(count):
+            first = (p + 1) * period // count
+            expected = list(range(first, 3 * period + 1, period))
+            assert [t for t, q in sent if q == p] == expected
+        steps, step = [], 0
+        while (step := schedule.next_send(step)) <= 3 * period:
+            steps.append(step)
+        assert steps == [t for t, _ in sent], "next_send must name every send and nothing else"
+        assert len(set(steps)) == len(steps), "two fragments left at one step"
+
+
+def test_staggered_passes_over_what_is_in_flight():
+    schedule, clock = Staggered(4, 2), Clock.start(2, 1)
+    assert schedule.sends(2, clock, frozenset(), None) == (0,)
+    assert schedule.sends(2, clock, frozenset({0}), None) == ()
+
+
+def adaptive_cases(count):
+    rng = np.random.default_rng(1)
+    for _ in range(count):
+        period = int(rng.integers(2, 40))
+        fragments = int(rng.integers(1, min(period, 8) + 1))
+        syncs = int(rng.integers(fragments, period + 1))
+        delay = int(rng.integers(0, period))
+        yield rng, Adaptive(period, fragments, syncs, delay), delay
+
+
+def test_no_fragment_waits_longer_than_the_bound():
+    """For every tau < H: what is overdue was sent H > tau steps ago, so it is not in flight."""
+    overlapping = 0
+    for rng, schedule, delay in adaptive_cases(150):
+        assert not schedule.violations(1)
+        favourite = int(rng.integers(schedule.fragments))
+
+        def rates(step, rng=rng, schedule=schedule, favourite=favourite):
+            return rng.random(schedule.fragments) + 5.0 * np.eye(schedule.fragments)[favourite]
+
+        sent = sends_until(schedule, 6 * schedule.period, rates, delay)
+        overlapping += delay > schedule.spacing
+        for p in range(schedule.fragments):
+            times = [0, *(t for t, q in sent if q == p)]
+            waits = np.diff([*times, 6 * schedule.period])
+            assert waits.max() <= schedule.longest_wait(), (schedule, p, times)
+    assert overlapping > 30, "the cases must contain tau > spacing"
+
+
+def test_the_first_sends_come_within_the_first_fragments_slots():
+    for rng, schedule, delay in adaptive_cases(80):
+        rates = rng.random(schedule.fragments)
+        sent = sends_until(schedule, 2 * schedule.period, lambda _, r=rates: r, delay)
+        first = {p: min(t for t, q in sent if q == p) for p in range(schedule.fragments)}
+        expected = {p: (p + 1) * schedule.spacing for p in range(schedule.fragments)}
+        assert first == expected
+
+
+def test_next_send_names_every_slot():
+    for _, schedule, _ in adaptive_cases(40):
+        step, slots = 0, []
+        while (step := schedule.next_send(step)) <= 3 * schedule.period:
+            slots.append(step)
+        assert slots == list(range(schedule.spacing, 3 * schedule.period + 1, schedule.spacing))
+        assert schedule.spacing == schedule.period // schedule.syncs
+
+
+def test_equal_rates_give_round_robin():
+    for _, schedule, _ in adaptive_cases(60):
+        equal = np.full(schedule.fragments, 0.3, np.float32)
+        sent = [p for _, p in sends_until(schedule, 4 * schedule.period, lambda _, r=equal: r)]
+        assert sent == [i % schedule.fragments for i in range(len(sent))]
+
+
+def clock_with(last_sent):
+    clock = Clock.start(len(last_sent), 1)
+    clock.last_sent[:] = last_sent
+    return clock
+
+
+@pytest.mark.parametrize(
+    "last_sent,in_flight,rates,expected",
+    [
+        ([0, 15, 10], {}, [0.0, 0.0, 9.0], 0),  # overdue (20 - 0 >= 10) before the largest rate
+        ([8, 5, -1], {}, [0.0, 0.0, 0.0], 1),  # overdue before never sent, oldest of two overdue
+        ([14, -1, 12], {}, [9.0, 0.0, 0.0], 1),  # never sent before rates
+        ([14, 12, 16], {}, [0.1, 0.2, 0.3], 2),  # largest rate
+        ([14, 12, 16], {2}, [0.1, 0.2, 0.3], 1),  # ... that is not in flight
+        ([14, 12, 16], {}, [0.3, 0.3, 0.1], 1),  # a tie goes to the one sent longest ago
+        ([-1, 12, 16], {0}, [0.1, 0.2, 0.3], 2),  # never sent, but in flight
+        ([14, 12, 16], {0, 1, 2}, [0.1, 0.2, 0.3], None),
+    ],
+)
+def test_adaptive_order_by_hand(last_sent, in_flight, rates, expected):
+    schedule = Adaptive(period=10, fragments=3, syncs=5)
+    chosen = schedule.sends(
+        20, clock_with(last_sent), frozenset(in_flight), lambda: np.array(rates)
+    )
+    assert chosen == (() if expected is None else (expected,))
+    assert schedule.sends(21, clock_with(last_sent), frozenset(), None) == ()
+
+
+@pytest.mark.parametrize(
+    "setting,expected",
+    [
+        ((100, 4, 0.4, 1.0, 5.0), 8),  # the published N: gamma 0.4, tau = 5 = T_s / T_c
+        ((100, 4, 0.4, 0.25, 5.0), 4),  # too slow a link: never fewer than K
+        ((100, 4, 1.0, 3.0, 1.0), 100),  # never more than one a step
+        ((100, 4, 0.29, 1.0, 1.0), 29),  # 0.29 * 100 = 28.999... in binary
+        ((70, 3, 0.37, 1.0, 2.0), 12),  # floor(12.95)
+    ],
+)
+def test_syncs_per_period_by_hand(setting, expected):
+    assert syncs_per_period(*setting) == expected
+
+
+def test_delay_per_region():
+    assert delay_per_region(3, 2).tolist() == [3, 3]
+    assert delay_per_region((0, 5), 2).tolist() == [0, 5]

@@ -1,0 +1,51 @@
+"""Bytes between regions: what leaves the senders arrives, and both are counted by hand."""
+
+import numpy as np
+import pytest
+
+from lowcomm_jax.exchange import all_gather, two_shot
+
+
+@pytest.mark.parametrize("route", [two_shot, all_gather])
+def test_what_is_sent_is_received(route):
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        regions = int(rng.integers(1, 9))
+        part = rng.random(regions) < 0.7
+        nbytes = int(rng.integers(1, 5000))
+        traffic = route(nbytes, part)
+        assert traffic.sent.sum() == traffic.received.sum(), (regions, part, nbytes)
+        assert (traffic.sent[~part] == 0).all()
+        assert (traffic.sent >= 0).all() and (traffic.received >= 0).all()
+        assert traffic.sent.dtype == traffic.received.dtype == np.int64
+        if not part.any():
+            assert traffic.received.sum() == 0
+
+
+def test_two_shot_by_hand():
+    # 3 regions of 120 bytes: a slice is 40; 2 slices go out and 2 finished ones go out.
+    traffic = two_shot(120, [True] * 3)
+    assert traffic.sent.tolist() == traffic.received.tolist() == [160] * 3
+    # One absent: the two others exchange halves (60 + 60) and each sends its finished half on.
+    traffic = two_shot(120, [True, False, True])
+    assert traffic.sent.tolist() == [180, 0, 180]
+    assert traffic.received.tolist() == [120, 120, 120]
+    assert two_shot(120, [True]).sent.tolist() == [0]
+    alone = two_shot(120, [False, True, False])
+    assert alone.sent.tolist() == [0, 240, 0]
+    assert alone.received.tolist() == [120, 0, 120]
+
+
+def test_all_gather_by_hand():
+    traffic = all_gather(7, [True] * 4)
+    assert traffic.sent.tolist() == traffic.received.tolist() == [21] * 4
+    traffic = all_gather(7, [True, False, True, True])
+    assert traffic.sent.tolist() == [21, 0, 21, 21]
+    assert traffic.received.tolist() == [14, 21, 14, 14]
+
+
+def test_odd_sizes_are_not_lost_to_rounding():
+    """100 bytes from three senders to one absent region: 100 arrive, so 100 must have left."""
+    traffic = two_shot(100, [True, True, True, False])
+    assert traffic.received[3] == 100
+    assert traffic.sent.sum() == traffic.received.sum()
