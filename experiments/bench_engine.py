@@ -18,13 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import flags
 from rich.console import Console
 from rich.table import Table
 
 import lowcomm_jax as lc
 from experiments import bench_events, bench_torch
-from experiments.cli import parse_flags
+from experiments.cli import Flags, RefusedError, parse_flags, show_help
 from experiments.timing import interleave, median, ratio
 from lowcomm_jax.models import Model, TransformerConfig, build
 
@@ -60,14 +59,21 @@ class Work(NamedTuple):
         return self.steps * self.batch * self.context
 
 
-REFERENCE = dict(layers=4, width=256, heads=4, kv_heads=4, head_dim=64, mlp_width=683)
-SMALL = dict(layers=2, width=64, heads=4, kv_heads=4, head_dim=16, mlp_width=176)
+SIZES = {
+    # batch, context, and the model: `reference` is the work PyTorch simulators were timed on.
+    "small": (4, 32, {"layers": 2, "width": 64, "heads": 4, "head_dim": 16, "mlp_width": 176}),
+    "reference": (
+        8,
+        128,
+        {"layers": 4, "width": 256, "heads": 4, "head_dim": 64, "mlp_width": 683},
+    ),
+}
 
 
 def make_work(size: str, steps: int) -> Work:
-    shape = REFERENCE if size == "reference" else SMALL
-    batch, context = (8, 128) if size == "reference" else (4, 32)
-    model = build(TransformerConfig(vocab_size=512, max_seq_len=context, **shape))
+    batch, context, shape = SIZES[size]
+    config = TransformerConfig(vocab_size=512, kv_heads=4, max_seq_len=context, **shape)
+    model = build(config)
     params = jax.jit(model.init)(jax.random.key(0))
     return Work(model, params, batch, context, steps)
 
@@ -204,12 +210,20 @@ def show(rows: Sequence[Row], title: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; see the module's docstring for the flags."""
-    values = flags.FlagValues()
-    flags.DEFINE_enum("size", "reference", ["small", "reference"], "model", flag_values=values)
-    flags.DEFINE_integer("repeats", 9, "rounds of every comparison", flag_values=values)
-    flags.DEFINE_bool("torch", False, "compare with PyTorch too", flag_values=values)
-    flags.DEFINE_string("json", None, "also write the rows to this file", flag_values=values)
-    parse_flags("bench engine", argv, values)
+    options = Flags()
+    options.text("size", "reference", "model: small or reference")
+    options.whole("repeats", 9, "rounds of every comparison")
+    options.switch("torch", "compare with PyTorch too")
+    options.text("json", None, "also write the rows to this file")
+    values = options.values
+    problems = [f"unexpected argument {a!r}" for a in parse_flags("bench engine", argv, values)]
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    if values.size not in SIZES:
+        problems.append(f"--size={values.size}: use {' or '.join(SIZES)}")
+    if problems:
+        raise RefusedError(problems, "bench engine")
     rows = throughput(values.size, values.repeats, values.torch)
     rows += memory(values.size)
     rows += bench_events.rows(make_work(values.size, steps=1), values.repeats)

@@ -109,7 +109,9 @@ def test_a_nan_region_does_not_spoil_averaged_state():
         return jnp.mean((params["w"] * batch["x"]) ** 2), {"updates": updates}
 
     roles = {"w": "train", "mean": "average"}
-    engine = lc.Engine(loss, optax.sgd(0.1), lc.methods.diloco(1), R, mesh=MESH, roles=roles)
+    engine = lc.Engine(
+        loss, optax.sgd(0.1), lc.methods.diloco(1), R, mesh=MESH, roles=roles, skip_nonfinite=False
+    )
     state = engine.init({"w": np.float32(0.5), "mean": np.float32(0.0)})
     x = np.array([[1.0], [np.nan], [4.0]], np.float32)
     state, _ = engine.step(state, {"x": x})

@@ -12,10 +12,9 @@ from lowcomm_jax.fragments import path_name
 from lowcomm_jax.models import TransformerConfig, build
 from lowcomm_jax.regions import Regions
 
-R, STEPS = 8, 5
-MESHES = [(2, 1, 2, 2), (4, 1, 2, 1), (8, 1, 1, 1), (2, 1, 4, 1)]
+R, STEPS = 8, 3
 CONFIG = TransformerConfig(
-    vocab_size=64, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=64, max_seq_len=8
+    vocab_size=64, layers=1, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=64, max_seq_len=8
 )
 
 
@@ -62,17 +61,23 @@ def losses(model, params, method, shape, **kwargs):
 
 METHODS = {
     "diloco": lambda: lc.methods.diloco(2),
-    "streaming": lambda: lc.methods.streaming_diloco(3, 2, 1, 0.3),
+    "streaming": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, pattern="balanced"),
     "ddp": lambda: lc.methods.ddp(),
+}
+# All meshes for one method; for the others the one with every kind of sharding (compile time).
+MESHES = {
+    "diloco": [(2, 1, 2, 2), (4, 1, 2, 1), (8, 1, 1, 1)],
+    "streaming": [(2, 1, 2, 2)],
+    "ddp": [(2, 1, 2, 2)],
 }
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_mesh_gives_the_same_losses(model, params, name):
     expected, _ = losses(model, params, METHODS[name](), (1, 1, 1, 1))
-    for shape in MESHES:
+    for shape in MESHES[name]:
         actual, state = losses(model, params, METHODS[name](), shape)
-        # 5 AdamW steps of 1e-2: partial sums in another order, amplified by Adam's division.
+        # AdamW steps of 1e-2: partial sums in another order, amplified by Adam's division.
         np.testing.assert_allclose(actual, expected, rtol=2e-5, err_msg=str(shape))
         kernel = state.inner.params["blocks/0/mlp/up/kernel"]
         assert kernel.sharding.spec == jax.P("region", "fsdp", "tensor")
@@ -116,7 +121,15 @@ def test_ddp_is_the_exception(model, params):
     engine, state = make(model, params, METHODS["ddp"](), shape)
     carry = (state.inner, state.anchor, state.outer[0], state.codec[0])
     mask = np.ones((R, 2), bool)
-    args = (carry, state.frozen, staged(engine), engine.region_ids, mask, np.int32(2))
+    args = (
+        carry,
+        state.frozen,
+        staged(engine),
+        engine.region_ids,
+        mask,
+        np.ones(R, np.float32),
+        np.int32(2),
+    )
     lowered = engine.trips(state).programs.block.lower(*args)
     assert crossing(collectives(lowered.compile().as_text()), shape)
 

@@ -1,0 +1,94 @@
+"""Commands: `python -m experiments COMMAND`; without a command, the quick demonstration."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.cli import (
+    EXIT_REFUSED,
+    Flags,
+    RefusedError,
+    closest,
+    load_config,
+    parse_flags,
+    show_help,
+    split_config,
+)
+
+COMMANDS = ("quick", "train", "report", "sample", "export", "compare", "sweep", "plan", "bench")
+# These take main(config, workdir), where only compare has an exit code to return; the others take
+# main(argv) -> exit code.
+_BY_CONFIG = ("compare", "sweep", "plan")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; returns the exit code (2: refused, with every problem listed)."""
+    command, *rest = argv or ["quick"]
+    if command in ("help", "--help", "-h"):
+        print(_overview())
+        return 0
+    try:
+        if command.startswith("-"):
+            command, rest = "quick", list(argv)
+        if command not in available():
+            hint = closest(command, sorted(available()))
+            raise RefusedError([f"unknown command {command!r}{hint}"], "python -m experiments")
+        module = importlib.import_module(f"experiments.{command}")
+        if command in _BY_CONFIG:
+            return _run_by_config(command, module, rest)
+        return module.main(rest) or 0
+    except RefusedError as error:
+        print(error, file=sys.stderr)
+        return EXIT_REFUSED
+
+
+def available() -> dict[str, str]:
+    """Name and first docstring line of every command whose module exists."""
+    folder, found = Path(__file__).parent, {}
+    for name in COMMANDS:
+        file = folder / f"{name}.py"
+        if not file.is_file():
+            file = folder / name / "__init__.py"
+        if file.is_file():
+            text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            found[name] = text.partition("\n\n")[0].replace("\n", " ")
+    return found
+
+
+def _overview() -> str:
+    lines = ["python -m experiments [COMMAND] [FLAGS]", ""]
+    lines += [f"  {name:8} {about}" for name, about in available().items()]
+    lines += ["", "Without a command: quick. COMMAND --help shows a command's flags."]
+    return "\n".join(lines)
+
+
+def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
+    path, overrides, others = split_config(argv)
+    options = Flags()
+    options.text("workdir", None, "where results go")
+    values = options.values
+    rest = parse_flags(command, others, values)
+    if values.help:
+        show_help(values, module.__doc__)
+        return 0
+    problems = [f"unexpected argument {argument!r}" for argument in rest]
+    if path is None:
+        problems.append(f"which one? give --config=configs/{command}/....py")
+        raise RefusedError(problems, command)
+    config, found = load_config(path, overrides)
+    if problems + found:
+        raise RefusedError(problems + found, command)
+    name = Path(path.partition(":")[0]).stem
+    try:
+        found = module.main(config, values.workdir or f"runs/{command}-{name}")
+    except ValueError as error:
+        raise RefusedError([str(error)], command) from error
+    return found if isinstance(found, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

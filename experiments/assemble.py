@@ -1,0 +1,107 @@
+"""From a checked job to the parts of a run: data, model, engine, starting weights, evaluator."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.cli import RefusedError, problems_of
+from experiments.evaluation import Evaluator
+from experiments.job import Job, abstract_params, make_engine
+from lowcomm_jax import Engine
+from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
+from lowcomm_jax.models import Model, build
+from lowcomm_jax.models.weights import load_llama
+from lowcomm_jax.optimizers import learning_rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The parts of a run, ready to train; `rate_S` is the learning rate of every step."""
+
+    job: Job
+    model: Model
+    engine: Engine
+    data: TrainData
+    evaluation: EvalData
+    tokenizer: Tokenizer
+    rate_S: np.ndarray
+
+    def evaluator(self) -> Evaluator:
+        """The run's evaluator; puts its sequences on the devices."""
+        settings = self.job.config["eval"]
+        return Evaluator(
+            self.model,
+            self.evaluation,
+            self.job.mesh,
+            sequences=settings["sequences"],
+            batch=settings["batch"],
+            per_region=settings["per_region"],
+        )
+
+    def starting_params(self) -> Any:
+        """Weights of step 0: drawn from the seed, or those `model.init_from` names.
+
+        Raises:
+          RefusedError: the given weights do not fit the model.
+        """
+        start = self.job.config["model"]["init_from"]
+        if start is None:
+            return jax.jit(self.model.init)(jax.random.key(self.job.config["seed"]))
+        if Path(start, "checkpoints").is_dir():
+            return _anchor_that_fits(self.model, start)
+        changes = {
+            k: v
+            for k, v in self.job.config["model"].items()
+            if v is not None and k not in ("preset", "init_from")
+        }
+        loaded, problems = problems_of(lambda: load_llama(start, **changes), "model.init_from: ")
+        if problems:
+            raise RefusedError(problems)
+        return loaded[1]
+
+
+def assemble(job: Job) -> Run:
+    """Read the corpus and build the parts.
+
+    Raises:
+      RefusedError: what only the corpus or the tokenizer could tell.
+    """
+    loaded, problems = problems_of(lambda: load(job.data), "data.")
+    if problems:
+        raise RefusedError(problems)
+    train, evaluation, tokenizer = loaded
+    config = job.model
+    if not job.vocab_settled:
+        config = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
+    if config.vocab_size < tokenizer.size:
+        fix = f"use at least {tokenizer.size}, or leave it out"
+        raise RefusedError(
+            [f"model.vocab_size={config.vocab_size} is too small for {tokenizer.name}: {fix}"]
+        )
+    model = build(config)
+    steps = np.arange(job.steps)
+    return Run(
+        job=job,
+        model=model,
+        engine=make_engine(job, model),
+        data=train,
+        evaluation=evaluation,
+        tokenizer=tokenizer,
+        rate_S=np.asarray(learning_rate(job.inner, job.steps)(steps)),
+    )
+
+
+def _anchor_that_fits(model: Model, workdir: str) -> Any:
+    from experiments.trained import load_trained  # it restores through this module
+
+    trained = load_trained(Path(workdir))
+    wanted = jax.tree.map(lambda x: (x.shape, x.dtype), abstract_params(model))
+    if jax.tree.map(lambda x: (x.shape, x.dtype), trained.params) != wanted:
+        fix = "that run trained another model; give its model settings"
+        raise RefusedError([f"model.init_from={workdir!r}: {fix}"])
+    return trained.params

@@ -1,0 +1,205 @@
+"""What every command shares: flags, config overrides, and one way to refuse bad input."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+EXIT_REFUSED = 2
+_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+_OVERRIDE = re.compile(r"--?config\.([\w.]+)(?:=(.*))?$", re.DOTALL)
+
+
+class RefusedError(Exception):
+    """Input that cannot work: every problem in one list, found before any work starts."""
+
+    def __init__(self, problems: Sequence[str], title: str = "cannot start"):
+        super().__init__(title)
+        self.title = title
+        self.problems = list(problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return f"{self.title}: {self.problems[0]}"
+        return f"{self.title}, {len(self.problems)} problems:\n" + "\n".join(
+            f"  - {problem}" for problem in self.problems
+        )
+
+
+def problems_of(build: Callable[[], Any], prefix: str = "") -> tuple[Any, list[str]]:
+    """Call `build`; return (result, []) or (None, the lines of the ValueError it raised)."""
+    try:
+        return build(), []
+    except (ValueError, TypeError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        items = [line[2:] for line in lines if line.startswith("- ")]
+        return None, [prefix + item for item in items or [" ".join(lines)]]
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+    """`; did you mean X?` for a near miss, else the known names."""
+    found = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+    if found:
+        return f"; did you mean {' or '.join(found)}?"
+    return f"; known: {', '.join(known)}" if known else ""
+
+
+class Flags:
+    """The flags of one command: `flags = Flags(); flags.text("workdir", None, "folder")`."""
+
+    def __init__(self):
+        self.values = flags.FlagValues()
+
+    def text(self, name: str, default: str | None, about: str) -> None:
+        flags.DEFINE_string(name, default, about, flag_values=self.values)
+
+    def whole(self, name: str, default: int | None, about: str) -> None:
+        flags.DEFINE_integer(name, default, about, flag_values=self.values)
+
+    def real(self, name: str, default: float | None, about: str) -> None:
+        flags.DEFINE_float(name, default, about, flag_values=self.values)
+
+    def switch(self, name: str, about: str) -> None:
+        flags.DEFINE_bool(name, False, about, flag_values=self.values)
+
+
+def parse_flags(command: str, argv: Sequence[str], values: flags.FlagValues) -> list[str]:
+    """Parse a command's own flags; return the positional arguments.
+
+    Raises:
+      RefusedError: an unknown flag (with suggestions) or a value of the wrong type.
+    """
+    flags.DEFINE_bool("help", False, "show this help", short_name="h", flag_values=values)
+    try:
+        rest = values([command, *argv])[1:]
+    except flags.UnrecognizedFlagError as error:
+        known = [f"--{name}" for name in values]
+        hint = closest(f"--{error.flagname}", known)
+        raise RefusedError([f"unknown flag --{error.flagname}{hint}"], command) from error
+    except flags.Error as error:
+        raise RefusedError([str(error)], command) from error
+    return rest
+
+
+def show_help(values: flags.FlagValues, docstring: str | None) -> None:
+    """Print a command's docstring and flags."""
+    print((docstring or "").strip() + "\n\nFlags:")
+    for name in sorted(values):
+        flag = values[name]
+        if name != flag.name:
+            continue  # the short name of another flag
+        default = "" if flag.default is None else f" (default {flag.default})"
+        print(f"  --{name}: {flag.help}{default}")
+
+
+def split_config(argv: Sequence[str]) -> tuple[str | None, list[tuple[str, str]], list[str]]:
+    """Separate `--config=PATH` and `--config.FIELD=VALUE` from the other arguments."""
+    path, overrides, others = None, [], []
+    stream = iter(argv)
+    for argument in stream:
+        found = _OVERRIDE.match(argument)
+        if found:
+            value = found.group(2)
+            overrides.append((found.group(1), next(stream, "") if value is None else value))
+        elif argument in ("--config", "-config"):
+            path = next(stream, "")
+        elif argument.startswith(("--config=", "-config=")):
+            path = argument.partition("=")[2]
+        else:
+            others.append(argument)
+    return path, overrides, others
+
+
+def load_config(
+    path: str, overrides: Sequence[tuple[str, str]]
+) -> tuple[ml_collections.ConfigDict, list[str]]:
+    """Load a config file and apply every override.
+
+    Args:
+      path: a Python file with `get_config()`, or its bare name in configs/ (`diloco`); behind a
+        colon the argument of `get_config` (`configs/diloco.py:paper`).
+      overrides: (dotted field, text of the value).
+
+    Returns:
+      (config, problems of the overrides).
+
+    Raises:
+      RefusedError: no such file, or its `get_config` refuses.
+    """
+    file, colon, variant = path.partition(":")
+    get_config = _function_in(find_config(file))
+    try:
+        config = get_config(*([variant] if colon else []))
+    except (ValueError, TypeError) as error:
+        raise RefusedError([str(error)], f"--config={path}") from error
+    problems = [override(config, *change) for change in overrides]
+    return config, [problem for problem in problems if problem]
+
+
+def _function_in(file: str) -> Callable[..., ml_collections.ConfigDict]:
+    """`get_config` of a config file, which is an ordinary Python module."""
+    spec = importlib.util.spec_from_file_location(f"config_{Path(file).stem}", file)
+    if spec is None or spec.loader is None:
+        raise RefusedError([f"--config={file}: no Python file"])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if "get_config" not in vars(module):
+        raise RefusedError([f"--config={file}: it defines no get_config()"])
+    return module.get_config
+
+
+def find_config(file: str) -> str:
+    """The path of a config file given by path or by bare name.
+
+    Raises:
+      RefusedError: there is no such file; lists near misses.
+    """
+    candidates = [Path(file), _CONFIGS.parent / file, _CONFIGS / f"{file}.py"]
+    for candidate in candidates:
+        if file and candidate.is_file():
+            return str(candidate)
+    known = sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem not in ("__init__", "network"))
+    problem = f"--config={file}: there is no such file{closest(Path(file).stem, known)}"
+    raise RefusedError([problem], "cannot start")
+
+
+def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | None:
+    """Set one field from text of its type; return what is wrong, or None."""
+    *parents, last = field.split(".")
+    holder = config
+    for name in [*parents, last]:
+        if not isinstance(holder, ml_collections.ConfigDict) or name not in holder:
+            return f"--config.{field}: there is no such field{closest(field, fields(config))}"
+        holder, above = holder[name], holder
+    if text == "None":
+        above[last] = None
+        return None
+    values, argument = flags.FlagValues(), f"--config.{field}={text}"
+    try:
+        config_flags.DEFINE_config_dict(
+            "config", config, flag_values=values, sys_argv=["config", argument]
+        )
+        values(["config", argument])
+    except (flags.Error, ValueError, TypeError) as error:
+        reason = str(error).partition(": ")[2] or str(error)
+        return f"--config.{field}={text}: {reason}"
+    return None
+
+
+def fields(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
+    """Every dotted field name of a config."""
+    names = []
+    for name, value in config.items():
+        if isinstance(value, ml_collections.ConfigDict):
+            names += fields(value, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names

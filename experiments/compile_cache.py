@@ -1,0 +1,35 @@
+"""JAX's persistent compilation cache: a second start does not compile again."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+
+import jax
+
+from lowcomm_jax.data.config import cache_folder
+
+
+def default_folder() -> Path:
+    """`xla/<machine>` in the user's cache folder of this project.
+
+    The name holds a digest of the processor's features: a home shared by unlike machines must not
+    hand one machine's code to another.
+    """
+    features = platform.machine() + platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return cache_folder(None) / "xla" / hashlib.sha256(features.encode()).hexdigest()[:12]
+
+
+def enable(folder: str | None) -> None:
+    """Keep compiled programs in `folder`: None = `default_folder()`, "off" = nowhere."""
+    if folder == "off":
+        return
+    path = default_folder() if folder is None else Path(folder).expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

@@ -1,0 +1,138 @@
+"""Every setting of a training run, with its default.
+
+A file in configs/ starts from `base(method, ...)` and changes what it needs; the command line
+overrides any field: `--config.data.seq_len=256 --config.method.period=50`. `None` switches an
+optional field off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+import ml_collections
+from ml_collections import ConfigDict, config_dict
+
+from experiments.methods import section
+from lowcomm_jax.models import TransformerConfig
+from lowcomm_jax.optimizers import InnerConfig
+
+
+def get_config() -> ConfigDict:
+    """DiLoCo on the laptop model: the defaults of everything."""
+    return base("diloco", period=30, outer={"name": "nesterov"})
+
+
+def base(method: str, **knobs: Any) -> ConfigDict:
+    """The default config around one method; `knobs` are the keywords of the method's factory."""
+    config = ConfigDict()
+    config.seed = 0  # of the initial weights, the regions' shards, the order of samples
+    config.steps = 600  # inner steps of the run; 0 = as many as `tokens` asks for
+    config.tokens = config_dict.placeholder(int)  # tokens of all regions together (with steps = 0)
+    config.regions = 4  # R
+    config.batch = 4  # sequences a region trains on per step
+    config.accumulate = 1  # microbatches a region's batch is cut into
+    config.weights = "equal"  # of regions in a mean: equal, tokens, or R numbers "0.5,0.2,0.3"
+    config.participation = 1.0  # chance of a region to take part in an exchange (seeded)
+    config.replicas = "map"  # regions that share a device: map = one after another, vmap = batched
+    config.block = 16  # inner steps handed to the device at once
+    config.frozen = ()  # regexes of parameter names that are not trained
+
+    config.mesh = ConfigDict()  # devices; 0 = as many as there are and divide
+    config.mesh.region = 0
+    config.mesh.stage = 1
+    config.mesh.fsdp = 0
+    config.mesh.tensor = 1
+
+    config.method = section(method, knobs)  # the keywords of the method's factory
+    config.inner = _inner_section()
+    config.model = _model_section()
+    config.data = _data_section()
+
+    config.guards = ConfigDict()
+    config.guards.outlier_factor = config_dict.placeholder(float)  # times the median norm
+    config.guards.max_update_norm = config_dict.placeholder(float)  # clip of the outer update
+
+    config.eval = ConfigDict()
+    config.eval.every = 100  # inner steps between evaluations; 0 = only at the start and the end
+    config.eval.sequences = 128  # spread over all validation documents, the same every time
+    config.eval.batch = 16  # sequences evaluated at once
+    config.eval.per_region = False  # also every region's own weights
+
+    config.log = ConfigDict()
+    config.log.every = 20  # inner steps between two lines of progress
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 200  # inner steps; 0 = only when interrupted and at the end
+    config.checkpoint.keep_last = 2
+    config.checkpoint.keep_best = True  # also the one of lowest evaluation loss
+    return config.lock()
+
+
+def published(
+    config: ConfigDict, *, model: str, regions: int, batch: int, steps: int
+) -> ConfigDict:
+    """The setting the papers share: C4, sequences of 1024, AdamW 4e-4, 1000 steps of warm-up."""
+    config.model.preset = model
+    config.model.compute_dtype = "bfloat16"
+    config.regions, config.batch, config.steps = regions, batch, steps
+    config.data.corpus, config.data.tokenizer = "hf:allenai/c4:en", "bpe:32000"
+    config.data.limit = 10_000_000
+    config.data.seq_len = 1024
+    config.inner.learning_rate, config.inner.warmup_steps = 4e-4, 1000
+    config.eval.every, config.eval.sequences = 1000, 1024
+    config.log.every = 100
+    config.checkpoint.every = 2000
+    return config
+
+
+def _inner_section() -> ConfigDict:
+    """The fields of `lowcomm_jax.optimizers.InnerConfig`."""
+    # A small model on a laptop learns fastest at this peak; published runs of 150M use 4e-4.
+    return ConfigDict(dataclasses.asdict(InnerConfig(learning_rate=2e-3, warmup_steps=50)))
+
+
+def _model_section() -> ConfigDict:
+    """A preset, starting weights, and any field of `TransformerConfig` to set differently."""
+    fields = ConfigDict()
+    fields.preset = "nano"  # a name of `lowcomm_jax.models.PRESETS`
+    # Folder of a LLaMA-shaped safetensors checkpoint, which then replaces the preset, or the
+    # workdir of another run, whose anchor fits the preset.
+    fields.init_from = config_dict.placeholder(str)
+    types = typing.get_type_hints(TransformerConfig)
+    for field in dataclasses.fields(TransformerConfig):
+        kind = types[field.name]
+        fields[field.name] = config_dict.placeholder(kind if kind in (int, float, bool) else str)
+    return fields
+
+
+def _data_section() -> ConfigDict:
+    """The fields of `lowcomm_jax.data.DataConfig` that are not settled elsewhere."""
+    fields = ConfigDict()
+    fields.corpus = "python"  # or text:PATH, hf:NAME, parquet:GLOB, arrayrecord:GLOB
+    fields.tokenizer = "bytes"  # or bpe:VOCAB, file:PATH
+    fields.seq_len = 128
+    fields.sharding = "iid"  # topic, dirichlet
+    fields.alpha = 0.5  # of dirichlet
+    fields.packing = "stream"  # document
+    fields.val_fraction = 0.05  # of the documents
+    fields.split_seed = 0
+    fields.limit = config_dict.placeholder(int)  # documents read
+    fields.cache_dir = config_dict.placeholder(str)  # default: the user's cache folder
+    fields.text_column = "text"
+    fields.topic_column = config_dict.placeholder(str)
+    fields.split = "train"
+    fields.eos_token = config_dict.placeholder(str)
+    return fields
+
+
+def plain(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The config as nested plain dicts, tuples as lists: what is stored and compared."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, ConfigDict | dict):
+            return {key: convert(entry) for key, entry in value.items()}
+        return [convert(v) for v in value] if isinstance(value, tuple | list) else value
+
+    return convert(config)

@@ -1,0 +1,239 @@
+"""The training loop: chunks of steps, records written one chunk late, evaluations, checkpoints.
+
+The device always has the next chunk to work on while the host reads what the last one reported;
+no step waits for the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from experiments.assemble import Run
+from experiments.evaluation import Evaluation, Evaluator
+from experiments.metrics import MetricsLog
+from experiments.progress import Display, Now
+from experiments.records import StepRecords
+from experiments.workdir import identity
+from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.history import History
+from lowcomm_jax.interrupt import Interrupt
+from lowcomm_jax.state import TrainState
+
+BEST = "anchor"  # the metric the best checkpoint is chosen by
+PHASES = ("data", "dispatch", "wait", "eval", "checkpoint")
+
+
+class Loop:
+    """Trains one run from where its state stands.
+
+    Attributes:
+      state: the current training state.
+      evaluation: the last one made; None before the first.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        state: TrainState,
+        evaluator: Evaluator,
+        log: MetricsLog,
+        checkpoints: Checkpoints,
+        display: Display,
+    ):
+        self.run, self.state, self.log = run, state, log
+        self.evaluator, self.checkpoints, self.display = evaluator, checkpoints, display
+        self.records = StepRecords(run.job.regions, run.rate_S)
+        self.evaluation: Evaluation | None = None
+        self._evaluated_at = -1
+        self._timed = False
+        self._spent = dict.fromkeys(PHASES, 0.0)
+        self._unread: History | None = None
+        self._started = self._mark = time.perf_counter()
+        self._batches: Iterator[Any] = iter(())
+
+    @property
+    def step(self) -> int:
+        return int(self.state.clock.step)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of the run, pauses between restarts left out."""
+        return time.perf_counter() - self._started
+
+    def restore(self, extra: dict[str, Any]) -> None:
+        """Take over the host's counts from a checkpoint."""
+        self.records.restore(extra["records"])
+        self._started -= extra["seconds"]
+
+    def train(self) -> bool:
+        """Train to the last step, or until a signal; returns whether the run is complete."""
+        job = self.run.job
+        left = job.steps - self.step
+        self._batches = self.run.data.batches(self.step * job.batch, job.batch, steps=left)
+        with Interrupt() as interrupt:
+            if self.step == 0:
+                self._evaluate()
+            while self.step < job.steps and not interrupt.requested:
+                self._chunk(interrupt)
+            if self.step < job.steps:
+                self._read()
+                self._save()
+                return False
+            self._finish()
+        return True
+
+    # -- a chunk --------------------------------------------------------------------------------
+
+    def _chunk(self, interrupt: Interrupt) -> None:
+        """Train up to the next step at which something is due."""
+        config, steps = self.run.job.config, self.run.job.steps
+        every = {k: config[k]["every"] for k in ("log", "eval", "checkpoint")}
+        target = min(steps, *(_next(self.step, n) for n in every.values() if n))
+        with self._phase("dispatch"):
+            before = self._spent["data"]
+            self.state, history = self.run.engine.run(
+                self.state, self._next_batches(target - self.step, interrupt), self._participants()
+            )
+            fetched = self._spent["data"] - before
+        self._spent["dispatch"] -= fetched
+        self._read()
+        self._unread = history
+        if self.step == steps or interrupt.requested:
+            return
+        if every["eval"] and self.step % every["eval"] == 0:
+            self._read()
+            self._evaluate()
+        if every["checkpoint"] and self.step % every["checkpoint"] == 0:
+            self._read()
+            self._save()
+
+    def _next_batches(self, count: int, interrupt: Interrupt) -> Iterator[Any]:
+        for _ in range(count):
+            if interrupt.requested:
+                return
+            with self._phase("data"):
+                batch = next(self._batches)
+            yield batch
+
+    def _participants(self):
+        """Who takes part in an exchange: a pure function of (seed, step)."""
+        chance, seed = self.run.job.config["participation"], self.run.job.config["seed"]
+        if chance == 1:
+            return None
+        regions = self.run.job.regions
+        return lambda step: np.random.default_rng((seed, step)).random(regions) < chance
+
+    # -- what is written ------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Fetch and write what the last chunk reported; waits until the device has done it."""
+        history, self._unread = self._unread, None
+        if history is None or not len(history):
+            return
+        with self._phase("wait"):
+            rows = list(history.rows())
+        now, started = time.perf_counter(), self._started
+        records = self.records.make(iter(rows), len(rows), self._mark - started, now - started)
+        self._mark = now
+        self.log.write([*records, self._interval(len(rows), records[-1])])
+        last = records[-1]
+        pace = (last["seconds"] - records[0]["seconds"]) / max(len(records) - 1, 1)
+        self.display.update(
+            Now(
+                step=last["step"],
+                steps=self.run.job.steps,
+                loss=last["loss_mean"],
+                eval_loss=self.evaluation and self.evaluation.anchor,
+                tokens_per_second=last["tokens_per_second"],
+                bytes_sent=float(self.records.sent.mean()),
+                # The first interval compiles: its pace foretells nothing.
+                seconds_left=pace * (self.run.job.steps - last["step"]) if self._timed else None,
+            )
+        )
+
+        self._timed = True
+
+    def _interval(self, steps: int, last: dict[str, Any]) -> dict[str, Any]:
+        phases = {name: round(spent, 5) for name, spent in self._spent.items()}
+        self._spent = dict.fromkeys(PHASES, 0.0)
+        return {
+            "kind": "interval",
+            "step": last["step"],
+            "steps": steps,
+            "seconds": last["seconds"],
+            "phases": phases,
+        }
+
+    def _evaluate(self, final: bool = False) -> None:
+        with self._phase("eval"):
+            self.evaluation = found = self.evaluator(self.state)
+            self._evaluated_at = self.step
+        record = {
+            "kind": "eval",
+            "step": self.step,
+            "tokens": self.records.tokens,
+            "seconds": round(self.seconds, 4),
+            "final": final,
+            "anchor": found.anchor,
+            "mean_of_regions": found.mean,
+            "document_sum": [round(x, 4) for x in found.document_sum.tolist()],
+        }
+        if found.regions:
+            record["regions"] = list(found.regions)
+        self.log.write([record])
+        self._mark = time.perf_counter()
+
+    def _save(self, finished: bool = False) -> None:
+        with self._phase("checkpoint"):
+            self.log.sync()
+            extra = {
+                "records": self.records.state(),
+                "seconds": self.seconds,
+                "positions": [self.step * self.run.job.batch] * self.run.job.regions,
+                "data_identity": self.run.data.identity,
+                "finished": finished,
+            }
+            fresh = self._evaluated_at == self.step
+            self.checkpoints.save(
+                self.state,
+                extra=extra,
+                config=identity(self.run.job.config),
+                metrics={BEST: self.evaluation.anchor} if fresh else {},
+                method=self.run.job.method,
+            )
+        self._mark = time.perf_counter()
+
+    def _finish(self) -> None:
+        """Land what is in flight, synchronise once more, and judge the result."""
+        self._read()
+        self.state = self.run.engine.finish(self.state)
+        clock = self.state.clock
+        self.records.sent = np.array(clock.bytes_sent)
+        self.records.received = np.array(clock.bytes_received)
+        self._evaluate(final=True)
+        end = {
+            "kind": "end",
+            "step": self.step,
+            "tokens": self.records.tokens,
+            "seconds": round(self.seconds, 4),
+            "bytes_sent": self.records.sent.tolist(),
+            "bytes_received": self.records.received.tolist(),
+        }
+        self.log.write([end])
+        self._save(finished=True)
+
+    @contextmanager
+    def _phase(self, name: str):
+        started = time.perf_counter()
+        yield
+        self._spent[name] += time.perf_counter() - started
+
+
+def _next(step: int, every: int) -> int:
+    """The first multiple of `every` after `step`."""
+    return (step // every + 1) * every

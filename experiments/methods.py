@@ -1,0 +1,140 @@
+"""From a config's `method` section to a method, with the factory's own keywords as the fields."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+from ml_collections import config_dict
+
+from experiments.cli import closest, problems_of
+from lowcomm_jax import landing, methods, outer
+from lowcomm_jax.compression import registry
+
+METHODS = {name: getattr(methods, name) for name in methods.__all__ if name != "Method"}
+OUTER = {name: getattr(outer, name) for name in ("nesterov", "heavy_ball", "sgd", "average")}
+OUTER["delayed_nesterov"] = outer.delayed_nesterov
+
+
+def section(name: str, knobs: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """The config's `method` section: `name`, and every keyword of the method's factory.
+
+    Args:
+      name: a key of `METHODS`.
+      knobs: values; keywords that are not given take the factory's default. `outer` and `taylor`
+        may be dicts: a rule's name and its own keywords.
+    """
+    fields = ml_collections.ConfigDict({"name": name})
+    types = typing.get_type_hints(METHODS[name])
+    for key, parameter in inspect.signature(METHODS[name]).parameters.items():
+        if key in knobs:
+            fields[key] = _with_defaults(key, knobs[key])
+        elif parameter.default is None:
+            fields[key] = config_dict.placeholder(_plain_type(types.get(key)))
+        elif parameter.default is not inspect.Parameter.empty:
+            fields[key] = parameter.default
+    if "codec" in fields and knobs.get("codec") is None:
+        fields.codec = config_dict.placeholder(str)  # dense fp32
+    for key in knobs:
+        if key not in fields:
+            fields[key] = knobs[key]  # unknown: reported by `make_method`
+    return fields
+
+
+def _with_defaults(key: str, value: Any) -> Any:
+    """An outer rule's section holds all its keywords, so that each can be overridden."""
+    if key != "outer" or not isinstance(value, Mapping) or value.get("name") not in OUTER:
+        return value
+    parameters = inspect.signature(OUTER[value["name"]]).parameters.items()
+    empty = inspect.Parameter.empty
+    return {**{k: p.default for k, p in parameters if p.default is not empty}, **value}
+
+
+def _plain_type(hint: Any) -> type:
+    """The type a placeholder takes its text as: that of `float | None` is float."""
+    plain = [t for t in typing.get_args(hint) or (hint,) if t in (int, float, str)]
+    return plain[0] if plain else str
+
+
+def make_method(
+    fields: Mapping[str, Any], stacked: Sequence[str] = (), seed: int = 0
+) -> tuple[methods.Method | None, list[str]]:
+    """Build the method that the section describes; returns (method, []) or (None, problems).
+
+    Args:
+      fields: the section.
+      stacked: path prefixes of leaves with a leading layer axis, for the codec and the Taylor rule.
+      seed: of the codec's random choices.
+    """
+    fields = dict(fields)
+    name = fields.pop("name", None)
+    if name not in METHODS:
+        return None, [f"method.name={name!r} is unknown{closest(str(name), list(METHODS))}"]
+    parameters = inspect.signature(METHODS[name]).parameters
+    problems = [
+        f"method.{key}={value!r}: {name} has no such setting{closest(key, list(parameters))}"
+        for key, value in fields.items()
+        if key not in parameters
+    ]
+    known = {key: value for key, value in fields.items() if key in parameters}
+    problems += [
+        f"method.{key} is missing: {name} needs it"
+        for key, parameter in parameters.items()
+        if parameter.default is inspect.Parameter.empty and known.get(key) is None
+    ]
+    arguments = {}
+    for key, value in known.items():
+        if key == "codec":
+            make = functools.partial(make_codec, value, stacked, seed)
+            arguments[key], found = problems_of(make, f"method.codec={value!r}: ")
+        else:
+            arguments[key], found = _argument(key, value, tuple(stacked))
+        problems += found
+    if problems:
+        return None, problems
+    return problems_of(lambda: METHODS[name](**arguments), "method: ")
+
+
+def _argument(key: str, value: Any, stacked: tuple[str, ...]) -> tuple[Any, list[str]]:
+    if key == "outer" and value is not None:
+        return _rule("outer", value, OUTER)
+    if key == "taylor" and isinstance(value, Mapping):
+        # Rows of a layer stack are tensors of their own, as if the layers were unrolled.
+        axes = {"batch_axes": lambda name: int(name.startswith(stacked))} if stacked else {}
+        make = functools.partial(landing.taylor_delay_correction, **{**axes, **value})
+        return problems_of(make, "method.taylor: ")
+    return (tuple(value) if isinstance(value, list) else value), []
+
+
+def _rule(key: str, value: Any, rules: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Build a transform from its name and keywords."""
+    keywords = dict(value) if isinstance(value, Mapping) else {"name": value}
+    name = keywords.pop("name", None)
+    if name not in rules:
+        return None, [f"method.{key}.name={name!r} is unknown{closest(str(name), list(rules))}"]
+    parameters = list(inspect.signature(rules[name]).parameters)
+    problems = [
+        f"method.{key}.{k}={v!r}: {name} has no such setting{closest(k, parameters)}"
+        for k, v in keywords.items()
+        if k not in parameters
+    ]
+    if problems:
+        return None, problems
+    return problems_of(lambda: rules[name](**keywords), f"method.{key}: ")
+
+
+def make_codec(
+    spec: str | Mapping[str, Any] | None, stacked: Sequence[str] = (), seed: int = 0
+) -> Any:
+    """The codec of a name, or of a section with `name` and settings; None is dense fp32.
+
+    Raises:
+      ValueError: an unknown name (lists the available ones) or setting.
+    """
+    if spec is None:
+        return None
+    return registry.make(spec, stacked=tuple(stacked), seed=seed)

@@ -1,0 +1,80 @@
+"""metrics.jsonl: everything a run measured, one JSON record a line (docs/metrics.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+
+
+class MetricsLog:
+    """Appends records to a run's metrics file.
+
+    Opened at a step, it first drops every record of a later step, so that a run that continues
+    from a checkpoint writes no step twice.
+    """
+
+    def __init__(self, path: Path, step: int):
+        if path.is_file():
+            kept = [r for r in read_records(path) if r.get("step", 0) <= step]
+            # The end belongs to the last step: a run that goes on has not ended.
+            kept = [r for r in kept if r["kind"] != "end"]
+            whole = path.with_suffix(".tmp")
+            whole.write_text("".join(_line(r) for r in kept), encoding="utf-8")
+            whole.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append records, each with its `kind`."""
+        self._file.writelines(_line(record) for record in records)
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Return once everything written is on disk (before a checkpoint relies on it)."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(_strict(record), allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, Mapping):
+        return {str(k): _strict(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All records of a file; a last line cut off by a crash is left out.
+
+    Raises:
+      ValueError: a line that is not JSON, other than the last.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise ValueError(f"{path}, line {number}: not a JSON record ({error})") from error
+    return records
+
+
+def truncated(path: Path) -> bool:
+    """Whether the last line of a file was cut off."""
+    return path.is_file() and not path.read_bytes().endswith(b"\n")

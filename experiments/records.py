@@ -1,0 +1,116 @@
+"""From the engine's history to metrics records: cumulative counts and region disagreement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+
+class StepRecords:
+    """Makes one record per step and carries what adds up over a run.
+
+    Attributes:
+      tokens: tokens of all regions so far.
+      sent, received: bytes of each region so far, int64 `[R]`.
+    """
+
+    def __init__(self, regions: int, rate_S: np.ndarray):
+        """`rate_S`: the learning rate of every step of the run."""
+        self.tokens = 0
+        self.sent = np.zeros(regions, np.int64)
+        self.received = np.zeros(regions, np.int64)
+        self._rate_S = rate_S
+        # What left and has not landed: its key -> mean square over regions of |Delta|.
+        self._pending: dict[str, float] = {}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: plain numbers."""
+        return {
+            "tokens": self.tokens,
+            "sent": self.sent.tolist(),
+            "received": self.received.tolist(),
+            "pending": dict(self._pending),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.tokens = int(state["tokens"])
+        self.sent = np.array(state["sent"], np.int64)
+        self.received = np.array(state["received"], np.int64)
+        self._pending = {key: float(value) for key, value in state["pending"].items()}
+
+    def make(
+        self, rows: Iterator[Mapping[str, Any]], count: int, start: float, end: float
+    ) -> list[dict[str, Any]]:
+        """Records of `count` consecutive steps that ran from `start` to `end` seconds."""
+        records = []
+        pace = (end - start) / max(count, 1)
+        for i, row in enumerate(rows, 1):
+            tokens = sum(row["tokens"])
+            self.tokens += round(tokens)
+            record = self._record(row)
+            record["seconds"] = round(start + i * pace, 4)
+            record["tokens_per_second"] = round(tokens / pace, 2) if pace > 0 else None
+            records.append(record)
+        return records
+
+    def _record(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        events, step = row["events"], row["step"]
+        disagreement = [self._note(event) for event in events]
+        sends = [event for event in events if event["kind"] == "send"]
+        record = {
+            "kind": "step",
+            "step": step,
+            "tokens": self.tokens,
+            "loss": row["loss"],
+            "loss_mean": float(np.mean(row["loss"])),
+            "lr": float(self._rate_S[step - 1]),
+            "grad_norm": row["grad_norm"],
+            "bytes_sent": self.sent.tolist(),
+            "bytes_received": self.received.tolist(),
+            "participation": self._participation(sends, row.get("left_out")),
+            "disagreement": next((d for d in reversed(disagreement) if d is not None), None),
+            "events": events,
+        }
+        # What else the loss function reports (ce, accuracy, ...) is kept under its own name.
+        return record | {k: v for k, v in row.items() if k not in record}
+
+    def _participation(self, sends: list[Mapping[str, Any]], left_out) -> float | None:
+        """Share of the regions whose contribution counted, over the sends of this step."""
+        if not sends:
+            return None
+        counted = [
+            took and not out
+            for event in sends
+            for took, out in zip(
+                event["participants"], event.get("left_out") or left_out or [0] * len(self.sent)
+            )
+        ]
+        return sum(counted) / len(counted)
+
+    def _note(self, event: Mapping[str, Any]) -> float | None:
+        """Count an event's bytes; for a landing return the regions' disagreement."""
+        self.sent += np.array(event["bytes_sent"], np.int64)
+        self.received += np.array(event["bytes_received"], np.int64)
+        if event["kind"] == "send":
+            square = _mean_square(event)
+            if square is not None:
+                self._pending[event["key"]] = square
+            return None
+        square = self._pending.pop(event["key"], None)
+        if square is None or "mean_norm" not in event:
+            return None  # nothing was due, or the anchor had moved before
+        return math.sqrt(max(0.0, square - event["mean_norm"][0] ** 2))
+
+
+def _mean_square(event: Mapping[str, Any]) -> float | None:
+    """Weighted mean over regions of |Delta_r|^2; None when nothing was weighed."""
+    if "delta_norm" not in event:
+        return None
+    norm, weight = np.array(event["delta_norm"], float), np.array(event["weight"], float)
+    counted = weight > 0
+    if not counted.any():
+        return None
+    return float((weight[counted] * norm[counted] ** 2).sum() / weight[counted].sum())

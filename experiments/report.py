@@ -1,0 +1,97 @@
+"""Compare runs: a table and a picture from their metrics files.
+
+python -m experiments report runs/a [runs/b ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.progress import duration, size
+from experiments.runlog import Summary, read_run, summarise
+from experiments.workdir import CURVES
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show the runs of the command line; returns the exit code."""
+    options = Flags()
+    options.text("png", None, "where the picture goes (default beside the first run)")
+    values = options.values
+    folders = parse_flags("report", argv, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    if not folders:
+        raise RefusedError(["which runs? name their folders: report runs/a runs/b"], "report")
+    show([Path(folder) for folder in folders], Console(), values.png)
+    return 0
+
+
+def show(workdirs: Sequence[Path], console: Console, png: str | None = None) -> None:
+    """Print the table of the runs and draw their loss curves.
+
+    Raises:
+      RefusedError: lists every folder that holds no run.
+    """
+    from experiments.plots import loss_curves  # matplotlib is slow to import
+
+    runs, problems = [], []
+    for workdir in workdirs:
+        try:
+            runs.append(read_run(workdir))
+        except RefusedError as error:
+            problems += error.problems
+    if problems:
+        raise RefusedError(problems, "report")
+    console.print(table([summarise(run) for run in runs]))
+    documents = len(runs[0].eval_count)
+    console.print(
+        f"loss in nats per token on {documents} validation documents; ± is a 95 % interval over "
+        "documents, one seed. AllReduce: fp32 gradients exchanged at every step.",
+        highlight=False,
+    )
+    name = CURVES if len(runs) == 1 else "report.png"
+    picture = Path(png) if png else workdirs[0] / name
+    loss_curves(runs, picture)
+    console.print(f"loss curves: {picture}", highlight=False, soft_wrap=True)
+
+
+def table(summaries: Sequence[Summary]) -> Table:
+    """One column a run, one row a number: a few runs fit a narrow terminal."""
+    out = Table(box=box.SIMPLE_HEAD)
+    out.add_column("")
+    for summary in summaries:
+        name = summary.name if summary.complete else f"{summary.name} (at step {summary.step})"
+        out.add_column(name, justify="right")
+    for heading, cell in _ROWS.items():
+        out.add_row(heading, *(cell(summary) for summary in summaries))
+    return out
+
+
+def _loss(value: float | None, interval: float | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if interval is None else f"{value:.4f} ± {interval:.3f}"
+
+
+_ROWS = {
+    "method": lambda s: s.method,
+    "eval loss, anchor": lambda s: _loss(s.loss, s.interval),
+    "best, at step": lambda s: "-" if s.best is None else f"{s.best:.4f}, {s.best_step}",
+    "eval loss, mean of regions": lambda s: _loss(s.mean_loss),
+    "tokens": lambda s: f"{s.tokens:,}",
+    "time": lambda s: duration(s.seconds),
+    "tokens/s": lambda s: "-" if s.tokens_per_second is None else f"{s.tokens_per_second:,.0f}",
+    "sent per region": lambda s: size(s.bytes_sent),
+    "less than AllReduce": lambda s: "-" if s.compression is None else f"{s.compression:.3g}x",
+    "largest staleness": lambda s: "-" if s.staleness is None else f"{s.staleness} steps",
+    "regions that took part": lambda s: (
+        "-" if s.participation is None else f"{s.participation:.0%}"
+    ),
+}

@@ -1,0 +1,141 @@
+"""Read a run back from its metrics file, and the few numbers a table shows of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from experiments.cli import RefusedError
+from experiments.metrics import VERSION, read_records
+from experiments.workdir import METRICS
+
+
+@dataclasses.dataclass(frozen=True)
+class RunLog:
+    """The records of one run, by kind, in order."""
+
+    name: str
+    header: dict[str, Any]
+    steps: list[dict[str, Any]]
+    evals: list[dict[str, Any]]
+    intervals: list[dict[str, Any]]
+    eval_count: np.ndarray
+    end: dict[str, Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """One run in numbers; losses in nats per token, None where nothing was measured.
+
+    Attributes:
+      loss, interval: last loss of the anchor, and half the width of its 95 % interval over the
+        evaluation documents (`document_interval`).
+      best: lowest loss of the anchor at any evaluation; best_step: where.
+      mean_loss: last loss of the mean of the regions.
+      bytes_sent: per region, the mean over regions.
+      compression: bytes of AllReduce (fp32 gradients, two-shot, every step) over `bytes_sent`.
+      tokens_per_second: median over the steps after the first interval (which compiles).
+      staleness: largest; participation: mean share of the regions in the exchanges.
+    """
+
+    name: str
+    method: str
+    step: int
+    complete: bool
+    loss: float | None
+    interval: float | None
+    best: float | None
+    best_step: int | None
+    mean_loss: float | None
+    tokens: int
+    seconds: float
+    bytes_sent: float
+    compression: float | None
+    tokens_per_second: float | None
+    staleness: int | None
+    participation: float | None
+
+
+def read_run(workdir: Path) -> RunLog:
+    """Read a run.
+
+    Raises:
+      RefusedError: no metrics there, or of another version of the schema.
+    """
+    path = workdir / METRICS
+    if not path.is_file():
+        raise RefusedError([f"{workdir}: no run lies there ({METRICS} is missing)"], "report")
+    records = read_records(path)
+    if not records or records[0]["kind"] != "header" or records[0]["version"] != VERSION:
+        fix = f"this program reads version {VERSION}"
+        raise RefusedError([f"{path} does not start with a known header: {fix}"], "report")
+    by_kind: dict[str, list] = {}
+    for record in records:
+        by_kind.setdefault(record["kind"], []).append(record)
+    return RunLog(
+        name=workdir.name,
+        header=records[0],
+        steps=by_kind.get("step", []),
+        evals=by_kind.get("eval", []),
+        intervals=by_kind.get("interval", []),
+        eval_count=np.array(by_kind["eval_set"][0]["count"] if "eval_set" in by_kind else []),
+        end=by_kind.get("end", [None])[-1],
+    )
+
+
+def summarise(run: RunLog) -> Summary:
+    """Count, average and compare; nothing here is not in the metrics file."""
+    last = run.end or (run.steps[-1] if run.steps else {})
+    steps = int(last.get("step", 0))
+    sent = float(np.mean(last.get("bytes_sent", [0])))
+    allreduce = run.header["allreduce_bytes_per_step"] * steps
+    evals = [e for e in run.evals if e["anchor"] is not None]
+    best = min(evals, key=lambda e: e["anchor"], default=None)
+    final = run.evals[-1] if run.evals else None
+    first = run.intervals[0]["step"] if run.intervals else 0
+    paces = [s["tokens_per_second"] for s in run.steps if s["step"] > first] or [
+        s["tokens_per_second"] for s in run.steps
+    ]
+    events = [event for step in run.steps for event in step["events"]]
+    stale = [max(e["staleness"]) for e in events if e["kind"] == "land"]
+    shares = [s["participation"] for s in run.steps if s["participation"] is not None]
+    return Summary(
+        name=run.name,
+        method=run.header["method"],
+        step=steps,
+        complete=run.end is not None,
+        loss=final and final["anchor"],
+        interval=final
+        and document_interval(np.array(final["document_sum"], float), run.eval_count),
+        best=best and best["anchor"],
+        best_step=best and best["step"],
+        mean_loss=final and final["mean_of_regions"],
+        tokens=int(last.get("tokens", 0)),
+        seconds=float(last.get("seconds", 0.0)),
+        bytes_sent=sent,
+        compression=allreduce / sent if sent else None,
+        tokens_per_second=float(np.median(paces)) if paces else None,
+        staleness=max(stale, default=None),
+        participation=float(np.mean(shares)) if shares else None,
+    )
+
+
+def document_interval(sum_D: np.ndarray, count_D: np.ndarray) -> float | None:
+    """Half the width of the 95 % interval of a loss per token over documents.
+
+    Documents are the units that were drawn, and tokens of one document are alike, so the loss is
+    the ratio of two sums over documents and its variance that of a ratio estimator (linearised):
+    D / (D - 1) sum_d (s_d - L c_d)^2 / (sum_d c_d)^2, with Student's t for D - 1. None with fewer
+    than two documents. It covers the choice of documents, not that of the seed.
+    """
+    documents = len(count_D)
+    if documents < 2 or not np.isfinite(sum_D).all():
+        return None
+    loss = sum_D.sum() / count_D.sum()
+    residual = ((sum_D - loss * count_D) ** 2).sum()
+    error = np.sqrt(documents / (documents - 1) * residual) / count_D.sum()
+    return float(special.stdtrit(documents - 1, 0.975) * error)

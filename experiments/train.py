@@ -1,0 +1,158 @@
+"""Train a model in several regions.
+
+    python -m experiments train --config=configs/diloco.py --config.steps=2000 --workdir=runs/a
+
+Every field of experiments/config.py can be overridden with --config.FIELD=VALUE. SIGTERM or SIGINT
+(Ctrl-C) finishes the step, saves, and exits with code 75; the same command then continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from experiments import compile_cache, report
+from experiments.assemble import Run, assemble
+from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.header import header
+from experiments.job import Job, abstract_params, resolve
+from experiments.loop import BEST, Loop
+from experiments.metrics import MetricsLog
+from experiments.progress import Display, open_display, size
+from experiments.workdir import CHECKPOINTS, METRICS, identity, write_config
+from lowcomm_jax.checkpoint import Checkpoints, DamagedError
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train as the command line says; returns the exit code."""
+    path, overrides, others = split_config(argv)
+    options = Flags()
+    options.text("workdir", None, "folder of the run (default runs/METHOD)")
+    options.text(
+        "compile_cache",
+        None,
+        "folder of compiled programs, or off (default: xla in the cache folder)",
+    )
+    options.switch("quiet", "no progress, only the report")
+    values = options.values
+    rest = parse_flags("train", others, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    if path is None:
+        raise RefusedError(["which method? give --config=configs/diloco.py (or another)"], "train")
+    config, problems = load_config(path, overrides)
+    problems += [f"unexpected argument {argument!r}" for argument in rest]
+    workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
+    try:
+        job = resolve(config, workdir)
+    except RefusedError as error:
+        raise RefusedError(problems + error.problems) from error
+    if problems:
+        raise RefusedError(problems)
+    compile_cache.enable(values.compile_cache)
+    console = Console()
+    complete = train(job, console, values.quiet)
+    if not complete:
+        console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
+        return EXIT_INTERRUPTED
+    report.show([job.workdir], console)
+    return 0
+
+
+def train(job: Job, console: Console, quiet: bool = False) -> bool:
+    """Train a job from its start or its newest checkpoint; returns whether it is complete.
+
+    Raises:
+      RefusedError: what only the corpus, the weights or the checkpoints could tell.
+    """
+    if not quiet:
+        console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
+    run = assemble(job)
+    write_config(job.workdir, job.config)
+    keep = job.config["checkpoint"]
+    checkpoints = Checkpoints(
+        job.workdir / CHECKPOINTS,
+        keep_last=keep["keep_last"],
+        keep_best=BEST if keep["keep_best"] else None,
+    )
+    with contextlib.closing(checkpoints):
+        restored = _restore(run, checkpoints)
+        if restored is not None and restored.extra["finished"]:
+            console.print(f"{job.workdir} is complete (step {restored.step})", highlight=False)
+            return True
+        step = 0 if restored is None else restored.step
+        if not quiet:
+            describe(run, step, console)
+        for damaged, reason in restored.skipped if restored else ():
+            console.print(f"checkpoint of step {damaged} is left out: {reason}", highlight=False)
+        state = run.engine.init(run.starting_params()) if restored is None else restored.state
+        display = open_display(console, job.steps, quiet)
+        with contextlib.closing(display):
+            return _loop(run, state, restored, checkpoints, display)
+
+
+def _loop(run: Run, state, restored, checkpoints: Checkpoints, display: Display) -> bool:
+    step = 0 if restored is None else restored.step
+    evaluator = run.evaluator()
+    with contextlib.closing(MetricsLog(run.job.workdir / METRICS, step if restored else -1)) as log:
+        if restored is None:
+            log.write([header(run, state), _eval_set(evaluator)])
+        else:
+            log.write([{"kind": "resume", "step": step}])
+        loop = Loop(run, state, evaluator, log, checkpoints, display)
+        if restored is not None:
+            loop.restore(restored.extra)
+        complete = loop.train()
+        checkpoints.wait()
+    return complete
+
+
+def _restore(run: Run, checkpoints: Checkpoints):
+    """The newest usable checkpoint, or None; the samples to come must be those it was saved for."""
+    try:
+        restored = checkpoints.restore(
+            run.engine, abstract_params(run.model), config=identity(run.job.config)
+        )
+    except (ValueError, DamagedError) as error:
+        raise RefusedError([str(error)], str(run.job.workdir)) from error
+    if restored is not None and restored.extra["data_identity"] != run.data.identity:
+        raise RefusedError(
+            ["the corpus has changed since the checkpoint: use another --workdir"],
+            str(run.job.workdir),
+        )
+    return restored
+
+
+def _eval_set(evaluator) -> dict:
+    return {
+        "kind": "eval_set",
+        "document": evaluator.document.tolist(),
+        "count": evaluator.count.tolist(),
+    }
+
+
+def describe(run: Run, step: int, console: Console) -> None:
+    """Say in a few lines what is about to be trained."""
+    job, summary = run.job, run.data.summary
+    devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    if job.mesh.size > 1:
+        devices += ", mesh " + ", ".join(f"{k} {v}" for k, v in job.mesh.shape.items())
+    lines = [
+        f"model    {run.model.param_count:,} parameters, {run.tokenizer.name} tokens, "
+        f"vocabulary {run.model.config.vocab_size}",
+        f"corpus   {summary['corpus']}: {summary['documents']:,} documents, "
+        f"{size(summary['bytes'])}, {summary['tokens']:,} tokens",
+        f"method   {job.method.name}, {job.regions} regions, {job.batch} x {job.data.seq_len} "
+        "tokens a region and step",
+        f"devices  {devices}",
+        f"run      {job.steps} steps, {job.steps * job.tokens_per_step:,} tokens, in {job.workdir}",
+    ]
+    if step:
+        lines.append(f"continues after step {step}")
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)

@@ -1,0 +1,59 @@
+"""The folder of a run: what lies where, and whose run it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CONFIG, METRICS, CHECKPOINTS, CURVES = "config.json", "metrics.jsonl", "checkpoints", "loss.png"
+# Sections that may change between the first start and a restart of the same run.
+_HOUSEKEEPING = ("log", "checkpoint")
+
+
+def identity(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a config that makes a run what it is."""
+    return {k: v for k, v in fields.items() if k not in _HOUSEKEEPING}
+
+
+def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:
+    """Why this folder cannot hold this run; empty when it is new, or holds the same run."""
+    if workdir.exists() and not workdir.is_dir():
+        return [f"--workdir={workdir} is a file: choose another"]
+    stored = workdir / CONFIG
+    if not stored.is_file():
+        if (workdir / METRICS).exists():
+            return [f"--workdir={workdir} holds {METRICS} but no {CONFIG}: choose another"]
+        return []
+    changed = differences(identity(read_config(workdir)), identity(fields))
+    if not changed:
+        return []
+    return [
+        f"--workdir={workdir} holds another run: choose another, or remove it. "
+        f"There and here differ: {'; '.join(changed)}"
+    ]
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Every field in which two configs differ, `name: there -> here`."""
+    found = []
+    for key in sorted({*there, *here}):
+        a, b = there.get(key), here.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key}: {a} -> {b}")
+    return found
+
+
+def read_config(workdir: Path) -> dict[str, Any]:
+    """The stored config of a run."""
+    return json.loads((workdir / CONFIG).read_text(encoding="utf-8"))
+
+
+def write_config(workdir: Path, fields: Mapping[str, Any]) -> None:
+    """Store the config of a run."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(fields, indent=1, sort_keys=True)
+    (workdir / CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,66 @@
+"""The smallest run that trains: one layer of width 16 on a few generated files."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+WORDS = [
+    "region",
+    "anchor",
+    "gradient",
+    "outer",
+    "inner",
+    "send",
+    "land",
+    "fragment",
+    "codec",
+    "clock",
+]
+
+
+def corpus(folder, files=24):
+    """Write a few short texts; returns the corpus spec."""
+    folder.mkdir()
+    for i in range(files):
+        draw = np.random.default_rng(i)
+        (folder / f"{i}.txt").write_text(" ".join(draw.choice(WORDS, size=60 + 20 * (i % 4))))
+    return f"text:{folder}"
+
+
+def arguments(root, *more):
+    """Command-line arguments of a tiny run over `corpus(root / "texts")`."""
+    return [
+        f"--config.data.corpus=text:{root / 'texts'}",
+        f"--config.data.cache_dir={root / 'cache'}",
+        "--config.data.val_fraction=0.3",
+        "--config.data.seq_len=32",
+        "--config.model.layers=1",
+        "--config.model.width=16",
+        "--config.model.heads=2",
+        "--config.model.kv_heads=1",
+        "--config.model.head_dim=8",
+        "--config.model.mlp_width=24",
+        "--config.regions=3",
+        "--config.batch=2",
+        "--config.mesh.region=1",
+        "--config.mesh.fsdp=1",
+        "--config.inner.warmup_steps=2",
+        "--config.eval.sequences=20",
+        "--config.eval.batch=8",
+        *more,
+    ]
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """`corpus(folder)` and `arguments(root, ...)` of a tiny run."""
+    return types.SimpleNamespace(corpus=corpus, arguments=arguments)
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """Training runs what users run: Optax promotes dtypes."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield

@@ -1,0 +1,191 @@
+"""Configs are checked as a whole, before any work starts."""
+
+import numpy as np
+import pytest
+
+from experiments.__main__ import main
+from experiments.cli import RefusedError, load_config
+from experiments.config import base, plain
+from experiments.job import resolve
+from experiments.methods import METHODS, make_codec, make_method
+from experiments.workdir import write_config
+from lowcomm_jax.optimizers import InnerConfig
+
+ONE_DEVICE = [("mesh.region", "1"), ("mesh.fsdp", "1")]
+KNOBS = {
+    "ddp": {},
+    "local_sgd": {"period": 7},
+    "diloco": {"period": 7},
+    "streaming_diloco": {"period": 7, "fragments": 3, "overlap": 2, "alpha": 0.3},
+    "eager_diloco": {"period": 7},
+    "delayed_diloco": {"period": 7},
+    "async_local_sgd": {"period": 7, "speeds": (1.0, 0.7)},
+    "cocodc": {"period": 7, "fragments": 3, "overlap": 2},
+}
+
+
+def refused(config, workdir):
+    with pytest.raises(RefusedError) as error:
+        resolve(config, workdir)
+    return str(error.value)
+
+
+def test_every_violation_in_one_message(tmp_path):
+    config = base("streaming_diloco", period=6, fragments=9, overlap=7, alpha=1.5)
+    config.steps = 0
+    config.batch = 6
+    config.accumulate = 4
+    config.participation = 0.0
+    config.weights = "0.5,0.5"
+    config.replicas = "loop"
+    config.frozen = ("no_such_leaf",)
+    config.mesh.region, config.mesh.fsdp = 3, 1
+    config.method.outer = "adam"
+    config.inner.b1 = 1.0
+    config.model.heads = 3
+    config.data.corpus = "nowhere"
+    config.data.seq_len = 512
+    config.data.alpha = -1.0
+    config.guards.outlier_factor = 0.5
+    config.eval.sequences = 0
+    config.checkpoint.every = -1
+    (tmp_path / "metrics.jsonl").touch()
+    text = refused(config, tmp_path)
+    for part in (
+        "steps=0",
+        "accumulate=4",
+        "participation=0.0",
+        "weights='0.5,0.5'",
+        "replicas='loop'",
+        "does not divide over 3 region slots",
+        "method.outer.name='adam'",
+        "inner.b1=1.0",
+        "heads=3",
+        "data.corpus='nowhere'",
+        "data.alpha=-1.0",
+        "guards.outlier_factor=0.5",
+        "eval.sequences=0",
+        "checkpoint.every=-1",
+        "config.json",
+    ):
+        assert part in text, part
+
+
+def test_method_and_fragments_are_checked_on_the_parameters(tmp_path):
+    config = base("streaming_diloco", period=30, fragments=9, overlap=40, alpha=0.3)
+    config.mesh.region, config.mesh.fsdp = 1, 1
+    config.frozen = ("blocks/0", "no_such_leaf")
+    config.data.seq_len = 512
+    text = refused(config, tmp_path)
+    assert "fragments=9: the parameters have only 5 units" in text  # 3 blocks, table, norm
+    assert "overlap=40 >= period=30" in text
+    assert "'no_such_leaf' matches no parameter" in text
+    assert "data.seq_len=512" in text
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_keyword_of_a_factory_is_a_field(name):
+    config = base(name, **KNOBS[name])
+    method, problems = make_method(plain(config.method))
+    assert not problems and method.name == name
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_has_a_config_file(name, tmp_path):
+    config, problems = load_config(f"configs/{name}.py", ONE_DEVICE)
+    assert not problems
+    assert resolve(config, tmp_path).method.name == name
+
+
+def test_unknown_knobs_are_named_with_a_suggestion(tmp_path):
+    text = refused(base("diloco", period=7, fragmens=3), tmp_path)
+    assert "method.fragmens=3: diloco has no such setting" in text
+    outer = {"name": "nesterov", "momentun": 0.3}
+    assert "did you mean momentum?" in refused(base("diloco", period=7, outer=outer), tmp_path)
+    assert "period is missing" in refused(base("diloco"), tmp_path)
+
+
+def test_codecs_by_name():
+    assert make_codec(None) is None
+    method, problems = make_method({"name": "diloco", "period": 4, "codec": "int4"})
+    assert not problems and method.codec.nbytes({"w": np.zeros((3, 128), np.float32)}) < 4 * 3 * 128
+    _, problems = make_method({"name": "diloco", "period": 4, "codec": "int5"})
+    assert "int4" in problems[0] and "int5" in problems[0]
+
+
+def test_types_and_unknown_fields(tmp_path):
+    config = base("diloco", period=7)
+    with config.unlocked():
+        config.surprise = 1
+        del config.batch
+    config.steps = None
+    text = refused(config, tmp_path)
+    for part in ("surprise: unknown field", "batch is missing", "steps=None: must be of type int"):
+        assert part in text
+
+
+def test_overrides_are_checked_together(capsys, tmp_path):
+    code = main(
+        [
+            "train",
+            "--config=configs/diloco.py",
+            "--config.stpes=3",
+            "--config.batch=many",
+            "--config.tokens=12",
+            f"--workdir={tmp_path / 'run'}",
+        ]
+    )
+    printed = capsys.readouterr().err
+    assert code == 2
+    assert "did you mean steps?" in printed
+    assert "--config.batch=many" in printed
+    assert "steps=600 and tokens=12: give one" in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_tokens_in_place_of_steps(tmp_path):
+    changes = [("steps", "0"), ("tokens", "50000"), ("inner.warmup_steps", "5")]
+    config, problems = load_config("diloco", [*changes, *ONE_DEVICE])
+    assert not problems
+    assert resolve(config, tmp_path).steps == 25  # 4 regions x 4 sequences x 128 tokens a step
+
+
+def test_a_workdir_belongs_to_one_run(tmp_path):
+    config = base("diloco", period=7)
+    config.mesh.region, config.mesh.fsdp = 1, 1
+    write_config(tmp_path, resolve(config, tmp_path).config)
+    config.log.every = 3
+    resolve(config, tmp_path)
+    config.method.period, config.seed = 8, 5
+    text = refused(config, tmp_path)
+    assert "method.period: 7 -> 8" in text and "seed: 0 -> 5" in text
+
+
+def test_optional_fields_are_switched_off_with_none():
+    config, problems = load_config(
+        "diloco", [("inner.clip_norm", "None"), ("model.width", "64"), ("model.width", "None")]
+    )
+    assert not problems and config.inner.clip_norm is None and config.model.width is None
+
+
+def test_the_inner_section_is_the_optimizers_config():
+    assert InnerConfig(**plain(base("ddp"))["inner"]).learning_rate == 2e-3
+
+
+@pytest.mark.parametrize(
+    "arguments,part",
+    [
+        (["trian"], "did you mean train?"),
+        (["train", "--config=diloca"], "did you mean diloco?"),
+        (["train", "--config=diloco:huge"], "use nano or published"),
+        (["train", "--config=diloco", "--workdri=x"], "did you mean --workdir?"),
+        (["train"], "--config=configs/diloco.py"),
+        (["report"], "which runs?"),
+        (["sample", "--count=0"], "2 problems"),
+        (["sample", "--workdir=nowhere"], "no run lies there"),
+        (["export"], "--output is missing"),
+    ],
+)
+def test_one_clear_error(arguments, part, capsys):
+    assert main(arguments) == 2
+    assert part in capsys.readouterr().err

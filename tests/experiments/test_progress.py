@@ -1,0 +1,69 @@
+"""What a person sees."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from experiments.__main__ import available, main
+from experiments.progress import Now, duration, open_display, size
+
+NOW = Now(
+    step=20,
+    steps=300,
+    loss=2.34567,
+    eval_loss=None,
+    tokens_per_second=12345.6,
+    bytes_sent=5.95e6,
+    seconds_left=None,
+)
+
+
+@pytest.mark.parametrize(
+    "count,text",
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (5.95e6, "5.95 MB"), (3e15, "3e+03 TB")],
+)
+def test_size(count, text):
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    "seconds,text",
+    [(59.4, "59 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_lines(terminal):
+    stream = io.StringIO()
+    display = open_display(Console(file=stream, force_terminal=terminal, width=80), 300, False)
+    display.update(NOW)
+    later = Now(**{**vars(NOW), "step": 40, "eval_loss": 2.5, "seconds_left": 61.0})
+    display.update(later)
+    display.close()
+    shown = stream.getvalue()
+    assert "40/300" in shown and "eval 2.500" in shown and "1 min 01 s left" in shown
+    assert "12,346 tokens/s  5.95 MB sent/region" in shown
+    plain = "step 20/300  loss 2.346  12,346 tokens/s  5.95 MB sent/region\n"
+    assert (plain in shown) is not terminal
+
+
+def test_quiet_shows_nothing():
+    stream = io.StringIO()
+    display = open_display(Console(file=stream), 300, quiet=True)
+    display.update(NOW)
+    display.close()
+    assert stream.getvalue() == ""
+
+
+def test_help_lists_the_commands_that_exist(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert {"quick", "train", "report", "sample", "export"} <= set(available())
+    for name, about in available().items():
+        assert f"{name:8} {about}" in shown and about
+    for name in ("train", "report", "sample", "export", "quick"):
+        assert main([name, "--help"]) == 0
+        assert "--help" in capsys.readouterr().out

@@ -1,0 +1,83 @@
+"""A run interrupted by SIGTERM and started again writes the metrics of one that ran through."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from experiments.metrics import read_records
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TIMING = ("seconds", "tokens_per_second", "time")
+STEPS = 900
+
+
+def start(tiny, root, workdir):
+    arguments = tiny.arguments(
+        root,
+        "--config=streaming_diloco",
+        f"--config.steps={STEPS}",
+        "--config.method.period=8",
+        "--config.method.fragments=2",
+        "--config.method.overlap=3",
+        "--config.participation=0.8",
+        "--config.log.every=10",
+        "--config.eval.every=500",
+        "--config.checkpoint.every=400",
+        f"--workdir={workdir}",
+        f"--compile_cache={root / 'compiled'}",
+    )
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments", "train", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "XLA_FLAGS": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_steps(metrics, count, process):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if metrics.is_file() and metrics.read_text().count('"kind":"step"') >= count:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no {count} steps were logged: {process.communicate()[0]}")
+
+
+def comparable(path):
+    records = [r for r in read_records(path) if r["kind"] not in ("resume", "interval")]
+    return [{k: v for k, v in r.items() if k not in TIMING} for r in records]
+
+
+def test_interrupted_equals_uninterrupted(tiny, tmp_path):
+    tiny.corpus(tmp_path / "texts")
+    broken = start(tiny, tmp_path, tmp_path / "broken")
+    wait_for_steps(tmp_path / "broken" / "metrics.jsonl", 20, broken)
+    broken.send_signal(signal.SIGTERM)
+    output, _ = broken.communicate(timeout=60)
+    assert broken.returncode == EXIT_INTERRUPTED, output
+    assert "run the same command to continue" in output
+    done = len(
+        [r for r in read_records(tmp_path / "broken" / "metrics.jsonl") if r["kind"] == "step"]
+    )
+    assert 20 <= done < STEPS
+    again, whole = (
+        start(tiny, tmp_path, tmp_path / "broken"),
+        start(tiny, tmp_path, tmp_path / "whole"),
+    )
+    for process in (again, whole):
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+    got, want = (comparable(tmp_path / name / "metrics.jsonl") for name in ("broken", "whole"))
+    assert [r.get("step") for r in got] == [r.get("step") for r in want]
+    assert got == want
+    assert any(r.get("participation") not in (None, 1.0) for r in got)
+    resumed = [
+        r for r in read_records(tmp_path / "broken" / "metrics.jsonl") if r["kind"] == "resume"
+    ]
+    assert [r["step"] for r in resumed] == [done]

@@ -1,0 +1,168 @@
+"""A tiny run from the command line: metrics, report, samples, export, and a second start."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.__main__ import main
+from experiments.metrics import VERSION, read_records
+from experiments.report import table
+from experiments.runlog import document_interval, read_run, summarise
+
+STEPS, PERIOD, REGIONS = 23, 4, 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny):
+    root = tmp_path_factory.mktemp("run")
+    tiny.corpus(root / "texts")
+    with jax.numpy_dtype_promotion("standard"):
+        assert main(["train", *command(tiny, root), "--compile_cache=off"]) == 0
+    return root
+
+
+def command(tiny, root):
+    return tiny.arguments(
+        root,
+        "--config=diloco",
+        f"--config.steps={STEPS}",
+        f"--config.method.period={PERIOD}",
+        "--config.log.every=5",
+        "--config.eval.every=10",
+        "--config.eval.per_region=True",
+        "--config.checkpoint.every=10",
+        f"--workdir={root / 'run'}",
+        "--quiet",
+    )
+
+
+@pytest.fixture(scope="module")
+def records(folder):
+    return read_records(folder / "run" / "metrics.jsonl")
+
+
+def of(records, kind):
+    return [r for r in records if r["kind"] == kind]
+
+
+def test_the_schema(records):
+    header, eval_set = records[0], records[1]
+    assert header["kind"] == "header" and header["version"] == VERSION
+    assert header["method"] == "diloco" and header["config"]["method"]["period"] == PERIOD
+    assert header["tokens_per_step"] == REGIONS * 2 * 32
+    assert header["fragment_bytes"] == [4 * header["trained_params"]]
+    assert len(header["data"]["corpus_digest"]) == 64 and "jax" in header["versions"]
+    assert len(eval_set["document"]) == len(eval_set["count"]) >= 2
+    steps = of(records, "step")
+    assert [s["step"] for s in steps] == list(range(1, STEPS + 1))
+    for step in steps:
+        for name in ("loss", "ce", "accuracy", "grad_norm", "bytes_sent", "bytes_received"):
+            assert len(step[name]) == REGIONS and np.isfinite(step[name]).all(), name
+        assert step["loss_mean"] == pytest.approx(np.mean(step["loss"]))
+        at_boundary = step["step"] % PERIOD == 0
+        assert [e["kind"] for e in step["events"]] == (["send", "land"] if at_boundary else [])
+        assert (step["disagreement"] or 0) > 0 if at_boundary else step["disagreement"] is None
+        assert step["participation"] == (1.0 if at_boundary else None)
+    # The last sequence of a shard is short: a few of its places count no token.
+    places = STEPS * header["tokens_per_step"]
+    assert 0.95 * places < steps[-1]["tokens"] < places
+    seconds = [s["seconds"] for s in steps]
+    assert seconds == sorted(seconds)
+    # Chunks end at log intervals and wherever something else is due.
+    assert sum(i["steps"] for i in of(records, "interval")) == STEPS
+    assert set(of(records, "interval")[0]["phases"]) == {
+        "data",
+        "dispatch",
+        "wait",
+        "eval",
+        "checkpoint",
+    }
+
+
+def test_evaluations(records):
+    evals = of(records, "eval")
+    assert [(e["step"], e["final"]) for e in evals] == [
+        (0, False),
+        (10, False),
+        (20, False),
+        (STEPS, True),
+    ]
+    count = sum(records[1]["count"])
+    for e in evals:
+        assert len(e["regions"]) == REGIONS
+        assert e["anchor"] == pytest.approx(sum(e["document_sum"]) / count, rel=1e-5)
+    start, final = evals[0], evals[-1]
+    assert start["anchor"] == pytest.approx(np.log(320), abs=0.3)
+    assert final["anchor"] < start["anchor"] - 0.5
+    # In step 10 the regions have left the anchor; after the last synchronisation all agree.
+    assert abs(evals[1]["mean_of_regions"] - evals[1]["anchor"]) > 1e-6
+    assert final["regions"] == pytest.approx([final["anchor"]] * REGIONS, rel=1e-6)
+
+
+def test_the_reports_arithmetic(folder, records):
+    summary = summarise(read_run(folder / "run"))
+    header, end, final = records[0], of(records, "end")[0], of(records, "eval")[-1]
+    rounds = STEPS // PERIOD + 1  # and the last synchronisation
+    sent = round(2 * 4 * header["trained_params"] * (REGIONS - 1) / REGIONS)
+    assert end["bytes_sent"] == [rounds * sent] * REGIONS
+    assert summary.bytes_sent == rounds * sent
+    assert header["allreduce_bytes_per_step"] == sent
+    assert summary.compression == pytest.approx(STEPS / rounds)
+    assert (summary.step, summary.complete) == (STEPS, True)
+    assert summary.loss == final["anchor"] and summary.best == min(
+        e["anchor"] for e in of(records, "eval")
+    )
+    assert summary.interval == document_interval(
+        np.array(final["document_sum"]), np.array(records[1]["count"])
+    )
+    assert summary.tokens == of(records, "step")[-1]["tokens"]
+    assert summary.staleness == 0 and summary.participation == 1.0
+    console = Console(width=80, record=True)
+    console.print(table([summary, summary]))
+    shown = console.export_text()
+    assert f"{summary.loss:.4f} ± {summary.interval:.3f}" in shown
+    assert f"{STEPS / rounds:.3g}x" in shown
+
+
+def test_the_picture_and_the_report_command(folder, capsys):
+    assert (folder / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    run = str(folder / "run")
+    assert main(["report", run, run, f"--png={folder / 'both.png'}"]) == 0
+    assert "both.png" in capsys.readouterr().out
+    assert (folder / "both.png").stat().st_size > 10_000
+
+
+def test_a_second_start_shows_the_complete_run(tiny, folder, records, capsys):
+    assert main(["train", *command(tiny, folder), "--compile_cache=off"]) == 0
+    assert "is complete" in capsys.readouterr().out
+    assert read_records(folder / "run" / "metrics.jsonl") == records
+
+
+def test_samples_continue_the_prompt(folder, capsys):
+    run = f"--workdir={folder / 'run'}"
+    assert main(["sample", run, "--prompt=regi", "--length=9", "--seed=3"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("regi")
+    assert main(["sample", run, "--prompt=regi", "--length=9", "--seed=3"]) == 0
+    assert capsys.readouterr().out == first
+    assert main(["sample", run, "--length=9000"]) == 2
+    assert "max_seq_len" in capsys.readouterr().err
+
+
+def test_export_and_start_from_it(tiny, folder, capsys):
+    out = folder / "exported"
+    assert main(["export", f"--workdir={folder / 'run'}", f"--output={out}"]) == 0
+    assert json.loads((out / "config.json").read_text())["hidden_size"] == 16
+    final = of(read_records(folder / "run" / "metrics.jsonl"), "eval")[-1]["anchor"]
+    for start in (out, folder / "run"):
+        arguments = [a for a in command(tiny, folder) if "workdir" not in a and "steps" not in a]
+        again = folder / f"from_{start.name}"
+        extra = [f"--config.model.init_from={start}", "--config.steps=1", f"--workdir={again}"]
+        extra.append("--config.inner.warmup_steps=0")
+        assert main(["train", *arguments, *extra, "--compile_cache=off"]) == 0
+        started = of(read_records(again / "metrics.jsonl"), "eval")[0]["anchor"]
+        assert started == pytest.approx(final, rel=1e-5)
+    capsys.readouterr()

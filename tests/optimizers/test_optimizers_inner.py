@@ -1,0 +1,177 @@
+"""Inner optimizers against rules written out in NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lowcomm_jax as lc
+from lowcomm_jax.optimizers import InnerConfig, kind_of, learning_rate, make_optimizer
+
+STEPS = 40
+
+
+def params():
+    draw = np.random.default_rng(3)
+
+    def make(*shape):
+        return jnp.asarray(draw.normal(size=shape), jnp.float32)
+
+    return {
+        "embedding": {"table": make(7, 4)},
+        "blocks": {0: {"norm": {"scale": make(4)}, "up": {"kernel": make(4, 6)}}},
+        "head": {"kernel": make(4, 7)},
+        "frozen": None,
+    }
+
+
+def updates(config, grads, count=1):
+    rule, tree = make_optimizer(config, STEPS), params()
+    state = rule.init(tree)
+    for _ in range(count):
+        out, state = rule.update(grads, state, tree)
+    return out
+
+
+def test_decay_reaches_matrices_only():
+    zero = jax.tree.map(jnp.zeros_like, params())
+    config = InnerConfig(weight_decay=0.3, warmup_steps=0, schedule="constant")
+    out = updates(config, zero)
+    kernel = params()["blocks"][0]["up"]["kernel"]
+    np.testing.assert_allclose(out["blocks"][0]["up"]["kernel"], -1e-3 * 0.3 * kernel, rtol=1e-5)
+    assert not out["embedding"]["table"].any()
+    assert not out["blocks"][0]["norm"]["scale"].any()
+    assert out["head"]["kernel"].any()
+    with_tables = updates(dataclasses.replace(config, decay_embeddings=True), zero)
+    assert with_tables["embedding"]["table"].any()
+    assert out["frozen"] is None
+
+
+def test_adamw_is_the_textbook_rule():
+    config = InnerConfig(
+        learning_rate=0.02, warmup_steps=3, weight_decay=0.2, clip_norm=0.7, schedule="constant"
+    )
+    grads = jax.tree.map(lambda x: 0.3 * x + 0.1, params())
+    out = updates(config, grads, count=2)
+    leaves = [np.asarray(g, np.float64) for g in jax.tree.leaves(grads)]
+    clip = min(1.0, 0.7 / np.sqrt(sum((g**2).sum() for g in leaves)))
+    g = clip * np.asarray(grads["head"]["kernel"], np.float64)
+    m = (0.9 * 0.1 + 0.1) * g / (1 - 0.9**2)
+    v = (0.95 * 0.05 + 0.05) * g**2 / (1 - 0.95**2)
+    want = m / (np.sqrt(v) + 1e-8) + 0.2 * np.asarray(params()["head"]["kernel"], np.float64)
+    np.testing.assert_allclose(out["head"]["kernel"], -0.02 * (2 / 3) * want, rtol=2e-5)
+
+
+def test_muon_moves_matrices_by_an_orthogonal_step():
+    config = InnerConfig(
+        optimizer="muon", learning_rate=0.05, warmup_steps=0, weight_decay=0.0, schedule="constant"
+    )
+    grads = jax.tree.map(lambda x: x - 0.2, params())
+    out = updates(config, grads)
+    moved = np.asarray(out["blocks"][0]["up"]["kernel"])
+    singular = np.linalg.svd(moved, compute_uv=False) / (0.05 * 0.2 * np.sqrt(6))
+    # Newton-Schulz with these coefficients brings singular values near 1, not to 1.
+    assert (singular > 0.6).all() and (singular < 1.3).all()
+    adamw = updates(dataclasses.replace(config, optimizer="adamw"), grads)
+    for path in (("embedding", "table"), ("head", "kernel")):
+        np.testing.assert_allclose(out[path[0]][path[1]], adamw[path[0]][path[1]], rtol=1e-6)
+
+
+def test_muon_takes_stacked_layers_one_by_one():
+    config = InnerConfig(optimizer="muon", warmup_steps=0, weight_decay=0.1, clip_norm=None)
+    kernel = params()["blocks"][0]["up"]["kernel"]
+    stack = {"blocks": {"up": {"kernel": jnp.stack([kernel, 2.0 * kernel[::-1]])}}}
+    single = [{"blocks": {"up": {"kernel": k}}} for k in stack["blocks"]["up"]["kernel"]]
+    rule = make_optimizer(config, STEPS, stacked=("blocks",))
+    together, _ = rule.update(stack, rule.init(stack), stack)
+    for i, one in enumerate(single):
+        alone = make_optimizer(config, STEPS)
+        want, _ = alone.update(one, alone.init(one), one)
+        np.testing.assert_allclose(
+            together["blocks"]["up"]["kernel"][i], want["blocks"]["up"]["kernel"], rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    "schedule,shares",
+    [
+        ("cosine", {0: 0.1, 9: 1.0, 25: 0.55 + 0.45 * np.cos(np.pi / 2), 40: 0.1}),
+        ("wsd", {0: 0.1, 20: 1.0, 32: 1.0, 36: 0.55, 40: 0.1}),
+        ("constant", {0: 0.1, 9: 1.0, 40: 1.0}),
+    ],
+)
+def test_schedules(schedule, shares):
+    config = InnerConfig(learning_rate=0.3, schedule=schedule, warmup_steps=10)
+    rate = learning_rate(config, STEPS)
+    got = np.asarray(rate(np.array(list(shares))))
+    np.testing.assert_allclose(got, 0.3 * np.array(list(shares.values())), rtol=1e-5)
+
+
+def test_kinds():
+    shape = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+    assert kind_of("embedding/table", shape) == "embedding"
+    assert kind_of("lm_head/kernel", shape) == "head"
+    assert kind_of("blocks/0/attention/heads/kernel", shape) == "matrix"
+    assert kind_of("blocks/norm/scale", shape, stacked=("blocks",)) == "vector"
+
+
+def test_all_violations_at_once():
+    config = InnerConfig(
+        optimizer="adam",
+        schedule="linear",
+        learning_rate=-1.0,
+        b2=1.0,
+        final_fraction=2.0,
+        weight_decay=-0.1,
+        clip_norm=0.0,
+        warmup_steps=50,
+        muon_steps=0,
+    )
+    with pytest.raises(ValueError) as error:
+        make_optimizer(config, STEPS)
+    for name in (
+        "optimizer='adam'",
+        "schedule='linear'",
+        "learning_rate",
+        "b2",
+        "final_fraction",
+        "weight_decay",
+        "clip_norm",
+        "warmup_steps=50",
+        "muon_steps",
+    ):
+        assert name in str(error.value)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_trains_in_the_engine_with_a_frozen_leaf(optimizer):
+    def loss_fn(p, batch, rng):
+        del rng
+        hidden = batch["x"] @ p["up"]["kernel"] * p["scale"][None] + p["shift"][None]
+        return jnp.mean((hidden - batch["y"]) ** 2)
+
+    draw = np.random.default_rng(0)
+    tree = {
+        "up": {"kernel": jnp.asarray(draw.normal(size=(5, 3)), jnp.float32)},
+        "scale": jnp.ones(3),
+        "shift": jnp.zeros(3),
+    }
+    engine = lc.Engine(
+        loss_fn,
+        make_optimizer(InnerConfig(optimizer=optimizer, learning_rate=0.1, warmup_steps=0), 30),
+        lc.methods.local_sgd(5),
+        regions=2,
+        mesh=lc.make_mesh(devices=jax.devices()[:1]),
+        roles=lambda name, leaf: "frozen" if name == "shift" else "train",
+    )
+    x = draw.normal(size=(2, 8, 5)).astype(np.float32)
+    batch = {"x": x, "y": x @ draw.normal(size=(5, 3)).astype(np.float32)}
+    state, history = engine.run(engine.init(tree), [batch] * 30)
+    assert history["loss"][-1].mean() < 0.3 * history["loss"][0].mean()
+    assert not np.asarray(lc.global_params(state)["shift"]).any()
+    assert jax.tree.structure(optax.tree.zeros_like(tree)) == jax.tree.structure(
+        lc.global_params(state)
+    )
