@@ -1,0 +1,1 @@
+"""Comparisons: one file a question, for `python -m experiments compare`."""

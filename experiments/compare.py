@@ -1,0 +1,78 @@
+"""Compare methods: variants x seeds at equal tokens, with intervals and paired differences.
+
+    python -m experiments compare --config=configs/compare/cocodc_vs_streaming.py --workdir=runs/b
+
+Run k of a variant lies in WORKDIR/VARIANT/seedK. Interrupted (Ctrl-C or SIGTERM: exit code 75) or
+failed (exit code 1), the same command continues: complete runs are kept, half ones go on. Writes
+compare.json and compare.png into WORKDIR. Fields: experiments/compare_config.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments import compile_cache
+from experiments.compare_plan import Comparison, plan
+from experiments.compare_result import collect
+from experiments.compare_runs import run_all, terminations_interrupt
+from experiments.compare_show import picture, show
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+
+EXIT_FAILED = 1
+RESULT, PICTURE = "compare.json", "compare.png"
+
+
+def main(config: Any, workdir: str | Path, console: Console | None = None) -> int:
+    """Train what is missing, then show and write the result.
+
+    Args:
+      config: made by `compare_config.comparison`.
+      workdir: folder of the comparison, made if missing.
+      console: where everything is printed; None = standard output.
+
+    Returns:
+      The exit code: 0, 1 when runs failed (named at the end), 75 when a signal ended it.
+
+    Raises:
+      RefusedError: every violation of the config, before any work starts.
+    """
+    console = console or Console()
+    if config["parallel"] > 1:
+        # This process only waits: it must not take the memory that the runs need.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    with terminations_interrupt():
+        try:
+            comparison = plan(config, workdir)
+            compile_cache.enable(comparison.compile_cache)
+            describe(comparison, console)
+            complete = run_all(comparison, console)
+        except KeyboardInterrupt:
+            complete = False
+    if not complete:
+        text = f"interrupted; run the same command to continue ({workdir})"
+        console.print(text, highlight=False, soft_wrap=True)
+        return EXIT_INTERRUPTED
+    result = collect(comparison)
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    (comparison.workdir / RESULT).write_text(text, encoding="utf-8")
+    picture(result, comparison.workdir / PICTURE)
+    show(result, console)
+    files = f"written: {comparison.workdir / RESULT}, {comparison.workdir / PICTURE}"
+    console.print(files, highlight=False, soft_wrap=True)
+    return EXIT_FAILED if result["failures"] else 0
+
+
+def describe(comparison: Comparison, console: Console) -> None:
+    """Say what is about to be trained."""
+    comparison.workdir.mkdir(parents=True, exist_ok=True)
+    console.print(
+        f"{len(comparison.variants)} variants x {len(comparison.seeds)} seeds = "
+        f"{len(comparison.runs)} runs, {comparison.parallel} at once, in {comparison.workdir}",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,74 @@
+"""Every setting of a comparison, with its default.
+
+A file in configs/compare/ calls `comparison(...)`; the command line overrides any field:
+`--config.seeds="(0,1)" --config.parallel=2 --config.common.steps=100`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+
+def comparison(
+    variants: Mapping[str, Mapping[str, Any]] | None = None,
+    baseline: str | None = None,
+    **changes: Any,
+) -> ConfigDict:
+    """The config of a comparison.
+
+    Args:
+      variants: name -> `variant(...)`; a name is also the name of a folder. Their order is that of
+        the alphabet (as in every ConfigDict); a panel shows its own in the order it gives.
+      baseline: the variant that the others are held against.
+      changes: any other field, see below.
+    """
+    config = ConfigDict()
+    config.seeds = (0, 1, 2)  # every variant is trained once with each
+    config.baseline = baseline or config_dict.placeholder(str)
+    config.target = config_dict.placeholder(float)  # loss; None = the baseline's worst final one
+    config.parallel = 1  # runs at once, each in its own process if more than one
+    config.keep_checkpoints = True  # of finished runs
+    config.compile_cache = config_dict.placeholder(str)  # folder, off, or None = the user's cache
+    config.common = {}  # fields of the train config that all variants share
+    config.variants = variants or {}
+    config.panels = {}  # key -> `panel(...)`, in order of the keys; empty = one of everything
+    # Size name -> fields that replace those above (common, variants, panels, baseline, target).
+    config.size = config_dict.placeholder(str)
+    config.sizes = {}
+    for key, value in changes.items():
+        config[key] = value
+    return config.lock()
+
+
+def variant(config: str, **changes: Any) -> dict[str, Any]:
+    """A train config and what differs from it.
+
+    Args:
+      config: a file in configs/ or its bare name, `diloco`, `configs/cocodc.py:published`.
+      changes: fields of the train config; sections are dicts and are merged into the config's.
+        A rule of another name replaces the config's rule (`outer={"name": "sgd"}`).
+    """
+    return {"config": config, "set": changes}
+
+
+def panel(
+    title: str, variants: tuple[str, ...], baseline: str | None = None, equal_bytes: bool = False
+) -> dict[str, Any]:
+    """One table and one plot.
+
+    Args:
+      title: its heading.
+      variants: those it shows, in this order.
+      baseline: what the differences are taken from; None = the comparison's.
+      equal_bytes: its variants of several regions are meant to send equally much, which is checked
+        on what they sent.
+    """
+    return {
+        "title": title,
+        "variants": tuple(variants),
+        "baseline": baseline,
+        "equal_bytes": equal_bytes,
+    }

@@ -1,0 +1,158 @@
+"""What a comparison found, from the metrics files of its runs: the content of compare.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.cli import RefusedError
+from experiments.compare_plan import Comparison, Panel
+from experiments.compare_runs import error_of, finished
+from experiments.compare_stats import Estimate, estimate, paired, paired_share, steps_to
+from experiments.runlog import RunLog, read_run
+
+VERSION = 1
+# Equal bytes: at most this share apart. Fragments need a last synchronisation that DiLoCo, whose
+# last round ends with the run, does not.
+BYTES_TOLERANCE = 0.1
+
+Logs = dict[str, dict[int, RunLog]]  # variant -> seed -> run
+
+
+def collect(comparison: Comparison) -> dict[str, Any]:
+    """Count, average and compare; nothing here is not in the metrics files.
+
+    Raises:
+      RefusedError: the runs were not evaluated on the same documents.
+    """
+    logs: Logs = {name: {} for name in comparison.variants}
+    failures = []
+    for run in comparison.runs:
+        if finished(run.workdir):
+            logs[run.variant][run.seed] = read_run(run.workdir)
+        else:
+            error = error_of(run.workdir) or "not complete"
+            failures.append({"variant": run.variant, "seed": run.seed, "error": error})
+    _same_documents(logs)
+    target = _target(comparison, logs)
+    variants = {name: _variant(runs, comparison.seeds, target) for name, runs in logs.items()}
+    return {
+        "version": VERSION,
+        "seeds": list(comparison.seeds),
+        "baseline": comparison.baseline,
+        "target": target,
+        "target_from": "config" if comparison.target is not None else "baseline",
+        "failures": failures,
+        "variants": variants,
+        "panels": [_panel(panel, variants) for panel in comparison.panels],
+        "config": comparison.config,
+    }
+
+
+def _same_documents(logs: Logs) -> None:
+    runs = [(f"{n} seed {s}", log) for n, by_seed in logs.items() for s, log in by_seed.items()]
+    judged = [(log.header["data"]["corpus_digest"], log.eval_count.tolist()) for _, log in runs]
+    other = [name for (name, _), found in zip(runs, judged) if found != judged[0]]
+    if other:
+        fix = "remove their folders and run again"
+        problem = f"the corpus has changed between the runs; other than {runs[0][0]}: "
+        raise RefusedError([f"{problem}{', '.join(other)}: {fix}"], "cannot compare")
+
+
+def _target(comparison: Comparison, logs: Logs) -> float | None:
+    """The loss to reach: the config's, or the baseline's highest final one over its seeds."""
+    if comparison.target is not None:
+        return comparison.target
+    finals = [run.evals[-1]["anchor"] for run in logs[comparison.baseline].values()]
+    return max((loss for loss in finals if loss is not None), default=None)
+
+
+def _variant(runs: Mapping[int, RunLog], seeds: Sequence[int], target: float | None) -> dict:
+    """One variant: every seed, then the means over those that are complete."""
+    rows = {str(seed): _run(runs[seed], target) for seed in seeds if seed in runs}
+    reached = [row["steps_to_target"] for row in rows.values()]
+    first = next(iter(runs.values()), None)
+    return {
+        "method": first and first.header["method"],
+        "regions": first and first.header["regions"],
+        "steps": first and first.header["steps"],
+        "runs": rows,
+        "loss": _plain(estimate([row["loss"] for row in rows.values()])),
+        "tokens": _mean([row["tokens"] for row in rows.values()]),
+        "bytes_sent": _mean([row["bytes_sent"] for row in rows.values()]),
+        "steps_to_target": {
+            **_plain(estimate(reached)),
+            "not_reached": sum(steps is None for steps in reached),
+        },
+        "curve": _curve(list(runs.values())),
+    }
+
+
+def _run(run: RunLog, target: float | None) -> dict[str, Any]:
+    return {
+        "loss": run.evals[-1]["anchor"],
+        "tokens": run.end["tokens"],
+        "bytes_sent": float(np.mean(run.end["bytes_sent"])),
+        "steps_to_target": None if target is None else steps_to(run.evals, target),
+        "seconds": run.end["seconds"],
+    }
+
+
+def _curve(runs: Sequence[RunLog]) -> list[dict[str, Any]]:
+    """The anchor's evaluation loss over the run: all seeds are evaluated at the same steps."""
+    points = []
+    for records in zip(*(run.evals for run in runs)):
+        losses = _plain(estimate([record["anchor"] for record in records]))
+        tokens = _mean([record["tokens"] for record in records])
+        points.append({"step": records[0]["step"], "tokens": tokens, **losses})
+    return points
+
+
+def _panel(panel: Panel, variants: Mapping[str, dict]) -> dict[str, Any]:
+    base = variants[panel.baseline]
+    rows = {}
+    for name in panel.variants:
+        here = variants[name]
+        loss = paired(_column(here, "loss"), _column(base, "loss"))
+        steps = paired_share(_column(here, "steps_to_target"), _column(base, "steps_to_target"))
+        rows[name] = {"loss": _difference(loss), "steps_to_target": _difference(steps)}
+    return {
+        "title": panel.title,
+        "baseline": panel.baseline,
+        "differences": rows,
+        "equal_bytes": panel.equal_bytes,
+        "other_bytes": _other_bytes(panel, variants) if panel.equal_bytes else {},
+    }
+
+
+def _column(variant: Mapping[str, Any], key: str) -> dict[str, float | None]:
+    return {seed: row[key] for seed, row in variant["runs"].items()}
+
+
+def _difference(by_seed: Mapping[str, float | None]) -> dict[str, Any]:
+    found = estimate(list(by_seed.values()))
+    return {**_plain(found), "verdict": found.verdict, "by_seed": dict(by_seed)}
+
+
+def _other_bytes(panel: Panel, variants: Mapping[str, dict]) -> dict[str, float]:
+    """Variants that send more or less than the baseline, as a share of it."""
+    sent = variants[panel.baseline]["bytes_sent"]
+    if not sent:
+        return {}
+    shares = {
+        name: variants[name]["bytes_sent"] / sent - 1
+        for name in panel.variants
+        if variants[name]["bytes_sent"]  # a single region sends nothing
+    }
+    return {name: share for name, share in shares.items() if abs(share) > BYTES_TOLERANCE}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _plain(found: Estimate) -> dict[str, Any]:
+    return dataclasses.asdict(found)

@@ -1,0 +1,189 @@
+"""Train the runs of a comparison: those already complete are left alone, half ones continue.
+
+A run that fails leaves its traceback in `error.txt` of its folder and the others go on. A signal
+(SIGTERM, SIGINT) saves what is being trained and ends the comparison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.cli import RefusedError
+from experiments.compare_plan import Comparison, RunSpec
+from experiments.job import resolve
+from experiments.progress import duration
+from experiments.runlog import read_run
+from experiments.train import train
+from experiments.workdir import CHECKPOINTS, METRICS, write_config
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
+
+ERROR, OUTPUT = "error.txt", "output.txt"
+_POLL_SECONDS = 0.1
+
+
+def run_all(comparison: Comparison, console: Console) -> bool:
+    """Train every run that is not complete; returns False when a signal ended it.
+
+    Raises:
+      KeyboardInterrupt: a signal came while nothing was being trained (`terminations_interrupt`).
+    """
+    left = [run for run in comparison.runs if not finished(run.workdir)]
+    progress = Progress(comparison, len(left), console)
+    train_them = _one_by_one if comparison.parallel == 1 else _side_by_side
+    return train_them(left, comparison, progress)
+
+
+def finished(workdir: Path) -> bool:
+    """Whether a folder holds a complete run, by the last record of its metrics."""
+    if not (workdir / METRICS).is_file():
+        return False
+    try:
+        return read_run(workdir).end is not None
+    except (RefusedError, ValueError):
+        return False  # unreadable: training it says what is wrong
+
+
+def error_of(workdir: Path) -> str | None:
+    """The last line of what a run failed with, or None."""
+    file = workdir / ERROR
+    if not file.is_file():
+        return None
+    lines = file.read_text(encoding="utf-8").strip().splitlines()
+    return lines[-1] if lines else "unknown error"
+
+
+def attempt(fields: Mapping[str, Any], workdir: Path, console: Console) -> bool:
+    """Train one run; returns False when a signal stopped it. What it raises goes to `error.txt`."""
+    (workdir / ERROR).unlink(missing_ok=True)
+    try:
+        return train(resolve(fields, workdir), console, quiet=True)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        workdir.mkdir(parents=True, exist_ok=True)
+        text = f"{traceback.format_exc()}\n{reason}\n"
+        (workdir / ERROR).write_text(text, encoding="utf-8")
+        return True
+
+
+@contextlib.contextmanager
+def terminations_interrupt() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, like SIGINT, wherever no training loop is saving."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class Progress:
+    """Says after every run how it ended and how long the others will take."""
+
+    def __init__(self, comparison: Comparison, left: int, console: Console):
+        self.console = console
+        self._keep = comparison.keep_checkpoints
+        self._total, self._left = len(comparison.runs), left
+        self._parallel, self._started, self._done = comparison.parallel, time.monotonic(), 0
+        if left < self._total:
+            text = f"{self._total - left} of {self._total} runs are complete already"
+            console.print(text, highlight=False)
+
+    def ended(self, run: RunSpec, seconds: float) -> None:
+        self._left -= 1
+        self._done += 1
+        error = error_of(run.workdir)
+        if error is None:
+            text = f"eval loss {read_run(run.workdir).evals[-1]['anchor'] or float('nan'):.4f}"
+            if not self._keep:
+                shutil.rmtree(run.workdir / CHECKPOINTS, ignore_errors=True)
+        else:
+            text = f"failed: {error}"
+        pace = (time.monotonic() - self._started) / self._done
+        soon = f", about {duration(self._left * pace)} left" if self._left else ""
+        number = f"[{self._total - self._left}/{self._total}]"
+        self.console.print(
+            f"{number} {run.variant} seed {run.seed}: {text} ({duration(seconds)}{soon})",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _one_by_one(runs: list[RunSpec], comparison: Comparison, progress: Progress) -> bool:
+    del comparison
+    for run in runs:
+        started = time.monotonic()
+        if not attempt(run.fields, run.workdir, progress.console):
+            return False
+        progress.ended(run, time.monotonic() - started)
+    return True
+
+
+def _side_by_side(runs: list[RunSpec], comparison: Comparison, progress: Progress) -> bool:
+    """Keep `parallel` processes busy; a signal is handed on to them, and they save."""
+    waiting, busy = list(reversed(runs)), {}
+    with Interrupt() as interrupt, _ended_at_last(busy):
+        while (waiting or busy) and not interrupt.requested:
+            if waiting and len(busy) < comparison.parallel:
+                run = waiting.pop()
+                busy[_start(run, comparison.compile_cache)] = run, time.monotonic()
+            for process in [p for p in busy if p.poll() is not None]:
+                run, started = busy.pop(process)
+                if process.returncode == EXIT_INTERRUPTED:
+                    return False
+                if process.returncode:
+                    _note_death(run.workdir, process.returncode)
+                progress.ended(run, time.monotonic() - started)
+            time.sleep(_POLL_SECONDS)
+        return not interrupt.requested
+
+
+@contextlib.contextmanager
+def _ended_at_last(processes: Mapping[subprocess.Popen, Any]) -> Iterator[None]:
+    """No process outlives the block: those left save, as after any SIGTERM, and are waited for."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def _start(run: RunSpec, compile_cache: str | None) -> subprocess.Popen:
+    """Train a run in a process of its own, out of the reach of the terminal's Ctrl-C."""
+    write_config(run.workdir, run.fields)
+    (run.workdir / ERROR).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "experiments.compare_worker", str(run.workdir)]
+    command += [] if compile_cache is None else [compile_cache]
+    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    with (run.workdir / OUTPUT).open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+
+
+def _note_death(workdir: Path, code: int) -> None:
+    """A process that was killed, or did not come as far as training, wrote no error itself."""
+    if error_of(workdir) is None:
+        text = f"the process ended with code {code}; its last words are in {OUTPUT}\n"
+        (workdir / ERROR).write_text(text, encoding="utf-8")

@@ -1,0 +1,231 @@
+"""A tiny comparison end to end: arithmetic, resuming, a failing variant, a signal."""
+
+import json
+import math
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from rich.console import Console
+
+from experiments import compare, compare_runs
+from experiments.__main__ import main as command
+from experiments.compare import main
+from experiments.compare_config import comparison, panel, variant
+from experiments.loop import Loop
+from experiments.metrics import read_records
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+
+STEPS = 12
+
+
+def config(root, **changes):
+    common = {
+        "steps": STEPS,
+        "regions": 3,
+        "batch": 2,
+        "model": {
+            "layers": 1,
+            "width": 16,
+            "heads": 2,
+            "kv_heads": 1,
+            "head_dim": 8,
+            "mlp_width": 24,
+        },
+        "data": {
+            "corpus": f"text:{root / 'texts'}",
+            "cache_dir": str(root / "cache"),
+            "val_fraction": 0.3,
+            "seq_len": 32,
+        },
+        "mesh": {"region": 1, "fsdp": 1},
+        "inner": {"warmup_steps": 2},
+        "eval": {"every": 4, "sequences": 20, "batch": 8},
+        "checkpoint": {"every": 0},
+    }
+    variants = {
+        "often": variant("diloco", method={"period": 3}),
+        "seldom": variant("diloco", method={"period": 6}),
+    }
+    panels = {"one": panel("both", ("seldom", "often"), equal_bytes=True)}
+    fields = {
+        "seeds": (0, 7),
+        "common": common,
+        "panels": panels,
+        "compile_cache": str(root / "compiled"),
+    }
+    return comparison(variants, "often", **{**fields, **changes})
+
+
+def compared(root, workdir, **changes):
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    code = main(config(root, **changes), workdir, console)
+    file = workdir / "compare.json"
+    return code, json.loads(file.read_text()) if file.is_file() else None, console.export_text()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, tiny):
+    root = tmp_path_factory.mktemp("compare")
+    tiny.corpus(root / "texts")
+    settings = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in settings}
+    compilation_cache.reset_cache()
+    with jax.numpy_dtype_promotion("standard"):
+        yield root, *compared(root, root / "whole")
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def runs(workdir, name):
+    return {s: read_records(workdir / name / f"seed{s}" / "metrics.jsonl") for s in (0, 7)}
+
+
+def evals(records):
+    return [r for r in records if r["kind"] == "eval"]
+
+
+def test_the_table_against_the_metrics_files(whole):
+    root, code, result, shown = whole
+    assert code == 0 and not result["failures"]
+    finals, sent = {}, {}
+    for name in ("often", "seldom"):
+        logs = runs(root / "whole", name)
+        row = result["variants"][name]
+        finals[name] = {s: evals(r)[-1]["anchor"] for s, r in logs.items()}
+        sent[name] = sum(sum(r[-1]["bytes_sent"]) / 3 for r in logs.values()) / 2
+        a, b = finals[name].values()
+        assert a != b  # two seeds, two runs
+        assert row["loss"]["mean"] == pytest.approx((a + b) / 2)
+        # s = |a - b| / sqrt 2, over sqrt 2; Student's t for 1 degree of freedom
+        half = 12.706205 * abs(a - b) / 2
+        assert row["loss"]["half"] == pytest.approx(half, rel=1e-6)
+        assert row["bytes_sent"] == sent[name]
+        assert f"{(a + b) / 2:.4f} ± {half:.4f}" in shown
+        curve = row["curve"]
+        assert [p["step"] for p in curve] == [0, 4, 8, STEPS]
+        for i, point in enumerate(curve):
+            each = [evals(r)[i]["anchor"] for r in logs.values()]
+            assert point["mean"] == pytest.approx(sum(each) / 2)
+    assert sent["often"] == 2 * sent["seldom"] > 0  # 4 rounds and 2
+    target = max(finals["often"].values())
+    assert result["target"] == target and f"{target:.4f}" in shown
+    assert all(
+        r["steps_to_target"] is not None for r in result["variants"]["often"]["runs"].values()
+    )
+    found = result["panels"][0]
+    assert list(found["differences"]) == ["seldom", "often"]
+    difference = found["differences"]["seldom"]["loss"]
+    by_seed = [finals["seldom"][s] - finals["often"][s] for s in (0, 7)]
+    assert list(difference["by_seed"].values()) == pytest.approx(by_seed)
+    mean, half = sum(by_seed) / 2, 12.706205 * abs(by_seed[0] - by_seed[1]) / 2
+    assert difference["mean"] == pytest.approx(mean)
+    assert difference["half"] == pytest.approx(half, rel=1e-6)
+    none = "no evidence of a difference"
+    assert (difference["verdict"] == none) == (math.fabs(mean) <= difference["half"])
+    assert difference["verdict"] in shown
+    assert found["other_bytes"] == {"seldom": pytest.approx(-0.5)}
+    assert "not at equal bytes: seldom" in shown
+    assert (root / "whole" / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_finished_runs_are_not_trained_again(whole, monkeypatch, capsys):
+    root, _, result, _ = whole
+    before = runs(root / "whole", "often")
+    monkeypatch.setattr(compare_runs, "train", lambda *_, **__: pytest.fail("trained again"))
+    file = root / "config_of_it.py"
+    file.write_text(
+        f"from test_compare import *\n\nget_config = lambda: config(Path({str(root)!r}))\n"
+    )
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    assert command(["compare", f"--config={file}", f"--workdir={root / 'whole'}"]) == 0
+    assert "4 of 4 runs are complete already" in capsys.readouterr().out
+    assert json.loads((root / "whole" / "compare.json").read_text()) == result
+    assert runs(root / "whole", "often") == before
+
+
+def without_seconds(value):
+    if isinstance(value, dict):
+        return {k: without_seconds(v) for k, v in value.items() if k != "seconds"}
+    return [without_seconds(v) for v in value] if isinstance(value, list) else value
+
+
+def without(root, name, *left_out):
+    """A copy of the whole comparison in which some runs have not been made."""
+    shutil.copytree(root / "whole", root / name)
+    for run in left_out:
+        shutil.rmtree(root / name / run)
+    (root / name / "compare.json").unlink()
+    return root / name
+
+
+def test_a_run_that_fails_is_interrupted_and_continues(whole, monkeypatch):
+    root, _, result, _ = whole
+    workdir = without(root, "broken", "seldom/seed7")
+    run = workdir / "seldom" / "seed7"
+    train = compare_runs.train
+
+    def fails(job, *args, **kwargs):
+        if job.workdir == run:
+            raise FloatingPointError("it blew\nup")
+        return train(job, *args, **kwargs)
+
+    monkeypatch.setattr(compare_runs, "train", fails)
+    code, found, shown = compared(root, workdir)
+    assert code == compare.EXIT_FAILED
+    error = {"variant": "seldom", "seed": 7, "error": "FloatingPointError: it blew up"}
+    assert found["failures"] == [error]
+    assert "failed: seldom seed 7: FloatingPointError: it blew up" in shown
+    assert "1 missing" in shown and "one seed, no interval" in shown
+    assert without_seconds(found["variants"]["often"]) == without_seconds(
+        result["variants"]["often"]
+    )
+    assert list(found["variants"]["seldom"]["runs"]) == ["0"]
+    assert "in fails" in (run / "error.txt").read_text()
+
+    monkeypatch.setattr(compare_runs, "train", train)
+    evaluate = Loop._evaluate
+
+    def interrupts(loop, **kwargs):
+        evaluate(loop, **kwargs)
+        if loop.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Loop, "_evaluate", interrupts)
+    code, _, shown = compared(root, workdir)
+    assert code == EXIT_INTERRUPTED and "to continue" in shown
+    assert [e["step"] for e in evals(read_records(run / "metrics.jsonl"))] == [0, 4]
+
+    monkeypatch.setattr(Loop, "_evaluate", evaluate)
+    code, found, shown = compared(root, workdir, keep_checkpoints=False)
+    assert code == 0 and "3 of 4 runs are complete already" in shown
+    assert any(r["kind"] == "resume" for r in read_records(run / "metrics.jsonl"))
+    for part in ("variants", "panels"):
+        assert without_seconds(found[part]) == without_seconds(result[part])
+    assert not (run / "error.txt").exists() and not (run / "checkpoints").exists()
+
+
+def test_processes_side_by_side_and_a_signal(whole, monkeypatch):
+    root, _, result, _ = whole
+    workdir = without(root, "parallel", "seldom/seed7", "often/seed7")
+    start, started = compare_runs._start, []
+
+    def interrupted(*args):
+        started.append(start(*args))
+        if len(started) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(compare_runs, "_start", interrupted)
+    code, found, _ = compared(root, workdir, parallel=2)
+    assert code == EXIT_INTERRUPTED and found is None
+    assert len(started) == 2 and all(p.returncode is not None for p in started)
+    code, found, shown = compared(root, workdir, parallel=2)
+    assert code == 0 and len(started) == 4, shown
+    for part in ("variants", "panels"):
+        assert without_seconds(found[part]) == without_seconds(result[part])

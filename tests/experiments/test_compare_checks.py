@@ -1,0 +1,123 @@
+"""A comparison is checked as a whole, before any work starts."""
+
+import pytest
+
+from experiments.cli import RefusedError, load_config
+from experiments.compare_config import comparison, panel, variant
+from experiments.compare_plan import merged, plan
+
+SMALL = {
+    "model": {"layers": 2, "width": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp_width": 24},
+    "data": {"seq_len": 32},
+    "mesh": {"region": 1, "fsdp": 1},
+}
+
+
+def refused(config, workdir):
+    with pytest.raises(RefusedError) as error:
+        plan(config, workdir)
+    return str(error.value)
+
+
+def test_own_fields_in_one_message(tmp_path):
+    config = comparison(
+        {"a": variant("diloco", seed=3), "b/c": variant("ddp")},
+        "aa",
+        seeds=(0, 0, -1),
+        parallel=0,
+        panels={"p": panel("title", ("a", "nobody"))},
+    )
+    text = refused(config, tmp_path)
+    for part in (
+        "'b/c' is no folder name",
+        "a: sets seed",
+        "baseline='aa' is no variant",
+        "seeds=(0, 0, -1)",
+        "parallel=0",
+        "panels.p: 'nobody' is no variant",
+    ):
+        assert part in text, part
+
+
+def test_every_variants_violations_behind_its_name(tmp_path):
+    holds_metrics = tmp_path / "good" / "seed5"
+    holds_metrics.mkdir(parents=True)
+    (holds_metrics / "metrics.jsonl").touch()
+    config = comparison(
+        {
+            "good": variant("diloco"),
+            "late": variant("streaming_diloco", method={"overlap": 40, "alpha": 1.5}),
+            "odd": variant("diloco", inner={"b1": 1.0}, method={"perod": 5}),
+            "longer": variant("diloco", steps=70, eval={"every": 3}),
+            "lost": variant("no_such_file"),
+        },
+        "good",
+        seeds=(3, 5),
+        common={**SMALL, "steps": 60},
+    )
+    text = refused(config, tmp_path)
+    for part in (
+        "good: --workdir=",
+        "late: method.overlap=40",
+        "late: method.alpha=1.5",
+        "odd: inner.b1=1.0",
+        "odd: method.perod=5",
+        "lost: --config=no_such_file",
+        "eval.every differs between variants (100: good; 3: longer)",
+        "tokens differs between variants (30720: good; 35840: longer)",
+    ):
+        assert part in text, part
+
+
+def test_runs_are_whole_configs_by_seed_then_variant(tmp_path):
+    changes = {"method": {"taylor": {"mode": "norm", "strength": 0.2}, "fragments": 2}}
+    config = comparison(
+        {"b": variant("cocodc", **changes), "a": variant("diloco", inner={"b2": 0.97})},
+        "b",
+        seeds=(4, 2),
+        common={**SMALL, "steps": 60},
+    )
+    found = plan(config, tmp_path)
+    assert [(r.variant, r.seed) for r in found.runs] == [("a", 4), ("b", 4), ("a", 2), ("b", 2)]
+    assert [r.fields["seed"] for r in found.runs] == [4, 4, 2, 2]
+    assert found.runs[2].workdir == tmp_path / "a" / "seed2"
+    a, b = found.runs[0].fields, found.runs[1].fields
+    assert b["method"]["taylor"] == {"mode": "norm", "strength": 0.2}
+    assert b["method"]["period"] == 30 and b["model"]["width"] == a["model"]["width"] == 16
+    assert (a["inner"]["b2"], b["inner"]["b2"]) == (0.97, 0.95)
+    assert found.panels[0].variants == ("a", "b") and found.panels[0].baseline == "b"
+
+
+def test_sections_merge_unless_they_name_another_rule():
+    config = {"outer": {"name": "nesterov", "momentum": 0.9}, "seed": 1, "data": {"a": 1, "b": 2}}
+    changes = {"outer": {"name": "sgd"}, "data": {"b": 3}}
+    assert merged(config, changes) == {
+        "outer": {"name": "sgd"},
+        "seed": 1,
+        "data": {"a": 1, "b": 3},
+    }
+    assert merged(config, {"outer": {"momentum": 0.3}})["outer"]["name"] == "nesterov"
+
+
+@pytest.mark.parametrize(
+    "name, size",
+    [
+        ("cocodc_vs_streaming", "small"),
+        ("cocodc_outer_lr", "gpu"),
+    ],
+)
+def test_the_studies_pass_their_checks(name, size, tmp_path):
+    config, problems = load_config(f"configs/compare/{name}.py", [("size", size)])
+    assert not problems
+    with config.unlocked():
+        # Nothing is fetched in a test, and the virtual devices are not the machine's.
+        config.sizes[size].common.data = {"corpus": "python"}
+        config.sizes[size].common.mesh = {"region": 1, "fsdp": 1}
+    found = plan(config, tmp_path)
+    used = {v for p in found.panels for v in p.variants}
+    assert used == set(found.variants)
+
+
+def test_an_unknown_size_names_the_known_ones(tmp_path):
+    config, problems = load_config("configs/compare/cocodc_outer_lr.py", [("size", "smal")])
+    assert not problems and "did you mean small" in refused(config, tmp_path)

@@ -1,0 +1,57 @@
+"""Intervals, interpolation and pairing, against numbers worked out by hand."""
+
+import math
+
+import pytest
+
+from experiments.compare_stats import estimate, paired, paired_share, steps_to
+
+
+def test_interval_over_three_seeds():
+    found = estimate([2.0, 2.6, 2.3])
+    # s = 0.3; Student's t for 2 degrees of freedom, 97.5 %: 4.302653
+    assert found.mean == pytest.approx(2.3) and found.count == 3
+    assert found.half == pytest.approx(4.302653 * 0.3 / math.sqrt(3), rel=1e-6)
+
+
+def test_interval_needs_two_values_and_skips_missing_ones():
+    assert estimate([None, 1.5, None]) == estimate([1.5])
+    assert estimate([1.5]).half is None and estimate([1.5]).verdict == "one seed, no interval"
+    assert estimate([None]).mean is None and estimate([None]).verdict == "nothing to compare"
+    two = estimate([1.0, None, 1.4])
+    assert two.half == pytest.approx(12.706205 * 0.2, rel=1e-6) and two.count == 2
+
+
+@pytest.mark.parametrize(
+    "values, verdict",
+    [
+        ((-0.30, -0.31, -0.32), "lower"),
+        ((0.30, 0.31, 0.32), "higher"),
+        ((-0.30, 0.20, -0.10), "no evidence of a difference"),
+        ((0.0, 0.0, 0.0), "no evidence of a difference"),
+    ],
+)
+def test_verdicts(values, verdict):
+    assert estimate(values).verdict == verdict
+
+
+def evals(*losses):
+    return [{"step": 10 * i, "anchor": loss} for i, loss in enumerate(losses)]
+
+
+def test_steps_to_a_target_are_interpolated_at_the_first_crossing():
+    record = evals(6.0, 4.0, 3.0, 3.4, 2.0)
+    assert steps_to(record, 3.3) == pytest.approx(10 + 10 * 0.7)
+    assert steps_to(record, 3.0) == 20
+    assert steps_to(record, 6.5) == 0
+    assert steps_to(record, 2.3) == pytest.approx(30 + 10 * 1.1 / 1.4)
+    assert steps_to(record, 1.9) is None
+    # A loss that was not finite gives no line to interpolate on.
+    assert steps_to(evals(6.0, None, 3.0), 4.0) == 20
+
+
+def test_pairs_need_both_seeds():
+    here, there = {"0": 2.0, "1": 3.0, "2": None}, {"0": 2.5, "2": 1.0}
+    assert paired(here, there) == {"0": -0.5, "1": None, "2": None}
+    assert paired_share(here, there) == {"0": pytest.approx(-0.2), "1": None, "2": None}
+    assert paired_share({"0": 2.0}, {"0": 0.0}) == {"0": None}
