@@ -16,11 +16,13 @@ import optax
 from jax.sharding import Mesh
 
 from lowcomm_jax import history, initial, programs
+from lowcomm_jax.checks import check_batch, counting_problems, layout_problems, virtual_clock
 from lowcomm_jax.finish import finish
 from lowcomm_jax.gradient_run import run_gradient_steps
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.layout import Roles, make_layout
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.network import drive
 from lowcomm_jax.programs import Recipe
 from lowcomm_jax.regions import REGION, Regions, Replicas, default_mesh
 from lowcomm_jax.roundtrip import RoundTrips
@@ -44,6 +46,9 @@ class Engine:
       regions: number of regions R.
       mesh: mesh with axes region, stage, fsdp, tensor; default: `regions.default_mesh`.
       replicas: how a mesh slot runs the replicas it holds (`regions.Regions`).
+      exchange: how payloads travel; `mesh` (collectives inside one program) is what there is.
+      network: a `network.Network`, preset name or spec; the run is then booked on its virtual
+        clock, `engine.clock`. Learning never looks at it.
       seed: seeds a step's `rng`, a pure function of (seed, region, step).
       roles: which leaves are trained (`layout.make_layout`).
       weights: `equal`, `tokens` (tokens consumed since the fragment's last send) or R numbers.
@@ -68,6 +73,8 @@ class Engine:
         regions: int,
         *,
         mesh: Mesh | None = None,
+        exchange: Literal["mesh"] = "mesh",
+        network: Any = None,
         replicas: Replicas = "map",
         seed: int = 0,
         roles: Roles = None,
@@ -87,7 +94,13 @@ class Engine:
         self.roles = roles
         self.block = block
         guard = Guard(outlier_factor, max_update_norm)
-        self._check(guard, weights, accumulate)
+        self.clock, unusable = virtual_clock(network, regions, seed)
+        problems = layout_problems(self.regions, method, weights) + guard.violations() + unusable
+        problems += counting_problems(accumulate=accumulate, block=block)
+        if exchange != "mesh":
+            problems.append(f"exchange={exchange!r}: only 'mesh' is available")
+        if problems:
+            raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
         self.recipe = Recipe(
             loss_fn=loss_fn,
             inner=optax.with_extra_args_support(inner),
@@ -106,21 +119,6 @@ class Engine:
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
         self._everyone = np.ones(regions, bool)
         self._trips: dict[Any, RoundTrips] = {}
-
-    def _check(self, guard: Guard, weights, accumulate: int) -> None:
-        count = self.regions.count
-        problems = self.regions.violations()
-        if isinstance(count, int):
-            problems += self.method.violations(count) + _weight_problems(weights, count)
-        problems += guard.violations()
-        for name, value, what in (
-            ("accumulate", accumulate, "microbatch"),
-            ("block", self.block, "staged step"),
-        ):
-            if not isinstance(value, int) or value < 1:
-                problems.append(f"{name}={value}: a whole number, at least 1 {what}, is needed")
-        if problems:
-            raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
 
     # -- state --------------------------------------------------------------------------------
 
@@ -217,6 +215,7 @@ class Engine:
                 stage.capacity,
                 single,
             )
+            self._book(steps, events)
             return state, metrics, events
         active = self._active(steps, stage.capacity)
         inner, metrics = trips.programs.block(
@@ -224,6 +223,7 @@ class Engine:
         )
         mask = self._mask(participants and participants(steps[-1]))
         state, events = trips.after(state.replace(inner=inner), stage.steps, mask)
+        self._book(steps, events)
         return state, metrics, events
 
     def finish(self, state: TrainState) -> TrainState:
@@ -232,25 +232,22 @@ class Engine:
 
     # -- helpers ------------------------------------------------------------------------------
 
+    def _book(self, steps: range, events: list[history.Event]) -> None:
+        """Let the virtual clock run through these steps and their events."""
+        if self.clock is None:
+            return
+        schedule = self.method.schedule
+        for t in steps:
+            active = schedule.active(t, self.regions.count) if schedule.uneven else None
+            drive(self.clock, t, [e for e in events if e.step == t], active)
+
     def place(self, batches: PyTree) -> PyTree:
         """Put staged batches `[R, S, b, ...]` on the mesh: regions and samples are sharded."""
-        self._check_batch(jax.tree.leaves(batches)[0].shape)
+        shape = jax.tree.leaves(batches)[0].shape
+        check_batch(shape, self.regions, self.recipe.accumulate)
         if self.regions.mesh.size == 1:
             return batches  # the call itself transfers them, and faster
         return jax.device_put(batches, self._batch_sharding)
-
-    def _check_batch(self, shape: tuple[int, ...]) -> None:
-        """`shape` is [R, S, b, ...]; cheap enough for every call."""
-        count, cut = self.regions.count, self.regions.mesh.shape["fsdp"]
-        micro = self.recipe.accumulate
-        if len(shape) < 3 or shape[0] != count:
-            raise ValueError(f"batch leaves must be [{count} regions, per-region batch, ...]")
-        if shape[2] % micro or (shape[2] // micro) % cut:
-            raise ValueError(
-                f"a per-region batch of {shape[2]} does not divide into accumulate={micro} "
-                f"microbatches over fsdp={cut} devices: use a multiple of {micro * cut}, or "
-                f"another mesh"
-            )
 
     def _active(self, steps: range, capacity: int) -> np.ndarray | None:
         """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
@@ -293,14 +290,3 @@ def region_params(state: TrainState) -> PyTree:
     frozen = {k: jax.numpy.broadcast_to(x, (count, *x.shape)) for k, x in state.frozen.items()}
     own = jax.tree.map(jax.numpy.copy, {**state.inner.params, **state.inner.buffers})
     return state.layout.tree({**own, **frozen})
-
-
-def _weight_problems(weights, count: int) -> list[str]:
-    if isinstance(weights, str):
-        known = weights in ("equal", "tokens")
-        return [] if known else [f"weights={weights!r}: use 'equal', 'tokens' or {count} numbers"]
-    given = np.asarray(weights, np.float64)
-    fine = given.shape == (count,) and np.isfinite(given).all() and (given >= 0).all()
-    if fine and given.sum() > 0:
-        return []
-    return [f"weights={weights}: give {count} numbers >= 0, one of them positive"]

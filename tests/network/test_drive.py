@@ -59,6 +59,30 @@ def test_ddp_waits_at_every_step_and_eager_hardly_ever():
     assert eager.now_R == pytest.approx([STEPS * STEP_SECONDS] * R)
 
 
+def test_an_engine_with_a_network_keeps_the_same_clock():
+    method = lc.methods.streaming_diloco(6, 2, 2, 0.3, pattern="balanced")
+    links = network(2.2)
+    engine = lc.Engine(
+        loss_fn,
+        optax.sgd(0.01),
+        method,
+        R,
+        network=links,
+        mesh=lc.make_mesh(devices=jax.devices()[:1]),
+    )
+    state = engine.init(oracle.make_params())
+    batches = oracle.make_batches(steps=STEPS, regions=R)
+    state, history = engine.run(state, [oracle.step_batch(batches, t) for t in range(1, 25)])
+    replayed = replay(links, history.rows())
+    assert engine.clock.now_R.tolist() == replayed.now_R.tolist()
+    assert engine.clock.now_R[0] > STEPS * STEP_SECONDS
+
+
+def test_a_network_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="network has 3 regions, the engine 4"):
+        lc.Engine(loss_fn, optax.sgd(0.01), lc.methods.diloco(6), 4, network=network(1.0))
+
+
 def test_the_clock_books_the_bytes_the_engine_counted():
     engine = lc.Engine(
         loss_fn,

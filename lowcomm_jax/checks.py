@@ -1,0 +1,74 @@
+"""What an engine refuses before any work starts, one line with its fix each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.network import VirtualClock, parse
+from lowcomm_jax.regions import Regions
+
+
+def layout_problems(regions: Regions, method: Method, weights: Any) -> list[str]:
+    """Regions, mesh, method and weights that do not fit one another."""
+    problems, count = regions.violations(), regions.count
+    if isinstance(count, int):
+        problems += method.violations(count) + weight_problems(weights, count)
+    return problems
+
+
+def weight_problems(weights: Any, count: int) -> list[str]:
+    """`equal`, `tokens` or one finite number >= 0 per region, not all 0."""
+    if isinstance(weights, str):
+        known = weights in ("equal", "tokens")
+        return [] if known else [f"weights={weights!r}: use 'equal', 'tokens' or {count} numbers"]
+    given = np.asarray(weights, np.float64)
+    fine = given.shape == (count,) and np.isfinite(given).all() and (given >= 0).all()
+    if fine and given.sum() > 0:
+        return []
+    return [f"weights={weights}: give {count} numbers >= 0, one of them positive"]
+
+
+def counting_problems(**counts: Any) -> list[str]:
+    """Settings that count something and must be whole numbers from 1."""
+    return [
+        f"{name}={value}: a whole number, at least 1, is needed"
+        for name, value in counts.items()
+        if not isinstance(value, int) or value < 1
+    ]
+
+
+def virtual_clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock | None, list[str]]:
+    """The clock of a network (None without one), and what keeps it from being used."""
+    if network is None:
+        return None, []
+    try:
+        links = parse(network)
+    except ValueError as error:
+        return None, [f"network: {error}"]
+    count = len(links.regions)
+    if count != regions:
+        return None, [f"network has {count} regions, the engine {regions}: make them equal"]
+    return VirtualClock(links, seed=seed, record=True), []
+
+
+def check_batch(shape: tuple[int, ...], regions: Regions, accumulate: int) -> None:
+    """Refuse staged batch leaves that do not fit; cheap enough for every call.
+
+    Args:
+      shape: of a leaf, [R, S, b, ...].
+
+    Raises:
+      ValueError: wrong number of regions, or a batch that does not divide.
+    """
+    count, cut = regions.count, regions.mesh.shape["fsdp"]
+    if len(shape) < 3 or shape[0] != count:
+        raise ValueError(f"batch leaves must be [{count} regions, per-region batch, ...]")
+    if shape[2] % accumulate or (shape[2] // accumulate) % cut:
+        raise ValueError(
+            f"a per-region batch of {shape[2]} does not divide into accumulate={accumulate} "
+            f"microbatches over fsdp={cut} devices: use a multiple of {accumulate * cut}, or "
+            f"another mesh"
+        )
