@@ -1,6 +1,8 @@
 """Compare runs: a table and a picture from their metrics files.
 
-python -m experiments report runs/a [runs/b ...]
+python -m experiments report runs/a [runs/b ...] [--network=us_4_regions]
+
+With `--network` the runs' events are replayed on it: hours, utilisation and a timeline per run.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from rich.table import Table
 from experiments.cli import Flags, RefusedError, parse_flags, show_help
 from experiments.progress import duration, size
 from experiments.runlog import Summary, read_run, summarise
+from experiments.virtual import Virtual, check, on_network
 from experiments.workdir import CURVES
 
 
@@ -22,6 +25,10 @@ def main(argv: Sequence[str]) -> int:
     """Show the runs of the command line; returns the exit code."""
     options = Flags()
     options.text("png", None, "where the picture goes (default beside the first run)")
+    options.text(
+        "network", None, "replay on a network: a preset's name, aws:A,B,... or a .yaml file"
+    )
+    options.real("step_seconds", None, "seconds of a region's inner step there (default: as here)")
     values = options.values
     folders = parse_flags("report", argv, values)
     if values.help:
@@ -29,11 +36,23 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not folders:
         raise RefusedError(["which runs? name their folders: report runs/a runs/b"], "report")
-    show([Path(folder) for folder in folders], Console(), values.png)
+    show(
+        [Path(folder) for folder in folders],
+        Console(),
+        values.png,
+        values.network,
+        values.step_seconds,
+    )
     return 0
 
 
-def show(workdirs: Sequence[Path], console: Console, png: str | None = None) -> None:
+def show(
+    workdirs: Sequence[Path],
+    console: Console,
+    png: str | None = None,
+    network: str | None = None,
+    step_seconds: float | None = None,
+) -> None:
     """Print the table of the runs and draw their loss curves.
 
     Raises:
@@ -49,6 +68,7 @@ def show(workdirs: Sequence[Path], console: Console, png: str | None = None) -> 
             problems += error.problems
     if problems:
         raise RefusedError(problems, "report")
+    links = check(runs, network, step_seconds) if network else None
     console.print(table([summarise(run) for run in runs]))
     documents = len(runs[0].eval_count)
     console.print(
@@ -60,6 +80,23 @@ def show(workdirs: Sequence[Path], console: Console, png: str | None = None) -> 
     picture = Path(png) if png else workdirs[0] / name
     loss_curves(runs, picture)
     console.print(f"loss curves: {picture}", highlight=False, soft_wrap=True)
+    if links is not None:
+        pictures = [workdir / "timeline.png" for workdir in workdirs]
+        replayed = [on_network(r, links, step_seconds, p) for r, p in zip(runs, pictures)]
+        console.print(virtual_table([run.name for run in runs], replayed))
+        for path in pictures:
+            console.print(f"timeline: {path}", highlight=False, soft_wrap=True)
+
+
+def virtual_table(names: Sequence[str], replayed: Sequence[Virtual]) -> Table:
+    """What the runs would have cost on the network; one column a run."""
+    out = Table(box=box.SIMPLE_HEAD, title=f"on the network {replayed[0].network}")
+    out.add_column("")
+    for name in names:
+        out.add_column(name, justify="right")
+    for heading, cell in _VIRTUAL_ROWS.items():
+        out.add_row(heading, *(cell(virtual) for virtual in replayed))
+    return out
 
 
 def table(summaries: Sequence[Summary]) -> Table:
@@ -79,6 +116,16 @@ def _loss(value: float | None, interval: float | None = None) -> str:
         return "-"
     return f"{value:.4f}" if interval is None else f"{value:.4f} ± {interval:.3f}"
 
+
+_VIRTUAL_ROWS = {
+    "seconds of a region's step": lambda v: f"{v.step_seconds:.3g}",
+    "wall-clock": lambda v: duration(v.clock.wall_s),
+    "utilisation": lambda v: f"{v.clock.utilisation:.1%}",
+    "waiting for bytes": lambda v: duration(float(v.clock.exposed_R.mean())),
+    "peak rate, Gbit/s": lambda v: f"{v.clock.peak_gbps_R.max():.3g}",
+    "AllReduce's wall-clock": lambda v: duration(v.allreduce_s),
+    "faster than AllReduce": lambda v: f"{v.allreduce_s / v.clock.wall_s:.3g}x",
+}
 
 _ROWS = {
     "method": lambda s: s.method,

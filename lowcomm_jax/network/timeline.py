@@ -95,8 +95,13 @@ def draw(timeline: Timeline, axes) -> None:
     axes.set_ylim(len(timeline.regions), 0)
     axes.set_xlabel("virtual seconds")
     if seen:
-        axes.legend(
-            seen.values(), seen.keys(), loc="upper right", fontsize="small", ncols=min(3, len(seen))
+        # Below the axes: inside it would hide a region's bars.
+        axes.figure.legend(
+            seen.values(),
+            seen.keys(),
+            loc="outside lower center",
+            fontsize="small",
+            ncols=len(seen),
         )
 
 

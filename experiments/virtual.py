@@ -1,0 +1,83 @@
+"""A finished run on a network of your choice: its events, replayed in virtual time."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from experiments.cli import RefusedError, problems_of
+from experiments.runlog import RunLog, summarise
+from lowcomm_jax.network import ClockReport, Network, parse, replay, save_picture
+
+PICTURE_STEPS = 60  # inner steps the timeline shows: more could not be told apart
+
+
+@dataclasses.dataclass(frozen=True)
+class Virtual:
+    """What a run would have cost on a network.
+
+    Attributes:
+      network: its name; step_seconds: seconds of one region's inner step.
+      clock: wall-clock, utilisation, waits, bytes.
+      allreduce_s: wall-clock of as many steps with fp32 gradients exchanged at every step.
+    """
+
+    network: str
+    step_seconds: float
+    clock: ClockReport
+    allreduce_s: float
+
+
+def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
+    """The network, once it fits every run.
+
+    Raises:
+      RefusedError: lists everything that does not fit.
+    """
+    network, problems = problems_of(lambda: parse(name))
+    if network is not None:
+        problems = [
+            f"{run.name} has {run.header['regions']} regions, network {name} has {network.size}: "
+            f"name one of that size, e.g. aws:Oregon,Virginia,..."
+            for run in runs
+            if run.header["regions"] != network.size
+        ]
+    if step_seconds is not None and step_seconds <= 0:
+        problems.append(f"--step_seconds={step_seconds}: must be positive")
+    if problems:
+        raise RefusedError(problems, "report")
+    return network
+
+
+def on_network(
+    run: RunLog, network: Network, step_seconds: float | None, picture: Path | None
+) -> Virtual:
+    """Replay a run's events.
+
+    Args:
+      step_seconds: of one region's inner step; None: as this run's machine needed for one region.
+      picture: where the timeline of the last steps goes; None = no picture.
+
+    Raises:
+      RefusedError: the run is too short to know its speed, and `step_seconds` is not given.
+    """
+    seconds = step_seconds or _own_step_seconds(run)
+    network = network.with_compute(seconds)
+    clock = replay(network, run.steps)
+    if picture is not None:
+        timeline = clock.timeline()
+        start = max(0.0, timeline.end_s * (1 - PICTURE_STEPS / max(len(run.steps), PICTURE_STEPS)))
+        title = f"{run.name} on {network.name}: the last {min(PICTURE_STEPS, len(run.steps))} steps"
+        save_picture(timeline.between(start, timeline.end_s), picture, title)
+    exchange = clock.transfer_seconds(4 * run.header["trained_params"], "two_shot")
+    allreduce = len(run.steps) * (seconds + exchange)
+    return Virtual(network.name, seconds, clock.report(), allreduce)
+
+
+def _own_step_seconds(run: RunLog) -> float:
+    """Regions that share a machine take turns, so one region's step is its share of the time."""
+    speed = summarise(run).tokens_per_second
+    if speed is None:
+        problem = f"{run.name} is too short to know its speed: give --step_seconds"
+        raise RefusedError([problem], "report")
+    return run.header["tokens_per_step"] / run.header["regions"] / speed

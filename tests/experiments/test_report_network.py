@@ -1,0 +1,51 @@
+"""`report --network`: a finished run replayed on a network, checked by hand."""
+
+import numpy as np
+import pytest
+
+from experiments.cli import RefusedError
+from experiments.runlog import RunLog
+from experiments.virtual import check, on_network
+from lowcomm_jax.network import uniform
+
+R, PARAMS, STEP = 3, 1000, 0.25
+
+
+def run(period=4, steps=12):
+    """A run that sends its whole model, blocking, every `period` steps."""
+    rows = []
+    for t in range(1, steps + 1):
+        events = []
+        if t % period == 0:
+            common = {"step": t, "fragment": 0, "key": f"0@{t}", "participants": [True] * R}
+            events = [
+                {"kind": "send", "nbytes": 4 * PARAMS, "route": "two_shot", **common},
+                {"kind": "land", "nbytes": 0, "route": "", **common},
+            ]
+        rows.append({"step": t, "events": events})
+    header = {"regions": R, "trained_params": PARAMS, "tokens_per_step": 96}
+    return RunLog("run", header, rows, [], [], np.zeros(1), None)
+
+
+def network(sync_seconds):
+    """Equal links on which exchanging the whole model takes `sync_seconds`."""
+    bits_per_link = 8 * 2 / R * 4 * PARAMS
+    return uniform(R, bits_per_link / sync_seconds / 1e9, delay_s=0.0, compute_s=1.0)
+
+
+def test_hours_utilisation_and_allreduce_by_hand(tmp_path):
+    virtual = on_network(run(), network(2.0), STEP, tmp_path / "timeline.png")
+    assert virtual.clock.wall_s == pytest.approx(12 * STEP + 3 * 2.0)
+    assert virtual.clock.utilisation == pytest.approx(12 * STEP / (12 * STEP + 3 * 2.0))
+    assert virtual.allreduce_s == pytest.approx(12 * (STEP + 2.0))
+    assert (tmp_path / "timeline.png").stat().st_size > 1000
+
+
+def test_everything_that_does_not_fit_is_refused_together():
+    with pytest.raises(RefusedError) as error:
+        check([run()], "us_4_regions", -1.0)
+    text = str(error.value)
+    assert "run has 3 regions, network us_4_regions has 4" in text
+    assert "--step_seconds=-1.0" in text
+    with pytest.raises(RefusedError, match="us_4_region"):
+        check([run()], "us_4_region", None)
