@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -44,36 +45,29 @@ def show(result: dict, rows: Sequence[PlanRow], console: Console) -> None:
     _show_published(result["published"], console)
 
 
+_ROWS = {
+    "GB an exchange, per region": lambda r: f"{r.sent_bytes_per_period / 1e9:.3g}",
+    "TB a run, per region": lambda r: f"{r.sent_bytes_total / 1e12:.3g}",
+    "seconds an exchange": lambda r: f"{r.transfer_s:.3g}",
+    "utilisation": lambda r: f"{r.utilisation:.1%}",
+    "hours": lambda r: f"{r.hours:.4g}",
+    "tokens/s": lambda r: f"{r.tokens_per_s:.4g}",
+    "faster than AllReduce": lambda r: f"{r.speedup:.4g}x",
+    "GB state a device (exact)": lambda r: f"{r.memory.state_total / 1e9:.1f}",
+    "GB activations (estimate)": lambda r: f"{r.memory.activations / 1e9:.1f}",
+    "expected loss": lambda r: "-" if r.loss is None else f"{r.loss:.3f}",
+    "loss penalty, nats": lambda r: "?" if r.penalty_nats is None else f"{r.penalty_nats:+.3f}",
+}
+
+
 def _show_rows(rows: Sequence[PlanRow], console: Console) -> None:
-    table = Table(title="bytes per region; memory per device = exact state + estimated activations")
-    for heading in (
-        "method",
-        "GB/exchange",
-        "TB/run",
-        "T_s s",
-        "utilisation",
-        "hours",
-        "tokens/s",
-        "x AllReduce",
-    ):
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-    for heading in ("GB state", "GB act.", "loss", "penalty"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    """One column a method: a few methods fit a narrow terminal."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("")
     for row in rows:
-        table.add_row(
-            row.method.name,
-            f"{row.sent_bytes_per_period / 1e9:.3g}",
-            f"{row.sent_bytes_total / 1e12:.3g}",
-            f"{row.transfer_s:.3g}",
-            f"{row.utilisation:.1%}",
-            f"{row.hours:.4g}",
-            f"{row.tokens_per_s:.4g}",
-            f"{row.speedup:.4g}",
-            f"{row.memory.state_total / 1e9:.1f}",
-            f"{row.memory.activations / 1e9:.1f}",
-            "-" if row.loss is None else f"{row.loss:.3f}",
-            "?" if row.penalty_nats is None else f"{row.penalty_nats:+.3f}",
-        )
+        table.add_column(row.method.name.replace("_", " "), justify="right")
+    for heading, cell in _ROWS.items():
+        table.add_row(heading, *(cell(row) for row in rows))
     console.print(table)
 
 
