@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
+
 from experiments.cli import RefusedError, problems_of
 from experiments.runlog import RunLog, summarise
 from lowcomm_jax.network import ClockReport, Network, parse, replay, save_picture
@@ -62,8 +64,12 @@ def on_network(
       RefusedError: the run is too short to know its speed, and `step_seconds` is not given.
     """
     seconds = step_seconds or _own_step_seconds(run)
-    network = network.with_compute(seconds)
-    clock = replay(network, run.steps)
+    # A network's own seconds only say how much slower one region is than another.
+    network = network.with_compute(seconds * network.compute_R / np.median(network.compute_R))
+    try:
+        clock = replay(network, run.steps)
+    except ValueError as error:
+        raise RefusedError([f"{run.name}: {error}"], "report") from error
     if picture is not None:
         timeline = clock.timeline()
         start = max(0.0, timeline.end_s * (1 - PICTURE_STEPS / max(len(run.steps), PICTURE_STEPS)))

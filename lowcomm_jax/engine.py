@@ -94,7 +94,7 @@ class Engine:
         self.roles = roles
         self.block = block
         guard = Guard(outlier_factor, max_update_norm)
-        self.clock, unusable = virtual_clock(network, regions, seed)
+        self.clock, unusable = virtual_clock(network, method, regions, seed)
         problems = layout_problems(self.regions, method, weights) + guard.violations() + unusable
         problems += counting_problems(accumulate=accumulate, block=block)
         if exchange != "mesh":

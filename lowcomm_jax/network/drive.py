@@ -16,6 +16,11 @@ from lowcomm_jax.network.links import Network
 # Routes as the exchange names them, and the clock's collective of the same traffic.
 ROUTES = {"two_shot": "two_shot", "all_gather": "gather"}
 
+ONE_BY_ONE = (
+    "arrivals of one region at a time (async_local_sgd) are not modelled by the virtual clock: "
+    "leave the network out"
+)
+
 
 def drive(clock: VirtualClock, step: int, events: Iterable[Any], active=None) -> None:
     """Advance the clock by one inner step and the sends and landings that follow it.
@@ -25,10 +30,15 @@ def drive(clock: VirtualClock, step: int, events: Iterable[Any], active=None) ->
       step: 1-based inner step; steps come in order.
       events: `history.Event`s of this step, in the order they happened.
       active: bool `[R]`, regions that made an inner step; None = all.
+
+    Raises:
+      ValueError: a contribution travels alone (asynchronous arrivals).
     """
     clock.inner_step(step, active)
     for event in events:
         if event.kind == "send":
+            if "/" in event.key:
+                raise ValueError(ONE_BY_ONE)
             route = ROUTES[event.route]
             clock.send(step, event.key, event.nbytes, route, event.participants)
         elif event.key is not None:

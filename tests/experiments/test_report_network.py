@@ -41,6 +41,13 @@ def test_hours_utilisation_and_allreduce_by_hand(tmp_path):
     assert (tmp_path / "timeline.png").stat().st_size > 1000
 
 
+def test_slower_regions_stay_slower():
+    steady = network(2.0)
+    uneven = steady.with_compute([1.0, 1.0, 3.0])
+    virtual = on_network(run(), uneven, STEP, None)
+    assert virtual.clock.compute_R == pytest.approx([12 * STEP, 12 * STEP, 36 * STEP])
+
+
 def test_everything_that_does_not_fit_is_refused_together():
     with pytest.raises(RefusedError) as error:
         check([run()], "us_4_regions", -1.0)
