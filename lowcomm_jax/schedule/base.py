@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Set
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from lowcomm_jax.state import Clock
 
 
-class Schedule:
+class Schedule(abc.ABC):
     """Decides, on the host and alike in every region, which fragments leave after a step.
 
     Attributes:
@@ -29,10 +30,11 @@ class Schedule:
     uses_rates: bool = False
     uneven: bool = False
 
+    @abc.abstractmethod
     def next_send(self, step: int) -> int:
         """First step after `step` at which something may be sent."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def sends(
         self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
     ) -> tuple[int, ...]:
@@ -40,11 +42,10 @@ class Schedule:
 
         `rates` fetches the fragments' change rates, float32 `[K]`; it may wait for the device.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def violations(self, regions: int) -> list[str]:
         """What is wrong with the settings, one line with its fix each."""
-        raise NotImplementedError
 
     def active(self, step: int, regions: int) -> np.ndarray:
         """Bool `[R]`: the regions that make an inner step at `step`."""

@@ -100,7 +100,9 @@ def test_an_engine_that_cannot_work(kwargs, part):
 
 def test_one_period_methods_may_be_a_whole_period_late():
     for method in (lc.methods.eager_diloco(1), lc.methods.delayed_diloco(3)):
-        lc.Engine(loss_fn, optax.sgd(0.1), method, 3, mesh=MESH)
+        assert method.violations(3) == []
+        engine = lc.Engine(loss_fn, optax.sgd(0.1), method, 3, mesh=MESH)
+        assert engine.method.schedule.delay == engine.method.schedule.period
 
 
 def test_more_fragments_than_units_are_refused_at_init():
