@@ -41,6 +41,7 @@ def async_local_sgd(
     c: float = 0.0,
     dynamic: bool = True,
     codec: Any = None,
+    inner_batching: Any = None,
 ) -> Method:
     """Apply every region's pseudo-gradient as it arrives.
 
@@ -49,6 +50,7 @@ def async_local_sgd(
       learning_rate, momentum, buffer, c: of `outer.delayed_nesterov`; buffer defaults to R.
       dynamic: floor(v / max v H) inner steps between arrivals instead of H (DyLU).
       codec: wire codec of the pseudo-gradients; None = dense fp32.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
     """
     window = len(speeds) if buffer is None else buffer
     return Method(
@@ -56,5 +58,6 @@ def async_local_sgd(
         schedule=Arrivals(period, tuple(speeds), dynamic),
         outer=outer_rules.delayed_nesterov(learning_rate, momentum, max(window, 1), c),
         codec=codec,
+        inner_batching=inner_batching,
         base="received",
     )

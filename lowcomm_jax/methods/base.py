@@ -31,6 +31,7 @@ class Method:
       pattern, rest: how the parameters are cut into fragments (`fragments.partition`).
       first_round: what the first boundary of a one-period method lands: an `empty` payload, or
         (`blocking`) the one just sent.
+      inner_batching: batch policy of the inner steps; only None, a fixed batch, is available.
       problems: settings that cannot work, one line with its fix each; the engine refuses them all
         at once.
     """
@@ -46,6 +47,7 @@ class Method:
     pattern: Pattern | Sequence[str] = "strided"
     rest: Literal["own", "dealt"] = "dealt"
     first_round: Literal["empty", "blocking"] = "empty"
+    inner_batching: Any = None
     problems: tuple[str, ...] = ()
 
     def violations(self, regions: int) -> list[str]:
@@ -60,4 +62,6 @@ class Method:
             for name, value, known in named
             if value not in known
         ]
+        if self.inner_batching is not None:
+            wrong.append(f"inner_batching={self.inner_batching!r}: only None, a fixed batch, works")
         return [*self.problems, *wrong, *self.schedule.violations(regions)]

@@ -47,6 +47,7 @@ def cocodc(
     taylor: float | optax.GradientTransformation = 0.5,
     outer: optax.GradientTransformation | None = None,
     codec: Any = None,
+    inner_batching: Any = None,
     pattern: Pattern | Sequence[str] = "strided",
     rest: Literal["own", "dealt"] = "dealt",
     step_seconds: float | None = None,
@@ -62,6 +63,7 @@ def cocodc(
         (`landing.taylor_delay_correction`).
       outer: default Nesterov 0.4 / 0.9.
       codec: wire codec; None = dense fp32.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
       pattern, rest: how the parameters are cut (`fragments.partition`).
     """
     problems, syncs = _syncs(period, fragments, syncs_per_period, gamma, step_seconds, sync_seconds)
@@ -74,6 +76,7 @@ def cocodc(
         outer=optax.with_extra_args_support(rule),
         landing=optax.with_extra_args_support(taylor),
         codec=codec,
+        inner_batching=inner_batching,
         pattern=pattern,
         rest=rest,
         problems=tuple(problems),

@@ -13,12 +13,18 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.schedule import Staggered
 
 
-def ddp(codec: Any = None) -> Method:
+def ddp(codec: Any = None, inner_batching: Any = None) -> Method:
     """Exchange gradients at every step; the inner optimizer steps on their mean.
 
     Args:
       codec: wire codec of the gradients; None = dense fp32.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
     """
     return Method(
-        name="ddp", schedule=Staggered(period=1), outer=None, codec=codec, signal="gradient"
+        name="ddp",
+        schedule=Staggered(period=1),
+        outer=None,
+        codec=codec,
+        inner_batching=inner_batching,
+        signal="gradient",
     )

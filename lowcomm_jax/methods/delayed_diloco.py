@@ -22,6 +22,7 @@ def delayed_diloco(
     period: int,
     outer: optax.GradientTransformation | None = None,
     codec: Any = None,
+    inner_batching: Any = None,
     first_round: Literal["empty", "blocking"] = "empty",
 ) -> Method:
     """Apply every round's mean pseudo-gradient one round late.
@@ -30,6 +31,7 @@ def delayed_diloco(
       period: H.
       outer: default Nesterov 0.4 / 0.9 (the paper finds a lower learning rate necessary).
       codec: wire codec of the pseudo-gradients; None = dense fp32.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
       first_round: `blocking` lands the first payload at once, so that it is the second boundary
         which has nothing to land.
     """
@@ -39,5 +41,6 @@ def delayed_diloco(
         schedule=Staggered(period, delay=period, land_after_send=True),
         outer=optax.with_extra_args_support(rule),
         codec=codec,
+        inner_batching=inner_batching,
         first_round=first_round,
     )

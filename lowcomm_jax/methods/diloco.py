@@ -31,6 +31,7 @@ def diloco(
     period: int,
     outer: optax.GradientTransformation | None = None,
     codec: Any = None,
+    inner_batching: Any = None,
 ) -> Method:
     """Synchronise the whole model every `period` inner steps with an outer optimizer.
 
@@ -38,6 +39,7 @@ def diloco(
       period: H.
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
     """
     rule = outer_rules.nesterov(0.7, 0.9) if outer is None else outer
     return Method(
@@ -45,4 +47,5 @@ def diloco(
         schedule=Staggered(period),
         outer=optax.with_extra_args_support(rule),
         codec=codec,
+        inner_batching=inner_batching,
     )

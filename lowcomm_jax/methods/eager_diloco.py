@@ -25,7 +25,10 @@ from lowcomm_jax.schedule import Staggered
 
 
 def eager_diloco(
-    period: int, outer: optax.GradientTransformation | None = None, codec: Any = None
+    period: int,
+    outer: optax.GradientTransformation | None = None,
+    codec: Any = None,
+    inner_batching: Any = None,
 ) -> Method:
     """Overlap a whole round: own fresh part now, the others' part one round late.
 
@@ -33,6 +36,7 @@ def eager_diloco(
       period: H.
       outer: default Nesterov 0.4 / 0.9.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
     """
     rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
     return Method(
@@ -40,5 +44,6 @@ def eager_diloco(
         schedule=Staggered(period, delay=period, land_after_send=True),
         outer=outer_rules.eager(optax.with_extra_args_support(rule)),
         codec=codec,
+        inner_batching=inner_batching,
         anchors="per_region",
     )

@@ -14,13 +14,18 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.schedule import Staggered
 
 
-def local_sgd(period: int, codec: Any = None) -> Method:
+def local_sgd(period: int, codec: Any = None, inner_batching: Any = None) -> Method:
     """Average the regions' parameters every `period` inner steps.
 
     Args:
       period: H, inner optimizer steps per round.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
     """
     return Method(
-        name="local_sgd", schedule=Staggered(period), outer=outer_rules.average(), codec=codec
+        name="local_sgd",
+        schedule=Staggered(period),
+        outer=outer_rules.average(),
+        codec=codec,
+        inner_batching=inner_batching,
     )

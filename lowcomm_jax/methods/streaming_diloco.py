@@ -44,6 +44,7 @@ def streaming_diloco(
     pattern: Pattern | Sequence[str] = "strided",
     outer: optax.GradientTransformation | None = None,
     codec: Any = None,
+    inner_batching: Any = None,
     rest: Literal["own", "dealt"] = "dealt",
 ) -> Method:
     """Synchronise one of K fragments at a time, hidden behind `overlap` inner steps.
@@ -55,6 +56,7 @@ def streaming_diloco(
       pattern, rest: how the parameters are cut (`fragments.partition`).
       outer: default Nesterov 0.4 / 0.9.
       codec: wire codec; None = dense fp32 (the paper's 4-bit E3M0 is in its config).
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
     """
     problems = []
     if not 0 <= alpha <= 1:
@@ -66,6 +68,7 @@ def streaming_diloco(
         outer=optax.with_extra_args_support(rule),
         landing=landing_rules.blend(alpha) if 0 < alpha <= 1 else None,
         codec=codec,
+        inner_batching=inner_batching,
         pattern=pattern,
         rest=rest,
         problems=tuple(problems),

@@ -61,6 +61,7 @@ def test_everything_at_once():
         (lambda: lc.methods.streaming_diloco(4, 2, 1, 0.3, pattern="strideed"), "'strideed'"),
         (lambda: lc.methods.streaming_diloco(4, 2, 1, 0.3, rest="onw"), "'onw'"),
         (lambda: lc.methods.delayed_diloco(4, first_round="blockin"), "'blockin'"),
+        (lambda: lc.methods.ddp(inner_batching="norm"), "inner_batching='norm'"),
         (lambda: lc.methods.cocodc(6, 3, 6), "overlap=6 >= period=6"),
         (lambda: lc.methods.cocodc(6, 3, 1, syncs_per_period=2), "syncs_per_period=2"),
         (lambda: lc.methods.cocodc(6, 3, 1, syncs_per_period=7), "syncs_per_period=7"),
