@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,26 @@ class Codec(abc.ABC):
           fp32 leaves in the shapes of `like`; 0 when all weights are 0.
         """
         return weighted_mean(lambda payload: self.decode(payload, like), payload_R, weight_R)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapper(Codec):
+    """A codec around another that changes what is encoded, not what travels.
+
+    Attributes:
+      codec: decodes, averages and counts the payloads.
+    """
+
+    codec: Codec
+
+    def decode(self, payload, like):
+        return self.codec.decode(payload, like)
+
+    def aggregate(self, payload_R, weight_R, like):
+        return self.codec.aggregate(payload_R, weight_R, like)
+
+    def nbytes(self, like):
+        return self.codec.nbytes(like)
 
 
 def weighted_mean(

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.base import Codec, Wrapper
 
 PyTree = Any
 
@@ -37,10 +37,8 @@ class EF21State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class EF21(Codec):
+class EF21(Wrapper):
     """See `ef21`."""
-
-    codec: Codec
 
     @property
     def name(self) -> str:
@@ -56,15 +54,6 @@ class EF21(Codec):
         # As in error feedback: add the very bits that receivers decode.
         received = jax.lax.optimization_barrier(self.codec.decode(payload, change))
         return payload, EF21State(jax.tree.map(jnp.add, state.copy, received), inner)
-
-    def decode(self, payload, like):
-        return self.codec.decode(payload, like)
-
-    def aggregate(self, payload_R, weight_R, like):
-        return self.codec.aggregate(payload_R, weight_R, like)
-
-    def nbytes(self, like):
-        return self.codec.nbytes(like)
 
 
 def ef21(codec: Codec) -> EF21:

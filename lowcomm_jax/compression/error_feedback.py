@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.base import Codec, Wrapper
 from lowcomm_jax.outer.checks import in_range, raise_all
 
 PyTree = Any
@@ -34,10 +34,9 @@ class ErrorFeedbackState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ErrorFeedback(Codec):
+class ErrorFeedback(Wrapper):
     """See `error_feedback`."""
 
-    codec: Codec
     decay: float = 1.0
 
     def __post_init__(self):
@@ -61,15 +60,6 @@ class ErrorFeedback(Codec):
         received = jax.lax.optimization_barrier(self.codec.decode(payload, total))
         residual = jax.tree.map(jnp.subtract, total, received)
         return payload, ErrorFeedbackState(residual, inner)
-
-    def decode(self, payload, like):
-        return self.codec.decode(payload, like)
-
-    def aggregate(self, payload_R, weight_R, like):
-        return self.codec.aggregate(payload_R, weight_R, like)
-
-    def nbytes(self, like):
-        return self.codec.nbytes(like)
 
 
 def error_feedback(codec: Codec, decay: float = 1.0) -> ErrorFeedback:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compilations import compilations
 
 import lowcomm_jax as lc
 from lowcomm_jax.fragments import partition, put, take
@@ -220,21 +221,6 @@ def test_settings_that_cannot_work_are_refused():
         partition(SIX, 2, stacked=("layers",))
     with pytest.raises(ValueError, match="'scale'"):
         partition({**SIX, "scale": struct()}, 2, stacked=("scale",))
-
-
-def compilations(run):
-    counted = []
-
-    def count(event, *_, **__):
-        if event == "/jax/core/compile/backend_compile_duration":
-            counted.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(count)
-    try:
-        run()
-    finally:
-        jax.monitoring.unregister_event_duration_listener(count)
-    return len(counted)
 
 
 def stack_loss(params, batch, rng):
