@@ -15,7 +15,7 @@ from experiments.cli import closest, problems_of
 from lowcomm_jax import landing, methods, outer
 from lowcomm_jax.compression import registry
 
-METHODS = {name: getattr(methods, name) for name in methods.__all__ if name != "Method"}
+METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
 OUTER = {name: getattr(outer, name) for name in ("nesterov", "heavy_ball", "sgd", "average")}
 OUTER["delayed_nesterov"] = outer.delayed_nesterov
 
@@ -31,14 +31,11 @@ def section(name: str, knobs: Mapping[str, Any]) -> ml_collections.ConfigDict:
     fields = ml_collections.ConfigDict({"name": name})
     types = typing.get_type_hints(METHODS[name])
     for key, parameter in inspect.signature(METHODS[name]).parameters.items():
-        if key in knobs:
-            fields[key] = _with_defaults(key, knobs[key])
-        elif parameter.default is None:
+        value = knobs.get(key, parameter.default)
+        if value is None:
             fields[key] = config_dict.placeholder(_plain_type(types.get(key)))
-        elif parameter.default is not inspect.Parameter.empty:
-            fields[key] = parameter.default
-    if "codec" in fields and knobs.get("codec") is None:
-        fields.codec = config_dict.placeholder(str)  # dense fp32
+        elif value is not inspect.Parameter.empty:
+            fields[key] = _with_defaults(key, value)
     for key in knobs:
         if key not in fields:
             fields[key] = knobs[key]  # unknown: reported by `make_method`
@@ -46,12 +43,23 @@ def section(name: str, knobs: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 
 def _with_defaults(key: str, value: Any) -> Any:
-    """An outer rule's section holds all its keywords, so that each can be overridden."""
-    if key != "outer" or not isinstance(value, Mapping) or value.get("name") not in OUTER:
+    """A section of an outer rule, or of `adaptive`, holds all its keywords: each can be set."""
+    if not isinstance(value, Mapping):
         return value
-    parameters = inspect.signature(OUTER[value["name"]]).parameters.items()
-    empty = inspect.Parameter.empty
-    return {**{k: p.default for k, p in parameters if p.default is not empty}, **value}
+    if key == "adaptive":
+        makes = methods.AdaGradCmp
+    elif key == "outer" and value.get("name") in OUTER:
+        makes = OUTER[value["name"]]
+    else:
+        return value
+    types, filled = typing.get_type_hints(makes), dict(value)
+    for name, parameter in inspect.signature(makes).parameters.items():
+        if name in value or parameter.default is inspect.Parameter.empty:
+            continue
+        missing = parameter.default is None
+        kind = _plain_type(types.get(name))
+        filled[name] = config_dict.placeholder(kind) if missing else parameter.default
+    return filled
 
 
 def _plain_type(hint: Any) -> type:
@@ -91,6 +99,10 @@ def make_method(
         if key == "codec":
             make = functools.partial(make_codec, value, stacked, seed)
             arguments[key], found = problems_of(make, f"method.codec={value!r}: ")
+            if isinstance(parameters[key].default, str) and value is not None:
+                # Such a factory builds its codecs itself, at several sizes.
+                spec = {"name": value} if isinstance(value, str) else dict(value)
+                arguments[key] = {"stacked": tuple(stacked), "seed": seed, **spec}
         else:
             arguments[key], found = _argument(key, value, tuple(stacked))
         problems += found

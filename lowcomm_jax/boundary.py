@@ -49,7 +49,7 @@ def cross(
         return trips.land_now(state, [fresh_key], step, events)
     source = _emptied(fresh) if late is None else late
     own = own_parts(late, fresh) if trips.method.anchors == "per_region" else None
-    state, values = trips.move(state, p, source.payload, source.weight, own)
+    state, values = trips.move(state, source, own)
     lands = mask if fresh is not None else np.zeros_like(mask)
     state = trips.adopt(state, p, source, lands, step)
     staleness = 0 if late is None else step - int(late.sent)

@@ -64,7 +64,7 @@ def _drain(trips: RoundTrips, state, p: int, step: int, events, sent: int | None
         own = None
         if trips.method.anchors == "per_region":
             own = boundary.own_parts(flight, None)
-        state, values = trips.move(state, p, flight.payload, flight.weight, own, if_news=True)
+        state, values = trips.move(state, flight, own, if_news=True)
         state = trips.adopt(state, p, flight, flight.takes_part, step)
         state = state.replace(in_flight=without(state.in_flight, key))
         trips.log_landing(state, p, key, flight.takes_part, 0, step, values, events)

@@ -108,9 +108,11 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         fragments=cut,
         specs=specs,
         block=block,
-        send=jax.jit(rounds.send, static_argnames="keep", donate_argnames="codec_state"),
+        send=jax.jit(rounds.send, static_argnames=("keep", "level"), donate_argnames="codec_state"),
         move=jax.jit(
-            rounds.move, donate_argnames=("anchor", "outer_state"), static_argnames="if_news"
+            rounds.move,
+            donate_argnames=("anchor", "outer_state"),
+            static_argnames=("if_news", "level"),
         ),
         adopt=jax.jit(rounds.adopt, donate_argnames=("params", "landing_state")),
         restart=jax.jit(rounds.restart),

@@ -38,7 +38,9 @@ class Rounds:
 
     # -- send ---------------------------------------------------------------------------------
 
-    def send(self, params, base, codec_state, rows, takes_part_R, weight_R, *, keep: bool):
+    def send(
+        self, params, base, codec_state, rows, takes_part_R, weight_R, *, keep: bool, level: int
+    ):
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
 
         Args:
@@ -47,6 +49,7 @@ class Rounds:
           takes_part_R: bool `[R]`; an absent region's residual stays as it is.
           weight_R: float32 `[R]`, weight of each region if it takes part.
           keep: whether the landing needs the local values of this moment.
+          level: of the codec (`Codec.at`).
 
         Returns:
           what `encode` returns, and `snapshot` (None unless `keep`).
@@ -54,11 +57,11 @@ class Rounds:
         theta = fragmentation.take(params, rows)
         anchor = fragmentation.take(base, rows)
         delta = {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
-        sent = self.encode(delta, codec_state, takes_part_R, weight_R)
+        sent = self.encode(delta, codec_state, takes_part_R, weight_R, level)
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if keep else None}
 
-    def encode(self, delta, codec_state, takes_part_R, weight_R):
+    def encode(self, delta, codec_state, takes_part_R, weight_R, level: int = 0):
         """Weigh and encode what every region hands over, fp32 leaves `[R, ...]`.
 
         Returns:
@@ -68,8 +71,9 @@ class Rounds:
         norm_R = norm_per_row(delta)
         accepted = self.guard.accepts(norm_R, takes_part_R)
         payload, new_state = delta, codec_state
-        if self.exchange.codec is not None:
-            encode = self.regions.lift(self.exchange.codec.encode, (0, 0))
+        codec = self.exchange.at(level).codec
+        if codec is not None:
+            encode = self.regions.lift(codec.encode, (0, 0))
             payload, new_state = encode(delta, codec_state)
             new_state = select(accepted, new_state, codec_state)
         return {
@@ -83,7 +87,7 @@ class Rounds:
 
     # -- land ---------------------------------------------------------------------------------
 
-    def move(self, anchor, outer_state, payload, weight_R, rows, own=None, *, if_news=False):
+    def move(self, anchor, outer_state, payload, weight_R, rows, own=None, *, if_news, level):
         """Step 1 of a landing: Theta <- Theta + outer(mean Delta).
 
         Args:
@@ -92,15 +96,17 @@ class Rounds:
             leaves `[R, ...]` (`boundary.own_parts`).
           if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
             not move it.
+          level: of the codec, at which the payload was encoded.
 
         Returns:
           (anchor, outer_state, metrics `[A]`): unchanged when all weights are 0 and `own` is None.
         """
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
-        mean = self.exchange.mean(payload, weight_R, like, {k: self.specs[k] for k in like})
+        exchange = self.exchange.at(level)
+        mean = exchange.mean(payload, weight_R, like, {k: self.specs[k] for k in like})
         mean_norm = norm_per_row(mean)
-        updates, new_state = self._outer(mean, outer_state, base, own)
+        updates, new_state = self._outer(mean, outer_state, base, own, exchange.codec)
         updates, update_norm = self.guard.clip(updates)
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
         if if_news:
@@ -108,16 +114,24 @@ class Rounds:
         moved = jax.tree.map(lambda b, u: jnp.where(moves, b + u, b), base, updates)
         new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, outer_state)
         metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
+        metrics |= self._measured(exchange, payload, weight_R, like)
         return fragmentation.put(anchor, rows, moved), new_state, metrics
 
-    def _outer(self, mean, outer_state, base, own):
+    def _measured(self, exchange, payload, weight_R, like) -> dict[str, jax.Array]:
+        """What the schedule asks of the codec: the measured `rank` of the mean, a scalar."""
+        if self.method.rank_energy is None:
+            return {}
+        rank = exchange.codec.mean_rank(payload, weight_R, like, self.method.rank_energy)
+        return {} if rank is None else {"rank": rank}
+
+    def _outer(self, mean, outer_state, base, own, codec):
         if own is None:
             return jax.vmap(self.method.outer.update)(mean, outer_state, base)
         shared = jax.tree.map(lambda x: x[0], mean)
         own = {
             **own,
-            "own": self._own_part(own["own"], own["weight"], base),
-            "own_late": self._own_part(own["own_late"], own["weight_late"], base),
+            "own": self._own_part(own["own"], own["weight"], base, codec),
+            "own_late": self._own_part(own["own_late"], own["weight_late"], base, codec),
         }
 
         def one_region(state, params, extra):
@@ -125,12 +139,12 @@ class Rounds:
 
         return jax.vmap(one_region)(outer_state, base, own)
 
-    def _own_part(self, payload_R, weight_R, base):
+    def _own_part(self, payload_R, weight_R, base, codec):
         """What every region's payload decodes to, fp32 `[R, ...]`; 0 for those left out."""
         decoded = payload_R
-        if self.exchange.codec is not None:
+        if codec is not None:
             like = without_lead(base)
-            decode = self.regions.lift(lambda one: self.exchange.codec.decode(one, like), (0,))
+            decode = self.regions.lift(lambda one: codec.decode(one, like), (0,))
             decoded = decode(payload_R)
         return select(weight_R > 0, decoded, jax.tree.map(jnp.zeros_like, decoded))
 

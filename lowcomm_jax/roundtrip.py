@@ -48,7 +48,7 @@ class RoundTrips:
         if self.method.signal == "gradient":
             return np.iinfo(np.int32).max
         dues = [int(f.due[f.takes_part].min()) for f in state.in_flight.values()]
-        return max(1, min([self.schedule.next_send(step), *dues]) - step)
+        return max(1, min([self.schedule.next_send(step, state.clock), *dues]) - step)
 
     def after(self, state: TrainState, steps: int, mask: np.ndarray):
         """Advance the clock by `steps` inner steps, then run the events of the last one.
@@ -73,7 +73,24 @@ class RoundTrips:
                 state = boundary.cross(self, state, p, step, mask, events)
         else:
             state = self.land(state, self._due(state, step), step, events)
-        return state, events
+        return self._decide(state, step, events), events
+
+    def _decide(self, state: TrainState, step: int, events: list[Event]) -> TrainState:
+        """Let the schedule draw its conclusions from what has just landed."""
+        landings = [event for event in events if event.kind == "land"]
+        decided = self.schedule.decide(step, state.clock, landings)
+        if decided is None:
+            return state
+        state.clock.decided = decided
+        if not self.schedule.land_after_send:
+            return state
+        # What was sent at this boundary lands at the next one, which has just been settled.
+        due = np.full(self.count, self.schedule.next_send(step, state.clock), np.int64)
+        flights = {
+            k: dataclasses.replace(f, due=due) if f.sent == step else f
+            for k, f in state.in_flight.items()
+        }
+        return state.replace(in_flight=flights)
 
     def _due(self, state: TrainState, step: int) -> list[str]:
         flying = in_send_order(state.in_flight)
@@ -104,6 +121,7 @@ class RoundTrips:
         if not mask.any():
             return state
         keep = self.method.landing is not None and bool((self._delay > 0).any())
+        level = self.schedule.level(state.clock)
         out = self.programs.send(
             self.fragments.leaves(state.inner.params, p),
             self.fragments.leaves(state.received or state.anchor, p),
@@ -112,8 +130,9 @@ class RoundTrips:
             mask,
             self._base_weights(state, p),
             keep=keep,
+            level=level,
         )
-        traffic = self.programs.exchange.traffic(self._like[p], mask)
+        traffic = self.programs.exchange.at(level).traffic(self._like[p], mask)
         if p == 0 and self._averaged:
             traffic = traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
         clock = state.clock.copy()
@@ -131,6 +150,7 @@ class RoundTrips:
             due=step + self._delay,
             takes_part=mask.copy(),
             moved=np.bool_(False),
+            level=np.int64(level),
         )
         values = {k: out[k] for k in ("delta_norm", "left_out", "weight")}
         events.append(Event.of_send(step, p, key, mask, traffic, values))
@@ -162,7 +182,7 @@ class RoundTrips:
             flight = state.in_flight[key]
             if not flight.moved:
                 p = int(flight.fragment)
-                state, moved[key] = self.move(state, p, flight.payload, flight.weight)
+                state, moved[key] = self.move(state, flight)
                 state = self._note_rate(state, p, moved[key]["mean_norm"])
         for key in keys:
             state = self._adopt_flight(state, key, step, moved.get(key, {}), events)
@@ -190,16 +210,18 @@ class RoundTrips:
         moved = dataclasses.replace(flight, payload=None, takes_part=waiting, moved=np.bool_(True))
         return state.replace(in_flight={**state.in_flight, key: moved})
 
-    def move(self, state: TrainState, p: int, payload, weight, own=None, if_news: bool = False):
+    def move(self, state: TrainState, flight: InFlight, own=None, if_news: bool = False):
         """Move the anchor by a payload; returns (state, device metrics)."""
+        p = int(flight.fragment)
         anchor, outer, values = self.programs.move(
             self.fragments.leaves(state.anchor, p),
             state.outer[p],
-            payload,
-            weight,
+            flight.payload,
+            flight.weight,
             self._rows[p],
             own,
             if_news=if_news,
+            level=int(flight.level),
         )
         state = state.replace(anchor={**state.anchor, **anchor}, outer=_set(state.outer, p, outer))
         return state, values
@@ -225,7 +247,7 @@ class RoundTrips:
 
     def _note_rate(self, state: TrainState, p: int, mean_norm: jax.Array) -> TrainState:
         """Change rate ||mean Delta_p|| / sqrt(numel_p) / I_p, from reduced data only."""
-        if not self.schedule.uses_rates:
+        if self.schedule.statistic != "rate":
             return state
         clock = state.clock
         interval = max(1, int(clock.last_sent[p]) - max(0, int(clock.previous_sent[p])))

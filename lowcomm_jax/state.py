@@ -50,6 +50,7 @@ class InFlight:
       due: int64 `[R]`, step at which each region lands.
       takes_part: bool `[R]`, regions that took part in the send and have not landed yet.
       moved: whether the anchor has already moved by this payload.
+      level: of the codec, at which the payload is encoded (`Codec.at`).
     """
 
     payload: PyTree
@@ -61,6 +62,7 @@ class InFlight:
     due: np.ndarray
     takes_part: np.ndarray
     moved: np.ndarray
+    level: np.ndarray
 
 
 @jax.tree_util.register_dataclass
@@ -75,6 +77,7 @@ class Clock:
       staleness: int64 `[K, R]`, land step - send step of the last landing; -1 = never.
       sends: int64 `[K]`, sends so far.
       bytes_sent, bytes_received: int64 `[R]`, bytes between regions so far.
+      decided: what the schedule remembers (`Schedule.start`).
     """
 
     step: np.ndarray
@@ -85,9 +88,10 @@ class Clock:
     sends: np.ndarray
     bytes_sent: np.ndarray
     bytes_received: np.ndarray
+    decided: dict[str, np.ndarray]
 
     @classmethod
-    def start(cls, fragments: int, regions: int) -> Clock:
+    def start(cls, fragments: int, regions: int, decided: dict | None = None) -> Clock:
         never = np.full(fragments, -1, np.int64)
         return cls(
             step=np.int64(0),
@@ -98,6 +102,7 @@ class Clock:
             sends=np.zeros(fragments, np.int64),
             bytes_sent=np.zeros(regions, np.int64),
             bytes_received=np.zeros(regions, np.int64),
+            decided=dict(decided or {}),
         )
 
     def copy(self) -> Clock:

@@ -106,6 +106,7 @@ def flight_records(state: TrainState) -> list[dict]:
             "due": np.asarray(flight.due).tolist(),
             "takes_part": np.asarray(flight.takes_part).tolist(),
             "moved": bool(flight.moved),
+            "level": int(flight.level),
             "payload": flight.payload is not None,
             "snapshot": flight.snapshot is not None,
             "specs": {

@@ -69,6 +69,7 @@ def _abstract_flight(programs: Programs, record: dict) -> InFlight:
     like = programs.fragments.like(record["fragment"])
     payload = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
     if codec is not None:
+        codec = codec.at(record["level"])
         payload = jax.eval_shape(lambda tree: codec.encode(tree, codec.init(like))[0], payload)
     parts = {
         "payload": payload if record["payload"] else None,
@@ -93,6 +94,7 @@ def _abstract_flight(programs: Programs, record: dict) -> InFlight:
         due=np.array(record["due"], np.int64),
         takes_part=np.array(record["takes_part"], bool),
         moved=np.bool_(record["moved"]),
+        level=np.int64(record["level"]),
     )
 
 

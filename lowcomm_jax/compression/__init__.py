@@ -11,6 +11,7 @@ from lowcomm_jax.compression.error_feedback import (
     error_feedback,
 )
 from lowcomm_jax.compression.integer import Integer
+from lowcomm_jax.compression.ladder import Ladder
 from lowcomm_jax.compression.low_rank import LowRank, measured_rank
 from lowcomm_jax.compression.matrix import MatrixCodec
 from lowcomm_jax.compression.optax_view import CompressState, compress, quantize, top_k
@@ -34,6 +35,7 @@ __all__ = [
     "ErrorFeedback",
     "ErrorFeedbackState",
     "Integer",
+    "Ladder",
     "LowRank",
     "MatrixCodec",
     "PerTensor",

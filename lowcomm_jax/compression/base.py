@@ -55,6 +55,28 @@ class Codec(abc.ABC):
         """
         return weighted_mean(lambda payload: self.decode(payload, like), payload_R, weight_R)
 
+    def at(self, level: int) -> Codec:
+        """The codec at a level of its ladder (`ladder.Ladder`); a plain codec has level 0 alone."""
+        if level:
+            raise ValueError(f"{self.name} has one level: level {level} needs a ladder of codecs")
+        return self
+
+    def mean_rank(
+        self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, energy: float
+    ) -> jax.Array | None:
+        """Rank that holds `energy` of the mean's squared norm, from low-rank factors alone.
+
+        Args:
+          payload_R, weight_R, like: as in `aggregate`.
+          energy: share of the squared norm, in (0, 1].
+
+        Returns:
+          float32 scalar, the mean over tensors weighted by their elements; 0 when all weights are
+          0; None when no tensor travels as factors.
+        """
+        del payload_R, weight_R, like, energy
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Codec):
@@ -74,6 +96,9 @@ class Wrapper(Codec):
 
     def nbytes(self, like):
         return self.codec.nbytes(like)
+
+    def mean_rank(self, payload_R, weight_R, like, energy):
+        return self.codec.mean_rank(payload_R, weight_R, like, energy)
 
 
 def weighted_mean(

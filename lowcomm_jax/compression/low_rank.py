@@ -38,6 +38,8 @@ class LowRank(MatrixCodec):
         its blocks and rows lie within columns).
       dense: codec of leaves that factors would not shrink by `least` times.
       least: smallest compression r (N + M) -> N M worth the trouble.
+      basis: columns of Q kept between rounds, at least r (default r): codecs that differ in rank
+        alone share a state, and decide alike which tensors are factored.
 
     Raises:
       ValueError: a setting out of range.
@@ -47,6 +49,7 @@ class LowRank(MatrixCodec):
     factors: MatrixCodec = FP32
     dense: MatrixCodec = FP32
     least: float = 2.0
+    basis: int | None = None
 
     def __post_init__(self):
         raise_all(
@@ -54,8 +57,14 @@ class LowRank(MatrixCodec):
             [
                 in_range("rank", self.rank, 1, float("inf")),
                 in_range("least", self.least, 1.0, float("inf")),
+                in_range("basis", self.width, self.rank, float("inf")),
             ],
         )
+
+    @property
+    def width(self) -> int:
+        """Columns of the kept Q."""
+        return self.rank if self.basis is None else self.basis
 
     @property
     def name(self) -> str:
@@ -65,7 +74,7 @@ class LowRank(MatrixCodec):
     def factored(self, shape: Shape) -> bool:
         """Whether a stack of this shape travels as factors."""
         _, n, m = shape
-        return min(n, m) > 1 and self.rank * (n + m) * self.least <= n * m
+        return min(n, m) > 1 and self.width * (n + m) * self.least <= n * m
 
     def _factor_shapes(self, shape: Shape) -> tuple[Shape, Shape]:
         layers, n, m = shape
@@ -75,26 +84,47 @@ class LowRank(MatrixCodec):
         if not self.factored(shape):
             return self.dense.init(shape, seed)
         p, q = self._factor_shapes(shape)
-        start = jax.random.normal(jax.random.key(seed), (shape[0], shape[2], self.rank))
+        start = jax.random.normal(jax.random.key(seed), (shape[0], shape[2], self.width))
         return {"q": start, "coding": (self.factors.init(p, seed), self.factors.init(q, seed + 1))}
 
     def encode(self, x_LxNxM, state):
         if not self.factored(x_LxNxM.shape):
             return self.dense.encode(x_LxNxM, state)
-        p, q = power_iteration(x_LxNxM, state["q"])
+        basis, spare = state["q"][..., : self.rank], state["q"][..., self.rank :]
+        p, q = power_iteration(x_LxNxM, basis)
         coding_p, coding_q = state["coding"]
         sent_p, coding_p = self.factors.encode(jnp.swapaxes(p, 1, 2), coding_p)
         sent_q, coding_q = self.factors.encode(jnp.swapaxes(q, 1, 2), coding_q)
-        new_state = {"q": _unit_columns(q, state["q"]), "coding": (coding_p, coding_q)}
+        kept = jnp.concatenate([_unit_columns(q, basis), spare], axis=-1)
+        new_state = {"q": kept, "coding": (coding_p, coding_q)}
         return {"p": sent_p, "q": sent_q}, new_state
 
     def decode(self, payload, shape):
         if not self.factored(shape):
             return self.dense.decode(payload, shape)
+        p, q = self._factors(payload, shape)
+        return jnp.einsum("lrn,lrm->lnm", p, q, precision=jax.lax.Precision.HIGHEST)
+
+    def _factors(self, payload, shape: Shape) -> tuple[jax.Array, jax.Array]:
+        """Transposed factors as receivers decode them: `[L, r, N]` and `[L, r, M]`."""
         shape_p, shape_q = self._factor_shapes(shape)
         p = self.factors.decode(payload["p"], shape_p)
-        q = self.factors.decode(payload["q"], shape_q)
-        return jnp.einsum("lrn,lrm->lnm", p, q, precision=jax.lax.Precision.HIGHEST)
+        return p, self.factors.decode(payload["q"], shape_q)
+
+    def mean_rank(self, payload_R, weight_R, shape, energy):
+        """Of the regions' factors side by side, whose product is the mean; at most r."""
+        if not self.factored(shape):
+            return None
+        p, q = jax.vmap(lambda one: self._factors(one, shape))(payload_R)
+        layers, n, m = shape
+        # A payload of weight 0 is silenced whatever it holds.
+        present = (weight_R > 0)[:, None, None, None]
+        p = jnp.where(present, p * weight_R[:, None, None, None], 0.0)
+        q = jnp.where(present, q, 0.0)
+        p = jnp.moveaxis(p, 0, 1).reshape(layers, -1, n)
+        q = jnp.moveaxis(q, 0, 1).reshape(layers, -1, m)
+        ranks = jax.vmap(lambda a, b: measured_rank(a.T, b.T, energy))(p, q)
+        return jnp.mean(jnp.minimum(ranks, self.rank).astype(jnp.float32))
 
     def nbytes(self, shape: Shape) -> int:
         if not self.factored(shape):

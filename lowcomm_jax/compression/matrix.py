@@ -55,6 +55,13 @@ class MatrixCodec(abc.ABC):
         """Weighted mean over regions, fp32 `[L, N, M]`; see `Codec.aggregate`."""
         return weighted_mean(lambda payload: self.decode(payload, shape), payload_R, weight_R)
 
+    def mean_rank(
+        self, payload_R: PyTree, weight_R: jax.Array, shape: Shape, energy: float
+    ) -> jax.Array | None:
+        """Measured rank of the mean, averaged over L; None unless it travels as factors."""
+        del payload_R, weight_R, shape, energy
+        return None
+
 
 def matrix_shape(shape: tuple[int, ...], stacked: bool) -> Shape:
     """(L, N, M) of a leaf; `stacked` leaves carry L as their first axis.

@@ -123,6 +123,15 @@ class PerTensor(Codec):
 
         return jax.tree.structure(like).unflatten(self._map(one, like, payload_R))
 
+    def mean_rank(self, payload_R, weight_R, like, energy):
+        def one(leaf, coded_R):
+            rank = leaf.codec.mean_rank(coded_R, weight_R, leaf.matrices, energy)
+            return None if rank is None else (rank, math.prod(leaf.shape))
+
+        found = [r for r in self._map(one, like, payload_R) if r is not None]
+        total = sum(numel for _, numel in found)
+        return sum(rank * (numel / total) for rank, numel in found) if found else None
+
     def nbytes(self, like):
         return sum(self._map(lambda leaf: leaf.codec.nbytes(leaf.matrices), like))
 

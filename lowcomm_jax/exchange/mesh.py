@@ -32,6 +32,11 @@ class MeshExchange:
     regions: Regions
     codec: Any = None
 
+    def at(self, level: int) -> MeshExchange:
+        """The exchange of payloads encoded at this level of the codec."""
+        codec = None if self.codec is None else self.codec.at(level)
+        return MeshExchange(self.regions, codec)
+
     def mean(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, specs: PyTree) -> PyTree:
         """Weighted mean of what the payloads decode to; fp32 leaves `[1, ...]` (traced).
 

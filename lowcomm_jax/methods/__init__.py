@@ -6,17 +6,20 @@ from lowcomm_jax.methods.cocodc import cocodc
 from lowcomm_jax.methods.ddp import ddp
 from lowcomm_jax.methods.delayed_diloco import delayed_diloco
 from lowcomm_jax.methods.diloco import diloco
+from lowcomm_jax.methods.dilocox import AdaGradCmp, dilocox
 from lowcomm_jax.methods.eager_diloco import eager_diloco
 from lowcomm_jax.methods.local_sgd import local_sgd
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 
 __all__ = [
+    "AdaGradCmp",
     "Method",
     "async_local_sgd",
     "cocodc",
     "ddp",
     "delayed_diloco",
     "diloco",
+    "dilocox",
     "eager_diloco",
     "local_sgd",
     "streaming_diloco",

@@ -32,6 +32,8 @@ class Method:
       first_round: what the first boundary of a one-period method lands: an `empty` payload, or
         (`blocking`) the one just sent.
       inner_batching: batch policy of the inner steps; only None, a fixed batch, is available.
+      rank_energy: share of the squared norm by which the rank of every reduced payload is measured,
+        for schedules that follow it; None = not measured.
       problems: settings that cannot work, one line with its fix each; the engine refuses them all
         at once.
     """
@@ -48,6 +50,7 @@ class Method:
     rest: Literal["own", "dealt"] = "dealt"
     first_round: Literal["empty", "blocking"] = "empty"
     inner_batching: Any = None
+    rank_energy: float | None = None
     problems: tuple[str, ...] = ()
 
     def violations(self, regions: int) -> list[str]:

@@ -3,6 +3,15 @@
 from lowcomm_jax.schedule.adaptive import Adaptive, syncs_per_period
 from lowcomm_jax.schedule.arrivals import Arrivals
 from lowcomm_jax.schedule.base import Schedule, delay_per_region
+from lowcomm_jax.schedule.ranked import Ranked
 from lowcomm_jax.schedule.staggered import Staggered
 
-__all__ = ["Adaptive", "Arrivals", "Schedule", "Staggered", "delay_per_region", "syncs_per_period"]
+__all__ = [
+    "Adaptive",
+    "Arrivals",
+    "Ranked",
+    "Schedule",
+    "Staggered",
+    "delay_per_region",
+    "syncs_per_period",
+]

@@ -50,14 +50,15 @@ class Adaptive(Schedule):
     fragments: int
     syncs: int
     delay: int | tuple[int, ...] = 0
-    uses_rates: ClassVar[bool] = True
+    statistic: ClassVar[str] = "rate"
 
     @property
     def spacing(self) -> int:
         """h: inner steps between two slots."""
         return max(1, self.period // self.syncs)
 
-    def next_send(self, step: int) -> int:
+    def next_send(self, step: int, clock: Clock) -> int:
+        del clock
         return (step // self.spacing + 1) * self.spacing
 
     def sends(

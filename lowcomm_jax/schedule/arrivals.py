@@ -54,7 +54,8 @@ class Arrivals(Schedule):
         arrives = [m % n == 0 for m, n in zip(made, self.local_steps())]
         return self.active(step, regions) & np.array(arrives)
 
-    def next_send(self, step: int) -> int:
+    def next_send(self, step: int, clock: Clock) -> int:
+        del clock
         upcoming = []
         for share, n in zip(self._shares(), self.local_steps()):
             rounds = int(step * share) // n + 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +20,8 @@ class Schedule(abc.ABC):
       delay: tau, inner steps between send and landing; one int, or one per region.
       land_after_send: the due payload lands after the send of the same step (methods that overlap
         a whole period), so that the new pseudo-gradient is measured before the anchor moves.
-      uses_rates: whether `sends` reads the fragments' change rates.
+      statistic: what `sends` chooses by, reduced over the regions at every landing: nothing, or the
+        fragments' change `rate`.
       uneven: whether regions make different numbers of inner steps (`active`, `senders`).
     """
 
@@ -27,11 +29,15 @@ class Schedule(abc.ABC):
     fragments: int
     delay: int | tuple[int, ...]
     land_after_send: bool = False
-    uses_rates: bool = False
+    statistic: Literal["none", "rate"] = "none"
     uneven: bool = False
 
+    def start(self) -> dict[str, np.ndarray]:
+        """What the schedule itself remembers, `Clock.decided`, before the first step."""
+        return {}
+
     @abc.abstractmethod
-    def next_send(self, step: int) -> int:
+    def next_send(self, step: int, clock: Clock) -> int:
         """First step after `step` at which something may be sent."""
 
     @abc.abstractmethod
@@ -42,6 +48,22 @@ class Schedule(abc.ABC):
 
         `rates` fetches the fragments' change rates, float32 `[K]`; it may wait for the device.
         """
+
+    def level(self, clock: Clock) -> int:
+        """At which level of the codec (`Codec.at`) a payload that leaves now is encoded."""
+        del clock
+        return 0
+
+    def decide(
+        self, step: int, clock: Clock, landings: Sequence[Any]
+    ) -> dict[str, np.ndarray] | None:
+        """The new `Clock.decided` after the sends and landings of a step; None = as it was.
+
+        Only reduced data may enter, so that all regions decide alike. `landings` are the step's
+        landings (`history.Event`); fetching their values waits for the device.
+        """
+        del step, clock, landings
+        return None
 
     @abc.abstractmethod
     def violations(self, regions: int) -> list[str]:

@@ -27,7 +27,9 @@ class Staggered(Schedule):
     def first(self, fragment: int) -> int:
         return (fragment + 1) * self.period // self.fragments
 
-    def next_send(self, step: int) -> int:
+    def next_send(self, step: int, clock: Clock) -> int:
+        del clock
+
         def upcoming(first: int) -> int:
             rounds = max(0, -(-(step + 1 - first) // self.period))
             return first + rounds * self.period

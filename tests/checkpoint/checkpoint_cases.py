@@ -35,6 +35,10 @@ METHODS = {
     "cocodc": lambda: lc.methods.cocodc(7, 3, 2, syncs_per_period=7, taylor=0.5, pattern=CUT),
     "eager": lambda: lc.methods.eager_diloco(4),
     "delayed": lambda: lc.methods.delayed_diloco(4),
+    # Half way the codec is at its second level, with a payload of the first in flight.
+    "dilocox": lambda: lc.methods.dilocox(
+        4, {"name": "low_rank_int4", "least": 1.0}, 2, adaptive={"window": 1, "energy": 0.3}
+    ),
     "async": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),
 }
 TOKEN_WEIGHTS = ("diloco", "streaming_partly")
@@ -78,7 +82,7 @@ def values(state):
     """Every number of a state on the host, by name."""
     named = to_host(state_leaves(state))
     for key, flight in state.in_flight.items():
-        for field in ("fragment", "sent", "due", "takes_part", "moved"):
+        for field in ("fragment", "sent", "due", "takes_part", "moved", "level"):
             named[f"in_flight/{key}/{field}"] = np.array(getattr(flight, field))
     return named
 

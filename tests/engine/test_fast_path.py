@@ -18,6 +18,7 @@ METHODS = {
     "streaming": lambda: lc.methods.streaming_diloco(5, 2, 2, 0.3, pattern="balanced"),
     "eager": lambda: lc.methods.eager_diloco(4),
     "delayed": lambda: lc.methods.delayed_diloco(4),
+    "dilocox": lambda: lc.methods.dilocox(4, codec="low_rank", rank=1),
     "cocodc": lambda: lc.methods.cocodc(6, 3, 2, pattern="balanced"),
 }
 

@@ -42,7 +42,7 @@ def test_staggered_on_random_settings():
             expected = list(range(first, 3 * period + 1, period))
             assert [t for t, q in sent if q == p] == expected
         steps, step = [], 0
-        while (step := schedule.next_send(step)) <= 3 * period:
+        while (step := schedule.next_send(step, None)) <= 3 * period:
             steps.append(step)
         assert steps == [t for t, _ in sent], "next_send must name every send and nothing else"
         assert len(set(steps)) == len(steps), "two fragments left at one step"
@@ -95,7 +95,7 @@ def test_the_first_sends_come_within_the_first_fragments_slots():
 def test_next_send_names_every_slot():
     for _, schedule, _ in adaptive_cases(40):
         step, slots = 0, []
-        while (step := schedule.next_send(step)) <= 3 * schedule.period:
+        while (step := schedule.next_send(step, None)) <= 3 * schedule.period:
             slots.append(step)
         assert slots == list(range(schedule.spacing, 3 * schedule.period + 1, schedule.spacing))
         assert schedule.spacing == schedule.period // schedule.syncs

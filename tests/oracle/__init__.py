@@ -6,6 +6,7 @@ from here).
 
 from oracle.async_server import active_at, local_steps, run_async_local_sgd
 from oracle.blocking import run_ddp, run_diloco, run_local_sgd
+from oracle.dilocox import Adaptation, int4_rows, run_dilocox
 from oracle.gossip import run_noloco
 from oracle.inner import AdamW, Momentum, Sgd
 from oracle.loop import Event, Snapshot, Trajectory
@@ -38,6 +39,7 @@ __all__ = [
     "SHAPES",
     "SIZE",
     "AdamW",
+    "Adaptation",
     "Average",
     "DelayedNesterovServer",
     "Event",
@@ -55,6 +57,7 @@ __all__ = [
     "first_send",
     "flatten",
     "gradient",
+    "int4_rows",
     "local_steps",
     "loss",
     "make_batches",
@@ -64,6 +67,7 @@ __all__ = [
     "run_ddp",
     "run_delayed",
     "run_diloco",
+    "run_dilocox",
     "run_dilocox_dense",
     "run_eager",
     "run_local_sgd",

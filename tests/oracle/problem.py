@@ -15,12 +15,12 @@ SHAPES: dict[str, tuple[int, ...]] = {"a": (3, 5), "b": (7,), "c": (2, 3, 2), "s
 SIZE = sum(math.prod(shape) for shape in SHAPES.values())
 
 
-def make_params(seed: int = 0, dtype=np.float32) -> Tree:
-    """Draw the initial parameters: one array per entry of SHAPES."""
+def make_params(seed: int = 0, dtype=np.float32, shapes=SHAPES) -> Tree:
+    """Draw the initial parameters: one array per entry of `shapes`."""
     rng = np.random.default_rng([seed, 101])
     return {
         key: np.asarray(0.5 * rng.standard_normal(shape), dtype=dtype)
-        for key, shape in SHAPES.items()
+        for key, shape in shapes.items()
     }
 
 
@@ -31,19 +31,21 @@ def make_batches(
     regions: int,
     batch_size: int = 4,
     dtype=np.float32,
+    shapes=SHAPES,
 ) -> dict[str, np.ndarray]:
-    """Draw {"x": [steps, R, B, d], "y": [steps, R, B]}.
+    """Draw {"x": [steps, R, B, d], "y": [steps, R, B]} for parameters of `shapes`.
 
     The sample of (seed, region, step) depends on nothing else: asking for more steps or more
     regions leaves the earlier ones as they were.
     """
-    x = np.zeros((steps, regions, batch_size, SIZE), dtype=dtype)
+    size = sum(math.prod(shape) for shape in shapes.values())
+    x = np.zeros((steps, regions, batch_size, size), dtype=dtype)
     y = np.zeros((steps, regions, batch_size), dtype=dtype)
     for r in range(regions):
-        truth = np.random.default_rng([seed, 202, r]).standard_normal(SIZE)
+        truth = np.random.default_rng([seed, 202, r]).standard_normal(size)
         for t in range(steps):
             rng = np.random.default_rng([seed, 303, r, t])
-            inputs = 0.5 * rng.standard_normal((batch_size, SIZE))
+            inputs = 0.5 * rng.standard_normal((batch_size, size))
             x[t, r] = inputs
             y[t, r] = inputs @ truth + 0.1 * rng.standard_normal(batch_size) + 0.2 * r
     return {"x": x, "y": y}

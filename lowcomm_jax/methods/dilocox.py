@@ -1,0 +1,201 @@
+r"""DiLoCoX (arXiv 2506.21263): one-step delay, low-rank int4 payloads, adaptive rank and H.
+
+At boundary t every region sends its compressed pseudo-gradient and takes the reduced one of the
+round before:
+
+.. math::
+   p_r = (\Theta^{t} - \theta_r) + e_r, \quad c_r = C(p_r), \quad e_r \leftarrow p_r - D(c_r),
+   \qquad \bar\Delta^t = \tfrac1R \sum_r D(c_r), \\
+   \Theta^{t+1} = \mathrm{Nesterov}(\Theta^t, \bar\Delta^{t-1}), \qquad
+   \theta_r \leftarrow \Theta^{t+1}
+
+====== =========================================== ===============
+symbol meaning                                     argument
+====== =========================================== ===============
+H_1    inner steps of the first rounds             `period`
+r_1    rank of the first rounds                    `rank`
+C, D   low-rank factors in int4 (`low_rank`)       `codec`
+e      residual of the error feedback              in `codec`
+c      rounds of the window that sets r and H      in `adaptive`
+====== =========================================== ===============
+
+All regions hold the same anchor; the work of a round shows from the next but one. At the first
+boundary nothing has arrived and every region restarts from the unmoved anchor.
+
+Differs from the paper, whose listing was not at hand: factors are one-shot with each region's own
+warm basis (`compression.low_rank`), and rank and H adapt as `schedule.ranked` says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import optax
+
+from lowcomm_jax import outer as outer_rules
+from lowcomm_jax.compression import Codec, LowRank, names, registry
+from lowcomm_jax.compression.ladder import Ladder
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.schedule import Ranked, Schedule, Staggered
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaGradCmp:
+    """How rank and round length adapt (`schedule.ranked`).
+
+    Attributes:
+      window: c, rounds whose measured ranks are averaged.
+      energy: share of the squared norm that the measured rank holds.
+      buckets: ranks that occur, evenly spaced from r_1 down to the floor; each compiles once.
+      floor: smallest rank; default r_1 / 8.
+      shortest: fewest steps of a round; default H_1 / 8.
+      probe: rounds between two probing rounds one bucket higher; None = never.
+    """
+
+    window: int = 5
+    energy: float = 0.95
+    buckets: int = 8
+    floor: int | None = None
+    shortest: int | None = None
+    probe: int | None = None
+
+    def ranks(self, rank: int) -> tuple[int, ...]:
+        """The buckets from r_1 down; fewer where two would be the same."""
+        floor = max(1, rank // 8) if self.floor is None else self.floor
+        gaps = max(1, self.buckets - 1)
+        spaced = {rank - (rank - floor) * k // gaps for k in range(self.buckets)}
+        return tuple(sorted(spaced, reverse=True))
+
+    def violations(self, rank: int) -> list[str]:
+        problems = []
+        if not 0 < self.energy <= 1:
+            problems.append(f"adaptive.energy={self.energy}: a share in (0, 1] is needed")
+        if self.buckets < 1:
+            problems.append(f"adaptive.buckets={self.buckets}: at least 1 rank is needed")
+        if self.floor is not None and not 1 <= self.floor <= rank:
+            problems.append(f"adaptive.floor={self.floor}: must lie in [1, rank={rank}]")
+        return problems
+
+
+def dilocox(
+    period: int,
+    codec: str | Mapping[str, Any] | Codec | None = "low_rank_int4",
+    rank: int | None = None,
+    delay: int = 1,
+    adaptive: AdaGradCmp | Mapping[str, Any] | bool | None = None,
+    outer: optax.GradientTransformation | None = None,
+    inner_batching: Any = None,
+    first_round: Literal["empty", "blocking"] = "empty",
+    step_seconds: float | None = None,
+    sync_seconds: float | None = None,
+) -> Method:
+    """Overlap a whole round, with compressed payloads whose rank and period adapt.
+
+    Args:
+      period: H_1.
+      codec: name or section of a codec, which gets error feedback of decay 1 unless it says
+        otherwise; or a codec, taken as it is; None = dense fp32.
+      rank: r_1 of low-rank codecs; default 32.
+      delay: 1; 0 lands every payload at its own boundary (without a codec that is DiLoCo).
+      adaptive: adapt rank and H; None = yes if the codec is low-rank and given by name.
+      outer: default Nesterov 0.7 / 0.9.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
+      first_round: see `delayed_diloco`.
+      step_seconds, sync_seconds: T_step and T_comm of the largest payload: no adaptive round is
+        shorter than T_comm / T_step steps. Without them the engine's network decides, if any.
+    """
+    timing = [x for x in (step_seconds, sync_seconds) if x is not None]
+    problems = _timing_problems(timing)
+    if delay not in (0, 1):
+        problems.append(f"delay={delay}: use 0 or 1 round")
+        delay = 1
+    named = isinstance(codec, (str, Mapping))
+    low_rank = named and _is_low_rank(codec)
+    rule, found = _adaptation(adaptive, low_rank)
+    problems += found
+    if rank is not None and not low_rank:
+        problems.append(f"rank={rank} is unused: only low-rank codecs given by name have one")
+    if isinstance(codec, Mapping) and "rank" in codec:
+        problems.append("codec.rank is unused: give it as rank")
+    first = 32 if rank is None else rank
+    if not isinstance(first, int) or first < 1:
+        problems.append(f"rank={rank}: a whole number, at least 1, is needed")
+        first = 1
+    schedule: Schedule = Staggered(period, delay=delay * period, land_after_send=delay == 1)
+    if rule is not None:
+        problems += rule.violations(first)
+        travel = math.ceil(timing[1] / timing[0]) if len(timing) == 2 and min(timing) > 0 else 1
+        schedule = _ranked(rule, period, first, delay, travel)
+    elif timing:
+        problems.append("step_seconds and sync_seconds are unused: only adaptive rounds need them")
+    if named and not problems:
+        codec = _ladder(codec, schedule.ranks if rule else (first,), low_rank)
+    return Method(
+        name="dilocox",
+        schedule=schedule,
+        outer=optax.with_extra_args_support(
+            outer_rules.nesterov(0.7, 0.9) if outer is None else outer
+        ),
+        codec=codec if isinstance(codec, Codec) else None,
+        inner_batching=inner_batching,
+        first_round=first_round,
+        rank_energy=rule.energy if rule else None,
+        problems=tuple(problems),
+    )
+
+
+def _timing_problems(timing: list[float]) -> list[str]:
+    if len(timing) == 1:
+        return ["step_seconds (T_step) and sync_seconds (T_comm) go together: give both"]
+    if any(x <= 0 for x in timing):
+        return ["step_seconds and sync_seconds must be positive"]
+    return []
+
+
+def _is_low_rank(codec: str | Mapping[str, Any]) -> bool:
+    name = codec if isinstance(codec, str) else codec.get("name")
+    return name in names() and isinstance(registry.make_matrix(name), LowRank)
+
+
+def _adaptation(adaptive, low_rank: bool) -> tuple[AdaGradCmp | None, list[str]]:
+    """The rule, or None for constant rank and H."""
+    if adaptive is None or adaptive is False:
+        return (AdaGradCmp() if low_rank and adaptive is None else None), []
+    if not low_rank:
+        return None, ["adaptive needs a low-rank codec given by name: its payload has no rank"]
+    if adaptive is True:
+        return AdaGradCmp(), []
+    if isinstance(adaptive, AdaGradCmp):
+        return adaptive, []
+    fields = [f.name for f in dataclasses.fields(AdaGradCmp)]
+    wrong = [k for k in adaptive if k not in fields]
+    if wrong:
+        return None, [f"adaptive.{k} is unknown: use {', '.join(fields)}" for k in wrong]
+    return AdaGradCmp(**adaptive), []
+
+
+def _ranked(rule: AdaGradCmp, period: int, rank: int, delay: int, travel: int) -> Ranked:
+    ranks = rule.ranks(rank)
+    shortest = max(1, period // 8) if rule.shortest is None else rule.shortest
+    return Ranked(
+        period=period,
+        ranks=ranks,
+        window=rule.window,
+        shortest=shortest,
+        travel=(travel,) * len(ranks),
+        probe=rule.probe,
+        delay=delay * period,
+        land_after_send=delay == 1,
+    )
+
+
+def _ladder(codec: str | Mapping[str, Any], ranks: tuple[int, ...], low_rank: bool) -> Codec:
+    """One codec per bucket, all over one warm basis of r_1 columns and one residual."""
+    spec = {"error_feedback": 1.0, **({"name": codec} if isinstance(codec, str) else codec)}
+    if not low_rank:
+        return registry.make(spec)
+    rungs = [registry.make({**spec, "rank": r, "basis": ranks[0]}) for r in ranks]
+    return rungs[0] if len(rungs) == 1 else Ladder(rungs[0], tuple(rungs[1:]))

@@ -1,0 +1,132 @@
+r"""DiLoCoX's AdaGradCmp (arXiv 2506.21263): rank and length of a round follow the measured rank.
+
+With r'_i the measured rank of the mean pseudo-gradient of round i and a window of c rounds,
+
+.. math::
+   r_{t} = \frac1c \sum_{i=t-c}^{t-1} r'_i, \qquad
+   \alpha = r_t / r_1, \qquad H_t = \alpha H_1,
+
+once c rounds have been measured; r_1 and H_1 until then. The next round's rank and length are
+settled at a boundary, from what has landed by then, before the round's first step.
+
+Differs from the paper, whose listing was not at hand: the rank is rounded up to a bucket, so that
+nothing compiles more than once per bucket; the smallest bucket is the floor; a round is never
+shorter than `shortest`, nor than its payload needs to travel (T_comm <= H T_step), nor longer than
+H_1. As r' is at most the rank that was sent, the rule only ever lowers the rank; with `probe` every
+so many rounds are sent one bucket higher, so that it can rise again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from lowcomm_jax.schedule.base import Schedule, common_violations
+from lowcomm_jax.state import Clock
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked(Schedule):
+    """See `Schedule` for the other fields.
+
+    Attributes:
+      period: H_1.
+      ranks: the buckets, falling; the first is r_1.
+      window: c, rounds whose measured ranks are averaged.
+      shortest: the fewest steps of a round.
+      travel: inner steps the payload of each rank needs to travel, ceil(T_comm / T_step).
+      probe: rounds from one probing round to the next; None = never.
+    """
+
+    period: int
+    ranks: tuple[int, ...]
+    window: int = 5
+    shortest: int = 1
+    travel: tuple[int, ...] = ()
+    probe: int | None = None
+    delay: int = 0
+    land_after_send: bool = False
+    fragments: int = 1
+
+    def start(self) -> dict[str, np.ndarray]:
+        return {
+            "boundary": np.int64(self.period),
+            "level": np.int64(0),
+            "rounds": np.int64(1),
+            # A round that told nothing (nobody took part) is not in the window.
+            "measured": np.zeros(self.window, np.float32),
+            "known": np.int64(0),
+        }
+
+    def next_send(self, step: int, clock: Clock) -> int:
+        del step
+        return int(clock.decided["boundary"])
+
+    def sends(
+        self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
+    ) -> tuple[int, ...]:
+        del in_flight, rates
+        return (0,) if step == clock.decided["boundary"] else ()
+
+    def level(self, clock: Clock) -> int:
+        return int(clock.decided["level"])
+
+    def decide(
+        self, step: int, clock: Clock, landings: Sequence[Any]
+    ) -> dict[str, np.ndarray] | None:
+        now = clock.decided
+        if step != now["boundary"]:
+            return None
+        measured, known = now["measured"], int(now["known"])
+        for rank in (float(np.asarray(e.values["rank"])) for e in landings if "rank" in e.values):
+            if rank > 0:
+                measured = np.append(measured[1:], np.float32(rank))
+                known = min(known + 1, self.window)
+        level, length = self.round_after(measured if known == self.window else None)
+        rounds = int(now["rounds"]) + 1
+        if self.probe is not None and rounds % self.probe == 0 and level > 0:
+            level -= 1
+            length = max(length, self._travel(level))
+        return {
+            "boundary": np.int64(step + length),
+            "level": np.int64(level),
+            "rounds": np.int64(rounds),
+            "measured": measured,
+            "known": np.int64(known),
+        }
+
+    def round_after(self, measured: np.ndarray | None) -> tuple[int, int]:
+        """(level, length) of a round by the window's measured ranks; None = the first rounds."""
+        if measured is None:
+            return 0, self.period
+        rank = float(np.mean(measured, dtype=np.float64))
+        level = max(k for k, bucket in enumerate(self.ranks) if bucket >= rank)
+        length = round(self.period * rank / self.ranks[0])
+        return level, min(self.period, max(length, self.shortest, self._travel(level)))
+
+    def _travel(self, level: int) -> int:
+        return self.travel[level] if self.travel else 1
+
+    def violations(self, regions: int) -> list[str]:
+        problems = common_violations(self, regions, "delay")
+        if problems:
+            return problems
+        falling = all(a > b for a, b in zip(self.ranks, self.ranks[1:]))
+        if not self.ranks or not falling or self.ranks[-1] < 1:
+            problems.append(f"ranks={self.ranks}: give falling whole numbers, at least 1")
+        if self.window < 1:
+            problems.append(f"window={self.window}: at least 1 round is needed")
+        if not 1 <= self.shortest <= self.period:
+            problems.append(f"shortest={self.shortest}: must lie in [1, period={self.period}]")
+        if self.probe is not None and self.probe < 2:
+            problems.append(f"probe={self.probe}: give 2 or more rounds, or None to never probe")
+        slowest = max(self.travel, default=0)
+        if slowest > self.period:
+            problems.append(
+                f"period={self.period}: the payload travels for {slowest} inner steps, longer than "
+                f"a round hides; use period >= {slowest}, a lower rank or a faster link"
+            )
+        return problems

@@ -1,0 +1,186 @@
+"""DiLoCoX against its NumPy re-derivation: factors, residuals, delay, adaptive rank and H."""
+
+import itertools
+
+import jax
+import numpy as np
+import optax
+import oracle
+import pytest
+from compilations import compilations
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+from lowcomm_jax.engine import Engine
+
+SHAPES = {"b": (7,), "v": (9, 12), "w": (8, 9)}
+RANK = 4
+NESTEROV = oracle.Nesterov(0.7, 0.9)
+# Long runs of short rounds: the published momentum would blow rounding differences up.
+CALM = {"oracle": oracle.Nesterov(0.3, 0.4), "engine": lc.outer.nesterov(0.3, 0.4)}
+SGD = oracle.Momentum(0.05, 0.8)
+
+
+def codec(**settings):
+    """Low-rank factors that pay off on the test's small matrices."""
+    return {"name": "low_rank", "least": 1.0, **settings}
+
+
+def warm_bases(method):
+    """The bases [columns, r] that the codec starts from, by leaf."""
+    like = {k: jax.ShapeDtypeStruct(s, np.float32) for k, s in SHAPES.items()}
+    leaves = dict(zip(sorted(SHAPES), method.codec.init(like).codec))
+    return {k: np.array(state["q"][0]) for k, state in leaves.items() if state != ()}
+
+
+def make_engine(method, regions):
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    return Engine(loss_fn, optax.sgd(0.05, momentum=0.8), method, regions, mesh=mesh)
+
+
+def train(method, regions, steps, mask=None, finish=False):
+    """Run the engine step by step; returns (state, [(anchor, locals, decided)], batches)."""
+    engine = make_engine(method, regions)
+    state = engine.init(oracle.make_params(shapes=SHAPES))
+    batches = oracle.make_batches(steps=steps, regions=regions, shapes=SHAPES)
+    seen = []
+    for t in range(1, steps + 1):
+        present = None if mask is None else mask[t - 1]
+        state, _ = engine.step(state, oracle.step_batch(batches, t), present)
+        decided = {k: np.array(v) for k, v in state.clock.decided.items()}
+        anchor = {k: np.array(x[0]) for k, x in state.anchor.items()}
+        seen.append((anchor, jax.tree.map(np.array, lc.region_params(state)), decided))
+    if finish:
+        state = engine.finish(state)
+    return state, seen, batches
+
+
+def check(seen, run, tolerance=2e-5):
+    for t, (anchor, local, _) in enumerate(seen, 1):
+        want = run.at(t)
+        for key in SHAPES:
+            options = {"rtol": tolerance, "atol": tolerance, "err_msg": f"step {t} {key}"}
+            np.testing.assert_allclose(anchor[key], want.anchors[0][key], **options)
+            for r, tree in enumerate(want.locals):
+                np.testing.assert_allclose(local[key][r], tree[key], **options)
+
+
+def run_oracle(method, batches, period, outer=NESTEROV, **settings):
+    return oracle.run_dilocox(
+        oracle.make_params(shapes=SHAPES),
+        batches,
+        period=period,
+        rank=RANK,
+        inner=SGD,
+        outer=outer,
+        bases=warm_bases(method),
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("regions", [1, 2, 3])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_low_rank_with_error_feedback(regions, delay):
+    method = lc.methods.dilocox(3, codec(), RANK, delay, adaptive=False)
+    mask = np.ones((14, regions), bool)
+    if regions > 1:
+        mask[5, 1] = mask[8, 0] = False
+    _, seen, batches = train(method, regions, 14, mask)
+    check(seen, run_oracle(method, batches, 3, delay=delay, participants=mask))
+
+
+def test_int4_factors():
+    method = lc.methods.dilocox(
+        3, codec(factors=lc.compression.Integer(4, block=None)), RANK, adaptive=False
+    )
+    _, seen, batches = train(method, 2, 7)
+    run = run_oracle(method, batches, 3, rounding=oracle.int4_rows)
+    check(seen, run, tolerance=2e-4)
+    dense = run_oracle(method, batches, 3)
+    with pytest.raises(AssertionError):
+        check(seen, dense, tolerance=2e-4)
+
+
+ADAPTIVE = [
+    {"window": 2, "energy": 0.8},
+    {"window": 1, "energy": 0.7, "shortest": 2},
+    {"window": 3, "energy": 0.6, "floor": 2},
+    {"window": 1, "energy": 0.5, "probe": 2},
+]
+
+
+@pytest.mark.parametrize("settings", ADAPTIVE)
+@pytest.mark.parametrize("delay", [0, 1])
+def test_rank_and_period_follow_the_measured_rank(settings, delay):
+    period, steps, regions = 6, 48, 3
+    rule = lc.methods.AdaGradCmp(**{"shortest": 1, "floor": 1, **settings})
+    method = lc.methods.dilocox(period, codec(), RANK, delay, rule, CALM["engine"])
+    mask = np.ones((steps, regions), bool)
+    mask[11, 1] = False
+    _, seen, batches = train(method, regions, steps, mask)
+    ranks = method.schedule.ranks
+    assert ranks == {1: (4, 3, 2, 1), 2: (4, 3, 2)}[rule.floor]
+    adaptation = oracle.Adaptation(ranks, rule.window, rule.energy, rule.shortest, probe=rule.probe)
+    options = {"adaptation": adaptation, "delay": delay, "participants": mask}
+    run = run_oracle(method, batches, period, CALM["oracle"], **options)
+    for t, (_, _, decided) in enumerate(seen, 1):
+        want = run.at(t).extra
+        assert (ranks[decided["level"]], decided["boundary"]) == (want["rank"], want["end"]), t
+    check(seen, run, tolerance=1e-4)
+    lengths = {int(d["boundary"]) for _, _, d in seen}
+    assert any(b - a < period for a, b in itertools.pairwise(sorted(lengths)))
+
+
+def test_a_round_is_as_long_as_its_payload_travels():
+    settings = {"window": 1, "energy": 0.5, "shortest": 1}
+    method = lc.methods.dilocox(
+        6, codec(), RANK, 1, settings, CALM["engine"], step_seconds=2.0, sync_seconds=7.9
+    )
+    _, seen, batches = train(method, 2, 40)
+    travel = (4,) * len(method.schedule.ranks)
+    adaptation = oracle.Adaptation(method.schedule.ranks, 1, 0.5, travel=travel)
+    run = run_oracle(method, batches, 6, CALM["oracle"], adaptation=adaptation)
+    ends = sorted({int(d["boundary"]) for _, _, d in seen})
+    assert min(b - a for a, b in itertools.pairwise(ends)) == 4
+    check(seen, run, tolerance=1e-4)
+
+
+def test_a_bucket_compiles_once():
+    method = lc.methods.dilocox(6, codec(), RANK, 1, {"window": 1, "energy": 0.5, "probe": 2})
+    engine = make_engine(method, 2)
+    batches = oracle.make_batches(steps=40, regions=2, shapes=SHAPES)
+    stream = [oracle.step_batch(batches, t) for t in range(1, 41)]
+    states = [engine.init(oracle.make_params(shapes=SHAPES)) for _ in range(2)]
+    sizes = set()
+
+    def run():
+        state, history = engine.run(states.pop(), stream)
+        sizes.update(e.nbytes for e in history.events if e.kind == "send")
+        return state.anchor
+
+    assert compilations(run) > 0
+    assert len(sizes) > 1, "only one bucket was used, so this test could not fail"
+    assert compilations(run) == 0
+
+
+def test_buckets_are_evenly_spaced():
+    assert lc.methods.AdaGradCmp().ranks(16) == (16, 14, 12, 10, 8, 6, 4, 2)
+    assert lc.methods.AdaGradCmp(buckets=3, floor=1).ranks(8) == (8, 5, 1)
+    assert lc.methods.AdaGradCmp(buckets=1).ranks(8) == (8,)
+
+
+def test_without_codec_and_delay_it_is_diloco():
+    dense = lc.methods.dilocox(4, codec=None, delay=0)
+    state, seen, _ = train(dense, 3, 13, finish=True)
+    other, expected, _ = train(lc.methods.diloco(4), 3, 13, finish=True)
+    for (a, la, _), (b, lb, _) in zip(seen, expected):
+        jax.tree.map(np.testing.assert_array_equal, (a, la), (b, lb))
+    jax.tree.map(np.testing.assert_array_equal, state.anchor, other.anchor)
+
+
+def test_without_codec_it_is_the_dense_delay():
+    _, seen, batches = train(lc.methods.dilocox(4, codec=None), 3, 13)
+    run = oracle.run_dilocox_dense(
+        oracle.make_params(shapes=SHAPES), batches, period=4, inner=SGD, outer=NESTEROV
+    )
+    check(seen, run)
