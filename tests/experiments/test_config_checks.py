@@ -21,6 +21,7 @@ KNOBS = {
     "delayed_diloco": {"period": 7},
     "async_local_sgd": {"period": 7, "speeds": (1.0, 0.7)},
     "cocodc": {"period": 7, "fragments": 3, "overlap": 2},
+    "dilocox": {"period": 7, "rank": 4, "adaptive": {"window": 2}},
 }
 
 
@@ -176,7 +177,7 @@ def test_the_inner_section_is_the_optimizers_config():
     "arguments,part",
     [
         (["trian"], "did you mean train?"),
-        (["train", "--config=diloca"], "did you mean diloco?"),
+        (["train", "--config=diloca"], "did you mean diloco or dilocox?"),
         (["train", "--config=diloco:huge"], "use nano or published"),
         (["train", "--config=diloco", "--workdri=x"], "did you mean --workdir?"),
         (["train"], "--config=configs/diloco.py"),
