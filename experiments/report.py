@@ -19,6 +19,7 @@ from experiments.progress import duration, size
 from experiments.runlog import Summary, read_run, summarise
 from experiments.virtual import Virtual, check, on_network
 from experiments.workdir import CURVES
+from lowcomm_jax.network import BASELINE
 
 
 def main(argv: Sequence[str]) -> int:
@@ -84,6 +85,7 @@ def show(
         pictures = [workdir / "timeline.png" for workdir in workdirs]
         replayed = [on_network(r, links, step_seconds, p) for r, p in zip(runs, pictures)]
         console.print(virtual_table([run.name for run in runs], replayed))
+        console.print(f"{BASELINE}, on the same clock.", highlight=False)
         for path in pictures:
             console.print(f"timeline: {path}", highlight=False, soft_wrap=True)
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import numpy as np
-
 from experiments.cli import RefusedError, problems_of
 from experiments.runlog import RunLog, summarise
-from lowcomm_jax.network import ClockReport, Network, parse, replay, save_picture
+from lowcomm_jax.network import (
+    ClockReport,
+    Network,
+    VirtualClock,
+    every_step,
+    parse,
+    replay,
+    save_picture,
+)
 
 PICTURE_STEPS = 60  # inner steps the timeline shows: more could not be told apart
 
@@ -21,7 +27,7 @@ class Virtual:
     Attributes:
       network: its name; step_seconds: seconds of one region's inner step.
       clock: wall-clock, utilisation, waits, bytes.
-      allreduce_s: wall-clock of as many steps with fp32 gradients exchanged at every step.
+      allreduce_s: wall-clock of `network.BASELINE` for as many steps, on the same clock.
     """
 
     network: str
@@ -65,19 +71,15 @@ def on_network(
     """
     seconds = step_seconds or _own_step_seconds(run)
     # A network's own seconds only say how much slower one region is than another.
-    network = network.with_compute(seconds * network.compute_R / np.median(network.compute_R))
-    try:
-        clock = replay(network, run.steps)
-    except ValueError as error:
-        raise RefusedError([f"{run.name}: {error}"], "report") from error
+    network = network.with_median_step(seconds)
+    steps, shown = len(run.steps), min(PICTURE_STEPS, len(run.steps))
+    clock = replay(network, run.steps, record_from=steps - shown + 1 if picture else None)
     if picture is not None:
-        timeline = clock.timeline()
-        start = max(0.0, timeline.end_s * (1 - PICTURE_STEPS / max(len(run.steps), PICTURE_STEPS)))
-        title = f"{run.name} on {network.name}: the last {min(PICTURE_STEPS, len(run.steps))} steps"
-        save_picture(timeline.between(start, timeline.end_s), picture, title)
-    exchange = clock.transfer_seconds(4 * run.header["trained_params"], "two_shot")
-    allreduce = len(run.steps) * (seconds + exchange)
-    return Virtual(network.name, seconds, clock.report(), allreduce)
+        title = f"{run.name} on {network.name}: the last {shown} steps"
+        save_picture(clock.timeline(), picture, title)
+    baseline = VirtualClock(network)
+    every_step(baseline, 1, steps, 4 * run.header["trained_params"])
+    return Virtual(network.name, seconds, clock.report(), float(baseline.now_R.max()))
 
 
 def _own_step_seconds(run: RunLog) -> float:

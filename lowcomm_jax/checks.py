@@ -8,7 +8,6 @@ import numpy as np
 
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, parse
-from lowcomm_jax.network.drive import ONE_BY_ONE
 from lowcomm_jax.regions import Regions
 
 
@@ -41,14 +40,10 @@ def counting_problems(**counts: Any) -> list[str]:
     ]
 
 
-def virtual_clock(
-    network: Any, method: Method, regions: int, seed: int
-) -> tuple[VirtualClock | None, list[str]]:
+def virtual_clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock | None, list[str]]:
     """The clock of a network (None without one), and what keeps it from being used."""
     if network is None:
         return None, []
-    if method.base == "received":
-        return None, [f"network: {ONE_BY_ONE}"]
     try:
         links = parse(network)
     except ValueError as error:

@@ -94,7 +94,7 @@ class Engine:
         self.roles = roles
         self.block = block
         guard = Guard(outlier_factor, max_update_norm)
-        self.clock, unusable = virtual_clock(network, method, regions, seed)
+        self.clock, unusable = virtual_clock(network, regions, seed)
         problems = layout_problems(self.regions, method, weights) + guard.violations() + unusable
         problems += counting_problems(accumulate=accumulate, block=block)
         if exchange != "mesh":
@@ -162,7 +162,8 @@ class Engine:
 
         Returns:
           (state, metrics): `loss`, `grad_norm` and the loss_fn's aux as device arrays `[R]`, and
-          `events`, a list of `history.Event`.
+          `events`, a list of `history.Event`; where not every region makes the step, bool `[R]`
+          `active` (uneven regions) or `away` (left out of a gradient exchange).
         """
         stage = Stage(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
         state, metrics, events = self._run_stage(state, stage, lambda _: participants, single=True)
@@ -215,16 +216,19 @@ class Engine:
                 stage.capacity,
                 single,
             )
-            self._book(steps, events)
-            return state, metrics, events
+            away = ~np.stack(masks, axis=1)
+            pace = {"away": away} if away.any() else {}
+            self._book(steps, events, pace)
+            return state, history.with_pace(metrics, pace, single), events
         active = self._active(steps, stage.capacity)
         inner, metrics = trips.programs.block(
             state.inner, state.frozen, batches, self.region_ids, active, n, single=single
         )
         mask = self._mask(participants and participants(steps[-1]))
         state, events = trips.after(state.replace(inner=inner), stage.steps, mask)
-        self._book(steps, events)
-        return state, metrics, events
+        pace = {} if active is None else {"active": active}
+        self._book(steps, events, pace)
+        return state, history.with_pace(metrics, pace, single), events
 
     def finish(self, state: TrainState) -> TrainState:
         """Drain what is in flight, then one last blocking synchronisation of everything."""
@@ -232,14 +236,13 @@ class Engine:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _book(self, steps: range, events: list[history.Event]) -> None:
+    def _book(self, steps: range, events: list[history.Event], pace: dict) -> None:
         """Let the virtual clock run through these steps and their events."""
         if self.clock is None:
             return
-        schedule = self.method.schedule
-        for t in steps:
-            active = schedule.active(t, self.regions.count) if schedule.uneven else None
-            drive(self.clock, t, [e for e in events if e.step == t], active)
+        for i, t in enumerate(steps):
+            masks = {name: mask[:, i] for name, mask in pace.items()}
+            drive(self.clock, t, [e for e in events if e.step == t], **masks)
 
     def place(self, batches: PyTree) -> PyTree:
         """Put staged batches `[R, S, b, ...]` on the mesh: regions and samples are sharded."""

@@ -64,6 +64,16 @@ class Event:
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in out.items()}
 
 
+def with_pace(metrics: dict[str, Any], pace: dict[str, np.ndarray], single: bool) -> dict[str, Any]:
+    """Add who made an inner step, where not every region did.
+
+    Args:
+      pace: bool `[R, S]`: `active` (uneven regions) or `away` (left out of a gradient exchange).
+      single: whether the metrics are of one step, `[R]`.
+    """
+    return {**metrics, **{k: mask[:, 0] if single else mask for k, mask in pace.items()}}
+
+
 class History:
     """Metrics of consecutive steps; device arrays are fetched when rows are read."""
 

@@ -6,16 +6,19 @@ from lowcomm_jax.network.accounts import ClockReport, derive_tau
 from lowcomm_jax.network.capacity import catch_up_violations, check_catch_up
 from lowcomm_jax.network.clock import VirtualClock
 from lowcomm_jax.network.clock_state import clock_state, restore_clock
-from lowcomm_jax.network.collectives import ROUTES, link_bytes, profile, seconds, sent_bytes
+from lowcomm_jax.network.collectives import profile, step_seconds, sync_seconds
 from lowcomm_jax.network.drive import drive, replay
+from lowcomm_jax.network.every_step import BASELINE, every_step
 from lowcomm_jax.network.ledger import Ledger, payload_nbytes
 from lowcomm_jax.network.links import Network, uniform
 from lowcomm_jax.network.parse import parse
 from lowcomm_jax.network.presets import aws, names, preset
 from lowcomm_jax.network.randomness import Jitter
+from lowcomm_jax.network.routes import ROUTES, link_bytes, sent_bytes
 from lowcomm_jax.network.timeline import Bar, Timeline, draw, save_picture
 
 __all__ = [
+    "BASELINE",
     "ROUTES",
     "Bar",
     "ClockReport",
@@ -31,6 +34,7 @@ __all__ = [
     "derive_tau",
     "draw",
     "drive",
+    "every_step",
     "link_bytes",
     "names",
     "parse",
@@ -40,7 +44,8 @@ __all__ = [
     "replay",
     "restore_clock",
     "save_picture",
-    "seconds",
     "sent_bytes",
+    "step_seconds",
+    "sync_seconds",
     "uniform",
 ]

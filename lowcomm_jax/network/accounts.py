@@ -77,7 +77,7 @@ def usage_of(network: Network, shape: Profile) -> tuple[dict, np.ndarray]:
         The share of every link and of every limited egress and ingress, and each member's bytes per
         second.
     """
-    volume = shape.duration_s - shape.latency_s
+    volume = shape.volume_s
     out_R, in_R = np.zeros(network.size), np.zeros(network.size)
     if volume <= 0:
         return {}, np.zeros(len(shape.members))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from lowcomm_jax.network.collectives import seconds
+from lowcomm_jax.network.collectives import step_seconds, sync_seconds
 from lowcomm_jax.network.errors import raise_all
 from lowcomm_jax.network.links import Network
 
@@ -19,8 +19,8 @@ def catch_up_violations(
     """Say whether the bytes of one period take longer on the link than the period computes.
 
     Args:
-        network: links; a period computes `period * max(compute_R)` seconds.
-        route: one of `collectives.ROUTES`.
+        network: links; a period computes `period * step_seconds`.
+        route: one of `routes.ROUTES`.
         nbytes: payload bytes a region sends in one period, all fragments together.
         period: inner steps.
         label: named in the message.
@@ -29,8 +29,9 @@ def catch_up_violations(
     Returns:
         Nothing, or one sentence with the smallest changes that would work.
     """
-    volume = seconds(network, route, nbytes, members) - seconds(network, route, 0.0, members)
-    room = period * float(network.compute_R.max())
+    latency = sync_seconds(network, 0.0, route, members)
+    volume = sync_seconds(network, nbytes, route, members) - latency
+    room = period * step_seconds(network)
     if volume <= room:
         return []
     factor, gbps = volume / room, network.slowest_gbps

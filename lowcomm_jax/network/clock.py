@@ -4,53 +4,28 @@ computes and waits.
 Event interface (host side; plain numbers in, plain numbers out):
 
     clock = VirtualClock(network, seed=0)
-    clock.inner_step(step)                   every active region computes one inner step
+    clock.inner_step(step)                   every region computes one inner step
     clock.send(step, key, nbytes_R, route)   a collective starts; nobody waits
-    stall_R = clock.land(step, key)          its receivers wait until the bytes are there
+    stall_R = clock.land(step, key)          its members wait until the bytes are there
 
 Order inside a step is the engine's: inner step, landings of earlier sends, sends, landings of this
-step's sends. A collective starts once its last participant has sent (the maximum of their virtual
+step's sends. A collective starts once its last member has sent (the maximum of their virtual
 times). A landing costs region r max(0, ready_r - now_r); with equal regions and one transfer in
-flight that is max(0, T_s - tau * T_c). The part of a stall before the last participant had sent is
+flight that is max(0, T_s - tau * T_c). The part of a stall before the last member had sent is
 booked as waiting for peers, the rest as exposed communication.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from lowcomm_jax.network.accounts import ClockReport, summarise
-from lowcomm_jax.network.collectives import Profile
-from lowcomm_jax.network.fabric import Fabric, note_peaks
 from lowcomm_jax.network.ledger import Ledger
 from lowcomm_jax.network.links import Network
-from lowcomm_jax.network.profiles import ProfileCache
 from lowcomm_jax.network.randomness import BLOCK, generator, step_factors
 from lowcomm_jax.network.recorder import Recorder
-from lowcomm_jax.network.sharing import Transfer
 from lowcomm_jax.network.timeline import Timeline
-
-REMEMBER = 16  # finished transfers kept before the fabric is tidied
-
-
-@dataclass
-class Flight:
-    """One group's collective in flight.
-
-    Attributes:
-        number: of its transfer.
-        members: region ids.
-        start_s: when its last member had sent.
-        share_M: share of the volume after which each member has the result.
-        waiting_M: who has not landed yet.
-    """
-
-    number: int
-    members: tuple[int, ...]
-    start_s: float
-    share_M: np.ndarray
-    waiting_M: np.ndarray
+from lowcomm_jax.network.transit import Flight, Transit, teams
 
 
 class VirtualClock:
@@ -58,7 +33,9 @@ class VirtualClock:
 
     Attributes:
         now_R: virtual seconds of each region, float64 [R].
+        peers_R, exposed_R, absent_R: of these, waiting for slower peers, for bytes, and away.
         ledger: bytes booked by `send`.
+        transit: what is under way.
     """
 
     def __init__(self, network: Network, seed: int = 0, record: bool = False) -> None:
@@ -68,7 +45,7 @@ class VirtualClock:
             network: regions and links.
             seed: of all jitter; draws are pure functions of (seed, step, region) and of (seed,
                 step, key, link).
-            record: keep bars for the timeline picture (memory grows with the number of events).
+            record: keep bars for the timeline picture from the beginning, see `start_recording`.
         """
         self.network = network
         self.seed = seed
@@ -77,42 +54,57 @@ class VirtualClock:
         self.peers_R = np.zeros(network.size)
         self.exposed_R = np.zeros(network.size)
         self.absent_R = np.zeros(network.size)
-        self.peak_R = np.zeros(network.size)
-        self.fabric = Fabric()
-        self.flights: dict[Hashable, list[Flight]] = {}
-        self.used_links: set[tuple[int, int]] = set()
-        self.sends = 0
-        self.recorder = Recorder(network.regions) if record else None
-        self._profiles = ProfileCache(network)
-        self._everyone = tuple(range(network.size))
+        self.transit = Transit(network)
+        self.recorder: Recorder | None = None
+        if record:
+            self.start_recording()
 
-    def inner_step(self, step: int, active: Sequence[bool] | None = None) -> None:
-        """Advance every active region by its compute seconds of this step.
+    def start_recording(self) -> None:
+        """Keep bars for the timeline picture from now on."""
+        self.recorder = Recorder(self.network.regions, self.now_R)
+
+    # -- computing ----------------------------------------------------------------------------
+
+    def inner_step(
+        self,
+        step: int,
+        active: Sequence[bool] | None = None,
+        away: Sequence[bool] | None = None,
+    ) -> None:
+        """Advance the regions that compute by their seconds of this step.
 
         Args:
             step: 1-based inner step; picks the jitter draw.
-            active: bool [R]; None = all. An inactive region does not compute and is carried along
-                to the time of the slowest active region (booked as absent).
+            active: bool [R], who makes an inner step; None = all. The time of the others stands
+                still: a slow region's step spans several steps of the run.
+            away: bool [R], regions that are absent; None = none. They do not compute and are
+                carried along to the time of the slowest region that does.
 
         Raises:
-            ValueError: `active` has another length.
+            ValueError: `active` or `away` has another length.
         """
-        if active is None:
+        if active is None and away is None:
             self.now_R += self._compute(step)
-        else:
-            self._partial_step(step, np.asarray(active, bool))
+            return
+        computes_R = ~self._mask("away", away, False)
+        computes_R &= self._mask("active", active, True)
+        self.now_R[computes_R] += self._compute(step)[computes_R]
+        if away is not None and computes_R.any():
+            self._carry(self._mask("away", away, False), float(self.now_R[computes_R].min()))
 
-    def inner_steps(self, first: int, count: int, active: Sequence[bool] | None = None) -> None:
+    def inner_steps(self, first: int, count: int) -> None:
         """Advance by steps first, ..., first + count - 1: bit for bit as that many `inner_step`
         calls.
         """
-        if active is not None or self.network.compute_jitter.active:
-            for step in range(first, first + count):
-                self.inner_step(step, active)
-        elif count > 0:
-            path = np.broadcast_to(self.network.compute_R, (count + 1, self.network.size)).copy()
-            path[0] = self.now_R
+        if count > 0:
+            path = np.concatenate([self.now_R[None], self.compute_seconds(first, count)])
             self.now_R = np.add.accumulate(path, axis=0)[-1].copy()
+
+    def _mask(self, name: str, mask: Sequence[bool] | None, default: bool) -> np.ndarray:
+        mask_R = np.full(self.now_R.shape, default) if mask is None else np.asarray(mask, bool)
+        if mask_R.shape != self.now_R.shape:
+            raise ValueError(f"{name} has shape {mask_R.shape}: it must be ({self.network.size},)")
+        return mask_R
 
     def _compute(self, step: int) -> np.ndarray:
         jitter = self.network.compute_jitter
@@ -121,22 +113,22 @@ class VirtualClock:
         factors_BxR = step_factors(self.seed, "compute", step // BLOCK, self.network.size, jitter)
         return self.network.compute_R * factors_BxR[step % BLOCK]
 
-    def _partial_step(self, step: int, active_R: np.ndarray) -> None:
-        if active_R.shape != self.now_R.shape:
-            raise ValueError(
-                f"active has shape {active_R.shape}: it must be ({self.network.size},)"
-            )
-        self.now_R[active_R] += self._compute(step)[active_R]
-        if active_R.any() and not active_R.all():
-            away_R = np.where(
-                active_R, 0.0, np.maximum(self.now_R[active_R].min() - self.now_R, 0.0)
-            )
-            if self.recorder is not None:
-                for region in np.flatnonzero(away_R).tolist():
-                    begin = float(self.now_R[region])
-                    self.recorder.pause("absent", region, begin, begin + float(away_R[region]), "")
-            self.now_R += away_R
-            self.absent_R += away_R
+    def compute_seconds(self, first: int, count: int) -> np.ndarray:
+        """Give the compute seconds of steps first, ..., first + count - 1, float64 [count, R]."""
+        if self.network.compute_jitter.active:
+            return np.stack([self._compute(step) for step in range(first, first + count)])
+        return np.broadcast_to(self.network.compute_R, (count, self.network.size))
+
+    def _carry(self, away_R: np.ndarray, until_s: float) -> None:
+        carried_R = np.where(away_R, np.maximum(until_s - self.now_R, 0.0), 0.0)
+        if self.recorder is not None:
+            for region in np.flatnonzero(carried_R).tolist():
+                begin = float(self.now_R[region])
+                self.recorder.pause("absent", region, begin, begin + float(carried_R[region]), "")
+        self.now_R += carried_R
+        self.absent_R += carried_R
+
+    # -- sending ------------------------------------------------------------------------------
 
     def send(
         self,
@@ -147,6 +139,8 @@ class VirtualClock:
         participants_R: Sequence[bool] | None = None,
         groups: Iterable[Sequence[int]] | None = None,
         announced: float | None = None,
+        listeners_R: Sequence[bool] | None = None,
+        label: Hashable | None = None,
     ) -> None:
         """Start a collective (one per group); returns at once and costs no time.
 
@@ -155,145 +149,105 @@ class VirtualClock:
             key: name of what travels, in flight at most once: an int, a string, or a tuple of
                 those.
             nbytes_R: bytes of each region's payload buffers; one number when all are equal.
-            route: one of `collectives.ROUTES`.
-            participants_R: bool [R]; None = all. Others neither send nor receive.
+            route: one of `routes.ROUTES`.
+            participants_R: bool [R]; None = all. Others do not send.
             groups: disjoint tuples of region ids that exchange among themselves; None = one group
                 of all. Absent members are left out; a group of one transfers nothing.
             announced: payload bytes as the codec announces them, for the ledger's analytic figure.
+            listeners_R: bool [R]; None = none. Regions that send nothing but receive what the
+                participants do; with one participant the send is one-to-all. They wait for it in
+                `catch_up`.
+            label: what the ledger books it under (a fragment), see `Transit.open`; None = the key.
 
         Raises:
             ValueError: the key is still in flight, or the collective is malformed.
         """
-        if key in self.flights:
-            raise ValueError(
-                f"key {key!r} is still in flight: land it before sending it again at step {step}"
-            )
-        sizes_R = np.broadcast_to(np.asarray(nbytes_R, float), self.now_R.shape).tolist()
-        teams = self._teams(step, key, participants_R, groups)
-        jitter = self.network.transfer_jitter.active
-        rng = generator(self.seed, key, step) if jitter else None
-        flights = []
-        for team in teams:
+        found = teams(self.network.size, participants_R, groups)
+        listeners = () if listeners_R is None else tuple(np.flatnonzero(listeners_R).tolist())
+        if listeners and groups is not None:
+            raise ValueError(f"send of {key!r} at step {step}: groups have no listeners")
+        label = key if label is None else label
+        self.transit.open(key, label)
+        even = isinstance(nbytes_R, int | float)
+        sizes_R = [float(nbytes_R)] * self.network.size if even else [float(b) for b in nbytes_R]
+        rng = None
+        if self.network.transfer_jitter.active:
+            rng = generator(self.seed, key, step)
+        for team in found:
             sizes = tuple([sizes_R[m] for m in team])
-            flights.append(self._launch(route, sizes, team, rng))
-            self.ledger.book(key, route, sizes, team, announced, self.network.control_bytes)
-        self.flights[key] = flights
+            start = float(self.now_R[list(team)].max())
+            self.transit.launch(key, route, sizes, team, listeners, start, rng)
+            control = self.network.control_bytes
+            self.ledger.book(label, route, sizes, team, announced, control, listeners)
 
-    def _teams(self, step, key, participants_R, groups) -> list[tuple[int, ...]]:
-        if groups is None:
-            teams = [self._everyone]
-        else:
-            teams = [tuple(int(m) for m in group) for group in groups]
-            self._check_disjoint(step, key, teams)
-        if participants_R is not None:
-            taking = set(np.flatnonzero(np.asarray(participants_R, bool)).tolist())
-            teams = [tuple(m for m in team if m in taking) for team in teams]
-        return [team for team in teams if team]
-
-    def _check_disjoint(self, step, key, teams: list[tuple[int, ...]]) -> None:
-        members = [m for team in teams for m in team]
-        if len(set(members)) != len(members) or any(
-            not 0 <= m < self.network.size for m in members
-        ):
-            bad = sorted(
-                {m for m in members if members.count(m) > 1 or not 0 <= m < self.network.size}
-            )
-            raise ValueError(
-                f"send of {key!r} at step {step}: regions {bad} are in two groups or do not exist: "
-                f"use disjoint groups of ids 0 to {self.network.size - 1}"
-            )
-
-    def _launch(
-        self, route: str, sizes: tuple, team: tuple[int, ...], rng: np.random.Generator | None
-    ) -> Flight:
-        shape, usage, rate_M = self._profiles.get(route, sizes, team)
-        start = float(self.now_R[list(team)].max())
-        ready_M, duration, latency = shape.ready_M, shape.duration_s, shape.latency_s
-        if rng is not None and len(team) > 1:
-            factor_L = self.network.transfer_jitter.draw(rng, (len(shape.sources),))
-            ready_M = ready_M * np.array([factor_L[links].max() for links in shape.ready_links])
-            slower = float(ready_M.max()) / duration if duration > 0 else 1.0
-            duration, latency, rate_M = duration * slower, latency * slower, rate_M / slower
-        volume = duration - latency
-        share_M = np.maximum(ready_M - latency, 0.0) / volume if volume > 0 else np.zeros(len(team))
-        number, self.sends = self.sends, self.sends + 1
-        flow = start + latency + self._constants(shape)
-        self.fabric.add(Transfer(number, team, flow, volume, usage, rate_M))
-        return Flight(number, team, start, share_M, np.ones(len(team), bool))
-
-    def _constants(self, shape: Profile) -> float:
-        """Give the per-sync constant, plus the first-use constant when a link is new."""
-        if len(shape.members) == 1:
-            return 0.0
-        extra = self.network.sync_constant_s
-        if self.network.first_use_s:
-            links = set(zip(shape.sources.tolist(), shape.targets.tolist(), strict=True))
-            extra += self.network.first_use_s if links - self.used_links else 0.0
-            self.used_links |= links
-        return extra
+    # -- landing ------------------------------------------------------------------------------
 
     def land(self, step: int, key: Hashable, regions: Iterable[int] | None = None) -> np.ndarray:
-        """Make the receivers wait for a collective; give each region's stall in seconds, float64
-        [R].
+        """Make senders wait for a collective; give each region's stall in seconds, float64 [R].
 
         Args:
             step: inner step of the landing.
             key: as given to `send`.
-            regions: ids of the regions that land now; None = all members that have not landed yet.
-                Regions that were no members do not wait. The key is free again once every member
-                has landed.
+            regions: ids of the regions that land now; None = all senders that have not landed yet.
+                Regions that did not send do not wait. The key is free again once every sender has
+                landed.
 
         Raises:
             ValueError: nothing is in flight under this key.
         """
         stall_R = np.zeros(self.network.size)
-        flights = self._in_flight(key)
-        wanted_R = None if regions is None else np.isin(np.arange(self.network.size), list(regions))
-        for flight in flights:
-            index_M = np.array(flight.members)
-            if wanted_R is None and flight.waiting_M.all():
-                share_M, flight.waiting_M = flight.share_M, np.zeros(len(index_M), bool)
-            else:
-                now_M = flight.waiting_M & (True if wanted_R is None else wanted_R[index_M])
-                index_M, share_M = index_M[now_M], flight.share_M[now_M]
-                flight.waiting_M = flight.waiting_M & ~now_M
-            ready_M = self.fabric.resolve(flight.number).crossings(share_M)
-            stall_R[index_M] = self._arrive(key, index_M, flight.start_s, ready_M)
-        if not any(flight.waiting_M.any() for flight in flights):
-            del self.flights[key]
-            if len(self.fabric) >= REMEMBER:
-                self._tidy()
+        wanted_R = None if regions is None else self._chosen(regions)
+        for flight in self.transit.payload(key).sent:
+            self._wait(flight, wanted_R, stall_R)
+        self.transit.landed(key, float(self.now_R.min()))
         return stall_R
 
-    def _in_flight(self, key: Hashable) -> list[Flight]:
-        if key not in self.flights:
-            raise ValueError(f"nothing is in flight under key {key!r}: send it first")
-        return self.flights[key]
+    def catch_up(self, regions: Iterable[int]) -> np.ndarray:
+        """Make regions wait for what they listened to and others have landed; give each region's
+        stall in seconds, float64 [R].
+
+        A landing adopts an anchor that holds everything landed so far, so a region calls this
+        whenever it lands something.
+        """
+        stall_R = np.zeros(self.network.size)
+        if self.transit.owed:
+            wanted_R = self._chosen(regions)
+            for flight in self.transit.owed:
+                self._wait(flight, wanted_R, stall_R)
+            self.transit.settle(float(self.now_R.min()))
+        return stall_R
+
+    def _chosen(self, regions: Iterable[int]) -> np.ndarray:
+        chosen_R = np.zeros(self.network.size, bool)
+        chosen_R[list(regions)] = True
+        return chosen_R
+
+    def _wait(self, flight: Flight, wanted_R: np.ndarray | None, stall_R: np.ndarray) -> None:
+        """Let members of a flight wait for it; their stalls are added in place."""
+        index_M, now_M = np.array(flight.members), flight.waiting_M
+        if wanted_R is not None:
+            now_M = now_M & wanted_R[index_M]
+        if not now_M.any():
+            return
+        ready_M = self.transit.ready(flight, now_M)
+        flight.waiting_M = flight.waiting_M & ~now_M
+        index_M = index_M[now_M]
+        stall_R[index_M] += self._arrive(str(flight.key), index_M, flight.start_s, ready_M)
 
     def _arrive(
-        self, key: Hashable, index_M: np.ndarray, start_s: float, ready_M: np.ndarray
+        self, label: str, index_M: np.ndarray, start_s: float, ready_M: np.ndarray
     ) -> np.ndarray:
         now_M = self.now_R[index_M]
         stall_M = np.maximum(ready_M - now_M, 0.0)
         peers_M = np.minimum(np.maximum(start_s - now_M, 0.0), stall_M)
         if self.recorder is not None:
-            self.recorder.landing(str(key), index_M.tolist(), start_s, now_M, peers_M, ready_M)
+            self.recorder.landing(label, index_M.tolist(), start_s, now_M, peers_M, ready_M)
         self.now_R[index_M] = np.maximum(now_M, ready_M)
         self.peers_R[index_M] += peers_M
         self.exposed_R[index_M] += stall_M - peers_M
         return stall_M
 
-    def _tidy(self) -> None:
-        """Forget transfers that can no longer influence anything; note their peak rates first."""
-        numbers = {flight.number for flights in self.flights.values() for flight in flights}
-        horizon = min(
-            (t.flow_s for t in self.fabric.transfers() if t.number in numbers), default=np.inf
-        )
-        self._note_peaks()
-        self.fabric.forget_before(min(horizon, float(self.now_R.min())), numbers)
-
-    def _note_peaks(self) -> None:
-        note_peaks(self.peak_R, [self.fabric.resolve(t.number) for t in self.fabric.transfers()])
+    # -- what it cost -------------------------------------------------------------------------
 
     def ready_s(self, key: Hashable) -> np.ndarray:
         """Give the virtual time at which each member has (or will have) the result, float64 [R];
@@ -303,30 +257,23 @@ class VirtualClock:
             ValueError: nothing is in flight under this key.
         """
         ready_R = np.full(self.network.size, np.nan)
-        for flight in self._in_flight(key):
-            course = self.fabric.resolve(flight.number)
-            ready_R[list(flight.members)] = course.crossings(flight.share_M)
+        payload = self.transit.payload(key)
+        for flight in (*payload.sent, *payload.heard):
+            everyone_M = np.ones(len(flight.members), bool)
+            ready_R[list(flight.members)] = self.transit.ready(flight, everyone_M)
         return ready_R
-
-    def transfer_seconds(
-        self, nbytes: float, route: str, members: Sequence[int] | None = None
-    ) -> float:
-        """Give T_s: seconds of one collective alone, without jitter and first-use constant."""
-        team = self._everyone if members is None else tuple(members)
-        shape = self._profiles.get(route, (float(nbytes),) * len(team), team)[0]
-        return shape.duration_s + (self.network.sync_constant_s if len(team) > 1 else 0.0)
 
     def report(self) -> ClockReport:
         """Sum up the run so far."""
-        self._note_peaks()
+        self.transit.note_peaks()
         waits_3xR = (self.peers_R, self.exposed_R, self.absent_R)
-        return summarise(self.network, self.ledger, self.now_R, waits_3xR, self.peak_R)
+        return summarise(self.network, self.ledger, self.now_R, waits_3xR, self.transit.peak_R)
 
     def timeline(self) -> Timeline:
         """Give the bars recorded so far.
 
         Raises:
-            ValueError: the clock was built with `record=False`.
+            ValueError: nothing was recorded.
         """
         if self.recorder is None:
             raise ValueError("the clock recorded no bars: build it with record=True")

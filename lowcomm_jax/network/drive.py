@@ -6,54 +6,123 @@ network from its metrics alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from lowcomm_jax.network.clock import VirtualClock
+from lowcomm_jax.network.every_step import every_step
 from lowcomm_jax.network.links import Network
 
-# Routes as the exchange names them, and the clock's collective of the same traffic.
-ROUTES = {"two_shot": "two_shot", "all_gather": "gather"}
-
-ONE_BY_ONE = (
-    "arrivals of one region at a time (async_local_sgd) are not modelled by the virtual clock: "
-    "leave the network out"
-)
+ROUTES = ("two_shot", "all_gather")  # of a payload that every region gets to know
 
 
-def drive(clock: VirtualClock, step: int, events: Iterable[Any], active=None) -> None:
+def drive(
+    clock: VirtualClock,
+    step: int,
+    events: Iterable[Any],
+    active: Sequence[bool] | None = None,
+    away: Sequence[bool] | None = None,
+) -> None:
     """Advance the clock by one inner step and the sends and landings that follow it.
+
+    Regions that take no part in a send receive the result all the same, as the exchange counts it;
+    so do all others when one region's contribution travels alone (asynchronous arrivals). Who
+    lands something holds everything landed before, and waits for it.
 
     Args:
       clock: is updated in place.
       step: 1-based inner step; steps come in order.
       events: `history.Event`s of this step, in the order they happened.
-      active: bool `[R]`, regions that made an inner step; None = all.
+      active, away: bool `[R]`, see `VirtualClock.inner_step`. A slow region's own pace is in the
+        network's compute seconds: with equal seconds a region that steps more seldom stands idle.
 
     Raises:
-      ValueError: a contribution travels alone (asynchronous arrivals).
+      ValueError: a payload travels by a route the clock does not know from the exchange.
     """
-    clock.inner_step(step, active)
+    clock.inner_step(step, active, away)
+    for kind, group in itertools.groupby(events, key=lambda event: event.kind):
+        if kind == "send":
+            for event in group:
+                _send(clock, step, event)
+        else:
+            _land(clock, step, group)
+
+
+def _send(clock: VirtualClock, step: int, event: Any) -> None:
+    if event.route not in ROUTES:
+        raise ValueError(
+            f"payload {event.key!r} of step {step} travels by {event.route!r}: the clock follows "
+            f"{', '.join(ROUTES)}"
+        )
+    sends_R = np.asarray(event.participants, bool)
+    clock.send(
+        step,
+        event.key,
+        event.nbytes,
+        event.route,
+        participants_R=sends_R,
+        listeners_R=~sends_R,
+        label=event.fragment,
+    )
+
+
+def _land(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
+    """All anchors move before anyone adopts one, so everyone waits for all that lands here."""
+    adopting: set[int] = set()
     for event in events:
-        if event.kind == "send":
-            if "/" in event.key:
-                raise ValueError(ONE_BY_ONE)
-            route = ROUTES[event.route]
-            clock.send(step, event.key, event.nbytes, route, event.participants)
-        elif event.key is not None:
-            clock.land(step, event.key, [r for r, lands in enumerate(event.participants) if lands])
+        regions = np.flatnonzero(event.participants).tolist()
+        adopting.update(regions)
+        if event.key is not None:
+            clock.land(step, event.key, regions)
+    clock.catch_up(adopting)
 
 
-def replay(network: Network, rows: Iterable[Mapping[str, Any]], seed: int = 0) -> VirtualClock:
+def replay(
+    network: Network,
+    rows: Iterable[Mapping[str, Any]],
+    seed: int = 0,
+    record_from: int | None = 1,
+) -> VirtualClock:
     """The clock of a finished run, had it run on `network`.
 
     Args:
-      rows: per-step records as `history.History.rows` gives them (`step`, `events`), in order.
+      rows: per-step records as `history.History.rows` gives them (`step`, `events`, and `active`
+        or `away` where not every region stepped), in order and without gaps.
       seed: seed of the network's jitter.
+      record_from: step from which on bars are kept for the timeline; None = never. Recording costs
+        several times as much as the rest.
     """
-    clock = VirtualClock(network, seed=seed, record=True)
-    for row in rows:
-        events = [SimpleNamespace(**event) for event in row["events"]]
-        drive(clock, row["step"], events, row.get("active"))
+    clock = VirtualClock(network, seed=seed)
+
+    def kind(row):
+        recorded = record_from is not None and row["step"] >= record_from
+        return recorded, _plain_exchange(row)
+
+    for (recorded, exchange), group in itertools.groupby(rows, key=kind):
+        if recorded and clock.recorder is None:
+            clock.start_recording()
+        if exchange is not None:
+            steps = [row["step"] for row in group]
+            every_step(clock, steps[0], len(steps), *exchange)
+            continue
+        for row in group:
+            events = [SimpleNamespace(**event) for event in row["events"]]
+            drive(clock, row["step"], events, row.get("active"), row.get("away"))
     return clock
+
+
+def _plain_exchange(row: Mapping[str, Any]) -> tuple[float, str, int] | None:
+    """(bytes, route, fragment) of a step that does nothing but one blocking exchange among all."""
+    events = row["events"]
+    if len(events) != 2 or "active" in row or "away" in row:
+        return None
+    send, land = events
+    blocking = (send["kind"], land["kind"]) == ("send", "land") and send["key"] == land["key"]
+    among_all = all(send["participants"]) and all(land["participants"])
+    if blocking and among_all and send["route"] in ROUTES:
+        return send["nbytes"], send["route"], send["fragment"]
+    return None

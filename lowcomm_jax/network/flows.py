@@ -34,14 +34,11 @@ class Flow:
 
 @dataclass(frozen=True)
 class FlowTimes:
-    """When each flow started, left its link and arrived (end + one-way delay), and the fastest rate
-    it had.
-    """
+    """When each flow started, left its link and arrived (end + one-way delay)."""
 
     start_F: np.ndarray
     end_F: np.ndarray
     arrival_F: np.ndarray
-    peak_rate_F: np.ndarray
 
 
 def fair_rates(network: Network, source_F: np.ndarray, target_F: np.ndarray) -> np.ndarray:
@@ -103,7 +100,7 @@ def simulate(network: Network, flows: Sequence[Flow]) -> FlowTimes:
     for _ in range(3 * count + 1):
         if not run.advance():
             break
-    return FlowTimes(run.start_F, run.end_F, run.arrival_F, run.peak_F)
+    return FlowTimes(run.start_F, run.end_F, run.arrival_F)
 
 
 class _Run:
@@ -124,7 +121,7 @@ class _Run:
             for k in set(flow.after):
                 self.followers.setdefault(k, []).append(i)
         self.start_F, self.end_F = np.full(count, np.nan), np.full(count, np.nan)
-        self.arrival_F, self.peak_F = np.full(count, np.nan), np.zeros(count)
+        self.arrival_F = np.full(count, np.nan)
         self.running_F = np.zeros(count, bool)
         self.rate_F = np.zeros(count)
         self.now = 0.0
@@ -154,7 +151,6 @@ class _Run:
             run = np.flatnonzero(self.running_F)
             if len(run):
                 self.rate_F[run] = fair_rates(self.network, self.source_F[run], self.target_F[run])
-                self.peak_F[run] = np.maximum(self.peak_F[run], self.rate_F[run])
         return True
 
     def _end(self, ended: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.network.collectives import check, link_bytes, sent_bytes
+from lowcomm_jax.network.routes import check, link_bytes, sent_bytes
 
 
 def payload_nbytes(payload: Any, copies: int = 1) -> int:
@@ -48,7 +48,7 @@ class Ledger:
 
     Attributes:
         regions: names of the regions.
-        booked: {(fragment key, route, payload bytes of the members, members): times}.
+        booked: {(fragment key, route, payload bytes of the members, members, listeners): times}.
         analytic: {fragment key: bytes all regions together should have sent by the closed form}.
         control_R: control bytes sent by each region (headers, commit records).
     """
@@ -70,39 +70,46 @@ class Ledger:
         members: Sequence[int],
         announced: float | None = None,
         control_bytes: float = 0,
+        listeners: Sequence[int] = (),
+        times: int = 1,
     ) -> None:
-        """Count one collective.
+        """Count collectives that are all alike.
 
         Args:
             key: the fragment (or any label) it carried.
-            route: one of `collectives.ROUTES`.
+            route: one of `routes.ROUTES`.
             nbytes_M: bytes of each member's payload buffers, as counted.
-            members: region ids.
+            members: ids of the regions that send.
             announced: payload bytes of one member as the codec announces them (the analytic
                 figure); None takes the mean of `nbytes_M`.
-            control_bytes: bytes exchanged with each other member besides the payload.
+            control_bytes: bytes exchanged with each partner besides the payload: members with all
+                others, listeners with the members.
+            listeners: ids of the regions that only receive, see `routes`.
+            times: how many.
 
         Raises:
-            ValueError: see `collectives.check`.
+            ValueError: see `routes.check`.
         """
-        members = tuple(members)
+        members, listeners = tuple(members), tuple(listeners)
         sizes = tuple(float(b) for b in nbytes_M)
-        entry = (key, route, sizes, members)
+        entry = (key, route, sizes, members, listeners)
         if entry not in self.booked:
-            check(route, sizes, members, len(self.regions))
-        self.booked[entry] += 1
+            check(route, sizes, members, len(self.regions), listeners)
+        self.booked[entry] += times
         expected = sum(sizes) / len(sizes) if announced is None else float(announced)
-        total = sent_bytes(route, expected, len(members)) * len(members)
-        self.analytic[key] = self.analytic.get(key, 0.0) + total
+        total = sent_bytes(route, expected, len(members), len(listeners)) * len(members)
+        self.analytic[key] = self.analytic.get(key, 0.0) + total * times
         if control_bytes:
-            self.control_R[list(members)] += control_bytes * (len(members) - 1)
+            partners = len(members) + len(listeners) - 1
+            self.control_R[list(members)] += control_bytes * partners * times
+            self.control_R[list(listeners)] += control_bytes * len(members) * times
 
     def links(self, key: Hashable | None = None) -> dict[tuple[int, int], float]:
         """Give the bytes on each directed link, of one fragment or of all."""
         total: dict[tuple[int, int], float] = {}
-        for (label, route, sizes, members), times in self.booked.items():
+        for (label, *collective), times in self.booked.items():
             if key is None or label == key:
-                for pair, nbytes in link_bytes(route, sizes, members).items():
+                for pair, nbytes in link_bytes(*collective).items():
                     total[pair] = total.get(pair, 0.0) + nbytes * times
         return total
 

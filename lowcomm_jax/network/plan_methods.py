@@ -37,7 +37,7 @@ class PlanMethod:
         tau: inner steps a landing comes after its send; "period" = one whole period.
         codec: one of `CODECS`, or a number of bits per parameter.
         rank: of the low-rank codec.
-        route: how it travels, see `collectives.ROUTES`.
+        route: how it travels, see `routes.ROUTES`.
         tensors: dense tensors that travel per exchange (2 for NoLoCo: pseudo-gradient and anchor).
         critical: share of the bytes on the critical path (NoLoCo sends the anchor early: 0.5).
         eager: one-period methods that use their own fresh part.
@@ -151,7 +151,7 @@ PRESETS = {
             tau=ONE_PERIOD,
             codec="low_rank_int4",
             rank=2048,
-            route="gather",
+            route="all_gather",
             state={**OUTER, **RESIDUAL},
         ),
         PlanMethod(
@@ -167,7 +167,7 @@ PRESETS = {
             "sparseloco",
             period=30,
             codec="topk_2bit",
-            route="gather",
+            route="all_gather",
             state={**ANCHOR, **RESIDUAL},
         ),
         PlanMethod(

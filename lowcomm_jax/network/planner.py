@@ -3,7 +3,7 @@ network.
 
 The time model is the layer-level model of `dag.py`, with the link replaced by the collective the
 method runs on the given network: its volume is spread over the layers, its latency and constants
-delay every arrival. Compute is the slowest region's median step. Utilisations are those of steady
+delay every arrival. Compute is the slowest region's mean step. Utilisations are those of steady
 periods, without faults.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lowcomm_jax.network.capacity import catch_up_violations
-from lowcomm_jax.network.collectives import seconds, sent_bytes
+from lowcomm_jax.network.collectives import step_seconds, sync_seconds
 from lowcomm_jax.network.dag import (
     TARGETS,
     DagSchedule,
@@ -27,6 +27,7 @@ from lowcomm_jax.network.errors import raise_all
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.memory import INNER_BYTES, MemoryPlan, activation_estimate, plan_memory
 from lowcomm_jax.network.plan_methods import PlanMethod
+from lowcomm_jax.network.routes import sent_bytes
 from lowcomm_jax.network.scaling_laws import LossEstimate, expected_loss
 from lowcomm_jax.network.shapes import Decoder, Param, param_count
 
@@ -60,8 +61,8 @@ class Workload:
 
     @property
     def step_s(self) -> float:
-        """Give the compute seconds of one inner step in the slowest region."""
-        return float(self.network.compute_R.max())
+        """Give the mean compute seconds of one inner step in the slowest region."""
+        return step_seconds(self.network)
 
     @property
     def steps(self) -> float:
@@ -146,8 +147,8 @@ def exchange_seconds(method: PlanMethod, work: Workload) -> tuple[float, float]:
     sent.
     """
     nbytes = method.payload_bytes(work.params)
-    latency = seconds(work.network, method.route, 0.0)
-    return seconds(work.network, method.route, nbytes) - latency, latency
+    latency = sync_seconds(work.network, 0.0, method.route)
+    return sync_seconds(work.network, nbytes, method.route) - latency, latency
 
 
 def utilisation_curve(method: PlanMethod, work: Workload, scales: np.ndarray) -> np.ndarray:
@@ -238,8 +239,8 @@ def _memory(method: PlanMethod, work: Workload, payload: float) -> MemoryPlan:
     devices = int(np.prod([size for size in work.mesh.values()])) if work.mesh else 1
     flying = payload / method.fragments / devices
     received = (
-        sent_bytes("gather", 1.0, _members(method, work))
-        if method.route in ("gather", "pair")
+        sent_bytes("all_gather", 1.0, _members(method, work))
+        if method.route in ("all_gather", "pair")
         else 1.0
     )
     extra = {"payload sent + received": int(np.ceil((1.0 + received) * flying))}

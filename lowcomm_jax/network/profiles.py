@@ -17,17 +17,24 @@ class ProfileCache:
         self._known: dict[tuple, tuple[Profile, dict, np.ndarray]] = {}
 
     def get(
-        self, route: str, sizes: tuple[float, ...], team: tuple[int, ...]
+        self,
+        route: str,
+        sizes: tuple[float, ...],
+        team: tuple[int, ...],
+        listeners: tuple[int, ...] = (),
     ) -> tuple[Profile, dict, np.ndarray]:
         """Give a collective's profile, its share of each resource, and its members' sending rates.
 
+        Arguments as in `collectives.profile`, as tuples.
+
         Raises:
-            ValueError: see `collectives.check`.
+            ValueError: see `routes.check`.
         """
-        found = self._known.get((route, sizes, team))
+        key = (route, sizes, team, listeners)
+        found = self._known.get(key)
         if found is None:
-            shape = profile(self.network, route, sizes, team)
+            shape = profile(self.network, route, sizes, team, listeners)
             if len(self._known) >= LIMIT:
                 self._known.clear()
-            found = self._known[route, sizes, team] = (shape, *usage_of(self.network, shape))
+            found = self._known[key] = (shape, *usage_of(self.network, shape))
         return found

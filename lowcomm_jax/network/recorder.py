@@ -1,17 +1,26 @@
 """Collect the bars of a timeline while a clock runs."""
 
+from collections import deque
+
 import numpy as np
 
 from lowcomm_jax.network.timeline import Bar, Timeline
 
+LIMIT = 200_000  # some tens of megabytes
+
 
 class Recorder:
-    """Bars per region; computing is whatever lies between two other activities."""
+    """Bars per region; computing is whatever lies between two other activities.
 
-    def __init__(self, regions: tuple[str, ...]) -> None:
+    Of a long run only the last `LIMIT` bars are kept.
+    """
+
+    def __init__(self, regions: tuple[str, ...], now_R: np.ndarray) -> None:
+        """Start at the regions' virtual times `now_R`."""
         self.regions = regions
-        self.bars: list[Bar] = []
-        self.since_R = np.zeros(len(regions))
+        self.bars: deque[Bar] = deque(maxlen=LIMIT)
+        self.begin_s = float(now_R.min())
+        self.since_R = now_R.copy()
 
     def pause(self, kind: str, region: int, begin_s: float, end_s: float, label: str) -> None:
         """Note that a region did not compute from begin to end."""
@@ -29,7 +38,7 @@ class Recorder:
         rows = zip(members, now_M.tolist(), peers_M.tolist(), ready_M.tolist(), strict=True)
         for member, now, peers, ready in rows:
             landed = max(now, ready)
-            self.bars.append(Bar(member, "send", start_s, ready, label))
+            self.bars.append(Bar(member, "send", max(start_s, self.begin_s), ready, label))
             self.bars.append(Bar(member, "land", landed, landed, label))
             self.pause("peers", member, now, now + peers, label)
             self.pause("wait", member, now + peers, ready, label)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lowcomm_jax.network import published
-from lowcomm_jax.network.collectives import seconds
+from lowcomm_jax.network.collectives import sync_seconds
 from lowcomm_jax.network.dag import (
     GRID_GBPS,
     GRID_STEP,
@@ -159,7 +159,7 @@ def sync_table() -> list[Comparison]:
     for row in published.SYNC_ROWS:
         constant = FT_CONSTANT_S if row.source == "ft-diloco" else 0.0
         network = uniform(row.members, row.gbps, sync_constant_s=constant)
-        ours = seconds(network, "ring", row.nbytes) + (FIRST_USE_S if row.first else 0.0)
+        ours = sync_seconds(network, row.nbytes, "ring") + (FIRST_USE_S if row.first else 0.0)
         note = "ring + 0.55 s first-use constant" if row.first else "ring"
         if row.source == "ft-diloco":
             calibrated = (

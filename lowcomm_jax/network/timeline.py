@@ -53,17 +53,6 @@ class Timeline:
         """Give the end of the last bar."""
         return max((bar.end_s for bar in self.bars), default=0.0)
 
-    def between(self, start_s: float, end_s: float) -> "Timeline":
-        """Cut out a window; bars are clipped to it."""
-        kept = [bar for bar in self.bars if bar.end_s >= start_s and bar.start_s <= end_s]
-        return Timeline(
-            self.regions,
-            tuple(
-                Bar(b.region, b.kind, max(b.start_s, start_s), min(b.end_s, end_s), b.label)
-                for b in kept
-            ),
-        )
-
     def as_rows(self) -> list[dict]:
         """Give plain dictionaries for JSON."""
         return [{**asdict(bar), "region_name": self.regions[bar.region]} for bar in self.bars]

@@ -1,12 +1,14 @@
 """`report --network`: a finished run replayed on a network, checked by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from experiments.cli import RefusedError
 from experiments.runlog import RunLog
 from experiments.virtual import check, on_network
-from lowcomm_jax.network import uniform
+from lowcomm_jax.network import Jitter, uniform
 
 R, PARAMS, STEP = 3, 1000, 0.25
 
@@ -46,6 +48,20 @@ def test_slower_regions_stay_slower():
     uneven = steady.with_compute([1.0, 1.0, 3.0])
     virtual = on_network(run(), uneven, STEP, None)
     assert virtual.clock.compute_R == pytest.approx([12 * STEP, 12 * STEP, 36 * STEP])
+    # The baseline waits for the slowest region at every step, too.
+    assert virtual.allreduce_s == pytest.approx(12 * (3 * STEP + 2.0))
+
+
+def test_the_baseline_meets_the_same_jitter():
+    """DDP replayed is its own baseline, whatever the network does."""
+    noisy = replace(
+        network(2.0),
+        compute_jitter=Jitter("lognormal", 0.4),
+        transfer_jitter=Jitter("lognormal", 0.6),
+        first_use_s=0.7,
+    )
+    virtual = on_network(run(period=1), noisy, STEP, None)
+    assert virtual.clock.wall_s == pytest.approx(virtual.allreduce_s, rel=1e-12)
 
 
 def test_everything_that_does_not_fit_is_refused_together():

@@ -15,6 +15,7 @@ from lowcomm_jax.network import (
     clock_state,
     derive_tau,
     restore_clock,
+    sync_seconds,
     uniform,
 )
 
@@ -25,12 +26,12 @@ def equal_regions(**fields):
     return uniform(3, 8.0, delay_s=0.05, compute_s=0.3, **fields)
 
 
-@pytest.mark.parametrize("route", ["ring", "two_shot", "gather", "tree", "star"])
+@pytest.mark.parametrize("route", ["ring", "two_shot", "all_gather", "tree", "star"])
 @pytest.mark.parametrize("tau", [0, 1, 4, 7, 30])
 def test_stall_is_transfer_time_minus_hidden_compute(route, tau):
     network = equal_regions(sync_constant_s=0.11)
     clock = VirtualClock(network)
-    transfer = clock.transfer_seconds(0.9 * GB, route)
+    transfer = sync_seconds(network, 0.9 * GB, route)
     for step in range(1, 6):
         clock.inner_step(step)
     clock.send(5, 0, 0.9 * GB, route)
@@ -50,8 +51,8 @@ def test_tau_is_derived_from_the_times():
     with pytest.raises(ValueError, match="above 0"):
         derive_tau(1.0, 0.0)
     clock = VirtualClock(equal_regions())
-    tau = derive_tau(clock.transfer_seconds(2 * GB, "gather"), 0.3)
-    clock.send(0, 0, 2 * GB, "gather")
+    tau = derive_tau(sync_seconds(equal_regions(), 2 * GB, "all_gather"), 0.3)
+    clock.send(0, 0, 2 * GB, "all_gather")
     clock.inner_steps(1, tau)
     assert clock.land(tau, 0).max() == 0.0
 
@@ -60,7 +61,7 @@ def test_waiting_for_a_slow_peer_is_not_exposed_communication():
     network = equal_regions().with_compute([0.2, 0.5, 0.3])
     clock = VirtualClock(network)
     clock.inner_steps(1, 10)
-    clock.send(10, "all", 0.4 * GB, "gather")
+    clock.send(10, "all", 0.4 * GB, "all_gather")
     stall = clock.land(10, "all")
     np.testing.assert_allclose(stall, [5 + 0.45 - 2, 0.45, 5 + 0.45 - 3])
     np.testing.assert_allclose(clock.peers_R, [3.0, 0.0, 2.0])
@@ -72,8 +73,8 @@ def test_two_transfers_share_a_link_fairly():
     # Alone 1.0 and 0.4 s of volume. Both at half speed from 0.05 to 0.85; then the first alone for
     # 0.6 s.
     clock = VirtualClock(equal_regions())
-    clock.send(1, "big", 1.0 * GB, "gather")
-    clock.send(1, "small", 0.4 * GB, "gather")
+    clock.send(1, "big", 1.0 * GB, "all_gather")
+    clock.send(1, "small", 0.4 * GB, "all_gather")
     np.testing.assert_allclose(clock.ready_s("small"), 0.05 + 0.8)
     np.testing.assert_allclose(clock.ready_s("big"), 0.05 + 0.8 + 0.6)
     assert clock.land(1, "small").max() == pytest.approx(0.85)
@@ -85,7 +86,7 @@ def test_a_later_send_slows_what_is_still_in_flight():
     clock = VirtualClock(equal_regions())
     clock.send(0, "first", 1.0 * GB, "pair", groups=[(0, 1)])
     clock.inner_steps(1, 1)
-    clock.send(1, "second", 1.0 * GB, "gather")
+    clock.send(1, "second", 1.0 * GB, "all_gather")
     # The first moves 0.3 s alone (0.05 to 0.35), then shares link 0-1 until 0.35 + 2 * 0.7.
     np.testing.assert_allclose(clock.ready_s("first")[:2], 0.35 + 1.4)
     np.testing.assert_allclose(clock.ready_s("second"), 0.35 + 1.4 + 0.3)
@@ -110,21 +111,21 @@ def test_egress_limits_concurrent_pairs():
 
 def test_regions_may_land_at_different_steps():
     clock = VirtualClock(equal_regions())
-    clock.send(0, 7, 1.0 * GB, "gather")
+    clock.send(0, 7, 1.0 * GB, "all_gather")
     np.testing.assert_allclose(clock.land(0, 7, regions=[2]), [0, 0, 1.05])
     clock.inner_steps(1, 2)
     np.testing.assert_allclose(clock.land(2, 7), [0.45, 0.45, 0.0])
     with pytest.raises(ValueError, match="nothing is in flight under key 7"):
         clock.land(2, 7)
-    clock.send(3, 7, 1.0, "gather")
+    clock.send(3, 7, 1.0, "all_gather")
     with pytest.raises(ValueError, match="still in flight"):
-        clock.send(3, 7, 1.0, "gather")
+        clock.send(3, 7, 1.0, "all_gather")
 
 
 def test_absent_regions_neither_compute_nor_send():
     clock = VirtualClock(equal_regions(), record=True)
     for step in range(1, 5):
-        clock.inner_step(step, active=[True, False, True])
+        clock.inner_step(step, away=[False, True, False])
     clock.send(4, 0, 0.6 * GB, "two_shot", participants_R=[True, False, True])
     stall = clock.land(4, 0)
     np.testing.assert_allclose(stall, [0.7, 0.0, 0.7])  # two members: 2 * (0.3 + 0.05)
@@ -132,20 +133,20 @@ def test_absent_regions_neither_compute_nor_send():
     report = clock.report()
     np.testing.assert_allclose(report.compute_R, [1.2, 0.0, 1.2])
     assert report.sent_R.tolist() == [0.6 * GB, 0.0, 0.6 * GB]
-    with pytest.raises(ValueError, match=r"active has shape \(2,\)"):
-        clock.inner_step(5, active=[True, False])
+    with pytest.raises(ValueError, match=r"away has shape \(2,\)"):
+        clock.inner_step(5, away=[True, False])
 
 
 def test_first_use_is_charged_once_per_link():
     clock = VirtualClock(equal_regions(first_use_s=0.5))
     for step, expected in ((1, 0.95), (2, 0.45)):
-        clock.send(step, 0, 0.4 * GB, "gather")
+        clock.send(step, 0, 0.4 * GB, "all_gather")
         assert clock.land(step, 0).max() == pytest.approx(expected)
     clock = VirtualClock(equal_regions(first_use_s=0.5))
     for step, pair, expected in ((1, (0, 1), 0.95), (2, (0, 2), 0.95), (3, (1, 0), 0.45)):
         clock.send(step, 0, 0.4 * GB, "pair", groups=[pair])
         # Peers may arrive later; measured from the start of the transfer.
-        start = clock.flights[0][0].start_s
+        start = clock.transit.payloads[0].sent[0].start_s
         assert clock.ready_s(0)[pair[0]] - start == pytest.approx(expected)
         clock.land(step, 0)
 
@@ -177,18 +178,18 @@ def drive(clock, first, last, tau=3):
             if (
                 step > 3 * (fragment + 1)
                 and (step - tau - 3 * fragment) % 9 == 0
-                and fragment in clock.flights
+                and fragment in clock.transit.payloads
             ):
                 clock.land(step, fragment)
         for fragment in range(3):
-            if (step - 3 * fragment) % 9 == 0 and fragment not in clock.flights:
+            if (step - 3 * fragment) % 9 == 0 and fragment not in clock.transit.payloads:
                 clock.send(step, fragment, 4e6 * (1 + fragment), "two_shot")
 
 
 def test_runs_are_deterministic_and_resume_bit_for_bit():
     whole = VirtualClock(noisy(), seed=5)
     drive(whole, 1, 40)
-    assert whole.flights, "the test wants transfers in flight at the cut"
+    assert whole.transit.payloads, "the test wants transfers in flight at the cut"
     saved = json.loads(json.dumps(clock_state(whole)))
     drive(whole, 41, 90)
     resumed = VirtualClock(noisy(), seed=5)
@@ -258,14 +259,14 @@ def test_jitter_of_a_pair_is_the_slower_of_two_messages():
 
 def test_never_catching_up_is_named_with_the_smallest_change():
     network = uniform(2, 0.8, compute_s=0.5)  # 0.1 GB/s
-    check_catch_up(network, "gather", 4.9 * GB, 100)
+    check_catch_up(network, "all_gather", 4.9 * GB, 100)
     with pytest.raises(ValueError, match="never catch up") as caught:
-        check_catch_up(network, "gather", 8.0 * GB, 100)
+        check_catch_up(network, "all_gather", 8.0 * GB, 100)
     text = str(caught.value)
     assert "80 s of link time" in text and "only 50 s" in text and "x1.6 " in text
     assert "1.28 Gbit/s" in text and "period to 160" in text
-    check_catch_up(network.scaled(bandwidth=1.6001), "gather", 8.0 * GB, 100)
-    check_catch_up(network, "gather", 8.0 * GB, 160)
+    check_catch_up(network.scaled(bandwidth=1.6001), "all_gather", 8.0 * GB, 100)
+    check_catch_up(network, "all_gather", 8.0 * GB, 160)
 
 
 def test_cost_per_inner_step_is_below_20_microseconds():

@@ -2,13 +2,17 @@
 fairness.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from lowcomm_jax.network import collectives as co
+from lowcomm_jax.network import routes
 from lowcomm_jax.network.flows import Flow, fair_rates, simulate
 from lowcomm_jax.network.links import uniform
 from lowcomm_jax.network.parse import parse
+from lowcomm_jax.network.randomness import Jitter
 
 GB = 1e9  # bytes; 8 Gbit/s move 1 GB a second
 
@@ -51,26 +55,27 @@ def test_ring_of_unequal_links():
 def test_equal_ring_is_the_textbook_formula():
     network = uniform(5, 2.0, delay_s=0.03)
     expected = 2 * 4 / 5 * 0.7 * GB / (2.0 * GB / 8) + 2 * 4 * 0.03
-    assert co.seconds(network, "ring", 0.7 * GB) == pytest.approx(expected)
-    flows, waits = co.flows_of("ring", [0.7 * GB] * 5, range(5))
+    assert co.sync_seconds(network, 0.7 * GB, "ring") == pytest.approx(expected)
+    flows, waits = routes.flows_of("ring", [0.7 * GB] * 5, range(5))
     arrival = simulate(network, flows).arrival_F
     assert max(arrival[i] for w in waits for i in w) == pytest.approx(expected)
 
 
 def test_gather_waits_for_the_slowest_incoming_link():
-    shape = co.profile(three_regions(), "gather", [1 * GB, 2 * GB, 0.5 * GB], (0, 1, 2))
+    shape = co.profile(three_regions(), "all_gather", [1 * GB, 2 * GB, 0.5 * GB], (0, 1, 2))
     expected = [
         max(2 / 2 + 0.03, 0.5 / 0.25 + 0.04),
         max(1 / 1 + 0.01, 0.5 / 2 + 0.03),
         max(1 / 2 + 0.03, 2 / 0.5 + 0.02),
     ]
     np.testing.assert_allclose(shape.ready_M, expected)
-    assert shape.duration_s == pytest.approx(4.02) and shape.latency_s == pytest.approx(0.04)
+    np.testing.assert_allclose(shape.latency_M, [0.04, 0.03, 0.03])
+    np.testing.assert_allclose(shape.volume_M, [2.0 - 0.0, 1.01 - 0.03, 4.02 - 0.03])
 
 
 def test_gather_shares_the_egress():
     network = uniform(4, 8.0, delay_s=0.01, shared=True)
-    assert co.seconds(network, "gather", 0.6 * GB) == pytest.approx(3 * 0.6 + 0.01)
+    assert co.sync_seconds(network, 0.6 * GB, "all_gather") == pytest.approx(3 * 0.6 + 0.01)
 
 
 def test_two_shot_shares_a_link_between_its_legs():
@@ -92,9 +97,9 @@ def test_two_shot_shares_a_link_between_its_legs():
 
 def test_two_shot_of_equal_links():
     network = uniform(4, 8.0, delay_s=0.02)
-    assert co.seconds(network, "two_shot", 2 * GB) == pytest.approx(2 * (0.5 + 0.02))
+    assert co.sync_seconds(network, 2 * GB, "two_shot") == pytest.approx(2 * (0.5 + 0.02))
     shared = uniform(4, 8.0, delay_s=0.02, shared=True)
-    assert co.seconds(shared, "two_shot", 2 * GB) == pytest.approx(2 * (1.5 + 0.02))
+    assert co.sync_seconds(shared, 2 * GB, "two_shot") == pytest.approx(2 * (1.5 + 0.02))
 
 
 def test_star_sums_at_the_server():
@@ -115,18 +120,18 @@ def test_pair_exchanges_both_ways_at_once():
     np.testing.assert_allclose(shape.ready_M, [3 / 2 + 0.03, 1 / 0.5 + 0.02])
 
 
-@pytest.mark.parametrize("route", co.ROUTES)
+@pytest.mark.parametrize("route", routes.ROUTES)
 def test_link_bytes_match_the_closed_form_and_are_conserved(route):
     members = (0, 2, 3, 5, 6)
-    links = co.link_bytes(route, (7e6,) * 5, members)
-    assert sum(links.values()) / 5 == pytest.approx(co.sent_bytes(route, 7e6, 5))
+    links = routes.link_bytes(route, (7e6,) * 5, members)
+    assert sum(links.values()) / 5 == pytest.approx(routes.sent_bytes(route, 7e6, 5))
     shape = co.profile(uniform(7, 1.0), route, [7e6] * 5, members)
     pairs = zip(shape.sources.tolist(), shape.targets.tolist(), strict=True)
     assert dict(zip(pairs, shape.bytes_L.tolist(), strict=True)) == pytest.approx(links)
-    assert co.link_bytes(route, (7e6,), (3,)) == {} and co.sent_bytes(route, 7e6, 1) == 0
+    assert routes.link_bytes(route, (7e6,), (3,)) == {} and routes.sent_bytes(route, 7e6, 1) == 0
 
 
-@pytest.mark.parametrize("route", co.ROUTES)
+@pytest.mark.parametrize("route", routes.ROUTES)
 def test_more_bandwidth_or_less_delay_is_never_slower(route):
     rng = np.random.default_rng(5)
     for _ in range(6):
@@ -134,25 +139,42 @@ def test_more_bandwidth_or_less_delay_is_never_slower(route):
         spec = {"regions": 4, "symmetric": False, "bandwidth_gbps": rates, "delay_ms": 40}
         spec["egress_gbps"] = rng.uniform(1.0, 4.0, 4).tolist()
         network = parse(spec)
-        time = co.seconds(network, route, 1e8, range(4))
-        assert co.seconds(network.scaled(bandwidth=1.3), route, 1e8, range(4)) < time
-        assert co.seconds(network.scaled(delay=0.6), route, 1e8, range(4)) < time
-        assert co.seconds(network, route, 1.2e8, range(4)) > time
+        time = co.sync_seconds(network, 1e8, route, range(4))
+        assert co.sync_seconds(network.scaled(bandwidth=1.3), 1e8, route, range(4)) < time
+        assert co.sync_seconds(network.scaled(delay=0.6), 1e8, route, range(4)) < time
+        assert co.sync_seconds(network, 1.2e8, route, range(4)) > time
+
+
+def test_the_slowest_of_all_pairs():
+    rng = np.random.default_rng(3)
+    rates = rng.uniform(0.2, 3.0, (5, 5)).tolist()
+    spec = {"regions": 5, "symmetric": False, "bandwidth_gbps": rates, "delay_ms": 40}
+    network = parse({**spec, "egress_gbps": [0.5, 0.1, None, 2, 3], "sync_constant_s": 0.2})
+    each = [co.sync_seconds(network, 1e8, "pair", (i, j)) for i in range(5) for j in range(i)]
+    assert co.sync_seconds(network, 1e8, "pair") == pytest.approx(max(each))
+    assert co.sync_seconds(network, 1e8, "pair", (3, 4)) < max(each)
+
+
+def test_step_seconds_are_the_slowest_regions_mean():
+    network = uniform(3, 1.0).with_compute([0.2, 0.7, 0.3])
+    assert co.step_seconds(network) == 0.7
+    jittered = replace(network, compute_jitter=Jitter("lognormal", 0.4))
+    assert co.step_seconds(jittered) == pytest.approx(0.7 * np.exp(0.08))
 
 
 def test_one_member_and_constants():
     network = uniform(3, 1.0, sync_constant_s=0.7)
-    assert co.seconds(network, "ring", 1e6, [2]) == 0.0
-    assert co.seconds(network, "pair", 0.0) == pytest.approx(0.7)
+    assert co.sync_seconds(network, 1e6, "ring", [2]) == 0.0
+    assert co.sync_seconds(network, 0.0, "pair") == pytest.approx(0.7)
 
 
 def test_bad_collectives_are_refused_with_all_reasons():
     with pytest.raises(ValueError) as caught:
-        co.check("ring", [1.0, 2.0, -1.0], (0, 0, 9), 3)
+        routes.check("ring", [1.0, 2.0, -1.0], (0, 0, 9), 3)
     for part in ("repeat", "are no regions", "must not be negative", "equal payload sizes"):
         assert part in str(caught.value)
     with pytest.raises(ValueError, match="route 'pigeon' is unknown"):
-        co.seconds(uniform(2, 1.0), "pigeon", 1.0)
+        co.sync_seconds(uniform(2, 1.0), 1.0, "pigeon")
 
 
 def test_fair_rates_of_a_known_case():

@@ -37,7 +37,7 @@ def test_counted_equals_analytic_within_one_percent(route):
 
 def test_gather_of_unequal_payloads_is_counted_per_region():
     ledger = Ledger(("a", "b", "c"))
-    ledger.book("f", "gather", [10, 20, 40], (0, 1, 2))
+    ledger.book("f", "all_gather", [10, 20, 40], (0, 1, 2))
     assert ledger.links("f")[2, 1] == 40 and ledger.sent_R().tolist() == [20, 40, 80]
     assert ledger.received_R().tolist() == [60, 50, 30]
     assert ledger.discrepancy() == pytest.approx(0.0)

@@ -1,0 +1,184 @@
+"""Which bytes an exchange puts on which links.
+
+Routes (n members, b_i payload bytes of member i, b when all are equal):
+
+| route | bytes each member sends | a member has the result once |
+| --- | --- | --- |
+| ring | 2 (n - 1) / n b, in 2 (n - 1) hops to the next member | the last hop is in |
+| two_shot | (n - 1) / n b as slices to owners, as much of reduced slices back | all slices are in |
+| all_gather | (n - 1) b_i, its whole payload to each other member | all payloads are in |
+| tree | b up to its parent (binary heap), b down to each child | its parent's message is in |
+| star | b to the server (member 0), which sends b back to each | the server's message is in |
+| pair | as all_gather, inside small groups | its partners' payloads are in |
+
+A ring, two_shot, tree and star carry values that can be added on the way, so all members' payloads
+have one size; the second leg of two_shot carries re-encoded slices of the same size.
+
+Listeners contribute nothing but receive what the members do: every payload of an all_gather, every
+reduced slice of a two_shot. One member with listeners is a one-to-all send: its whole payload to
+each of them.
+"""
+
+import functools
+from collections.abc import Sequence
+
+from lowcomm_jax.network.errors import raise_all
+from lowcomm_jax.network.flows import Flow
+
+ROUTES = ("ring", "two_shot", "all_gather", "tree", "star", "pair")
+EQUAL_SIZE = frozenset({"ring", "two_shot", "tree", "star"})
+HEARD = frozenset({"two_shot", "all_gather"})  # routes that may have listeners
+
+
+def check(
+    route: str,
+    nbytes_M: Sequence[float],
+    members: Sequence[int],
+    size: int,
+    listeners: Sequence[int] = (),
+) -> None:
+    """Refuse a collective that cannot run.
+
+    Raises:
+        ValueError: all violations in one message.
+    """
+    found, everyone = [], (*members, *listeners)
+    if route not in ROUTES:
+        found.append(f"route {route!r} is unknown: use one of {', '.join(ROUTES)}")
+    if not members:
+        found.append("there are no members: name at least one region that sends")
+    if len(nbytes_M) != len(members):
+        found.append(f"{len(nbytes_M)} payload sizes for {len(members)} members: give one a member")
+    if len(set(everyone)) != len(everyone):
+        found.append(f"members {everyone} repeat a region: name each once")
+    outside = [m for m in everyone if not 0 <= m < size]
+    if outside:
+        found.append(f"members {outside} are no regions: use ids 0 to {size - 1}")
+    if any(b < 0 for b in nbytes_M):
+        found.append(f"payload sizes {list(nbytes_M)} must not be negative")
+    if route in EQUAL_SIZE and len(set(nbytes_M)) > 1:
+        sizes = sorted(set(nbytes_M))
+        found.append(f"route {route!r} needs equal payload sizes, got {sizes}: use all_gather")
+    if listeners and route not in HEARD:
+        known = ", ".join(sorted(HEARD))
+        found.append(f"route {route!r} has no listeners: use {known}, or leave them out")
+    raise_all(f"collective {route!r}", found)
+
+
+def flows_of(
+    route: str,
+    nbytes_M: Sequence[float],
+    members: Sequence[int],
+    listeners: Sequence[int] = (),
+) -> tuple[list[Flow], list[list[int]]]:
+    """Write a collective as flows.
+
+    Returns:
+        The flows, and per member, then per listener, the indices of the flows after whose arrival
+        it has the result.
+    """
+    if route == "two_shot":
+        return _two_shot(nbytes_M[0], members, listeners)
+    if route in ("all_gather", "pair"):
+        return _all_gather(nbytes_M, members, listeners)
+    builders = {"tree": _tree, "star": _star, "ring": _ring}
+    return builders[route](nbytes_M[0], members)
+
+
+def _all_gather(nbytes_M, members, listeners):
+    everyone = (*members, *listeners)
+    flows, waits = [], [[] for _ in everyone]
+    for i, source in enumerate(members):
+        for j, target in enumerate(everyone):
+            if i != j:
+                waits[j].append(len(flows))
+                flows.append(Flow(source, target, nbytes_M[i]))
+    return flows, waits
+
+
+def _two_shot(nbytes, members, listeners):
+    everyone, share = (*members, *listeners), nbytes / len(members)
+    flows, first = _all_gather([share] * len(members), members, ())
+    # The owner also waits for the slices it reduces.
+    waits = [list(indices) for indices in first] + [[] for _ in listeners]
+    for i, source in enumerate(members):
+        for j, target in enumerate(everyone):
+            if i != j:
+                waits[j].append(len(flows))
+                flows.append(Flow(source, target, share, after=tuple(first[i])))
+    return flows, waits
+
+
+def _tree(nbytes, members):
+    count = len(members)
+    flows: list[Flow] = []
+    up: dict[int, int] = {}
+    for i in range(count - 1, 0, -1):  # children have larger heap positions than their parents
+        after = tuple(up[c] for c in (2 * i + 1, 2 * i + 2) if c < count)
+        up[i] = len(flows)
+        flows.append(Flow(members[i], members[(i - 1) // 2], nbytes, after))
+    root = [up[c] for c in (1, 2) if c < count]
+    waits = [root]
+    for i in range(1, count):
+        parent = (i - 1) // 2
+        after = tuple(waits[parent])
+        waits.append([len(flows)])
+        flows.append(Flow(members[parent], members[i], nbytes, after))
+    return flows, waits
+
+
+def _star(nbytes, members):
+    server = members[0]
+    flows = [Flow(member, server, nbytes) for member in members[1:]]
+    up = list(range(len(flows)))
+    waits = [up]
+    for member in members[1:]:
+        waits.append([len(flows)])
+        flows.append(Flow(server, member, nbytes, tuple(up)))
+    return flows, waits
+
+
+def _ring(nbytes, members):
+    """Hop k of member i waits until hop k - 1 of the member before it has arrived."""
+    count = len(members)
+    hop_bytes, hops = nbytes / count, 2 * (count - 1)
+    flows: list[Flow] = []
+    for k in range(hops):
+        for i in range(count):
+            after = () if k == 0 else ((k - 1) * count + (i - 1) % count,)
+            flows.append(Flow(members[i], members[(i + 1) % count], hop_bytes, after))
+    waits = [[(hops - 1) * count + (i - 1) % count] for i in range(count)]
+    return flows, waits
+
+
+@functools.lru_cache(maxsize=4096)
+def link_bytes(
+    route: str,
+    nbytes_M: tuple[float, ...],
+    members: tuple[int, ...],
+    listeners: tuple[int, ...] = (),
+) -> dict[tuple[int, int], float]:
+    """Give the bytes on each directed link of one collective, without a network.
+
+    Raises:
+        ValueError: see `check`.
+    """
+    check(route, nbytes_M, members, max((*members, *listeners), default=0) + 1, listeners)
+    if len(members) + len(listeners) == 1:
+        return {}
+    if route == "ring":
+        sent = nbytes_M[0] * 2 * (len(members) - 1) / len(members)
+        return {pair: sent for pair in zip(members, members[1:] + members[:1], strict=True)}
+    links: dict[tuple[int, int], float] = {}
+    for flow in flows_of(route, nbytes_M, members, listeners)[0]:
+        links[flow.source, flow.target] = links.get((flow.source, flow.target), 0.0) + flow.nbytes
+    return links
+
+
+def sent_bytes(route: str, nbytes: float, members: int, listeners: int = 0) -> float:
+    """Give the closed-form mean of the bytes one member sends (equal payloads): the analytic
+    figure.
+    """
+    if route in ("all_gather", "pair"):
+        return nbytes * (members - 1 + listeners)
+    return nbytes * (2 * (members - 1) + listeners) / members
