@@ -11,9 +11,13 @@ from lowcomm_jax.network import VirtualClock, parse
 from lowcomm_jax.regions import Regions
 
 
-def layout_problems(regions: Regions, method: Method, weights: Any) -> list[str]:
-    """Regions, mesh, method and weights that do not fit one another."""
+def layout_problems(
+    regions: Regions, method: Method, weights: Any, network: Any = None
+) -> list[str]:
+    """Regions, mesh, method, weights and network that do not fit one another."""
     problems, count = regions.violations(), regions.count
+    if method.schedule.needs_network and network is None:
+        problems.append("gamma without T_c and T_s: give both, or measured=True, or a network")
     if isinstance(count, int):
         problems += method.violations(count) + weight_problems(weights, count)
     return problems

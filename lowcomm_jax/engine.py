@@ -95,7 +95,9 @@ class Engine:
         self.block = block
         guard = Guard(outlier_factor, max_update_norm)
         self.clock, unusable = virtual_clock(network, regions, seed)
-        problems = layout_problems(self.regions, method, weights) + guard.violations() + unusable
+        problems = (
+            layout_problems(self.regions, method, weights, network) + guard.violations() + unusable
+        )
         problems += counting_problems(accumulate=accumulate, block=block)
         if exchange != "mesh":
             problems.append(f"exchange={exchange!r}: only 'mesh' is available")
@@ -112,6 +114,7 @@ class Engine:
             seed=seed,
             accumulate=accumulate,
             skip_nonfinite=skip_nonfinite,
+            network=None if self.clock is None else self.clock.network,
         )
         self.weights = weights if isinstance(weights, str) else np.asarray(weights, np.float32)
         region = self.regions.sharding(REGION)

@@ -33,7 +33,7 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
         landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
         rate=jax.device_put(jnp.zeros(k, jnp.float32), shared),
         in_flight={},
-        clock=Clock.start(k, count, recipe.method.schedule.start()),
+        clock=Clock.start(k, count, programs.method.schedule.start()),
         layout=layout,
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
@@ -18,8 +19,10 @@ from lowcomm_jax.guard import Guard
 from lowcomm_jax.inner import InnerStep, make_inner_program
 from lowcomm_jax.layout import Layout
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.network import Network, step_seconds, sync_seconds
 from lowcomm_jax.regions import REGION, Regions
 from lowcomm_jax.rounds import Rounds
+from lowcomm_jax.schedule import Timing
 from lowcomm_jax.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
 from lowcomm_jax.state import Inner
 
@@ -40,17 +43,20 @@ class Recipe:
     seed: int
     accumulate: int
     skip_nonfinite: bool
+    network: Network | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
     """Jitted functions of one engine for one parameter layout.
 
-    `block` runs inner steps (`inner.make_inner_program`, or, for methods that exchange gradients,
+    `method` is the recipe's with its schedule settled (`Schedule.settle`). `block` runs inner
+    steps (`inner.make_inner_program`, or, for methods that exchange gradients,
     `gradient.make_gradient_program`); the rest are the methods of `rounds.Rounds`.
     """
 
     recipe: Recipe
+    method: Method
     step: InnerStep
     exchange: MeshExchange
     fragments: Fragments
@@ -62,6 +68,8 @@ class Programs:
     restart: Callable
     receive: Callable
     average: Callable
+    drift: Callable
+    mean_header: Callable
 
     def averaged(self) -> dict[str, int]:
         """Name -> bytes of each leaf of role `average`, as it travels (fp32)."""
@@ -77,7 +85,8 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     """Make the programs for parameters of this layout; nothing is compiled yet.
 
     Raises:
-      ValueError: the parameters cannot be cut as the method asks (`fragments.partition`).
+      ValueError: the parameters cannot be cut as the method asks (`fragments.partition`), or what
+        the schedule draws from the network does not fit it.
     """
     regions, method, shapes = recipe.regions, recipe.method, layout.train_shapes()
     spec_fn = recipe.spec_fn or fsdp_specs(regions.mesh.shape["fsdp"])
@@ -85,6 +94,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     schedule = method.schedule
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked)
     exchange = MeshExchange(regions, method.codec)
+    method = settled(method, exchange, cut, recipe.network)
     rounds = Rounds(regions, exchange, method, recipe.guard, specs)
     step = InnerStep(
         recipe.loss_fn,
@@ -103,6 +113,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         block = jax.jit(block, donate_argnums=0, static_argnames="single", out_shardings=out)
     return Programs(
         recipe=recipe,
+        method=method,
         step=step,
         exchange=exchange,
         fragments=cut,
@@ -118,7 +129,32 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         restart=jax.jit(rounds.restart),
         receive=jax.jit(rounds.receive, donate_argnames="received"),
         average=jax.jit(rounds.average_buffers, donate_argnames="buffers"),
+        drift=jax.jit(rounds.drift, static_argnames="names_K"),
+        mean_header=jax.jit(rounds.mean_header),
     )
+
+
+def settled(
+    method: Method, exchange: MeshExchange, cut: Fragments, network: Network | None
+) -> Method:
+    """The method with what its schedule draws from the network: T_c, and T_s of every payload.
+
+    Raises:
+      ValueError: the settled schedule cannot work.
+    """
+    if network is None:
+        return method
+
+    def seconds(fragment: int, level: int) -> float:
+        everyone = np.ones(exchange.regions.count, bool)
+        traffic = exchange.at(level).traffic(cut.like(fragment), everyone)
+        return sync_seconds(network, traffic.nbytes, traffic.route)
+
+    schedule = method.schedule.settle(Timing(step_seconds(network), seconds))
+    problems = schedule.violations(exchange.regions.count)
+    if problems:
+        raise ValueError("this network and method do not fit:\n- " + "\n- ".join(problems))
+    return dataclasses.replace(method, schedule=schedule)
 
 
 def inner_shardings(recipe: Recipe, layout: Layout, shapes, specs) -> Inner:

@@ -85,6 +85,35 @@ class Rounds:
             "left_out": takes_part_R & ~accepted,
         }
 
+    def drift(self, params, anchor, rows_K, scale_K, *, names_K):
+        """How far every region's values are from the anchor, in every fragment.
+
+        Args:
+          params: trained leaves `[R, ...]`; anchor: `[1, ...]`, both of the whole model.
+          rows_K, names_K: `rows` and leaf names of each fragment.
+          scale_K: float32 `[K]`, 1 / (age_p numel_p).
+
+        Returns:
+          float32 `[R, K]`: ||Theta_p - theta_p||_1 times `scale_K`.
+        """
+        columns = []
+        for names, rows in zip(names_K, rows_K):
+            theta = fragmentation.take({k: params[k] for k in names}, rows)
+            origin = fragmentation.take({k: anchor[k] for k in names}, rows)
+            apart = [jnp.abs(origin[k] - theta[k].astype(jnp.float32)) for k in theta]
+            columns.append(sum(jnp.sum(x, axis=tuple(range(1, x.ndim))) for x in apart))
+        return jnp.stack(columns, axis=1) * scale_K[None]
+
+    def mean_header(self, values_RxN, weight_R, before_N):
+        """Mean over the regions whose payload counts, float32 `[N]`; `before_N` if there is none.
+
+        A region of weight 0 is silenced whatever it sent.
+        """
+        counts_R = weight_R > 0
+        silenced = jnp.where(counts_R[:, None], values_RxN, 0.0)
+        mean = self.regions.mean({"h": silenced}, counts_R.astype(jnp.float32), {"h": P()})["h"][0]
+        return jnp.where(jnp.any(counts_R), mean, before_N)
+
     # -- land ---------------------------------------------------------------------------------
 
     def move(self, anchor, outer_state, payload, weight_R, rows, own=None, *, if_news, level):

@@ -12,6 +12,7 @@ import optax
 from lowcomm_jax import boundary
 from lowcomm_jax.exchange import two_shot
 from lowcomm_jax.history import Event
+from lowcomm_jax.measurements import Measurements
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.schedule import delay_per_region
 from lowcomm_jax.state import InFlight, TrainState, flight_key, in_send_order, with_inner, without
@@ -30,8 +31,8 @@ class RoundTrips:
     def __init__(self, programs: Programs, weights: str | np.ndarray):
         self.programs = programs
         recipe = programs.recipe
-        self.method = recipe.method
-        self.schedule = recipe.method.schedule
+        self.method = programs.method
+        self.schedule = programs.method.schedule
         self.count = recipe.regions.count
         self.fragments = programs.fragments
         self.by_tokens = isinstance(weights, str) and weights == "tokens"
@@ -39,6 +40,7 @@ class RoundTrips:
         self.weights = equal if isinstance(weights, str) else weights
         self._like = [self.fragments.like(p) for p in range(len(self.fragments))]
         self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
+        self.measurements = Measurements(programs)
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
 
@@ -56,6 +58,12 @@ class RoundTrips:
         Returns:
           (state, events).
         """
+        self.measurements.computed(state, steps)
+        state, events = self._after(state, steps, mask)
+        self.measurements.synchronised(state, len(events))
+        return state, events
+
+    def _after(self, state: TrainState, steps: int, mask: np.ndarray):
         step = int(state.clock.step) + steps
         clock = dataclasses.replace(state.clock, step=np.int64(step))
         events: list[Event] = []
@@ -132,7 +140,8 @@ class RoundTrips:
             keep=keep,
             level=level,
         )
-        traffic = self.programs.exchange.at(level).traffic(self._like[p], mask)
+        exchange, floats = self.programs.exchange.at(level), self.schedule.header_floats()
+        traffic = exchange.traffic(self._like[p], mask, header=4 * floats)
         if p == 0 and self._averaged:
             traffic = traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
         clock = state.clock.copy()
@@ -151,6 +160,7 @@ class RoundTrips:
             takes_part=mask.copy(),
             moved=np.bool_(False),
             level=np.int64(level),
+            header=self.measurements.header(state, step),
         )
         values = {k: out[k] for k in ("delta_norm", "left_out", "weight")}
         events.append(Event.of_send(step, p, key, mask, traffic, values))
@@ -181,9 +191,8 @@ class RoundTrips:
         for key in keys:
             flight = state.in_flight[key]
             if not flight.moved:
-                p = int(flight.fragment)
                 state, moved[key] = self.move(state, flight)
-                state = self._note_rate(state, p, moved[key]["mean_norm"])
+                state = self.measurements.landed(state, flight, moved[key])
         for key in keys:
             state = self._adopt_flight(state, key, step, moved.get(key, {}), events)
         return state
@@ -207,7 +216,9 @@ class RoundTrips:
         waiting = flight.takes_part & ~lands
         if not waiting.any():
             return state.replace(in_flight=without(state.in_flight, key))
-        moved = dataclasses.replace(flight, payload=None, takes_part=waiting, moved=np.bool_(True))
+        moved = dataclasses.replace(
+            flight, payload=None, header={}, takes_part=waiting, moved=np.bool_(True)
+        )
         return state.replace(in_flight={**state.in_flight, key: moved})
 
     def move(self, state: TrainState, flight: InFlight, own=None, if_news: bool = False):
@@ -245,15 +256,6 @@ class RoundTrips:
             state = state.replace(received=received)
         return state.replace(landing=_set(state.landing, p, landing))
 
-    def _note_rate(self, state: TrainState, p: int, mean_norm: jax.Array) -> TrainState:
-        """Change rate ||mean Delta_p|| / sqrt(numel_p) / I_p, from reduced data only."""
-        if self.schedule.statistic != "rate":
-            return state
-        clock = state.clock
-        interval = max(1, int(clock.last_sent[p]) - max(0, int(clock.previous_sent[p])))
-        scale = np.float32(1 / (np.sqrt(self.fragments.numel(p)) * interval))
-        return state.replace(rate=_set_entry(state.rate, np.int32(p), mean_norm[0] * scale))
-
     def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
         """Note a landing in the clock and in the events."""
         clock = state.clock
@@ -276,8 +278,3 @@ def _measured_by(landing_state: PyTree) -> dict[str, jax.Array]:
 def _restart_count(tokens_RxK: jax.Array, mask_R: jax.Array, p: jax.Array) -> jax.Array:
     """Zero the tokens since the last send of fragment p in the regions that sent it."""
     return tokens_RxK.at[:, p].set(jax.numpy.where(mask_R, 0.0, tokens_RxK[:, p]))
-
-
-@jax.jit
-def _set_entry(vector: jax.Array, index: jax.Array, value: jax.Array) -> jax.Array:
-    return vector.at[index].set(value)

@@ -51,6 +51,8 @@ class InFlight:
       takes_part: bool `[R]`, regions that took part in the send and have not landed yet.
       moved: whether the anchor has already moved by this payload.
       level: of the codec, at which the payload is encoded (`Codec.at`).
+      header: float32 `[R, n]` by name, what each region measured and sends along; reduced at the
+        landing, so that all regions decide alike.
     """
 
     payload: PyTree
@@ -63,6 +65,7 @@ class InFlight:
     takes_part: np.ndarray
     moved: np.ndarray
     level: np.ndarray
+    header: dict[str, jax.Array]
 
 
 @jax.tree_util.register_dataclass

@@ -46,7 +46,7 @@ REGION_AXIS: dict[str, int | None] = {
     "clock/bytes_received": 0,
 }
 ANCHORED = ("anchor", "outer")
-FLIGHT_ARRAYS = ("payload", "snapshot", "accepted", "weight")
+FLIGHT_ARRAYS = ("payload", "snapshot", "accepted", "weight", "header")
 
 
 def field_of(name: str) -> str:
@@ -107,6 +107,7 @@ def flight_records(state: TrainState) -> list[dict]:
             "takes_part": np.asarray(flight.takes_part).tolist(),
             "moved": bool(flight.moved),
             "level": int(flight.level),
+            "header": {name: x.shape[1] for name, x in flight.header.items()},
             "payload": flight.payload is not None,
             "snapshot": flight.snapshot is not None,
             "specs": {

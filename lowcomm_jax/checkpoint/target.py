@@ -76,6 +76,7 @@ def _abstract_flight(programs: Programs, record: dict) -> InFlight:
         "snapshot": like if record["snapshot"] else None,
         "accepted": jax.ShapeDtypeStruct((), jnp.bool_),
         "weight": jax.ShapeDtypeStruct((), jnp.float32),
+        "header": {k: jax.ShapeDtypeStruct((n,), jnp.float32) for k, n in record["header"].items()},
     }
 
     def stacked(name: str, leaf) -> jax.ShapeDtypeStruct:

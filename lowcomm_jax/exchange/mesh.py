@@ -55,7 +55,7 @@ class MeshExchange:
             return 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
         return self.codec.nbytes(like)
 
-    def traffic(self, like: PyTree, takes_part_R: np.ndarray) -> Traffic:
-        """Bytes between regions of one reduction of a fragment."""
+    def traffic(self, like: PyTree, takes_part_R: np.ndarray, header: int = 0) -> Traffic:
+        """Bytes between regions of one reduction of a fragment and of `header` bytes with it."""
         route = two_shot if self.codec is None else all_gather
-        return route(self.nbytes(like), takes_part_R)
+        return route(self.nbytes(like) + header, takes_part_R)

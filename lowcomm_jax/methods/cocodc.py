@@ -16,6 +16,8 @@ K      fragments                                    `fragments`
 tau    inner steps between send and landing         `overlap`
 N      sends per period                             `syncs_per_period`
 gamma  share of the link that may be used           `gamma`
+T_c    seconds of an inner step                     `step_seconds`
+T_s    seconds to synchronise a fragment            `sync_seconds`
 lambda strength of the Taylor term                  `taylor`
 ====== ============================================ =======================
 
@@ -52,13 +54,18 @@ def cocodc(
     rest: Literal["own", "dealt"] = "dealt",
     step_seconds: float | None = None,
     sync_seconds: float | None = None,
+    measured: bool = False,
+    score: Literal["rate", "drift"] = "rate",
 ) -> Method:
     """Send what changes most, and repair the delay at the landing.
 
     Args:
       period: H; fragments: K <= H; overlap: tau < H.
-      syncs_per_period: N. Default K; with `gamma`, `step_seconds` (T_c) and `sync_seconds` (T_s):
-        min(H, max(K, floor(gamma H T_c / T_s))).
+      syncs_per_period: N. Default K; with `gamma`: min(H, max(K, floor(gamma H T_c / T_s))).
+      gamma: share of the link that may be used, in (0, 1]. T_c and T_s are `step_seconds` and
+        `sync_seconds`; without them they come from the engine's network, or, with `measured`, are
+        taken in the run (N = K at first; every change counts from the next period on).
+      score: what a fragment is chosen by (`schedule.adaptive`).
       taylor: lambda of the fixed mode, or a landing transform
         (`landing.taylor_delay_correction`).
       outer: default Nesterov 0.4 / 0.9.
@@ -66,13 +73,18 @@ def cocodc(
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       pattern, rest: how the parameters are cut (`fragments.partition`).
     """
-    problems, syncs = _syncs(period, fragments, syncs_per_period, gamma, step_seconds, sync_seconds)
+    timing = (gamma, step_seconds, sync_seconds)
+    problems = _syncs_problems(syncs_per_period, *timing, measured)
+    syncs = fragments if syncs_per_period is None else syncs_per_period
+    if gamma is not None and not measured and not problems:
+        # Without T_c and T_s the network settles N.
+        syncs = None if step_seconds is None else slots(period, fragments, *timing)
     if isinstance(taylor, (int, float)):
         taylor = landing_rules.taylor_delay_correction(float(taylor), mode="fixed")
     rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
     return Method(
         name="cocodc",
-        schedule=Adaptive(period, fragments, syncs, overlap),
+        schedule=Adaptive(period, fragments, syncs, overlap, score, gamma, measured),
         outer=optax.with_extra_args_support(rule),
         landing=optax.with_extra_args_support(taylor),
         codec=codec,
@@ -83,22 +95,23 @@ def cocodc(
     )
 
 
-def _syncs(period, fragments, syncs, gamma, step_seconds, sync_seconds) -> tuple[list[str], int]:
-    """Settle N, and say which of the settings contradict one another."""
-    measured = (gamma, step_seconds, sync_seconds)
-    if syncs is not None:
-        unused = [x for x in measured if x is not None]
-        problem = "syncs_per_period is given, so gamma, step_seconds and sync_seconds are unused"
-        return [f"{problem}: remove one or the other"] if unused else [], syncs
-    if all(x is None for x in measured):
-        return [], fragments
-    if any(x is None for x in measured):
-        return ["gamma, step_seconds (T_c) and sync_seconds (T_s) go together: give all"], fragments
+def _syncs_problems(syncs, gamma, step_seconds, sync_seconds, measured: bool) -> list[str]:
+    """Which of the settings of N contradict one another."""
+    given = [x for x in (step_seconds, sync_seconds) if x is not None]
     problems = []
-    if not 0 < gamma <= 1:
+    if syncs is not None and (gamma is not None or given or measured):
+        problems.append(
+            "syncs_per_period is given, so gamma, step_seconds, sync_seconds and measured are "
+            "unused: remove one or the other"
+        )
+    elif gamma is None and (given or measured):
+        problems.append("gamma goes together with T_c and T_s, given or measured: give it")
+    if len(given) == 1:
+        problems.append("step_seconds (T_c) and sync_seconds (T_s) go together: give both")
+    if given and measured:
+        problems.append("T_c and T_s are given and measured: remove one or the other")
+    if gamma is not None and not 0 < gamma <= 1:
         problems.append(f"gamma={gamma}: the share of the link lies in (0, 1]")
-    if step_seconds <= 0 or sync_seconds <= 0:
+    if any(x <= 0 for x in given):
         problems.append("step_seconds and sync_seconds must be positive")
-    if problems:
-        return problems, fragments
-    return [], slots(period, fragments, gamma, step_seconds, sync_seconds)
+    return problems

@@ -127,7 +127,8 @@ def dilocox(
     schedule: Schedule = Staggered(period, delay=delay * period, land_after_send=delay == 1)
     if rule is not None:
         problems += rule.violations(first)
-        travel = math.ceil(timing[1] / timing[0]) if len(timing) == 2 and min(timing) > 0 else 1
+        given = len(timing) == 2 and min(timing) > 0
+        travel = math.ceil(timing[1] / timing[0]) if given else None
         schedule = _ranked(rule, period, first, delay, travel)
     elif timing:
         problems.append("step_seconds and sync_seconds are unused: only adaptive rounds need them")
@@ -177,7 +178,7 @@ def _adaptation(adaptive, low_rank: bool) -> tuple[AdaGradCmp | None, list[str]]
     return AdaGradCmp(**adaptive), []
 
 
-def _ranked(rule: AdaGradCmp, period: int, rank: int, delay: int, travel: int) -> Ranked:
+def _ranked(rule: AdaGradCmp, period: int, rank: int, delay: int, travel: int | None) -> Ranked:
     ranks = rule.ranks(rank)
     shortest = max(1, period // 8) if rule.shortest is None else rule.shortest
     return Ranked(
@@ -185,7 +186,7 @@ def _ranked(rule: AdaGradCmp, period: int, rank: int, delay: int, travel: int) -
         ranks=ranks,
         window=rule.window,
         shortest=shortest,
-        travel=(travel,) * len(ranks),
+        travel=() if travel is None else (travel,) * len(ranks),
         probe=rule.probe,
         delay=delay * period,
         land_after_send=delay == 1,

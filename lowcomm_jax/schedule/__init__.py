@@ -2,7 +2,7 @@
 
 from lowcomm_jax.schedule.adaptive import Adaptive, syncs_per_period
 from lowcomm_jax.schedule.arrivals import Arrivals
-from lowcomm_jax.schedule.base import Schedule, delay_per_region
+from lowcomm_jax.schedule.base import Schedule, Timing, delay_per_region
 from lowcomm_jax.schedule.ranked import Ranked
 from lowcomm_jax.schedule.staggered import Staggered
 
@@ -12,6 +12,7 @@ __all__ = [
     "Ranked",
     "Schedule",
     "Staggered",
+    "Timing",
     "delay_per_region",
     "syncs_per_period",
 ]

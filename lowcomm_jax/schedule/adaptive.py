@@ -2,24 +2,30 @@
 
 A slot comes every h = floor(H / N) steps. At a slot leaves, among the fragments not in flight: an
 overdue one (H steps or more since its last send), else one never sent, else the one of the largest
-change rate ||mean Delta_p||_2 / sqrt(numel_p) / I_p, with I_p the steps between its last two
-sends. Ties go to the fragment sent longest ago.
+score. Ties go to the fragment sent longest ago. The score is
 
-Differs from the paper: the rate is normalised by sqrt(numel) (else the embedding always wins), a
-fragment in flight is never sent again (the authors' code would overwrite its snapshot), and of
-several overdue fragments the one waiting longest goes first.
+- `rate`: ||mean Delta_p||_2 / sqrt(numel_p) / I_p, as of the fragment's last landing, with I_p the
+  steps between its last two sends (the paper's form); or
+- `drift`: mean over regions of ||Theta_p - theta_p||_1 / (age_p numel_p), as of the last payload
+  that landed, with age_p the steps since the fragment's last send (the authors' later code). K
+  numbers travel in every payload's header.
+
+Differs from the paper: the rate is normalised by sqrt(numel) (else the embedding always wins), the
+drift comes with the payloads instead of an all-reduce of its own before every choice, a fragment
+in flight is never sent again (the authors' code would overwrite its snapshot), and of several
+overdue fragments the one waiting longest goes first.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Set
-from typing import ClassVar
+from collections.abc import Callable, Sequence, Set
+from typing import Any, Literal
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Schedule, common_violations
+from lowcomm_jax.schedule.base import Schedule, Timing, common_violations
 from lowcomm_jax.state import Clock
 
 
@@ -44,27 +50,91 @@ def syncs_per_period(
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive(Schedule):
-    """See `Schedule` for the fields; `syncs` is N, the slots per period."""
+    """See `Schedule` for the other fields.
+
+    Attributes:
+      syncs: N, the slots per period, of the first periods where they are `measured`; None = as
+        many as the network allows.
+      statistic: the score, `rate` or `drift`.
+      gamma: share of the link that slots may use which are not given.
+      measured: T_c and T_s are measured and travel with every payload; N changes at the period
+        boundary after their landing.
+    """
 
     period: int
     fragments: int
-    syncs: int
+    syncs: int | None
     delay: int | tuple[int, ...] = 0
-    statistic: ClassVar[str] = "rate"
+    statistic: Literal["rate", "drift"] = "rate"
+    gamma: float | None = None
+    measured: bool = False
+
+    @property
+    def needs_network(self) -> bool:
+        return self.syncs is None
+
+    def settle(self, timing: Timing) -> Adaptive:
+        if self.syncs is not None:
+            return self
+        # The largest fragment's T_s: a slot must fit whichever is chosen.
+        slowest = max(timing.sync_seconds(p, 0) for p in range(self.fragments))
+        syncs = syncs_per_period(
+            self.period, self.fragments, self.gamma, timing.step_seconds, slowest
+        )
+        return dataclasses.replace(self, syncs=syncs)
 
     @property
     def spacing(self) -> int:
-        """h: inner steps between two slots."""
-        return max(1, self.period // self.syncs)
+        """h: inner steps between two slots, of the first periods where it is measured."""
+        return self._spacing(self.syncs)
+
+    def _spacing(self, syncs: int) -> int:
+        return max(1, self.period // int(syncs))
+
+    def start(self) -> dict[str, np.ndarray]:
+        if not self.measured:
+            return {}
+        # Two grids of slots: the one of now, and the one that begins behind step `since[1]`.
+        return {"since": np.zeros(2, np.int64), "syncs": np.full(2, self.syncs, np.int64)}
+
+    def _grid(self, step: int, clock: Clock) -> tuple[int, int]:
+        """(origin, spacing h) of the slots that govern a step."""
+        if not self.measured:
+            return 0, self.spacing
+        since, syncs = clock.decided["since"], clock.decided["syncs"]
+        now = int(step > since[1])
+        return int(since[now]), self._spacing(syncs[now])
 
     def next_send(self, step: int, clock: Clock) -> int:
-        del clock
-        return (step // self.spacing + 1) * self.spacing
+        origin, spacing = self._grid(step + 1, clock)
+        slot = origin + ((step - origin) // spacing + 1) * spacing
+        later = self._grid(slot, clock)
+        return slot if later[0] == origin else sum(later)
+
+    def decide(
+        self, step: int, clock: Clock, landings: Sequence[Any]
+    ) -> dict[str, np.ndarray] | None:
+        seconds = [e.values["seconds"] for e in landings if "seconds" in e.values]
+        seconds = [pair for pair in seconds if np.isfinite(pair).all()]
+        if not seconds:
+            return None
+        step_seconds, sync_seconds = (float(x) for x in seconds[-1])
+        syncs = syncs_per_period(
+            self.period, self.fragments, self.gamma, step_seconds, sync_seconds
+        )
+        now = clock.decided
+        current = int(step > now["since"][1])
+        boundary = (step // self.period + 1) * self.period
+        return {
+            "since": np.array([now["since"][current], boundary], np.int64),
+            "syncs": np.array([now["syncs"][current], syncs], np.int64),
+        }
 
     def sends(
         self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
     ) -> tuple[int, ...]:
-        if step % self.spacing:
+        origin, spacing = self._grid(step, clock)
+        if (step - origin) % spacing:
             return ()
         ready = [p for p in range(self.fragments) if p not in in_flight]
         if not ready:
@@ -83,16 +153,22 @@ class Adaptive(Schedule):
     def longest_wait(self) -> int:
         """Upper bound on the steps between two sends of a fragment: ceil(H/h) h + (K-1) h.
 
-        Holds for every tau < H: an overdue fragment was sent H steps ago, so it has landed.
+        Holds for every tau < H: an overdue fragment was sent H steps ago, so it has landed. Where
+        N is measured, the bound is that of the widest slots, N = K, and the h behind a change.
         """
+        if self.measured:
+            h = self._spacing(self.fragments)
+            return -(-self.period // h) * h + self.fragments * h
         h = self.spacing
         return -(-self.period // h) * h + (self.fragments - 1) * h
 
     def violations(self, regions: int) -> list[str]:
         problems = common_violations(self, regions, "overlap")
-        if not self.fragments <= self.syncs <= self.period:
+        if self.syncs is not None and not self.fragments <= self.syncs <= self.period:
             problems.append(
                 f"syncs_per_period={self.syncs}: must lie between fragments={self.fragments} (or a "
                 f"fragment could starve) and period={self.period} (at most one a step)"
             )
+        if self.statistic not in ("rate", "drift"):
+            problems.append(f"score={self.statistic!r}: use rate or drift")
         return problems

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal
 
 import numpy as np
 
 from lowcomm_jax.state import Clock
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """What a network allows, without jitter.
+
+    Attributes:
+      step_seconds: T_c, an inner step of the slowest region.
+      sync_seconds: T_s of (fragment, level of the codec).
+    """
+
+    step_seconds: float
+    sync_seconds: Callable[[int, int], float]
 
 
 class Schedule(abc.ABC):
@@ -20,8 +34,11 @@ class Schedule(abc.ABC):
       delay: tau, inner steps between send and landing; one int, or one per region.
       land_after_send: the due payload lands after the send of the same step (methods that overlap
         a whole period), so that the new pseudo-gradient is measured before the anchor moves.
-      statistic: what `sends` chooses by, reduced over the regions at every landing: nothing, or the
-        fragments' change `rate`.
+      statistic: what `sends` chooses by, reduced over the regions at every landing: nothing, the
+        change `rate` of the fragment that lands, or the `drift` of every fragment, which travels
+        in the payloads' headers.
+      needs_network: whether something is left to the network (`settle`).
+      measured: whether the seconds of a step and of a sync are measured; they travel likewise.
       uneven: whether regions make different numbers of inner steps (`active`, `senders`).
     """
 
@@ -29,12 +46,24 @@ class Schedule(abc.ABC):
     fragments: int
     delay: int | tuple[int, ...]
     land_after_send: bool = False
-    statistic: Literal["none", "rate"] = "none"
+    statistic: Literal["none", "rate", "drift"] = "none"
+    needs_network: bool = False
+    measured: bool = False
     uneven: bool = False
+
+    def settle(self, timing: Timing) -> Schedule:
+        """The schedule with what was left to the network settled."""
+        del timing
+        return self
 
     def start(self) -> dict[str, np.ndarray]:
         """What the schedule itself remembers, `Clock.decided`, before the first step."""
         return {}
+
+    def header_floats(self) -> int:
+        """How many fp32 numbers travel with every payload."""
+        drift = self.fragments if self.statistic == "drift" else 0
+        return drift + (2 if self.measured else 0)
 
     @abc.abstractmethod
     def next_send(self, step: int, clock: Clock) -> int:

@@ -19,12 +19,13 @@ so many rounds are sent one bucket higher, so that it can rise again.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Schedule, common_violations
+from lowcomm_jax.schedule.base import Schedule, Timing, common_violations
 from lowcomm_jax.state import Clock
 
 
@@ -37,7 +38,8 @@ class Ranked(Schedule):
       ranks: the buckets, falling; the first is r_1.
       window: c, rounds whose measured ranks are averaged.
       shortest: the fewest steps of a round.
-      travel: inner steps the payload of each rank needs to travel, ceil(T_comm / T_step).
+      travel: inner steps the payload of each rank needs to travel, ceil(T_comm / T_step); empty =
+        as the network says, if there is one.
       probe: rounds from one probing round to the next; None = never.
     """
 
@@ -50,6 +52,12 @@ class Ranked(Schedule):
     delay: int = 0
     land_after_send: bool = False
     fragments: int = 1
+
+    def settle(self, timing: Timing) -> Ranked:
+        if self.travel:
+            return self
+        needed = [timing.sync_seconds(0, k) / timing.step_seconds for k in range(len(self.ranks))]
+        return dataclasses.replace(self, travel=tuple(math.ceil(n - 1e-9) for n in needed))
 
     def start(self) -> dict[str, np.ndarray]:
         return {

@@ -1,0 +1,77 @@
+"""What regions measure for the schedule: taken at a send, reduced at the landing.
+
+The numbers of every region travel in its payloads' headers, so that all regions see the same ones
+and decide alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.programs import Programs
+from lowcomm_jax.state import InFlight, TrainState
+from lowcomm_jax.stopwatch import Stopwatch
+
+
+class Measurements:
+    """Measures what the schedule of one engine asks for; nothing where it asks for nothing."""
+
+    def __init__(self, programs: Programs):
+        self.programs = programs
+        self.schedule = programs.method.schedule
+        self.count = programs.recipe.regions.count
+        cut = programs.fragments
+        self._rows = [cut.rows(p) for p in range(len(cut))]
+        self._names = tuple(tuple(cut.like(p)) for p in range(len(cut)))
+        self._numel = np.array([cut.numel(p) for p in range(len(cut))])
+        self._stopwatch = Stopwatch()
+
+    def computed(self, state: TrainState, steps: int) -> None:
+        """`steps` inner steps have been dispatched since the last call of `synchronised`."""
+        if self.schedule.measured:
+            self._stopwatch.computed(state.inner.step, steps)
+
+    def synchronised(self, state: TrainState, events: int) -> None:
+        """A step's sends and landings have been dispatched."""
+        if self.schedule.measured:
+            self._stopwatch.synchronised(state.inner.params, events)
+
+    def header(self, state: TrainState, step: int) -> dict[str, Any]:
+        """What every region sends along with a payload, float32 `[R, n]` by name."""
+        header: dict[str, Any] = {}
+        if self.schedule.statistic == "drift":
+            age = np.maximum(1, step - np.maximum(0, state.clock.last_sent))
+            scale = (1 / (age * self._numel)).astype(np.float32)
+            header["drift"] = self.programs.drift(
+                state.inner.params, state.anchor, self._rows, scale, names_K=self._names
+            )
+        if self.schedule.measured:
+            header["seconds"] = self._stopwatch.seconds(self.count)
+        return header
+
+    def landed(self, state: TrainState, flight: InFlight, values: dict[str, Any]) -> TrainState:
+        """Keep what the schedule chooses by; `values` of the landing get the reduced seconds."""
+        if "seconds" in flight.header:
+            # The slowest region's.
+            values["seconds"] = np.asarray(flight.header["seconds"])[flight.takes_part].max(axis=0)
+        if self.schedule.statistic == "drift":
+            drift = flight.header["drift"]
+            return state.replace(rate=self.programs.mean_header(drift, flight.weight, state.rate))
+        if self.schedule.statistic == "rate":
+            return self._change_rate(state, int(flight.fragment), values["mean_norm"])
+        return state
+
+    def _change_rate(self, state: TrainState, p: int, mean_norm: jax.Array) -> TrainState:
+        """||mean Delta_p|| / sqrt(numel_p) / I_p, from reduced data only."""
+        clock = state.clock
+        interval = max(1, int(clock.last_sent[p]) - max(0, int(clock.previous_sent[p])))
+        scale = np.float32(1 / (np.sqrt(self._numel[p]) * interval))
+        return state.replace(rate=_set_entry(state.rate, np.int32(p), mean_norm[0] * scale))
+
+
+@jax.jit
+def _set_entry(vector: jax.Array, index: jax.Array, value: jax.Array) -> jax.Array:
+    return vector.at[index].set(value)

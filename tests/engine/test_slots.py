@@ -1,0 +1,164 @@
+"""CoCoDC's slots and scores from what is measured, given or drawn from the network."""
+
+import jax
+import numpy as np
+import optax
+import oracle
+import pytest
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+from lowcomm_jax import history
+from lowcomm_jax.schedule import Adaptive
+from lowcomm_jax.state import Clock
+
+CUT = ("a|s", "b", "c")
+NAMES = (("a", "s"), ("b",), ("c",))
+R = 3
+
+
+def make(method, **kwargs):
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(loss_fn, optax.sgd(0.05, momentum=0.8), method, R, mesh=mesh, **kwargs)
+    return engine, engine.init(oracle.make_params())
+
+
+def drifts(state, step, last_sent):
+    """||Theta_p - theta_p||_1 / (age numel) of every region and fragment, by hand."""
+    theta, anchor = jax.tree.map(np.array, (state.inner.params, state.anchor))
+    rows = np.zeros((R, len(NAMES)))
+    for p, names in enumerate(NAMES):
+        numel = sum(anchor[k][0].size for k in names)
+        age = max(1, step - max(0, last_sent[p]))
+        for r in range(R):
+            rows[r, p] = sum(np.abs(anchor[k][0] - theta[k][r]).sum() for k in names) / (
+                age * numel
+            )
+    return rows
+
+
+@pytest.mark.parametrize("absent", [None, 1])
+def test_drift_is_that_of_the_regions_that_took_part(absent):
+    tau, steps = 2, 24
+    method = lc.methods.cocodc(8, 3, tau, syncs_per_period=4, score="drift", pattern=CUT)
+    engine, state = make(method)
+    batches = oracle.make_batches(steps=steps, regions=R)
+    mask = np.ones(R, bool)
+    if absent is not None:
+        mask[absent] = False
+    sent_headers, picks = {}, []
+    for t in range(1, steps + 1):
+        before = np.array(state.clock.last_sent)
+        state, metrics = engine.step(state, oracle.step_batch(batches, t), mask)
+        for event in metrics["events"]:
+            if event.kind == "land":
+                expected = sent_headers[event.key][mask].mean(axis=0)
+                np.testing.assert_allclose(state.rate, expected, rtol=1e-5)
+            else:
+                if (before >= 0).all() and (t - before < 8).all():
+                    scores = np.array(state.rate)
+                    busy = [int(f.fragment) for f in state.in_flight.values() if f.sent < t]
+                    pick = oracle.choose_fragment(t, 8, list(before), list(scores), busy)
+                    picks.append((event.fragment, pick))
+                sent_headers[event.key] = drifts(state, t, before)
+    assert len(picks) > 3 and all(a == b for a, b in picks)
+    assert len({a for a, _ in picks}) > 1
+
+
+def test_the_header_is_booked():
+    plain = lc.methods.cocodc(8, 3, 2, syncs_per_period=4, pattern=CUT)
+    drift = lc.methods.cocodc(8, 3, 2, syncs_per_period=4, score="drift", pattern=CUT)
+    sizes = []
+    for method in (plain, drift):
+        engine, state = make(method)
+        batch = oracle.step_batch(oracle.make_batches(steps=2, regions=R), 1)
+        events = []
+        for _ in range(2):
+            state, metrics = engine.step(state, batch)
+            events += metrics["events"]
+        sizes.append(events[0].nbytes)
+    assert sizes[1] == sizes[0] + 4 * 3
+
+
+NETWORK = {
+    "regions": ["a", "b", "c"],
+    "compute_s": 2.0,
+    "bandwidth_gbps": 1e-6,
+    "delay_ms": 0.0,
+}
+
+
+def measured(period=12, fragments=3, gamma=0.5):
+    return Adaptive(period, fragments, fragments, 1, gamma=gamma, measured=True)
+
+
+def landing(step, seconds):
+    never = np.full(R, -1)
+    return history.Event(
+        "land", step, 0, "k", np.ones(R, bool), never, 0, never, never, "", {"seconds": seconds}
+    )
+
+
+def slots_of(schedule, clock, last, at=None):
+    """Every slot up to `last`; `at` maps a step to the seconds that land there."""
+    step, slots = 0, []
+    while step < last:
+        upcoming = schedule.next_send(step, clock)
+        stops = [s for s in (at or {}) if step < s < upcoming]
+        step = min([upcoming, *stops])
+        if step == upcoming and step <= last:
+            assert schedule.sends(step, clock, frozenset(), lambda: np.zeros(3)), step
+            slots.append(step)
+        if at and step in at:
+            decided = schedule.decide(step, clock, [landing(step, np.float32(at[step]))])
+            clock.decided = clock.decided if decided is None else decided
+    return slots
+
+
+def test_measured_slots_change_at_the_next_period():
+    schedule = measured()
+    clock = Clock.start(3, R, schedule.start())
+    # gamma H T_c / T_s = 0.5 * 12 * 2 / 2 = 6 slots from step 12 on, 3 again from 24 on.
+    found = slots_of(schedule, clock, 36, {5: (2.0, 2.0), 17: (2.0, 9.0)})
+    assert found == [4, 8, 12, 14, 16, 18, 20, 22, 24, 28, 32, 36]
+
+
+def test_an_unfinished_measurement_decides_nothing():
+    schedule = measured()
+    clock = Clock.start(3, R, schedule.start())
+    assert schedule.decide(4, clock, [landing(4, np.array([np.nan, 1.0]))]) is None
+    assert schedule.decide(4, clock, []) is None
+
+
+def test_measured_seconds_reach_the_decision():
+    engine, state = make(lc.methods.cocodc(6, 3, 1, gamma=1.0, measured=True, pattern=CUT))
+    batches = oracle.make_batches(steps=30, regions=R)
+    seen = []
+    for t in range(1, 31):
+        state, metrics = engine.step(state, oracle.step_batch(batches, t))
+        seen += [e.values["seconds"] for e in metrics["events"] if "seconds" in e.values]
+    finite = [pair for pair in seen if np.isfinite(pair).all()]
+    assert finite and all((pair > 0).all() for pair in finite)
+    assert 3 <= state.clock.decided["syncs"][1] <= 6
+
+
+def test_the_network_settles_the_slots():
+    method = lc.methods.cocodc(24, 3, 1, gamma=0.5, pattern=CUT)
+    engine, state = make(method, network=NETWORK)
+    settled = engine.trips(state).programs.method.schedule
+    # Fragment a + s is the largest: 16 values.
+    seconds = lc.network.sync_seconds(engine.clock.network, 4 * 16, "two_shot")
+    assert settled.syncs == oracle.syncs_per_period(24, 3, 0.5, 2.0, seconds) > 3
+    batches = oracle.make_batches(steps=12, regions=R)
+    sends = 0
+    for t in range(1, 13):
+        state, metrics = engine.step(state, oracle.step_batch(batches, t))
+        sends += sum(e.kind == "send" for e in metrics["events"])
+    assert sends == 12 // (24 // settled.syncs)
+
+
+def test_a_round_must_hide_its_payload():
+    slow = {**NETWORK, "bandwidth_gbps": 1e-8}
+    method = lc.methods.dilocox(4, {"name": "low_rank", "least": 1.0}, 2)
+    with pytest.raises(ValueError, match=r"period=4: the payload travels for \d+ inner steps"):
+        make(method, network=slow)
