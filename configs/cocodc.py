@@ -5,6 +5,10 @@
 Expected after 600 steps (1.2M tokens, Python 3.11 sources, one seed): evaluation loss 1.88
 (AllReduce: 1.48), 125 MB sent per region, in about two minutes on two cores.
 
+As many sends a period as a link allows, instead of one per fragment:
+
+    ... --config.network=us_4_regions --config.method.gamma=0.4
+
 `:published` is the run behind the paper's 21 %: a LLaMA of 150M on C4, 4 regions, H = 100, K = 4,
 tau = 5, N = 8 sends a period.
 """

@@ -15,8 +15,10 @@ from experiments.cli import closest, problems_of
 from experiments.config import base, plain
 from experiments.methods import METHODS
 from lowcomm_jax import make_mesh
+from lowcomm_jax.checks import virtual_clock
 from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import Source
+from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig, preset
 from lowcomm_jax.models.weights import config_from_llama
 from lowcomm_jax.regions import Regions, default_mesh
@@ -183,3 +185,12 @@ def region_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -
             f"devices of a region: use a multiple of {accumulate * fsdp}, or --config.mesh.fsdp=1"
         )
     return found
+
+
+def network_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
+    """A network that does not fit the regions, or one that is missing."""
+    if fields["network"] is None:
+        needed = method is not None and method.schedule.needs_network
+        fix = "name one, or give method.step_seconds and method.sync_seconds"
+        return [f"network is missing: method.gamma asks for its T_c and T_s; {fix}"] * needed
+    return virtual_clock(fields["network"], fields["regions"], 0)[1]

@@ -35,6 +35,9 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.accumulate = 1  # microbatches a region's batch is cut into
     config.weights = "equal"  # of regions in a mean: equal, tokens, or R numbers "0.5,0.2,0.3"
     config.participation = 1.0  # chance of a region to take part in an exchange (seeded)
+    # Preset or file of the links between the regions: what the run would take there is booked on a
+    # virtual clock, and a method may draw T_c and T_s from it.
+    config.network = config_dict.placeholder(str)
     config.replicas = "map"  # regions that share a device: map = one after another, vmap = batched
     config.block = 16  # inner steps handed to the device at once
     config.frozen = ()  # regexes of parameter names that are not trained

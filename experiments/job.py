@@ -103,7 +103,7 @@ def resolve(config: Any, workdir: str | Path) -> Job:
             f"at most {model.max_seq_len}, or raise model.max_seq_len"
         )
     job = Job(fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights)
-    problems += checks.region_problems(fields, mesh)
+    problems += checks.region_problems(fields, mesh) + checks.network_problems(fields, method)
     if method is not None:
         problems += _method_problems(job)
     problems += workdir_problems(job.workdir, fields)
@@ -164,6 +164,7 @@ def make_engine(job: Job, model: Model) -> Engine:
         job.method,
         job.regions,
         mesh=job.mesh,
+        network=job.config["network"],
         replicas=job.config["replicas"],
         seed=job.config["seed"],
         roles=job.roles,

@@ -22,6 +22,7 @@ from experiments.workdir import identity
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.history import History
 from lowcomm_jax.interrupt import Interrupt
+from lowcomm_jax.network import clock_state, restore_clock
 from lowcomm_jax.state import TrainState
 
 BEST = "anchor"  # the metric the best checkpoint is chosen by
@@ -69,6 +70,8 @@ class Loop:
         """Take over the host's counts from a checkpoint."""
         self.records.restore(extra["records"])
         self._started -= extra["seconds"]
+        if self.run.engine.clock is not None:
+            restore_clock(self.run.engine.clock, extra["clock"])
 
     def train(self) -> bool:
         """Train to the last step, or until a signal; returns whether the run is complete."""
@@ -198,6 +201,8 @@ class Loop:
                 "data_identity": self.run.data.identity,
                 "finished": finished,
             }
+            if self.run.engine.clock is not None:
+                extra["clock"] = clock_state(self.run.engine.clock)
             fresh = self._evaluated_at == self.step
             self.checkpoints.save(
                 self.state,
@@ -224,6 +229,8 @@ class Loop:
             "bytes_sent": self.records.sent.tolist(),
             "bytes_received": self.records.received.tolist(),
         }
+        if self.run.engine.clock is not None:
+            end["virtual"] = self.run.engine.clock.report().as_dict()
         self.log.write([end])
         self._save(finished=True)
 

@@ -110,6 +110,10 @@ def table(summaries: Sequence[Summary]) -> Table:
         out.add_column(name, justify="right")
     for heading, cell in _ROWS.items():
         out.add_row(heading, *(cell(summary) for summary in summaries))
+    if any(s.virtual_seconds is not None for s in summaries):
+        for heading, cell in _OWN_NETWORK_ROWS.items():
+            known = [s.virtual_seconds is not None for s in summaries]
+            out.add_row(heading, *(cell(s) if k else "-" for s, k in zip(summaries, known)))
     return out
 
 
@@ -127,6 +131,11 @@ _VIRTUAL_ROWS = {
     "peak rate, Gbit/s": lambda v: f"{v.clock.peak_gbps_R.max():.3g}",
     "AllReduce's wall-clock": lambda v: duration(v.allreduce_s),
     "faster than AllReduce": lambda v: f"{v.allreduce_s / v.clock.wall_s:.3g}x",
+}
+
+_OWN_NETWORK_ROWS = {
+    "virtual time on its network": lambda s: duration(s.virtual_seconds),
+    "utilisation there": lambda s: f"{s.utilisation:.1%}",
 }
 
 _ROWS = {

@@ -40,6 +40,7 @@ class Summary:
       compression: bytes of AllReduce (fp32 gradients, two-shot, every step) over `bytes_sent`.
       tokens_per_second: median over the steps after the first interval (which compiles).
       staleness: largest; participation: mean share of the regions in the exchanges.
+      virtual_seconds, utilisation: on the run's own network, if it was trained with one.
     """
 
     name: str
@@ -58,6 +59,8 @@ class Summary:
     tokens_per_second: float | None
     staleness: int | None
     participation: float | None
+    virtual_seconds: float | None
+    utilisation: float | None
 
 
 def read_run(workdir: Path) -> RunLog:
@@ -102,6 +105,7 @@ def summarise(run: RunLog) -> Summary:
     ]
     events = [event for step in run.steps for event in step["events"]]
     stale = [max(e["staleness"]) for e in events if e["kind"] == "land"]
+    virtual = last.get("virtual", {})
     shares = [s["participation"] for s in run.steps if s["participation"] is not None]
     return Summary(
         name=run.name,
@@ -121,6 +125,8 @@ def summarise(run: RunLog) -> Summary:
         tokens_per_second=float(np.median(paces)) if paces else None,
         staleness=max(stale, default=None),
         participation=float(np.mean(shares)) if shares else None,
+        virtual_seconds=virtual.get("wall_s"),
+        utilisation=virtual.get("utilisation"),
     )
 
 

@@ -15,7 +15,18 @@ TIMING = ("seconds", "tokens_per_second", "time")
 STEPS = 900
 
 
+LINKS = """
+name: links
+regions: [a, b, c]
+compute_s: [0.1, 0.2, 0.15]
+bandwidth_gbps: 0.001
+delay_ms: 40
+compute_jitter: {kind: lognormal, scale: 0.3}
+"""
+
+
 def start(tiny, root, workdir):
+    (root / "links.yaml").write_text(LINKS)
     arguments = tiny.arguments(
         root,
         "--config=streaming_diloco",
@@ -24,6 +35,7 @@ def start(tiny, root, workdir):
         "--config.method.fragments=2",
         "--config.method.overlap=3",
         "--config.participation=0.8",
+        f"--config.network={root / 'links.yaml'}",
         "--config.log.every=10",
         "--config.eval.every=500",
         "--config.checkpoint.every=400",

@@ -1,0 +1,62 @@
+"""A run trained on a network: its virtual time, and what the method draws from the links."""
+
+import pytest
+
+from experiments.__main__ import main
+from experiments.metrics import read_records
+
+
+def train(tiny, root, name, *more):
+    arguments = tiny.arguments(
+        root,
+        "--config=cocodc",
+        "--config.steps=24",
+        "--config.method.period=8",
+        "--config.method.fragments=2",
+        "--config.method.overlap=1",
+        f"--workdir={root / name}",
+        *more,
+    )
+    return main(["train", *arguments])
+
+
+NETWORK = """
+name: slow
+regions: [a, b, c]
+compute_s: 2.0
+bandwidth_gbps: {gbps:.8f}
+delay_ms: 10
+"""
+
+
+def sends(path):
+    rows = [r for r in read_records(path) if r["kind"] == "step"]
+    return [r["step"] for r in rows for e in r["events"] if e["kind"] == "send"]
+
+
+def test_slots_come_from_the_network(tiny, tmp_path):
+    tiny.corpus(tmp_path / "texts")
+    counts = {}
+    for name, gbps in (("fast", 1.0), ("slow", 1e-7)):
+        (tmp_path / f"{name}.yaml").write_text(NETWORK.format(gbps=gbps))
+        links = f"--config.network={tmp_path / name}.yaml"
+        assert train(tiny, tmp_path, name, links, "--config.method.gamma=0.9") == 0
+        metrics = tmp_path / name / "metrics.jsonl"
+        counts[name] = len(sends(metrics))
+        end = [r for r in read_records(metrics) if r["kind"] == "end"][0]
+        assert end["virtual"]["wall_s"] >= 24 * 2.0
+    assert counts == {"fast": 24, "slow": 6}
+
+
+@pytest.mark.parametrize(
+    "setting,part",
+    [
+        ("--config.method.gamma=0.9", "network is missing"),
+        ("--config.network=lan", "regions"),
+        ("--config.network=no_such", "no_such"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(tiny, tmp_path, capsys, setting, part):
+    tiny.corpus(tmp_path / "texts")
+    assert train(tiny, tmp_path, "run", setting) == 2
+    assert part in capsys.readouterr().err
