@@ -120,7 +120,8 @@ class Network:
             ValueError: a name is unknown or repeated.
         """
         known = set(self.regions)
-        bad = [
+        bad = [] if len(names) else ["no region is named: use some of " + ", ".join(self.regions)]
+        bad += [
             f"region {n!r} is unknown: use {', '.join(self.regions)}"
             for n in names
             if n not in known

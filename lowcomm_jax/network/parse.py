@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
-from lowcomm_jax.network.errors import raise_all
+from lowcomm_jax.network.errors import ViolationsError, raise_all
 from lowcomm_jax.network.links import Network, violations
 from lowcomm_jax.network.randomness import Jitter
 
@@ -33,6 +34,7 @@ KEYS = frozenset(
     ]
 )
 LINK_KEYS = frozenset({"pair", "bandwidth_gbps", "delay_ms", "loss"})
+_LINK = "{pair: [a, b], bandwidth_gbps: 1, delay_ms: 30}"
 
 
 def parse(spec: Any) -> Network:
@@ -53,15 +55,19 @@ def parse(spec: Any) -> Network:
             - sync_constant_s, first_use_s, control_bytes, control_rate, name, source, confidence.
 
     Raises:
-        ValueError: one message with every violation and the smallest change that would work.
+        ViolationsError: every violation with the smallest change that would work.
     """
     if isinstance(spec, Network):
         raise_all(f"network {spec.name!r}", violations(spec))
         return spec
     if isinstance(spec, str | Path):
         return _from_name(spec)
-    plain = spec.to_dict() if not isinstance(spec, Mapping) else dict(spec)
-    return _from_mapping(plain)
+    if isinstance(spec, ConfigDict):
+        spec = spec.to_dict()
+    if isinstance(spec, Mapping):
+        return _from_mapping(spec)
+    fix = "use a preset's name, the path of a .yaml file, or a mapping with regions and "
+    raise ViolationsError("network", [f"{spec!r} is no network: {fix}bandwidth_gbps"])
 
 
 def _from_name(name: str | Path) -> Network:
@@ -69,23 +75,31 @@ def _from_name(name: str | Path) -> Network:
 
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
-        import yaml
-
-        if not path.is_file():
-            raise ValueError(f"network file {path} does not exist")
-        content = yaml.safe_load(path.read_text())
-        if not isinstance(content, Mapping):
-            raise ValueError(
-                f"network file {path} holds {type(content).__name__}: it must hold a mapping"
-            )
-        return _from_mapping({"name": path.stem, **content})
+        return _from_mapping({"name": path.stem, **_read(path)})
     return presets.preset(str(name))
 
 
-def _from_mapping(spec: dict) -> Network:
+def _read(path: Path) -> Mapping:
+    import yaml
+
+    if not path.is_file():
+        raise ViolationsError("network", [f"file {path} does not exist"])
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ViolationsError("network", [f"file {path} is no YAML: {reason}"]) from error
+    if not isinstance(content, Mapping):
+        kind = type(content).__name__
+        raise ViolationsError("network", [f"file {path} holds {kind}: it must hold a mapping"])
+    return content
+
+
+def _from_mapping(given: Mapping) -> Network:
+    spec = {key: value for key, value in given.items() if value is not None}
     found: list[str] = []
     label = f"network {spec.get('name', 'unnamed')!r}"
-    unknown = sorted(set(spec) - KEYS)
+    unknown = sorted(set(spec) - KEYS, key=str)
     found += [f"key {k!r} is unknown: use {', '.join(sorted(KEYS))}" for k in unknown]
     missing = [k for k in ("regions", "bandwidth_gbps") if k not in spec]
     if missing:
@@ -94,14 +108,21 @@ def _from_mapping(spec: dict) -> Network:
     if not names:
         raise_all(label, found or ["regions is empty: name at least one region"])
     count = len(names)
-    symmetric = bool(spec.get("symmetric", True))
+    symmetric = spec.get("symmetric", True)
+    if not isinstance(symmetric, bool):
+        found.append(f"symmetric is {symmetric!r}: use true or false")
     bandwidth_RxR = _matrix(
         "bandwidth_gbps", spec["bandwidth_gbps"], count, symmetric, names, found
     )
     delay_RxR = _matrix("delay_ms", spec.get("delay_ms", 0.0), count, symmetric, names, found)
     loss_RxR = _matrix("loss", spec.get("loss", 0.0), count, symmetric, names, found)
-    for number, link in enumerate(spec.get("links", ())):
-        _override(number, dict(link), names, bandwidth_RxR, delay_RxR, loss_RxR, found)
+    matrices = {"bandwidth_gbps": bandwidth_RxR, "delay_ms": delay_RxR, "loss": loss_RxR}
+    links = spec.get("links", ())
+    if not isinstance(links, Sequence) or isinstance(links, str):
+        found.append(f"links is {links!r}: use a list of {_LINK}")
+        links = ()
+    for number, link in enumerate(links):
+        _override(f"links[{number}]", link, names, matrices, found)
     egress_R = _vector("egress_gbps", spec.get("egress_gbps"), count, found)
     ingress_R = _vector("ingress_gbps", spec.get("ingress_gbps"), count, found)
     compute_R = _vector("compute_s", spec.get("compute_s", 1.0), count, found)
@@ -129,16 +150,23 @@ def _from_mapping(spec: dict) -> Network:
 
 
 def _names(regions: Any, found: list[str]) -> tuple[str, ...]:
-    if (
-        isinstance(regions, bool)
-        or not isinstance(regions, int | Sequence)
-        or isinstance(regions, str)
-    ):
-        found.append(f"regions is {regions!r}: use a number or a list of names")
-        return ()
-    if isinstance(regions, int):
+    whole = isinstance(regions, int) and not isinstance(regions, bool)
+    if whole and regions >= 1:
         return tuple(f"r{i}" for i in range(regions))
+    if whole or not isinstance(regions, Sequence) or isinstance(regions, str):
+        found.append(f"regions is {regions!r}: use a number of at least 1, or a list of names")
+        return ()
+    found += [
+        f"regions[{i}] is {name!r}: use text or a whole number (in YAML quote names like 'no')"
+        for i, name in enumerate(regions)
+        if not _is_name(name)
+    ]
     return tuple(str(name) for name in regions)
+
+
+def _is_name(name: Any) -> bool:
+    """Whole numbers name regions, too: YAML reads `regions: [1, 2]` as such."""
+    return isinstance(name, str | int) and not isinstance(name, bool)
 
 
 def _number(label: str, value: Any, found: list[str]) -> float:
@@ -201,39 +229,31 @@ def _matrix(label, value, count: int, symmetric: bool, names, found: list[str]) 
 
 
 def _override(
-    number, link: dict, names, bandwidth_RxR, delay_RxR, loss_RxR, found: list[str]
+    where: str, link: Any, names, matrices: dict[str, np.ndarray], found: list[str]
 ) -> None:
-    where = f"links[{number}]"
-    pair = link.get("pair")
+    if not isinstance(link, Mapping):
+        found.append(f"{where} is {link!r}: use {_LINK}")
+        return
     found += [
         f"{where} key {k!r} is unknown: use {', '.join(sorted(LINK_KEYS))}"
-        for k in sorted(set(link) - LINK_KEYS)
+        for k in sorted(set(link) - LINK_KEYS, key=str)
     ]
-    if (
-        not isinstance(pair, Sequence)
-        or isinstance(pair, str)
-        or len(pair) != 2
-        or not set(pair) <= set(names)
-    ):
+    pair = link.get("pair")
+    two = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+    if not two or not all(_is_name(end) and str(end) in names for end in pair):
         found.append(f"{where}.pair is {pair!r}: use two of {', '.join(names)}")
         return
-    i, j = names.index(pair[0]), names.index(pair[1])
+    i, j = (names.index(str(end)) for end in pair)
     if i == j:
         found.append(f"{where}.pair joins {pair[0]!r} with itself: use two different regions")
         return
-    for key, matrix_RxR in (
-        ("bandwidth_gbps", bandwidth_RxR),
-        ("delay_ms", delay_RxR),
-        ("loss", loss_RxR),
-    ):
-        if key not in link:
+    for key, matrix_RxR in matrices.items():
+        value = link.get(key)
+        if value is None:
             continue
-        value = link[key]
-        up, down = (
-            (value.get("up"), value.get("down")) if isinstance(value, Mapping) else (value, value)
-        )
-        matrix_RxR[i, j] = _number(f"{where}.{key}", up, found)
-        matrix_RxR[j, i] = _number(f"{where}.{key}", down, found)
+        both = (value.get("up"), value.get("down")) if isinstance(value, Mapping) else (value,) * 2
+        matrix_RxR[i, j] = _number(f"{where}.{key}", both[0], found)
+        matrix_RxR[j, i] = _number(f"{where}.{key}", both[1], found)
 
 
 def _jitter(key: str, spec: dict, found: list[str]) -> Jitter:
@@ -243,7 +263,5 @@ def _jitter(key: str, spec: dict, found: list[str]) -> Jitter:
     if not isinstance(value, Mapping) or not set(value) <= {"kind", "scale"}:
         found.append(f"{key} is {value!r}: use {{kind: lognormal, scale: 0.3}}")
         return Jitter()
-    return Jitter(
-        str(value.get("kind", "lognormal")),
-        float(_number(f"{key}.scale", value.get("scale", 0.0), found)),
-    )
+    scale = float(_number(f"{key}.scale", value.get("scale", 0.0), found))
+    return Jitter(str(value.get("kind", "lognormal")), scale)

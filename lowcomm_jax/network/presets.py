@@ -5,6 +5,7 @@ import functools
 from collections.abc import Sequence
 from importlib import resources
 
+from lowcomm_jax.network.errors import ViolationsError
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.parse import parse
 
@@ -69,9 +70,8 @@ def preset(name: str) -> Network:
     if name.startswith("aws:"):
         return aws([part.strip() for part in name[4:].split(",") if part.strip()], name=name)
     if name not in SPECS:
-        raise ValueError(
-            f"network {name!r} is unknown: use {', '.join(names())}, aws:A,B,... or a .yaml file"
-        )
+        known = f"use {', '.join(names())}, aws:A,B,... or a .yaml file"
+        raise ViolationsError("network", [f"{name!r} is unknown: {known}"])
     return parse({"name": name, "confidence": "assumed", **SPECS[name]})
 
 

@@ -50,8 +50,8 @@ class Jitter:
         found = []
         if self.kind not in KINDS:
             found.append(f"{where}.kind {self.kind!r} is unknown: use one of {', '.join(KINDS)}")
-        if self.scale < 0.0:
-            found.append(f"{where}.scale {self.scale} is negative: use 0 or more")
+        if not 0.0 <= self.scale < np.inf:
+            found.append(f"{where}.scale is {self.scale}: use 0 or more")
         if self.kind == "uniform" and self.scale >= 1.0:
             found.append(f"{where}.scale {self.scale} lets durations reach 0: use less than 1")
         return found

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from configs.network import as_config, get_config
 from lowcomm_jax.network import Jitter, Network, aws, names, parse, preset, uniform
@@ -79,8 +80,28 @@ def test_all_violations_come_at_once_with_fixes():
         ({"regions": 2, "bandwidth_gbps": "fast"}, "bandwidth_gbps is 'fast': use a number"),
         ({"regions": 2, "bandwidth_gbps": 1.0, "egress_gbps": 0}, "egress_gbps of region 'r0'"),
         ({"regions": 2, "bandwidth_gbps": 1.0, "compute_s": [1, 1, 1]}, "compute_s has 3 entries"),
-        ("mars", "network 'mars' is unknown: use"),
+        ({"regions": -1, "bandwidth_gbps": 1.0}, "regions is -1: use a number of at least 1"),
+        ({"regions": [False, "se"], "bandwidth_gbps": 1}, r"regions\[0\] is False.*quote"),
+        ({"regions": [["a"], "b"], "bandwidth_gbps": 1}, r"regions\[0\] is \['a'\]"),
+        ({"regions": 2, "bandwidth_gbps": 1.0, "links": 7}, "links is 7: use a list"),
+        ({"regions": 2, "bandwidth_gbps": 1.0, "links": [3]}, r"links\[0\] is 3: use {pair"),
+        (
+            {"regions": 2, "bandwidth_gbps": 1, "links": [{"pair": [["r0"], "r1"]}]},
+            r"\[0\].pair is",
+        ),
+        ({"regions": 2, "bandwidth_gbps": 1.0, "symmetric": "no"}, "symmetric is 'no'"),
+        ({"regions": 2, "bandwidth_gbps": 1.0, 3: 4, "x": 5}, "key 3 is unknown"),
+        (
+            {"regions": 2, "bandwidth_gbps": 1.0, "compute_jitter": {"scale": float("nan")}},
+            "compute_jitter.scale is nan",
+        ),
+        ("mars", "'mars' is unknown: use"),
         ("nowhere.yaml", "does not exist"),
+        ("aws:", "no region is named"),
+        ("aws: ,", "no region is named"),
+        (5, "5 is no network: use a preset's name"),
+        (None, "None is no network"),
+        ([1], r"\[1\] is no network"),
     ],
 )
 def test_bad_input_is_named(spec, message):
@@ -96,9 +117,33 @@ def test_yaml_file_round_trip(tmp_path):
     )
     network = parse(path)
     assert network.name == "two_sites" and network.bandwidth_RxR[0, 1] == 0.2
+    for broken in (b"regions: [a, b\nx: {", b"\xff\xfe\x00", b"regions: *nobody"):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="is no YAML"):
+            parse(path)
     path.write_text("- 1\n")
     with pytest.raises(ValueError, match="must hold a mapping"):
         parse(str(path))
+
+
+def test_numbers_name_regions_and_null_means_absent(tmp_path):
+    path = tmp_path / "numbered.yaml"
+    path.write_text(
+        "regions: [1, 2, 7]\nbandwidth_gbps: 0.5\ndelay_ms: null\nlinks:\n"
+        "  - {pair: [7, 1], bandwidth_gbps: 0.2, delay_ms: null}\n"
+    )
+    network = parse(path)
+    assert network.regions == ("1", "2", "7")
+    assert network.bandwidth_RxR[0, 2] == network.bandwidth_RxR[2, 0] == 0.2
+    assert network.subset(["7", "1"]).slowest_gbps == pytest.approx(0.2)
+    assert parse({"regions": 2, "bandwidth_gbps": 1.0, "links": None}).size == 2
+
+
+def test_a_config_is_a_network():
+    config = ConfigDict({"regions": ["a", "b"], "bandwidth_gbps": 1.0, "loss": 0.5})
+    config.transfer_jitter = ConfigDict({"kind": "uniform", "scale": 0.1})
+    network = parse(config)
+    assert network.slowest_gbps == 0.5 and network.transfer_jitter == Jitter("uniform", 0.1)
 
 
 def test_presets_build_and_survive_the_config_round_trip():
