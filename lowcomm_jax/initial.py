@@ -125,7 +125,7 @@ def _outer(programs: Programs, anchor: dict[str, jax.Array]) -> tuple[PyTree, ..
 
 
 def _codec_states(programs: Programs) -> list[PyTree]:
-    codec, cut = programs.recipe.method.codec, programs.fragments
+    codec, cut = programs.exchange.codec, programs.fragments
     return [() if codec is None else codec.init(cut.like(p)) for p in range(len(cut))]
 
 

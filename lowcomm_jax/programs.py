@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
+from lowcomm_jax.compression import Codec, route
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
 from lowcomm_jax.gradient import make_gradient_program
@@ -93,7 +94,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     schedule = method.schedule
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked)
-    exchange = MeshExchange(regions, method.codec)
+    exchange = MeshExchange(regions, coded(method, cut, regions.count))
     method = settled(method, exchange, cut, recipe.network)
     rounds = Rounds(regions, exchange, method, recipe.guard, specs)
     step = InnerStep(
@@ -132,6 +133,18 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         drift=jax.jit(rounds.drift, static_argnames="names_K"),
         mean_header=jax.jit(rounds.mean_header),
     )
+
+
+def coded(method: Method, cut: Fragments, regions: int) -> Codec | None:
+    """The method's codec as the exchange uses it: in slices where a two-shot sends less.
+
+    Where a region applies its own part itself, or payloads are applied one by one, what it sent
+    must arrive as it is.
+    """
+    whole = method.anchors == "shared" and method.base == "anchor"
+    if method.codec is None or not whole:
+        return method.codec
+    return route(method.codec, [cut.like(p) for p in range(len(cut))], regions).codec
 
 
 def settled(

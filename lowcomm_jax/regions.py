@@ -181,6 +181,23 @@ class Regions:
         )(leaves, weight_R, scale)
         return treedef.unflatten(reduced)
 
+    def deal(self, tree_R: PyTree) -> PyTree:
+        """Hand region s slice s of every region: leaves `[R regions, R slices, ...]` swap axes.
+
+        Returns:
+          leaves `[R slices, R regions, ...]`, sharded over the region axis.
+        """
+
+        def swap(x):
+            # Slot by slot; concatenation over slots is region order.
+            return jax.numpy.swapaxes(
+                jax.lax.all_to_all(x, REGION, split_axis=1, concat_axis=0, tiled=True), 0, 1
+            )
+
+        if self.slots == 1:
+            return jax.tree.map(lambda x: jax.numpy.swapaxes(x, 0, 1), tree_R)
+        return self._manual(lambda tree: jax.tree.map(swap, tree), [P(REGION)])(tree_R)
+
     def gather(self, tree_R: PyTree) -> PyTree:
         """Hand every region all payloads: leaves `[R, ...]`, replicated over the region axis."""
         if self.slots == 1:

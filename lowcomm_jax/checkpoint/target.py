@@ -65,7 +65,7 @@ def _abstract(leaf: Any) -> Any:
 
 def _abstract_flight(programs: Programs, record: dict) -> InFlight:
     """Shapes of a payload in flight; they lie as they lay, as far as the mesh allows."""
-    regions, codec = programs.recipe.regions, programs.recipe.method.codec
+    regions, codec = programs.recipe.regions, programs.exchange.codec
     like = programs.fragments.like(record["fragment"])
     payload = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
     if codec is not None:

@@ -19,9 +19,10 @@ from lowcomm_jax.compression.random_k import RandomK
 from lowcomm_jax.compression.registry import make, make_matrix, names
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
 from lowcomm_jax.compression.sign import Sign
+from lowcomm_jax.compression.sliced import Sliced
 from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.compression.top_k import TopK
-from lowcomm_jax.compression.two_shot import Route, route, two_shot_mean
+from lowcomm_jax.compression.two_shot import Route, route
 
 __all__ = [
     "E3M0",
@@ -42,6 +43,7 @@ __all__ = [
     "RandomK",
     "Route",
     "Sign",
+    "Sliced",
     "Statistical",
     "TopK",
     "compress",
@@ -55,5 +57,4 @@ __all__ = [
     "quantize",
     "route",
     "top_k",
-    "two_shot_mean",
 ]

@@ -82,6 +82,7 @@ def make(
     stacked: tuple[str, ...] = (),
     seed: int = 0,
     error_feedback: float | None = None,
+    reduce: str = "auto",
     **settings: Any,
 ) -> Codec:
     """Build a codec from its name.
@@ -94,6 +95,7 @@ def make(
       stacked: path prefixes of leaves with a leading layer axis.
       seed: of random bases and choices.
       error_feedback: decay; None = what belongs to the name (`_ef` names have one).
+      reduce: how payloads are averaged (`PerTensor.reduce`).
       settings: fields of the codec, e.g. `k`, `bits`, `block`, `rank`; codecs inside (`values`,
         `factors`, `dense`) by name.
 
@@ -110,7 +112,7 @@ def make(
         return spec
     if isinstance(spec, Mapping):
         keywords = {"rules": rules, "stacked": stacked, "seed": seed, **settings, **spec}
-        keywords.setdefault("error_feedback", error_feedback)
+        keywords = {"error_feedback": error_feedback, "reduce": reduce, **keywords}
         return make(keywords.pop("name", "<no name given>"), **keywords)
     problems = _unknown(spec, settings)
     if isinstance(rules, str) and rules not in PRESETS:
@@ -123,6 +125,7 @@ def make(
         rules=tuple((pattern, make_matrix(each)) for pattern, each in pairs),
         stacked=tuple(stacked),
         seed=seed,
+        reduce=reduce,
     )
     decay = CODECS[spec][1] if error_feedback is None else error_feedback
     return codec if decay is None else with_error_feedback(codec, decay)

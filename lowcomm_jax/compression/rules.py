@@ -7,7 +7,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
 from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.fragments import path_name
-from lowcomm_jax.outer.checks import raise_all
+from lowcomm_jax.outer.checks import one_of, raise_all
 
 PyTree = Any
 Rules = tuple[tuple[str, MatrixCodec], ...]
@@ -55,9 +55,11 @@ class PerTensor(Codec):
         each layer is a matrix of its own.
       seed: of random bases and choices; the same in every region.
       label: name in tables; default: the default codec's.
+      reduce: how payloads are averaged: by the route of fewer bytes (`auto`), `all_gather` or
+        `two_shot` (`two_shot.route`).
 
     Raises:
-      ValueError: a rule's expression does not compile.
+      ValueError: a rule's expression does not compile; an unknown `reduce`.
     """
 
     default: MatrixCodec
@@ -65,9 +67,12 @@ class PerTensor(Codec):
     stacked: tuple[str, ...] = ()
     seed: int = 0
     label: str | None = None
+    reduce: Literal["auto", "all_gather", "two_shot"] = "auto"
 
     def __post_init__(self):
-        raise_all("PerTensor", [_broken(pattern) for pattern, _ in self.rules])
+        problems = [_broken(pattern) for pattern, _ in self.rules]
+        problems.append(one_of("reduce", self.reduce, ("auto", "all_gather", "two_shot")))
+        raise_all("PerTensor", problems)
 
     @property
     def name(self) -> str:
@@ -82,9 +87,13 @@ class PerTensor(Codec):
         paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(like)]
         return {path: self.codec_of(path) for path in paths}
 
+    def is_stacked(self, name: str) -> bool:
+        """Whether the leaf of this path carries a leading layer axis."""
+        return any(name == s or name.startswith(f"{s}/") for s in self.stacked)
+
     def _leaf(self, path, leaf) -> _Leaf:
         name = path_name(path)
-        stacked = any(name == s or name.startswith(f"{s}/") for s in self.stacked)
+        stacked = self.is_stacked(name)
         codec = FP32 if math.prod(leaf.shape) == 0 else self.codec_of(name)
         seed = (zlib.crc32(name.encode()) + self.seed) % 2**31
         return _Leaf(codec, leaf.shape, matrix_shape(leaf.shape, stacked), seed)

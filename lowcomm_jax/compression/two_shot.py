@@ -1,4 +1,4 @@
-"""Two ways to reduce coded payloads, their bytes, and the second quantisation of the cheaper one.
+"""Two ways to reduce coded payloads, their bytes, and which codec each of them takes.
 
 * all-gather: every region hands its payload to all others, who decode and average. One
   quantisation; each region sends (R - 1) payloads.
@@ -9,74 +9,75 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
-
 from lowcomm_jax.compression.base import Codec
-from lowcomm_jax.compression.ef21 import EF21
 from lowcomm_jax.compression.error_feedback import ErrorFeedback
 from lowcomm_jax.compression.rules import PerTensor
+from lowcomm_jax.compression.sliced import Sliced
 
 PyTree = Any
 
 
 class Route(NamedTuple):
-    """How a payload is best reduced.
+    """How payloads are best reduced.
 
     Attributes:
       name: `all_gather` or `two_shot`, as in `exchange.traffic`.
       all_gather, two_shot: bytes sent by one of R regions; two_shot is None where encoding the mean
-        again makes no sense (sparse, low-rank, sign).
+        again makes no sense (sparse, low-rank, sign) or loses track of a copy (EF21).
+      codec: what encodes for this route.
     """
 
     name: str
     all_gather: int
     two_shot: int | None
+    codec: Codec
 
 
-def _stateless(codec: Codec, like: PyTree) -> Codec | None:
-    """The codec that may encode a mean, without wrappers; None when there is none."""
-    if isinstance(codec, ErrorFeedback | EF21):
-        return _stateless(codec.codec, like)
-    if isinstance(codec, PerTensor) and codec.requantizable(like):
-        return codec
-    return None
+def route(codec: Codec, likes: Sequence[PyTree], regions: int) -> Route:
+    """Choose how payloads of these shapes travel: by `PerTensor.reduce`, else by fewer bytes.
 
-
-def route(codec: Codec, like: PyTree, regions: int) -> Route:
-    """Choose the route that sends fewer bytes; the all-gather, quantised once, wins ties."""
-    payload = codec.nbytes(like)
-    gather = (regions - 1) * payload
-    if _stateless(codec, like) is None:
-        return Route("all_gather", gather, None)
-    shot = round(2 * (regions - 1) * payload / regions)
-    return Route("two_shot" if shot < gather else "all_gather", gather, shot)
-
-
-def two_shot_mean(codec: Codec, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
-    """What every region holds after a two-shot reduction: decode, average, encode, decode.
-
-    The mean is encoded as one tree; codecs with a grid per matrix (`stat*`) would in a sliced
-    exchange fit one grid per slice.
+    The all-gather, quantised once, wins ties.
 
     Args:
-      codec: whose payloads these are; wrappers with a residual are peeled off for the second
-        encoding.
-      payload_R, weight_R, like: as in `Codec.aggregate`.
-
-    Returns:
-      fp32 leaves in the shapes of `like`.
+      codec: as the method has it.
+      likes: shapes of every fragment.
 
     Raises:
-      ValueError: the codec cannot encode a mean again (sparse, low-rank, sign).
+      ValueError: two-shot is asked for where it makes no sense.
     """
-    again = _stateless(codec, like)
-    if again is None:
-        raise ValueError(
-            f"{codec.name} cannot encode a mean a second time: reduce it by all-gather "
-            "(`codec.aggregate`)"
-        )
-    mean = codec.aggregate(payload_R, weight_R, like)
-    payload, _ = again.encode(mean, again.init(like))
-    return again.decode(payload, like)
+    gather = (regions - 1) * sum(codec.nbytes(like) for like in likes)
+    inner = per_tensor(codec)
+    wanted = "auto" if inner is None else inner.reduce
+    if inner is None or not all(inner.requantizable(like) for like in likes):
+        if wanted == "two_shot":
+            raise ValueError(f"{codec.name}: reduce='two_shot' cannot encode a mean a second time")
+        return Route("all_gather", gather, None, codec)
+    cut = _in_slices(codec, regions)
+    shot = round(2 * (regions - 1) * sum(cut.nbytes(like) for like in likes) / regions)
+    if wanted == "two_shot" or (wanted == "auto" and shot < gather):
+        return Route("two_shot", gather, shot, cut)
+    return Route("all_gather", gather, shot, codec)
+
+
+def per_tensor(codec: Codec) -> PerTensor | None:
+    """The codec whose payloads travel, out of its error feedback; None when there is none."""
+    if isinstance(codec, ErrorFeedback):
+        return per_tensor(codec.codec)
+    return codec if isinstance(codec, PerTensor) else None
+
+
+def slices_of(codec: Codec | None) -> Sliced | None:
+    """The sliced codec within, if payloads are reduced two-shot."""
+    if isinstance(codec, ErrorFeedback):
+        return slices_of(codec.codec)
+    return codec if isinstance(codec, Sliced) else None
+
+
+def _in_slices(codec: Codec, parts: int) -> Codec:
+    if isinstance(codec, ErrorFeedback):
+        return dataclasses.replace(codec, codec=_in_slices(codec.codec, parts))
+    return Sliced(codec, parts)

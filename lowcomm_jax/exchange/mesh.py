@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from lowcomm_jax.compression.sliced import Sliced
+from lowcomm_jax.compression.two_shot import slices_of
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, two_shot
 from lowcomm_jax.regions import Regions
 
@@ -41,13 +43,32 @@ class MeshExchange:
         """Weighted mean of what the payloads decode to; fp32 leaves `[1, ...]` (traced).
 
         Dense payloads are reduced slice by slice; coded ones are handed to everyone, decoded, and
-        added in region order.
+        added in region order, or reduced slice by slice and encoded a second time.
         """
         if self.codec is None:
             return self.regions.mean(payload_R, weight_R, specs)
-        everywhere = self.regions.gather(payload_R)
-        mean = self.codec.aggregate(everywhere, weight_R, like)
+        if self.slices is not None:
+            mean = self._two_shot(payload_R, weight_R, like)
+        else:
+            mean = self.codec.aggregate(self.regions.gather(payload_R), weight_R, like)
         return jax.tree.map(lambda x: x[None], mean)
+
+    @property
+    def slices(self) -> Sliced | None:
+        """The codec in slices, where payloads are reduced two-shot."""
+        return slices_of(self.codec)
+
+    def _two_shot(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
+        """Region r averages slice r of everyone's payload, and hands the coded mean to all."""
+        again, one_slice = self.slices.codec, self.slices.slice_like(like)
+
+        def reduce_slice(slice_R, weight_R):
+            mean = again.aggregate(slice_R, weight_R, one_slice)
+            return again.encode(mean, ())[0]
+
+        own_slice_R = self.regions.deal(payload_R)
+        reduced_R = self.regions.lift(reduce_slice, (0, None))(own_slice_R, weight_R)
+        return self.slices.decode(self.regions.gather(reduced_R), like)
 
     def nbytes(self, like: PyTree) -> int:
         """Bytes of one region's payload for a fragment of these shapes."""
@@ -57,5 +78,6 @@ class MeshExchange:
 
     def traffic(self, like: PyTree, takes_part_R: np.ndarray, header: int = 0) -> Traffic:
         """Bytes between regions of one reduction of a fragment and of `header` bytes with it."""
-        route = two_shot if self.codec is None else all_gather
+        sliced = self.codec is None or self.slices is not None
+        route = two_shot if sliced else all_gather
         return route(self.nbytes(like) + header, takes_part_R)

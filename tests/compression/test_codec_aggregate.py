@@ -1,5 +1,7 @@
 """Reduction of payloads: means over senders, two-shot, routes, regions and shards."""
 
+import math
+
 import codec_cases
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression import DCTTopK, TopK, error_feedback, make, route, two_shot_mean
+from lowcomm_jax.compression import DCTTopK, Sliced, TopK, error_feedback, make, route
+from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.regions import Regions, make_mesh
 
 
@@ -58,33 +61,78 @@ def test_dct_senders_mean_in_the_coefficient_domain():
     assert np.abs(plain[0] - got).max() > 0.1
 
 
-def test_two_shot_quantises_the_mean_again():
-    codec = error_feedback(make("int4", block=30))
-    like = {"w": np.zeros((24, 30), "f4")}
-    payloads = [codec.encode({"w": x}, codec.init(like))[0] for x in three_regions(2)]
-    payload_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
-    weight = jnp.array([1.0, 0.3, 0.0])
-    mean = np.asarray(codec.aggregate(payload_R, weight, like)["w"])
-    got = two_shot_mean(codec, payload_R, weight, like)["w"]
-    step = np.abs(mean).max(1, keepdims=True) / 7
-    np.testing.assert_allclose(got, np.floor(mean / step + 0.5) * step, atol=1e-5)
-    assert np.abs(got - mean).max() > 0.01
+def test_slices_are_encoded_on_their_own():
+    codec, x = make("int4", block=None), np.asarray(three_regions(2)[0][:, :7])  # 24 x 7
+    sliced = Sliced(codec, 5)
+    like = {"w": jax.ShapeDtypeStruct((24, 7), jnp.float32)}
+    payload, _ = sliced.encode({"w": jnp.asarray(x)}, ())
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(payload)) == sliced.nbytes(like)
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(payload)} == {5}
+    # A row is a block either way, so slices along rows change nothing.
+    whole, _ = codec.encode({"w": jnp.asarray(x)}, ())
+    np.testing.assert_array_equal(sliced.decode(payload, like)["w"], codec.decode(whole, like)["w"])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 11), (9, 2, 3), (0, 4)])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_cutting_and_joining_are_inverse(shape, stacked):
+    shape = (2, *shape) if stacked else shape
+    x = np.arange(math.prod(shape), dtype="f4").reshape(shape) + 1
+    sliced = Sliced(make("fp32", stacked=("blocks",) if stacked else ()), 4)
+    tree = {"blocks": jnp.asarray(x)}
+    payload, _ = sliced.encode(tree, ())
+    np.testing.assert_array_equal(sliced.decode(payload, tree)["blocks"], x)
+    assert sliced.slice_like(tree)["blocks"].shape[:1] == ((2,) if stacked else ()) or not stacked
+
+
+@pytest.mark.parametrize("mesh", [{"region": 1}, {"region": 2}, {"region": 2, "fsdp": 2}])
+def test_two_shot_quantises_the_mean_of_every_slice_again(mesh):
+    regions = Regions(4, make_mesh(**mesh, devices=jax.devices()[: math.prod(mesh.values())]))
+    x_R = np.random.default_rng(3).standard_normal((4, 24, 30)).astype("f4")
+    like = {"w": jax.ShapeDtypeStruct((24, 30), jnp.float32)}
+    choice = route(error_feedback(make("int4", block=None)), [like], 4)
+    assert choice.name == "two_shot"
+    exchange, weight = MeshExchange(regions, choice.codec), np.array([1.0, 0.3, 0.0, 2.0], "f4")
+
+    @jax.jit
+    def mean(x_R):
+        states = jax.vmap(lambda _: choice.codec.init(like))(jnp.arange(4))
+        payload, _ = regions.lift(choice.codec.encode, (0, 0))({"w": x_R}, states)
+        return payload, exchange.mean(payload, jnp.asarray(weight), like, {"w": P()})
+
+    payload, got = mean(jax.device_put(x_R, NamedSharding(regions.mesh, P("region"))))
+    assert exchange.traffic(like, np.ones(4)).nbytes == sum(
+        leaf.nbytes // 4 for leaf in jax.tree.leaves(payload)
+    )
+
+    def quantised(x):
+        step = np.abs(x).max(-1, keepdims=True) / 7
+        return np.floor(x / step + 0.5) * step
+
+    once = np.einsum("r,rnm->nm", weight / weight.sum(), quantised(x_R))
+    np.testing.assert_allclose(got["w"][0], quantised(once), atol=2e-5)
+    assert np.abs(once - np.asarray(got["w"][0])).max() > 0.01
 
 
 def test_two_shot_is_refused_where_a_mean_cannot_be_encoded_again():
-    like = {"w": np.zeros((24, 30), "f4")}
+    like = {"w": jax.ShapeDtypeStruct((24, 30), jnp.float32)}
     for name in ("topk", "sign", "random_k"):
-        with pytest.raises(ValueError, match="all-gather"):
-            two_shot_mean(make(name), None, jnp.ones(2), like)
+        assert route(make(name), [like], 5).two_shot is None
+        with pytest.raises(ValueError, match="second time"):
+            route(make(name, reduce="two_shot"), [like], 5)
+    with pytest.raises(ValueError, match="reduce='gather'"):
+        make("int4", reduce="gather")
 
 
 def test_route_takes_the_fewer_bytes():
-    like = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
-    n = 64 * 64
-    assert route(make("fp32"), like, 2) == ("all_gather", 4 * n, 4 * n)
-    assert route(make("bf16"), like, 5) == ("two_shot", 4 * 2 * n, round(8 / 5 * 2 * n))
+    like = {"w": jax.ShapeDtypeStruct((64, 65), jnp.float32)}
+    n = 64 * 65
+    assert route(make("fp32"), [like], 2)[:3] == ("all_gather", 4 * n, 4 * n)
+    padded = 5 * 13 * 65
+    assert route(make("bf16"), [like], 5)[:3] == ("two_shot", 4 * 2 * n, round(8 / 5 * 2 * padded))
+    assert route(make("bf16", reduce="all_gather"), [like], 5).name == "all_gather"
     sparse = make("topk_stat2_ef")
-    assert route(sparse, like, 5) == ("all_gather", 4 * sparse.nbytes(like), None)
+    assert route(sparse, [like], 5)[:3] == ("all_gather", 4 * sparse.nbytes(like), None)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,11 @@ def test_streaming_of_one_fragment_is_diloco():
     assert_equal(trajectory(streaming, 12, (10, 12)), diloco_4())
 
 
+def test_fp32_payloads_reduced_in_slices_are_dense():
+    codec = lc.compression.make("fp32", reduce="two_shot")
+    assert_equal(trajectory(lc.methods.diloco(4, rule(), codec), 12, (10, 12)), diloco_4())
+
+
 @pytest.fixture(scope="module")
 def cocodc_and_streaming():
     """K divides H and N = K, so that the slots are those of the staggered schedule."""

@@ -43,7 +43,7 @@ def test_slots_come_from_the_network(tiny, tmp_path):
         assert train(tiny, tmp_path, name, links, "--config.method.gamma=0.9") == 0
         metrics = tmp_path / name / "metrics.jsonl"
         counts[name] = len(sends(metrics))
-        end = [r for r in read_records(metrics) if r["kind"] == "end"][0]
+        end = next(r for r in read_records(metrics) if r["kind"] == "end")
         assert end["virtual"]["wall_s"] >= 24 * 2.0
     assert counts == {"fast": 24, "slow": 6}
 
