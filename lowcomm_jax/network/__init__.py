@@ -2,8 +2,8 @@
 deterministic, seeded.
 """
 
-from lowcomm_jax.network.accounts import ClockReport, derive_tau
-from lowcomm_jax.network.capacity import catch_up_violations, check_catch_up
+from lowcomm_jax.network.accounts import ClockReport
+from lowcomm_jax.network.capacity import catch_up_violations, derive_tau
 from lowcomm_jax.network.clock import VirtualClock
 from lowcomm_jax.network.clock_state import clock_state, restore_clock
 from lowcomm_jax.network.collectives import profile, step_seconds, sync_seconds
@@ -29,7 +29,6 @@ __all__ = [
     "VirtualClock",
     "aws",
     "catch_up_violations",
-    "check_catch_up",
     "clock_state",
     "derive_tau",
     "draw",
