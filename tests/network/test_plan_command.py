@@ -9,7 +9,6 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments import bench_wan
 from experiments import plan as plan_command
 from lowcomm_jax.models import build, preset
 
@@ -94,11 +93,3 @@ def test_a_model_of_ours_and_what_the_compiler_says(tmp_path):
     inner = sum(state[k] for k in ("master params", "adam m", "adam v"))
     assert compiled["arguments"] == inner + 4 + 2 * 257 * 4
     assert compiled["total"] > compiled["arguments"] and "compiled for" in text.getvalue()
-
-
-def test_bench_wan_runs_small(tmp_path):
-    text = io.StringIO()
-    result = bench_wan.measure(sizes=(50, 100), rounds=4, console=Console(file=text, width=120))
-    assert [row["regions"] for row in result["clock"]] == [50, 100]
-    assert all(row["seconds"] > 0 for row in result["clock"] + result["idle"])
-    assert "regions" in text.getvalue()
