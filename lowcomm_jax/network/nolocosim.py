@@ -31,11 +31,6 @@ class LatencyRow:
     mean_pair: float
     slowest_pair: float
 
-    @property
-    def gain(self) -> float:
-        """Give tree all-reduce over the mean pair exchange."""
-        return self.tree / self.mean_pair
-
 
 @dataclass(frozen=True)
 class IdleRow:
@@ -47,11 +42,6 @@ class IdleRow:
     pair_idle: float
     barrier_wall: float
     pair_wall: float
-
-
-def expected_pair(sigma: float) -> float:
-    """Give E max(T1, T2) of two log-normal messages, in units of exp(mu)."""
-    return math.exp(sigma**2 / 2) * (1 + math.erf(sigma / 2))
 
 
 def latency_table(regions: int, sigma: float, rounds: int = 200, seed: int = 0) -> LatencyRow:
