@@ -3,10 +3,12 @@ step.
 
     python -m experiments bench wan
 
-Prints seconds and the ratio between neighbouring sizes beside the ratio of the sizes: linear growth
-gives equal ratios.
+Prints seconds, the ratio between neighbouring sizes beside the ratio of the sizes (linear growth
+gives equal ratios), and the exponent fitted over all sizes; then how long regions stand idle with
+and without a global barrier.
 """
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -15,11 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.cli import RefusedError
-from lowcomm_jax.network import Jitter, VirtualClock, uniform
+from lowcomm_jax.network import Jitter, VirtualClock, every_step, uniform
 from lowcomm_jax.network.nolocosim import idle_table
 from lowcomm_jax.network.randomness import generator
 
 SIZES = (125, 250, 500, 1000, 2000)
+IDLE_SIZES = (100, 1000, 10_000)
 
 
 def noloco_seconds(regions: int, rounds: int, period: int = 50) -> float:
@@ -67,6 +70,14 @@ def clock_microseconds(sync_every: int, steps: int = 2000, regions: int = 8) -> 
     return (time.perf_counter() - started) / steps * 1e6
 
 
+def together_microseconds(steps: int = 2000, regions: int = 8) -> float:
+    """Give microseconds per step of data parallel training whose steps are worked out together."""
+    clock = VirtualClock(uniform(regions, 1.0, delay_s=0.05, compute_s=0.3))
+    started = time.perf_counter()
+    every_step(clock, 1, steps, 1e6)
+    return (time.perf_counter() - started) / steps * 1e6
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; it takes no flags."""
     if argv and list(argv) != ["--help"]:
@@ -86,30 +97,52 @@ def measure(
 ) -> dict:
     """Run the benchmark, print its tables and give the numbers (best of `repeats`)."""
     console = console or Console()
-    result: dict = {"clock": [], "idle": [], "step": []}
+    result: dict = {"clock": [], "idle": [], "exponent": {}, "step": []}
     for label, timed, factor in (("clock", noloco_seconds, 1), ("idle", idle_seconds, 10)):
         for size in sizes:
             best = min(timed(size * factor, rounds) for _ in range(repeats))
             result[label].append({"regions": size * factor, "rounds": rounds, "seconds": best})
-        _show(label, result[label], console)
+        result["exponent"][label] = fitted_exponent(result[label])
+        _show(label, result[label], result["exponent"][label], console)
     for every in (1, 10, 100):
         best = min(clock_microseconds(every) for _ in range(repeats))
         result["step"].append({"sync_every": every, "microseconds": best})
         console.print(
             f"clock, 8 regions, exchange every {every} steps: {best:.1f} us per inner step"
         )
+    best = min(together_microseconds() for _ in range(repeats))
+    result["together"] = best
+    console.print(f"clock, 8 regions, data parallel steps together: {best:.2f} us per inner step")
+    result["shares"] = [dataclasses.asdict(idle_table(size, 100)) for size in IDLE_SIZES]
+    _show_idle(result["shares"], console)
     return result
 
 
-def _show(label: str, rows: list[dict], console: Console) -> None:
+def fitted_exponent(rows: Sequence[dict]) -> float:
+    """Give x of seconds ~ regions ** x, by least squares of the logarithms (1 = linear)."""
+    size, cost = ([row[key] for row in rows] for key in ("regions", "seconds"))
+    return float(np.polyfit(np.log(size), np.log(cost), 1)[0])
+
+
+def _show(label: str, rows: list[dict], exponent: float, console: Console) -> None:
     titles = {"clock": "NoLoCo on the virtual clock", "idle": "idle simulation (vectorised)"}
     table = Table(title=f"{titles[label]}, {rows[0]['rounds']} rounds")
-    for heading in ("regions", "seconds", "time ratio", "size ratio", "exponent"):
+    for heading in ("regions", "seconds", "time ratio", "size ratio"):
         table.add_column(heading, justify="right")
     for before, row in zip([None, *rows], rows, strict=False):
-        cells = ["", "", ""]
+        cells = ["", ""]
         if before is not None:
             ratio, size = row["seconds"] / before["seconds"], row["regions"] / before["regions"]
-            cells = [f"{ratio:.2f}", f"{size:.2f}", f"{np.log(ratio) / np.log(size):.2f}"]
+            cells = [f"{ratio:.2f}", f"{size:.2f}"]
         table.add_row(str(row["regions"]), f"{row['seconds']:.4f}", *cells)
+    console.print(table)
+    console.print(f"cost ~ regions ** {exponent:.2f}, fitted over all sizes (1 = linear)")
+
+
+def _show_idle(rows: list[dict], console: Console) -> None:
+    table = Table(title=f"share of the time regions stand idle, {rows[0]['rounds']} rounds")
+    for heading in ("regions", "global barrier", "pairs only"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(str(row["regions"]), f"{row['barrier_idle']:.0%}", f"{row['pair_idle']:.0%}")
     console.print(table)

@@ -16,45 +16,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from experiments.plan_config import COMPARISONS, read
+from experiments.plan_model import compiled_bytes
 from experiments.plan_show import picture, show
-from lowcomm_jax.network import reproduction
-from lowcomm_jax.network.errors import raise_all
+from lowcomm_jax.network import BASELINE
 from lowcomm_jax.network.links import Network
-from lowcomm_jax.network.parse import parse
-from lowcomm_jax.network.plan_methods import plan_method
 from lowcomm_jax.network.plan_search import Choice, search
-from lowcomm_jax.network.planner import PlanRow, Workload, decoder_workload, plan
-from lowcomm_jax.network.shapes import MODELS, Decoder, param_count
-
-FIELDS = frozenset(
-    [
-        "name",
-        "model",
-        "network",
-        "compute_s",
-        "devices_per_region",
-        "flops_per_device",
-        "mfu",
-        "tokens",
-        "tokens_per_step",
-        "mesh",
-        "microbatch_tokens",
-        "remat",
-        "methods",
-        "loss_bound",
-        "published",
-        "notes",
-    ]
-)
-COMPARISONS = {
-    "": lambda: [],
-    "dilocox": reproduction.dilocox_table,
-    "streaming": lambda: (
-        [c for _, _, c in reproduction.bandwidth_table()] + reproduction.hours_table()
-    ),
-    "noloco": reproduction.noloco_table,
-    "sync": reproduction.sync_table,
-}
+from lowcomm_jax.network.planner import PlanRow, plan
 
 
 def main(config: Any, workdir: str | Path, console: Console | None = None) -> dict:
@@ -72,23 +40,29 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> di
         ValueError: all violations of the config in one message.
     """
     started = time.perf_counter()
-    fields = dict(config) if isinstance(config, Mapping) else config.to_dict()
-    work, methods = workload(fields)
-    rows = plan(work, methods)
-    best, tried, left_out = search(work, float(fields.get("loss_bound", 0.03)))
-    comparisons = COMPARISONS[fields.get("published", "")]()
+    request = read(config if isinstance(config, Mapping) else config.to_dict())
+    fields, work = request.fields, request.work
+    rows = plan(work, request.methods)
+    best, tried, left_out = search(work, fields["loss_bound"])
+    comparisons = COMPARISONS[fields["published"]]()
     seconds = time.perf_counter() - started
+    compiled = None
+    if fields["compile"]:
+        name = request.model.preset
+        compiled = compiled_bytes(name, work.mesh, work.microbatch_tokens, work.remat)
     result = {
-        "name": fields.get("name", "plan"),
-        "notes": fields.get("notes", ""),
+        "name": fields["name"],
+        "notes": fields["notes"],
+        "baseline": BASELINE,
         "network": _network_entry(work.network),
-        "params": param_count(work.params),
+        "params": work.model.size,
         "step_s": work.step_s,
         "steps": work.steps,
         "rows": [_row_entry(row) for row in rows],
         "best": _choice_entry(best) if best else None,
         "settings_tried": len(tried),
         "settings_left_out": left_out,
+        "compiled": compiled,
         "published": [{**dataclasses.asdict(c), "error": c.error} for c in comparisons],
         "planning_seconds": seconds,
     }
@@ -98,93 +72,6 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> di
     picture(rows, work, folder / "plan.png", result["name"])
     show(result, rows, console or Console())
     return result
-
-
-def workload(fields: Mapping[str, Any]) -> tuple[Workload, list]:
-    """Turn config fields into a workload and methods.
-
-    Raises:
-        ValueError: all violations in one message.
-    """
-    found = [
-        f"field {k!r} is unknown: use {', '.join(sorted(FIELDS))}"
-        for k in sorted(set(fields) - FIELDS)
-    ]
-    found += [
-        f"field {k!r} is missing"
-        for k in ("model", "network", "methods", "tokens_per_step")
-        if k not in fields
-    ]
-    published = fields.get("published", "")
-    if published not in COMPARISONS:
-        found.append(
-            f"published {published!r} is unknown: use one of {', '.join(map(repr, COMPARISONS))}"
-        )
-    model = _collect(found, lambda: _model(fields.get("model")))
-    network = _collect(found, lambda: parse(fields["network"])) if "network" in fields else None
-    methods = [
-        _collect(found, lambda m=m: plan_method(m))
-        for m in _method_specs(fields.get("methods", {}))
-    ]
-    if not methods:
-        found.append("methods is empty: name at least one")
-    raise_all("plan config", found)
-    step_s = fields.get("compute_s") or _step_seconds(model, network, fields)
-    tokens = fields.get("tokens") or 20.0 * param_count(model.params())
-    work = decoder_workload(
-        model,
-        network.with_compute(step_s),
-        float(tokens),
-        float(fields["tokens_per_step"]),
-        mesh=dict(fields.get("mesh") or {}),
-        microbatch_tokens=int(fields.get("microbatch_tokens") or 0),
-        remat=bool(fields.get("remat", True)),
-    )
-    return work, methods
-
-
-def _collect(found: list[str], build) -> Any:
-    """Run a builder; keep its message instead of stopping at the first bad field."""
-    try:
-        return build()
-    except ValueError as error:
-        found.append(str(error))
-        return None
-
-
-def _model(spec: Any) -> Decoder:
-    if isinstance(spec, str):
-        if spec not in MODELS:
-            raise ValueError(
-                f"model {spec!r} is unknown: use {', '.join(MODELS)} or give layers, width, mlp, "
-                "..."
-            )
-        return MODELS[spec]
-    names = set(Decoder.__dataclass_fields__)
-    given = set(spec or ())
-    needed = {"layers", "width", "mlp", "heads", "vocab"}
-    if not needed <= given <= names:
-        raise ValueError(
-            f"model has fields {sorted(given)}: it needs {sorted(needed)} and knows {sorted(names)}"
-        )
-    return Decoder(**spec)
-
-
-def _method_specs(methods: Any) -> list:
-    if isinstance(methods, Mapping):
-        return [{"name": name, **dict(spec)} for name, spec in methods.items()]
-    return list(methods)
-
-
-def _step_seconds(model: Decoder, network: Network, fields: Mapping[str, Any]) -> float:
-    """Give 6 N tokens / (devices x FLOP/s x MFU) of one region."""
-    needed = ("devices_per_region", "flops_per_device", "mfu")
-    missing = [k for k in needed if not fields.get(k)]
-    raise_all(
-        "plan config", [f"field {k!r} is missing: give it, or give compute_s" for k in missing]
-    )
-    flops = 6.0 * param_count(model.params()) * fields["tokens_per_step"] / network.size
-    return flops / (fields["devices_per_region"] * fields["flops_per_device"] * fields["mfu"])
 
 
 def _network_entry(network: Network) -> dict:
@@ -202,14 +89,14 @@ def _network_entry(network: Network) -> dict:
 
 def _row_entry(row: PlanRow) -> dict:
     method = {k: v for k, v in dataclasses.asdict(row.method).items() if k != "state"}
-    entry = {
-        k: v
-        for k, v in vars(row).items()
-        if k not in ("method", "memory", "scales", "curve", "needed_gbps")
-    }
+    others = ("method", "memory", "loss", "scales", "curve", "needed_gbps", "warnings")
     return {
-        **entry,
-        "method": method,
+        **{k: v for k, v in vars(row).items() if k not in others},
+        "method": {**method, "route": row.method.travels},
+        "law_loss": row.loss.law,
+        "law_label": row.loss.law_label,
+        "loss_with_penalty": row.loss.total,
+        "loss_with_penalty_label": row.loss.total_label,
         "warnings": list(row.warnings),
         "scales": row.scales.tolist(),
         "curve": row.curve.tolist(),
@@ -217,7 +104,8 @@ def _row_entry(row: PlanRow) -> dict:
         "memory": {
             "state_bytes": row.memory.state,
             "state_total": row.memory.state_total,
-            "activations_estimate": row.memory.activations,
+            "estimates": row.memory.estimates,
+            "estimate_total": row.memory.estimate_total,
             "stage": row.memory.stage,
             "stage_bytes": list(row.memory.stage_bytes),
         },

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lowcomm_jax.network.dag import TARGETS
+from lowcomm_jax.network.memory import INNER_BYTES
 from lowcomm_jax.network.planner import PlanRow, Workload
 
 
@@ -20,32 +21,69 @@ def show(result: dict, rows: Sequence[PlanRow], console: Console) -> None:
         f"slowest link {network['slowest_gbps']:g} Gbit/s, {result['step_s']:.3g} s per step, "
         f"{result['steps']:.4g} steps"
     )
-    console.print(f"network: {network['name']} ({network['confidence']}: {network['source']})")
+    source, trust = network["source"], network["confidence"]
+    shown = source if source.startswith(trust) else f"{trust}: {source}"
+    console.print(f"network: {network['name']} ({shown})")
     if result["notes"]:
         console.print(result["notes"])
-    _show_rows(rows, console)
+    for some in _columns(rows, console.width):
+        _show_rows(some, console)
+    console.print(f"{result['baseline']}. All figures: steady periods, no jitter.")
     _show_bandwidth(rows, console)
     for warning in (w for row in rows for w in row.warnings):
         console.print(f"[yellow]warning[/yellow] {warning}")
-    for label in dict.fromkeys(f"{r.loss_label}" for r in rows if r.loss is None):
+    for label in dict.fromkeys(row.loss.total_label for row in rows if row.loss.total is None):
         console.print(f"no expected loss: {label}")
-    best = result["best"]
-    if best:
-        console.print(
-            f"best setting within the loss bound: H={best['period']} K={best['fragments']} "
-            f"tau={best['tau']} "
-            f"{best['codec']}: utilisation {best['utilisation']:.1%}, penalty "
-            f"{best['penalty_nats']:.3f} nats "
-            f"({best['penalty_confidence']}); {result['settings_tried']} tried, "
-            f"{result['settings_left_out']} left out "
-            "(no published penalty, or above the bound)"
-        )
-    else:
-        console.print("no searched setting has a published loss penalty within the bound")
+    _show_best(result, console)
+    _show_compiled(result["compiled"], rows, console)
     _show_published(result["published"], console)
 
 
+def _show_best(result: dict, console: Console) -> None:
+    best = result["best"]
+    if not best:
+        console.print("no searched setting has a published loss penalty within the bound")
+        return
+    console.print(
+        f"best setting within the loss bound: H={best['period']} K={best['fragments']} "
+        f"tau={best['tau']} {best['codec']}: utilisation {best['utilisation']:.1%}, penalty "
+        f"{best['penalty_nats']:.3f} nats ({best['penalty_confidence']}); "
+        f"{result['settings_tried']} tried, {result['settings_left_out']} left out "
+        "(no published penalty, above the bound, or never catching up)"
+    )
+
+
+def _show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Console) -> None:
+    """The compiler's figure beside ours; it knows the inner step only, no anchor and no payload."""
+    if compiled is None:
+        return
+    gigabytes = {k: f"{v / 1e9:.3g} GB" for k, v in compiled.items() if k != "device"}
+    inner = sum(rows[0].memory.state[what] for what in INNER_BYTES)
+    ours = inner + rows[0].memory.estimates["activations"]
+    console.print(
+        f"one inner step, compiled for {compiled['device']}: {gigabytes['total']} a device "
+        f"(arguments {gigabytes['arguments']}, temporaries {gigabytes['temporaries']}); planned: "
+        f"{ours / 1e9:.3g} GB (exact state {inner / 1e9:.3g} GB, the rest estimated)"
+    )
+
+
+LABEL_WIDTH, COLUMN_WIDTH = 30, 12  # of the table of rows
+
+
+def _columns(rows: Sequence[PlanRow], width: int) -> list[Sequence[PlanRow]]:
+    """Split the methods so that a table fits the terminal."""
+    each = max(1, (width - LABEL_WIDTH) // COLUMN_WIDTH)
+    return [rows[i : i + each] for i in range(0, len(rows), each)]
+
+
+def _loss(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
 _ROWS = {
+    "H / K / tau": lambda r: f"{r.method.period}/{r.method.fragments}/{r.method.tau_steps}",
+    "codec": lambda r: f"{r.method.codec}".replace("_", " "),
+    "route": lambda r: r.method.travels.replace("_", " "),
     "GB an exchange, per region": lambda r: f"{r.sent_bytes_per_period / 1e9:.3g}",
     "TB a run, per region": lambda r: f"{r.sent_bytes_total / 1e12:.3g}",
     "seconds an exchange": lambda r: f"{r.transfer_s:.3g}",
@@ -54,16 +92,17 @@ _ROWS = {
     "tokens/s": lambda r: f"{r.tokens_per_s:.4g}",
     "faster than AllReduce": lambda r: f"{r.speedup:.4g}x",
     "GB state a device (exact)": lambda r: f"{r.memory.state_total / 1e9:.1f}",
-    "GB activations (estimate)": lambda r: f"{r.memory.activations / 1e9:.1f}",
-    "expected loss": lambda r: "-" if r.loss is None else f"{r.loss:.3f}",
-    "loss penalty, nats": lambda r: "?" if r.penalty_nats is None else f"{r.penalty_nats:+.3f}",
+    "GB more a device (estimate)": lambda r: f"{r.memory.estimate_total / 1e9:.1f}",
+    "loss, scaling law alone": lambda r: _loss(r.loss.law),
+    "loss, law + penalty": lambda r: _loss(r.loss.total),
+    "penalty alone, nats": lambda r: "?" if r.penalty_nats is None else f"{r.penalty_nats:+.3f}",
 }
 
 
 def _show_rows(rows: Sequence[PlanRow], console: Console) -> None:
     """One column a method: a few methods fit a narrow terminal."""
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for row in rows:
         table.add_column(row.method.name.replace("_", " "), justify="right")
     for heading, cell in _ROWS.items():
@@ -108,13 +147,13 @@ def picture(rows: Sequence[PlanRow], work: Workload, path: Path, title: str) -> 
 
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    known = any(row.loss is not None for row in rows)
+    known = any(row.loss.total is not None for row in rows)
     for number, row in enumerate(rows):
         colour = f"C{number % 10}"
         left.plot(
             row.scales * work.network.slowest_gbps, row.curve, label=row.method.name, color=colour
         )
-        height = row.loss if known else row.penalty_nats
+        height = row.loss.total if known else row.penalty_nats
         if height is not None:
             right.scatter([row.hours], [height], color=colour)
             right.annotate(
@@ -132,7 +171,11 @@ def picture(rows: Sequence[PlanRow], work: Workload, path: Path, title: str) -> 
         ylim=(0, 1.02),
     )
     left.legend(fontsize=8)
-    label = "expected evaluation loss" if known else "published loss penalty beside H = 30 (nats)"
+    label = (
+        "expected evaluation loss (law + penalty)"
+        if known
+        else "published loss penalty beside H = 30 (nats)"
+    )
     right.set(xscale="log", xlabel="hours on this network", ylabel=label)
     right.margins(x=0.25, y=0.15)
     figure.suptitle(title)

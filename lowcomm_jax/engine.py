@@ -22,7 +22,7 @@ from lowcomm_jax.gradient_run import run_gradient_steps
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.layout import Roles, make_layout
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.network import drive
+from lowcomm_jax.network import drive, follow
 from lowcomm_jax.programs import Recipe
 from lowcomm_jax.regions import REGION, Regions, Replicas, default_mesh
 from lowcomm_jax.roundtrip import RoundTrips
@@ -235,7 +235,10 @@ class Engine:
 
     def finish(self, state: TrainState) -> TrainState:
         """Drain what is in flight, then one last blocking synchronisation of everything."""
-        return finish(self.trips(state), state)[0]
+        state, events = finish(self.trips(state), state)
+        if self.clock is not None:
+            follow(self.clock, int(state.clock.step), events)
+        return state
 
     # -- helpers ------------------------------------------------------------------------------
 

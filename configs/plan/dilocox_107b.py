@@ -45,7 +45,8 @@ def get_config() -> ConfigDict:
             "allreduce": {"preset": "allreduce"},
             "dilocox": {"preset": "dilocox"},
             "without_overlap": {"preset": "dilocox", "tau": 0},
-            "without_compression": {"preset": "dilocox", "codec": "fp32", "route": "ring"},
+            # It never catches up with the link; planned all the same, as the paper ran it.
+            "without_compression": {"preset": "dilocox", "codec": "fp32", "stalls": True},
         }
     )
     config.loss_bound = 0.03

@@ -2,7 +2,8 @@
 
     python -m experiments plan --config=configs/plan/template.py --config.network=consumer_1gbps
 
-Takes about a second. Expected: a table per method, plan.json and plan.png in the work directory.
+Takes about two seconds. Expected: a column per method, plan.json and plan.png in the work
+directory.
 """
 
 from ml_collections import ConfigDict
@@ -13,13 +14,14 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.name = "1.3B over three continents"
     config.notes = ""
-    # A name out of lowcomm_jax.network.shapes.MODELS, or layers, width, mlp, heads, vocab,
-    # kv_heads, gated, tied.
+    # A name out of lowcomm_jax.network.shapes.MODELS, or of lowcomm_jax.models.PRESETS (its exact
+    # parameter tree is taken), or layers, width, mlp, heads, vocab, kv_heads, gated, tied.
     config.model = "1.3b"
     # A preset (configs/network.py lists them), "aws:Oregon,Tokyo,London", a .yaml file, or the
     # mapping itself.
     config.network = "intercontinental"
-    # Seconds of one inner step; 0 = from devices, FLOP/s and MFU.
+    # Seconds of the median region's inner step (the network says how much slower one region is
+    # than another); 0 = from devices, FLOP/s and MFU.
     config.compute_s = 0.0
     config.devices_per_region = 8
     config.flops_per_device = 989e12
@@ -31,18 +33,23 @@ def get_config() -> ConfigDict:
     config.mesh = ConfigDict({"stage": 1, "fsdp": 8, "tensor": 1})
     config.microbatch_tokens = 8192
     config.remat = True
-    # Rows: a preset out of lowcomm_jax.network.plan_methods.PRESETS and what differs from it.
+    # Ask the compiler of the devices at hand what an inner step needs (presets of models only).
+    config.compile = False
+    # Rows: a preset out of lowcomm_jax.network.plan_methods.PRESETS and what differs from it. tau =
+    # "auto" takes as many steps as hide a fragment's transfer, and `margin` more; a method that can
+    # never catch up with the link is refused unless it has stalls = True.
     config.methods = ConfigDict(
         {
             "allreduce": {"preset": "allreduce"},
             "diloco": {"preset": "diloco", "period": 30},
-            "streaming": {"preset": "streaming_diloco", "period": 100, "fragments": 8, "tau": 5},
-            "eager": {
-                "preset": "eager_diloco",
+            "streaming": {
+                "preset": "streaming_diloco",
                 "period": 100,
-                "codec": "int4",
-                "route": "two_shot",
+                "fragments": 8,
+                "tau": "auto",
+                "margin": 1,
             },
+            "eager": {"preset": "eager_diloco", "period": 100, "codec": "int4"},
             "cocodc": {"preset": "cocodc", "period": 100, "fragments": 4, "tau": 5},
             "noloco": {"preset": "noloco", "period": 50},
             "sparseloco": {"preset": "sparseloco", "period": 30},

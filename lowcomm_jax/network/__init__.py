@@ -2,12 +2,12 @@
 deterministic, seeded.
 """
 
-from lowcomm_jax.network.accounts import ClockReport, derive_tau
-from lowcomm_jax.network.capacity import catch_up_violations, check_catch_up
+from lowcomm_jax.network.accounts import ClockReport
+from lowcomm_jax.network.capacity import catch_up_violations, derive_tau
 from lowcomm_jax.network.clock import VirtualClock
 from lowcomm_jax.network.clock_state import clock_state, restore_clock
 from lowcomm_jax.network.collectives import profile, step_seconds, sync_seconds
-from lowcomm_jax.network.drive import drive, replay
+from lowcomm_jax.network.drive import drive, follow, replay
 from lowcomm_jax.network.every_step import BASELINE, every_step
 from lowcomm_jax.network.ledger import Ledger, payload_nbytes
 from lowcomm_jax.network.links import Network, uniform
@@ -29,12 +29,12 @@ __all__ = [
     "VirtualClock",
     "aws",
     "catch_up_violations",
-    "check_catch_up",
     "clock_state",
     "derive_tau",
     "draw",
     "drive",
     "every_step",
+    "follow",
     "link_bytes",
     "names",
     "parse",

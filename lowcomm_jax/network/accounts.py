@@ -98,14 +98,3 @@ def usage_of(network: Network, shape: Profile) -> tuple[dict, np.ndarray]:
             if np.isfinite(limit_R[region]):
                 usage[label, region, 0] = min(1.0, float(rate_R[region] / limit_R[region]))
     return usage, out_R[list(shape.members)]
-
-
-def derive_tau(transfer_s: float, compute_s: float, margin: int = 0) -> int:
-    """Give the overlap in inner steps that hides a transfer: ceil(T_s / T_c) + margin.
-
-    Raises:
-        ValueError: `compute_s` is not positive.
-    """
-    if compute_s <= 0:
-        raise ValueError(f"compute seconds {compute_s} must be above 0")
-    return int(np.ceil(transfer_s / compute_s - 1e-9)) + margin

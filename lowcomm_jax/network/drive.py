@@ -16,8 +16,7 @@ import numpy as np
 from lowcomm_jax.network.clock import VirtualClock
 from lowcomm_jax.network.every_step import every_step
 from lowcomm_jax.network.links import Network
-
-ROUTES = ("two_shot", "all_gather")  # of a payload that every region gets to know
+from lowcomm_jax.network.routes import HEARD
 
 
 def drive(
@@ -29,21 +28,35 @@ def drive(
 ) -> None:
     """Advance the clock by one inner step and the sends and landings that follow it.
 
+    Args:
+      clock: is updated in place.
+      step: 1-based inner step; steps come in order.
+      events: see `follow`.
+      active, away: bool `[R]`, see `VirtualClock.inner_step`. A slow region's own pace is in the
+        network's compute seconds: with equal seconds a region that steps more seldom stands idle.
+
+    Raises:
+      ValueError: see `follow`.
+    """
+    clock.inner_step(step, active, away)
+    follow(clock, step, events)
+
+
+def follow(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
+    """Let the clock run through the sends and landings of one step.
+
     Regions that take no part in a send receive the result all the same, as the exchange counts it;
     so do all others when one region's contribution travels alone (asynchronous arrivals). Who
     lands something holds everything landed before, and waits for it.
 
     Args:
       clock: is updated in place.
-      step: 1-based inner step; steps come in order.
+      step: inner step after which they happened.
       events: `history.Event`s of this step, in the order they happened.
-      active, away: bool `[R]`, see `VirtualClock.inner_step`. A slow region's own pace is in the
-        network's compute seconds: with equal seconds a region that steps more seldom stands idle.
 
     Raises:
       ValueError: a payload travels by a route the clock does not know from the exchange.
     """
-    clock.inner_step(step, active, away)
     for kind, group in itertools.groupby(events, key=lambda event: event.kind):
         if kind == "send":
             for event in group:
@@ -53,10 +66,10 @@ def drive(
 
 
 def _send(clock: VirtualClock, step: int, event: Any) -> None:
-    if event.route not in ROUTES:
+    if event.route not in HEARD:
         raise ValueError(
             f"payload {event.key!r} of step {step} travels by {event.route!r}: the clock follows "
-            f"{', '.join(ROUTES)}"
+            f"{', '.join(HEARD)}"
         )
     sends_R = np.asarray(event.participants, bool)
     clock.send(
@@ -123,6 +136,6 @@ def _plain_exchange(row: Mapping[str, Any]) -> tuple[float, str, int] | None:
     send, land = events
     blocking = (send["kind"], land["kind"]) == ("send", "land") and send["key"] == land["key"]
     among_all = all(send["participants"]) and all(land["participants"])
-    if blocking and among_all and send["route"] in ROUTES:
+    if blocking and among_all and send["route"] in HEARD:
         return send["nbytes"], send["route"], send["fragment"]
     return None

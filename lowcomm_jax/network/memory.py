@@ -17,13 +17,13 @@ class MemoryPlan:
 
     Attributes:
         state: {what: bytes}: exact for the given shapes, shardings and dtypes.
-        activations: estimated bytes (see `activation_estimate`); not exact.
+        estimates: {what: bytes}: buffers in flight and activations; not exact.
         stage: the pipeline stage that is fullest.
         stage_bytes: state bytes of a device of each stage.
     """
 
     state: dict[str, int]
-    activations: int
+    estimates: dict[str, int]
     stage: int
     stage_bytes: tuple[int, ...]
 
@@ -33,40 +33,43 @@ class MemoryPlan:
         return sum(self.state.values())
 
     @property
-    def total(self) -> int:
-        """Sum everything, the estimate included."""
-        return self.state_total + self.activations
+    def estimate_total(self) -> int:
+        """Sum the estimates."""
+        return sum(self.estimates.values())
 
 
-def plan_memory(
-    params: Sequence[Param],
-    mesh: Mapping[str, int],
-    bytes_per_param: Mapping[str, float],
-    extra: Mapping[str, int] | None = None,
-    activations: int = 0,
-) -> MemoryPlan:
-    """Add up the state of one device.
+def held_elements(params: Sequence[Param], mesh: Mapping[str, int]) -> list[int]:
+    """Count the parameter elements one device of each pipeline stage holds.
 
     Args:
         params: abstract parameters.
         mesh: sizes of the axes inside a region: "stage" cuts the model by depth, others shard
             dimensions.
-        bytes_per_param: {what: bytes per parameter element}, held in the parameters' own sharding.
-        extra: {what: bytes per device} of anything else (payload buffers).
-        activations: from `activation_estimate`.
     """
     stages = mesh.get("stage", 1)
     held = [0] * stages
     for param in params:
         held[min(int(param.stage * stages), stages - 1)] += param.shard_size(mesh)
-    fullest = max(range(stages), key=lambda k: held[k])
+    return held
+
+
+def plan_memory(
+    held: Sequence[int],
+    bytes_per_param: Mapping[str, float],
+    estimates: Mapping[str, int] | None = None,
+) -> MemoryPlan:
+    """Add up the state of one device.
+
+    Args:
+        held: from `held_elements`.
+        bytes_per_param: {what: bytes per parameter element}, held in the parameters' own sharding.
+        estimates: {what: bytes per device} of anything else.
+    """
+    fullest = max(range(len(held)), key=lambda k: held[k])
     state = {what: round(held[fullest] * each) for what, each in bytes_per_param.items() if each}
-    state.update(extra or {})
     per_element = sum(bytes_per_param.values())
-    rest = sum((extra or {}).values())
-    return MemoryPlan(
-        state, activations, fullest, tuple(round(h * per_element) + rest for h in held)
-    )
+    stage_bytes = tuple(round(h * per_element) for h in held)
+    return MemoryPlan(state, dict(estimates or {}), fullest, stage_bytes)
 
 
 def activation_estimate(

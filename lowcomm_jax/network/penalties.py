@@ -42,8 +42,6 @@ CODECS = {
 
 def period_penalty(period: int) -> Penalty:
     """Give the cost of H beside H = 30, for 10 <= H <= 1000."""
-    if period == 1:
-        return NOTHING
     if not 10 <= period <= 1000:
         return Penalty(None, "found", "no published figure outside H = 10 to 1000")
     nats = max(0.0, PERIOD_SLOPE * math.log10(period / 30))
@@ -72,6 +70,13 @@ def overlap_penalty(tau: int, period: int, eager: bool = False) -> Penalty:
 def codec_penalty(codec: str) -> Penalty:
     """Give the cost of a codec on the pseudo-gradient."""
     return CODECS.get(codec, Penalty(None, "found", f"no published figure for codec {codec!r}"))
+
+
+def gradient_penalty(codec: str) -> Penalty:
+    """Give the cost of a codec on the gradients of data parallel training."""
+    if codec in ("fp32", "bf16"):
+        return NOTHING
+    return Penalty(None, "found", f"no published figure for gradients in codec {codec!r}")
 
 
 def total(penalties: list[Penalty]) -> Penalty:

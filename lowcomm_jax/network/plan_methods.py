@@ -3,14 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lowcomm_jax.network.errors import raise_all
+from lowcomm_jax.network.errors import ViolationsError, raise_all
 from lowcomm_jax.network.penalties import (
     Penalty,
     codec_penalty,
+    gradient_penalty,
     overlap_penalty,
     period_penalty,
     total,
 )
+from lowcomm_jax.network.ranges import above_zero, not_negative, whole
+from lowcomm_jax.network.routes import ROUTES
 from lowcomm_jax.network.shapes import Param
 
 BLOCK = 256  # elements that share one fp32 scale in the block quantisers
@@ -22,8 +25,10 @@ BITS = {
     "e3m0": 4.0 + 32.0 / BLOCK,
     "topk_2bit": 64.0 * (12 + 2) / 4096.0,
 }
-CODECS = (*BITS, "low_rank_int4")
-ONE_PERIOD = "period"
+LOW_RANK = "low_rank_int4"
+CODECS = (*BITS, LOW_RANK)
+ONE_PERIOD, AUTO = "period", "auto"
+DATA_PARALLEL, DILOCO = "data_parallel", "diloco"
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,17 @@ class PlanMethod:
         name: label.
         period: inner steps between two sends of the same parameters; 1 = gradients every step.
         fragments: how many parts travel separately.
-        tau: inner steps a landing comes after its send; "period" = one whole period.
+        tau: inner steps a landing comes after its send; "period" = one whole period; "auto" = as
+            many as hide a fragment's transfer, and `margin` more.
+        margin: see tau.
         codec: one of `CODECS`, or a number of bits per parameter.
         rank: of the low-rank codec.
-        route: how it travels, see `routes.ROUTES`.
+        route: how it travels, see `routes.ROUTES`; None = as the exchange sends it (`travels`).
         tensors: dense tensors that travel per exchange (2 for NoLoCo: pseudo-gradient and anchor).
         critical: share of the bytes on the critical path (NoLoCo sends the anchor early: 0.5).
         eager: one-period methods that use their own fresh part.
+        law: the scaling law its loss follows, "data_parallel" or "diloco"; None = none published.
+        stalls: plan it even if its fragments never catch up with the link, with its waits.
         state: {what: bytes per parameter} kept beside the inner optimizer.
         payload_nbytes: bytes of one payload of the whole model as a real codec announces them;
             overrides `codec`.
@@ -50,25 +59,37 @@ class PlanMethod:
     period: int = 1
     fragments: int = 1
     tau: int | str = 0
+    margin: int = 0
     codec: str | float = "fp32"
     rank: int | None = None
-    route: str = "ring"
+    route: str | None = None
     tensors: int = 1
     critical: float = 1.0
     eager: bool = False
+    law: str | None = None
+    stalls: bool = False
     state: Mapping[str, float] | None = None
     payload_nbytes: int | None = None
 
     @property
     def tau_steps(self) -> int:
-        """Give tau as a number."""
+        """Give tau as a number (once "auto" is settled, see `planner.settle_tau`)."""
         return self.period if self.tau == ONE_PERIOD else int(self.tau)
+
+    @property
+    def travels(self) -> str:
+        """Give the route: dense payloads are reduced by slices, coded ones handed to everyone, as
+        `exchange.MeshExchange` does.
+        """
+        if self.route is not None:
+            return self.route
+        return "two_shot" if self.codec == "fp32" else "all_gather"
 
     def payload_bytes(self, params: Sequence[Param]) -> float:
         """Give the bytes of one region's payload for the whole model."""
         if self.payload_nbytes is not None:
             return float(self.payload_nbytes)
-        if self.codec == "low_rank_int4":
+        if self.codec == LOW_RANK:
             return self.tensors * sum(low_rank_bytes(p.shape, self.rank or 64) for p in params)
         bits = BITS[self.codec] if isinstance(self.codec, str) else float(self.codec)
         return self.tensors * sum(p.size for p in params) * bits / 8.0
@@ -77,33 +98,63 @@ class PlanMethod:
         """Give the published loss penalty of this setting (nats), unknown where nothing is
         published.
         """
-        if self.period == 1:
-            return codec_penalty("fp32")
         codec = self.codec if isinstance(self.codec, str) else f"{self.codec:g} bits"
+        if self.law is None:
+            return Penalty(None, "found", f"no published figure for {self.name}")
+        if self.law == DATA_PARALLEL:
+            return gradient_penalty(codec)
         overlap = overlap_penalty(self.tau_steps, self.period, self.eager)
         return total([period_penalty(self.period), overlap, codec_penalty(codec)])
 
     def violations(self, layers: int) -> list[str]:
         """List what cannot be planned, each with its fix."""
-        found = []
-        if self.period < 1:
-            found.append(f"{self.name}: period {self.period}: use at least 1")
-        if not 1 <= self.fragments <= min(layers, max(self.period, 1)):
+        found = [f"{self.name}: {line}" for line in self._number_violations()]
+        known = (
+            ("codec", self.codec, CODECS, " or a number of bits per parameter above 0"),
+            ("route", self.route, ROUTES, " or leave it out"),
+            ("law", self.law, (DATA_PARALLEL, DILOCO), " or leave it out"),
+        )
+        found += [
+            f"{self.name}: {field} {value!r}: use {', '.join(choices)}{more}"
+            for field, value, choices, more in known
+            if isinstance(value, str) and value not in choices
+        ]
+        if found:
+            return found
+        most = min(layers, self.period)
+        if self.fragments > most:
             found.append(
-                f"{self.name}: {self.fragments} fragments: use 1 to "
-                f"{min(layers, max(self.period, 1))} "
-                f"({layers} layers, period {self.period})"
+                f"{self.name}: {self.fragments} fragments: use 1 to {most} ({layers} layers, "
+                f"period {self.period})"
             )
-        if isinstance(self.tau, str) and self.tau != ONE_PERIOD:
-            found.append(
-                f"{self.name}: tau {self.tau!r}: use a number of inner steps or {ONE_PERIOD!r}"
-            )
-        elif not 0 <= self.tau_steps <= max(self.period, 1):
+        if self.tau != AUTO and self.tau_steps > self.period:
             found.append(f"{self.name}: tau {self.tau_steps}: use 0 to {self.period} (the period)")
-        if isinstance(self.codec, str) and self.codec not in CODECS:
-            found.append(
-                f"{self.name}: codec {self.codec!r}: use {', '.join(CODECS)} or bits per parameter"
-            )
+        return found
+
+    def _number_violations(self) -> list[str]:
+        found = []
+        for field, least in (("period", 1), ("fragments", 1), ("margin", 0), ("tensors", 1)):
+            found += whole(field, getattr(self, field), least)
+        if self.tau not in (ONE_PERIOD, AUTO):
+            text = f", {ONE_PERIOD!r} or {AUTO!r}"
+            found += [line + text for line in whole("tau", self.tau, 0)]
+        if not isinstance(self.codec, str):
+            found += above_zero("codec", self.codec, 64)
+        if self.rank is not None:
+            found += whole("rank", self.rank)
+        for field, value in (("route", self.route), ("law", self.law)):
+            if value is not None and not isinstance(value, str):
+                found.append(f"{field} is {value!r}: use a name, or leave it out")
+        found += above_zero("critical", self.critical, 1.0)
+        for field in ("eager", "stalls"):
+            if not isinstance(getattr(self, field), bool):
+                found.append(f"{field} is {getattr(self, field)!r}: use True or False")
+        if self.payload_nbytes is not None:
+            found += above_zero("payload_nbytes", self.payload_nbytes)
+        if self.state is not None and not isinstance(self.state, Mapping):
+            return [*found, f"state is {self.state!r}: use {{what: bytes per parameter}}"]
+        for what, each in (self.state or {}).items():
+            found += not_negative(f"state {what!r}", each)
         return found
 
 
@@ -121,37 +172,33 @@ def low_rank_bytes(shape: tuple[int, ...], rank: int) -> float:
     return elements * BITS["int4"] / 8.0
 
 
-ANCHOR, MOMENTUM, RESIDUAL = {"anchor": 4.0}, {"outer momentum": 4.0}, {"residual": 4.0}
-SNAPSHOT = {"snapshot in flight": 4.0}
-
-OUTER = {**ANCHOR, **MOMENTUM}
+ANCHOR, RESIDUAL = {"anchor": 4.0}, {"residual": 4.0}
+OUTER = {**ANCHOR, "outer momentum": 4.0}
 
 PRESETS = {
     method.name: method
     for method in (
-        PlanMethod("allreduce"),
+        PlanMethod("allreduce", law=DATA_PARALLEL),
         PlanMethod("local_sgd", period=100, state=ANCHOR),
-        PlanMethod("diloco", period=100, state=OUTER),
+        PlanMethod("diloco", period=100, law=DILOCO, state=OUTER),
         PlanMethod(
             "streaming_diloco",
             period=100,
             fragments=8,
             tau=1,
             codec="e3m0",
-            route="two_shot",
+            law=DILOCO,
             state=OUTER,
         ),
-        PlanMethod(
-            "eager_diloco", period=100, tau=ONE_PERIOD, eager=True, state={**OUTER, **SNAPSHOT}
-        ),
+        PlanMethod("eager_diloco", period=100, tau=ONE_PERIOD, eager=True, law=DILOCO, state=OUTER),
         PlanMethod("cocodc", period=100, fragments=4, tau=5, state=OUTER),
         PlanMethod(
             "dilocox",
             period=125,
             tau=ONE_PERIOD,
-            codec="low_rank_int4",
+            codec=LOW_RANK,
             rank=2048,
-            route="all_gather",
+            law=DILOCO,
             state={**OUTER, **RESIDUAL},
         ),
         PlanMethod(
@@ -164,15 +211,9 @@ PRESETS = {
             state=OUTER,
         ),
         PlanMethod(
-            "sparseloco",
-            period=30,
-            codec="topk_2bit",
-            route="all_gather",
-            state={**ANCHOR, **RESIDUAL},
+            "sparseloco", period=30, codec="topk_2bit", law=DILOCO, state={**ANCHOR, **RESIDUAL}
         ),
-        PlanMethod(
-            "muloco", period=30, codec="int4", route="two_shot", state={**OUTER, **RESIDUAL}
-        ),
+        PlanMethod("muloco", period=30, codec="int4", state={**OUTER, **RESIDUAL}),
     )
 }
 
@@ -181,18 +222,28 @@ def plan_method(spec: str | Mapping) -> PlanMethod:
     """Build a method from a preset's name or a mapping {"preset": name, field: value, ...}.
 
     Raises:
-        ValueError: unknown preset or field.
+        ViolationsError: unknown preset or field, or no description of a method at all.
     """
-    fields = {"preset": spec} if isinstance(spec, str) else dict(spec)
-    name = fields.pop("preset", None)
+    if isinstance(spec, str):
+        spec = {"preset": spec}
+    if not isinstance(spec, Mapping):
+        text = f"{spec!r} is no method: use a preset's name or {{preset: name, field: value}}"
+        raise ViolationsError("method", [text])
+    fields = dict(spec)
+    preset = fields.pop("preset", None)
+    name = fields.get("name", preset)
     found = []
-    if name is not None and name not in PRESETS:
-        found.append(f"preset {name!r} is unknown: use {', '.join(PRESETS)}")
-    unknown = sorted(set(fields) - set(PlanMethod.__dataclass_fields__))
+    if preset is not None and preset not in tuple(PRESETS):
+        found.append(f"preset {preset!r} is unknown: use {', '.join(PRESETS)}")
+    known = PlanMethod.__dataclass_fields__
     found += [
-        f"field {k!r} is unknown: use {', '.join(PlanMethod.__dataclass_fields__)}" for k in unknown
+        f"field {k!r} is unknown: use {', '.join(known)}"
+        for k in sorted(set(fields) - set(known), key=str)
     ]
-    if name is None and "name" not in fields:
+    if name is None:
         found.append("a method needs a preset or a name")
-    raise_all(f"method {fields.get('name', name)!r}", found)
-    return replace(PRESETS[name], **fields) if name else PlanMethod(**fields)
+    raise_all(f"method {name!r}", found)
+    tau = fields.get("tau")
+    if isinstance(tau, str) and tau.isdecimal():  # a field that held "auto" takes text only
+        fields["tau"] = int(tau)
+    return replace(PRESETS[preset], **fields) if preset else PlanMethod(**fields)

@@ -1,13 +1,21 @@
 """Find the best H, K, tau and codec for a link under a bound on the loss penalty."""
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
 from lowcomm_jax.network.dag import utilisation
-from lowcomm_jax.network.plan_methods import BITS, PlanMethod
-from lowcomm_jax.network.planner import Workload, dag_schedule, exchange_seconds
+from lowcomm_jax.network.errors import raise_all
+from lowcomm_jax.network.plan_methods import DILOCO, PlanMethod
+from lowcomm_jax.network.planner import (
+    Workload,
+    dag_schedule,
+    exchange_seconds,
+    never_catches_up,
+)
+from lowcomm_jax.network.ranges import not_negative
 
 PERIODS = (10, 30, 50, 100, 200, 500)
 FRAGMENTS = (1, 4, 16)
@@ -26,7 +34,7 @@ class Choice:
         method: the setting.
         utilisation: on the given network.
         penalty_nats: published loss penalty beside H = 30.
-        bytes_per_step: payload bytes per inner step and region.
+        bytes_per_step: bytes of a region's payloads per inner step.
     """
 
     method: PlanMethod
@@ -44,30 +52,32 @@ def search(work: Workload, bound_nats: float) -> tuple[Choice | None, list[Choic
 
     Returns:
         The best setting (None: nothing is within the bound), all settings tried (best first), and
-        how many were left out because nothing is published about them or their penalty is above the
-        bound.
+        how many were left out because nothing is published about them, their penalty is above the
+        bound, or they never catch up with the link.
+
+    Raises:
+        ViolationsError: the bound is negative.
     """
+    raise_all("search", not_negative("loss_bound", bound_nats))
     tried: list[Choice] = []
     left_out = 0
-    for period in PERIODS:
-        for fragments in FRAGMENTS:
-            for tau in TAUS:
-                base = PlanMethod(
-                    f"H={period} K={fragments} tau={tau}", period, fragments, tau, route="two_shot"
-                )
-                if base.violations(work.layers) or tau * fragments >= period:
-                    continue
-                options = [
-                    dataclasses.replace(base, codec=codec, name=f"{base.name} {codec}")
-                    for codec in SEARCHED_CODECS
-                ]
-                known = [
-                    m
-                    for m in options
-                    if m.penalty().nats is not None and m.penalty().nats <= bound_nats
-                ]
-                left_out += len(options) - len(known)
-                tried += _try(known, work)
+    for period, fragments, tau in itertools.product(PERIODS, FRAGMENTS, TAUS):
+        name = f"H={period} K={fragments} tau={tau}"
+        base = PlanMethod(name, period, fragments, tau, law=DILOCO)
+        if base.violations(work.model.layers) or tau * fragments >= period:
+            continue
+        options = [
+            dataclasses.replace(base, codec=codec, name=f"{name} {codec}")
+            for codec in SEARCHED_CODECS
+        ]
+        known = [
+            m
+            for m in options
+            if _within(m.penalty().nats, bound_nats) and not never_catches_up(m, work)
+        ]
+        left_out += len(options) - len(known)
+        for _, alike in itertools.groupby(known, key=lambda m: m.travels):
+            tried += _try(list(alike), work)
     tried.sort(key=lambda c: -c.utilisation)
     if not tried:
         return None, [], left_out
@@ -76,16 +86,18 @@ def search(work: Workload, bound_nats: float) -> tuple[Choice | None, list[Choic
     return best, tried, left_out
 
 
+def _within(nats: float | None, bound: float) -> bool:
+    return nats is not None and nats <= bound
+
+
 def _try(methods: list[PlanMethod], work: Workload) -> list[Choice]:
-    """Simulate settings that differ only in their codec together."""
-    if not methods:
-        return []
-    volume, latency = exchange_seconds(dataclasses.replace(methods[0], codec="fp32"), work)
-    share_B = np.array([BITS[m.codec] / BITS["fp32"] for m in methods])
-    schedule = dag_schedule(methods[0], work.layers)
-    share = utilisation(work.layers, work.step_s, volume * share_B / work.layers, schedule, latency)
-    size = sum(p.size for p in work.params)
+    """Simulate settings that differ only in their codec, and travel alike, together."""
+    model = work.model
+    times = [exchange_seconds(method, work) for method in methods]
+    link_B = np.array([volume for volume, _ in times]) / model.layers
+    schedule = dag_schedule(methods[0], model.layers)
+    share_B = utilisation(model.layers, work.step_s, link_B, schedule, times[0][1])
     return [
-        Choice(m, float(u), m.penalty().nats, size * BITS[m.codec] / 8.0 / m.period)
-        for m, u in zip(methods, share.tolist(), strict=True)
+        Choice(m, float(u), m.penalty().nats, m.payload_bytes(model.params) / m.period)
+        for m, u in zip(methods, share_B.tolist(), strict=True)
     ]

@@ -7,12 +7,15 @@ delay every arrival. Compute is the slowest region's mean step. Utilisations are
 periods, without faults.
 """
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.network.capacity import catch_up_violations
+from lowcomm_jax.network.capacity import catch_up_violations, derive_tau
 from lowcomm_jax.network.collectives import step_seconds, sync_seconds
 from lowcomm_jax.network.dag import (
     TARGETS,
@@ -25,13 +28,21 @@ from lowcomm_jax.network.dag import (
 )
 from lowcomm_jax.network.errors import raise_all
 from lowcomm_jax.network.links import Network
-from lowcomm_jax.network.memory import INNER_BYTES, MemoryPlan, activation_estimate, plan_memory
-from lowcomm_jax.network.plan_methods import PlanMethod
+from lowcomm_jax.network.memory import (
+    INNER_BYTES,
+    MemoryPlan,
+    activation_estimate,
+    held_elements,
+    plan_memory,
+)
+from lowcomm_jax.network.plan_loss import ExpectedLoss, expected_loss
+from lowcomm_jax.network.plan_methods import AUTO, PRESETS, PlanMethod
+from lowcomm_jax.network.ranges import above_zero, whole
 from lowcomm_jax.network.routes import sent_bytes
-from lowcomm_jax.network.scaling_laws import LossEstimate, expected_loss
-from lowcomm_jax.network.shapes import Decoder, Param, param_count
+from lowcomm_jax.network.shapes import Shapes
 
 SCALES = np.logspace(-3, 4, 176)  # bandwidth factors of the utilisation curve
+AXES = ("stage", "fsdp", "tensor")
 
 
 @dataclass(frozen=True)
@@ -39,23 +50,19 @@ class Workload:
     """What is to be trained, and on what.
 
     Attributes:
-        params: abstract parameters.
-        layers: steps the model is cut into for overlap.
+        model: abstract parameters and sizes.
         tokens: training tokens over all regions.
         tokens_per_step: tokens of one inner step over all regions.
         network: regions and links; `compute_R` is the seconds of one inner step.
-        mesh: axes inside a region ("stage", "fsdp", "tensor") for the memory figures.
-        width, vocab, microbatch_tokens, remat: for the activation estimate.
+        mesh: sizes of `AXES` inside a region, for the memory figures.
+        microbatch_tokens, remat: for the activation estimate.
     """
 
-    params: Sequence[Param]
-    layers: int
+    model: Shapes
     tokens: float
     tokens_per_step: float
     network: Network
     mesh: Mapping[str, int] = field(default_factory=dict)
-    width: int = 0
-    vocab: int = 0
     microbatch_tokens: int = 0
     remat: bool = True
 
@@ -71,25 +78,31 @@ class Workload:
 
     def violations(self) -> list[str]:
         """List what cannot be planned, each with its fix."""
-        found = []
-        if self.layers < 1 or not self.params:
-            found.append("the model has no layers or parameters: give both")
-        for label in ("tokens", "tokens_per_step"):
-            if not getattr(self, label) > 0:
-                found.append(f"{label} is {getattr(self, label)}: use more than 0")
-        bad = {axis: size for axis, size in self.mesh.items() if size < 1}
-        if bad:
-            found.append(f"mesh axes {bad}: use sizes of at least 1")
-        return found
+        found = above_zero("tokens", self.tokens) + network_violations(self.network)
+        found += above_zero("tokens_per_step", self.tokens_per_step)
+        found += whole("microbatch_tokens", self.microbatch_tokens, 0)
+        return found + mesh_violations(self.mesh, self.model.layers)
 
 
-def decoder_workload(
-    model: Decoder, network: Network, tokens: float, tokens_per_step: float, **fields
-) -> Workload:
-    """Build the workload of a decoder; further fields as in `Workload`."""
-    fields.setdefault("width", model.width)
-    fields.setdefault("vocab", model.vocab)
-    return Workload(model.params(), model.layers, tokens, tokens_per_step, network, **fields)
+def network_violations(network: Network) -> list[str]:
+    """Refuse a network on which nothing travels."""
+    if network.size > 1:
+        return []
+    return [f"network {network.name!r} has one region: a plan needs at least two"]
+
+
+def mesh_violations(mesh: Any, layers: int) -> list[str]:
+    """List what is wrong with a region's mesh for a model of so many layers, each with its fix."""
+    if not isinstance(mesh, Mapping):
+        return [f"mesh is {mesh!r}: use {{axis: size}} with axes out of {', '.join(AXES)}"]
+    found = [
+        f"mesh axis {axis!r} is unknown: use {', '.join(AXES)}" for axis in mesh if axis not in AXES
+    ]
+    bad = [line for axis, size in mesh.items() for line in whole(f"mesh.{axis}", size)]
+    stages = mesh.get("stage", 1)
+    if not bad and stages > layers:
+        found.append(f"mesh.stage is {stages}: a model of {layers} layers fills {layers} at most")
+    return found + bad
 
 
 @dataclass(frozen=True)
@@ -97,20 +110,20 @@ class PlanRow:
     """One method on one network. Bytes and rates are per region unless named otherwise.
 
     Attributes:
-        method: what was planned.
+        method: what was planned, its tau settled.
         payload_bytes: one payload of the whole model.
         sent_bytes_per_period, sent_bytes_total: bytes one region sends.
         transfer_s: seconds of one whole exchange alone (T_s), constants included.
         utilisation, hours, tokens_per_s: of the whole run.
-        speedup: hours of AllReduce (fp32 ring every step) / hours.
+        speedup: hours of AllReduce (fp32, two-shot, every step) / hours.
         scales, curve: utilisation at the network's bandwidth times each scale.
         needed_gbps: {utilisation: smallest bandwidth of the slowest link}, None = not within a
             factor 10,000.
         memory: per device.
-        loss: expected loss, None outside the law's domain; loss_label says why.
+        loss: expected loss, by the law alone and with penalties.
         penalty_nats: published penalty of the setting beside H = 30, None = unknown.
         penalty_label: its confidence and source.
-        warnings: what will not work, with the smallest change that would.
+        warnings: what holds the method up, with the smallest change that would not.
     """
 
     method: PlanMethod
@@ -126,8 +139,7 @@ class PlanRow:
     curve: np.ndarray
     needed_gbps: dict[float, float | None]
     memory: MemoryPlan
-    loss: float | None
-    loss_label: str
+    loss: ExpectedLoss
     penalty_nats: float | None
     penalty_label: str
     warnings: tuple[str, ...]
@@ -142,20 +154,38 @@ def dag_schedule(method: PlanMethod, layers: int) -> DagSchedule:
     return streaming(layers, method.period, method.fragments, method.tau_steps)
 
 
+@functools.lru_cache(maxsize=1024)
+def _seconds(network: Network, nbytes: float, route: str) -> float:
+    """Networks never change: a search asks for the same exchange many times."""
+    return sync_seconds(network, nbytes, route)
+
+
 def exchange_seconds(method: PlanMethod, work: Workload) -> tuple[float, float]:
     """Give (volume, latency) in seconds of one exchange of the whole model; latency is per fragment
     sent.
     """
-    nbytes = method.payload_bytes(work.params)
-    latency = sync_seconds(work.network, 0.0, method.route)
-    return sync_seconds(work.network, nbytes, method.route) - latency, latency
+    nbytes = method.payload_bytes(work.model.params)
+    latency = _seconds(work.network, 0.0, method.travels)
+    return _seconds(work.network, nbytes, method.travels) - latency, latency
 
 
 def utilisation_curve(method: PlanMethod, work: Workload, scales: np.ndarray) -> np.ndarray:
     """Give the utilisation at the network's bandwidth times each scale."""
     volume, latency = exchange_seconds(method, work)
-    link_s = volume * method.critical / work.layers / scales
-    return utilisation(work.layers, work.step_s, link_s, dag_schedule(method, work.layers), latency)
+    layers = work.model.layers
+    link_s = volume * method.critical / layers / scales
+    return utilisation(layers, work.step_s, link_s, dag_schedule(method, layers), latency)
+
+
+def settle_tau(method: PlanMethod, work: Workload) -> PlanMethod:
+    """Put the number of steps that hide the largest fragment's transfer in the place of "auto"."""
+    if method.tau != AUTO:
+        return method
+    layers = work.model.layers
+    volume, latency = exchange_seconds(method, work)
+    largest = math.ceil(layers / method.fragments) / layers
+    transfer = volume * method.critical * largest + latency
+    return replace(method, tau=derive_tau(transfer, work.step_s, method.margin))
 
 
 def plan(work: Workload, methods: Sequence[PlanMethod]) -> list[PlanRow]:
@@ -165,15 +195,41 @@ def plan(work: Workload, methods: Sequence[PlanMethod]) -> list[PlanRow]:
         One row a method, in order.
 
     Raises:
-        ValueError: all violations in one message.
+        ViolationsError: everything that cannot be planned; overlapping methods that never catch up
+            with the link among them, unless they are allowed to (`PlanMethod.stalls`).
     """
     found = work.violations()
     for method in methods:
-        found += method.violations(work.layers)
-    raise_all("plan", found)
-    baseline = PlanMethod("allreduce")
-    slow = float(utilisation_curve(baseline, work, np.ones(1))[0])
-    return [_row(method, work, slow) for method in methods]
+        found += method.violations(work.model.layers)
+    raise_all("cannot be planned", found)
+    settled = [settle_tau(method, work) for method in methods]
+    found = [line for method in settled for line in _overlap_violations(method, work)]
+    raise_all("cannot be planned", found)
+    slow = float(utilisation_curve(PRESETS["allreduce"], work, np.ones(1))[0])
+    return [_row(method, work, slow) for method in settled]
+
+
+def _overlap_violations(method: PlanMethod, work: Workload) -> list[str]:
+    if method.stalls:
+        return []
+    behind = [f"{line}; stalls=True plans its waits" for line in never_catches_up(method, work)]
+    if behind or method.tau_steps <= method.period:
+        return behind
+    steps = method.tau_steps
+    return [
+        f"{method.name}: hiding a fragment takes tau = {steps}, more than the period of "
+        f"{method.period}: raise the period to {steps}, or cut the model into more fragments"
+    ]
+
+
+def never_catches_up(method: PlanMethod, work: Workload) -> list[str]:
+    """Say whether an overlapping method falls behind its link for ever; a blocking one simply
+    waits, and its utilisation says so.
+    """
+    if method.tau_steps == 0:
+        return []
+    volume, _ = exchange_seconds(method, work)
+    return catch_up_violations(work.network, volume, method.period, method.name)
 
 
 def _row(method: PlanMethod, work: Workload, baseline: float) -> PlanRow:
@@ -181,10 +237,9 @@ def _row(method: PlanMethod, work: Workload, baseline: float) -> PlanRow:
     curve = utilisation_curve(method, work, np.append(SCALES, 1.0))
     here = float(curve[-1])
     needed = smallest_bandwidth(curve[:-1], TARGETS, SCALES * work.network.slowest_gbps)
-    payload = method.payload_bytes(work.params)
-    sent = sent_bytes(method.route, payload, _members(method, work))
+    payload = method.payload_bytes(work.model.params)
+    sent = sent_bytes(method.travels, payload, _members(method, work))
     compute_s = work.steps * work.step_s
-    estimate, label = _loss(method, work)
     penalty = method.penalty()
     return PlanRow(
         method=method,
@@ -200,56 +255,37 @@ def _row(method: PlanMethod, work: Workload, baseline: float) -> PlanRow:
         curve=curve[:-1],
         needed_gbps=dict(zip(TARGETS, needed, strict=True)),
         memory=_memory(method, work, payload),
-        loss=estimate.loss if estimate else None,
-        loss_label=label,
+        loss=expected_loss(method, work.model.size, work.network.size, work.tokens),
         penalty_nats=penalty.nats,
         penalty_label=f"{penalty.confidence}: {penalty.source}",
-        warnings=tuple(_warnings(method, work, payload)),
+        warnings=tuple(never_catches_up(method, work)),
     )
 
 
 def _members(method: PlanMethod, work: Workload) -> int:
-    return min(2, work.network.size) if method.route == "pair" else work.network.size
-
-
-def _warnings(method: PlanMethod, work: Workload, payload: float) -> list[str]:
-    """Say what cannot work; a blocking method simply waits, and its utilisation says so."""
-    if method.tau_steps == 0 and method.fragments == 1:
-        return []
-    return catch_up_violations(work.network, method.route, payload, method.period, method.name)
-
-
-def _loss(method: PlanMethod, work: Workload) -> tuple[LossEstimate | None, str]:
-    """Give the law's loss plus the setting's penalty, or the reasons for giving none."""
-    size = param_count(work.params)
-    replicas = None if method.period == 1 else work.network.size
-    estimate = expected_loss(size, replicas, work.tokens, extrapolate=True)
-    penalty = method.penalty()
-    if not estimate.inside:
-        return None, estimate.label.replace("extrapolated", "outside the law's domain")
-    if penalty.nats is None:
-        return None, f"unknown penalty: {penalty.source}"
-    inside = LossEstimate(
-        estimate.loss + penalty.nats, True, "inside domain + published penalty", estimate.source
-    )
-    return inside, inside.label
+    return 2 if method.travels == "pair" else work.network.size
 
 
 def _memory(method: PlanMethod, work: Workload, payload: float) -> MemoryPlan:
-    devices = int(np.prod([size for size in work.mesh.values()])) if work.mesh else 1
-    flying = payload / method.fragments / devices
-    received = (
-        sent_bytes("all_gather", 1.0, _members(method, work))
-        if method.route in ("all_gather", "pair")
-        else 1.0
+    """What is in flight is estimated: equal fragments, each as much of it as of the state."""
+    held = held_elements(work.model.params, work.mesh)
+    share = max(held) / work.model.size
+    flying = 1
+    if method.fragments > 1:
+        flying = max(1, math.ceil(method.tau_steps * method.fragments / method.period))
+    part = min(flying, method.fragments) / method.fragments * share
+    received = 1.0
+    if method.travels in ("all_gather", "pair"):
+        received = sent_bytes(method.travels, 1.0, _members(method, work))
+    estimates = {"payloads sent and received": math.ceil((1.0 + received) * payload * part)}
+    state = {**INNER_BYTES, **(method.state or {})}
+    if 0 < method.tau_steps < method.period:
+        if method.fragments == 1:
+            state["snapshot in flight"] = 4.0
+        else:
+            estimates["snapshots in flight"] = math.ceil(4.0 * work.model.size * part)
+    model = work.model
+    estimates["activations"] = activation_estimate(
+        model.layers, model.width, model.vocab, work.microbatch_tokens, work.mesh, work.remat
     )
-    extra = {"payload sent + received": int(np.ceil((1.0 + received) * flying))}
-    if method.fragments > 1 and method.tau_steps > 0:
-        share = param_count(work.params) * 4.0 / method.fragments / devices
-        extra["snapshot in flight (estimate: equal fragments)"] = int(np.ceil(share))
-    activations = activation_estimate(
-        work.layers, work.width, work.vocab, work.microbatch_tokens, work.mesh, work.remat
-    )
-    return plan_memory(
-        work.params, work.mesh, {**INNER_BYTES, **(method.state or {})}, extra, activations
-    )
+    return plan_memory(held, state, estimates)

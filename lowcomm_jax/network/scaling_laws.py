@@ -11,8 +11,6 @@ an additive constant whose value we do not have). The domain here therefore ends
 range.
 """
 
-from dataclasses import dataclass
-
 SOURCE = "arXiv 2503.09799, joint fit L(N, M)"
 DOMAIN_PARAMS = (35e6, 2.6e9)  # the 2.4B model counts 2.5e9 with its embeddings
 DOMAIN_REPLICAS = (1, 8)
@@ -34,31 +32,29 @@ TABLE = {
 }
 
 
-class OutsideDomainError(ValueError):
-    """The scaling laws say nothing about this setting."""
+def law(params: float, replicas: int | None) -> float:
+    """Give the law's evaluation loss in nats per token, wherever it may lie (see
+    `domain_reasons`).
 
-
-@dataclass(frozen=True)
-class LossEstimate:
-    """A loss and whether the law may be trusted there.
-
-    Attributes:
-        loss: nats per token.
-        inside: whether the setting lies in the stated domain.
-        label: "inside domain", or "extrapolated: ..." with every reason.
-        source: of the law.
+    Args:
+        params: model parameters.
+        replicas: M of DiLoCo, or None for data parallel.
     """
-
-    loss: float
-    inside: bool
-    label: str
-    source: str = SOURCE
+    if replicas is None:
+        return 18.129 * params**-0.0953
+    return 19.226 * params**-0.0985 * replicas**0.0116
 
 
 def domain_reasons(
     params: float, replicas: int | None, tokens: float, period: int = DOMAIN_PERIOD
 ) -> list[str]:
-    """List why a setting is outside the domain, each with the nearest setting inside."""
+    """List why a setting is outside the law's domain, each with the nearest setting inside.
+
+    Args:
+        params, replicas: as for `law`.
+        tokens: training tokens.
+        period: H (DiLoCo only).
+    """
     low, high = DOMAIN_PARAMS
     reasons = []
     if not low <= params <= high:
@@ -76,71 +72,3 @@ def domain_reasons(
     if replicas is not None and period != DOMAIN_PERIOD:
         reasons.append(f"H = {period}: the law covers H = {DOMAIN_PERIOD}")
     return reasons
-
-
-def expected_loss(
-    params: float,
-    replicas: int | None,
-    tokens: float | None = None,
-    period: int = DOMAIN_PERIOD,
-    extrapolate: bool = False,
-) -> LossEstimate:
-    """Give the expected evaluation loss.
-
-    Args:
-        params: model parameters.
-        replicas: M of DiLoCo, or None for data parallel.
-        tokens: training tokens; None = 20 per parameter.
-        period: H.
-        extrapolate: give a labelled figure outside the domain instead of refusing.
-
-    Raises:
-        OutsideDomainError: outside the domain and `extrapolate` is False; lists every reason.
-    """
-    tokens = TOKENS_PER_PARAM * params if tokens is None else tokens
-    reasons = domain_reasons(params, replicas, tokens, period)
-    if reasons and not extrapolate:
-        raise OutsideDomainError("no published law for this setting: " + "; ".join(reasons))
-    loss = (
-        18.129 * params**-0.0953
-        if replicas is None
-        else 19.226 * params**-0.0985 * replicas**0.0116
-    )
-    label = "extrapolated: " + "; ".join(reasons) if reasons else "inside domain"
-    return LossEstimate(loss, not reasons, label)
-
-
-# Network archetypes of the same paper's idealised wall-clock (appendix A): (Gbit/s, seconds).
-ARCHETYPES = {"high": (400.0, 1e-4), "medium": (100.0, 1e-3), "low": (10.0, 1e-2)}
-
-
-def ideal_allreduce_s(
-    params: float, nodes: int, gbps: float, latency_s: float, bits: int = 16
-) -> float:
-    """Give the paper's lower bound on an all-reduce, 2 N (1 - 1/R) / W + latency, in seconds."""
-    return 2.0 * params * bits / (gbps * 1e9) * (1.0 - 1.0 / nodes) + latency_s
-
-
-def ideal_comm_s(
-    params: float,
-    steps: int,
-    nodes: int,
-    replicas: int | None,
-    period: int,
-    inner: tuple[float, float],
-    outer: tuple[float, float],
-) -> float:
-    """Give the paper's communication seconds of a run.
-
-    Args:
-        params, steps: model parameters and optimizer steps.
-        nodes: R.
-        replicas: M >= 2 for DiLoCo; None for data parallel over the outer network.
-        period: H.
-        inner, outer: (Gbit/s, latency in seconds) inside and across replicas.
-    """
-    cross = ideal_allreduce_s(params, nodes, *outer)
-    if replicas is None:
-        return steps * cross
-    inside = 2.0 * params * 16 / (inner[0] * 1e9) * (1.0 - replicas / nodes) + inner[1]
-    return steps * inside + steps / period * cross

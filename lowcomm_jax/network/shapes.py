@@ -1,9 +1,12 @@
 """Abstract parameters: shapes and shardings of a model, no weights allocated."""
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
+
+from lowcomm_jax.network.ranges import whole
 
 Axis = str | tuple[str, ...] | None
 
@@ -41,6 +44,27 @@ class Param:
 
 
 @dataclass(frozen=True)
+class Shapes:
+    """A model as the planner needs it.
+
+    Attributes:
+        params: abstract parameters.
+        layers: steps the model is cut into for overlap.
+        width, vocab: for the activation estimate.
+    """
+
+    params: tuple[Param, ...]
+    layers: int
+    width: int
+    vocab: int
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Count all elements."""
+        return sum(p.size for p in self.params)
+
+
+@dataclass(frozen=True)
 class Decoder:
     """A decoder-only transformer.
 
@@ -59,6 +83,31 @@ class Decoder:
     kv_heads: int | None = None
     gated: bool = True
     tied: bool = False
+
+    def violations(self) -> list[str]:
+        """List what is wrong with the sizes, each with its fix."""
+        found = []
+        for field in ("layers", "width", "mlp", "heads", "vocab"):
+            found += whole(field, getattr(self, field))
+        if self.kv_heads is not None:
+            found += whole("kv_heads", self.kv_heads)
+        found += [
+            f"{field} is {getattr(self, field)!r}: use True or False"
+            for field in ("gated", "tied")
+            if not isinstance(getattr(self, field), bool)
+        ]
+        if found:
+            return found
+        kv = self.kv_heads or self.heads
+        if self.width % self.heads:
+            found.append(f"width {self.width} does not divide into {self.heads} heads: make it so")
+        if self.heads % kv:
+            found.append(f"heads {self.heads} is no multiple of kv_heads {kv}: make it so")
+        return found
+
+    def shapes(self) -> "Shapes":
+        """Give the model as the planner needs it."""
+        return Shapes(tuple(self.params()), self.layers, self.width, self.vocab)
 
     def params(self) -> list[Param]:
         """List the abstract parameters, sharded over axes "fsdp" and "tensor"."""
@@ -90,11 +139,6 @@ class Decoder:
         return out
 
 
-def param_count(params: Sequence[Param]) -> int:
-    """Count all elements."""
-    return sum(p.size for p in params)
-
-
 # MLP widths, heads and depths of arXiv 2503.09799 (ungated, vocabulary 32 768); the 107B model is
 # Qwen1.5 cut to 78 layers (recalled from arXiv 2506.21263, not checked) with that family's public
 # configuration.
@@ -115,7 +159,7 @@ MODELS = {
 
 
 def from_tree(
-    abstract: Any, specs: Any, layer_of: Mapping[str, float] | None = None
+    abstract: Any, specs: Any, stacked: Collection[str] = (), end: Collection[str] = ()
 ) -> list[Param]:
     """List the abstract parameters of any JAX model.
 
@@ -124,7 +168,8 @@ def from_tree(
             rng)`.
         specs: pytree of PartitionSpec of the same structure (missing trailing dimensions are
             unsharded).
-        layer_of: {path: place along the model in [0, 1)} for pipeline stages.
+        stacked: names of top-level entries whose leaves have a leading layer axis.
+        end: names of top-level entries behind the last layer; all others lie before the first.
 
     Raises:
         ValueError: the structures differ.
@@ -138,9 +183,17 @@ def from_tree(
         raise ValueError(
             "specs have another structure than the abstract parameters: give one spec for each leaf"
         )
-    out = []
+    out, layers = [], 1
     for (path, leaf), (_, spec) in zip(leaves, spec_leaves, strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         full = tuple(spec) + (None,) * (len(leaf.shape) - len(spec))
-        out.append(Param(name, tuple(leaf.shape), full, (layer_of or {}).get(name, 0.0)))
-    return out
+        if name.partition("/")[0] in stacked:
+            layers = leaf.shape[0]
+            out += [
+                Param(f"{name}/{i}", tuple(leaf.shape[1:]), full[1:], i / layers)
+                for i in range(layers)
+            ]
+        else:
+            out.append(Param(name, tuple(leaf.shape), full))
+    last = (layers - 1) / layers
+    return [replace(p, stage=last) if p.path.partition("/")[0] in end else p for p in out]

@@ -1,6 +1,6 @@
 """Who did what when: bars per region over virtual time, and their picture."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 KINDS = ("compute", "wait", "peers", "absent", "send", "land")
@@ -52,10 +52,6 @@ class Timeline:
     def end_s(self) -> float:
         """Give the end of the last bar."""
         return max((bar.end_s for bar in self.bars), default=0.0)
-
-    def as_rows(self) -> list[dict]:
-        """Give plain dictionaries for JSON."""
-        return [{**asdict(bar), "region_name": self.regions[bar.region]} for bar in self.bars]
 
 
 def draw(timeline: Timeline, axes) -> None:

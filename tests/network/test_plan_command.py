@@ -5,11 +5,12 @@ import io
 import json
 import time
 
+import jax
 import pytest
 from rich.console import Console
 
-from experiments import bench_wan
 from experiments import plan as plan_command
+from lowcomm_jax.models import build, preset
 
 
 def run(name, folder, **overrides):
@@ -42,55 +43,53 @@ def test_dilocox_table_shows_errors_and_confidence(tmp_path):
     assert "never catch up" in text and "outside the law's domain" in text
 
 
-def test_loss_is_given_inside_the_domain(tmp_path):
-    result, _ = run("template", tmp_path)
-    losses = {r["method"]["name"]: r["loss"] for r in result["rows"]}
-    assert 2.4 < losses["allreduce"] < losses["streaming"] < 2.6
+def test_losses_by_law_and_with_penalty_stand_apart(tmp_path):
+    result, text = run("template", tmp_path)
+    by_law = {r["method"]["name"]: r["law_loss"] for r in result["rows"]}
+    total = {r["method"]["name"]: r["loss_with_penalty"] for r in result["rows"]}
+    assert 2.4 < by_law["allreduce"] < by_law["diloco"] < 2.5
+    assert by_law["streaming"] is None and by_law["diloco"] < total["streaming"] < 2.6
+    assert by_law["noloco"] is total["noloco"] is None
     assert result["best"]["penalty_nats"] <= 0.03
+    assert "loss, scaling law alone" in text and "loss, law + penalty" in text
+    assert "no expected loss: unknown: no scaling law is published for noloco" in text
 
 
-def test_compute_seconds_from_devices():
-    fields = {
-        "model": {"layers": 2, "width": 8, "mlp": 32, "heads": 2, "vocab": 50, "gated": False},
-        "network": "lan",
-        "devices_per_region": 3,
-        "flops_per_device": 1e6,
-        "mfu": 0.5,
-        "tokens_per_step": 400,
-        "methods": ["diloco"],
-    }
-    work, methods = plan_command.workload(fields)
-    size = sum(p.size for p in work.params)
-    assert work.step_s == pytest.approx(6 * size * 100 / (3 * 1e6 * 0.5))
-    assert work.tokens == 20 * size and methods[0].name == "diloco"
-    with pytest.raises(ValueError, match="'mfu' is missing: give it, or give compute_s"):
-        plan_command.workload({**fields, "mfu": 0})
+def test_both_tables_name_the_baseline(tmp_path):
+    result, text = run("template", tmp_path)
+    assert result["baseline"] in text and "two-shot" in result["baseline"]
+    routes = {r["method"]["name"]: r["method"]["route"] for r in result["rows"]}
+    assert routes["allreduce"] == "two_shot" and routes["eager"] == "all_gather"
 
 
-def test_bad_configs_name_everything():
-    fields = {
-        "model": "2b",
-        "network": {"regions": 2, "bandwidth_gbps": 0},
-        "methods": {"mine": {"preset": "nope"}},
-        "published": "everything",
-        "speed": 1,
-    }
-    with pytest.raises(ValueError) as caught:
-        plan_command.workload(fields)
-    for part in (
-        "field 'speed' is unknown",
-        "'tokens_per_step' is missing",
-        "model '2b' is unknown",
-        "bandwidth r0 -> r1 is 0 Gbit/s",
-        "preset 'nope' is unknown",
-        "published 'everything'",
-    ):
-        assert part in str(caught.value)
-
-
-def test_bench_wan_runs_small(tmp_path):
+def test_a_narrow_terminal_shows_every_method_in_full(tmp_path):
+    config = importlib.import_module("configs.plan.template").get_config()
     text = io.StringIO()
-    result = bench_wan.measure(sizes=(50, 100), rounds=4, console=Console(file=text, width=120))
-    assert [row["regions"] for row in result["clock"]] == [50, 100]
-    assert all(row["seconds"] > 0 for row in result["clock"] + result["idle"])
-    assert "regions" in text.getvalue()
+    result = plan_command.main(config, tmp_path, Console(file=text, width=80))
+    assert "…" not in text.getvalue()
+    for row in result["rows"]:
+        assert f"{row['hours']:.4g}" in text.getvalue()
+
+
+def test_a_model_of_ours_and_what_the_compiler_says(tmp_path):
+    changes = {
+        "model": "nano",
+        "network": "lan",
+        "compute_s": 0.2,
+        "tokens_per_step": 4096.0,
+        "mesh": {"fsdp": 2, "tensor": 2},
+        "microbatch_tokens": 512,
+        "methods": {"diloco": {"preset": "diloco"}},
+        "compile": True,
+    }
+    config = importlib.import_module("configs.plan.template").get_config()
+    text = io.StringIO()
+    with jax.numpy_dtype_promotion("standard"):  # what users run
+        fields = config.to_dict() | changes
+        result = plan_command.main(fields, tmp_path, Console(file=text, width=200))
+    assert result["params"] == build(preset("nano")).param_count
+    state, compiled = result["rows"][0]["memory"]["state_bytes"], result["compiled"]
+    # Arguments: parameters, two moments, a step count, and 2 sequences of 257 tokens.
+    inner = sum(state[k] for k in ("master params", "adam m", "adam v"))
+    assert compiled["arguments"] == inner + 4 + 2 * 257 * 4
+    assert compiled["total"] > compiled["arguments"] and "compiled for" in text.getvalue()

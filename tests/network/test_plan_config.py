@@ -1,0 +1,145 @@
+"""A plan's config: derived seconds, models of every kind, and what a wrong one is told."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.plan_config import read
+from experiments.plan_model import read_model
+from lowcomm_jax.models import PRESETS, build
+from lowcomm_jax.network.memory import held_elements
+from lowcomm_jax.network.shapes import MODELS
+
+SIZES = {"layers": 2, "width": 8, "mlp": 32, "heads": 2, "vocab": 50}
+FINE = {
+    "model": {**SIZES, "gated": False},
+    "network": "lan",
+    "devices_per_region": 3,
+    "flops_per_device": 1e6,
+    "mfu": 0.5,
+    "tokens_per_step": 400,
+    "methods": ["diloco"],
+}
+
+
+def test_compute_seconds_from_devices():
+    request = read(FINE)
+    size = request.work.model.size
+    assert request.work.step_s == pytest.approx(6 * size * 100 / (3 * 1e6 * 0.5))
+    assert request.work.tokens == 20 * size and request.methods[0].name == "diloco"
+    with pytest.raises(ValueError, match="'mfu' is missing: give it, or give compute_s"):
+        read({**FINE, "mfu": None})
+
+
+def test_regions_keep_their_ratios():
+    network = {"regions": 3, "bandwidth_gbps": 1.0, "compute_s": [2.0, 4.0, 12.0]}
+    work = read({**FINE, "network": network, "compute_s": 0.5}).work
+    np.testing.assert_allclose(work.network.compute_R, [0.25, 0.5, 1.5])
+    assert work.step_s == 1.5
+
+
+@pytest.mark.parametrize("name", ["nano", "llama_150m", "scaling_90m"])
+def test_a_preset_is_planned_leaf_by_leaf(name):
+    model = read_model(name)
+    config = dataclasses.replace(PRESETS[name], layer_loop="unrolled")
+    leaves = jax.tree.leaves(jax.eval_shape(build(config).init, jax.random.key(0)))
+    assert len(model.shapes.params) == len(leaves)
+    assert sorted(p.shape for p in model.shapes.params) == sorted(x.shape for x in leaves)
+    assert model.shapes.layers == config.layers and model.shapes.vocab == config.vocab_size
+    stages = held_elements(model.shapes.params, {"stage": config.layers})
+    middle = stages[1:-1]
+    assert sum(stages) == model.shapes.size and len(set(middle)) == 1
+    assert stages[0] > middle[0] and (stages[-1] > middle[0]) and model.preset == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        ({"model": None}, ["'model' is missing"]),
+        ({"model": "x"}, ["model: 'x' is unknown: use 35m"]),
+        ({"model": 7}, ["model: given 7: use a name"]),
+        ({"model": {**SIZES, "layers": 0, "heads": 0}}, ["layers is 0", "heads is 0"]),
+        ({"model": {**SIZES, "width": "x", "tied": 3}}, ["width is 'x'", "tied is 3"]),
+        ({"model": {**SIZES, "heads": 3}}, ["width 8 does not divide into 3 heads"]),
+        ({"model": {**SIZES, "kv_heads": 5}}, ["heads 2 is no multiple of kv_heads 5"]),
+        ({"model": {"layers": 2}}, ["given ['layers']", "needed"]),
+        ({"network": "aws:"}, ["network: no region is named"]),
+        ({"network": "aws:Tokyo"}, ["has one region: a plan needs at least two"]),
+        ({"network": 5}, ["network: 5 is no network"]),
+        ({"network": None}, ["'network' is missing"]),
+        ({"network": {"regions": 2, "bandwidth_gbps": 0}}, ["bandwidth r0 -> r1 is 0"]),
+        ({"methods": "diloco"}, ["methods is 'diloco': use {name:"]),
+        ({"methods": {"mine": "diloco"}}, ["methods.mine is 'diloco': use {preset:"]),
+        ({"methods": [3]}, ["methods[0]: 3 is no method"]),
+        ({"methods": {}}, ["methods is empty"]),
+        ({"methods": {"a": {"preset": "nope"}}}, ["methods.a: preset 'nope' is unknown"]),
+        ({"methods": {"a": {"preset": "diloco", "period": "x"}}}, ["a: period is 'x'"]),
+        ({"methods": {"a": {"preset": "diloco", "tau": None}}}, ["a: tau is None"]),
+        ({"methods": {"a": {"preset": "diloco", "codec": 0}}}, ["a: codec is 0"]),
+        ({"methods": {"a": {"preset": "diloco", "codec": -4.0}}}, ["a: codec is -4.0"]),
+        ({"methods": {"a": {"preset": "dilocox", "rank": -1}}}, ["a: rank is -1"]),
+        ({"mesh": "8"}, ["mesh is '8': use {axis: size}"]),
+        ({"mesh": {"fsdp": "8", "data": 2}}, ["mesh.fsdp is '8'", "axis 'data' is unknown"]),
+        ({"mesh": {"stage": 3}}, ["mesh.stage is 3: a model of 2 layers fills 2"]),
+        ({"loss_bound": -0.1}, ["loss_bound is -0.1"]),
+        ({"mfu": 40}, ["mfu is 40: use a number above 0 and at most 1"]),
+        ({"mfu": "high", "flops_per_device": -1}, ["mfu is 'high'", "flops_per_device is -1"]),
+        ({"tokens_per_step": "x"}, ["tokens_per_step is 'x'"]),
+        ({"tokens_per_step": 0}, ["tokens_per_step is 0"]),
+        ({"tokens": float("nan")}, ["tokens is nan"]),
+        ({"microbatch_tokens": 1.5, "remat": 1}, ["microbatch_tokens is 1.5", "remat is 1"]),
+        ({"compile": "yes"}, ["compile is 'yes'"]),
+        ({"compile": True}, ["compile=True needs a program"]),
+        (
+            {"compile": True, "model": "nano", "mesh": {"fsdp": 64, "stage": 2}},
+            ["one stage", "64 devices, here are 8", "microbatch_tokens is 0"],
+        ),
+        ({"published": "everything", "speed": 1}, ["published 'everything'", "field 'speed'"]),
+    ],
+)
+def test_what_is_wrong_is_named(changes, messages):
+    with pytest.raises(ValueError) as caught:
+        read({**FINE, **changes})
+    for message in messages:
+        assert message in str(caught.value)
+
+
+def test_everything_wrong_is_named_at_once():
+    wrong = {
+        "model": {**SIZES, "layers": 0},
+        "network": {"regions": 2, "bandwidth_gbps": 0, "delay_ms": -1},
+        "methods": {"a": {"preset": "nope"}, "b": {"preset": "diloco", "period": 0}, "c": 3},
+        "mesh": {"fsdp": 0},
+        "loss_bound": -1,
+        "mfu": 0,
+        "published": "x",
+        "speed": 1,
+    }
+    with pytest.raises(ValueError) as caught:
+        read(wrong)
+    for part in (
+        "field 'speed' is unknown",
+        "'tokens_per_step' is missing",
+        "layers is 0",
+        "bandwidth r0 -> r1 is 0",
+        "delay r0 -> r1 is -0.001 s",
+        "preset 'nope'",
+        "b: period is 0",
+        "methods.c is 3",
+        "mesh.fsdp is 0",
+        "loss_bound is -1",
+        "mfu is 0",
+        "published 'x'",
+    ):
+        assert part in str(caught.value), part
+
+
+def test_every_size_of_the_planner_is_sound():
+    assert all(not decoder.violations() for decoder in MODELS.values())
+
+
+def test_text_of_a_number_is_a_number_of_steps():
+    request = read({**FINE, "methods": {"a": {"preset": "cocodc", "fragments": 2, "tau": "7"}}})
+    assert request.methods[0].tau == 7

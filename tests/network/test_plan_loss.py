@@ -1,0 +1,84 @@
+"""Expected loss: the law in its domain, published penalties, and nothing beyond either."""
+
+from dataclasses import replace
+
+import pytest
+
+from lowcomm_jax.network.penalties import (
+    codec_penalty,
+    gradient_penalty,
+    overlap_penalty,
+    period_penalty,
+    total,
+)
+from lowcomm_jax.network.plan_loss import expected_loss
+from lowcomm_jax.network.plan_methods import PRESETS, PlanMethod
+from lowcomm_jax.network.scaling_laws import TABLE, domain_reasons, law
+
+
+def test_loss_law_against_its_own_table():
+    for params, row in TABLE.items():
+        for replicas, theirs in zip((None, 1, 2, 4, 8), row, strict=True):
+            if theirs is not None and 90e6 <= params <= 2.4e9:
+                assert law(params, replicas) == pytest.approx(theirs, abs=0.03)
+    assert law(35e6, 8) == pytest.approx(3.621, abs=0.065)
+    assert law(10e9, 2) < 2.086 - 0.05  # too low outside its domain
+
+
+def test_the_domain_of_the_law():
+    assert domain_reasons(1.3e9, 4, 26e9) == []
+    reasons = "; ".join(domain_reasons(107e9, 16, 1e12, period=125))
+    for part in ("parameters", "replicas", "tokens per parameter", "H = 125"):
+        assert part in reasons
+    assert domain_reasons(1.3e9, None, 26e9, period=1) == []  # data parallel has no H
+
+
+@pytest.mark.parametrize(
+    ("method", "by_law", "with_penalty", "why"),
+    [
+        (PRESETS["allreduce"], True, 0.0, "inside"),
+        (replace(PRESETS["diloco"], period=30), True, 0.0, "inside"),
+        (PRESETS["diloco"], False, 0.0199, "H = 100: the law covers H = 30"),
+        (replace(PRESETS["diloco"], period=30, codec="int4"), False, 0.0, "codec = int4"),
+        (replace(PRESETS["diloco"], period=30, tau=5), False, 0.005, "tau = 5: the law covers 0"),
+        (PRESETS["sparseloco"], False, 0.0, "codec = topk_2bit"),
+        (replace(PRESETS["diloco"], period=5000), False, None, "H = 5000"),
+        (replace(PRESETS["diloco"], period=1), False, None, "H = 1"),
+        (replace(PRESETS["allreduce"], codec="int4"), False, None, "codec = int4"),
+        (PRESETS["local_sgd"], False, None, "no scaling law is published for local_sgd"),
+        (PRESETS["noloco"], False, None, "no scaling law is published for noloco"),
+        (PRESETS["cocodc"], False, None, "no scaling law"),
+        (PRESETS["muloco"], False, None, "no scaling law"),
+        (PlanMethod("mine", period=30), False, None, "no scaling law is published for mine"),
+    ],
+    ids=lambda value: value.name if isinstance(value, PlanMethod) else "",
+)
+def test_loss_by_the_law_alone_and_with_penalties(method, by_law, with_penalty, why):
+    found = expected_loss(method, 1.3e9, 4, 26e9)
+    figure = law(1.3e9, None if method.law == "data_parallel" else 4)
+    assert found.law == (figure if by_law else None) and why in found.law_label
+    if with_penalty is None:
+        assert found.total is None and "unknown" in found.total_label
+    else:
+        assert found.total == pytest.approx(figure + with_penalty, abs=1e-4)
+    assert (method.penalty().nats is None) == (with_penalty is None)
+
+
+def test_outside_the_domain_no_figure_at_all():
+    found = expected_loss(replace(PRESETS["diloco"], period=30), 107e9, 4, 26e9)
+    assert found.law is found.total is None
+    assert "1.07e+11 parameters" in found.law_label and "outside" in found.total_label
+
+
+def test_penalties_know_what_they_do_not_know():
+    assert period_penalty(30).nats == 0 and period_penalty(1).nats is None
+    assert gradient_penalty("bf16").nats == 0 and gradient_penalty("int4").nats is None
+    assert period_penalty(100).nats == pytest.approx(0.02, abs=1e-3)
+    assert period_penalty(5000).nats is None
+    assert overlap_penalty(5, 100).nats == 0.005 and overlap_penalty(50, 100).nats is None
+    assert overlap_penalty(100, 100, eager=True).nats < overlap_penalty(100, 100).nats
+    assert codec_penalty("magic").nats is None
+    assert codec_penalty("low_rank_int4").confidence == "recalled"
+    mixed = total([period_penalty(100), codec_penalty("low_rank_int4")])
+    assert mixed.nats == pytest.approx(0.2, abs=2e-3) and mixed.confidence == "recalled"
+    assert total([period_penalty(100), codec_penalty("magic")]).nats is None

@@ -1,0 +1,114 @@
+"""Memory of a device: exact state, estimates apart; parameters by hand and from any tree."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+from lowcomm_jax.network import uniform
+from lowcomm_jax.network.memory import (
+    activation_estimate,
+    compiled_memory,
+    held_elements,
+    plan_memory,
+)
+from lowcomm_jax.network.plan_methods import PlanMethod, low_rank_bytes
+from lowcomm_jax.network.planner import Workload, plan
+from lowcomm_jax.network.shapes import MODELS, Decoder, Param, Shapes, from_tree
+
+
+def test_memory_of_shards_and_stages_is_exact():
+    params = [
+        Param("a", (10, 6), ("fsdp", "tensor"), 0.0),
+        Param("b", (7,), (None,), 0.3),
+        Param("c", (9, 4), (("fsdp", "tensor"), None), 0.9),
+    ]
+    mesh = {"fsdp": 4, "tensor": 2}
+    assert [p.shard_size(mesh) for p in params] == [3 * 3, 7, 2 * 4]
+    assert held_elements(params, mesh) == [24]
+    whole = plan_memory([24], {"master": 4.0, "momentum": 2.0}, {"payload": 100, "more": 50})
+    assert whole.state == {"master": 96, "momentum": 48}
+    assert whole.state_total == 144 and whole.estimate_total == 150
+    staged = plan_memory(held_elements(params, {**mesh, "stage": 2}), {"master": 4.0})
+    assert staged.stage_bytes == (64, 32) and staged.stage == 0 and staged.state_total == 64
+
+
+def four_layers():
+    """Two stages hold 1 + 2 and 1 + 5 parts of 1000 elements; "fsdp" halves what it can."""
+    parts = [("embedding", 1, 0.0), ("a", 2, 0.0), ("b", 1, 0.5), ("head", 5, 0.75)]
+    params = [Param(name, (2, 500 * k), ("fsdp", None), at) for name, k, at in parts]
+    return Shapes(tuple(params), layers=4, width=10, vocab=100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "exact", "estimated"),
+    [
+        # A device of the fullest stage holds 3000 of 9000 elements: a third of every payload.
+        ({"route": "ring"}, 16, {"payloads sent and received": 2 * 4}),
+        ({"codec": "bf16"}, 16, {"payloads sent and received": 3 * 2}),
+        ({"tau": 10}, 16, {"payloads sent and received": 2 * 4}),  # one period: no snapshot
+        ({"tau": 3}, 16 + 4, {"payloads sent and received": 2 * 4}),
+        # Two of four fragments are under way at a time.
+        (
+            {"fragments": 4, "tau": 4},
+            16,
+            {"payloads sent and received": 2 * 4 / 2, "snapshots in flight": 4 / 2},
+        ),
+        ({"fragments": 4}, 16, {"payloads sent and received": 2 * 4 / 4}),
+    ],
+)
+def test_memory_is_that_of_the_fullest_stage_and_keeps_estimates_apart(changes, exact, estimated):
+    mesh = {"stage": 2, "fsdp": 2}
+    work = Workload(four_layers(), 1e6, 1e3, uniform(3, 1.0, compute_s=9.0), mesh)
+    method = replace(PlanMethod("mine", period=10, stalls=True), **changes)
+    memory = plan(work, [method])[0].memory
+    assert memory.stage == 1 and memory.stage_bytes[0] < memory.stage_bytes[1]
+    assert memory.state_total == exact * 3000
+    assert {k: v for k, v in memory.estimates.items() if k != "activations"} == {
+        k: v * 3000 for k, v in estimated.items()
+    }
+
+
+def test_abstract_memory_equals_what_the_compiler_says():
+    import jax.numpy as jnp
+
+    def init():
+        return {"w": jnp.zeros((12, 20), jnp.float32), "b": jnp.zeros((20,), jnp.float32)}
+
+    spec = {"w": jax.sharding.PartitionSpec("fsdp"), "b": jax.sharding.PartitionSpec()}
+    abstract = jax.eval_shape(init)
+    params = from_tree(abstract, spec)
+    assert {p.path: p.spec for p in params} == {"w": ("fsdp", None), "b": (None,)}
+    mine = plan_memory(held_elements(params, {}), {"params": 4.0}).state_total
+    compiled = compiled_memory(jax.jit(lambda t: jax.tree.map(jnp.sin, t)), abstract)
+    assert compiled["arguments"] == mine == (12 * 20 + 20) * 4
+    assert compiled["total"] >= compiled["arguments"]
+    with pytest.raises(ValueError, match="another structure"):
+        from_tree(abstract, {"w": jax.sharding.PartitionSpec()})
+
+
+def test_activation_estimate_falls_with_remat_and_stages():
+    full = activation_estimate(12, 512, 32000, 4096, {}, remat=False)
+    remat = activation_estimate(12, 512, 32000, 4096, {}, remat=True)
+    staged = activation_estimate(12, 512, 32000, 4096, {"stage": 4}, remat=True)
+    assert full > remat > staged > 0
+    assert remat == 12 * 2 * 4096 * 512 + 34 * 4096 * 512 + 6 * 4096 * 32000
+
+
+def test_parameter_counts_by_hand():
+    small = Decoder(2, 8, 24, 4, 100, kv_heads=2, gated=True)
+    block = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 24 + 2 * 8
+    assert small.shapes().size == 2 * block + 2 * 100 * 8 + 8
+    assert replace(small, tied=True, gated=False).shapes().size == (
+        2 * (block - 8 * 24) + 100 * 8 + 8
+    )
+    sizes = {"1.3b": 1.34e9, "10b": 9.93e9, "100b": 98.8e9, "qwen_107b": 108.5e9, "1t": 980e9}
+    for name, size in sizes.items():
+        assert MODELS[name].shapes().size == pytest.approx(size, rel=5e-3)
+
+
+def test_low_rank_bytes_fall_back_to_dense():
+    per = (4 + 32 / 256) / 8
+    assert low_rank_bytes((100, 300), 5) == 5 * 400 * per
+    assert low_rank_bytes((100, 3), 50) == 300 * per and low_rank_bytes((70,), 4) == 70 * per
+    assert low_rank_bytes((10, 4, 5), 2) == 2 * 30 * per
