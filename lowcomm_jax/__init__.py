@@ -1,6 +1,6 @@
 """Low-communication, cross-region training of language models in JAX."""
 
-from lowcomm_jax import landing, methods, outer
+from lowcomm_jax import landing, methods, outer, topology
 from lowcomm_jax.engine import Engine, global_params, region_params
 from lowcomm_jax.regions import make_mesh
 
@@ -12,4 +12,5 @@ __all__ = [
     "methods",
     "outer",
     "region_params",
+    "topology",
 ]

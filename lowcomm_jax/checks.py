@@ -6,17 +6,24 @@ from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.guard import Guard
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, parse
 from lowcomm_jax.network.drive import ONE_BY_ONE
 from lowcomm_jax.regions import Regions
 
 
-def layout_problems(regions: Regions, method: Method, weights: Any) -> list[str]:
-    """Regions, mesh, method and weights that do not fit one another."""
+def layout_problems(regions: Regions, method: Method, weights: Any, guard: Guard) -> list[str]:
+    """Regions, mesh, method, weights and guards that do not fit one another."""
     problems, count = regions.violations(), regions.count
     if isinstance(count, int):
         problems += method.violations(count) + weight_problems(weights, count)
+    problems += guard.violations()
+    if method.topology is not None and guard.outlier_factor is not None:
+        problems.append(
+            f"outlier_factor={guard.outlier_factor}: gossiping regions do not know the median over "
+            "all of them; leave it out"
+        )
     return problems
 
 

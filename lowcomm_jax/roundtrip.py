@@ -15,6 +15,7 @@ from lowcomm_jax.history import Event
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.schedule import delay_per_region
 from lowcomm_jax.state import InFlight, TrainState, flight_key, in_send_order, with_inner, without
+from lowcomm_jax.topology import Groups
 
 PyTree = Any
 
@@ -113,7 +114,8 @@ class RoundTrips:
             self._base_weights(state, p),
             keep=keep,
         )
-        traffic = self.programs.exchange.traffic(self._like[p], mask)
+        groups = self.groups(state, p)
+        traffic = self.programs.exchange.traffic(self._like[p], mask, groups)
         if p == 0 and self._averaged:
             traffic = traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
         clock = state.clock.copy()
@@ -133,7 +135,7 @@ class RoundTrips:
             moved=np.bool_(False),
         )
         values = {k: out[k] for k in ("delta_norm", "left_out", "weight")}
-        events.append(Event.of_send(step, p, key, mask, traffic, values))
+        events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(
             codec=_set(state.codec, p, out["codec_state"]),
             in_flight={**state.in_flight, key: flight},
@@ -143,6 +145,11 @@ class RoundTrips:
             counted = _restart_count(state.inner.tokens, mask, np.int32(p))
             state = with_inner(state, tokens=counted)
         return self._average(state, mask, flight) if p == 0 and self._averaged else state
+
+    def groups(self, state: TrainState, p: int) -> Groups | None:
+        """Who exchanges fragment p next; None = all regions with one another."""
+        del state, p
+        return None
 
     def _base_weights(self, state: TrainState, p: int) -> jax.Array:
         return state.inner.tokens[:, p] if self.by_tokens else self.weights

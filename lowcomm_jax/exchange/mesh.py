@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.exchange.traffic import Traffic, all_gather, two_shot
+from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
 from lowcomm_jax.regions import Regions
+from lowcomm_jax.topology import Groups
 
 PyTree = Any
 
@@ -50,7 +51,11 @@ class MeshExchange:
             return 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
         return self.codec.nbytes(like)
 
-    def traffic(self, like: PyTree, takes_part_R: np.ndarray) -> Traffic:
-        """Bytes between regions of one reduction of a fragment."""
+    def traffic(
+        self, like: PyTree, takes_part_R: np.ndarray, groups: Groups | None = None
+    ) -> Traffic:
+        """Bytes between regions of one reduction of a fragment; `groups` None = one of all."""
+        if groups is not None:
+            return pair(self.nbytes(like), takes_part_R, groups)
         route = two_shot if self.codec is None else all_gather
         return route(self.nbytes(like), takes_part_R)

@@ -8,6 +8,7 @@ from lowcomm_jax.methods.delayed_diloco import delayed_diloco
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.methods.eager_diloco import eager_diloco
 from lowcomm_jax.methods.local_sgd import local_sgd
+from lowcomm_jax.methods.noloco import noloco
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "diloco",
     "eager_diloco",
     "local_sgd",
+    "noloco",
     "streaming_diloco",
 ]

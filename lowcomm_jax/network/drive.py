@@ -14,7 +14,8 @@ from lowcomm_jax.network.clock import VirtualClock
 from lowcomm_jax.network.links import Network
 
 # Routes as the exchange names them, and the clock's collective of the same traffic.
-ROUTES = {"two_shot": "two_shot", "all_gather": "gather"}
+ROUTES = {"two_shot": "two_shot", "all_gather": "gather", "pair": "pair"}
+NO_GROUPS = {"groups": None, "ahead": 0}  # in records written before there was gossip
 
 ONE_BY_ONE = (
     "arrivals of one region at a time (async_local_sgd) are not modelled by the virtual clock: "
@@ -39,10 +40,23 @@ def drive(clock: VirtualClock, step: int, events: Iterable[Any], active=None) ->
         if event.kind == "send":
             if "/" in event.key:
                 raise ValueError(ONE_BY_ONE)
-            route = ROUTES[event.route]
-            clock.send(step, event.key, event.nbytes, route, event.participants)
+            route, who = ROUTES[event.route], event.participants
+            clock.send(step, event.key, event.nbytes, route, who, event.groups)
         elif event.key is not None:
-            clock.land(step, event.key, [r for r, lands in enumerate(event.participants) if lands])
+            _land(clock, step, event)
+
+
+def _land(clock: VirtualClock, step: int, event: Any) -> None:
+    """Wait for a payload; with gossip also for the anchors sent ahead after the last landing.
+
+    Then the moved anchors leave for the next partners: they travel while the regions compute.
+    """
+    ahead = f"{event.fragment}:anchors"
+    if ahead in clock.flights:
+        clock.land(step, ahead)
+    clock.land(step, event.key, [r for r, lands in enumerate(event.participants) if lands])
+    if event.ahead:
+        clock.send(step, ahead, event.ahead, "pair", groups=event.groups)
 
 
 def replay(network: Network, rows: Iterable[Mapping[str, Any]], seed: int = 0) -> VirtualClock:
@@ -54,6 +68,6 @@ def replay(network: Network, rows: Iterable[Mapping[str, Any]], seed: int = 0) -
     """
     clock = VirtualClock(network, seed=seed, record=True)
     for row in rows:
-        events = [SimpleNamespace(**event) for event in row["events"]]
+        events = [SimpleNamespace(**{**NO_GROUPS, **event}) for event in row["events"]]
         drive(clock, row["step"], events, row.get("active"))
     return clock
