@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.exchange import GroupExchange
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, parse
@@ -17,7 +18,10 @@ def layout_problems(regions: Regions, method: Method, weights: Any, guard: Guard
     """Regions, mesh, method, weights and guards that do not fit one another."""
     problems, count = regions.violations(), regions.count
     if isinstance(count, int):
-        problems += method.violations(count) + weight_problems(weights, count)
+        unfit = method.violations(count)
+        if method.topology is not None and not problems + unfit:
+            unfit = GroupExchange(regions, method.topology).violations()
+        problems += unfit + weight_problems(weights, count)
     problems += guard.violations()
     if method.topology is not None and guard.outlier_factor is not None:
         problems.append(

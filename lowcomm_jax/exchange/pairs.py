@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from lowcomm_jax.regions import REGION, Regions
 from lowcomm_jax.topology import Gossip, member_table
 
 PyTree = Any
+MOST_PERMUTES = 4096  # in one program: some minutes of compilation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,19 @@ class GroupExchange:
         if self.regions.slots > 1:
             return np.int32(number)
         return self._table(number)
+
+    def violations(self) -> list[str]:
+        """What cannot be compiled in a sensible time, with its fix; `topology` fits the regions."""
+        count, slots = self.regions.count, self.regions.slots
+        others = self.topology.group_size - 1
+        permutes = self.topology.count(count) * count // slots * others
+        if slots == 1 or permutes <= MOST_PERMUTES:
+            return []
+        return [
+            f"{count} regions in groups of {others + 1} on {slots} region slots of the mesh make a "
+            f"program of {permutes} transfers, more than {MOST_PERMUTES}: use a mesh of one region "
+            "slot"
+        ]
 
     def means(self, payload_R, anchor_R, weight_R, draw, like, specs):
         """Weighted means over each region's group, summed in order of the regions (traced).
@@ -117,23 +132,25 @@ class GroupExchange:
         """`_members` between slots: one branch a partition."""
         plans = [plan(table, self.regions.slots) for table in self._tables()]
         leaves, treedef = jax.tree.flatten(tree_R)
-
-        def slot(number, *leaves_L):
-            # Shards of fp32 leaves travel as one buffer; a codec's leaves keep their own types.
-            rows = leaves_L if specs is None else [_flat(leaves_L)]
-            branches = [lambda rows, p=p: _fetch(p, rows) for p in plans]
-            found = jax.lax.switch(number, branches, rows)
-            if specs is not None:
-                found = [_unflat(one[0], leaves_L) for one in found]
-            return [treedef.unflatten(one) for one in found]
-
+        mesh = self.regions.mesh
         # Leaves of a codec lie inside a region as the compiler likes; the others as `specs` says.
+        # Where a device sees its whole shard, all of it travels in one buffer of each type.
+        packed = specs is not None or mesh.size == self.regions.slots
         manual = {"axis_names": {REGION}} if specs is None else {}
         inner = [P()] * len(leaves) if specs is None else treedef.flatten_up_to(specs)
         where = [P(REGION, *spec) for spec in inner]
+
+        def slot(number, *leaves_L):
+            rows = _pack(leaves_L) if packed else list(leaves_L)
+            branches = [lambda rows, p=p: _fetch(p, rows) for p in plans]
+            found = jax.lax.switch(number, branches, rows)
+            if packed:
+                found = [_unpack(one, leaves_L) for one in found]
+            return [treedef.unflatten(one) for one in found]
+
         return jax.shard_map(
             slot,
-            mesh=self.regions.mesh,
+            mesh=mesh,
             in_specs=(P(), *where),
             out_specs=[treedef.unflatten(where)] * self.topology.group_size,
             check_vma=False,
@@ -156,14 +173,23 @@ def _fetch(permutes: Permutes, rows: list[jax.Array]) -> list[list[jax.Array]]:
     return [[pool[take_LxN[:, k]] for pool in pools] for k in range(take_LxN.shape[1])]
 
 
-def _flat(leaves_L: tuple[jax.Array, ...]) -> jax.Array:
-    return jnp.concatenate([x.reshape(x.shape[0], -1) for x in leaves_L], axis=1)
+def _pack(leaves_L: Sequence[jax.Array]) -> list[jax.Array]:
+    """All leaves `[L, ...]` of one type side by side, `[L, M]`, for each type in turn."""
+    return [
+        jnp.concatenate([x.reshape(x.shape[0], -1) for x in leaves_L if x.dtype == dtype], axis=1)
+        for dtype in dict.fromkeys(x.dtype for x in leaves_L)
+    ]
 
 
-def _unflat(flat_LxN: jax.Array, like_L: tuple[jax.Array, ...]) -> list[jax.Array]:
-    ends = np.cumsum([x[0].size for x in like_L])[:-1]
-    parts = jnp.split(flat_LxN, ends, axis=1)
-    return [part.reshape(x.shape) for part, x in zip(parts, like_L)]
+def _unpack(buffers_L: Sequence[jax.Array], like_L: Sequence[jax.Array]) -> list[jax.Array]:
+    """Inverse of `_pack`."""
+    parts = {}
+    for buffer in buffers_L:
+        like = [x for x in like_L if x.dtype == buffer.dtype]
+        ends = np.cumsum([x[0].size for x in like])[:-1]
+        split = zip(jnp.split(buffer, ends, axis=1), like)
+        parts[buffer.dtype] = iter([part.reshape(x.shape) for part, x in split])
+    return [next(parts[x.dtype]) for x in like_L]
 
 
 def _relative(weight_RxN: jax.Array) -> jax.Array:

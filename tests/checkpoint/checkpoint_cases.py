@@ -35,6 +35,8 @@ METHODS = {
     "cocodc": lambda: lc.methods.cocodc(7, 3, 2, syncs_per_period=7, taylor=0.5, pattern=CUT),
     "eager": lambda: lc.methods.eager_diloco(4),
     "delayed": lambda: lc.methods.delayed_diloco(4),
+    # Regions 0 to 2 in pairs: at step 11 two rounds have passed, and the third's groups are known.
+    "noloco": lambda: lc.methods.noloco(4, seed=1, codec=feedback("int4")),
     "async": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),
 }
 TOKEN_WEIGHTS = ("diloco", "streaming_partly")

@@ -19,6 +19,7 @@ METHODS = {
     "eager": lambda: lc.methods.eager_diloco(4),
     "delayed": lambda: lc.methods.delayed_diloco(4),
     "cocodc": lambda: lc.methods.cocodc(6, 3, 2, pattern="balanced"),
+    "noloco": lambda: lc.methods.noloco(4),
 }
 
 
