@@ -132,6 +132,15 @@ _ROWS = {
     "eval loss, anchor": lambda s: _loss(s.loss, s.interval),
     "best, at step": lambda s: "-" if s.best is None else f"{s.best:.4f}, {s.best_step}",
     "eval loss, mean of regions": lambda s: _loss(s.mean_loss),
+    "eval loss, single regions": lambda s: (
+        "-" if s.region_losses is None else "{:.4f} to {:.4f}".format(*s.region_losses)
+    ),
+    "variance of the anchors": lambda s: (
+        "-" if s.anchor_variance is None else f"{s.anchor_variance:.3g}"
+    ),
+    "its factor per round (theory)": lambda s: (
+        "-" if s.contraction is None else f"{s.contraction:.3f} ({s.expected_contraction:.3f})"
+    ),
     "tokens": lambda s: f"{s.tokens:,}",
     "time": lambda s: duration(s.seconds),
     "tokens/s": lambda s: "-" if s.tokens_per_second is None else f"{s.tokens_per_second:,.0f}",

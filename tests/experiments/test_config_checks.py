@@ -21,6 +21,7 @@ KNOBS = {
     "delayed_diloco": {"period": 7},
     "async_local_sgd": {"period": 7, "speeds": (1.0, 0.7)},
     "cocodc": {"period": 7, "fragments": 3, "overlap": 2},
+    "noloco": {"period": 7},
 }
 
 
