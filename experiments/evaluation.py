@@ -29,12 +29,15 @@ class Evaluation:
     Attributes:
       anchor, mean: loss of the anchor and of the mean of the regions' weights.
       regions: loss of every region's own weights; empty when not asked for.
+      anchor_variance: of the anchors over the regions (`lowcomm_jax.consensus`); 0 when they share
+        one.
       document_sum: summed loss of the anchor per document of the evaluation set.
     """
 
     anchor: float
     mean: float
     regions: tuple[float, ...]
+    anchor_variance: float
     document_sum: np.ndarray
 
 
@@ -73,12 +76,13 @@ class Evaluator:
 
     def __call__(self, state: TrainState) -> Evaluation:
         """Evaluate; waits for the device."""
-        losses_MxNxBxT = np.asarray(self._losses(_weights_only(state), self._batches))
+        losses, variance = self._losses(_weights_only(state), self._batches)
+        losses_MxNxBxT = np.asarray(losses)
         kept = self._document >= 0
         total = losses_MxNxBxT[:, kept].astype(np.float64).sum(axis=1) / self.targets
         sums = per_document(losses_MxNxBxT[0], self._document)["sum"]
         anchor, mean, *regions = total.tolist()
-        return Evaluation(anchor, mean, tuple(regions), sums)
+        return Evaluation(anchor, mean, tuple(regions), float(variance), sums)
 
 
 def spread_sequences(data: EvalData, sequences: int, batch: int) -> dict[str, np.ndarray]:
@@ -109,8 +113,13 @@ def _weights_only(state: TrainState) -> TrainState:
     )
 
 
-def _losses(model: Model, state: TrainState, batches: Any, per_region: bool) -> jax.Array:
-    """Loss of every target, float32 `[M, n, B, T]`: anchor, mean of regions, then the regions."""
+def _losses(
+    model: Model, state: TrainState, batches: Any, per_region: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Loss of every target, float32 `[M, n, B, T]`: anchor, mean of regions, then the regions.
+
+    Beside them the variance of the anchors.
+    """
     regions = lc.region_params(state)
     stack = [lc.global_params(state), jax.tree.map(lambda x: x.mean(axis=0), regions)]
     weights = jax.tree.map(lambda a, b: jnp.stack([a, b.astype(a.dtype)]), *stack)
@@ -124,4 +133,5 @@ def _losses(model: Model, state: TrainState, batches: Any, per_region: bool) -> 
         ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])
         return ce * batch["mask"]
 
-    return jax.lax.map(lambda p: jax.lax.map(lambda b: one(p, b), batches), weights)
+    losses = jax.lax.map(lambda p: jax.lax.map(lambda b: one(p, b), batches), weights)
+    return losses, lc.consensus.variance(state)

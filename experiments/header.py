@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.metadata
 import math
@@ -43,6 +44,7 @@ def header(run: Run, state: TrainState) -> dict[str, Any]:
         "flops_per_token": run.model.flops_per_token(seq_len),
         "fragment_bytes": payloads,
         "allreduce_bytes_per_step": int(allreduce[0]),
+        "consensus": job.method.consensus and dataclasses.asdict(job.method.consensus),
         "data": run.data.summary,
         "data_identity": run.data.identity,
         "machine": machine(),

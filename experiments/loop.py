@@ -188,6 +188,8 @@ class Loop:
         }
         if found.regions:
             record["regions"] = list(found.regions)
+        if self.run.job.method.anchors == "per_region":
+            record["anchor_variance"] = found.anchor_variance
         self.log.write([record])
         self._mark = time.perf_counter()
 

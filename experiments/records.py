@@ -102,7 +102,8 @@ class StepRecords:
         square = self._pending.pop(event["key"], None)
         if square is None or "mean_norm" not in event:
             return None  # nothing was due, or the anchor had moved before
-        return math.sqrt(max(0.0, square - event["mean_norm"][0] ** 2))
+        # With gossip there is one mean per region's group: the spread is that inside the groups.
+        return math.sqrt(max(0.0, square - float(np.mean(np.square(event["mean_norm"])))))
 
 
 def _mean_square(event: Mapping[str, Any]) -> float | None:

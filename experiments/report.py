@@ -102,14 +102,16 @@ def virtual_table(names: Sequence[str], replayed: Sequence[Virtual]) -> Table:
 
 
 def table(summaries: Sequence[Summary]) -> Table:
-    """One column a run, one row a number: a few runs fit a narrow terminal."""
+    """One column a run, one row a number that some run has: a few runs fit a narrow terminal."""
     out = Table(box=box.SIMPLE_HEAD)
     out.add_column("")
     for summary in summaries:
         name = summary.name if summary.complete else f"{summary.name} (at step {summary.step})"
         out.add_column(name, justify="right")
     for heading, cell in _ROWS.items():
-        out.add_row(heading, *(cell(summary) for summary in summaries))
+        cells = [cell(summary) for summary in summaries]
+        if set(cells) != {"-"}:
+            out.add_row(heading, *cells)
     if any(s.virtual_seconds is not None for s in summaries):
         for heading, cell in _OWN_NETWORK_ROWS.items():
             known = [s.virtual_seconds is not None for s in summaries]
@@ -143,6 +145,16 @@ _ROWS = {
     "eval loss, anchor": lambda s: _loss(s.loss, s.interval),
     "best, at step": lambda s: "-" if s.best is None else f"{s.best:.4f}, {s.best_step}",
     "eval loss, mean of regions": lambda s: _loss(s.mean_loss),
+    "single regions": lambda s: (
+        "-" if s.region_losses is None else "{:.4f} to {:.4f}".format(*s.region_losses)
+    ),
+    "variance of the anchors": lambda s: (
+        "-" if s.anchor_variance is None else f"{s.anchor_variance:.3g}"
+    ),
+    "its factor per round": lambda s: "-" if s.contraction is None else f"{s.contraction:.3f}",
+    "in theory, without gradients": lambda s: (
+        "-" if s.expected_contraction is None else f"{s.expected_contraction:.3f}"
+    ),
     "tokens": lambda s: f"{s.tokens:,}",
     "time": lambda s: duration(s.seconds),
     "tokens/s": lambda s: "-" if s.tokens_per_second is None else f"{s.tokens_per_second:,.0f}",

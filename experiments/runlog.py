@@ -12,6 +12,8 @@ from scipy import special
 from experiments.cli import RefusedError
 from experiments.metrics import VERSION, read_records
 from experiments.workdir import METRICS
+from lowcomm_jax.consensus import contraction
+from lowcomm_jax.outer import Consensus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Summary:
       tokens_per_second: median over the steps after the first interval (which compiles).
       staleness: largest; participation: mean share of the regions in the exchanges.
       virtual_seconds, utilisation: on the run's own network, if it was trained with one.
+      region_losses: smallest and largest last loss of a single region, where they were evaluated.
+      anchor_variance: of the regions' anchors at the last evaluation, where there are several.
+      contraction, expected_contraction: of the anchors' variance per round: as the regions saw it
+        in their groups, and in theory where gradients bring in nothing new (gossip).
     """
 
     name: str
@@ -61,6 +67,10 @@ class Summary:
     participation: float | None
     virtual_seconds: float | None
     utilisation: float | None
+    region_losses: tuple[float, float] | None
+    anchor_variance: float | None
+    contraction: float | None
+    expected_contraction: float | None
 
 
 def read_run(workdir: Path) -> RunLog:
@@ -104,6 +114,8 @@ def summarise(run: RunLog) -> Summary:
         s["tokens_per_second"] for s in run.steps
     ]
     events = [event for step in run.steps for event in step["events"]]
+    measured, expected = _contraction(run, events)
+    losses = (final or {}).get("regions")
     stale = [max(e["staleness"]) for e in events if e["kind"] == "land"]
     virtual = last.get("virtual", {})
     shares = [s["participation"] for s in run.steps if s["participation"] is not None]
@@ -127,7 +139,21 @@ def summarise(run: RunLog) -> Summary:
         participation=float(np.mean(shares)) if shares else None,
         virtual_seconds=virtual.get("wall_s"),
         utilisation=virtual.get("utilisation"),
+        region_losses=(min(losses), max(losses)) if losses and None not in losses else None,
+        anchor_variance=final and final.get("anchor_variance"),
+        contraction=measured,
+        expected_contraction=expected,
     )
+
+
+def _contraction(run: RunLog, events: list[dict]) -> tuple[float | None, float | None]:
+    """Of the anchors' variance per round, measured and in theory; None without gossip."""
+    if run.header.get("consensus") is None:
+        return None, None
+    theory = Consensus(**run.header["consensus"])
+    pulls = [e["pull_norm"] for e in events if "pull_norm" in e and all(e["participants"])]
+    variances = [theory.variance(np.array(pull)) for pull in pulls]
+    return contraction(variances), theory.contraction(run.header["regions"])
 
 
 def document_interval(sum_D: np.ndarray, count_D: np.ndarray) -> float | None:

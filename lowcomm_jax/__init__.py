@@ -1,15 +1,17 @@
 """Low-communication, cross-region training of language models in JAX."""
 
-from lowcomm_jax import landing, methods, outer
+from lowcomm_jax import consensus, landing, methods, outer, topology
 from lowcomm_jax.engine import Engine, global_params, region_params
 from lowcomm_jax.regions import make_mesh
 
 __all__ = [
     "Engine",
+    "consensus",
     "global_params",
     "landing",
     "make_mesh",
     "methods",
     "outer",
     "region_params",
+    "topology",
 ]

@@ -48,7 +48,7 @@ def cross(
     if first and trips.method.first_round == "blocking":
         return trips.land_now(state, [fresh_key], step, events)
     source = _emptied(fresh) if late is None else late
-    own = own_parts(late, fresh) if trips.method.anchors == "per_region" else None
+    own = own_parts(late, fresh) if trips.method.takes_own_parts else None
     state, values = trips.move(state, source, own)
     lands = mask if fresh is not None else np.zeros_like(mask)
     state = trips.adopt(state, p, source, lands, step)

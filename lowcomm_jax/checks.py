@@ -6,20 +6,31 @@ from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.exchange import GroupExchange
+from lowcomm_jax.guard import Guard
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, parse
 from lowcomm_jax.regions import Regions
 
 
 def layout_problems(
-    regions: Regions, method: Method, weights: Any, network: Any = None
+    regions: Regions, method: Method, weights: Any, guard: Guard, network: Any = None
 ) -> list[str]:
-    """Regions, mesh, method, weights and network that do not fit one another."""
+    """Regions, mesh, method, weights, guards and network that do not fit one another."""
     problems, count = regions.violations(), regions.count
     if method.schedule.needs_network and network is None:
         problems.append("gamma without T_c and T_s: give both, or measured=True, or a network")
     if isinstance(count, int):
-        problems += method.violations(count) + weight_problems(weights, count)
+        unfit = method.violations(count)
+        if method.topology is not None and not problems + unfit:
+            unfit = GroupExchange(regions, method.topology).violations()
+        problems += unfit + weight_problems(weights, count)
+    problems += guard.violations()
+    if method.topology is not None and guard.outlier_factor is not None:
+        problems.append(
+            f"outlier_factor={guard.outlier_factor}: gossiping regions do not know the median over "
+            "all of them; leave it out"
+        )
     return problems
 
 

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from lowcomm_jax import history, initial, programs
 from lowcomm_jax.checks import check_batch, counting_problems, layout_problems, virtual_clock
 from lowcomm_jax.finish import finish
+from lowcomm_jax.gossip_trips import round_trips
 from lowcomm_jax.gradient_run import run_gradient_steps
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.layout import Roles, make_layout
@@ -95,9 +96,7 @@ class Engine:
         self.block = block
         guard = Guard(outlier_factor, max_update_norm)
         self.clock, unusable = virtual_clock(network, regions, seed)
-        problems = (
-            layout_problems(self.regions, method, weights, network) + guard.violations() + unusable
-        )
+        problems = layout_problems(self.regions, method, weights, guard, network) + unusable
         problems += counting_problems(accumulate=accumulate, block=block)
         if exchange != "mesh":
             problems.append(f"exchange={exchange!r}: only 'mesh' is available")
@@ -134,7 +133,7 @@ class Engine:
         """
         layout = make_layout(params, self.roles)
         if layout not in self._trips:
-            self._trips[layout] = RoundTrips(programs.build(self.recipe, layout), self.weights)
+            self._trips[layout] = round_trips(programs.build(self.recipe, layout), self.weights)
         return initial.initial_state(self._trips[layout].programs, params)
 
     def trips(self, state: TrainState) -> RoundTrips:
@@ -234,7 +233,7 @@ class Engine:
         return state, history.with_pace(metrics, pace, single), events
 
     def finish(self, state: TrainState) -> TrainState:
-        """Drain what is in flight, then one last blocking synchronisation of everything."""
+        """Drain what is in flight, then one last blocking synchronisation (`finish.finish`)."""
         state, events = finish(self.trips(state), state)
         if self.clock is not None:
             follow(self.clock, int(state.clock.step), events)

@@ -18,7 +18,8 @@ def finish(trips: RoundTrips, state: TrainState) -> tuple[TrainState, list[Event
     """Drain in send order, then synchronise every fragment once more, blocking.
 
     Where nothing is new momentum alone does not move the anchor, so that finishing twice is the
-    same as once.
+    same as once. With gossip the last synchronisation is one more round in groups, no meeting of
+    all: every region ends on its own anchor, and the model is any of them or their mean.
 
     Returns:
       (state, events): every region's trained leaves equal its anchor (with gradient exchange:
@@ -62,7 +63,7 @@ def _drain(trips: RoundTrips, state, p: int, step: int, events, sent: int | None
         if flight.fragment != p or (sent is not None and flight.sent != sent):
             continue
         own = None
-        if trips.method.anchors == "per_region":
+        if trips.method.takes_own_parts:
             own = boundary.own_parts(flight, None)
         state, values = trips.move(state, flight, own, if_news=True)
         state = trips.adopt(state, p, flight, flight.takes_part, step)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax.exchange import Traffic
+from lowcomm_jax.topology import Groups
 
 
 @dataclasses.dataclass
@@ -26,8 +27,12 @@ class Event:
       nbytes: bytes of one region's payload; 0 in landings.
       bytes_sent, bytes_received: int64 `[R]`, what the collective moves; 0 in landings.
       route: collective the bytes were counted for.
+      groups: send: the groups that exchange, None = one of all. Landing: the groups that the moved
+        anchors were sent ahead to, those of the next round.
+      ahead: landing: bytes of one region's anchor sent ahead; `bytes_sent` and `bytes_received`
+        then count it.
       values: fp32 device arrays: send `delta_norm` `[R]`, `left_out` `[R]`, `weight` `[R]`;
-        landing `mean_norm` `[A]` or `[1]`, `update_norm` `[A]`.
+        landing `mean_norm` `[A]` or `[1]`, `update_norm` `[A]`, with gossip `pull_norm` `[R]`.
     """
 
     kind: str
@@ -41,12 +46,16 @@ class Event:
     bytes_received: np.ndarray
     route: str
     values: dict[str, Any]
+    groups: Groups | None = None
+    ahead: int = 0
 
     @classmethod
-    def of_send(cls, step: int, fragment: int, key: str, mask, traffic: Traffic, values) -> Event:
+    def of_send(
+        cls, step: int, fragment: int, key: str, mask, traffic: Traffic, values, groups=None
+    ) -> Event:
         never = np.full(mask.size, -1, np.int64)
         moved = (traffic.nbytes, traffic.sent, traffic.received, traffic.route)
-        return cls("send", step, fragment, key, mask.copy(), never, *moved, values)
+        return cls("send", step, fragment, key, mask.copy(), never, *moved, values, groups)
 
     @classmethod
     def of_landing(
@@ -55,6 +64,16 @@ class Event:
         stale = np.where(lands, staleness, -1)
         zeros = np.zeros(lands.size, np.int64)
         return cls("land", step, fragment, key, lands.copy(), stale, 0, zeros, zeros, "", values)
+
+    def sending_ahead(self, traffic: Traffic, groups: Groups) -> Event:
+        """This landing, followed at once by the moved anchors' way to the next groups."""
+        return dataclasses.replace(
+            self,
+            bytes_sent=traffic.sent,
+            bytes_received=traffic.received,
+            groups=groups,
+            ahead=traffic.nbytes,
+        )
 
     def fetch(self) -> dict[str, Any]:
         """The event as plain Python numbers and lists."""

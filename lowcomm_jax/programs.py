@@ -13,8 +13,9 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression import Codec, route
-from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
+from lowcomm_jax.gossip_rounds import GossipRounds
 from lowcomm_jax.gradient import make_gradient_program
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.inner import InnerStep, make_inner_program
@@ -96,7 +97,11 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked)
     exchange = MeshExchange(regions, coded(method, cut, regions.count))
     method = settled(method, exchange, cut, recipe.network)
-    rounds = Rounds(regions, exchange, method, recipe.guard, specs)
+    parts = (regions, exchange, method, recipe.guard, specs)
+    if method.topology is None:
+        rounds = Rounds(*parts)
+    else:
+        rounds = GossipRounds(*parts, GroupExchange(regions, method.topology, method.codec))
     step = InnerStep(
         recipe.loss_fn,
         recipe.inner,

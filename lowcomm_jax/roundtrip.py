@@ -16,6 +16,7 @@ from lowcomm_jax.measurements import Measurements
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.schedule import delay_per_region
 from lowcomm_jax.state import InFlight, TrainState, flight_key, in_send_order, with_inner, without
+from lowcomm_jax.topology import Groups
 
 PyTree = Any
 
@@ -140,8 +141,9 @@ class RoundTrips:
             keep=keep,
             level=level,
         )
-        exchange, floats = self.programs.exchange.at(level), self.schedule.header_floats()
-        traffic = exchange.traffic(self._like[p], mask, header=4 * floats)
+        exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()
+        groups = self.groups(state, p)
+        traffic = exchange.traffic(self._like[p], mask, groups, header)
         if p == 0 and self._averaged:
             traffic = traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
         clock = state.clock.copy()
@@ -163,7 +165,7 @@ class RoundTrips:
             header=self.measurements.header(state, step),
         )
         values = {k: out[k] for k in ("delta_norm", "left_out", "weight")}
-        events.append(Event.of_send(step, p, key, mask, traffic, values))
+        events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(
             codec=_set(state.codec, p, out["codec_state"]),
             in_flight={**state.in_flight, key: flight},
@@ -173,6 +175,11 @@ class RoundTrips:
             counted = _restart_count(state.inner.tokens, mask, np.int32(p))
             state = with_inner(state, tokens=counted)
         return self._average(state, mask, flight) if p == 0 and self._averaged else state
+
+    def groups(self, state: TrainState, p: int) -> Groups | None:
+        """Who exchanges fragment p next; None = all regions with one another."""
+        del state, p
+        return None
 
     def _base_weights(self, state: TrainState, p: int) -> jax.Array:
         return state.inner.tokens[:, p] if self.by_tokens else self.weights

@@ -16,8 +16,9 @@ import numpy as np
 
 from lowcomm_jax.compression.sliced import Sliced
 from lowcomm_jax.compression.two_shot import slices_of
-from lowcomm_jax.exchange.traffic import Traffic, all_gather, two_shot
+from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
 from lowcomm_jax.regions import Regions
+from lowcomm_jax.topology import Groups
 
 PyTree = Any
 
@@ -76,8 +77,19 @@ class MeshExchange:
             return 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
         return self.codec.nbytes(like)
 
-    def traffic(self, like: PyTree, takes_part_R: np.ndarray, header: int = 0) -> Traffic:
-        """Bytes between regions of one reduction of a fragment and of `header` bytes with it."""
+    def traffic(
+        self,
+        like: PyTree,
+        takes_part_R: np.ndarray,
+        groups: Groups | None = None,
+        header: int = 0,
+    ) -> Traffic:
+        """Bytes between regions of one reduction of a fragment and of `header` bytes with it.
+
+        `groups` None = one of all regions.
+        """
+        nbytes = self.nbytes(like) + header
+        if groups is not None:
+            return pair(nbytes, takes_part_R, groups)
         sliced = self.codec is None or self.slices is not None
-        route = two_shot if sliced else all_gather
-        return route(self.nbytes(like) + header, takes_part_R)
+        return (two_shot if sliced else all_gather)(nbytes, takes_part_R)

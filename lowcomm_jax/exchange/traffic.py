@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lowcomm_jax.topology import Groups
+
 
 class Traffic(NamedTuple):
     """Bytes of one exchange.
@@ -59,6 +61,18 @@ def all_gather(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
     sent = np.where(part, nbytes * (part.size - 1), 0)
     received = np.where(part, nbytes * (m - 1), nbytes * m)
     return Traffic("all_gather", nbytes, sent.astype(np.int64), received.astype(np.int64))
+
+
+def pair(nbytes: int, takes_part_R: np.ndarray, groups: Groups) -> Traffic:
+    """`all_gather` inside each group: to its partners, and to nobody else."""
+    part = np.asarray(takes_part_R, bool)
+    total = _nothing("pair", nbytes, part)
+    for group in groups:
+        members = list(group)
+        _, _, sent, received = all_gather(nbytes, part[members])
+        total.sent[members] = sent
+        total.received[members] = received
+    return total
 
 
 def _nothing(route: str, nbytes: int, part: np.ndarray) -> Traffic:

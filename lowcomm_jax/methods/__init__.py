@@ -9,6 +9,7 @@ from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.methods.dilocox import AdaGradCmp, dilocox
 from lowcomm_jax.methods.eager_diloco import eager_diloco
 from lowcomm_jax.methods.local_sgd import local_sgd
+from lowcomm_jax.methods.noloco import noloco
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "dilocox",
     "eager_diloco",
     "local_sgd",
+    "noloco",
     "streaming_diloco",
 ]

@@ -6,10 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import optax
 
 from lowcomm_jax.fragments import Pattern
+from lowcomm_jax.outer import Consensus
 from lowcomm_jax.schedule import Schedule
+from lowcomm_jax.topology import Gossip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +37,9 @@ class Method:
       inner_batching: batch policy of the inner steps; only None, a fixed batch, is available.
       rank_energy: share of the squared norm by which the rank of every reduced payload is measured,
         for schedules that follow it; None = not measured.
+      topology: who averages with whom; None = all regions. With `Gossip` every region has its own
+        anchor, and `outer` gets the group's mean anchor as `group_anchor`.
+      consensus: the coefficients that must keep gossiping regions together.
       problems: settings that cannot work, one line with its fix each; the engine refuses them all
         at once.
     """
@@ -51,7 +57,14 @@ class Method:
     first_round: Literal["empty", "blocking"] = "empty"
     inner_batching: Any = None
     rank_energy: float | None = None
+    topology: Gossip | None = None
+    consensus: Consensus | None = None
     problems: tuple[str, ...] = ()
+
+    @property
+    def takes_own_parts(self) -> bool:
+        """Whether the outer rule tells a region's own payload from the others' (eager)."""
+        return self.anchors == "per_region" and self.topology is None
 
     def violations(self, regions: int) -> list[str]:
         named = [
@@ -67,4 +80,24 @@ class Method:
         ]
         if self.inner_batching is not None:
             wrong.append(f"inner_batching={self.inner_batching!r}: only None, a fixed batch, works")
-        return [*self.problems, *wrong, *self.schedule.violations(regions)]
+        wrong += self.schedule.violations(regions)
+        if self.topology is not None:
+            wrong += self._gossip_violations(self.topology, regions)
+        return [*self.problems, *wrong]
+
+    def _gossip_violations(self, topology: Gossip, regions: int) -> list[str]:
+        schedule = self.schedule
+        needs = {
+            "anchors='per_region'": self.anchors == "per_region",
+            "base='anchor'": self.base == "anchor",
+            "signal='progress'": self.signal == "progress",
+            "a schedule that lands first": not schedule.land_after_send,
+            "a schedule that reads no change rates": schedule.statistic == "none",
+            "one overlap for all regions": np.unique(schedule.delay).size == 1,
+        }
+        unmet = [need for need, met in needs.items() if not met]
+        wrong = [f"topology={topology}: gossip needs {need}" for need in unmet]
+        impossible = topology.violations(regions)
+        if not impossible and self.consensus is not None:
+            wrong += self.consensus.violations(regions)
+        return wrong + impossible

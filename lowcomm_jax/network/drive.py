@@ -18,6 +18,8 @@ from lowcomm_jax.network.every_step import every_step
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.routes import HEARD
 
+NO_GROUPS = {"groups": None, "ahead": 0}  # in records written before there was gossip
+
 
 def drive(
     clock: VirtualClock,
@@ -66,10 +68,10 @@ def follow(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
 
 
 def _send(clock: VirtualClock, step: int, event: Any) -> None:
-    if event.route not in HEARD:
+    if event.route not in (*HEARD, "pair"):
         raise ValueError(
             f"payload {event.key!r} of step {step} travels by {event.route!r}: the clock follows "
-            f"{', '.join(HEARD)}"
+            f"{', '.join(HEARD)}, pair"
         )
     sends_R = np.asarray(event.participants, bool)
     clock.send(
@@ -78,7 +80,8 @@ def _send(clock: VirtualClock, step: int, event: Any) -> None:
         event.nbytes,
         event.route,
         participants_R=sends_R,
-        listeners_R=~sends_R,
+        groups=event.groups,
+        listeners_R=~sends_R if event.groups is None else None,
         label=event.fragment,
     )
 
@@ -86,12 +89,26 @@ def _send(clock: VirtualClock, step: int, event: Any) -> None:
 def _land(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
     """All anchors move before anyone adopts one, so everyone waits for all that lands here."""
     adopting: set[int] = set()
-    for event in events:
+    landed = list(events)
+    for event in landed:
         regions = np.flatnonzero(event.participants).tolist()
         adopting.update(regions)
+        ahead = _ahead(event)
+        if ahead in clock.transit.payloads:
+            clock.land(step, ahead)
         if event.key is not None:
             clock.land(step, event.key, regions)
     clock.catch_up(adopting)
+    for event in landed:
+        if event.ahead:
+            # The moved anchors leave for the next partners: they travel while the regions compute.
+            groups = event.groups
+            clock.send(step, _ahead(event), event.ahead, "pair", groups=groups)
+
+
+def _ahead(event: Any) -> str:
+    """Key of the anchors that gossiping regions send ahead of the next round."""
+    return f"{event.fragment}:anchors"
 
 
 def replay(
@@ -123,7 +140,7 @@ def replay(
             every_step(clock, steps[0], len(steps), *exchange)
             continue
         for row in group:
-            events = [SimpleNamespace(**event) for event in row["events"]]
+            events = [SimpleNamespace(**{**NO_GROUPS, **event}) for event in row["events"]]
             drive(clock, row["step"], events, row.get("active"), row.get("away"))
     return clock
 

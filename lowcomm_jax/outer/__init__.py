@@ -6,6 +6,7 @@ from lowcomm_jax.outer.delayed_nesterov import DelayedNesterovState, delayed_nes
 from lowcomm_jax.outer.eager import eager
 from lowcomm_jax.outer.gossip import GossipState, gossip
 from lowcomm_jax.outer.gossip_stability import (
+    Consensus,
     check_stability,
     contraction_factor,
     gamma_limit,
@@ -16,6 +17,7 @@ from lowcomm_jax.outer.nesterov import nesterov
 from lowcomm_jax.outer.sgd import sgd
 
 __all__ = [
+    "Consensus",
     "DelayedNesterovState",
     "GossipState",
     "average",

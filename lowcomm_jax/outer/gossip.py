@@ -44,6 +44,17 @@ class GossipState(NamedTuple):
     momentum: PyTree
 
 
+def gossip_problems(alpha: float, beta: float, gamma: float, variant: str) -> list[str]:
+    """What is out of range, one line each with its fix, whatever the number of regions."""
+    checks = [
+        in_range("alpha", alpha, 0.0, 1.0, open_high=True),
+        in_range("beta", beta, 0.0, float("inf")),
+        in_range("gamma", gamma, 0.0, float("inf")),
+        one_of("variant", variant, VARIANTS),
+    ]
+    return [problem for problem in checks if problem is not None]
+
+
 def gossip(
     alpha: float, beta: float, gamma: float, variant: Variant = "heavy_ball"
 ) -> optax.GradientTransformationExtraArgs:
@@ -70,15 +81,7 @@ def gossip(
     >>> step                                                    # -0.25 * 1 - 0.5 * (2 - 1)
     Array([-0.75], dtype=float32)
     """
-    raise_all(
-        "gossip",
-        [
-            in_range("alpha", alpha, 0.0, 1.0, open_high=True),
-            in_range("beta", beta, 0.0, float("inf")),
-            in_range("gamma", gamma, 0.0, float("inf")),
-            one_of("variant", variant, VARIANTS),
-        ],
-    )
+    raise_all("gossip", gossip_problems(alpha, beta, gamma, variant))
 
     def init(params):
         return GossipState(momentum=jax.tree.map(jnp.zeros_like, params))

@@ -28,6 +28,7 @@ pairs of very many regions the mean-square limit is $2(1 - \alpha^2)$: 1.50 at $
 0.38 at $\alpha = 0.9$, so DiLoCo's momentum cannot be reused with $\gamma = 0.7$.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -125,18 +126,52 @@ stable range is 0 < gamma < 0.436; choose gamma inside it or a smaller alpha
         one_of("variant", variant, VARIANTS),
     ]
     raise_all("check_stability", violations)
-    if gamma == 0.0 and group_size == regions:
-        return
-    limit = gamma_limit(alpha, group_size, regions, variant)
-    if not 0.0 < gamma < limit:
-        raise_all(
-            "check_stability",
-            [
-                f"gamma={gamma:g} lets {regions} regions in groups of {group_size} drift apart: "
-                f"with alpha={alpha:g} and {variant} the stable range is 0 < gamma < {limit:.3f}; "
-                "choose gamma inside it or a smaller alpha"
-            ],
-        )
+    raise_all("check_stability", Consensus(alpha, gamma, group_size, variant).violations(regions))
+
+
+@dataclasses.dataclass(frozen=True)
+class Consensus:
+    """Gossip coefficients, each within its own range, and what they promise for R regions.
+
+    Attributes:
+      alpha, gamma, group_size, variant: as in `check_stability`.
+    """
+
+    alpha: float
+    gamma: float
+    group_size: int
+    variant: Variant = "heavy_ball"
+
+    def violations(self, regions: int) -> list[str]:
+        """One line when gamma lies outside the mean-square stable range, else nothing."""
+        alone_in_one_group = self.gamma == 0.0 and self.group_size == regions
+        limit = gamma_limit(self.alpha, self.group_size, regions, self.variant)
+        if alone_in_one_group or 0.0 < self.gamma < limit:
+            return []
+        return [
+            f"gamma={self.gamma:g} lets {regions} regions in groups of {self.group_size} drift "
+            f"apart: with alpha={self.alpha:g} and {self.variant} the stable range is "
+            f"0 < gamma < {limit:.3f}; choose gamma inside it or a smaller alpha"
+        ]
+
+    def contraction(self, regions: int) -> float:
+        """See `contraction_factor`."""
+        return contraction_factor(self.alpha, self.gamma, self.group_size, regions, self.variant)
+
+    def variance(self, pull_norm_R: np.ndarray) -> float:
+        """Estimate the variance over regions from one round's pulls, without any message.
+
+        The expectation over the draw of the mean of ||phi_i - mean_G phi||^2 is k times the
+        variance: every region sees its own group, all of them together the spread.
+
+        Args:
+          pull_norm_R: `pull_norm` of a landing, one per region, everybody taking part.
+
+        Returns:
+          mean over regions of ||phi_i - mean phi||^2, as estimated.
+        """
+        pull_R = np.asarray(pull_norm_R, np.float64)
+        return float(np.mean(pull_R**2) / _seen_share(self.group_size, len(pull_R)))
 
 
 def _seen_share(group_size: int, regions: int) -> float:

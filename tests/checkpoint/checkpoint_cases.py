@@ -39,6 +39,8 @@ METHODS = {
     "dilocox": lambda: lc.methods.dilocox(
         4, {"name": "low_rank_int4", "least": 1.0}, 2, adaptive={"window": 1, "energy": 0.3}
     ),
+    # Regions 0 to 2 in pairs: at step 11 two rounds have passed, and the third's groups are known.
+    "noloco": lambda: lc.methods.noloco(4, seed=1, codec=feedback("int4")),
     "async": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),
 }
 TOKEN_WEIGHTS = ("diloco", "streaming_partly")

@@ -73,5 +73,7 @@ def check_what_is_in_flight(halves):
     assert np.all(halves["cocodc"]["rate"] > 0)
     assert len(set(halves["diloco"]["inner/tokens"].ravel())) == 3
     assert halves["eager"]["anchor/a"].shape[0] == 3
-    for name in ("ddp", "streaming_partly"):
+    assert np.ptp(halves["noloco"]["anchor/a"], axis=0).max() > 1e-3
+    assert np.any(halves["noloco"]["outer/0/momentum/a"] != 0)
+    for name in ("ddp", "streaming_partly", "noloco"):
         assert np.any(halves[name]["codec/0/residual/a"] != 0), name

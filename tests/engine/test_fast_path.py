@@ -20,6 +20,7 @@ METHODS = {
     "delayed": lambda: lc.methods.delayed_diloco(4),
     "dilocox": lambda: lc.methods.dilocox(4, codec="low_rank", rank=1),
     "cocodc": lambda: lc.methods.cocodc(6, 3, 2, pattern="balanced"),
+    "noloco": lambda: lc.methods.noloco(4),
 }
 
 

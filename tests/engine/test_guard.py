@@ -22,6 +22,7 @@ METHODS = {
     "cocodc": lambda: lc.methods.cocodc(4, 2, 1, pattern="balanced"),
     "eager": lambda: lc.methods.eager_diloco(3),
     "delayed": lambda: lc.methods.delayed_diloco(3),
+    "noloco": lambda: lc.methods.noloco(3),
 }
 
 

@@ -152,6 +152,7 @@ METHODS = {
     "cocodc": lambda: lc.methods.cocodc(4, 2, 1, pattern="balanced"),
     "eager": lambda: lc.methods.eager_diloco(4),
     "delayed": lambda: lc.methods.delayed_diloco(4),
+    "noloco": lambda: lc.methods.noloco(4),
 }
 
 

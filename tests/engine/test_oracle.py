@@ -232,6 +232,53 @@ def test_cocodc(lam, tau, syncs):
     check(seen, run)
 
 
+# Absences (1-based step, region): a partner, one after another; both of a pair; nobody at all.
+ABSENT = [None, ((3, 1), (6, 0), (9, 3)), tuple((6, r) for r in (0, 1, 2, 3, 4)), ((9, 0), (9, 2))]
+
+
+@pytest.mark.parametrize(
+    "regions,size,case",
+    [
+        (2, 2, 0),
+        (2, 2, 1),
+        (4, 2, 0),
+        (4, 2, 1),
+        (4, 2, 3),
+        (5, 2, 0),
+        (5, 2, 1),
+        (5, 2, 2),
+        (5, 3, 1),
+    ],
+)
+def test_noloco(regions, size, case):
+    rounds = ABSENT[case]
+    mask = None if rounds is None else absent(STEPS, regions, rounds)
+    settings = {"alpha": 0.3, "beta": 0.6, "gamma": 0.8}
+    method = lc.methods.noloco(3, size, seed=5, **settings)
+    state, seen, batches = train(method, SGD[1], regions, participants=mask, finish=True)
+    # Rounds are counted by what was sent: one that nobody takes part in is drawn again.
+    meetings = range(STEPS // 3 + 1) if mask is None else np.cumsum([0, *mask[2::3].any(axis=1)])
+    groups = [lc.topology.groups(n, 5, regions, size) for n in meetings]
+    run = oracle.run_noloco(
+        oracle.make_params(),
+        batches,
+        period=3,
+        groups=groups,
+        inner=SGD[0],
+        participants=mask,
+        finish=True,
+        last_groups=groups[-1],
+        **settings,
+    )
+    check(seen, run)
+    final = anchors(state)
+    for key, value in final.items():
+        for r, tree in enumerate(run.finished.anchors):
+            close(value[r], tree[key], f"finished {r} {key}")
+    if size < regions:
+        assert max(np.ptp(x, axis=0).max() for x in final.values()) > 1e-3, "anchors never differ"
+
+
 @pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0), (3.33, 1.51, 0.75), (1.0, 4.0)])
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dylu", "fixed"])
 def test_async_local_sgd(speeds, dynamic):

@@ -22,6 +22,7 @@ KNOBS = {
     "async_local_sgd": {"period": 7, "speeds": (1.0, 0.7)},
     "cocodc": {"period": 7, "fragments": 3, "overlap": 2},
     "dilocox": {"period": 7, "rank": 4, "adaptive": {"window": 2}},
+    "noloco": {"period": 7},
 }
 
 

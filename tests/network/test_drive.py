@@ -20,18 +20,18 @@ def standard_promotion():
         yield
 
 
-def train(method, participants=None, **fields):
+def train(method, participants=None, regions=R, steps=STEPS, **fields):
     """Train all steps; gives the engine, its last state and the history."""
     mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(loss_fn, optax.sgd(0.01), method, R, mesh=mesh, **fields)
+    engine = lc.Engine(loss_fn, optax.sgd(0.01), method, regions, mesh=mesh, **fields)
     state = engine.init(oracle.make_params())
-    batches = oracle.make_batches(steps=STEPS, regions=R)
-    stream = [oracle.step_batch(batches, t) for t in range(1, STEPS + 1)]
+    batches = oracle.make_batches(steps=steps, regions=regions)
+    stream = [oracle.step_batch(batches, t) for t in range(1, steps + 1)]
     return engine, *engine.run(state, stream, participants)
 
 
-def rows(method, participants=None):
-    return list(train(method, participants)[2].rows())
+def rows(method, participants=None, **fields):
+    return list(train(method, participants, **fields)[2].rows())
 
 
 def network(sync_seconds):
@@ -60,6 +60,38 @@ def test_ddp_waits_at_every_step_and_eager_hardly_ever():
     assert ddp.now_R == pytest.approx([STEPS * (STEP_SECONDS + 2.0)] * R)
     eager = replay(slow, rows(lc.methods.eager_diloco(6)))
     assert eager.now_R == pytest.approx([STEPS * STEP_SECONDS] * R)
+
+
+def pair_network(sync_seconds, regions):
+    """Equal links that carry the whole model to one partner in `sync_seconds`."""
+    return uniform(regions, 8 * SIZE / sync_seconds / 1e9, delay_s=0.0, compute_s=STEP_SECONDS)
+
+
+def test_gossip_waits_for_the_pseudo_gradient_and_not_for_the_anchors():
+    """A round computes for 3 s: anchors that need as long are hidden, Delta is waited for."""
+    found = rows(lc.methods.noloco(6), regions=4)
+    clock = replay(pair_network(2.9, 4), found)
+    assert clock.now_R == pytest.approx([STEPS * STEP_SECONDS + 4 * 2.9] * 4)
+    # Of 5 s of anchors 2 are left at the boundary. Both share the link until those are through,
+    # after 4 s; the other 3 s of Delta follow. Only in the first round no anchors travel.
+    slow = replay(pair_network(5.0, 4), found)
+    assert slow.now_R == pytest.approx([STEPS * STEP_SECONDS + 5 + 3 * 7] * 4)
+
+
+def test_gossip_waits_for_its_partner_and_for_nobody_else():
+    found = rows(lc.methods.noloco(6, seed=1), regions=4, steps=6)
+    clock = replay(pair_network(1.0, 4).with_compute(np.array([0.5, 2.0, 0.5, 0.5])), found)
+    (partner,) = next(set(g) - {1} for g in lc.topology.groups(0, 1, 4, 2) if 1 in g)
+    expected = [6 * 2.0 + 1 if r in (1, partner) else 6 * 0.5 + 1 for r in range(4)]
+    assert clock.now_R == pytest.approx(expected)
+
+
+def test_records_written_before_there_was_gossip_can_be_replayed():
+    new = ("groups", "ahead")
+    found = rows(lc.methods.diloco(6))
+    for row in found:
+        row["events"] = [{k: v for k, v in e.items() if k not in new} for e in row["events"]]
+    assert replay(network(3.0), found).now_R[0] == pytest.approx(STEPS * STEP_SECONDS + 4 * 3.0)
 
 
 def test_an_engine_with_a_network_keeps_the_same_clock():

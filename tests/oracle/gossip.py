@@ -32,6 +32,7 @@ def run_noloco(
     participants=None,
     weights=None,
     finish=False,
+    last_groups: Sequence[Sequence[int]] | None = None,
 ) -> Trajectory:
     """Run NoLoCo (arXiv 2506.10911) in the heavy-ball form of its code.
 
@@ -40,7 +41,8 @@ def run_noloco(
     phi_i <- phi_i + delta_i; theta_i <- phi_i, with Delta_j = phi_j - theta_j. Both sums run over
     the members that take part. One that does not still moves its anchor by this rule and keeps
     its local values; a group nobody of which takes part does nothing. `start_anchors` gives the
-    regions different starting points. finish: one round with everybody in one group.
+    regions different starting points. finish: one round in which everybody takes part, in
+    `last_groups` (default: everybody in one group).
     """
     steps, count = batches["x"].shape[:2]
     starts = [params] * count if start_anchors is None else list(start_anchors)
@@ -84,7 +86,8 @@ def run_noloco(
                 exchange(t, group, here, row, "land")
         run.record(step=t, anchors=phi, locals=regions.values, momentum=delta, losses=losses)
     if finish:
-        everyone = tuple(range(count))
-        exchange(steps, everyone, everyone, weights_at(weights, steps, count), "final")
+        row = weights_at(weights, steps, count)
+        for group in [tuple(range(count))] if last_groups is None else last_groups:
+            exchange(steps, group, group, row, "final")
         run.record_finished(step=steps, anchors=phi, locals=regions.values, momentum=delta)
     return run

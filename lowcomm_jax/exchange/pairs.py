@@ -1,0 +1,214 @@
+"""Exchange inside small groups: means over each region's group, and traffic between partners only.
+
+Where the regions lie on several slots of the mesh, the partitions a round may draw are branches
+of one program (`lax.switch`), each with the `ppermute`s of its groups, so that a new round never
+recompiles and no collective of all regions occurs. On one slot the groups are an array of indices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.exchange.permutes import Permutes, plan
+from lowcomm_jax.regions import REGION, Regions
+from lowcomm_jax.topology import Gossip, member_table
+
+PyTree = Any
+MOST_PERMUTES = 4096  # in one program: some minutes of compilation
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupExchange:
+    """Reduces payloads and anchors over the groups of a round.
+
+    Attributes:
+      regions: the regions and their mesh.
+      topology: draws the groups.
+      codec: wire codec of the payloads, or None for dense fp32. Anchors always travel in fp32: a
+        rounded anchor would put a floor under how close the regions can come to one another.
+    """
+
+    regions: Regions
+    topology: Gossip
+    codec: Any = None
+
+    def draw(self, round: int) -> np.ndarray:
+        """What the compiled program must know of a round's groups.
+
+        Returns:
+          on one slot the members of each region's group, int32 `[R, n]`; else the partition's
+          number, int32.
+        """
+        count = self.regions.count
+        number = self.topology.draw(round, count)
+        if self.regions.slots > 1:
+            return np.int32(number)
+        return self._table(number)
+
+    def violations(self) -> list[str]:
+        """What cannot be compiled in a sensible time, with its fix; `topology` fits the regions."""
+        count, slots = self.regions.count, self.regions.slots
+        others = self.topology.group_size - 1
+        permutes = self.topology.count(count) * count // slots * others
+        if slots == 1 or permutes <= MOST_PERMUTES:
+            return []
+        return [
+            f"{count} regions in groups of {others + 1} on {slots} region slots of the mesh make a "
+            f"program of {permutes} transfers, more than {MOST_PERMUTES}: use a mesh of one region "
+            "slot"
+        ]
+
+    def means(self, payload_R, anchor_R, weight_R, draw, like, specs):
+        """Weighted means over each region's group, summed in order of the regions (traced).
+
+        Bit-identical on every mesh when the weights are equal. A region of weight 0 contributes
+        nothing, even when its values are not finite; one without a partner gets its own values
+        exactly.
+
+        Args:
+          payload_R: what travels, leaves `[R, ...]`; anchor_R: fp32 leaves `[R, ...]`.
+          weight_R: float32 `[R]`, not negative, not normalised.
+          draw: see `draw`.
+          like: shapes of one region's fragment; specs: `PartitionSpec` of its leaves.
+
+        Returns:
+          (mean of what the payloads decode to, mean of the anchors, bool `[R]`: somebody in the
+          group has a weight); fp32 leaves `[R, ...]`, 0 where nobody has.
+        """
+        dense = {"anchor": anchor_R, "weight": weight_R}
+        dense_specs = {"anchor": specs, "weight": P()}
+        if self.codec is None:
+            dense["payload"], dense_specs["payload"] = payload_R, specs
+        members = self._members(dense, draw, dense_specs)
+        weight_RxN = jnp.stack([m["weight"] for m in members], axis=1)
+        weight_RxN = _relative(jnp.where(self._present(draw), weight_RxN, 0.0))
+        counts_R = jnp.max(weight_RxN, axis=1) > 0
+        anchor = _weighted_mean([m["anchor"] for m in members], weight_RxN)
+        if self.codec is None:
+            delta = _weighted_mean([m["payload"] for m in members], weight_RxN)
+            return delta, anchor, counts_R
+        coded = self._members(payload_R, draw, None)
+        together = jax.tree.map(lambda *rows: jnp.stack(rows, axis=1), *coded)
+
+        def aggregate(payload_N, weight_N):
+            return self.codec.aggregate(payload_N, weight_N, like)
+
+        return self.regions.lift(aggregate, (0, 0))(together, weight_RxN), anchor, counts_R
+
+    def _table(self, number: int) -> np.ndarray:
+        partition = self.topology.partition(number, self.regions.count)
+        return member_table(partition, self.topology.group_size)
+
+    def _tables(self) -> np.ndarray:
+        """Of every partition, int32 `[partitions, R, n]`."""
+        return np.stack([self._table(i) for i in range(self.topology.count(self.regions.count))])
+
+    def _present(self, draw) -> jax.Array:
+        """Bool `[R, n]`: whether a region has a k-th member in its group."""
+        table_RxN = draw if self.regions.slots == 1 else jnp.asarray(self._tables())[draw]
+        return table_RxN >= 0
+
+    def _members(self, tree_R: PyTree, draw, specs: PyTree | None) -> list[PyTree]:
+        """The k-th member's rows for every region: n trees of leaves `[R, ...]`.
+
+        A region without a k-th member gets its own row in its place.
+        """
+        if self.regions.slots > 1:
+            return self._travel(tree_R, draw, specs)
+        own = jnp.arange(self.regions.count, dtype=draw.dtype)[:, None]
+        index_RxN = jnp.where(draw < 0, own, draw)
+        columns = [index_RxN[:, k] for k in range(self.topology.group_size)]
+        return [jax.tree.map(lambda x, i=i: x[i], tree_R) for i in columns]
+
+    def _travel(self, tree_R: PyTree, number, specs: PyTree | None) -> list[PyTree]:
+        """`_members` between slots: one branch a partition."""
+        plans = [plan(table, self.regions.slots) for table in self._tables()]
+        leaves, treedef = jax.tree.flatten(tree_R)
+        mesh = self.regions.mesh
+        # Leaves of a codec lie inside a region as the compiler likes; the others as `specs` says.
+        # Where a device sees its whole shard, all of it travels in one buffer of each type.
+        packed = specs is not None or mesh.size == self.regions.slots
+        manual = {"axis_names": {REGION}} if specs is None else {}
+        inner = [P()] * len(leaves) if specs is None else treedef.flatten_up_to(specs)
+        where = [P(REGION, *spec) for spec in inner]
+
+        def slot(number, *leaves_L):
+            rows = _pack(leaves_L) if packed else list(leaves_L)
+            branches = [lambda rows, p=p: _fetch(p, rows) for p in plans]
+            found = jax.lax.switch(number, branches, rows)
+            if packed:
+                found = [_unpack(one, leaves_L) for one in found]
+            return [treedef.unflatten(one) for one in found]
+
+        return jax.shard_map(
+            slot,
+            mesh=mesh,
+            in_specs=(P(), *where),
+            out_specs=[treedef.unflatten(where)] * self.topology.group_size,
+            check_vma=False,
+            **manual,
+        )(number, *leaves)
+
+
+def _fetch(permutes: Permutes, rows: list[jax.Array]) -> list[list[jax.Array]]:
+    """Move rows `[L, ...]` between slots; the k-th members' rows for each k."""
+    slot = jax.lax.axis_index(REGION)
+    send, take = jnp.asarray(permutes.send), jnp.asarray(permutes.take)
+    pools = []
+    for own in rows:
+        got = [
+            jax.lax.ppermute(own[send[turn, slot]][None], REGION, pairs)
+            for turn, pairs in enumerate(permutes.pairs)
+        ]
+        pools.append(jnp.concatenate([own, *got]))
+    take_LxN = take[slot]
+    return [[pool[take_LxN[:, k]] for pool in pools] for k in range(take_LxN.shape[1])]
+
+
+def _pack(leaves_L: Sequence[jax.Array]) -> list[jax.Array]:
+    """All leaves `[L, ...]` of one type side by side, `[L, M]`, for each type in turn."""
+    return [
+        jnp.concatenate([x.reshape(x.shape[0], -1) for x in leaves_L if x.dtype == dtype], axis=1)
+        for dtype in dict.fromkeys(x.dtype for x in leaves_L)
+    ]
+
+
+def _unpack(buffers_L: Sequence[jax.Array], like_L: Sequence[jax.Array]) -> list[jax.Array]:
+    """Inverse of `_pack`."""
+    parts = {}
+    for buffer in buffers_L:
+        like = [x for x in like_L if x.dtype == buffer.dtype]
+        ends = np.cumsum([x[0].size for x in like])[:-1]
+        split = zip(jnp.split(buffer, ends, axis=1), like)
+        parts[buffer.dtype] = iter([part.reshape(x.shape) for part, x in split])
+    return [next(parts[x.dtype]) for x in like_L]
+
+
+def _relative(weight_RxN: jax.Array) -> jax.Array:
+    """Weights as shares of the group's largest: exactly 1 for a region alone."""
+    largest = jnp.max(weight_RxN, axis=1, keepdims=True)
+    return jnp.where(largest > 0, weight_RxN / jnp.where(largest > 0, largest, 1.0), 0.0)
+
+
+def _weighted_mean(members: list[PyTree], weight_RxN: jax.Array) -> PyTree:
+    """Mean over the n members, one after the other; weight 0 silences NaN and inf."""
+    total_R = functools.reduce(jnp.add, weight_RxN.T)
+    scale_R = jnp.where(total_R > 0, 1.0 / jnp.where(total_R > 0, total_R, 1.0), 0.0)
+
+    def wide(x_R, leaf):
+        return x_R.reshape(-1, *(1,) * (leaf.ndim - 1))
+
+    def one(*rows):
+        weights = [wide(weight_RxN[:, k], row) for k, row in enumerate(rows)]
+        terms = [jnp.where(w > 0, row * w, 0.0) for w, row in zip(weights, rows)]
+        return functools.reduce(jnp.add, terms) * wide(scale_R, rows[0])
+
+    return jax.tree.map(one, *members)

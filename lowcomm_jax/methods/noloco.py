@@ -1,0 +1,87 @@
+r"""NoLoCo (arXiv 2506.10911): no all-reduce at all; regions average in small random groups.
+
+Every H steps the regions are dealt into groups G of n by a seeded draw that all of them know.
+Each keeps an anchor and a momentum of its own:
+
+.. math::
+   \delta_i \leftarrow \alpha\,\delta_i - \frac{\beta}{n} \sum_{j \in G} \Delta_j
+     - \gamma \Big(\phi_i - \frac1n \sum_{j \in G} \phi_j\Big), \qquad
+   \phi_i \leftarrow \phi_i + \delta_i, \qquad \theta_i \leftarrow \phi_i
+
+with Delta_j = phi_j - theta_j. The regions are never equal, only kept close; the model is any of
+them or, as `global_params` gives it, their mean.
+
+====== ========================================== ===========
+symbol meaning                                    argument
+====== ========================================== ===========
+H      inner steps between exchanges              `period`
+n      regions in a group                         `group_size`
+alpha  outer momentum                             `alpha`
+beta   outer learning rate                        `beta`
+gamma  pull towards the group                     `gamma`
+====== ========================================== ===========
+
+What travels: Delta, coded, at the boundary, for which the partner waits; and phi, in fp32, which is
+known as soon as the round before has landed and is sent then, to the next round's partner, hidden
+behind H inner steps. phi does not go through the codec: the regions could come no closer to one
+another than its rounding. Before the first round all anchors are equal and none travels.
+
+An absent region counts in no mean: its partner goes on as if alone, with its own Delta and its own
+anchor. The absent region's anchor moves by its group's mean and its local values stay. A region
+that sits a round out (R is odd, or n does not divide it) is alone with its own Delta and anchor.
+
+Differs from the paper: its code ties gamma to beta and takes no look-ahead although it calls the
+rule Nesterov; here gamma is free, that form is `heavy_ball`, and `nesterov` is the look-ahead.
+Coefficients under which the regions drift apart are refused (`outer.gossip_stability`, where the
+limit also differs from the paper's). Groups as in `topology`. Anchors and momentum stay in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowcomm_jax import outer as outer_rules
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.outer.gossip import Variant, gossip_problems
+from lowcomm_jax.outer.gossip_stability import Consensus
+from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.topology import Gossip
+
+
+def noloco(
+    period: int,
+    group_size: int = 2,
+    alpha: float = 0.5,
+    beta: float = 0.7,
+    gamma: float = 0.7,
+    seed: int = 0,
+    variant: Variant = "heavy_ball",
+    codec: Any = None,
+    inner_batching: Any = None,
+) -> Method:
+    """Average with one small random group a round.
+
+    Args:
+      period: H; the paper's runs use 50, half of its DiLoCo's.
+      group_size: n, from 2 to the number of regions.
+      alpha: outer momentum. DiLoCo's 0.9 needs a smaller gamma than 0.7.
+      beta: outer learning rate.
+      gamma: pull towards the group; its range depends on alpha, n and the number of regions.
+      seed: of the groups.
+      variant: `heavy_ball` (the paper's code) or `nesterov` (look-ahead).
+      codec: wire codec of the pseudo-gradients; None = dense fp32. Anchors travel in fp32.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
+    """
+    problems = gossip_problems(alpha, beta, gamma, variant)
+    sound = not problems
+    return Method(
+        name="noloco",
+        schedule=Staggered(period),
+        outer=outer_rules.gossip(alpha, beta, gamma, variant) if sound else None,
+        codec=codec,
+        inner_batching=inner_batching,
+        anchors="per_region",
+        topology=Gossip(group_size, seed),
+        consensus=Consensus(alpha, gamma, group_size, variant) if sound else None,
+        problems=tuple(problems),
+    )
