@@ -17,7 +17,6 @@ import numpy as np
 from rich.console import Console
 
 from experiments.plan_config import COMPARISONS, read
-from experiments.plan_model import compiled_bytes
 from experiments.plan_show import picture, show
 from lowcomm_jax.network import BASELINE
 from lowcomm_jax.network.links import Network
@@ -48,6 +47,8 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> di
     seconds = time.perf_counter() - started
     compiled = None
     if fields["compile"]:
+        from experiments.plan_compile import compiled_bytes  # slow to import
+
         name = request.model.preset
         compiled = compiled_bytes(name, work.mesh, work.microbatch_tokens, work.remat)
     result = {

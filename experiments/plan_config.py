@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from experiments.plan_model import PlanModel, compile_violations, read_model
+from experiments.plan_model import PlanModel, read_model
 from lowcomm_jax.network import reproduction
 from lowcomm_jax.network.errors import collect, raise_all
 from lowcomm_jax.network.links import Network
@@ -87,6 +87,8 @@ def read(config: Mapping[str, Any]) -> Request:
     wrong_mesh = mesh_violations(fields["mesh"], layers)
     methods = _methods(fields["methods"], layers, found) if "methods" in fields else ()
     if fields["compile"] is True and model is not None and not wrong_mesh:
+        from experiments.plan_compile import compile_violations  # slow to import
+
         found += compile_violations(model, fields["mesh"], fields["microbatch_tokens"])
     raise_all("plan config", found + wrong_mesh)
     return Request(fields, _workload(fields, model, network), methods, model)

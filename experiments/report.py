@@ -86,6 +86,12 @@ def show(
         replayed = [on_network(r, links, step_seconds, p) for r, p in zip(runs, pictures)]
         console.print(virtual_table([run.name for run in runs], replayed))
         console.print(f"{BASELINE}, on the same clock.", highlight=False)
+        for run in (run for run, virtual in zip(runs, replayed) if virtual.uneven):
+            console.print(
+                f"{run.name}: its regions step at different rates. With a network whose compute_s "
+                "says nothing of it, those that step more seldom wait for their peers.",
+                highlight=False,
+            )
         for path in pictures:
             console.print(f"timeline: {path}", highlight=False, soft_wrap=True)
 

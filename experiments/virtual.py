@@ -28,12 +28,14 @@ class Virtual:
       network: its name; step_seconds: seconds of one region's inner step.
       clock: wall-clock, utilisation, waits, bytes.
       allreduce_s: wall-clock of `network.BASELINE` for as many steps, on the same clock.
+      uneven: whether regions made different numbers of inner steps.
     """
 
     network: str
     step_seconds: float
     clock: ClockReport
     allreduce_s: float
+    uneven: bool
 
 
 def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
@@ -79,7 +81,9 @@ def on_network(
         save_picture(clock.timeline(), picture, title)
     baseline = VirtualClock(network)
     every_step(baseline, 1, steps, 4 * run.header["trained_params"])
-    return Virtual(network.name, seconds, clock.report(), float(baseline.now_R.max()))
+    uneven = any("active" in row for row in run.steps)
+    wall = float(baseline.now_R.max())
+    return Virtual(network.name, seconds, clock.report(), wall, uneven)
 
 
 def _own_step_seconds(run: RunLog) -> float:

@@ -200,6 +200,7 @@ class VirtualClock:
         for flight in self.transit.payload(key).sent:
             self._wait(flight, wanted_R, stall_R)
         self.transit.landed(key, float(self.now_R.min()))
+        self._skip_what_is_there()
         return stall_R
 
     def catch_up(self, regions: Iterable[int]) -> np.ndarray:
@@ -216,6 +217,22 @@ class VirtualClock:
                 self._wait(flight, wanted_R, stall_R)
             self.transit.settle(float(self.now_R.min()))
         return stall_R
+
+    def _skip_what_is_there(self) -> None:
+        """Forget what regions owe a wait and already have, or it would pile up for those that never
+        land anything.
+        """
+        if not self.transit.owed:
+            return
+        for flight in self.transit.owed:
+            index_M = np.array(flight.members)
+            ready_M = self.transit.ready(flight, np.ones(len(index_M), bool))
+            there_M = flight.waiting_M & (ready_M <= self.now_R[index_M])
+            flight.waiting_M = flight.waiting_M & ~there_M
+            if self.recorder is not None:
+                begin, label = flight.start_s, str(flight.key)
+                self.recorder.travel(label, index_M[there_M], begin, ready_M[there_M])
+        self.transit.settle(float(self.now_R.min()))
 
     def _chosen(self, regions: Iterable[int]) -> np.ndarray:
         chosen_R = np.zeros(self.network.size, bool)
@@ -241,7 +258,7 @@ class VirtualClock:
         stall_M = np.maximum(ready_M - now_M, 0.0)
         peers_M = np.minimum(np.maximum(start_s - now_M, 0.0), stall_M)
         if self.recorder is not None:
-            self.recorder.landing(label, index_M.tolist(), start_s, now_M, peers_M, ready_M)
+            self.recorder.landing(label, index_M, start_s, now_M, peers_M, ready_M)
         self.now_R[index_M] = np.maximum(now_M, ready_M)
         self.peers_R[index_M] += peers_M
         self.exposed_R[index_M] += stall_M - peers_M

@@ -117,12 +117,7 @@ def _from_mapping(given: Mapping) -> Network:
     delay_RxR = _matrix("delay_ms", spec.get("delay_ms", 0.0), count, symmetric, names, found)
     loss_RxR = _matrix("loss", spec.get("loss", 0.0), count, symmetric, names, found)
     matrices = {"bandwidth_gbps": bandwidth_RxR, "delay_ms": delay_RxR, "loss": loss_RxR}
-    links = spec.get("links", ())
-    if not isinstance(links, Sequence) or isinstance(links, str):
-        found.append(f"links is {links!r}: use a list of {_LINK}")
-        links = ()
-    for number, link in enumerate(links):
-        _override(f"links[{number}]", link, names, matrices, found)
+    _overrides(spec.get("links", ()), names, matrices, found)
     egress_R = _vector("egress_gbps", spec.get("egress_gbps"), count, found)
     ingress_R = _vector("ingress_gbps", spec.get("ingress_gbps"), count, found)
     compute_R = _vector("compute_s", spec.get("compute_s", 1.0), count, found)
@@ -226,6 +221,15 @@ def _matrix(label, value, count: int, symmetric: bool, names, found: list[str]) 
             for i, j in np.argwhere(np.triu(matrix_RxR != matrix_RxR.T))
         ]
     return matrix_RxR
+
+
+def _overrides(links: Any, names, matrices: dict[str, np.ndarray], found: list[str]) -> None:
+    """Put the links of single pairs into the matrices."""
+    if not isinstance(links, Sequence) or isinstance(links, str):
+        found.append(f"links is {links!r}: use a list of {_LINK}")
+        return
+    for number, link in enumerate(links):
+        _override(f"links[{number}]", link, names, matrices, found)
 
 
 def _override(

@@ -33,12 +33,20 @@ class Recorder:
         self.bars.append(Bar(region, kind, float(begin_s), float(end_s), label))
         self.since_R[region] = end_s
 
-    def landing(self, label: str, members: list[int], start_s: float, now_M, peers_M, ready_M):
+    def travel(self, label: str, members: np.ndarray, start_s: float, ready_M: np.ndarray) -> None:
+        """Note when bytes travelled to their receivers."""
+        begin = max(start_s, self.begin_s)
+        for member, ready in zip(members.tolist(), ready_M.tolist(), strict=True):
+            self.bars.append(Bar(member, "send", begin, ready, label))
+
+    def landing(self, label: str, members: np.ndarray, start_s: float, now_M, peers_M, ready_M):
         """Note when bytes travelled, who waited for peers and for bytes, and the landings."""
-        rows = zip(members, now_M.tolist(), peers_M.tolist(), ready_M.tolist(), strict=True)
+        self.travel(label, members, start_s, ready_M)
+        rows = zip(
+            members.tolist(), now_M.tolist(), peers_M.tolist(), ready_M.tolist(), strict=True
+        )
         for member, now, peers, ready in rows:
             landed = max(now, ready)
-            self.bars.append(Bar(member, "send", max(start_s, self.begin_s), ready, label))
             self.bars.append(Bar(member, "land", landed, landed, label))
             self.pause("peers", member, now, now + peers, label)
             self.pause("wait", member, now + peers, ready, label)

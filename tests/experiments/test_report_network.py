@@ -40,7 +40,7 @@ def test_hours_utilisation_and_allreduce_by_hand(tmp_path):
     assert virtual.clock.wall_s == pytest.approx(12 * STEP + 3 * 2.0)
     assert virtual.clock.utilisation == pytest.approx(12 * STEP / (12 * STEP + 3 * 2.0))
     assert virtual.allreduce_s == pytest.approx(12 * (STEP + 2.0))
-    assert (tmp_path / "timeline.png").stat().st_size > 1000
+    assert (tmp_path / "timeline.png").stat().st_size > 1000 and not virtual.uneven
 
 
 def test_slower_regions_stay_slower():
@@ -62,6 +62,15 @@ def test_the_baseline_meets_the_same_jitter():
     )
     virtual = on_network(run(period=1), noisy, STEP, None)
     assert virtual.clock.wall_s == pytest.approx(virtual.allreduce_s, rel=1e-12)
+
+
+def test_uneven_regions_compute_only_their_own_steps():
+    slow = run()
+    for row in slow.steps:
+        row["active"] = [True, True, row["step"] % 2 == 0]
+    virtual = on_network(slow, network(2.0), STEP, None)
+    assert virtual.uneven
+    assert virtual.clock.compute_R == pytest.approx([12 * STEP, 12 * STEP, 6 * STEP])
 
 
 def test_everything_that_does_not_fit_is_refused_together():
