@@ -17,13 +17,14 @@ from lowcomm_jax.network.routes import ROUTES
 from lowcomm_jax.network.shapes import Param
 
 BLOCK = 256  # elements that share one fp32 scale in the block quantisers
+SPARSE = "topk_2bit"
 BITS = {
     "fp32": 32.0,
     "bf16": 16.0,
     "int8": 8.0 + 32.0 / BLOCK,
     "int4": 4.0 + 32.0 / BLOCK,
     "e3m0": 4.0 + 32.0 / BLOCK,
-    "topk_2bit": 64.0 * (12 + 2) / 4096.0,
+    SPARSE: 64.0 * (12 + 2) / 4096.0,
 }
 LOW_RANK = "low_rank_int4"
 CODECS = (*BITS, LOW_RANK)
@@ -78,12 +79,17 @@ class PlanMethod:
 
     @property
     def travels(self) -> str:
-        """Give the route: dense payloads are reduced by slices, coded ones handed to everyone, as
-        `exchange.MeshExchange` does.
+        """Give the route, as the exchange does (`compression.two_shot.route`, where two-shot sends
+        less from three regions on): dense and quantised payloads are reduced by slices; sparse and
+        low-rank payloads, codecs known by their bytes alone, and payloads of which a region uses its own
+        part are handed to everyone.
         """
         if self.route is not None:
             return self.route
-        return "two_shot" if self.codec == "fp32" else "all_gather"
+        if self.codec == "fp32":
+            return "two_shot"
+        whole = self.eager or self.codec in (LOW_RANK, SPARSE) or not isinstance(self.codec, str)
+        return "all_gather" if whole or self.payload_nbytes is not None else "two_shot"
 
     def payload_bytes(self, params: Sequence[Param]) -> float:
         """Give the bytes of one region's payload for the whole model."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lowcomm_jax
-from lowcomm_jax.compression import make
+from lowcomm_jax.compression import make, route
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.network import preset, sync_seconds, uniform
 from lowcomm_jax.network.plan_methods import PRESETS, PlanMethod, plan_method
@@ -177,12 +177,15 @@ def test_automatic_overlap_hides_the_transfer():
 
 
 def test_the_baseline_is_the_exchange_that_really_runs():
-    """Dense payloads two-shot, coded ones handed to everyone, as the exchange says itself."""
-    regions = lowcomm_jax.regions.Regions(2, lowcomm_jax.make_mesh(devices=jax.devices()[:1]))
-    like = {"w": jax.ShapeDtypeStruct((8, 3), np.float32)}
-    for codec, name in ((None, "fp32"), (make("int8"), "int8")):
-        traffic = MeshExchange(regions, codec).traffic(like, np.ones(2, bool))
-        assert PlanMethod("mine", codec=name).travels == traffic.route
+    """Dense and quantised payloads two-shot, factors to everyone, as the exchange says itself."""
+    regions = lowcomm_jax.regions.Regions(3, lowcomm_jax.make_mesh(devices=jax.devices()[:1]))
+    like = {"w": jax.ShapeDtypeStruct((60, 63), np.float32)}
+    traffic = MeshExchange(regions, None).traffic(like, np.ones(3, bool))
+    assert PlanMethod("mine", codec="fp32").travels == traffic.route
+    for name in ("int8", "bf16", "e3m0", "low_rank_int4"):
+        chosen = route(make(name), [like], 3)
+        traffic = MeshExchange(regions, chosen.codec).traffic(like, np.ones(3, bool))
+        assert PlanMethod("mine", codec=name).travels == chosen.name == traffic.route, name
     network = preset("us_4_regions").with_compute(0.5)
     work = Workload(MODELS["35m"].shapes(), 1e9, 1e5, network)
     row, ring = plan(work, [PRESETS["allreduce"], replace(PRESETS["allreduce"], route="ring")])
