@@ -81,8 +81,8 @@ class PlanMethod:
     def travels(self) -> str:
         """Give the route, as the exchange does (`compression.two_shot.route`, where two-shot sends
         less from three regions on): dense and quantised payloads are reduced by slices; sparse and
-        low-rank payloads, codecs known by their bytes alone, and payloads of which a region uses its own
-        part are handed to everyone.
+        low-rank payloads, codecs known by their bytes alone, and payloads of which a region uses
+        its own part are handed to everyone.
         """
         if self.route is not None:
             return self.route
