@@ -175,4 +175,5 @@ def make_engine(job: Job, model: Model) -> Engine:
         outlier_factor=guards["outlier_factor"],
         max_update_norm=guards["max_update_norm"],
         block=job.config["block"],
+        offload=job.config["offload"],
     )

@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.engine import global_params, region_params
+from lowcomm_jax.offload import fetch
 from lowcomm_jax.state import TrainState
+from lowcomm_jax.views import global_params, region_params
 
 PyTree = Any
 
@@ -34,7 +35,7 @@ def variance(state: TrainState) -> jax.Array:
     def one(x_A):
         return jnp.sum(jnp.square(x_A - x_A.mean(axis=0, keepdims=True))) / x_A.shape[0]
 
-    return sum(one(x_A) for x_A in state.anchor.values())
+    return sum(one(x_A) for x_A in fetch(state.anchor).values())
 
 
 def contraction(variances: Sequence[float]) -> float | None:

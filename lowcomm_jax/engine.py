@@ -61,6 +61,7 @@ class Engine:
         metric `skipped`), so that a bad batch cannot poison its parameters and moments.
       outlier_factor, max_update_norm: see `guard.Guard`.
       block: steps staged on the device at once by `run`.
+      offload: keep anchor, outer state, residuals and snapshots in pinned host memory.
 
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
@@ -87,6 +88,7 @@ class Engine:
         outlier_factor: float | None = None,
         max_update_norm: float | None = None,
         block: int = 16,
+        offload: bool = False,
     ):
         if mesh is None:
             mesh = default_mesh(regions if isinstance(regions, int) and regions > 0 else 1)
@@ -100,6 +102,8 @@ class Engine:
         problems += counting_problems(accumulate=accumulate, block=block)
         if exchange != "mesh":
             problems.append(f"exchange={exchange!r}: only 'mesh' is available")
+        if offload and method.signal == "gradient":
+            problems.append(f"offload: {method.name} needs its anchor at every step; leave it out")
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
         self.recipe = Recipe(
@@ -114,6 +118,7 @@ class Engine:
             accumulate=accumulate,
             skip_nonfinite=skip_nonfinite,
             network=None if self.clock is None else self.clock.network,
+            offload=offload,
         )
         self.weights = weights if isinstance(weights, str) else np.asarray(weights, np.float32)
         region = self.regions.sharding(REGION)
@@ -276,25 +281,3 @@ class Engine:
                 f"participants has shape {mask.shape}: give one bool per region ({count})"
             )
         return mask
-
-
-def global_params(state: TrainState) -> PyTree:
-    """The anchor Theta in the user's tree structure (mean over anchors if there are several).
-
-    This is what you would ship and evaluate; fp32 for trained leaves. Non-trainable leaves come
-    from region 0.
-    """
-    anchor = {k: x.mean(axis=0) for k, x in state.anchor.items()}
-    buffers = {k: x[0] for k, x in state.inner.buffers.items()}
-    return state.layout.tree({**anchor, **buffers, **state.frozen})
-
-
-def region_params(state: TrainState) -> PyTree:
-    """Every region's own values theta, leaves `[R, ...]`, in the user's tree structure.
-
-    A copy: the state's own arrays are donated to the next step.
-    """
-    count = state.inner.step.shape[0]
-    frozen = {k: jax.numpy.broadcast_to(x, (count, *x.shape)) for k, x in state.frozen.items()}
-    own = jax.tree.map(jax.numpy.copy, {**state.inner.params, **state.inner.buffers})
-    return state.layout.tree({**own, **frozen})

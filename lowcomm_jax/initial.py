@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax import fragments as fragmentation
+from lowcomm_jax.offload import stow
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.regions import REGION
 from lowcomm_jax.sharding import leaf_shardings, optimizer_shardings
@@ -23,7 +24,7 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
     shared = regions.sharding()
     count = regions.count
     anchor = _anchor(programs, layout.select(params, "train"))
-    return TrainState(
+    state = TrainState(
         inner=_inner(programs, params),
         frozen=jax.device_put(layout.select(params, "frozen"), shared),
         anchor=anchor,
@@ -35,6 +36,14 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
         in_flight={},
         clock=Clock.start(k, count, programs.method.schedule.start()),
         layout=layout,
+    )
+    if not recipe.offload:
+        return state
+    return state.replace(
+        anchor=stow(state.anchor),
+        received=stow(state.received),
+        outer=stow(state.outer),
+        codec=stow(state.codec),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
+from lowcomm_jax import offload
 from lowcomm_jax.compression import Codec, route
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
@@ -46,6 +47,7 @@ class Recipe:
     accumulate: int
     skip_nonfinite: bool
     network: Network | None
+    offload: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +119,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         out = (inner_shardings(recipe, layout, shapes, specs), regions.sharding(REGION))
         block = make_inner_program(step, regions)
         block = jax.jit(block, donate_argnums=0, static_argnames="single", out_shardings=out)
-    return Programs(
+    programs = Programs(
         recipe=recipe,
         method=method,
         step=step,
@@ -137,6 +139,20 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         average=jax.jit(rounds.average_buffers, donate_argnames="buffers"),
         drift=jax.jit(rounds.drift, static_argnames="names_K"),
         mean_header=jax.jit(rounds.mean_header),
+    )
+    return offloaded(programs) if recipe.offload else programs
+
+
+def offloaded(programs: Programs) -> Programs:
+    """The programs around state that lives on the host (`initial.initial_state` puts it there)."""
+    return dataclasses.replace(
+        programs,
+        send=offload.around(programs.send, (1, 2), offload.stow_sent),
+        move=offload.around(programs.move, (0, 1), offload.stow_moved),
+        adopt=offload.around(programs.adopt, (1, 3)),
+        restart=offload.around(programs.restart, (1,)),
+        receive=offload.around(programs.receive, (0, 1), offload.stow),
+        drift=offload.around(programs.drift, (1,)),
     )
 
 

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.checkpoint.leaves import FLIGHT_ARRAYS, named_leaves, state_leaves, to_host
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.offload import HOST
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.regions import REGION
 from lowcomm_jax.state import InFlight, TrainState
@@ -83,6 +84,8 @@ def _abstract_flight(programs: Programs, record: dict) -> InFlight:
         shape = (regions.count, *leaf.shape)
         spec = _fitting(record["specs"].get(name, [REGION]), shape, regions.mesh)
         sharding = NamedSharding(regions.mesh, spec)
+        if programs.recipe.offload and name.startswith("snapshot/"):
+            sharding = sharding.with_memory_kind(HOST)
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 
     for part, tree in parts.items():
