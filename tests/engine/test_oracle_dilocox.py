@@ -102,16 +102,15 @@ def test_int4_factors():
 
 
 ADAPTIVE = [
-    {"window": 2, "energy": 0.8},
-    {"window": 1, "energy": 0.7, "shortest": 2},
-    {"window": 3, "energy": 0.6, "floor": 2},
-    {"window": 1, "energy": 0.5, "probe": 2},
+    (1, {"window": 2, "energy": 0.8}),
+    (0, {"window": 1, "energy": 0.7, "shortest": 2}),
+    (1, {"window": 3, "energy": 0.6, "floor": 2}),
+    (1, {"window": 1, "energy": 0.5, "probe": 2}),
 ]
 
 
-@pytest.mark.parametrize("settings", ADAPTIVE)
-@pytest.mark.parametrize("delay", [0, 1])
-def test_rank_and_period_follow_the_measured_rank(settings, delay):
+@pytest.mark.parametrize("delay,settings", ADAPTIVE)
+def test_rank_and_period_follow_the_measured_rank(delay, settings):
     period, steps, regions = 6, 48, 3
     rule = lc.methods.AdaGradCmp(**{"shortest": 1, "floor": 1, **settings})
     method = lc.methods.dilocox(period, codec(), RANK, delay, rule, CALM["engine"])
