@@ -62,7 +62,7 @@ def _drain(trips: RoundTrips, state, p: int, step: int, events, sent: int | None
         if flight.fragment != p or (sent is not None and flight.sent != sent):
             continue
         own = None
-        if trips.method.anchors == "per_region":
+        if trips.method.anchors == "per_region" and trips.schedule.land_after_send:
             own = boundary.own_parts(flight, None)
         state, values = trips.move(state, p, flight.payload, flight.weight, own, if_news=True)
         state = trips.adopt(state, p, flight, flight.takes_part, step)

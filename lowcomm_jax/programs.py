@@ -31,7 +31,7 @@ class Recipe:
     """What the user asked for; the same for every parameter layout."""
 
     loss_fn: Callable
-    inner: optax.GradientTransformation
+    inner: optax.GradientTransformation  # with gradient exchange, behind the method's outer rule
     method: Method
     regions: Regions
     guard: Guard
@@ -110,7 +110,9 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         block=block,
         send=jax.jit(rounds.send, static_argnames="keep", donate_argnames="codec_state"),
         move=jax.jit(
-            rounds.move, donate_argnames=("anchor", "outer_state"), static_argnames="if_news"
+            rounds.move,
+            donate_argnames=("anchor", "outer_state", "codec_state"),
+            static_argnames="if_news",
         ),
         adopt=jax.jit(rounds.adopt, donate_argnames=("params", "landing_state")),
         restart=jax.jit(rounds.restart),

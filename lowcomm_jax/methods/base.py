@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import optax
 
+from lowcomm_jax import compression
 from lowcomm_jax.fragments import Pattern
 from lowcomm_jax.schedule import Schedule
 
@@ -19,10 +20,10 @@ class Method:
     Attributes:
       name: label in tables, metrics and checkpoints.
       schedule: which fragment leaves when, and lands when.
-      outer: Optax transform of the mean pseudo-gradient; None with `signal="gradient"`, where the
-        inner optimizer takes its place.
+      outer: Optax transform of the mean pseudo-gradient; with `signal="gradient"` what the mean
+        gradient goes through before the inner optimizer (None = nothing).
       landing: Optax transform of the progress made in flight; None = replace.
-      codec: what travels; None = dense fp32.
+      codec: what travels, a codec or a name of `compression.make`; None = dense fp32.
       anchors: `shared` by all regions, or one `per_region`.
       base: what a pseudo-gradient is measured against: the `anchor` of now, or the anchor as the
         region `received` it last. With `received` contributions are applied one by one, in region
@@ -50,6 +51,10 @@ class Method:
     inner_batching: Any = None
     problems: tuple[str, ...] = ()
 
+    def __post_init__(self):
+        if self.codec is not None:
+            object.__setattr__(self, "codec", compression.make(self.codec))
+
     def violations(self, regions: int) -> list[str]:
         named = [
             ("rest", self.rest, ("own", "dealt")),
@@ -64,4 +69,9 @@ class Method:
         ]
         if self.inner_batching is not None:
             wrong.append(f"inner_batching={self.inner_batching!r}: only None, a fixed batch, works")
+        own_anchors = self.anchors == "per_region" and self.signal == "progress"
+        fits = own_anchors and not self.schedule.land_after_send
+        if self.codec is not None and self.codec.personal and not fits:
+            needed = "anchors='per_region', signal='progress' and a landing before the next send"
+            wrong.append(f"codec {self.codec.name} needs {needed}")
         return [*self.problems, *wrong, *self.schedule.violations(regions)]
