@@ -4,10 +4,14 @@ from lowcomm_jax.methods.async_local_sgd import async_local_sgd
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.cocodc import cocodc
 from lowcomm_jax.methods.ddp import ddp
+from lowcomm_jax.methods.decoupled_momentum import decoupled_momentum
 from lowcomm_jax.methods.delayed_diloco import delayed_diloco
+from lowcomm_jax.methods.demo import demo
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.methods.eager_diloco import eager_diloco
 from lowcomm_jax.methods.local_sgd import local_sgd
+from lowcomm_jax.methods.muloco import muloco
+from lowcomm_jax.methods.sparseloco import sparseloco
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 
 __all__ = [
@@ -15,9 +19,13 @@ __all__ = [
     "async_local_sgd",
     "cocodc",
     "ddp",
+    "decoupled_momentum",
     "delayed_diloco",
+    "demo",
     "diloco",
     "eager_diloco",
     "local_sgd",
+    "muloco",
+    "sparseloco",
     "streaming_diloco",
 ]

@@ -73,5 +73,8 @@ def check_what_is_in_flight(halves):
     assert np.all(halves["cocodc"]["rate"] > 0)
     assert len(set(halves["diloco"]["inner/tokens"].ravel())) == 3
     assert halves["eager"]["anchor/a"].shape[0] == 3
-    for name in ("ddp", "streaming_partly"):
+    for name in ("ddp", "streaming_partly", "sparseloco", "muloco", "demo"):
         assert np.any(halves[name]["codec/0/residual/a"] != 0), name
+    as_coded = halves["as_coded"]
+    assert np.any(as_coded["codec/0/feedback/residual/a"]) and np.any(as_coded["codec/0/own/a"])
+    assert len({x.tobytes() for x in as_coded["anchor/a"]}) == 3

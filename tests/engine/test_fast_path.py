@@ -19,6 +19,10 @@ METHODS = {
     "eager": lambda: lc.methods.eager_diloco(4),
     "delayed": lambda: lc.methods.delayed_diloco(4),
     "cocodc": lambda: lc.methods.cocodc(6, 3, 2, pattern="balanced"),
+    "sparseloco": lambda: lc.methods.sparseloco(5, k=2, block=4),
+    "muloco": lambda: lc.methods.muloco(5, bits=2),
+    "demo": lambda: lc.methods.demo(k=3),
+    "as_coded": lambda: lc.methods.decoupled_momentum(5, "as_coded", k=3),
 }
 
 

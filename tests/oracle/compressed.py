@@ -113,14 +113,14 @@ def run_decoupled(
     lr: float = 0.7,
     **who,
 ) -> Trajectory:
-    """Run decoupled momentum (arXiv 2510.03371), the mean of the decoded payloads descended.
+    """Run decoupled momentum (arXiv 2510.03371), descending along what was sent.
 
-    e_r <- decay e_r + Delta_r; send the top cosine coefficients; e_r <- e_r - sent;
-    Theta <- Theta - lr mean sent.
+    e_r <- decay e_r + Delta_r; send the top cosine coefficients; e_r <- e_r - sent; q =
+    coefficients averaged over their senders, decoded; Theta <- Theta - lr q.
     """
 
-    codec = CosineTopK(k, block)
-    return _rounds(params, batches, period, inner, codec, decay, _descend(lr), **who)
+    codec, mean = CosineTopK(k, block), mean_over_senders
+    return _rounds(params, batches, period, inner, codec, decay, _descend(lr), mean=mean, **who)
 
 
 def _descend(lr: float) -> Callable:
@@ -139,6 +139,7 @@ def _rounds(
     decay,
     step,
     *,
+    mean: Mean = mean_over_regions,
     participants=None,
     weights=None,
     finish=False,
@@ -153,7 +154,7 @@ def _rounds(
     def boundary(present: Sequence[int], row):
         nonlocal anchor, state
         messages = {r: senders[r].encode(subtract(anchor, regions.values[r])) for r in present}
-        reduced = average(codec, mean_over_regions, messages, row, params)
+        reduced = average(codec, mean, messages, row, params)
         if reduced is None:
             return False
         anchor, state = step(anchor, reduced, state)
