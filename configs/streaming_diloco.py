@@ -2,11 +2,12 @@
 
     python -m experiments train --config=configs/streaming_diloco.py --workdir=runs/streaming_diloco
 
-Expected after 600 steps (1.2M tokens, Python 3.11 sources, one seed): evaluation loss 1.76
-(AllReduce: 1.48), 125 MB sent per region, in about two minutes on two cores.
+Payloads are of 4 bits (E3M0), as in the paper. Expected after 600 steps (1.2M tokens, Python 3.11
+sources, one seed): evaluation loss 1.74 (AllReduce: 1.48), 33 MB sent per region, in about a minute
+on two cores. With fp32 payloads (`--config.method.codec=None`): 1.76 and 125 MB.
 
 `:published` is the setting of the paper: 2 regions, H = 100, fragments of 3 blocks, tau = 1,
-alpha = 0.5, payloads of 4 bits (E3M0).
+alpha = 0.5.
 """
 
 from ml_collections import ConfigDict
@@ -40,5 +41,6 @@ def get_config(size: str = "nano") -> ConfigDict:
         fragments=3,
         overlap=5,
         alpha=0.5,
+        codec="e3m0",
         outer={"name": "nesterov", "learning_rate": 0.4, "momentum": 0.9},
     )

@@ -18,6 +18,7 @@ from lowcomm_jax.compression import registry
 METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
 OUTER = {name: getattr(outer, name) for name in ("nesterov", "heavy_ball", "sgd", "average")}
 OUTER["delayed_nesterov"] = outer.delayed_nesterov
+DERIVED = "stacked"  # a factory's keyword that the model settles, not the config
 
 
 def section(name: str, knobs: Mapping[str, Any]) -> ml_collections.ConfigDict:
@@ -31,6 +32,8 @@ def section(name: str, knobs: Mapping[str, Any]) -> ml_collections.ConfigDict:
     fields = ml_collections.ConfigDict({"name": name})
     types = typing.get_type_hints(METHODS[name])
     for key, parameter in inspect.signature(METHODS[name]).parameters.items():
+        if key == DERIVED:
+            continue
         value = knobs.get(key, parameter.default)
         if value is None:
             fields[key] = config_dict.placeholder(_plain_type(types.get(key)))
@@ -82,7 +85,8 @@ def make_method(
     name = fields.pop("name", None)
     if name not in METHODS:
         return None, [f"method.name={name!r} is unknown{closest(str(name), list(METHODS))}"]
-    parameters = inspect.signature(METHODS[name]).parameters
+    parameters = dict(inspect.signature(METHODS[name]).parameters)
+    arguments = {DERIVED: tuple(stacked)} if parameters.pop(DERIVED, None) else {}
     problems = [
         f"method.{key}={value!r}: {name} has no such setting{closest(key, list(parameters))}"
         for key, value in fields.items()
@@ -94,7 +98,6 @@ def make_method(
         for key, parameter in parameters.items()
         if parameter.default is inspect.Parameter.empty and known.get(key) is None
     ]
-    arguments = {}
     for key, value in known.items():
         if key == "codec":
             make = functools.partial(make_codec, value, stacked, seed)

@@ -19,6 +19,7 @@ from lowcomm_jax import history, initial, programs
 from lowcomm_jax.checks import check_batch, counting_problems, layout_problems, virtual_clock
 from lowcomm_jax.finish import finish
 from lowcomm_jax.gossip_trips import round_trips
+from lowcomm_jax.gradient import behind_outer
 from lowcomm_jax.gradient_run import run_gradient_steps
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.layout import Roles, make_layout
@@ -108,7 +109,7 @@ class Engine:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
         self.recipe = Recipe(
             loss_fn=loss_fn,
-            inner=optax.with_extra_args_support(inner),
+            inner=optax.with_extra_args_support(behind_outer(method, inner)),
             method=method,
             regions=self.regions,
             guard=guard,

@@ -23,7 +23,19 @@ class GossipRounds(Rounds):
 
     groups: GroupExchange
 
-    def move(self, anchor, outer_state, payload, weight_R, rows, draw, *, if_news, level):
+    def move(
+        self,
+        anchor,
+        outer_state,
+        payload,
+        weight_R,
+        rows,
+        draw,
+        codec_state=None,
+        *,
+        if_news,
+        level,
+    ):
         """Step 1 of a landing: phi_i <- phi_i + outer(mean_G Delta; phi_i, mean_G phi).
 
         The means run over the members of a region's group that take part. A region that does not
@@ -31,14 +43,14 @@ class GossipRounds(Rounds):
 
         Args:
           draw: of the round (`GroupExchange.draw`); the rest as in `Rounds.move`.
-          level: of the codec; gossip has one.
+          codec_state, level: not used: gossip has no personal codecs, and one level.
           if_news: leave the anchors of a group alone whose mean is exactly 0.
 
         Returns:
-          (anchor, outer_state, metrics `[R]`): `pull_norm` is the distance of an anchor from the
-          mean of its group before it moves, 0 where it does not.
+          (anchor, outer_state, None, metrics `[R]`): `pull_norm` is the distance of an anchor from
+          the mean of its group before it moves, 0 where it does not.
         """
-        del level
+        del codec_state, level
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         specs = {k: self.specs[k] for k in like}
@@ -60,4 +72,4 @@ class GossipRounds(Rounds):
             "pull_norm": jnp.where(moves_R, pull_norm, 0.0),
         }
         new_state = select(moves_R, new_state, outer_state)
-        return fragmentation.put(anchor, rows, moved), new_state, metrics
+        return fragmentation.put(anchor, rows, moved), new_state, None, metrics

@@ -1,8 +1,8 @@
 """Inner steps of methods that exchange gradients at every step (`signal="gradient"`: DDP, DeMo).
 
-The reduced gradient plays the part of the mean pseudo-gradient, the inner optimizer that of the
-outer rule, and every region that takes part adopts the result: the only inner program that
-communicates across regions.
+The reduced gradient plays the part of the mean pseudo-gradient, the inner optimizer (behind the
+method's outer rule, if it has one) that of the outer rule, and every region that takes part adopts
+the result: the only inner program that communicates across regions.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ import optax
 
 from lowcomm_jax.guard import norm_per_row, select
 from lowcomm_jax.inner import InnerStep, empty_log, squeeze
+from lowcomm_jax.methods.base import Method
 from lowcomm_jax.rounds import Rounds, without_lead
 from lowcomm_jax.state import Inner
+
+
+def behind_outer(method: Method, inner: optax.GradientTransformation):
+    """The optimizer that steps: `inner`, with gradient exchange behind the method's outer rule."""
+    if method.signal == "progress" or method.outer is None:
+        return inner
+    return optax.chain(method.outer, inner)
 
 
 def make_gradient_program(step: InnerStep, rounds: Rounds):

@@ -49,6 +49,6 @@ def stow_sent(out: dict[str, Any]) -> dict[str, Any]:
 
 
 def stow_moved(out: tuple) -> tuple:
-    """`Rounds.move`: anchor and outer state go to the host."""
-    anchor, outer_state, metrics = out
-    return stow(anchor), stow(outer_state), metrics
+    """`Rounds.move`: anchor, outer state and a personal codec's state go to the host."""
+    *states, metrics = out
+    return *stow(states), metrics

@@ -1,7 +1,8 @@
 """Inner optimizers: what a region does between two exchanges.
 
-AdamW (arXiv 1711.05101) or Muon (arXiv 2502.16982), with global-norm clipping, a learning-rate
-schedule in inner steps, and weight decay on matrices only.
+AdamW (arXiv 1711.05101), Muon (arXiv 2502.16982) or plain descent (for methods that hand over a
+direction, such as DeMo's sign), with global-norm clipping, a learning-rate schedule in inner steps,
+and weight decay on matrices only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lowcomm_jax.fragments import path_name
 
 PyTree = Any
 Kind = Literal["matrix", "embedding", "head", "vector"]
-Optimizer = Literal["adamw", "muon"]
+Optimizer = Literal["adamw", "muon", "sgd"]
 LearningRate = Literal["cosine", "wsd", "constant"]
 
 _EMBEDDING = re.compile(r"(?:^|[/_.])(?:embed\w*|wte|wpe)(?:$|[/_.])", re.IGNORECASE)
@@ -32,7 +33,7 @@ class InnerConfig:
     """Describes an inner optimizer; nothing is checked before `violations` is asked.
 
     Attributes:
-      optimizer: "adamw", or "muon" for matrices with AdamW for the rest.
+      optimizer: "adamw", "muon" for matrices with AdamW for the rest, or "sgd" without momentum.
       learning_rate: peak, per inner step. One value serves both parts of Muon (`muon_rms`).
       schedule: "cosine" to `final_fraction`; "wsd" (warm-up, stable, decay: constant, then linear
         to `final_fraction` over the last `decay_fraction` of the steps); or "constant". Counted
@@ -43,7 +44,8 @@ class InnerConfig:
       b1, b2, eps: AdamW's moments.
       weight_decay: decoupled, times the learning rate; on matrices only.
       decay_embeddings: also decay embedding tables.
-      clip_norm: global norm a region's gradient is clipped to; None = off.
+      clip_norm: global norm a region's gradient is clipped to; None = off (as it must be behind
+        DeMo's sign, whose norm is the square root of the number of parameters).
       muon_beta: momentum of Muon.
       muon_steps: Newton-Schulz iterations.
       muon_rms: RMS of Muon's update before the learning rate; 0.2 is that of AdamW (arXiv
@@ -163,6 +165,7 @@ def make_optimizer(
         return _by_name(params, lambda name, leaf: kind_of(name, leaf, stacked) in kinds)
 
     rate = learning_rate(config, steps)
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
     adamw = optax.adamw(
         rate,
         b1=config.b1,
@@ -171,7 +174,11 @@ def make_optimizer(
         weight_decay=config.weight_decay,
         mask=decayed,
     )
-    rule = adamw if config.optimizer == "adamw" else _muon(config, rate, adamw, stacked)
+    rule = {
+        "adamw": lambda: adamw,
+        "muon": lambda: _muon(config, rate, adamw, stacked),
+        "sgd": lambda: optax.chain(decay, optax.scale_by_learning_rate(rate)),
+    }[config.optimizer]()
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

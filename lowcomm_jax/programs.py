@@ -37,7 +37,7 @@ class Recipe:
     """What the user asked for; the same for every parameter layout."""
 
     loss_fn: Callable
-    inner: optax.GradientTransformation
+    inner: optax.GradientTransformation  # with gradient exchange, behind the method's outer rule
     method: Method
     regions: Regions
     guard: Guard
@@ -130,7 +130,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         send=jax.jit(rounds.send, static_argnames=("keep", "level"), donate_argnames="codec_state"),
         move=jax.jit(
             rounds.move,
-            donate_argnames=("anchor", "outer_state"),
+            donate_argnames=("anchor", "outer_state", "codec_state"),
             static_argnames=("if_news", "level"),
         ),
         adopt=jax.jit(rounds.adopt, donate_argnames=("params", "landing_state")),
@@ -148,7 +148,7 @@ def offloaded(programs: Programs) -> Programs:
     return dataclasses.replace(
         programs,
         send=offload.around(programs.send, (1, 2), offload.stow_sent),
-        move=offload.around(programs.move, (0, 1), offload.stow_moved),
+        move=offload.around(programs.move, (0, 1, 6), offload.stow_moved),
         adopt=offload.around(programs.adopt, (1, 3)),
         restart=offload.around(programs.restart, (1,)),
         receive=offload.around(programs.receive, (0, 1), offload.stow),

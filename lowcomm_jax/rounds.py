@@ -116,35 +116,61 @@ class Rounds:
 
     # -- land ---------------------------------------------------------------------------------
 
-    def move(self, anchor, outer_state, payload, weight_R, rows, own=None, *, if_news, level):
+    def move(
+        self,
+        anchor,
+        outer_state,
+        payload,
+        weight_R,
+        rows,
+        own=None,
+        codec_state=None,
+        *,
+        if_news,
+        level,
+    ):
         """Step 1 of a landing: Theta <- Theta + outer(mean Delta).
 
         Args:
           anchor, outer_state: `[A, ...]`; payload: `[R, ...]`; weight_R: float32 `[R]`.
           own: for methods with an anchor per region, extra arguments of the outer rule with
             leaves `[R, ...]` (`boundary.own_parts`).
+          codec_state: `[R, ...]` of a personal codec (`compression.Codec.receive`), else None.
           if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
             not move it.
           level: of the codec, at which the payload was encoded.
 
         Returns:
-          (anchor, outer_state, metrics `[A]`): unchanged when all weights are 0 and `own` is None.
+          (anchor, outer_state, codec_state, metrics `[A]`): unchanged when all weights are 0 and
+          `own` is None.
         """
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         exchange = self.exchange.at(level)
         mean = exchange.mean(payload, weight_R, like, {k: self.specs[k] for k in like})
         mean_norm = norm_per_row(mean)
+        new_codec_state = codec_state
+        if codec_state is not None:
+            mean, new_codec_state = self._receive(mean, codec_state, weight_R)
         updates, new_state = self._outer(mean, outer_state, base, own, exchange.codec)
         updates, update_norm = self.guard.clip(updates)
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
         if if_news:
             moves &= jnp.any(mean_norm > 0)
         moved = jax.tree.map(lambda b, u: jnp.where(moves, b + u, b), base, updates)
-        new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, outer_state)
+        states = (outer_state, codec_state)
+        states = jax.tree.map(
+            lambda n, o: jnp.where(moves, n, o), (new_state, new_codec_state), states
+        )
         metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
         metrics |= self._measured(exchange, payload, weight_R, like)
-        return fragmentation.put(anchor, rows, moved), new_state, metrics
+        return fragmentation.put(anchor, rows, moved), *states, metrics
+
+    def _receive(self, mean, codec_state, weight_R):
+        """What every region makes of the mean, fp32 `[R, ...]`, and its codec's state."""
+        shared = jax.tree.map(lambda x: x[0], mean)
+        receive = self.regions.lift(self.exchange.codec.receive, (None, 0, 0))
+        return receive(shared, codec_state, weight_R > 0)
 
     def _measured(self, exchange, payload, weight_R, like) -> dict[str, jax.Array]:
         """What the schedule asks of the codec: the measured `rank` of the mean, a scalar."""

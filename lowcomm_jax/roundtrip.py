@@ -231,18 +231,20 @@ class RoundTrips:
     def move(self, state: TrainState, flight: InFlight, own=None, if_news: bool = False):
         """Move the anchor by a payload; returns (state, device metrics)."""
         p = int(flight.fragment)
-        anchor, outer, values = self.programs.move(
+        personal = self.method.codec is not None and self.method.codec.personal
+        anchor, outer, codec, values = self.programs.move(
             self.fragments.leaves(state.anchor, p),
             state.outer[p],
             flight.payload,
             flight.weight,
             self._rows[p],
             own,
+            state.codec[p] if personal else None,
             if_news=if_news,
             level=int(flight.level),
         )
         state = state.replace(anchor={**state.anchor, **anchor}, outer=_set(state.outer, p, outer))
-        return state, values
+        return state.replace(codec=_set(state.codec, p, codec)) if personal else state, values
 
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
         """Let the regions of `lands` adopt the anchor by the landing rule."""

@@ -43,7 +43,7 @@ def search(period: int, fragments: int, common: dict, batch: int = study.BATCH) 
     overlapped = {"overlap": 5, "fragments": fragments}
     families = {
         "diloco": ("diloco", {}),
-        "streaming": ("streaming_diloco", {"alpha": 0.5, **overlapped}),
+        "streaming": ("streaming_diloco", {"alpha": 0.5, "codec": None, **overlapped}),
         "cocodc": ("cocodc", {"taylor": 0.5, "syncs_per_period": fragments, **overlapped}),
     }
     variants, panels = {}, {}

@@ -126,7 +126,7 @@ def _diloco(period: int, regions: int, batch: int) -> dict:
 
 def _streaming(period: int, alpha: float, shared: dict) -> dict:
     method = {"period": period, "alpha": alpha, "outer": outer("streaming"), **shared}
-    return variant("streaming_diloco", method=method)
+    return variant("streaming_diloco", method={"codec": None, **method})
 
 
 def _cocodc(period: int, shared: dict) -> dict:

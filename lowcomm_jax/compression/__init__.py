@@ -3,6 +3,11 @@
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.cast import Cast
 from lowcomm_jax.compression.dct_top_k import DCTTopK
+from lowcomm_jax.compression.decoupled_momentum import (
+    DecoupledMomentum,
+    DecoupledMomentumState,
+    decoupled_momentum,
+)
 from lowcomm_jax.compression.e3m0 import E3M0
 from lowcomm_jax.compression.ef21 import EF21, EF21State, ef21, integrate
 from lowcomm_jax.compression.error_feedback import (
@@ -32,6 +37,8 @@ __all__ = [
     "Codec",
     "CompressState",
     "DCTTopK",
+    "DecoupledMomentum",
+    "DecoupledMomentumState",
     "EF21State",
     "ErrorFeedback",
     "ErrorFeedbackState",
@@ -47,6 +54,7 @@ __all__ = [
     "Statistical",
     "TopK",
     "compress",
+    "decoupled_momentum",
     "ef21",
     "error_feedback",
     "integrate",

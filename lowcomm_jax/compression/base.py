@@ -18,7 +18,13 @@ class Codec(abc.ABC):
 
     Every function is jit-able and vmap-able with static shapes; the arithmetic is fp32. `like` is
     a pytree of arrays or `jax.ShapeDtypeStruct`.
+
+    Attributes:
+      personal: whether regions make something of their own of the mean (`receive`), so that each
+        needs an anchor of its own.
     """
+
+    personal: bool = False
 
     @property
     @abc.abstractmethod
@@ -76,6 +82,16 @@ class Codec(abc.ABC):
         """
         del payload_R, weight_R, like, energy
         return None
+
+    def receive(self, mean: PyTree, state: PyTree, sent: jax.Array) -> tuple[PyTree, PyTree]:
+        """What one region's outer rule gets of the mean, and the state after it; see `personal`.
+
+        Args:
+          mean: what `aggregate` gave; state: of this region, after `encode`.
+          sent: bool scalar, whether this region's payload is in the mean.
+        """
+        del sent
+        return mean, state
 
 
 @dataclasses.dataclass(frozen=True)

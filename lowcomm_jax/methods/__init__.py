@@ -4,12 +4,16 @@ from lowcomm_jax.methods.async_local_sgd import async_local_sgd
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.cocodc import cocodc
 from lowcomm_jax.methods.ddp import ddp
+from lowcomm_jax.methods.decoupled_momentum import decoupled_momentum
 from lowcomm_jax.methods.delayed_diloco import delayed_diloco
+from lowcomm_jax.methods.demo import demo
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.methods.dilocox import AdaGradCmp, dilocox
 from lowcomm_jax.methods.eager_diloco import eager_diloco
 from lowcomm_jax.methods.local_sgd import local_sgd
+from lowcomm_jax.methods.muloco import muloco
 from lowcomm_jax.methods.noloco import noloco
+from lowcomm_jax.methods.sparseloco import sparseloco
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 
 __all__ = [
@@ -18,11 +22,15 @@ __all__ = [
     "async_local_sgd",
     "cocodc",
     "ddp",
+    "decoupled_momentum",
     "delayed_diloco",
+    "demo",
     "diloco",
     "dilocox",
     "eager_diloco",
     "local_sgd",
+    "muloco",
     "noloco",
+    "sparseloco",
     "streaming_diloco",
 ]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import optax
 
+from lowcomm_jax import compression
 from lowcomm_jax.fragments import Pattern
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.schedule import Schedule
@@ -22,10 +23,10 @@ class Method:
     Attributes:
       name: label in tables, metrics and checkpoints.
       schedule: which fragment leaves when, and lands when.
-      outer: Optax transform of the mean pseudo-gradient; None with `signal="gradient"`, where the
-        inner optimizer takes its place.
+      outer: Optax transform of the mean pseudo-gradient; with `signal="gradient"` what the mean
+        gradient goes through before the inner optimizer (None = nothing).
       landing: Optax transform of the progress made in flight; None = replace.
-      codec: what travels; None = dense fp32.
+      codec: what travels, a codec or a name of `compression.make`; None = dense fp32.
       anchors: `shared` by all regions, or one `per_region`.
       base: what a pseudo-gradient is measured against: the `anchor` of now, or the anchor as the
         region `received` it last. With `received` contributions are applied one by one, in region
@@ -61,10 +62,15 @@ class Method:
     consensus: Consensus | None = None
     problems: tuple[str, ...] = ()
 
+    def __post_init__(self):
+        if self.codec is not None:
+            object.__setattr__(self, "codec", compression.make(self.codec))
+
     @property
     def takes_own_parts(self) -> bool:
         """Whether the outer rule tells a region's own payload from the others' (eager)."""
-        return self.anchors == "per_region" and self.topology is None
+        own_anchors = self.anchors == "per_region" and self.topology is None
+        return own_anchors and self.schedule.land_after_send
 
     def violations(self, regions: int) -> list[str]:
         named = [
@@ -80,6 +86,11 @@ class Method:
         ]
         if self.inner_batching is not None:
             wrong.append(f"inner_batching={self.inner_batching!r}: only None, a fixed batch, works")
+        own_anchors = self.anchors == "per_region" and self.signal == "progress"
+        fits = own_anchors and not self.schedule.land_after_send and self.topology is None
+        if self.codec is not None and self.codec.personal and not fits:
+            needed = "anchors='per_region', signal='progress' and a landing before the next send"
+            wrong.append(f"codec {self.codec.name} needs {needed}")
         wrong += self.schedule.violations(regions)
         if self.topology is not None:
             wrong += self._gossip_violations(self.topology, regions)

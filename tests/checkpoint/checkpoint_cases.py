@@ -42,6 +42,10 @@ METHODS = {
     # Regions 0 to 2 in pairs: at step 11 two rounds have passed, and the third's groups are known.
     "noloco": lambda: lc.methods.noloco(4, seed=1, codec=feedback("int4")),
     "async": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),
+    "sparseloco": lambda: lc.methods.sparseloco(4, k=2, block=4),
+    "muloco": lambda: lc.methods.muloco(4, bits=2),
+    "demo": lambda: lc.methods.demo(k=3),
+    "as_coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", k=3),
 }
 TOKEN_WEIGHTS = ("diloco", "streaming_partly")
 

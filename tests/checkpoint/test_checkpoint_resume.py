@@ -75,5 +75,8 @@ def check_what_is_in_flight(halves):
     assert halves["eager"]["anchor/a"].shape[0] == 3
     assert np.ptp(halves["noloco"]["anchor/a"], axis=0).max() > 1e-3
     assert np.any(halves["noloco"]["outer/0/momentum/a"] != 0)
-    for name in ("ddp", "streaming_partly", "noloco"):
+    for name in ("ddp", "streaming_partly", "noloco", "sparseloco", "muloco", "demo"):
         assert np.any(halves[name]["codec/0/residual/a"] != 0), name
+    as_coded = halves["as_coded"]
+    assert np.any(as_coded["codec/0/feedback/residual/a"]) and np.any(as_coded["codec/0/own/a"])
+    assert len({x.tobytes() for x in as_coded["anchor/a"]}) == 3

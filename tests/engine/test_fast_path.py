@@ -21,6 +21,10 @@ METHODS = {
     "dilocox": lambda: lc.methods.dilocox(4, codec="low_rank", rank=1),
     "cocodc": lambda: lc.methods.cocodc(6, 3, 2, pattern="balanced"),
     "noloco": lambda: lc.methods.noloco(4),
+    "sparseloco": lambda: lc.methods.sparseloco(5, k=2, block=4),
+    "muloco": lambda: lc.methods.muloco(5, bits=2),
+    "demo": lambda: lc.methods.demo(k=3),
+    "as_coded": lambda: lc.methods.decoupled_momentum(5, "as_coded", k=3),
 }
 
 

@@ -63,12 +63,14 @@ METHODS = {
     "diloco": lambda: lc.methods.diloco(2),
     "streaming": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, pattern="balanced"),
     "ddp": lambda: lc.methods.ddp(),
+    "as_coded": lambda: lc.methods.decoupled_momentum(2, "as_coded"),
 }
 # All meshes for one method; for the others the one with every kind of sharding (compile time).
 MESHES = {
     "diloco": [(2, 1, 2, 2), (4, 1, 2, 1), (8, 1, 1, 1)],
     "streaming": [(2, 1, 2, 2)],
     "ddp": [(2, 1, 2, 2)],
+    "as_coded": [(2, 1, 2, 2)],
 }
 
 

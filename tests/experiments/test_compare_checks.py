@@ -105,6 +105,7 @@ def test_sections_merge_unless_they_name_another_rule():
         ("cocodc_vs_streaming", "small"),
         ("cocodc_outer_lr", "gpu"),
         ("noloco_vs_diloco", "small"),
+        ("codec_quality", "nano"),
     ],
 )
 def test_the_studies_pass_their_checks(name, size, tmp_path):

@@ -20,6 +20,10 @@ KNOBS = {
     "eager_diloco": {"period": 7},
     "delayed_diloco": {"period": 7},
     "async_local_sgd": {"period": 7, "speeds": (1.0, 0.7)},
+    "sparseloco": {"period": 7, "k": 32},
+    "muloco": {"period": 7, "bits": 2},
+    "demo": {"decay": 0.9},
+    "decoupled_momentum": {"period": 7, "variant": "as_coded"},
     "cocodc": {"period": 7, "fragments": 3, "overlap": 2},
     "dilocox": {"period": 7, "rank": 4, "adaptive": {"window": 2}},
     "noloco": {"period": 7},
@@ -113,6 +117,12 @@ def test_codecs_by_name():
     assert not problems and method.codec.nbytes({"w": np.zeros((3, 128), np.float32)}) < 4 * 3 * 128
     _, problems = make_method({"name": "diloco", "period": 4, "codec": "int5"})
     assert "int4" in problems[0] and "int5" in problems[0]
+
+
+def test_layer_stacks_reach_the_codec_a_method_brings():
+    method, problems = make_method({"name": "sparseloco", "period": 4}, ("blocks",))
+    assert not problems and method.codec.codec.stacked == ("blocks",)
+    assert "stacked" not in base("sparseloco", period=4).method
 
 
 def test_types_and_unknown_fields(tmp_path):

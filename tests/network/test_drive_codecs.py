@@ -26,6 +26,8 @@ METHODS = {
     "eager": lambda codec: lc.methods.eager_diloco(2, codec=codec),
     "cocodc": lambda codec: lc.methods.cocodc(2, 2, 1, pattern="balanced", codec=codec),
     "noloco": lambda codec: lc.methods.noloco(2, codec=codec),
+    "demo": lambda codec: lc.methods.demo(codec=codec),
+    "as_coded": lambda codec: lc.methods.decoupled_momentum(2, "as_coded", codec=codec),
     "async": lambda codec: lc.methods.async_local_sgd(2, (3.0, 2.0, 1.0), codec=codec),
 }
 

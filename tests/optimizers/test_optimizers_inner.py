@@ -65,6 +65,17 @@ def test_adamw_is_the_textbook_rule():
     np.testing.assert_allclose(out["head"]["kernel"], -0.02 * (2 / 3) * want, rtol=2e-5)
 
 
+def test_sgd_descends_and_decays_matrices():
+    config = InnerConfig(
+        optimizer="sgd", learning_rate=0.05, warmup_steps=0, weight_decay=0.3, schedule="constant"
+    )
+    tree, grads = params(), jax.tree.map(lambda x: jnp.sign(x) + 0.1, params())
+    out = updates(dataclasses.replace(config, clip_norm=None), grads, count=2)
+    for decay, path in ((0.3, ("head", "kernel")), (0.0, ("embedding", "table"))):
+        w, g = (np.asarray(t[path[0]][path[1]]) for t in (tree, grads))
+        np.testing.assert_allclose(out[path[0]][path[1]], -0.05 * (g + decay * w), rtol=1e-5)
+
+
 def test_muon_moves_matrices_by_an_orthogonal_step():
     config = InnerConfig(
         optimizer="muon", learning_rate=0.05, warmup_steps=0, weight_decay=0.0, schedule="constant"
@@ -146,7 +157,7 @@ def test_all_violations_at_once():
         assert name in str(error.value)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
 def test_trains_in_the_engine_with_a_frozen_leaf(optimizer):
     def loss_fn(p, batch, rng):
         del rng

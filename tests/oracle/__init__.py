@@ -6,6 +6,13 @@ from here).
 
 from oracle.async_server import active_at, local_steps, run_async_local_sgd
 from oracle.blocking import run_ddp, run_diloco, run_local_sgd
+from oracle.compressed import (
+    run_decoupled,
+    run_decoupled_as_coded,
+    run_demo,
+    run_muloco,
+    run_sparseloco,
+)
 from oracle.dilocox import Adaptation, int4_rows, run_dilocox
 from oracle.gossip import run_noloco
 from oracle.inner import AdamW, Momentum, Sgd
@@ -65,13 +72,18 @@ __all__ = [
     "run_async_local_sgd",
     "run_cocodc",
     "run_ddp",
+    "run_decoupled",
+    "run_decoupled_as_coded",
     "run_delayed",
+    "run_demo",
     "run_diloco",
     "run_dilocox",
     "run_dilocox_dense",
     "run_eager",
     "run_local_sgd",
+    "run_muloco",
     "run_noloco",
+    "run_sparseloco",
     "run_streaming",
     "staggered_sends",
     "step_batch",

@@ -1,0 +1,95 @@
+r"""Decoupled momentum: the part of a momentum that travels is put back averaged over regions.
+
+$$m_r \leftarrow \beta m_r + \Delta_r, \qquad \text{send } C(m_r), \qquad
+  m_r \leftarrow m_r - D(C(m_r)) + q, \qquad q = \mathrm{mean}_r\, D(C(m_r))$$
+
+The outer rule gets $\Delta_r + \beta m_r$, Nesterov's look-ahead, in which the region's own
+$\Delta_r$ stands unaveraged: the regions' anchors differ.
+
+| symbol | meaning |
+| --- | --- |
+| $\Delta_r$ | what region r hands over, unscaled; kept until the mean is there |
+| $m_r$ | momentum of region r, fp32, starts at zero |
+| $\beta$ | `decay` |
+
+Source: the authors' code of arXiv 2510.03371. For one region, and whatever the codec, this is
+Nesterov momentum.
+
+Differs from the code: learning rates stay outside; a region that sends nothing has no $\Delta_r$
+in this round, its momentum does not decay, and it adds $q$ like all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lowcomm_jax.compression.base import Codec, Wrapper
+from lowcomm_jax.compression.error_feedback import ErrorFeedback, ErrorFeedbackState
+from lowcomm_jax.outer.checks import in_range, raise_all
+
+PyTree = Any
+
+
+class DecoupledMomentumState(NamedTuple):
+    """Momentum as the residual of `error_feedback`, and what was handed over last, fp32."""
+
+    feedback: ErrorFeedbackState
+    own: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoupledMomentum(Wrapper):
+    """See `decoupled_momentum`."""
+
+    decay: float = 0.95
+    personal = True
+
+    def __post_init__(self):
+        raise_all("decoupled_momentum", [in_range("decay", self.decay, 0.0, 1.0, open_high=True)])
+
+    @property
+    def name(self) -> str:
+        return f"{self.codec.name}_dm"
+
+    def init(self, like):
+        feedback = ErrorFeedback(self.codec, self.decay).init(like)
+        return DecoupledMomentumState(feedback, jax.tree.map(jnp.zeros_like, feedback.residual))
+
+    def encode(self, tree, state):
+        # Before the mean comes back, this is error feedback.
+        encode = ErrorFeedback(self.codec, self.decay).encode
+        payload, feedback = encode(tree, state.feedback)
+        own = jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+        return payload, DecoupledMomentumState(feedback, own)
+
+    def receive(self, mean, state, sent):
+        momentum = jax.tree.map(jnp.add, state.feedback.residual, mean)
+        direction = jax.tree.map(
+            lambda x, m: jnp.where(sent, x, 0.0) + self.decay * m, state.own, momentum
+        )
+        return direction, state._replace(feedback=state.feedback._replace(residual=momentum))
+
+
+def decoupled_momentum(codec: Codec, decay: float = 0.95) -> DecoupledMomentum:
+    """Give a codec a momentum whose travelling part is averaged over the regions (see the module).
+
+    Args:
+      codec: any codec; its payload and bytes stay as they are.
+      decay: beta in [0, 1).
+
+    Raises:
+      ValueError: decay outside [0, 1).
+
+    >>> from lowcomm_jax.compression import make
+    >>> x = jnp.array([1.0, -4.0, 2.0])
+    >>> codec = decoupled_momentum(make("topk", k=1), decay=0.5)
+    >>> payload, state = codec.encode(x, codec.init(x))
+    >>> mean = jnp.array([0.0, -3.0, 0.0])  # with another region's -2
+    >>> codec.receive(mean, state, jnp.bool_(True))[0]  # x + 0.5 [1, -3, 2]
+    Array([ 1.5, -5.5,  3. ], dtype=float32)
+    """
+    return DecoupledMomentum(codec, decay)

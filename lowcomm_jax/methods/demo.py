@@ -1,0 +1,77 @@
+r"""DeMo (arXiv 2411.19870): momentum stays at home, its largest cosine coefficients travel.
+
+At every step, with F the cosine transform (DCT-II) of 64 x 64 chunks:
+
+.. math::
+   m_r \leftarrow \beta m_r + g_r, \qquad
+   q_r = F^{-1}\,\mathrm{TopK}(F m_r), \qquad m_r \leftarrow m_r - q_r, \qquad
+   \theta \leftarrow \theta + \mathrm{inner}\big(\operatorname{sign}(\bar q)\big)
+
+where every coefficient of q-bar is the mean over the regions that sent it. The momentum is its own
+error feedback: with residual e = m - q, m = g + beta e is what `error_feedback` encodes.
+
+====== ============================================ =======================
+symbol meaning                                      argument
+====== ============================================ =======================
+k      coefficients kept per chunk                  `k` (32)
+       largest side of a chunk                      `block` (64)
+beta   decay of the momentum                        `decay` (0.999)
+====== ============================================ =======================
+
+The inner optimizer steps along the sign: `optax.sgd(learning_rate)`, behind decoupled weight decay
+if any (`lowcomm_jax.optimizers`, `optimizer="sgd"`). The sign has length sqrt(parameters): do not
+clip it.
+
+Differs from the paper: the learning rate stays out of the momentum (the paper adds lr g), which
+is the same rule while the rate is constant; a coefficient takes 12 bits of index and 32 of value
+(64 and 32 in the paper's code); a region's gradient is not clipped before it enters the momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import optax
+
+from lowcomm_jax.compression import error_feedback, make
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.wire import wire_codec
+from lowcomm_jax.schedule import Staggered
+
+
+def demo(
+    k: int = 32,
+    block: int = 64,
+    decay: float = 0.999,
+    codec: Any = None,
+    inner_batching: Any = None,
+    stacked: Sequence[str] = (),
+) -> Method:
+    """Exchange the fast part of the momentum at every step; step along its sign.
+
+    Args:
+      k, block: coefficients kept per chunk, and its largest side (at most 64).
+      decay: beta, in [0, 1].
+      codec: travels instead, as it is. Without error feedback there is no momentum.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
+      stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
+
+    Raises:
+      ValueError: a setting of the codec out of range.
+    """
+
+    def paper():
+        return error_feedback(make("dct_topk", k=k, block=block, stacked=tuple(stacked)), decay)
+
+    settings = {"k": (k, 32), "block": (block, 64), "decay": (decay, 0.999)}
+    wire, problems = wire_codec(codec, paper, stacked, **settings)
+    return Method(
+        name="demo",
+        schedule=Staggered(period=1),
+        outer=optax.scale_by_sign(),
+        codec=wire,
+        inner_batching=inner_batching,
+        signal="gradient",
+        problems=problems,
+    )

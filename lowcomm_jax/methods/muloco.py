@@ -1,0 +1,80 @@
+r"""MuLoCo (arXiv 2505.23725): DiLoCo around Muon, quantised with error feedback.
+
+Every H steps each region sends its decayed residual in 4 or 2 bits with a codebook:
+
+.. math::
+   p_r = (\Theta - \theta_r) + \beta e_r, \qquad e_r \leftarrow p_r - Q(p_r), \qquad
+   \bar\Delta = \tfrac1R \sum_r Q(p_r), \qquad
+   v \leftarrow \mu v + \bar\Delta, \qquad
+   \Theta \leftarrow \Theta - \eta (\bar\Delta + \mu v), \qquad \theta_r \leftarrow \Theta
+
+====== ============================================ =======================
+symbol meaning                                      argument
+====== ============================================ =======================
+H      inner steps per round (30 in the paper)      `period`
+Q      codebook quantiser, +- 3 sigma               `bits` (4)
+beta   decay of the residual                        `decay` (0.95)
+eta    outer learning rate                          in `outer` (0.7)
+mu     outer Nesterov momentum                      in `outer` (0.6)
+====== ============================================ =======================
+
+The inner optimizer is the engine's: Muon for matrices, AdamW for the rest
+(`lowcomm_jax.optimizers`, `optimizer="muon"`; `configs/muloco.py`).
+
+Differs from the paper: the learning rate stays out of the residual (the authors' code scales what
+enters it and steps with the rate again); the mean is not quantised a second time (every region
+decodes all payloads and averages in fp32, where the authors' code models a two-shot reduction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import optax
+
+from lowcomm_jax import outer as outer_rules
+from lowcomm_jax.compression import error_feedback, make
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.wire import wire_codec
+from lowcomm_jax.schedule import Staggered
+
+
+def muloco(
+    period: int,
+    bits: Literal[8, 4, 2] = 4,
+    decay: float = 0.95,
+    outer: optax.GradientTransformation | None = None,
+    codec: Any = None,
+    inner_batching: Any = None,
+    stacked: Sequence[str] = (),
+) -> Method:
+    """Synchronise in 4 or 2 bits every `period` inner steps; made for Muon as inner optimizer.
+
+    Args:
+      period: H.
+      bits: per entry.
+      decay: beta, in [0, 1].
+      outer: default Nesterov 0.7 / 0.6.
+      codec: travels instead, as it is (bring its own error feedback).
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
+      stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
+
+    Raises:
+      ValueError: a setting of the codec out of range.
+    """
+
+    def paper():
+        return error_feedback(make(f"stat{bits}", stacked=tuple(stacked)), decay)
+
+    settings = {"bits": (bits, 4), "decay": (decay, 0.95)}
+    wire, problems = wire_codec(codec, paper, stacked, **settings)
+    rule = outer_rules.nesterov(0.7, 0.6) if outer is None else outer
+    return Method(
+        name="muloco",
+        schedule=Staggered(period),
+        outer=optax.with_extra_args_support(rule),
+        codec=wire,
+        inner_batching=inner_batching,
+        problems=problems,
+    )

@@ -1,0 +1,112 @@
+"""SparseLoCo, MuLoCo, DeMo and decoupled momentum against their NumPy re-derivation."""
+
+import numpy as np
+import optax
+import oracle
+import pytest
+from engine.test_oracle import ADAMW, SGD, STEPS, absent, anchors, check, close, train
+
+import lowcomm_jax as lc
+
+# Chunks of up to 4 x 4: "a" is cut into 5 of 3 x 1, "b" into 7 of one, "c" into 2 of 2 x 3.
+SMALL = {"k": 2, "block": 4}
+WHO = {
+    "all": {},
+    "absent": {"skip": True},
+    "weighted": {"skip": True, "weights": [0.2, 0.5, 0.3]},
+}
+CASES = [(1, "all"), (2, "all"), (3, "absent"), (3, "weighted")]
+
+
+def participation(regions, skip=False, weights=None):
+    """Keywords of the engine's and of the oracle's run."""
+    mask = absent(STEPS, regions) if skip and regions > 1 else None
+    weights = weights and weights[:regions]
+    engine = (
+        {"participants": mask} if weights is None else {"participants": mask, "weights": weights}
+    )
+    return engine, {"participants": mask, "weights": weights}
+
+
+def compare(method, run, regions, who, inner=SGD, **settings):
+    """Train in rounds of 4, finish, and compare everything with the oracle's run."""
+    for_engine, for_oracle = participation(regions, **WHO[who])
+    state, seen, batches = train(method, inner[1], regions, finish=True, **for_engine)
+    params, common = oracle.make_params(), {"period": 4, "inner": inner[0], "finish": True}
+    want = run(params, batches, **common, **for_oracle, **settings)
+    check(seen, want)
+    for a, tree in enumerate(want.finished.anchors):
+        for key, value in anchors(state).items():
+            close(value[a], tree[key], f"finished {a} {key}")
+    return state, want.finished
+
+
+def check_residuals(residual, trees):
+    for r, tree in enumerate(trees):
+        for key, want in tree.items():
+            np.testing.assert_allclose(
+                residual[key][r], want, rtol=1e-4, atol=1e-5, err_msg=f"region {r} {key}"
+            )
+    assert max(np.abs(x).max() for x in residual.values()) > 1e-3, "nothing is left to compare"
+
+
+@pytest.mark.parametrize("regions,who", CASES)
+def test_sparseloco(regions, who):
+    method = lc.methods.sparseloco(4, decay=0.9, **SMALL)
+    state, end = compare(method, oracle.run_sparseloco, regions, who, decay=0.9, **SMALL)
+    check_residuals(state.codec[0].residual, end.extra["residuals"])
+
+
+def test_sparseloco_as_published():
+    """k = 64 of 64 x 64: all of these small leaves travel, in 2 bits."""
+    method = lc.methods.sparseloco(4)
+    state, end = compare(method, oracle.run_sparseloco, 3, "absent", inner=ADAMW)
+    check_residuals(state.codec[0].residual, end.extra["residuals"])
+
+
+@pytest.mark.parametrize("bits,regions,who", [(2, 2, "all"), (2, 3, "weighted"), (4, 3, "absent")])
+def test_muloco(bits, regions, who):
+    method = lc.methods.muloco(4, bits)
+    state, end = compare(method, oracle.run_muloco, regions, who, bits=bits)
+    check_residuals(state.codec[0].residual, end.extra["residuals"])
+
+
+@pytest.mark.parametrize("regions,who", CASES)
+def test_decoupled_momentum(regions, who):
+    method = lc.methods.decoupled_momentum(4, decay=0.8, **SMALL)
+    state, end = compare(method, oracle.run_decoupled, regions, who, decay=0.8, **SMALL)
+    check_residuals(state.codec[0].residual, end.extra["residuals"])
+
+
+@pytest.mark.parametrize("regions,who", CASES)
+def test_decoupled_momentum_as_coded(regions, who):
+    method = lc.methods.decoupled_momentum(4, "as_coded", decay=0.7, **SMALL)
+    state, end = compare(method, oracle.run_decoupled_as_coded, regions, who, decay=0.7, **SMALL)
+    check_residuals(state.codec[0].feedback.residual, end.momentum)
+    spread = max(np.ptp(x, axis=0).max() for x in anchors(state).values())
+    assert regions == 1 or spread > 1e-3, "anchors that agree do not show whose Delta was used"
+
+
+@pytest.mark.parametrize("regions,who", CASES)
+def test_demo(regions, who):
+    settings = {"k": 6, "decay": 0.3}
+    inner = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.02))
+    for_engine, for_oracle = participation(regions, **WHO[who])
+    state, seen, batches = train(lc.methods.demo(**settings), inner, regions, **for_engine)
+    run = oracle.run_demo(
+        oracle.make_params(), batches, lr=0.02, weight_decay=0.1, **for_oracle, **settings
+    )
+    nearest = [np.abs(oracle.flatten(s.extra["direction"])).min() for s in run.snapshots[1:]]
+    assert min(nearest) > 1e-5, "the sign of such a value is a matter of rounding"
+    check(seen, run)
+    check_residuals(state.codec[0].residual, run.last.momentum)
+
+
+def test_the_mean_gradient_goes_through_the_outer_rule():
+    """A method of one's own: the mean gradient is clipped in front of the inner optimizer."""
+    clip = optax.clip_by_global_norm(0.5)
+    schedule = lc.methods.ddp().schedule
+    method = lc.methods.Method("clipped", schedule, outer=clip, signal="gradient")
+    _, seen, _ = train(method, optax.sgd(0.1), 3)
+    flat = [oracle.flatten({k: x[0] for k, x in anchor.items()}) for anchor, _ in seen]
+    np.testing.assert_allclose(np.linalg.norm(np.diff(flat, axis=0), axis=1), 0.05, rtol=1e-4)

@@ -1,0 +1,306 @@
+"""Methods that are made by what they send: SparseLoCo, MuLoCo, DeMo and decoupled momentum."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from oracle.codecs import (
+    CosineTopK,
+    Message,
+    Quantised,
+    TopK,
+    mean_over_regions,
+    mean_over_senders,
+)
+from oracle.loop import (
+    Event,
+    Regions,
+    Trajectory,
+    copy_tree,
+    present_at,
+    subtract,
+    weights_at,
+    zeros_like,
+)
+from oracle.problem import Tree, gradient, loss
+
+Mean = Callable[..., np.ndarray]
+
+
+class Feedback:
+    """One region's compressor with memory: p = x + decay e; e <- p - what receivers decode."""
+
+    def __init__(self, codec, decay: float, like: Tree):
+        self.codec, self.decay, self.residual = codec, decay, zeros_like(like)
+
+    def encode(self, tree: Tree) -> dict[str, Message]:
+        """Encode a tree and keep what is lost."""
+        messages = {}
+        for key, x in tree.items():
+            total = np.asarray(x + self.decay * self.residual[key])
+            messages[key] = self.codec.encode(total)
+            received = self.codec.decode(messages[key].values, total)
+            self.residual[key] = np.asarray(total - received)
+        return messages
+
+
+def average(codec, mean: Mean, messages: dict[int, dict], weights, like: Tree) -> Tree | None:
+    """Average what the regions sent, in region order; None if nobody with a weight did."""
+    chosen = [weights[r] for r in messages]
+    if sum(chosen) == 0:
+        return None
+    return {
+        key: mean(codec, [messages[r][key] for r in messages], chosen, like[key]) for key in like
+    }
+
+
+def run_sparseloco(
+    params: Tree,
+    batches: dict,
+    *,
+    period: int,
+    inner,
+    k: int = 64,
+    block: int = 64,
+    bits: int | None = 2,
+    decay: float = 0.95,
+    lr: float = 1.0,
+    **who,
+) -> Trajectory:
+    """Run SparseLoCo (arXiv 2508.15706).
+
+    e_r <- decay e_r + Delta_r; send Q(TopK(e_r)); e_r <- e_r - sent; Theta <- Theta - lr mean sent.
+    """
+
+    codec = TopK(k, block, bits)
+    return _rounds(params, batches, period, inner, codec, decay, _descend(lr), **who)
+
+
+def run_muloco(
+    params: Tree,
+    batches: dict,
+    *,
+    period: int,
+    inner,
+    bits: int = 4,
+    decay: float = 0.95,
+    lr: float = 0.7,
+    momentum: float = 0.6,
+    **who,
+) -> Trajectory:
+    """Run MuLoCo (arXiv 2505.23725): u <- mu u + lr Delta; Theta <- Theta - mu u - lr Delta."""
+
+    def step(anchor, mean, u):
+        moved = {}
+        for key in anchor:
+            u[key] = np.asarray(momentum * u[key] + lr * mean[key])
+            moved[key] = np.asarray(anchor[key] - momentum * u[key] - lr * mean[key])
+        return moved, u
+
+    codec = Quantised(bits)
+    return _rounds(params, batches, period, inner, codec, decay, step, **who)
+
+
+def run_decoupled(
+    params: Tree,
+    batches: dict,
+    *,
+    period: int,
+    inner,
+    k: int = 32,
+    block: int = 64,
+    decay: float = 0.95,
+    lr: float = 0.7,
+    **who,
+) -> Trajectory:
+    """Run decoupled momentum (arXiv 2510.03371), descending along what was sent.
+
+    e_r <- decay e_r + Delta_r; send the top cosine coefficients; e_r <- e_r - sent; q =
+    coefficients averaged over their senders, decoded; Theta <- Theta - lr q.
+    """
+
+    codec, mean = CosineTopK(k, block), mean_over_senders
+    return _rounds(params, batches, period, inner, codec, decay, _descend(lr), mean=mean, **who)
+
+
+def _descend(lr: float) -> Callable:
+    def step(anchor, mean, state):
+        return {key: np.asarray(anchor[key] - lr * mean[key]) for key in anchor}, state
+
+    return step
+
+
+def _rounds(
+    params,
+    batches,
+    period,
+    inner,
+    codec,
+    decay,
+    step,
+    *,
+    mean: Mean = mean_over_regions,
+    participants=None,
+    weights=None,
+    finish=False,
+) -> Trajectory:
+    """H inner steps, then the mean of what everyone sends moves the one anchor by `step`."""
+    steps, count = batches["x"].shape[:2]
+    anchor, state = copy_tree(params), zeros_like(params)
+    regions = Regions(params, inner, count)
+    senders = [Feedback(codec, decay, params) for _ in range(count)]
+    run = Trajectory()
+
+    def boundary(present: Sequence[int], row):
+        nonlocal anchor, state
+        messages = {r: senders[r].encode(subtract(anchor, regions.values[r])) for r in present}
+        reduced = average(codec, mean, messages, row, params)
+        if reduced is None:
+            return False
+        anchor, state = step(anchor, reduced, state)
+        for r in present:
+            regions.values[r] = copy_tree(anchor)
+        return True
+
+    def fields(t, losses=()):
+        residuals = [copy_tree(sender.residual) for sender in senders]
+        return {
+            "step": t,
+            "anchors": [anchor],
+            "locals": regions.values,
+            "momentum": [state],
+            "losses": losses,
+            "extra": {"residuals": residuals},
+        }
+
+    run.record(**fields(0))
+    for t in range(1, steps + 1):
+        losses = regions.step(batches, t)
+        if t % period == 0:
+            present = present_at(participants, t, count)
+            landed = boundary(present, weights_at(weights, t, count))
+            kinds = ("send", "land") if landed else ("skip",)
+            run.events.extend(Event(t, kind, 0, 0, present) for kind in kinds)
+        run.record(**fields(t, losses))
+    if finish:
+        boundary(range(count), weights_at(weights, steps, count))
+        run.events.append(Event(steps, "final", 0, 0, tuple(range(count))))
+        run.record_finished(**fields(steps))
+    return run
+
+
+def run_decoupled_as_coded(
+    params: Tree,
+    batches: dict,
+    *,
+    period: int,
+    inner,
+    k: int = 32,
+    block: int = 64,
+    decay: float = 0.95,
+    lr: float = 0.7,
+    participants=None,
+    weights=None,
+    finish=False,
+) -> Trajectory:
+    """Run decoupled momentum as its authors' code has it; every region keeps its own anchor.
+
+    e <- decay e + Delta; e <- e - sent; q = coefficients averaged over their senders, decoded;
+    e <- e + q; Theta <- Theta - lr (Delta + decay e). A region that sits out sends nothing and
+    has no Delta, but hears q like everyone and moves its anchor by it; its values stay.
+    """
+    steps, count = batches["x"].shape[:2]
+    anchors = [copy_tree(params) for _ in range(count)]
+    regions = Regions(params, inner, count)
+    codec = CosineTopK(k, block)
+    senders = [Feedback(codec, decay, params) for _ in range(count)]
+    run = Trajectory()
+
+    def boundary(present: Sequence[int], row):
+        deltas = {r: subtract(anchors[r], regions.values[r]) for r in present}
+        messages = {r: senders[r].encode(deltas[r]) for r in present}
+        q = average(codec, mean_over_senders, messages, row, params)
+        if q is None:
+            return
+        for r in range(count):
+            for key in params:
+                e = np.asarray(senders[r].residual[key] + q[key])
+                senders[r].residual[key] = e
+                own = deltas[r][key] if r in present else np.zeros_like(e)
+                anchors[r][key] = np.asarray(anchors[r][key] - lr * (own + decay * e))
+            if r in present:
+                regions.values[r] = copy_tree(anchors[r])
+
+    def fields(t, losses=()):
+        return {
+            "step": t,
+            "anchors": anchors,
+            "locals": regions.values,
+            "momentum": [sender.residual for sender in senders],
+            "losses": losses,
+        }
+
+    run.record(**fields(0))
+    for t in range(1, steps + 1):
+        losses = regions.step(batches, t)
+        if t % period == 0:
+            boundary(present_at(participants, t, count), weights_at(weights, t, count))
+        run.record(**fields(t, losses))
+    if finish:
+        boundary(range(count), weights_at(weights, steps, count))
+        run.record_finished(**fields(steps))
+    return run
+
+
+def run_demo(
+    params: Tree,
+    batches: dict,
+    *,
+    lr: float,
+    weight_decay: float = 0.0,
+    k: int = 32,
+    block: int = 64,
+    decay: float = 0.999,
+    participants=None,
+    weights=None,
+) -> Trajectory:
+    """Run DeMo (arXiv 2411.19870) with the learning rate outside of the momentum.
+
+    m <- decay m + g; q = top cosine coefficients of m; m <- m - q; every coefficient averaged over
+    its senders, decoded to u; w <- (1 - lr wd) w - lr sign(u). A region that sits out keeps values
+    and momentum. `extra["direction"]` is u.
+    """
+    steps, count = batches["x"].shape[:2]
+    anchor, direction = copy_tree(params), zeros_like(params)
+    local = [copy_tree(params) for _ in range(count)]
+    codec = CosineTopK(k, block)
+    senders = [Feedback(codec, decay, params) for _ in range(count)]
+    run = Trajectory()
+
+    def fields(t, losses=()):
+        return {
+            "step": t,
+            "anchors": [anchor],
+            "locals": local,
+            "momentum": [sender.residual for sender in senders],
+            "losses": losses,
+            "extra": {"direction": direction},
+        }
+
+    run.record(**fields(0))
+    for t in range(1, steps + 1):
+        seen = [(batches["x"][t - 1, r], batches["y"][t - 1, r]) for r in range(count)]
+        losses = [float(loss(local[r], *seen[r])) for r in range(count)]
+        present = present_at(participants, t, count)
+        messages = {r: senders[r].encode(gradient(local[r], *seen[r])) for r in present}
+        row = weights_at(weights, t, count)
+        reduced = average(codec, mean_over_senders, messages, row, params)
+        if reduced is not None:
+            direction = reduced
+            for key, u in direction.items():
+                kept = (1 - lr * weight_decay) * anchor[key]
+                anchor[key] = np.asarray(kept - lr * np.sign(u), u.dtype)
+            for r in present:
+                local[r] = copy_tree(anchor)
+        run.record(**fields(t, losses))
+    return run
