@@ -33,8 +33,8 @@ class GossipRounds(Rounds):
         draw,
         codec_state=None,
         *,
-        if_news,
-        level,
+        if_news=False,
+        level=0,
     ):
         """Step 1 of a landing: phi_i <- phi_i + outer(mean_G Delta; phi_i, mean_G phi).
 

@@ -39,7 +39,7 @@ class Rounds:
     # -- send ---------------------------------------------------------------------------------
 
     def send(
-        self, params, base, codec_state, rows, takes_part_R, weight_R, *, keep: bool, level: int
+        self, params, base, codec_state, rows, takes_part_R, weight_R, *, keep: bool, level: int = 0
     ):
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
 
@@ -126,8 +126,8 @@ class Rounds:
         own=None,
         codec_state=None,
         *,
-        if_news,
-        level,
+        if_news=False,
+        level=0,
     ):
         """Step 1 of a landing: Theta <- Theta + outer(mean Delta).
 

@@ -9,10 +9,10 @@ from oracle.blocking import run_ddp, run_diloco, run_local_sgd
 from oracle.compressed import (
     run_decoupled,
     run_decoupled_as_coded,
-    run_demo,
     run_muloco,
     run_sparseloco,
 )
+from oracle.demo import run_demo
 from oracle.dilocox import Adaptation, int4_rows, run_dilocox
 from oracle.gossip import run_noloco
 from oracle.inner import AdamW, Momentum, Sgd
