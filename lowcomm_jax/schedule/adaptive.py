@@ -123,7 +123,8 @@ class Adaptive(Schedule):
             self.period, self.fragments, self.gamma, step_seconds, sync_seconds
         )
         now = clock.decided
-        current = int(step > now["since"][1])
+        # From the very boundary on: what lands there must not undo the change that begins there.
+        current = int(step >= now["since"][1])
         boundary = (step // self.period + 1) * self.period
         return {
             "since": np.array([now["since"][current], boundary], np.int64),
