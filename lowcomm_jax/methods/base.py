@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import optax
 
+from lowcomm_jax.compression import Codec
+from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.fragments import Pattern
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.schedule import Schedule
@@ -66,6 +68,15 @@ class Method:
         """Whether the outer rule tells a region's own payload from the others' (eager)."""
         return self.anchors == "per_region" and self.topology is None
 
+    @property
+    def reduces_all(self) -> bool:
+        """Whether nothing but the mean of all regions' payloads is needed.
+
+        Where a region applies its own part itself, or payloads are applied one by one, what it
+        sent must arrive as it is.
+        """
+        return self.anchors == "shared" and self.base == "anchor"
+
     def violations(self, regions: int) -> list[str]:
         named = [
             ("rest", self.rest, ("own", "dealt")),
@@ -80,10 +91,23 @@ class Method:
         ]
         if self.inner_batching is not None:
             wrong.append(f"inner_batching={self.inner_batching!r}: only None, a fixed batch, works")
-        wrong += self.schedule.violations(regions)
+        wrong += self._codec_violations() + self.schedule.violations(regions)
         if self.topology is not None:
             wrong += self._gossip_violations(self.topology, regions)
         return [*self.problems, *wrong]
+
+    def _codec_violations(self) -> list[str]:
+        if self.codec is None:
+            return []
+        if not isinstance(self.codec, Codec):
+            return [f"codec={self.codec!r}: give a codec, compression.make('int4') say, or None"]
+        found = per_tensor(self.codec)
+        if found is None or found.reduce != "two_shot" or self.reduces_all:
+            return []
+        return [
+            f"codec.reduce='two_shot': {self.name} needs the payloads themselves, not only their "
+            "mean; use all_gather, or leave it out"
+        ]
 
     def _gossip_violations(self, topology: Gossip, regions: int) -> list[str]:
         schedule = self.schedule
@@ -98,6 +122,7 @@ class Method:
         unmet = [need for need, met in needs.items() if not met]
         wrong = [f"topology={topology}: gossip needs {need}" for need in unmet]
         impossible = topology.violations(regions)
-        if not impossible and self.consensus is not None:
+        fits = not dataclasses.replace(topology, seed=0).violations(regions)
+        if fits and self.consensus is not None:
             wrong += self.consensus.violations(regions)
         return wrong + impossible

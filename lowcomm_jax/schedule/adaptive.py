@@ -165,7 +165,10 @@ class Adaptive(Schedule):
 
     def violations(self, regions: int) -> list[str]:
         problems = common_violations(self, regions, "overlap")
-        if self.syncs is not None and not self.fragments <= self.syncs <= self.period:
+        whole = self.syncs is None or np.issubdtype(np.asarray(self.syncs).dtype, np.integer)
+        if not whole:
+            problems.append(f"syncs_per_period={self.syncs!r}: must be a whole number")
+        elif self.syncs is not None and not self.fragments <= self.syncs <= self.period:
             problems.append(
                 f"syncs_per_period={self.syncs}: must lie between fragments={self.fragments} (or a "
                 f"fragment could starve) and period={self.period} (at most one a step)"

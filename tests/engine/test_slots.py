@@ -199,6 +199,13 @@ def test_the_network_settles_the_slots():
     assert sends == 12 // (24 // settled.syncs)
 
 
+def test_without_delay_a_round_hides_nothing():
+    slow = {**NETWORK, "bandwidth_gbps": 1e-8}
+    method = lc.methods.dilocox(4, {"name": "low_rank", "least": 1.0}, 2, delay=0)
+    engine, state = make(method, network=slow)
+    assert engine.trips(state).programs.method.schedule.travel == ()
+
+
 def test_a_round_must_hide_its_payload():
     slow = {**NETWORK, "bandwidth_gbps": 1e-8}
     method = lc.methods.dilocox(4, {"name": "low_rank", "least": 1.0}, 2)
