@@ -12,8 +12,9 @@ import numpy as np
 from experiments.cli import RefusedError, problems_of
 from experiments.evaluation import Evaluator
 from experiments.job import Job, abstract_params, make_engine
-from lowcomm_jax import Engine
+from lowcomm_jax import Engine, programs
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
+from lowcomm_jax.layout import make_layout
 from lowcomm_jax.models import Model, build
 from lowcomm_jax.models.weights import load_llama
 from lowcomm_jax.optimizers import learning_rate
@@ -69,7 +70,7 @@ def assemble(job: Job) -> Run:
     """Read the corpus and build the parts.
 
     Raises:
-      RefusedError: what only the corpus or the tokenizer could tell.
+      RefusedError: what only the corpus, the tokenizer or the engine could tell.
     """
     loaded, problems = problems_of(lambda: load(job.data), "data.")
     if problems:
@@ -84,16 +85,26 @@ def assemble(job: Job) -> Run:
             [f"model.vocab_size={config.vocab_size} is too small for {tokenizer.name}: {fix}"]
         )
     model = build(config)
+    engine, problems = problems_of(lambda: _engine_that_fits(job, model))
+    if problems:
+        raise RefusedError(problems)
     steps = np.arange(job.steps)
     return Run(
         job=job,
         model=model,
-        engine=make_engine(job, model),
+        engine=engine,
         data=train,
         evaluation=evaluation,
         tokenizer=tokenizer,
         rate_S=np.asarray(learning_rate(job.inner, job.steps)(steps)),
     )
+
+
+def _engine_that_fits(job: Job, model: Model) -> Engine:
+    """The engine, once its programs for this model can be made (nothing is compiled)."""
+    engine = make_engine(job, model)
+    programs.build(engine.recipe, make_layout(abstract_params(model), engine.roles))
+    return engine
 
 
 def _anchor_that_fits(model: Model, workdir: str) -> Any:

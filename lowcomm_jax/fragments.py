@@ -220,7 +220,9 @@ def _merge_rows(shapes, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
 
 
 def _by_regex(shapes, fragments: int, patterns: Sequence[str]) -> Fragments:
-    problems = []
+    problems = [line for pattern in patterns for line in _broken(pattern)]
+    if problems:
+        raise ValueError("fragments cannot be cut:\n- " + "\n- ".join(problems))
     if len(patterns) != fragments:
         problems.append(f"{len(patterns)} regexes for fragments={fragments}: give one each")
     hits = {name: [i for i, p in enumerate(patterns) if re.search(p, name)] for name in shapes}
@@ -237,3 +239,11 @@ def _by_regex(shapes, fragments: int, patterns: Sequence[str]) -> Fragments:
         tuple(Piece(name, None) for name in shapes if hits[name] == [i]) for i in range(fragments)
     ]
     return Fragments(dict(shapes), tuple(parts))
+
+
+def _broken(pattern: str) -> list[str]:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return [f"regex {pattern!r} is no regular expression ({error}): correct it"]
+    return []

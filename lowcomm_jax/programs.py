@@ -157,13 +157,8 @@ def offloaded(programs: Programs) -> Programs:
 
 
 def coded(method: Method, cut: Fragments, regions: int) -> Codec | None:
-    """The method's codec as the exchange uses it: in slices where a two-shot sends less.
-
-    Where a region applies its own part itself, or payloads are applied one by one, what it sent
-    must arrive as it is.
-    """
-    whole = method.anchors == "shared" and method.base == "anchor"
-    if method.codec is None or not whole:
+    """The method's codec as the exchange uses it: in slices where a two-shot sends less."""
+    if method.codec is None or not method.reduces_all:
         return method.codec
     return route(method.codec, [cut.like(p) for p in range(len(cut))], regions).codec
 

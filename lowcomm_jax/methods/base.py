@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import optax
 
 from lowcomm_jax import compression
+from lowcomm_jax.compression import Codec
+from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.fragments import Pattern
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.schedule import Schedule
@@ -63,7 +65,7 @@ class Method:
     problems: tuple[str, ...] = ()
 
     def __post_init__(self):
-        if self.codec is not None:
+        if isinstance(self.codec, str | Mapping):
             object.__setattr__(self, "codec", compression.make(self.codec))
 
     @property
@@ -71,6 +73,15 @@ class Method:
         """Whether the outer rule tells a region's own payload from the others' (eager)."""
         own_anchors = self.anchors == "per_region" and self.topology is None
         return own_anchors and self.schedule.land_after_send
+
+    @property
+    def reduces_all(self) -> bool:
+        """Whether nothing but the mean of all regions' payloads is needed.
+
+        Where a region applies its own part itself, or payloads are applied one by one, what it
+        sent must arrive as it is.
+        """
+        return self.anchors == "shared" and self.base == "anchor"
 
     def violations(self, regions: int) -> list[str]:
         named = [
@@ -86,15 +97,28 @@ class Method:
         ]
         if self.inner_batching is not None:
             wrong.append(f"inner_batching={self.inner_batching!r}: only None, a fixed batch, works")
-        own_anchors = self.anchors == "per_region" and self.signal == "progress"
-        fits = own_anchors and not self.schedule.land_after_send and self.topology is None
-        if self.codec is not None and self.codec.personal and not fits:
-            needed = "anchors='per_region', signal='progress' and a landing before the next send"
-            wrong.append(f"codec {self.codec.name} needs {needed}")
-        wrong += self.schedule.violations(regions)
+        wrong += self._codec_violations() + self.schedule.violations(regions)
         if self.topology is not None:
             wrong += self._gossip_violations(self.topology, regions)
         return [*self.problems, *wrong]
+
+    def _codec_violations(self) -> list[str]:
+        if self.codec is None:
+            return []
+        if not isinstance(self.codec, Codec):
+            return [f"codec={self.codec!r}: give a codec, a name of compression.names() or None"]
+        own_anchors = self.anchors == "per_region" and self.signal == "progress"
+        fits = own_anchors and not self.schedule.land_after_send and self.topology is None
+        if self.codec.personal and not fits:
+            needed = "anchors='per_region', signal='progress' and a landing before the next send"
+            return [f"codec {self.codec.name} needs {needed}"]
+        found = per_tensor(self.codec)
+        if found is None or found.reduce != "two_shot" or self.reduces_all:
+            return []
+        return [
+            f"codec.reduce='two_shot': {self.name} needs the payloads themselves, not only their "
+            "mean; use all_gather, or leave it out"
+        ]
 
     def _gossip_violations(self, topology: Gossip, regions: int) -> list[str]:
         schedule = self.schedule
@@ -109,6 +133,7 @@ class Method:
         unmet = [need for need, met in needs.items() if not met]
         wrong = [f"topology={topology}: gossip needs {need}" for need in unmet]
         impossible = topology.violations(regions)
-        if not impossible and self.consensus is not None:
+        fits = not dataclasses.replace(topology, seed=0).violations(regions)
+        if fits and self.consensus is not None:
             wrong += self.consensus.violations(regions)
         return wrong + impossible

@@ -27,6 +27,7 @@ adaptive choice as in `schedule.adaptive`; the real staleness of each landing is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -81,6 +82,9 @@ def cocodc(
         syncs = None if step_seconds is None else slots(period, fragments, *timing)
     if isinstance(taylor, (int, float)):
         taylor = landing_rules.taylor_delay_correction(float(taylor), mode="fixed")
+    elif not isinstance(taylor, optax.GradientTransformation):
+        problems.append(f"taylor={taylor!r}: give lambda (0 = no term) or a landing transform")
+        taylor = optax.identity()
     rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
     return Method(
         name="cocodc",
@@ -112,6 +116,6 @@ def _syncs_problems(syncs, gamma, step_seconds, sync_seconds, measured: bool) ->
         problems.append("T_c and T_s are given and measured: remove one or the other")
     if gamma is not None and not 0 < gamma <= 1:
         problems.append(f"gamma={gamma}: the share of the link lies in (0, 1]")
-    if any(x <= 0 for x in given):
-        problems.append("step_seconds and sync_seconds must be positive")
+    if not all(0 < x < math.inf for x in given):
+        problems.append("step_seconds and sync_seconds must be positive and finite")
     return problems

@@ -73,9 +73,11 @@ class AdaGradCmp:
         problems = []
         if not 0 < self.energy <= 1:
             problems.append(f"adaptive.energy={self.energy}: a share in (0, 1] is needed")
-        if self.buckets < 1:
-            problems.append(f"adaptive.buckets={self.buckets}: at least 1 rank is needed")
-        if self.floor is not None and not 1 <= self.floor <= rank:
+        if not isinstance(self.buckets, int) or self.buckets < 1:
+            problems.append(f"adaptive.buckets={self.buckets}: a whole number from 1 is needed")
+        if self.floor is not None and not isinstance(self.floor, int):
+            problems.append(f"adaptive.floor={self.floor}: must be a whole number")
+        elif self.floor is not None and not 1 <= self.floor <= rank:
             problems.append(f"adaptive.floor={self.floor}: must lie in [1, rank={rank}]")
         return problems
 
@@ -103,35 +105,41 @@ def dilocox(
       adaptive: adapt rank and H; None = yes if the codec is low-rank and given by name.
       outer: default Nesterov 0.7 / 0.9.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
-      first_round: see `delayed_diloco`.
-      step_seconds, sync_seconds: T_step and T_comm of the largest payload: no adaptive round is
-        shorter than T_comm / T_step steps. Without them the engine's network decides, if any.
+      first_round: see `delayed_diloco`; of delay 1.
+      step_seconds, sync_seconds: T_step and T_comm of the largest payload: no adaptive round of
+        delay 1 is shorter than T_comm / T_step steps. Without them the engine's network decides,
+        if any.
     """
     timing = [x for x in (step_seconds, sync_seconds) if x is not None]
     problems = _timing_problems(timing)
+    if delay == 0 and first_round == "blocking":
+        problems.append("first_round='blocking' is unused: with delay=0 every round blocks")
     if delay not in (0, 1):
         problems.append(f"delay={delay}: use 0 or 1 round")
         delay = 1
     named = isinstance(codec, (str, Mapping))
-    low_rank = named and _is_low_rank(codec)
+    low_rank, found = _codec_problems(codec) if named else (False, [])
+    problems += found
     rule, found = _adaptation(adaptive, low_rank)
     problems += found
     if rank is not None and not low_rank:
         problems.append(f"rank={rank} is unused: only low-rank codecs given by name have one")
-    if isinstance(codec, Mapping) and "rank" in codec:
-        problems.append("codec.rank is unused: give it as rank")
     first = 32 if rank is None else rank
     if not isinstance(first, int) or first < 1:
         problems.append(f"rank={rank}: a whole number, at least 1, is needed")
         first = 1
     schedule: Schedule = Staggered(period, delay=delay * period, land_after_send=delay == 1)
+    if timing and (rule is None or delay == 0):
+        problems.append(
+            "step_seconds and sync_seconds are unused: only adaptive rounds of delay 1 need them"
+        )
     if rule is not None:
-        problems += rule.violations(first)
-        given = len(timing) == 2 and min(timing) > 0
+        found = rule.violations(first)
+        problems += found
+        ranks = (first,) if found else rule.ranks(first)
+        given = delay == 1 and len(timing) == 2 and not _timing_problems(timing)
         travel = math.ceil(timing[1] / timing[0]) if given else None
-        schedule = _ranked(rule, period, first, delay, travel)
-    elif timing:
-        problems.append("step_seconds and sync_seconds are unused: only adaptive rounds need them")
+        schedule = _ranked(rule, period, ranks, delay, travel)
     if named and not problems:
         codec = _ladder(codec, schedule.ranks if rule else (first,), low_rank)
     return Method(
@@ -140,7 +148,7 @@ def dilocox(
         outer=optax.with_extra_args_support(
             outer_rules.nesterov(0.7, 0.9) if outer is None else outer
         ),
-        codec=codec if isinstance(codec, Codec) else None,
+        codec=None if isinstance(codec, (str, Mapping)) else codec,
         inner_batching=inner_batching,
         first_round=first_round,
         rank_energy=rule.energy if rule else None,
@@ -151,14 +159,24 @@ def dilocox(
 def _timing_problems(timing: list[float]) -> list[str]:
     if len(timing) == 1:
         return ["step_seconds (T_step) and sync_seconds (T_comm) go together: give both"]
-    if any(x <= 0 for x in timing):
-        return ["step_seconds and sync_seconds must be positive"]
+    if not all(0 < x < math.inf for x in timing):
+        return ["step_seconds and sync_seconds must be positive and finite"]
     return []
 
 
-def _is_low_rank(codec: str | Mapping[str, Any]) -> bool:
-    name = codec if isinstance(codec, str) else codec.get("name")
-    return name in names() and isinstance(registry.make_matrix(name), LowRank)
+def _codec_problems(codec: str | Mapping[str, Any]) -> tuple[bool, list[str]]:
+    """(whether the codec of this name has a rank, what is wrong with its settings)."""
+    spec = {"name": codec} if isinstance(codec, str) else codec
+    name = spec.get("name")
+    if name not in names():
+        # Whatever it is meant to be: only the name is wrong.
+        return True, [f"codec={name!r} is unknown: choose one of {', '.join(names())}"]
+    if not isinstance(registry.make_matrix(name), LowRank):
+        return False, []
+    problems = [f"codec.{k} is unused: give it as rank" for k in ("rank", "basis") if k in spec]
+    if spec.get("reduce") == "two_shot":
+        problems.append("codec.reduce='two_shot': factors cannot be encoded a second time")
+    return True, problems
 
 
 def _adaptation(adaptive, low_rank: bool) -> tuple[AdaGradCmp | None, list[str]]:
@@ -171,6 +189,8 @@ def _adaptation(adaptive, low_rank: bool) -> tuple[AdaGradCmp | None, list[str]]
         return AdaGradCmp(), []
     if isinstance(adaptive, AdaGradCmp):
         return adaptive, []
+    if not isinstance(adaptive, Mapping):
+        return None, [f"adaptive={adaptive!r}: give True, False or settings of AdaGradCmp"]
     fields = [f.name for f in dataclasses.fields(AdaGradCmp)]
     wrong = [k for k in adaptive if k not in fields]
     if wrong:
@@ -178,8 +198,9 @@ def _adaptation(adaptive, low_rank: bool) -> tuple[AdaGradCmp | None, list[str]]
     return AdaGradCmp(**adaptive), []
 
 
-def _ranked(rule: AdaGradCmp, period: int, rank: int, delay: int, travel: int | None) -> Ranked:
-    ranks = rule.ranks(rank)
+def _ranked(
+    rule: AdaGradCmp, period: int, ranks: tuple[int, ...], delay: int, travel: int | None
+) -> Ranked:
     shortest = max(1, period // 8) if rule.shortest is None else rule.shortest
     return Ranked(
         period=period,

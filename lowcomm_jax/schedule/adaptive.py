@@ -123,7 +123,8 @@ class Adaptive(Schedule):
             self.period, self.fragments, self.gamma, step_seconds, sync_seconds
         )
         now = clock.decided
-        current = int(step > now["since"][1])
+        # From the very boundary on: what lands there must not undo the change that begins there.
+        current = int(step >= now["since"][1])
         boundary = (step // self.period + 1) * self.period
         return {
             "since": np.array([now["since"][current], boundary], np.int64),
@@ -164,7 +165,10 @@ class Adaptive(Schedule):
 
     def violations(self, regions: int) -> list[str]:
         problems = common_violations(self, regions, "overlap")
-        if self.syncs is not None and not self.fragments <= self.syncs <= self.period:
+        whole = self.syncs is None or np.issubdtype(np.asarray(self.syncs).dtype, np.integer)
+        if not whole:
+            problems.append(f"syncs_per_period={self.syncs!r}: must be a whole number")
+        elif self.syncs is not None and not self.fragments <= self.syncs <= self.period:
             problems.append(
                 f"syncs_per_period={self.syncs}: must lie between fragments={self.fragments} (or a "
                 f"fragment could starve) and period={self.period} (at most one a step)"

@@ -39,7 +39,7 @@ class Ranked(Schedule):
       window: c, rounds whose measured ranks are averaged.
       shortest: the fewest steps of a round.
       travel: inner steps the payload of each rank needs to travel, ceil(T_comm / T_step); empty =
-        as the network says, if there is one.
+        as the network says, if there is one and payloads travel behind a round.
       probe: rounds from one probing round to the next; None = never.
     """
 
@@ -54,8 +54,8 @@ class Ranked(Schedule):
     fragments: int = 1
 
     def settle(self, timing: Timing) -> Ranked:
-        if self.travel:
-            return self
+        if self.travel or not self.land_after_send:
+            return self  # a payload that lands at its own boundary is not hidden behind a round
         needed = [timing.sync_seconds(0, k) / timing.step_seconds for k in range(len(self.ranks))]
         return dataclasses.replace(self, travel=tuple(math.ceil(n - 1e-9) for n in needed))
 
@@ -120,6 +120,12 @@ class Ranked(Schedule):
 
     def violations(self, regions: int) -> list[str]:
         problems = common_violations(self, regions, "delay")
+        counted = {"window": self.window, "shortest": self.shortest, "probe": self.probe}
+        problems += [
+            f"{name}={value!r}: must be a whole number"
+            for name, value in counted.items()
+            if not isinstance(value, int | np.integer | None)
+        ]
         if problems:
             return problems
         falling = all(a > b for a, b in zip(self.ranks, self.ranks[1:]))

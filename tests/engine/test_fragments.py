@@ -193,6 +193,12 @@ def test_blocks_are_dealt_in_numeric_order(rest):
     assert got == [set(range(6)), set(range(6, 12))]
 
 
+def test_broken_regexes_are_named():
+    with pytest.raises(ValueError) as error:
+        partition(SIX, 2, ("(", "[a"))
+    assert "regex '('" in str(error.value) and "regex '[a'" in str(error.value)
+
+
 def test_regex_violations_are_listed_together():
     with pytest.raises(ValueError) as error:
         partition(SIX, 4, ["^emb", "blocks/[0-3]", "blocks/[3-4]$", "nothing", "none"])

@@ -18,7 +18,7 @@ ALL = 4096  # entries of a whole chunk
 
 def test_sparseloco_that_sends_all_in_fp32_is_averaging():
     sparse = lc.methods.sparseloco(4, k=ALL, bits=32)
-    dense = lc.methods.local_sgd(4, codec="fp32")
+    dense = lc.methods.local_sgd(4, codec={"name": "fp32", "reduce": "all_gather"})
     assert_equal(trajectory(sparse, 12, (10, 12)), trajectory(dense, 12, (10, 12)))
 
 

@@ -123,6 +123,48 @@ def test_measured_slots_change_at_the_next_period():
     assert found == [4, 8, 12, 14, 16, 18, 20, 22, 24, 28, 32, 36]
 
 
+def test_a_landing_at_the_boundary_does_not_undo_the_change():
+    """tau = 0, or tau a multiple of the spacing: something lands at every boundary."""
+    schedule = measured()
+    clock = Clock.start(3, R, schedule.start())
+    # 6 slots from step 12 on; what lands at 12 and 24 says the same, what lands at 36 says 3.
+    found = slots_of(
+        schedule, clock, 60, {t: (2.0, 2.0 if t < 36 else 9.0) for t in (8, 12, 24, 36)}
+    )
+    assert found == [4, 8, 12, *range(14, 49, 2), 52, 56, 60]
+
+
+def test_measured_slots_keep_every_fragment_within_the_bound():
+    rng = np.random.default_rng(2)
+    changes = 0
+    for _ in range(120):
+        period = int(rng.integers(2, 40))
+        fragments = int(rng.integers(1, min(period, 7) + 1))
+        delay = int(rng.integers(0, period))
+        schedule = Adaptive(period, fragments, fragments, delay, gamma=0.5, measured=True)
+        clock = Clock.start(fragments, R, schedule.start())
+        favourite = np.eye(fragments)[rng.integers(fragments)]
+        times, flying, step = [[0] for _ in range(fragments)], {}, 0
+        while step < 8 * period:
+            step = min([schedule.next_send(step, clock), *flying.values()])
+            landed = [p for p, due in flying.items() if due == step]
+            flying = {p: due for p, due in flying.items() if p not in landed}
+            for p in schedule.sends(step, clock, frozenset(flying), lambda f=favourite: f):
+                times[p].append(step)
+                clock.last_sent[p] = step
+                flying[p] = step + delay
+            landed += [p for p, due in flying.items() if due == step]
+            flying = {p: due for p, due in flying.items() if p not in landed}
+            seconds = np.float32([2.0 ** rng.integers(-4, 5), 1.0])
+            decided = schedule.decide(step, clock, [landing(step, seconds) for _ in landed])
+            if decided is not None:
+                changes += decided["syncs"][0] != clock.decided["syncs"][0]
+                clock.decided = decided
+        waits = [np.diff([*sent, 8 * period]).max() for sent in times]
+        assert max(waits) <= schedule.longest_wait(), (schedule, times)
+    assert changes > 100, "N hardly ever changed, so the bound was not tried"
+
+
 def test_an_unfinished_measurement_decides_nothing():
     schedule = measured()
     clock = Clock.start(3, R, schedule.start())
@@ -155,6 +197,13 @@ def test_the_network_settles_the_slots():
         state, metrics = engine.step(state, oracle.step_batch(batches, t))
         sends += sum(e.kind == "send" for e in metrics["events"])
     assert sends == 12 // (24 // settled.syncs)
+
+
+def test_without_delay_a_round_hides_nothing():
+    slow = {**NETWORK, "bandwidth_gbps": 1e-8}
+    method = lc.methods.dilocox(4, {"name": "low_rank", "least": 1.0}, 2, delay=0)
+    engine, state = make(method, network=slow)
+    assert engine.trips(state).programs.method.schedule.travel == ()
 
 
 def test_a_round_must_hide_its_payload():

@@ -48,6 +48,20 @@ def test_slots_come_from_the_network(tiny, tmp_path):
     assert counts == {"fast": 24, "slow": 6}
 
 
+def test_a_round_that_cannot_hide_its_payload_is_refused(tiny, tmp_path, capsys):
+    tiny.corpus(tmp_path / "texts")
+    (tmp_path / "slow.yaml").write_text(NETWORK.format(gbps=1e-7))
+    arguments = tiny.arguments(
+        tmp_path,
+        "--config=dilocox",
+        "--config.method.rank=2",
+        f"--config.network={tmp_path / 'slow.yaml'}",
+        f"--workdir={tmp_path / 'run'}",
+    )
+    assert main(["train", *arguments]) == 2
+    assert "the payload travels for" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "setting,part",
     [
