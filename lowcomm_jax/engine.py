@@ -229,6 +229,7 @@ class Engine:
             self._book(steps, events, pace)
             return state, history.with_pace(metrics, pace, single), events
         active = self._active(steps, stage.capacity)
+        trips.measurements.starts()
         inner, metrics = trips.programs.block(
             state.inner, state.frozen, batches, self.region_ids, active, n, single=single
         )

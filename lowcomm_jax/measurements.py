@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax.programs import Programs
+from lowcomm_jax.regions import REGION
 from lowcomm_jax.state import InFlight, TrainState
 from lowcomm_jax.stopwatch import Stopwatch
 
@@ -28,9 +29,15 @@ class Measurements:
         self._names = tuple(tuple(cut.like(p)) for p in range(len(cut)))
         self._numel = np.array([cut.numel(p) for p in range(len(cut))])
         self._stopwatch = Stopwatch()
+        self._region = programs.recipe.regions.sharding(REGION)
+
+    def starts(self) -> None:
+        """Inner steps are about to be dispatched."""
+        if self.schedule.measured:
+            self._stopwatch.starts()
 
     def computed(self, state: TrainState, steps: int) -> None:
-        """`steps` inner steps have been dispatched since the last call of `synchronised`."""
+        """`steps` inner steps have been dispatched since the last call of `starts`."""
         if self.schedule.measured:
             self._stopwatch.computed(state.inner.step, steps)
 
@@ -49,7 +56,9 @@ class Measurements:
                 state.inner.params, state.anchor, self._rows, scale, names_K=self._names
             )
         if self.schedule.measured:
-            header["seconds"] = self._stopwatch.seconds(self.count)
+            seconds = self._stopwatch.seconds(self.count)
+            # On the mesh like everything in flight, so that a checkpoint can tell where it lies.
+            header["seconds"] = jax.device_put(seconds, self._region)
         return header
 
     def landed(self, state: TrainState, flight: InFlight, values: dict[str, Any]) -> TrainState:

@@ -22,8 +22,16 @@ class Stopwatch:
         self._step_seconds: float | None = None
         self._sync_seconds: float | None = None
 
+    def starts(self) -> None:
+        """Inner steps begin: what the host did since the last one (evaluating, saving) is none.
+
+        The very first ones are not timed, since they compile.
+        """
+        if self._since is not None:
+            self._since = time.perf_counter()
+
     def computed(self, waits_for: Any, steps: int) -> None:
-        """Note that `steps` inner steps have run since the last synchronisation."""
+        """Note that `steps` inner steps have run since they began."""
         jax.block_until_ready(waits_for)
         now = time.perf_counter()
         if self._since is not None:

@@ -9,8 +9,10 @@ from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax import history
+from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.schedule import Adaptive
 from lowcomm_jax.state import Clock
+from lowcomm_jax.stopwatch import Stopwatch
 
 CUT = ("a|s", "b", "c")
 NAMES = (("a", "s"), ("b",), ("c",))
@@ -182,6 +184,38 @@ def test_measured_seconds_reach_the_decision():
     finite = [pair for pair in seen if np.isfinite(pair).all()]
     assert finite and all((pair > 0).all() for pair in finite)
     assert 3 <= state.clock.decided["syncs"][1] <= 6
+
+
+def test_what_the_host_does_between_steps_is_no_step(monkeypatch):
+    clock = iter([0.0, 1.0, 50.0, 56.0, 57.0])
+    monkeypatch.setattr("lowcomm_jax.stopwatch.time.perf_counter", lambda: next(clock))
+    watch = Stopwatch()
+    watch.starts()  # the first steps compile
+    watch.computed((), 3)
+    assert np.isnan(watch.seconds(R)).all()
+    watch.synchronised((), 0)
+    watch.starts()  # 49 seconds later: an evaluation, say
+    watch.computed((), 3)
+    watch.synchronised((), 2)
+    np.testing.assert_array_equal(watch.seconds(R), np.tile(np.float32([2.0, 1.0]), (R, 1)))
+
+
+def test_measured_seconds_in_flight_are_saved(tmp_path):
+    method = lc.methods.cocodc(6, 3, 2, gamma=1.0, measured=True, score="drift", pattern=CUT)
+    engine, state = make(method)
+    batches = oracle.make_batches(steps=9, regions=R)
+    for t in range(1, 10):
+        state, _ = engine.step(state, oracle.step_batch(batches, t))
+    (flight,) = state.in_flight.values()
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, extra={}, config={}, method=method)
+        found = checkpoints.restore(engine, oracle.make_params()).state
+    (again,) = found.in_flight.values()
+    assert sorted(again.header) == ["drift", "seconds"]
+    for name, values in flight.header.items():
+        np.testing.assert_array_equal(again.header[name], values)
+    for name, value in state.clock.decided.items():
+        np.testing.assert_array_equal(found.clock.decided[name], value)
 
 
 def test_the_network_settles_the_slots():
