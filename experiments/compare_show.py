@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.plots import thousands
+from experiments.progress import duration, size
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -26,13 +27,15 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         source = "given"
     target = "-" if result["target"] is None else f"{result['target']:.4f}"
     console.print(
-        f"loss in nats per token on the same validation documents; ± is a 95 % t-interval over "
-        f"{len(result['seeds'])} seed(s); MB are per region. Differences are paired by seed, so "
-        f"they share initial weights and data. Target loss {target} ({source}): "
-        "first crossing of the evaluated anchor, interpolated; the mean is over the seeds that "
-        "reach it.",
+        f"loss in nats per token on the same validation documents; {interval_of(result)}; MB are "
+        "per region. Differences are paired by seed, so they share initial weights and data. "
+        f"Target loss {target} ({source}): first crossing of the evaluated anchor, interpolated; "
+        "the mean is over the seeds that reach it.",
         highlight=False,
     )
+    for network in result["networks"] or [None]:
+        console.print(costs_table(result, network))
+    console.print(costs_note(result), highlight=False)
     for failure in result["failures"]:
         text = f"failed: {failure['variant']} seed {failure['seed']}: {failure['error']}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -57,13 +60,87 @@ def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:
             "baseline" if name == base else _difference(difference["loss"]),
             steps,
             "-" if row["bytes_sent"] is None else f"{row['bytes_sent'] / 1e6:.3g}",
-            "-" if row["tokens"] is None else thousands(float(f"{row['tokens']:.3g}"), None),
+            _count(row["tokens"]),
         )
     return out
 
 
+def interval_of(result: Mapping[str, Any]) -> str:
+    """What the ± of a loss is."""
+    if len(result["seeds"]) == 1:
+        return (
+            "one seed: ± is a 95 % interval over these documents, and says nothing of other seeds"
+        )
+    return f"± is a 95 % t-interval over {len(result['seeds'])} seeds"
+
+
+def costs_table(result: Mapping[str, Any], network: str | None) -> Table:
+    """What every variant learned and what it cost, with its time on a network if there is one."""
+    title = "AllReduce = fp32 gradients exchanged at every step"
+    out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    if network is not None:
+        out.title = f"on the network {network}; {title}"
+    out.add_column("variant", no_wrap=True)
+    columns = cost_columns(network)
+    for heading in columns:
+        out.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
+    for name, row in result["variants"].items():
+        out.add_row(name, *(cell(row) for cell in columns.values()))
+    return out
+
+
+def cost_columns(network: str | None) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+    """Heading -> the cell of a variant."""
+    columns = {
+        "eval loss": _short_loss,
+        "tokens": lambda row: _count(row["tokens"]),
+        "sent per region": lambda row: _known(row["bytes_sent"], size),
+        "less than AllReduce": lambda row: _known(row["compression"], "{:.3g}x".format),
+    }
+    if network is not None:
+        columns |= {
+            "virtual time": lambda row: _there(row, network, "seconds", duration),
+            "utili- sation": lambda row: _there(row, network, "utilisation", "{:.0%}".format),
+            "faster": lambda row: _there(row, network, "speedup", "{:.3g}x".format),
+        }
+    return columns | {"largest staleness": lambda row: _known(row["staleness"], str)}
+
+
+def costs_note(result: Mapping[str, Any]) -> str:
+    """What the columns of `costs_table` mean."""
+    text = "staleness in inner steps."
+    if not result["networks"]:
+        return text
+    step = result["step_seconds"]
+    pace = "the network's own" if step is None else f"{step:g} s"
+    return (
+        f"virtual time: the run's events replayed on the network, a region's inner step taking "
+        f"{pace}; utilisation: share of it spent computing; faster: than AllReduce for as many "
+        f"steps on the same clock; {text}"
+    )
+
+
+def _short_loss(row: Mapping[str, Any]) -> str:
+    half = row["document_interval"] if row["loss"]["half"] is None else row["loss"]["half"]
+    return _number({**row["loss"], "half": half}, ".3f")
+
+
+def _count(tokens: float | None) -> str:
+    return _known(tokens, lambda count: thousands(float(f"{count:.3g}"), None))
+
+
+def _known(value: Any, form: Callable[[Any], str]) -> str:
+    return "-" if value is None else form(value)
+
+
+def _there(row: Mapping[str, Any], network: str, key: str, form: Callable[[Any], str]) -> str:
+    found = row["networks"].get(network)  # empty if no run is complete
+    return "-" if found is None else form(found[key])
+
+
 def _loss(row: Mapping[str, Any], seeds: int) -> str:
-    text = _number(row["loss"], ".4f")
+    half = row["document_interval"] if seeds == 1 else row["loss"]["half"]
+    text = _number({**row["loss"], "half": half}, ".4f")
     lost = len(row["runs"]) - row["loss"]["count"]
     missing = seeds - len(row["runs"])
     notes = [f"{lost} not finite"] if lost else []
@@ -83,6 +160,8 @@ def _steps(found: Mapping[str, Any]) -> str:
 def _difference(found: Mapping[str, Any]) -> str:
     if found["mean"] is None:
         return "-"
+    if found["documents_half"] is not None:
+        return _number({**found, "half": found["documents_half"]}, "+.4f")
     return f"{_number(found, '+.4f')}\n{found['verdict']}"
 
 

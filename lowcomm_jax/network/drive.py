@@ -116,6 +116,7 @@ def replay(
     rows: Iterable[Mapping[str, Any]],
     seed: int = 0,
     record_from: int | None = 1,
+    clock: VirtualClock | None = None,
 ) -> VirtualClock:
     """The clock of a finished run, had it run on `network`.
 
