@@ -26,6 +26,7 @@ def comparison(
       changes: any other field, see below.
     """
     config = ConfigDict()
+    config.title = "Comparison"  # of its report
     config.seeds = (0, 1, 2)  # every variant is trained once with each
     config.baseline = baseline or config_dict.placeholder(str)
     config.target = config_dict.placeholder(float)  # loss; None = the baseline's worst final one

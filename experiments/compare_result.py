@@ -23,8 +23,8 @@ BYTES_TOLERANCE = 0.1
 Logs = dict[str, dict[int, RunLog]]  # variant -> seed -> run
 
 
-def collect(comparison: Comparison) -> dict[str, Any]:
-    """Count, average and compare; nothing here is not in the metrics files.
+def read_logs(comparison: Comparison) -> tuple[Logs, list[dict[str, Any]]]:
+    """The complete runs of every variant, and what became of the others.
 
     Raises:
       RefusedError: the runs were not evaluated on the same documents.
@@ -38,6 +38,13 @@ def collect(comparison: Comparison) -> dict[str, Any]:
             error = error_of(run.workdir) or "not complete"
             failures.append({"variant": run.variant, "seed": run.seed, "error": error})
     _same_documents(logs)
+    return logs, failures
+
+
+def collect(
+    comparison: Comparison, logs: Logs, failures: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Count, average and compare; nothing here is not in the metrics files."""
     target = _target(comparison, logs)
     variants = {name: _variant(comparison, runs, target) for name, runs in logs.items()}
     # Of one seed there is an interval over documents only; of several, that over seeds says more.
@@ -50,7 +57,7 @@ def collect(comparison: Comparison) -> dict[str, Any]:
         "baseline": comparison.baseline,
         "target": target,
         "target_from": "config" if comparison.target is not None else "baseline",
-        "failures": failures,
+        "failures": list(failures),
         "variants": variants,
         "networks": list(comparison.networks),
         "step_seconds": comparison.step_seconds,

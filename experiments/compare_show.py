@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.plots import thousands
-from experiments.progress import duration, size
+from experiments.compare_columns import columns, note, plus_minus, with_interval
+from experiments.progress import thousands
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -35,7 +35,8 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     )
     for network in result["networks"] or [None]:
         console.print(costs_table(result, network))
-    console.print(costs_note(result), highlight=False)
+    about = note(result["networks"], result["step_seconds"], "the network's own")
+    console.print(about, highlight=False)
     for failure in result["failures"]:
         text = f"failed: {failure['variant']} seed {failure['seed']}: {failure['error']}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -53,14 +54,14 @@ def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:
         row = result["variants"][name]
         steps, fewer = _steps(row["steps_to_target"]), difference["steps_to_target"]
         if name != base and fewer["mean"] is not None:
-            steps += f"\n{_number(fewer, '+.1%')}, {fewer['verdict']}"
+            steps += f"\n{plus_minus(fewer, '+.1%')}, {fewer['verdict']}"
         out.add_row(
             name,
             _loss(row, len(result["seeds"])),
             "baseline" if name == base else _difference(difference["loss"]),
             steps,
             "-" if row["bytes_sent"] is None else f"{row['bytes_sent'] / 1e6:.3g}",
-            _count(row["tokens"]),
+            columns([])["tokens"].text(row),
         )
     return out
 
@@ -76,71 +77,19 @@ def interval_of(result: Mapping[str, Any]) -> str:
 
 def costs_table(result: Mapping[str, Any], network: str | None) -> Table:
     """What every variant learned and what it cost, with its time on a network if there is one."""
-    title = "AllReduce = fp32 gradients exchanged at every step"
+    title = "what it cost" if network is None else f"on the network {network}"
     out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    if network is not None:
-        out.title = f"on the network {network}; {title}"
     out.add_column("variant", no_wrap=True)
-    columns = cost_columns(network)
-    for heading in columns:
+    shown = columns([] if network is None else [network])
+    for heading in shown:
         out.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
     for name, row in result["variants"].items():
-        out.add_row(name, *(cell(row) for cell in columns.values()))
+        out.add_row(name, *(column.text(row) for column in shown.values()))
     return out
 
 
-def cost_columns(network: str | None) -> dict[str, Callable[[Mapping[str, Any]], str]]:
-    """Heading -> the cell of a variant."""
-    columns = {
-        "eval loss": _short_loss,
-        "tokens": lambda row: _count(row["tokens"]),
-        "sent per region": lambda row: _known(row["bytes_sent"], size),
-        "less than AllReduce": lambda row: _known(row["compression"], "{:.3g}x".format),
-    }
-    if network is not None:
-        columns |= {
-            "virtual time": lambda row: _there(row, network, "seconds", duration),
-            "utili- sation": lambda row: _there(row, network, "utilisation", "{:.0%}".format),
-            "faster": lambda row: _there(row, network, "speedup", "{:.3g}x".format),
-        }
-    return columns | {"largest staleness": lambda row: _known(row["staleness"], str)}
-
-
-def costs_note(result: Mapping[str, Any]) -> str:
-    """What the columns of `costs_table` mean."""
-    text = "staleness in inner steps."
-    if not result["networks"]:
-        return text
-    step = result["step_seconds"]
-    pace = "the network's own" if step is None else f"{step:g} s"
-    return (
-        f"virtual time: the run's events replayed on the network, a region's inner step taking "
-        f"{pace}; utilisation: share of it spent computing; faster: than AllReduce for as many "
-        f"steps on the same clock; {text}"
-    )
-
-
-def _short_loss(row: Mapping[str, Any]) -> str:
-    half = row["document_interval"] if row["loss"]["half"] is None else row["loss"]["half"]
-    return _number({**row["loss"], "half": half}, ".3f")
-
-
-def _count(tokens: float | None) -> str:
-    return _known(tokens, lambda count: thousands(float(f"{count:.3g}"), None))
-
-
-def _known(value: Any, form: Callable[[Any], str]) -> str:
-    return "-" if value is None else form(value)
-
-
-def _there(row: Mapping[str, Any], network: str, key: str, form: Callable[[Any], str]) -> str:
-    found = row["networks"].get(network)  # empty if no run is complete
-    return "-" if found is None else form(found[key])
-
-
 def _loss(row: Mapping[str, Any], seeds: int) -> str:
-    half = row["document_interval"] if seeds == 1 else row["loss"]["half"]
-    text = _number({**row["loss"], "half": half}, ".4f")
+    text = plus_minus(with_interval(row), ".4f")
     lost = len(row["runs"]) - row["loss"]["count"]
     missing = seeds - len(row["runs"])
     notes = [f"{lost} not finite"] if lost else []
@@ -150,26 +99,19 @@ def _loss(row: Mapping[str, Any], seeds: int) -> str:
 
 def _steps(found: Mapping[str, Any]) -> str:
     if not found["not_reached"]:
-        return _number(found, ".0f")
+        return plus_minus(found, ".0f")
     of = found["count"] + found["not_reached"]
     if not found["count"]:
         return "not reached"
-    return f"{_number(found, '.0f')} (not reached: {found['not_reached']} of {of})"
+    return f"{plus_minus(found, '.0f')} (not reached: {found['not_reached']} of {of})"
 
 
 def _difference(found: Mapping[str, Any]) -> str:
     if found["mean"] is None:
         return "-"
     if found["documents_half"] is not None:
-        return _number({**found, "half": found["documents_half"]}, "+.4f")
-    return f"{_number(found, '+.4f')}\n{found['verdict']}"
-
-
-def _number(found: Mapping[str, Any], form: str) -> str:
-    if found["mean"] is None:
-        return "-"
-    half = "" if found["half"] is None else f" ± {found['half']:{form.lstrip('+')}}"
-    return f"{found['mean']:{form}}{half}"
+        return plus_minus({**found, "half": found["documents_half"]}, "+.4f")
+    return f"{plus_minus(found, '+.4f')}\n{found['verdict']}"
 
 
 def picture(result: Mapping[str, Any], path: Path) -> None:
@@ -177,11 +119,11 @@ def picture(result: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure  # slow to import
 
     panels = result["panels"]
-    columns = math.ceil(math.sqrt(len(panels)))
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(6.5 * columns, 4.5 * rows), layout="constrained")
+    across = math.ceil(math.sqrt(len(panels)))
+    rows = math.ceil(len(panels) / across)
+    figure = Figure(figsize=(6.5 * across, 4.5 * rows), layout="constrained")
     for number, panel in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, number + 1)
+        axes = figure.add_subplot(rows, across, number + 1)
         _plot(axes, result, panel)
         axes.set(xlabel="tokens, all regions", ylabel="eval loss of the anchor, nats per token")
         axes.set_title(panel["title"])

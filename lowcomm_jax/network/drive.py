@@ -126,8 +126,10 @@ def replay(
       seed: seed of the network's jitter.
       record_from: step from which on bars are kept for the timeline; None = never. Recording costs
         several times as much as the rest.
+      clock: goes on with this one, which has followed the rows before; None = a new one.
     """
-    clock = VirtualClock(network, seed=seed)
+    if clock is None:
+        clock = VirtualClock(network, seed=seed)
 
     def kind(row):
         recorded = record_from is not None and row["step"] >= record_from
