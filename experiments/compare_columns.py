@@ -27,7 +27,7 @@ def columns(networks: Sequence[str]) -> dict[str, Column]:
         "eval loss": Column(lambda row: row["loss"]["mean"], _loss),
         "tokens": _known("tokens", lambda count: thousands(float(f"{count:.3g}"))),
         "sent per region": _known("bytes_sent", size),
-        "less than AllReduce": _known("compression", "{:.3g}x".format),
+        "fewer bytes": _known("compression", "{:.3g}x".format),
     }
     for name in networks:
         on = f" on {name}" if len(networks) > 1 else ""
@@ -36,7 +36,7 @@ def columns(networks: Sequence[str]) -> dict[str, Column]:
             f"utili- sation{on}": _there(name, "utilisation", "{:.0%}".format),
             f"faster{on}": _there(name, "speedup", "{:.3g}x".format),
         }
-    return found | {"largest staleness": _known("staleness", str)}
+    return found | {"stale- ness": _known("staleness", str)}
 
 
 def note(networks: Sequence[str], step_seconds: float | None, own: str) -> str:
@@ -45,7 +45,7 @@ def note(networks: Sequence[str], step_seconds: float | None, own: str) -> str:
     Args:
       own: whose step lasts as it does where `step_seconds` is None.
     """
-    text = f"{ALLREDUCE}; staleness in inner steps."
+    text = f"{ALLREDUCE}; fewer bytes than that; staleness: the largest, in inner steps."
     if not networks:
         return text
     pace = f"{own} time" if step_seconds is None else f"{step_seconds:g} s"
@@ -76,7 +76,7 @@ def with_interval(row: Row) -> dict[str, Any]:
 
 
 def _loss(row: Row) -> str:
-    return plus_minus(with_interval(row), ".3f")
+    return plus_minus(with_interval(row), ".3f").replace(" ", "")  # a table of 80 columns is full
 
 
 def _known(key: str, form: Callable[[Any], str]) -> Column:

@@ -54,7 +54,8 @@ def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:
         row = result["variants"][name]
         steps, fewer = _steps(row["steps_to_target"]), difference["steps_to_target"]
         if name != base and fewer["mean"] is not None:
-            steps += f"\n{plus_minus(fewer, '+.1%')}, {fewer['verdict']}"
+            steps += f"\n{plus_minus(fewer, '+.1%')}"
+            steps += f", {fewer['verdict']}" if len(result["seeds"]) > 1 else ""
         out.add_row(
             name,
             _loss(row, len(result["seeds"])),
@@ -78,7 +79,7 @@ def interval_of(result: Mapping[str, Any]) -> str:
 def costs_table(result: Mapping[str, Any], network: str | None) -> Table:
     """What every variant learned and what it cost, with its time on a network if there is one."""
     title = "what it cost" if network is None else f"on the network {network}"
-    out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    out = Table(box=None, title=title, title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
     out.add_column("variant", no_wrap=True)
     shown = columns([] if network is None else [network])
     for heading in shown:

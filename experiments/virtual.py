@@ -54,6 +54,7 @@ def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
             for run in runs
             if run.header["regions"] != network.size
         ]
+    problems += [f"{run.name} has made no step yet: leave it out" for run in runs if not run.steps]
     if step_seconds is not None and step_seconds <= 0:
         problems.append(f"--step_seconds={step_seconds}: must be positive")
     if problems:
