@@ -247,7 +247,7 @@ def test_a_browser_opens_it(page, tmp_path, size, dark):
     said = re.search(r'<pre id="said">(.*?)</pre>', done.stdout, re.DOTALL)
     found = json.loads(html.unescape(said.group(1)))
     assert found["asWritten"] == ["often", "ten <late>", "seeds"]
-    losses = [float(text.split()[0]) for text in found["up"]]
+    losses = [float(text.split("±")[0]) for text in found["up"]]
     assert losses == sorted(losses) and len(set(losses)) == 3
     assert found["down"] == found["up"][::-1]
     assert found["names"] == ["often", "seeds", "ten <late>"]
