@@ -1,4 +1,4 @@
-"""Commands: `python -m experiments COMMAND`; without a command, the quick demonstration."""
+"""Commands: `python -m experiments COMMAND`; without a command, the quick comparison."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from experiments.cli import (
 )
 
 COMMANDS = ("quick", "train", "report", "sample", "export", "compare", "sweep", "plan", "bench")
-# These take main(config, workdir), where only compare has an exit code to return; the others take
-# main(argv) -> exit code.
-_BY_CONFIG = ("compare", "sweep", "plan")
+# These take main(config, workdir), where only comparisons have an exit code to return; the others
+# take main(argv) -> exit code. Their config, None = to be named.
+_BY_CONFIG = {"quick": "configs/compare/quick.py", "compare": None, "sweep": None, "plan": None}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,6 +68,7 @@ def _overview() -> str:
 
 def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
     path, overrides, others = split_config(argv)
+    named, path = path is not None, path or _BY_CONFIG[command]
     options = Flags()
     options.text("workdir", None, "where results go")
     values = options.values
@@ -82,9 +83,9 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
     config, found = load_config(path, overrides)
     if problems + found:
         raise RefusedError(problems + found, command)
-    name = Path(path.partition(":")[0]).stem
+    name = f"{command}-{Path(path.partition(':')[0]).stem}" if named else command
     try:
-        found = module.main(config, values.workdir or f"runs/{command}-{name}")
+        found = module.main(config, values.workdir or f"runs/{name}")
     except ValueError as error:
         raise RefusedError([str(error)], command) from error
     return found if isinstance(found, int) else 0

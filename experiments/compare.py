@@ -4,27 +4,30 @@
 
 Run k of a variant lies in WORKDIR/VARIANT/seedK. Interrupted (Ctrl-C or SIGTERM: exit code 75) or
 failed (exit code 1), the same command continues: complete runs are kept, half ones go on. Writes
-compare.json and compare.png into WORKDIR. Fields: experiments/compare_config.py.
+compare.json, compare.png and report.html into WORKDIR. Fields: experiments/compare_config.py.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from experiments import compile_cache
+from experiments import compile_cache, html_report
+from experiments.compare_columns import note
 from experiments.compare_plan import Comparison, plan
-from experiments.compare_result import collect
+from experiments.compare_result import Logs, collect, read_logs
 from experiments.compare_runs import run_all, terminations_interrupt
-from experiments.compare_show import picture, show
+from experiments.compare_show import interval_of, picture, show
+from experiments.html_data import Entry
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 EXIT_FAILED = 1
-RESULT, PICTURE = "compare.json", "compare.png"
+RESULT, PICTURE, REPORT = "compare.json", "compare.png", "report.html"
 
 
 def main(config: Any, workdir: str | Path, console: Console | None = None) -> int:
@@ -57,14 +60,41 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
         text = f"interrupted; run the same command to continue ({workdir})"
         console.print(text, highlight=False, soft_wrap=True)
         return EXIT_INTERRUPTED
-    result = collect(comparison)
+    logs, failures = read_logs(comparison)
+    result = collect(comparison, logs, failures)
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
     (comparison.workdir / RESULT).write_text(text, encoding="utf-8")
     picture(result, comparison.workdir / PICTURE)
+    page = report(comparison, logs, result)
     show(result, console)
-    files = f"written: {comparison.workdir / RESULT}, {comparison.workdir / PICTURE}"
-    console.print(files, highlight=False, soft_wrap=True)
+    files = [comparison.workdir / RESULT, comparison.workdir / PICTURE, *page]
+    names = ", ".join(map(str, files))
+    console.print(f"written: {names}", highlight=False, soft_wrap=True)
     return EXIT_FAILED if result["failures"] else 0
+
+
+def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> list[Path]:
+    """Write the HTML report of what is complete; returns the file, if there was anything."""
+    entries = [Entry(name, tuple(runs.values())) for name, runs in logs.items() if runs]
+    if not entries:
+        return []
+    path = comparison.workdir / REPORT
+    networks = comparison.networks
+    about = [
+        f"Loss in nats per token on the same validation documents; {interval_of(result)}.",
+        note(list(networks), comparison.step_seconds, "the network's own"),
+    ]
+    seeds = [f"failed: {f['variant']} seed {f['seed']}: {f['error']}" for f in result["failures"]]
+    html_report.write(
+        path,
+        comparison.config["title"],
+        about + seeds,
+        entries,
+        result["variants"],
+        networks,
+        comparison.step_seconds,
+    )
+    return [path]
 
 
 def describe(comparison: Comparison, console: Console) -> None:

@@ -26,9 +26,14 @@ def comparison(
       changes: any other field, see below.
     """
     config = ConfigDict()
+    config.title = "Comparison"  # of its report
     config.seeds = (0, 1, 2)  # every variant is trained once with each
     config.baseline = baseline or config_dict.placeholder(str)
     config.target = config_dict.placeholder(float)  # loss; None = the baseline's worst final one
+    # Presets or files of links: every run is replayed on each in virtual time. `step_seconds` is
+    # what a region's inner step takes there; None = the network's own.
+    config.networks = ()
+    config.step_seconds = config_dict.placeholder(float)
     config.parallel = 1  # runs at once, each in its own process if more than one
     config.keep_checkpoints = True  # of finished runs
     config.compile_cache = config_dict.placeholder(str)  # folder, off, or None = the user's cache

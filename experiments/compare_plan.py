@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import RefusedError, closest, load_config
+from experiments.cli import RefusedError, closest, load_config, problems_of
 from experiments.config import plain
 from experiments.job import Job, resolve
 from experiments.workdir import workdir_problems
+from lowcomm_jax.network import Network, parse
 
 TITLE = "cannot compare"
 _FOLDER = re.compile(r"\w[\w=+-]*")
@@ -58,6 +59,8 @@ class Comparison:
     variants: tuple[str, ...]
     runs: tuple[RunSpec, ...]
     panels: tuple[Panel, ...]
+    networks: dict[str, Network]
+    step_seconds: float | None
 
 
 def plan(config: Any, workdir: str | Path) -> Comparison:
@@ -83,6 +86,8 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
             jobs[name] = job
         problems += [f"{name}: {line}" for line in found]
     problems += _unlike(jobs)
+    networks, found = _networks(fields, jobs)
+    problems += found
     if problems:
         raise RefusedError(problems, TITLE)
     order = {name: i for i, name in enumerate(variants)}
@@ -98,6 +103,8 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         variants=variants,
         runs=tuple(sorted(runs, key=lambda r: (seeds.index(r.seed), order[r.variant]))),
         panels=_panels(fields),
+        networks=networks,
+        step_seconds=fields["step_seconds"],
     )
 
 
@@ -139,6 +146,8 @@ def _own_problems(fields: Mapping[str, Any]) -> list[str]:
     if fields["baseline"] not in names:
         hint = closest(str(fields["baseline"]), names)
         found.append(f"baseline={fields['baseline']!r} is no variant{hint}")
+    if fields["step_seconds"] is not None and fields["step_seconds"] <= 0:
+        found.append(f"step_seconds={fields['step_seconds']}: must be positive")
     for key, entry in fields["panels"].items():
         given = [*entry["variants"], *([entry["baseline"]] if entry["baseline"] else [])]
         found += [
@@ -200,6 +209,22 @@ def _unlike(jobs: Mapping[str, Job]) -> list[str]:
             hint = fix.get(field, "give all the same, in `common`")
             found.append(f"{field} differs between variants ({groups}): {hint}")
     return found
+
+
+def _networks(
+    fields: Mapping[str, Any], jobs: Mapping[str, Job]
+) -> tuple[dict[str, Network], list[str]]:
+    """The networks by name, and what does not fit the variants."""
+    networks, problems = {}, []
+    for name in fields["networks"]:
+        networks[name], found = problems_of(lambda name=name: parse(name), f"networks: {name}: ")
+        problems += found
+        if networks[name] is not None:
+            size = networks[name].size
+            other = [f"{n} {job.regions}" for n, job in jobs.items() if job.regions != size]
+            fix = f"networks: {name} has {size} regions, other than the variants {', '.join(other)}"
+            problems += [f"{fix}: give them as many, or a network of that size"] if other else []
+    return networks, problems
 
 
 def _panels(fields: Mapping[str, Any]) -> tuple[Panel, ...]:

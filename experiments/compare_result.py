@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.cli import RefusedError
+from experiments.compare_costs import costs, document_difference, mean_costs
 from experiments.compare_plan import Comparison, Panel
 from experiments.compare_runs import error_of, finished
 from experiments.compare_stats import Estimate, estimate, paired, paired_share, steps_to
@@ -22,8 +23,8 @@ BYTES_TOLERANCE = 0.1
 Logs = dict[str, dict[int, RunLog]]  # variant -> seed -> run
 
 
-def collect(comparison: Comparison) -> dict[str, Any]:
-    """Count, average and compare; nothing here is not in the metrics files.
+def read_logs(comparison: Comparison) -> tuple[Logs, list[dict[str, Any]]]:
+    """The complete runs of every variant, and what became of the others.
 
     Raises:
       RefusedError: the runs were not evaluated on the same documents.
@@ -37,17 +38,30 @@ def collect(comparison: Comparison) -> dict[str, Any]:
             error = error_of(run.workdir) or "not complete"
             failures.append({"variant": run.variant, "seed": run.seed, "error": error})
     _same_documents(logs)
+    return logs, failures
+
+
+def collect(
+    comparison: Comparison, logs: Logs, failures: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Count, average and compare; nothing here is not in the metrics files."""
     target = _target(comparison, logs)
-    variants = {name: _variant(runs, comparison.seeds, target) for name, runs in logs.items()}
+    variants = {name: _variant(comparison, runs, target) for name, runs in logs.items()}
+    # Of one seed there is an interval over documents only; of several, that over seeds says more.
+    singles = {n: run for n, by_seed in logs.items() for run in by_seed.values()}
+    if len(comparison.seeds) > 1:
+        singles = {}
     return {
         "version": VERSION,
         "seeds": list(comparison.seeds),
         "baseline": comparison.baseline,
         "target": target,
         "target_from": "config" if comparison.target is not None else "baseline",
-        "failures": failures,
+        "failures": list(failures),
         "variants": variants,
-        "panels": [_panel(panel, variants) for panel in comparison.panels],
+        "networks": list(comparison.networks),
+        "step_seconds": comparison.step_seconds,
+        "panels": [_panel(panel, variants, singles) for panel in comparison.panels],
         "config": comparison.config,
     }
 
@@ -70,9 +84,14 @@ def _target(comparison: Comparison, logs: Logs) -> float | None:
     return max((loss for loss in finals if loss is not None), default=None)
 
 
-def _variant(runs: Mapping[int, RunLog], seeds: Sequence[int], target: float | None) -> dict:
+def _variant(comparison: Comparison, runs: Mapping[int, RunLog], target: float | None) -> dict:
     """One variant: every seed, then the means over those that are complete."""
-    rows = {str(seed): _run(runs[seed], target) for seed in seeds if seed in runs}
+    rows = {
+        str(seed): _run(runs[seed], target)
+        | costs(runs[seed], comparison.networks, comparison.step_seconds)
+        for seed in comparison.seeds
+        if seed in runs
+    }
     reached = [row["steps_to_target"] for row in rows.values()]
     first = next(iter(runs.values()), None)
     return {
@@ -87,6 +106,7 @@ def _variant(runs: Mapping[int, RunLog], seeds: Sequence[int], target: float | N
             **_plain(estimate(reached)),
             "not_reached": sum(steps is None for steps in reached),
         },
+        **mean_costs(list(rows.values()), len(comparison.seeds)),
         "curve": _curve(list(runs.values())),
     }
 
@@ -111,14 +131,17 @@ def _curve(runs: Sequence[RunLog]) -> list[dict[str, Any]]:
     return points
 
 
-def _panel(panel: Panel, variants: Mapping[str, dict]) -> dict[str, Any]:
+def _panel(panel: Panel, variants: Mapping[str, dict], singles: Mapping[str, RunLog]) -> dict:
     base = variants[panel.baseline]
     rows = {}
     for name in panel.variants:
         here = variants[name]
         loss = paired(_column(here, "loss"), _column(base, "loss"))
         steps = paired_share(_column(here, "steps_to_target"), _column(base, "steps_to_target"))
-        rows[name] = {"loss": _difference(loss), "steps_to_target": _difference(steps)}
+        rows[name] = {
+            "loss": _difference(loss) | {"documents_half": _over_documents(name, panel, singles)},
+            "steps_to_target": _difference(steps),
+        }
     return {
         "title": panel.title,
         "baseline": panel.baseline,
@@ -126,6 +149,13 @@ def _panel(panel: Panel, variants: Mapping[str, dict]) -> dict[str, Any]:
         "equal_bytes": panel.equal_bytes,
         "other_bytes": _other_bytes(panel, variants) if panel.equal_bytes else {},
     }
+
+
+def _over_documents(name: str, panel: Panel, singles: Mapping[str, RunLog]) -> float | None:
+    here, there = singles.get(name), singles.get(panel.baseline)
+    if here is None or there is None or here is there:
+        return None
+    return document_difference(here, there)
 
 
 def _column(variant: Mapping[str, Any], key: str) -> dict[str, float | None]:

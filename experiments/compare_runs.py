@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,11 +21,12 @@ from rich.console import Console
 
 from experiments.cli import RefusedError
 from experiments.compare_plan import Comparison, RunSpec
+from experiments.compare_progress import Progress
 from experiments.job import resolve
-from experiments.progress import duration
+from experiments.progress import Display
 from experiments.runlog import read_run
 from experiments.train import train
-from experiments.workdir import CHECKPOINTS, METRICS, write_config
+from experiments.workdir import METRICS, write_config
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 ERROR, OUTPUT = "error.txt", "output.txt"
@@ -40,9 +40,9 @@ def run_all(comparison: Comparison, console: Console) -> bool:
       KeyboardInterrupt: a signal came while nothing was being trained (`terminations_interrupt`).
     """
     left = [run for run in comparison.runs if not finished(run.workdir)]
-    progress = Progress(comparison, len(left), console)
     train_them = _one_by_one if comparison.parallel == 1 else _side_by_side
-    return train_them(left, comparison, progress)
+    with Progress(comparison, len(left), console, error_of) as progress:
+        return train_them(left, comparison, progress)
 
 
 def finished(workdir: Path) -> bool:
@@ -64,11 +64,17 @@ def error_of(workdir: Path) -> str | None:
     return lines[-1] if lines else "unknown error"
 
 
-def attempt(fields: Mapping[str, Any], workdir: Path, console: Console) -> bool:
-    """Train one run; returns False when a signal stopped it. What it raises goes to `error.txt`."""
+def attempt(
+    fields: Mapping[str, Any], workdir: Path, console: Console, display: Display | None = None
+) -> bool:
+    """Train one run; returns False when a signal stopped it. What it raises goes to `error.txt`.
+
+    Args:
+      display: shows its progress; None = lines on the console.
+    """
     (workdir / ERROR).unlink(missing_ok=True)
     try:
-        return train(resolve(fields, workdir), console, quiet=True)
+        return train(resolve(fields, workdir), console, display=display)
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         workdir.mkdir(parents=True, exist_ok=True)
@@ -91,44 +97,11 @@ def terminations_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-class Progress:
-    """Says after every run how it ended and how long the others will take."""
-
-    def __init__(self, comparison: Comparison, left: int, console: Console):
-        self.console = console
-        self._keep = comparison.keep_checkpoints
-        self._total, self._left = len(comparison.runs), left
-        self._parallel, self._started, self._done = comparison.parallel, time.monotonic(), 0
-        if left < self._total:
-            text = f"{self._total - left} of {self._total} runs are complete already"
-            console.print(text, highlight=False)
-
-    def ended(self, run: RunSpec, seconds: float) -> None:
-        self._left -= 1
-        self._done += 1
-        error = error_of(run.workdir)
-        if error is None:
-            text = f"eval loss {read_run(run.workdir).evals[-1]['anchor'] or float('nan'):.4f}"
-            if not self._keep:
-                shutil.rmtree(run.workdir / CHECKPOINTS, ignore_errors=True)
-        else:
-            text = f"failed: {error}"
-        pace = (time.monotonic() - self._started) / self._done
-        soon = f", about {duration(self._left * pace)} left" if self._left else ""
-        number = f"[{self._total - self._left}/{self._total}]"
-        self.console.print(
-            f"{number} {run.variant} seed {run.seed}: {text} ({duration(seconds)}{soon})",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-
-
 def _one_by_one(runs: list[RunSpec], comparison: Comparison, progress: Progress) -> bool:
     del comparison
     for run in runs:
         started = time.monotonic()
-        if not attempt(run.fields, run.workdir, progress.console):
+        if not attempt(run.fields, run.workdir, progress.console, progress.display(run)):
             return False
         progress.ended(run, time.monotonic() - started)
     return True
@@ -149,6 +122,7 @@ def _side_by_side(runs: list[RunSpec], comparison: Comparison, progress: Progres
                 if process.returncode:
                     _note_death(run.workdir, process.returncode)
                 progress.ended(run, time.monotonic() - started)
+            progress.look({run.workdir / OUTPUT: run for run, _ in busy.values()})
             time.sleep(_POLL_SECONDS)
         return not interrupt.requested
 

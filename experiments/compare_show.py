@@ -11,7 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.plots import thousands
+from experiments.compare_columns import columns, note, plus_minus, with_interval
+from experiments.progress import thousands
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -26,13 +27,16 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         source = "given"
     target = "-" if result["target"] is None else f"{result['target']:.4f}"
     console.print(
-        f"loss in nats per token on the same validation documents; ± is a 95 % t-interval over "
-        f"{len(result['seeds'])} seed(s); MB are per region. Differences are paired by seed, so "
-        f"they share initial weights and data. Target loss {target} ({source}): "
-        "first crossing of the evaluated anchor, interpolated; the mean is over the seeds that "
-        "reach it.",
+        f"loss in nats per token on the same validation documents; {interval_of(result)}; MB are "
+        "per region. Differences are paired by seed, so they share initial weights and data. "
+        f"Target loss {target} ({source}): first crossing of the evaluated anchor, interpolated; "
+        "the mean is over the seeds that reach it.",
         highlight=False,
     )
+    for network in result["networks"] or [None]:
+        console.print(costs_table(result, network))
+    about = note(result["networks"], result["step_seconds"], "the network's own")
+    console.print(about, highlight=False)
     for failure in result["failures"]:
         text = f"failed: {failure['variant']} seed {failure['seed']}: {failure['error']}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -50,20 +54,43 @@ def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:
         row = result["variants"][name]
         steps, fewer = _steps(row["steps_to_target"]), difference["steps_to_target"]
         if name != base and fewer["mean"] is not None:
-            steps += f"\n{_number(fewer, '+.1%')}, {fewer['verdict']}"
+            steps += f"\n{plus_minus(fewer, '+.1%')}"
+            steps += f", {fewer['verdict']}" if len(result["seeds"]) > 1 else ""
         out.add_row(
             name,
             _loss(row, len(result["seeds"])),
             "baseline" if name == base else _difference(difference["loss"]),
             steps,
             "-" if row["bytes_sent"] is None else f"{row['bytes_sent'] / 1e6:.3g}",
-            "-" if row["tokens"] is None else thousands(float(f"{row['tokens']:.3g}"), None),
+            columns([])["tokens"].text(row),
         )
     return out
 
 
+def interval_of(result: Mapping[str, Any]) -> str:
+    """What the ± of a loss is."""
+    if len(result["seeds"]) == 1:
+        return (
+            "one seed: ± is a 95 % interval over these documents, and says nothing of other seeds"
+        )
+    return f"± is a 95 % t-interval over {len(result['seeds'])} seeds"
+
+
+def costs_table(result: Mapping[str, Any], network: str | None) -> Table:
+    """What every variant learned and what it cost, with its time on a network if there is one."""
+    title = "what it cost" if network is None else f"on the network {network}"
+    out = Table(box=None, title=title, title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
+    out.add_column("variant", no_wrap=True)
+    shown = columns([] if network is None else [network])
+    for heading in shown:
+        out.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
+    for name, row in result["variants"].items():
+        out.add_row(name, *(column.text(row) for column in shown.values()))
+    return out
+
+
 def _loss(row: Mapping[str, Any], seeds: int) -> str:
-    text = _number(row["loss"], ".4f")
+    text = plus_minus(with_interval(row), ".4f")
     lost = len(row["runs"]) - row["loss"]["count"]
     missing = seeds - len(row["runs"])
     notes = [f"{lost} not finite"] if lost else []
@@ -73,24 +100,19 @@ def _loss(row: Mapping[str, Any], seeds: int) -> str:
 
 def _steps(found: Mapping[str, Any]) -> str:
     if not found["not_reached"]:
-        return _number(found, ".0f")
+        return plus_minus(found, ".0f")
     of = found["count"] + found["not_reached"]
     if not found["count"]:
         return "not reached"
-    return f"{_number(found, '.0f')} (not reached: {found['not_reached']} of {of})"
+    return f"{plus_minus(found, '.0f')} (not reached: {found['not_reached']} of {of})"
 
 
 def _difference(found: Mapping[str, Any]) -> str:
     if found["mean"] is None:
         return "-"
-    return f"{_number(found, '+.4f')}\n{found['verdict']}"
-
-
-def _number(found: Mapping[str, Any], form: str) -> str:
-    if found["mean"] is None:
-        return "-"
-    half = "" if found["half"] is None else f" ± {found['half']:{form.lstrip('+')}}"
-    return f"{found['mean']:{form}}{half}"
+    if found["documents_half"] is not None:
+        return plus_minus({**found, "half": found["documents_half"]}, "+.4f")
+    return f"{plus_minus(found, '+.4f')}\n{found['verdict']}"
 
 
 def picture(result: Mapping[str, Any], path: Path) -> None:
@@ -98,11 +120,11 @@ def picture(result: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure  # slow to import
 
     panels = result["panels"]
-    columns = math.ceil(math.sqrt(len(panels)))
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(6.5 * columns, 4.5 * rows), layout="constrained")
+    across = math.ceil(math.sqrt(len(panels)))
+    rows = math.ceil(len(panels) / across)
+    figure = Figure(figsize=(6.5 * across, 4.5 * rows), layout="constrained")
     for number, panel in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, number + 1)
+        axes = figure.add_subplot(rows, across, number + 1)
         _plot(axes, result, panel)
         axes.set(xlabel="tokens, all regions", ylabel="eval loss of the anchor, nats per token")
         axes.set_title(panel["title"])

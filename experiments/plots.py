@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.progress import thousands
 from experiments.runlog import RunLog
 
 _SMOOTHED_OVER = 50  # curves of noisy training losses show about this many windows
@@ -72,11 +73,3 @@ def _values(records: Sequence[dict], key: str) -> list[float]:
 
 def _numbers(values) -> list[float]:
     return [float("nan") if value is None else value for value in values]
-
-
-def thousands(value: float, _) -> str:
-    """A tick of an axis in words: 12k, 3M."""
-    for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= scale:
-            return f"{value / scale:g}{unit}"
-    return f"{value:g}"

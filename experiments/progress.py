@@ -33,6 +33,9 @@ class Now:
     def left(self) -> str:
         return "" if self.seconds_left is None else f"{duration(self.seconds_left)} left"
 
+    def line(self) -> str:
+        return f"step {self.step}/{self.steps}  {self.numbers()}  {self.left()}".rstrip()
+
 
 class Display(Protocol):
     """Shows progress until it is closed."""
@@ -79,8 +82,7 @@ class _Plain:
         self._console = console
 
     def update(self, now: Now) -> None:
-        line = f"step {now.step}/{now.steps}  {now.numbers()}  {now.left()}".rstrip()
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(now.line(), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         pass
@@ -111,3 +113,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def thousands(value: float, _=None) -> str:
+    """A count for people, also as a formatter of an axis: 12k, 3M."""
+    for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:g}{unit}"
+    return f"{value:g}"

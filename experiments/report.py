@@ -1,25 +1,29 @@
 """Compare runs: a table and a picture from their metrics files.
 
-python -m experiments report runs/a [runs/b ...] [--network=us_4_regions]
+    python -m experiments report runs/a [runs/b ...] [--network=us_4_regions] [--html=report.html]
 
 With `--network` the runs' events are replayed on it: hours, utilisation and a timeline per run.
+`--html` writes everything into one page that opens without a network connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from experiments import html_report
 from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.compare_columns import note
+from experiments.html_data import Entry
 from experiments.progress import duration, size
-from experiments.runlog import Summary, read_run, summarise
+from experiments.runlog import RunLog, Summary, read_run, summarise
 from experiments.virtual import Virtual, check, on_network
 from experiments.workdir import CURVES
-from lowcomm_jax.network import BASELINE
+from lowcomm_jax.network import BASELINE, Network
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
         "network", None, "replay on a network: a preset's name, aws:A,B,... or a .yaml file"
     )
     options.real("step_seconds", None, "seconds of a region's inner step there (default: as here)")
+    options.text("html", None, "where to write the page, if anywhere")
     values = options.values
     folders = parse_flags("report", argv, values)
     if values.help:
@@ -43,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
         values.png,
         values.network,
         values.step_seconds,
+        values.html,
     )
     return 0
 
@@ -53,6 +59,7 @@ def show(
     png: str | None = None,
     network: str | None = None,
     step_seconds: float | None = None,
+    page: str | None = None,
 ) -> None:
     """Print the table of the runs and draw their loss curves.
 
@@ -94,6 +101,46 @@ def show(
             )
         for path in pictures:
             console.print(f"timeline: {path}", highlight=False, soft_wrap=True)
+    if page is not None:
+        networks = {} if network is None or links is None else {network: links}
+        write_page(runs, workdirs, networks, step_seconds, Path(page))
+        console.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+
+def write_page(
+    runs: Sequence[RunLog],
+    workdirs: Sequence[Path],
+    networks: Mapping[str, Network],
+    step_seconds: float | None,
+    path: Path,
+) -> None:
+    """Write the HTML report of single runs."""
+    entries = [Entry(name, (run,)) for name, run in zip(unlike_names(workdirs), runs)]
+    documents = {tuple(run.eval_count.tolist()) for run in runs}
+    about = [
+        "± is a 95 % interval over the validation documents, one seed.",
+        note(list(networks), step_seconds, "its own machine's"),
+    ]
+    if len(documents) > 1:
+        about.append("The runs were evaluated on different documents: their losses do not compare.")
+    rows = {e.name: html_report.row_of(e.runs[0], networks, step_seconds) for e in entries}
+    html_report.write(path, "Runs", about, entries, rows, networks, step_seconds)
+
+
+def unlike_names(workdirs: Sequence[Path]) -> list[str]:
+    """The shortest parts of the folders' paths that tell them apart.
+
+    Raises:
+      RefusedError: a folder is named twice.
+    """
+    parts = [workdir.resolve().parts for workdir in workdirs]
+    while len(set(parts)) > 1 and len({p[-1] for p in parts}) == 1:
+        parts = [p[:-1] for p in parts]  # of a/seed0 and b/seed0 the second says nothing
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(p[-depth:]) for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise RefusedError([f"a folder is named twice: {', '.join(map(str, workdirs))}"], "report")
 
 
 def virtual_table(names: Sequence[str], replayed: Sequence[Virtual]) -> Table:

@@ -65,12 +65,17 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def train(job: Job, console: Console, quiet: bool = False) -> bool:
+def train(job: Job, console: Console, quiet: bool = False, display: Display | None = None) -> bool:
     """Train a job from its start or its newest checkpoint; returns whether it is complete.
+
+    Args:
+      quiet: print no progress.
+      display: shows the progress instead of the console, which then only hears of trouble.
 
     Raises:
       RefusedError: what only the corpus, the weights or the checkpoints could tell.
     """
+    quiet = quiet or display is not None
     if not quiet:
         console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
     run = assemble(job)
@@ -92,7 +97,7 @@ def train(job: Job, console: Console, quiet: bool = False) -> bool:
         for damaged, reason in restored.skipped if restored else ():
             console.print(f"checkpoint of step {damaged} is left out: {reason}", highlight=False)
         state = run.engine.init(run.starting_params()) if restored is None else restored.state
-        display = open_display(console, job.steps, quiet)
+        display = display or open_display(console, job.steps, quiet)
         with contextlib.closing(display):
             return _loop(run, state, restored, checkpoints, display)
 

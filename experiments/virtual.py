@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli import RefusedError, problems_of
@@ -10,6 +11,7 @@ from experiments.runlog import RunLog, summarise
 from lowcomm_jax.network import (
     ClockReport,
     Network,
+    Timeline,
     VirtualClock,
     every_step,
     parse,
@@ -52,6 +54,7 @@ def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
             for run in runs
             if run.header["regions"] != network.size
         ]
+    problems += [f"{run.name} has made no step yet: leave it out" for run in runs if not run.steps]
     if step_seconds is not None and step_seconds <= 0:
         problems.append(f"--step_seconds={step_seconds}: must be positive")
     if problems:
@@ -72,11 +75,10 @@ def on_network(
       RefusedError: the run is too short to know its speed, and `step_seconds` is not given.
     """
     seconds = step_seconds or _own_step_seconds(run)
-    # A network's own seconds only say how much slower one region is than another.
-    network = network.with_median_step(seconds)
-    steps, shown = len(run.steps), min(PICTURE_STEPS, len(run.steps))
-    clock = replay(network, run.steps, record_from=steps - shown + 1 if picture else None)
+    network, steps = _paced(run, network, seconds), len(run.steps)
+    clock = replay(network, run.steps, record_from=_shown_from(run) if picture else None)
     if picture is not None:
+        shown = min(PICTURE_STEPS, steps)
         title = f"{run.name} on {network.name}: the last {shown} steps"
         save_picture(clock.timeline(), picture, title)
     baseline = VirtualClock(network)
@@ -84,6 +86,33 @@ def on_network(
     uneven = any("active" in row for row in run.steps)
     wall = float(baseline.now_R.max())
     return Virtual(network.name, seconds, clock.report(), wall, uneven)
+
+
+def last_steps(run: RunLog, network: Network, step_seconds: float | None) -> Timeline:
+    """Who did what in the last `PICTURE_STEPS` steps; see `on_network`."""
+    network = _paced(run, network, step_seconds)
+    return replay(network, run.steps, record_from=_shown_from(run)).timeline()
+
+
+def seconds_at(
+    run: RunLog, network: Network, step_seconds: float | None, steps: Sequence[int]
+) -> list[float]:
+    """Virtual seconds at which the last region is done with each of these steps, in order."""
+    clock, done, seconds = VirtualClock(_paced(run, network, step_seconds)), 0, []
+    for step in steps:
+        replay(clock.network, run.steps[done:step], record_from=None, clock=clock)
+        done = step
+        seconds.append(float(clock.now_R.max()))
+    return seconds
+
+
+def _shown_from(run: RunLog) -> int:
+    return max(1, len(run.steps) - PICTURE_STEPS + 1)
+
+
+def _paced(run: RunLog, network: Network, step_seconds: float | None) -> Network:
+    """A network's own seconds only say how much slower one region is than another."""
+    return network.with_median_step(step_seconds or _own_step_seconds(run))
 
 
 def _own_step_seconds(run: RunLog) -> float:

@@ -116,6 +116,7 @@ def replay(
     rows: Iterable[Mapping[str, Any]],
     seed: int = 0,
     record_from: int | None = 1,
+    clock: VirtualClock | None = None,
 ) -> VirtualClock:
     """The clock of a finished run, had it run on `network`.
 
@@ -125,8 +126,10 @@ def replay(
       seed: seed of the network's jitter.
       record_from: step from which on bars are kept for the timeline; None = never. Recording costs
         several times as much as the rest.
+      clock: goes on with this one, which has followed the rows before; None = a new one.
     """
-    clock = VirtualClock(network, seed=seed)
+    if clock is None:
+        clock = VirtualClock(network, seed=seed)
 
     def kind(row):
         recorded = record_from is not None and row["step"] >= record_from

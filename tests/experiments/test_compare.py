@@ -56,6 +56,8 @@ def config(root, **changes):
         "seeds": (0, 7),
         "common": common,
         "panels": panels,
+        "networks": ("aws:Oregon,Virginia,Tokyo",),
+        "step_seconds": 0.05,
         "compile_cache": str(root / "compiled"),
     }
     return comparison(variants, "often", **{**fields, **changes})
@@ -109,6 +111,10 @@ def test_the_table_against_the_metrics_files(whole):
         assert f"{(a + b) / 2:.4f} ± {half:.4f}" in shown
         curve = row["curve"]
         assert [p["step"] for p in curve] == [0, 4, 8, STEPS]
+        network = row["networks"]["aws:Oregon,Virginia,Tokyo"]
+        each = [r["networks"]["aws:Oregon,Virginia,Tokyo"] for r in row["runs"].values()]
+        assert network["seconds"] == pytest.approx(sum(r["seconds"] for r in each) / 2)
+        assert row["staleness"] == 0 and row["document_interval"] is None  # of two seeds
         for i, point in enumerate(curve):
             each = [evals(r)[i]["anchor"] for r in logs.values()]
             assert point["mean"] == pytest.approx(sum(each) / 2)
@@ -207,6 +213,8 @@ def test_a_run_that_fails_is_interrupted_and_continues(whole, monkeypatch):
     assert any(r["kind"] == "resume" for r in read_records(run / "metrics.jsonl"))
     for part in ("variants", "panels"):
         assert without_seconds(found[part]) == without_seconds(result[part])
+    page = (workdir / "report.html").read_text()
+    assert page == (root / "whole" / "report.html").read_text()
     assert not (run / "error.txt").exists() and not (run / "checkpoints").exists()
 
 

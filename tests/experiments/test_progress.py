@@ -1,11 +1,14 @@
 """What a person sees."""
 
 import io
+import types
 
 import pytest
 from rich.console import Console
 
 from experiments.__main__ import available, main
+from experiments.compare_plan import RunSpec
+from experiments.compare_progress import Progress
 from experiments.progress import Now, duration, open_display, size
 
 NOW = Now(
@@ -67,3 +70,23 @@ def test_help_lists_the_commands_that_exist(capsys):
     for name in ("train", "report", "sample", "export", "quick"):
         assert main([name, "--help"]) == 0
         assert "--help" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_of_a_comparison(tmp_path, terminal):
+    runs = [RunSpec(name, 0, {}, tmp_path / name) for name in ("here", "elsewhere", "done")]
+    comparison = types.SimpleNamespace(runs=runs, seeds=(0,), keep_checkpoints=True)
+    stream, output = io.StringIO(), tmp_path / "output.txt"
+    console = Console(file=stream, force_terminal=terminal, width=100)
+    output.write_text("reading\nstep 3/9  loss 1.0\nstep 6/9  lo")
+    with Progress(comparison, 2, console, lambda _: "Boom: it broke") as progress:
+        progress.display(runs[0]).update(NOW)
+        progress.look({output: runs[1]})
+        output.write_text("step 9/9  loss 0.5\n")
+        progress.look({output: runs[1]})  # too soon after the last look
+        progress.ended(runs[1], 61.0)
+    text = stream.getvalue()
+    assert "1 of 3 runs are complete already" in text
+    assert "step 20/300  loss 2.346" in text and "step 3/9  loss 1.0" in text
+    assert "step 6/9" not in text and "step 9/9" not in text  # half a line, or not looked at
+    assert "[2/3] elsewhere seed 0: failed: Boom: it broke (1 min 01 s, about" in text

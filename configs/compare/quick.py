@@ -1,0 +1,66 @@
+"""The quick comparison: every method on the laptop model, four regions, Python sources, one WAN.
+
+    python -m experiments
+
+AllReduce, DiLoCo, Streaming DiLoCo with payloads of 4 bits, CoCoDC, DiLoCoX and NoLoCo at equal
+tokens: 1M parameters, 360 steps, H = 30, K = 3, tau = 5. Virtual time is that of the preset
+us_4_regions (2 to 5 Gbit/s) with 0.02 s a step, about what a core or two need for one region's.
+
+One seed: the intervals are over the evaluation documents and say nothing of other seeds. Twelve
+rounds are few, so the outer rules have less momentum than in the methods' own configs; DiLoCoX,
+whose outer step comes a whole round late, bears the least. `--config.seeds="(0,1,2)"` gives
+intervals over seeds, `--config.common.steps=1500` more rounds.
+"""
+
+import os
+
+from ml_collections import ConfigDict
+
+from experiments.compare_config import comparison, variant
+
+
+def get_config() -> ConfigDict:
+    """Give the config."""
+    variants = methods(period=30, fragments=3, overlap=5)
+    return comparison(
+        variants,
+        baseline="allreduce",
+        title="Quick comparison",
+        seeds=(0,),
+        parallel=min(len(variants), os.cpu_count() or 1),
+        networks=("us_4_regions",),
+        step_seconds=0.02,
+        keep_checkpoints=False,
+        common={
+            "steps": 360,
+            "regions": 4,
+            "batch": 4,
+            "eval": {"every": 30, "sequences": 128},
+            "log": {"every": 15},
+            "checkpoint": {"every": 0},
+        },
+    )
+
+
+def methods(period: int, fragments: int, overlap: int) -> dict:
+    """Name -> variant: a method added here takes part in everything.
+
+    Args:
+      period: H; fragments: K; overlap: tau.
+    """
+    outer = {"name": "nesterov", "learning_rate": 0.7, "momentum": 0.5}
+    shared = {"period": period, "outer": outer}
+    staggered = {**shared, "fragments": fragments, "overlap": overlap}
+    late = {"name": "nesterov", "learning_rate": 0.4, "momentum": 0.3}
+    # Every rank is a program of its own, compiled when it is first used: three are enough here.
+    ranks = {"rank": 32, "adaptive": {"buckets": 3}}
+    return {
+        "allreduce": variant("ddp"),
+        "diloco": variant("diloco", method=shared),
+        "streaming": variant(
+            "streaming_diloco", method={**staggered, "alpha": 0.5, "codec": "e3m0"}
+        ),
+        "cocodc": variant("cocodc", method=staggered),
+        "dilocox": variant("dilocox", method={**shared, "outer": late, **ranks}),
+        "noloco": variant("noloco", method={"period": period}, eval={"per_region": False}),
+    }

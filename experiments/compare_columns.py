@@ -1,0 +1,90 @@
+"""The columns of the table that says what each method learned and what it cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from experiments.progress import duration, size, thousands
+
+ALLREDUCE = "AllReduce: fp32 gradients exchanged at every step"
+
+Row = Mapping[str, Any]  # of a variant in compare.json
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """`value` is what a row is sorted by (None: unknown), `text` what is shown."""
+
+    value: Callable[[Row], float | None]
+    text: Callable[[Row], str]
+
+
+def columns(networks: Sequence[str]) -> dict[str, Column]:
+    """Heading -> column; those of a network's virtual time behind one another."""
+    found = {
+        "eval loss": Column(lambda row: row["loss"]["mean"], _loss),
+        "tokens": _known("tokens", lambda count: thousands(float(f"{count:.3g}"))),
+        "sent per region": _known("bytes_sent", size),
+        "fewer bytes": _known("compression", "{:.3g}x".format),
+    }
+    for name in networks:
+        on = f" on {name}" if len(networks) > 1 else ""
+        found |= {
+            f"virtual time{on}": _there(name, "seconds", brief),
+            f"utili- sation{on}": _there(name, "utilisation", "{:.0%}".format),
+            f"faster{on}": _there(name, "speedup", "{:.3g}x".format),
+        }
+    return found | {"stale- ness": _known("staleness", str)}
+
+
+def note(networks: Sequence[str], step_seconds: float | None, own: str) -> str:
+    """What the columns mean.
+
+    Args:
+      own: whose step lasts as it does where `step_seconds` is None.
+    """
+    text = f"{ALLREDUCE}; fewer bytes than that; staleness: the largest, in inner steps."
+    if not networks:
+        return text
+    pace = f"{own} time" if step_seconds is None else f"{step_seconds:g} s"
+    return (
+        f"{text} Virtual time: the run's events replayed on the network, where a region's inner "
+        f"step takes {pace}; utilisation: the share of it spent computing; faster: than AllReduce "
+        "for as many steps on the same clock."
+    )
+
+
+def brief(seconds: float) -> str:
+    """A time for people, with digits where it is short."""
+    return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
+def plus_minus(found: Mapping[str, Any], form: str) -> str:
+    """`mean ± half`, or `-`."""
+    if found["mean"] is None:
+        return "-"
+    half = "" if found["half"] is None else f" ± {found['half']:{form.lstrip('+')}}"
+    return f"{found['mean']:{form}}{half}"
+
+
+def with_interval(row: Row) -> dict[str, Any]:
+    """The loss with its interval over seeds or, of one seed, over documents."""
+    half = row["loss"]["half"]
+    return {**row["loss"], "half": row["document_interval"] if half is None else half}
+
+
+def _loss(row: Row) -> str:
+    return plus_minus(with_interval(row), ".3f").replace(" ", "")  # a table of 80 columns is full
+
+
+def _known(key: str, form: Callable[[Any], str]) -> Column:
+    return Column(lambda row: row[key], lambda row: "-" if row[key] is None else form(row[key]))
+
+
+def _there(network: str, key: str, form: Callable[[Any], str]) -> Column:
+    def value(row: Row) -> float | None:
+        return row["networks"].get(network, {}).get(key)  # empty if no run is complete
+
+    return Column(value, lambda row: "-" if value(row) is None else form(value(row)))

@@ -1,0 +1,260 @@
+"""The page by itself: its numbers, its independence of the network, and a browser that opens it."""
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from experiments import html_report, report
+from experiments.cli import RefusedError
+from experiments.html_data import Entry, bytes_at, staleness, utilisation_curves
+from experiments.html_svg import Axis, Scale, scale_of
+from experiments.runlog import RunLog
+from lowcomm_jax.network import uniform
+
+R, PARAMS, TOKENS = 3, 1000, 96
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+
+
+def event(kind, t, fragment, sent, late=0):
+    nbytes, route = (sent, "two_shot") if kind == "send" else (0, "")
+    return {
+        "kind": kind,
+        "step": t,
+        "fragment": fragment,
+        "key": f"{fragment}@{t - late}",
+        "participants": [True] * R,
+        "staleness": [late] * R,
+        "nbytes": nbytes,
+        "route": route,
+    }
+
+
+def run(period, late, steps=24, seed=0):
+    """A run that sends one of two fragments every `period` steps and lands it `late` later."""
+    rows, evals, sent = [], [], 0
+    for t in range(1, steps + 1):
+        number = t // period
+        events = []
+        if t % period == 0:
+            events.append(event("send", t, number % 2, 2 * PARAMS))
+            sent += 2 * PARAMS
+        if t > late and (t - late) % period == 0:
+            events.append(event("land", t, (t - late) // period % 2, 0, late))
+        rows.append(
+            {
+                "step": t,
+                "tokens": TOKENS * t,
+                "bytes_sent": [sent] * R,
+                "participation": None,
+                "disagreement": 1 / t if events else None,
+                "tokens_per_second": 1e3,
+                "events": events[::-1] if late else events,  # what came first lands first
+            }
+        )
+    for t in (0, 8, 16, steps):
+        loss = 5 / (1 + t / 4) + 0.1 * period + seed
+        evals.append(
+            {
+                "step": t,
+                "tokens": TOKENS * t,
+                "anchor": loss,
+                "mean_of_regions": loss,
+                "final": t == steps,
+                "document_sum": [loss * 3 + 0.1, loss * 5 - 0.1],
+            }
+        )
+    header = {
+        "method": "made up <&>",
+        "regions": R,
+        "steps": steps,
+        "params": PARAMS,
+        "trained_params": PARAMS,
+        "tokens_per_step": TOKENS,
+        "allreduce_bytes_per_step": 16 * PARAMS // 3,
+        "data": {"corpus": "python"},
+    }
+    end = {"step": steps, "tokens": TOKENS * steps, "bytes_sent": [sent + 7] * R, "seconds": 1.0}
+    return RunLog("seed0", header, rows, evals, [], np.array([3, 5]), end)
+
+
+NETWORK = uniform(R, 0.001, delay_s=0.01, compute_s=0.25)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    entries = [
+        Entry("often", (run(3, 2),)),
+        Entry("ten <late>", (run(10, 4),)),
+        Entry("seeds", (run(6, 0), run(6, 0, seed=1))),
+    ]
+    networks = {"three": NETWORK}
+    rows = {e.name: html_report.row_of(e.runs[0], networks, 0.25) for e in entries}
+    path = tmp_path_factory.mktemp("page") / "sub" / "report.html"
+    html_report.write(path, "A & B", ["note <1>"], entries, rows, networks, 0.25)
+    return path
+
+
+class Parts(html.parser.HTMLParser):
+    """Tags, their attributes, and whether every tag is closed where it should be."""
+
+    void = ("meta", "link")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.found, self.words = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_the_page_is_whole_and_asks_for_nothing(page):
+    text = page.read_text()
+    parts = Parts(text)
+    assert not parts.open
+    for tag, attributes in parts.found:
+        for name in ("src", "href", "xlink:href"):
+            assert attributes.get(name, "data:").startswith("data:"), (tag, attributes)
+        for value in attributes.values():
+            assert "nan" not in str(value).split(" ") and "inf" not in str(value)
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
+    assert "prefers-color-scheme:dark" in text and "width=device-width" in text
+    words = " ".join(parts.words)
+    for part in (
+        "A & B",
+        "note <1>",
+        "ten <late>",
+        "3 regions",
+        "loss against bytes",
+        "loss against virtual time on three",
+        "utilisation against bandwidth",
+    ):
+        assert part in words, part
+    assert text.count('aria-label="timeline of') == 3
+
+
+def test_the_same_page_twice(page, tmp_path):
+    entries = [Entry("often", (run(3, 2),))]
+    rows = {"often": html_report.row_of(entries[0].runs[0], {}, None)}
+    for name in ("a", "b"):
+        html_report.write(tmp_path / name, "t", [], entries, rows, {}, None)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert "no network was named" in (tmp_path / "a").read_text()
+
+
+def test_the_curves_by_hand():
+    often = run(3, 2)
+    assert bytes_at(often) == [0, 2 * 2 * PARAMS, 5 * 2 * PARAMS, 8 * 2 * PARAMS + 7]
+    found = staleness([Entry("often", (often,)), Entry("late", (run(10, 4),))])
+    assert [(s.name, s.fragment, s.low, s.mean, s.high) for s in found] == [
+        ("often", "0", 2, 2.0, 2),
+        ("often", "1", 2, 2.0, 2),
+        ("late", "0", 4, 4.0, 4),
+        ("late", "1", 4, 4.0, 4),
+    ]
+    blocking = run(6, 0)
+    (curve,) = utilisation_curves([Entry("b", (blocking,))], NETWORK, 0.25)
+    for gbps, share in zip(curve.x, curve.y):
+        # Two-shot: two passes, in each a third of the payload over every link, and the delay.
+        one = 2 * (2 * PARAMS / R / (gbps * 1e9 / 8) + 0.01)
+        assert share == pytest.approx(24 * 0.25 / (24 * 0.25 + 4 * one), rel=1e-6)
+    assert curve.x[0] == pytest.approx(1e-5) and curve.x[-1] == pytest.approx(1e-2)
+
+
+def test_scales_and_ticks():
+    assert Scale(0, 10, 100, 200)(3) == 130
+    assert Scale(1, 1000, 0, 300, log=True)(10) == pytest.approx(100)
+    assert Scale(0.013, 0.3, 0, 1, log=True).ticks() == pytest.approx([0.02, 0.05, 0.1, 0.2])
+    assert Scale(1, 1e9, 0, 1, log=True).ticks()[1] == 10.0
+    assert Scale(1.72, 2.31, 0, 1).ticks() == pytest.approx([1.8, 2.0, 2.2])
+    same = scale_of(Axis("x", str), [4.0, 4.0], 0, 1)
+    assert same.low < 4 < same.high and same.ticks()
+
+
+def test_names_of_runs_that_share_one(tmp_path):
+    folders = [tmp_path / "a" / "seed0", tmp_path / "b" / "seed0"]
+    assert report.unlike_names(folders) == ["a", "b"]
+    more = [*folders, tmp_path / "b" / "seed1"]
+    assert report.unlike_names(more) == ["a/seed0", "b/seed0", "b/seed1"]
+    assert report.unlike_names(folders[:1]) == ["seed0"]
+    with pytest.raises(RefusedError, match="named twice"):
+        report.unlike_names(folders[:1] * 2)
+
+
+DRIVER = """
+<script>
+window.addEventListener("load", async () => {
+  const column = (n) => [...document.querySelectorAll("tbody tr")].map(r => r.cells[n].textContent);
+  const heads = [...document.querySelectorAll("thead button")];
+  const out = {asWritten: column(0)};
+  heads[1].click(); out.up = column(1);
+  heads[1].click(); out.down = column(1);
+  heads[0].click(); out.names = column(0);
+  out.sorted = [...document.querySelectorAll("thead th")].map(h => h.getAttribute("aria-sort"));
+  const pictures = [...document.querySelectorAll("svg")];
+  out.empty = pictures.filter(p => p.getBBox().width < 50 || p.getBBox().height < 20).length;
+  out.pictures = pictures.length;
+  const part = () => getComputedStyle(document.querySelector("svg [data-run=often]")).display;
+  const button = document.querySelector(".legend button");
+  button.click(); out.hidden = part(); button.click(); out.back = part();
+  out.broken = [...document.images].filter(i => !i.complete || !i.naturalWidth).length;
+  out.wide = document.documentElement.scrollWidth - window.innerWidth;
+  out.background = getComputedStyle(document.body).backgroundColor;
+  const said = document.createElement("pre");
+  said.id = "said"; said.textContent = JSON.stringify(out); document.body.append(said);
+});
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: the page is not opened")
+@pytest.mark.parametrize("size,dark", [("1366,900", False), ("500,844", True)])
+def test_a_browser_opens_it(page, tmp_path, size, dark):
+    copy = tmp_path / "page.html"
+    copy.write_text(page.read_text().replace("</body>", f"{DRIVER}</body>"))
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={size}",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=2000",
+        "--dump-dom",
+        copy.as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert done.returncode == 0 and not console, console
+    said = re.search(r'<pre id="said">(.*?)</pre>', done.stdout, re.DOTALL)
+    found = json.loads(html.unescape(said.group(1)))
+    assert found["asWritten"] == ["often", "ten <late>", "seeds"]
+    losses = [float(text.split("±")[0]) for text in found["up"]]
+    assert losses == sorted(losses) and len(set(losses)) == 3
+    assert found["down"] == found["up"][::-1]
+    assert found["names"] == ["often", "seeds", "ten <late>"]
+    assert found["sorted"][0] == "ascending" and not any(found["sorted"][1:])
+    # Loss three times, utilisation, three timelines, staleness, disagreement.
+    assert (found["pictures"], found["empty"], found["broken"]) == (9, 0, 0)
+    assert (found["hidden"], found["back"]) == ("none", "inline")
+    assert found["wide"] <= 0  # nothing sticks out sideways
+    dark_page = sum(map(int, re.findall(r"\d+", found["background"])[:3])) < 200
+    assert dark_page == dark

@@ -1,0 +1,203 @@
+"""The quick comparison on a tiny model: its table, checked against the metrics files by hand."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from rich.console import Console
+from scipy import stats
+
+from configs.compare import quick
+from experiments.__main__ import main as command
+from experiments.cli import RefusedError
+from experiments.compare import main
+from experiments.compare_plan import plan
+from experiments.metrics import read_records
+
+STEPS, PERIOD, R, STEP_SECONDS = 12, 4, 4, 0.02
+
+
+def config(root):
+    found = quick.get_config()
+    variants = quick.methods(period=PERIOD, fragments=2, overlap=1)
+    with found.unlocked():
+        found.variants = {n: variants[n] for n in ("allreduce", "diloco", "streaming")}
+        found.parallel = 1
+        found.compile_cache = str(root / "compiled")
+        found.common.steps = STEPS
+        found.common.batch = 2
+        found.common.eval = {"every": 4, "sequences": 20, "batch": 8}
+        found.common.log = {"every": 4}
+        found.common.model = {
+            "layers": 2,
+            "width": 16,
+            "heads": 2,
+            "kv_heads": 1,
+            "head_dim": 8,
+            "mlp_width": 24,
+        }
+        found.common.data = {
+            "corpus": f"text:{root / 'texts'}",
+            "cache_dir": str(root / "cache"),
+            "val_fraction": 0.3,
+            "seq_len": 32,
+        }
+        found.common.mesh = {"region": 1, "fsdp": 1}
+        found.common.inner = {"warmup_steps": 2}
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, tiny):
+    root = tmp_path_factory.mktemp("quick")
+    tiny.corpus(root / "texts")
+    settings = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in settings}
+    compilation_cache.reset_cache()
+    workdir = root / "work"
+    with jax.numpy_dtype_promotion("standard"), (root / "said").open("w") as said:
+        console = Console(width=80, record=True, file=said)
+        assert main(config(root), workdir, console) == 0
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    result = json.loads((workdir / "compare.json").read_text())
+    logs = {n: read_records(workdir / n / "seed0" / "metrics.jsonl") for n in result["variants"]}
+    return workdir, result, logs, console.export_text()
+
+
+def of(kind, records):
+    return [r for r in records if r["kind"] == kind]
+
+
+def sent_per_region(records):
+    """From the sends alone: payload bytes once, twice three quarters of it in two passes."""
+    total = 0.0
+    for row in of("step", records):
+        for event in (e for e in row["events"] if e["kind"] == "send"):
+            share = {"two_shot": 2 * (R - 1) / R, "gather": R - 1}[event["route"]]
+            total += share * event["nbytes"]
+    return total
+
+
+def half(sums, counts):
+    """Half of a 95 % interval of sum / count over documents, written out."""
+    n, loss = len(counts), sums.sum() / counts.sum()
+    variance = sum((s - loss * c) ** 2 for s, c in zip(sums, counts)) * n / (n - 1)
+    return stats.t.ppf(0.975, n - 1) * np.sqrt(variance) / counts.sum()
+
+
+def test_bytes_and_compression(found):
+    _, result, logs, shown = found
+    rows = result["variants"]
+    params = logs["allreduce"][0]["trained_params"]
+    allreduce = STEPS * 2 * (R - 1) / R * 4 * params
+    assert sent_per_region(logs["allreduce"]) == pytest.approx(allreduce, rel=1e-3)
+    for name, records in logs.items():
+        end = of("end", records)[0]
+        before = np.mean(of("step", records)[-1]["bytes_sent"])
+        assert rows[name]["bytes_sent"] == np.mean(end["bytes_sent"]) >= before
+        assert before == pytest.approx(sent_per_region(records), rel=1e-3)
+        ratio = rows["allreduce"]["bytes_sent"] / rows[name]["bytes_sent"]
+        assert rows[name]["compression"] == pytest.approx(ratio, rel=1e-3)
+        assert f"{rows[name]['compression']:.3g}x" in shown
+        assert rows[name]["tokens"] == of("step", records)[-1]["tokens"]
+    assert rows["diloco"]["compression"] == pytest.approx(PERIOD, rel=1e-3)
+    assert rows["streaming"]["compression"] > 4 * PERIOD
+
+
+def test_time_on_the_network(found):
+    _, result, _, shown = found
+    rows = {n: row["networks"]["us_4_regions"] for n, row in result["variants"].items()}
+    assert rows["allreduce"]["speedup"] == pytest.approx(1.0, rel=1e-9)
+    for row in rows.values():
+        assert row["speedup"] == pytest.approx(
+            rows["allreduce"]["seconds"] / row["seconds"], rel=1e-9
+        )
+        assert row["allreduce_seconds"] == pytest.approx(rows["allreduce"]["seconds"], rel=1e-9)
+        # Every region computes for as long; the last to be done makes the time.
+        assert row["utilisation"] >= STEPS * STEP_SECONDS / row["seconds"] - 1e-12
+        assert f"{row['utilisation']:.0%}" in shown and f"{row['speedup']:.3g}x" in shown
+    # The payload is small, so that the longest way there and back (2 x 32 ms) is all of a round.
+    waits = {"allreduce": STEPS, "diloco": STEPS // PERIOD}
+    for name, rounds in waits.items():
+        by_hand = STEPS * STEP_SECONDS + rounds * 2 * 0.032
+        assert rows[name]["seconds"] == pytest.approx(by_hand, rel=0.05)
+    stale = {name: row["staleness"] for name, row in result["variants"].items()}
+    assert stale == {"allreduce": 0, "diloco": 0, "streaming": 1}
+
+
+def test_losses_and_their_intervals_over_documents(found):
+    _, result, logs, shown = found
+    sums = {n: np.array(of("eval", r)[-1]["document_sum"], float) for n, r in logs.items()}
+    counts = np.array(of("eval_set", logs["diloco"])[0]["count"], float)
+    differences = result["panels"][0]["differences"]
+    for name, records in logs.items():
+        row, last = result["variants"][name], of("eval", records)[-1]
+        assert last["final"] and row["loss"]["mean"] == last["anchor"]
+        assert row["loss"]["half"] is None  # one seed
+        assert row["document_interval"] == pytest.approx(half(sums[name], counts), rel=1e-6)
+        assert f"{last['anchor']:.3f}±{row['document_interval']:.3f}" in shown
+        paired = differences[name]["loss"]["documents_half"]
+        if name == "allreduce":
+            assert paired is None
+        else:
+            by_hand = half(sums[name] - sums["allreduce"], counts)
+            assert paired == pytest.approx(by_hand, rel=1e-6)
+    assert "one seed: ± is a 95 % interval over these documents" in " ".join(shown.split())
+
+
+def test_progress_the_page_and_a_second_look(found):
+    workdir, result, _, shown = found
+    for step in (4, 8, 12):
+        assert re.search(rf"diloco +step {step}/12  loss \d", shown)
+    assert "[3/3] streaming seed 0: eval loss" in shown
+    page = workdir / "report.html"
+    text = page.read_text()
+    for row in result["variants"].values():
+        assert f'data-value="{row["loss"]["mean"]!r}"' in text
+        assert f'data-value="{row["networks"]["us_4_regions"]["seconds"]!r}"' in text
+    page.unlink()
+    (workdir / "compare.json").unlink()
+    console = Console(width=80, record=True, file=(workdir / "said").open("w"))
+    assert main(config(workdir.parent), workdir, console) == 0
+    assert page.read_text() == text
+    assert json.loads((workdir / "compare.json").read_text()) == result
+
+
+def test_the_page_of_single_runs(found, capsys):
+    workdir = found[0]
+    folders = [str(workdir / name / "seed0") for name in ("allreduce", "diloco")]
+    page = workdir / "pages" / "two.html"
+    options = [f"--html={page}", "--network=us_4_regions", "--step_seconds=0.02"]
+    assert command(["report", *folders, *options]) == 0
+    assert str(page) in "".join(capsys.readouterr().out.split())
+    text = page.read_text()
+    assert ">diloco</th>" in text and "streaming" not in text
+    seconds = found[1]["variants"]["diloco"]["networks"]["us_4_regions"]["seconds"]
+    assert f'data-value="{seconds!r}"' in text
+
+
+def test_every_method_passes_its_checks(tmp_path):
+    whole = quick.get_config()
+    with whole.unlocked():
+        whole.common.mesh = {"region": 1, "fsdp": 1}  # the virtual devices are not the machine's
+    found = plan(whole, tmp_path)
+    assert found.baseline == "allreduce" and len(found.variants) >= 6
+
+
+def test_networks_that_do_not_fit_are_refused(tmp_path, capsys):
+    whole = quick.get_config()
+    with whole.unlocked():
+        whole.common.mesh = {"region": 1, "fsdp": 1}
+        whole.networks = ("lan_", "aws:Oregon,Tokyo")
+    with pytest.raises(RefusedError) as error:
+        plan(whole, tmp_path)
+    assert "lan_" in str(error.value)
+    assert "has 2 regions" in str(error.value) and "diloco 4" in str(error.value)
+    settings = ["--config.networks=('lan',)", "--config.step_seconds=-1.0"]
+    assert command(["quick", f"--workdir={tmp_path / 'w'}", *settings]) == 2
+    assert "step_seconds=-1.0" in capsys.readouterr().err
