@@ -22,7 +22,7 @@ from experiments.compare_columns import note
 from experiments.compare_plan import Comparison, plan
 from experiments.compare_result import Logs, collect, read_logs
 from experiments.compare_runs import run_all, terminations_interrupt
-from experiments.compare_show import interval_of, picture, show
+from experiments.compare_show import in_order, interval_of, picture, show
 from experiments.html_data import Entry
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
@@ -75,7 +75,8 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
 
 def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> list[Path]:
     """Write the HTML report of what is complete; returns the file, if there was anything."""
-    entries = [Entry(name, tuple(runs.values())) for name, runs in logs.items() if runs]
+    rows = in_order(result)
+    entries = [Entry(name, tuple(logs[name].values())) for name in rows if logs[name]]
     if not entries:
         return []
     path = comparison.workdir / REPORT
@@ -90,7 +91,7 @@ def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> lis
         comparison.config["title"],
         about + seeds,
         entries,
-        result["variants"],
+        rows,
         networks,
         comparison.step_seconds,
     )

@@ -49,7 +49,8 @@ def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:
     out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     out.add_column("variant", no_wrap=True)
     for heading in ("eval loss", "difference", "steps to target", "MB sent", "tokens"):
-        out.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
+        width = max(map(len, heading.split()))
+        out.add_column(heading, justify="right", min_width=width, overflow="fold")
     for name, difference in panel["differences"].items():
         row = result["variants"][name]
         steps, fewer = _steps(row["steps_to_target"]), difference["steps_to_target"]
@@ -65,6 +66,12 @@ def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:
             columns([])["tokens"].text(row),
         )
     return out
+
+
+def in_order(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The variants in the order of the panels, those of no panel behind them."""
+    shown = [name for panel in result["panels"] for name in panel["differences"]]
+    return {name: result["variants"][name] for name in (*shown, *result["variants"])}
 
 
 def interval_of(result: Mapping[str, Any]) -> str:
@@ -83,19 +90,25 @@ def costs_table(result: Mapping[str, Any], network: str | None) -> Table:
     out.add_column("variant", no_wrap=True)
     shown = columns([] if network is None else [network])
     for heading in shown:
-        out.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
-    for name, row in result["variants"].items():
+        out.add_column(heading.replace(" ", "\n"), justify="right", overflow="fold")
+    for name, row in in_order(result).items():
         out.add_row(name, *(column.text(row) for column in shown.values()))
     return out
 
 
 def _loss(row: Mapping[str, Any], seeds: int) -> str:
     text = plus_minus(with_interval(row), ".4f")
+    text = _close(text) if seeds == 1 else text
     lost = len(row["runs"]) - row["loss"]["count"]
     missing = seeds - len(row["runs"])
     notes = [f"{lost} not finite"] if lost else []
     notes += [f"{missing} missing"] if missing else []
     return f"{text} ({', '.join(notes)})" if notes else text
+
+
+def _close(text: str) -> str:
+    """Of one seed there are no verdicts below the numbers, and they fit on one line."""
+    return text.replace(" ", "")
 
 
 def _steps(found: Mapping[str, Any]) -> str:
@@ -111,7 +124,7 @@ def _difference(found: Mapping[str, Any]) -> str:
     if found["mean"] is None:
         return "-"
     if found["documents_half"] is not None:
-        return plus_minus({**found, "half": found["documents_half"]}, "+.4f")
+        return _close(plus_minus({**found, "half": found["documents_half"]}, "+.3f"))
     return f"{plus_minus(found, '+.4f')}\n{found['verdict']}"
 
 

@@ -36,7 +36,7 @@ border:1px solid var(--edge);border-radius:999px;padding:3px 12px;cursor:pointer
 border-radius:50%%;background:var(--c)}
 .legend button[aria-pressed=false]{opacity:.45;text-decoration:line-through}
 .scroll{overflow-x:auto;background:var(--card);border:1px solid var(--edge);border-radius:8px}
-table{border-collapse:collapse;width:100%%;font-size:.9rem;font-variant-numeric:tabular-nums}
+table{border-collapse:collapse;width:max-content;min-width:100%%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:8px 12px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--edge)}
 tbody tr:last-child>*{border-bottom:0}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--card)}

@@ -16,7 +16,7 @@ import os
 
 from ml_collections import ConfigDict
 
-from experiments.compare_config import comparison, variant
+from experiments.compare_config import comparison, panel, variant
 
 
 def get_config() -> ConfigDict:
@@ -26,6 +26,7 @@ def get_config() -> ConfigDict:
         variants,
         baseline="allreduce",
         title="Quick comparison",
+        panels={"all": panel("", tuple(variants))},
         seeds=(0,),
         parallel=min(len(variants), os.cpu_count() or 1),
         networks=("us_4_regions",),

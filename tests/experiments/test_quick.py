@@ -25,6 +25,7 @@ def config(root):
     variants = quick.methods(period=PERIOD, fragments=2, overlap=1)
     with found.unlocked():
         found.variants = {n: variants[n] for n in ("allreduce", "diloco", "streaming")}
+        found.panels.all.variants = tuple(found.variants)[::-1]
         found.parallel = 1
         found.compile_cache = str(root / "compiled")
         found.common.steps = STEPS
