@@ -31,7 +31,7 @@ def groups(line: str) -> list[list[int]]:
         r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}", line
     ):
         return mesh_groups(*mesh.groups())
-    listed = re.search(r"replica_groups=\{(.*?)\}\s*[,)]", line + ",")
+    listed = re.search(r"replica_groups=\{((?:\{[\d,]+\},?\s*)+)\}", line)
     assert listed, f"no device groups in: {line}"
     return [[int(n) for n in g.split(",")] for g in re.findall(r"\{([\d,]+)\}", listed.group(0))]
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from engine import collectives as reading
 from engine.collectives import collectives
 
 import lowcomm_jax as lc
@@ -116,6 +117,13 @@ def test_inner_step_has_no_collective_across_regions(model, params, shape):
     found = collectives(programs.block.lower(*args).compile().as_text())
     assert found, "FSDP inside a region must communicate, or the test sees nothing"
     assert not crossing(found, shape)
+
+
+def test_all_groups_of_a_collective_are_read():
+    line = (
+        "%a = f32[2]{0} all-gather(%b), channel_id=1, replica_groups={{0,4},{1,5}}, dimensions={0}"
+    )
+    assert reading.groups(line) == [[0, 4], [1, 5]]
 
 
 def test_ddp_is_the_exception(model, params):
