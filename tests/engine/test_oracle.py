@@ -204,10 +204,10 @@ def test_delayed(first, skip):
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 40.0])
-@pytest.mark.parametrize("tau,syncs", [(0, None), (1, 5), (2, 3), (3, 3)])
-def test_cocodc(lam, tau, syncs):
+@pytest.mark.parametrize("tau,syncs,regions", [(0, None, 3), (1, 5, 2), (2, 3, 3), (3, 3, 2)])
+def test_cocodc(lam, tau, syncs, regions):
     keys, steps = fragments(3), 24
-    mask = absent(steps, 3, ((6, 1), (10, 0)))
+    mask = absent(steps, regions, ((6, 1), (10, 0)))
     method = lc.methods.cocodc(
         7,
         3,
@@ -216,7 +216,7 @@ def test_cocodc(lam, tau, syncs):
         taylor=lam,
         pattern=["|".join(f"^{k}$" for k in part) for part in keys],
     )
-    _, seen, batches = train(method, SGD[1], 3, steps=steps, participants=mask)
+    _, seen, batches = train(method, SGD[1], regions, steps=steps, participants=mask)
     run = oracle.run_cocodc(
         oracle.make_params(),
         batches,
