@@ -25,6 +25,11 @@ def layout_problems(
         if method.topology is not None and not problems + unfit:
             unfit = GroupExchange(regions, method.topology).violations()
         problems += unfit + weight_problems(weights, count)
+    if method.adapts:
+        problems.append(
+            f"{method.name} has a batch policy or trainers (inner_batching, trainers): use "
+            "lowcomm_jax.AdaptiveEngine, which takes the same arguments"
+        )
     problems += guard.violations()
     if method.topology is not None and guard.outlier_factor is not None:
         problems.append(

@@ -48,6 +48,7 @@ class Event:
     values: dict[str, Any]
     groups: Groups | None = None
     ahead: int = 0
+    trainer = None  # no field: events of a single trainer do not mention it
 
     @classmethod
     def of_send(

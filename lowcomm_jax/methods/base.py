@@ -16,6 +16,7 @@ from lowcomm_jax.fragments import Pattern
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.schedule import Schedule
 from lowcomm_jax.topology import Gossip
+from lowcomm_jax.trainers import Trainers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Method:
       pattern, rest: how the parameters are cut into fragments (`fragments.partition`).
       first_round: what the first boundary of a one-period method lands: an `empty` payload, or
         (`blocking`) the one just sent.
-      inner_batching: batch policy of the inner steps; only None, a fixed batch, is available.
+      inner_batching: batch policy of the inner steps; None = batches are as they are handed over.
+      trainers: model instances in every region, and how they merge; None = one. With a policy or
+        with trainers the method runs in an `AdaptiveEngine`.
       rank_energy: share of the squared norm by which the rank of every reduced payload is measured,
         for schedules that follow it; None = not measured.
       topology: who averages with whom; None = all regions. With `Gossip` every region has its own
@@ -59,6 +62,7 @@ class Method:
     rest: Literal["own", "dealt"] = "dealt"
     first_round: Literal["empty", "blocking"] = "empty"
     inner_batching: Any = None
+    trainers: Trainers | None = None
     rank_energy: float | None = None
     topology: Gossip | None = None
     consensus: Consensus | None = None
@@ -95,12 +99,38 @@ class Method:
             for name, value, known in named
             if value not in known
         ]
-        if self.inner_batching is not None:
-            wrong.append(f"inner_batching={self.inner_batching!r}: only None, a fixed batch, works")
         wrong += self._codec_violations() + self.schedule.violations(regions)
         if self.topology is not None:
             wrong += self._gossip_violations(self.topology, regions)
-        return [*self.problems, *wrong]
+        return [*self.problems, *wrong, *self.adaptive_violations(regions)]
+
+    @property
+    def adapts(self) -> bool:
+        """Whether it needs an `AdaptiveEngine`."""
+        return self.inner_batching is not None or self.trainers is not None
+
+    def adaptive_violations(self, regions: int) -> list[str]:
+        """What is wrong with the batch policy and the trainers."""
+        if not self.adapts:
+            return []
+        wrong = [] if self.trainers is None else self.trainers.violations()
+        if callable(getattr(self.inner_batching, "decide", None)):
+            wrong += self.inner_batching.violations(regions)
+        elif self.inner_batching is not None:
+            fix = "give a policy of lowcomm_jax.batching, or None for a fixed batch"
+            wrong.append(f"inner_batching={self.inner_batching!r}: {fix}")
+        if self.signal == "gradient":
+            wrong.append(
+                f"{self.name} exchanges a gradient at every step and takes a fixed batch and one "
+                "trainer: leave inner_batching and trainers out"
+            )
+        several = self.trainers is not None and self.trainers.count != 1
+        if several and np.any(np.asarray(self.schedule.delay) != 0):
+            wrong.append(
+                f"{self.name} has payloads in flight when trainers merge: use a schedule that "
+                "lands at its send, or trainers=1"
+            )
+        return wrong
 
     def _codec_violations(self) -> list[str]:
         if self.codec is None:

@@ -70,6 +70,7 @@ class VirtualClock:
         step: int,
         active: Sequence[bool] | None = None,
         away: Sequence[bool] | None = None,
+        work: float = 1.0,
     ) -> None:
         """Advance the regions that compute by their seconds of this step.
 
@@ -79,16 +80,18 @@ class VirtualClock:
                 still: a slow region's step spans several steps of the run.
             away: bool [R], regions that are absent; None = none. They do not compute and are
                 carried along to the time of the slowest region that does.
+            work: how many times the network's step this one is (a larger batch, several trainers).
 
         Raises:
             ValueError: `active` or `away` has another length.
         """
+        seconds_R = self._compute(step) * work
         if active is None and away is None:
-            self.now_R += self._compute(step)
+            self.now_R += seconds_R
             return
         computes_R = ~self._mask("away", away, False)
         computes_R &= self._mask("active", active, True)
-        self.now_R[computes_R] += self._compute(step)[computes_R]
+        self.now_R[computes_R] += seconds_R[computes_R]
         if away is not None and computes_R.any():
             self._carry(self._mask("away", away, False), float(self.now_R[computes_R].min()))
 

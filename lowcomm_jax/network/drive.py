@@ -7,7 +7,7 @@ network from its metrics alone.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,8 @@ from lowcomm_jax.network.every_step import every_step
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.routes import HEARD
 
-NO_GROUPS = {"groups": None, "ahead": 0}  # in records written before there was gossip
+# In records written before there was gossip, and those of a single trainer.
+LEFT_OUT = {"groups": None, "ahead": 0, "trainer": None}
 
 
 def drive(
@@ -27,6 +28,7 @@ def drive(
     events: Iterable[Any],
     active: Sequence[bool] | None = None,
     away: Sequence[bool] | None = None,
+    work: float = 1.0,
 ) -> None:
     """Advance the clock by one inner step and the sends and landings that follow it.
 
@@ -40,7 +42,7 @@ def drive(
     Raises:
       ValueError: see `follow`.
     """
-    clock.inner_step(step, active, away)
+    clock.inner_step(step, active, away, work)
     follow(clock, step, events)
 
 
@@ -82,7 +84,7 @@ def _send(clock: VirtualClock, step: int, event: Any) -> None:
         participants_R=sends_R,
         groups=event.groups,
         listeners_R=~sends_R if event.groups is None else None,
-        label=event.fragment,
+        label=_label(event),
     )
 
 
@@ -106,9 +108,14 @@ def _land(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
             clock.send(step, _ahead(event), event.ahead, "pair", groups=groups)
 
 
+def _label(event: Any) -> Hashable:
+    """What the ledger books an event under: its fragment, of one of several trainers."""
+    return event.fragment if event.trainer is None else (event.trainer, event.fragment)
+
+
 def _ahead(event: Any) -> str:
     """Key of the anchors that gossiping regions send ahead of the next round."""
-    return f"{event.fragment}:anchors"
+    return f"{_label(event)}:anchors"
 
 
 def replay(
@@ -121,8 +128,8 @@ def replay(
     """The clock of a finished run, had it run on `network`.
 
     Args:
-      rows: per-step records as `history.History.rows` gives them (`step`, `events`, and `active`
-        or `away` where not every region stepped), in order and without gaps.
+      rows: per-step records as `history.History.rows` gives them (`step`, `events`, `active` or
+        `away` where not every region stepped, `work` where steps differ), in order, without gaps.
       seed: seed of the network's jitter.
       record_from: step from which on bars are kept for the timeline; None = never. Recording costs
         several times as much as the rest.
@@ -143,15 +150,16 @@ def replay(
             every_step(clock, steps[0], len(steps), *exchange)
             continue
         for row in group:
-            events = [SimpleNamespace(**{**NO_GROUPS, **event}) for event in row["events"]]
-            drive(clock, row["step"], events, row.get("active"), row.get("away"))
+            events = [SimpleNamespace(**{**LEFT_OUT, **event}) for event in row["events"]]
+            pace = {name: row[name] for name in ("active", "away", "work") if name in row}
+            drive(clock, row["step"], events, **pace)
     return clock
 
 
 def _plain_exchange(row: Mapping[str, Any]) -> tuple[float, str, int] | None:
     """(bytes, route, fragment) of a step that does nothing but one blocking exchange among all."""
     events = row["events"]
-    if len(events) != 2 or "active" in row or "away" in row:
+    if len(events) != 2 or row.keys() & {"active", "away", "work"}:
         return None
     send, land = events
     blocking = (send["kind"], land["kind"]) == ("send", "land") and send["key"] == land["key"]

@@ -41,6 +41,7 @@ from oracle.rules import (
     syncs_per_period,
     taylor_landing,
 )
+from oracle.trainers import make_stream, run_trainers
 
 __all__ = [
     "SHAPES",
@@ -69,6 +70,7 @@ __all__ = [
     "loss",
     "make_batches",
     "make_params",
+    "make_stream",
     "run_async_local_sgd",
     "run_cocodc",
     "run_ddp",
@@ -85,6 +87,7 @@ __all__ = [
     "run_noloco",
     "run_sparseloco",
     "run_streaming",
+    "run_trainers",
     "staggered_sends",
     "step_batch",
     "syncs_per_period",

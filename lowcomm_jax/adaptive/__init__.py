@@ -1,0 +1,1 @@
+"""Several trainers, batches that grow, and the engine that runs them."""

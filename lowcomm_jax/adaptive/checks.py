@@ -1,0 +1,115 @@
+"""What an adaptive engine refuses before any work starts, one line with its fix each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lowcomm_jax.adaptive.pace import SCALINGS
+from lowcomm_jax.adaptive.state import AdaptiveState
+from lowcomm_jax.checks import counting_problems, virtual_clock
+from lowcomm_jax.engine import Engine
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.network import VirtualClock
+from lowcomm_jax.trainers import Trainers
+
+TITLE = "these settings cannot work:"
+
+
+def settled(method: Method) -> tuple[Any, Trainers]:
+    """The method's batch policy, and its trainers: one that never merges, where it names none."""
+    return method.inner_batching, method.trainers or Trainers(1, None)
+
+
+def stripped(method: Method) -> Method:
+    """What is left for the ordinary engine of every trainer."""
+    return dataclasses.replace(method, inner_batching=None, trainers=None)
+
+
+def problems(
+    method: Method, regions: int, reference_batch: Any, scaling: Any, engine: Mapping[str, Any]
+) -> list[str]:
+    """What the adaptive part itself cannot do with these settings."""
+    found = []
+    if method.inner_batching is None:
+        fix = "give inner_batching, a policy of lowcomm_jax.batching, or use lc.Engine"
+        found.append(f"{method.name} has no batch policy: {fix}")
+    found += method.adaptive_violations(regions)
+    if method.schedule.needs_network or method.schedule.measured:
+        found.append(
+            f"{method.name} draws T_c and T_s from a network or measures them, and with a growing "
+            "batch T_c is no constant: give its numbers instead"
+        )
+    if reference_batch is not None:
+        found += counting_problems(reference_batch=reference_batch)
+    if scaling not in SCALINGS:
+        found.append(f"scaling={scaling!r}: use {', '.join(SCALINGS)}")
+    if engine.get("accumulate", 1) != 1:
+        found.append(
+            f"accumulate={engine['accumulate']}: the batch policy decides how batches are cut; "
+            "leave it out"
+        )
+    return found
+
+
+def clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock | None, list[str]]:
+    """The clock of all trainers, and what keeps it from being used."""
+    return virtual_clock(network, regions, seed)
+
+
+def engine(make: Callable[[], Engine]) -> tuple[Engine | None, list[str]]:
+    """The ordinary engine, and the lines of what it refuses."""
+    try:
+        return make(), []
+    except ValueError as error:
+        return None, str(error).split("\n- ")[1:] or [str(error)]
+
+
+def refuse(found: list[str]) -> None:
+    """Raise one error that lists everything, if there is anything."""
+    if found:
+        raise ValueError("\n- ".join([TITLE, *dict.fromkeys(found)]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """Where a run ends: at a step, or at the first one with so many samples."""
+
+    step: int | None
+    samples: int | None
+
+    def reached(self, state: AdaptiveState) -> bool:
+        if self.step is not None:
+            return state.step >= self.step
+        return state.samples >= self.samples
+
+    def steps(self, state: AdaptiveState, per_step: int, period: int) -> int:
+        """Inner steps from here to the end of the round, or to the goal if that comes first."""
+        left = period - state.step % period
+        if self.step is not None:
+            return min(left, self.step - state.step)
+        return min(left, math.ceil((self.samples - state.samples) / per_step))
+
+
+def goal(
+    state: AdaptiveState, period: int, rounds: int | None, steps: int | None, samples: int | None
+) -> Goal:
+    """Where a run of so many rounds, steps or samples from here ends.
+
+    Raises:
+      ValueError: not exactly one is given, or it is no whole number from 0.
+    """
+    given = {"rounds": rounds, "steps": steps, "samples": samples}
+    named = {name: value for name, value in given.items() if value is not None}
+    if len(named) != 1:
+        raise ValueError(f"run for one of {', '.join(given)}: {len(named)} are given")
+    [(name, value)] = named.items()
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name}={value!r}: a whole number from 0 is needed")
+    if samples is not None:
+        return Goal(None, state.samples + samples)
+    if steps is not None:
+        return Goal(state.step + steps, None)
+    return Goal((state.step // period + rounds) * period, None)

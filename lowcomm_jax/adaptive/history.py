@@ -1,0 +1,154 @@
+"""What several trainers reported, as one row a step; fetched from devices when rows are read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from lowcomm_jax.adaptive.merging import Merge
+from lowcomm_jax.history import Event, History
+
+
+@dataclasses.dataclass
+class TrainerEvent(Event):
+    """A send or landing of one of several trainers; its key starts with the trainer's number."""
+
+    trainer: int = 0
+
+    @classmethod
+    def of(cls, event: Event, trainer: int) -> TrainerEvent:
+        fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
+        key = None if event.key is None else f"{trainer}/{event.key}"
+        return cls(**{**fields, "key": key}, trainer=trainer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one trainer does at every step of a segment.
+
+    Attributes:
+      history: its own.
+      batch: samples it asks for; samples: those it trains on, per region and step, in
+        `accumulate` microbatches of `microbatch`.
+      rate_S: factor on the learning rate at every step, float64.
+    """
+
+    history: History
+    batch: int
+    samples: int
+    microbatch: int
+    accumulate: int
+    rate_S: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Steps of one round between which nothing about the trainers changes.
+
+    Attributes:
+      start: steps done before.
+      steps: how many.
+      shares: by trainer.
+      work_S: seconds of each step as multiples of a step of the reference batch.
+      merges: tried before the first step.
+      looks: by trainer, what the batch policy saw before the first step, and decided.
+    """
+
+    start: int
+    steps: int
+    shares: dict[int, Share]
+    work_S: np.ndarray
+    merges: list[Merge]
+    looks: dict[int, dict[str, Any]]
+
+    def events(self, step: int) -> list[Event]:
+        """Events of one step (1-based) of all trainers; of several, all sends come first."""
+        found = [
+            TrainerEvent.of(event, number)
+            for number, share in self.shares.items()
+            for event in share.history.events
+            if event.step == step
+        ]
+        if len(self.shares) > 1:
+            found.sort(key=lambda event: event.kind != "send")
+        return found
+
+
+class AdaptiveHistory:
+    """Metrics of consecutive steps of all trainers."""
+
+    def __init__(self):
+        self.segments: list[Segment] = []
+
+    def __len__(self) -> int:
+        return sum(segment.steps for segment in self.segments)
+
+    @property
+    def events(self) -> list[Event]:
+        return [
+            event
+            for segment in self.segments
+            for step in range(segment.start + 1, segment.start + segment.steps + 1)
+            for event in segment.events(step)
+        ]
+
+    @property
+    def merges(self) -> list[Merge]:
+        return [merge for segment in self.segments for merge in segment.merges]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One dict per step: `step`, metrics as lists over regions, `events`, and
+
+        - `tokens`: the sum over trainers, every other metric the mean weighted by tokens;
+        - `trainers`: their numbers, and one value each in `batch`, `samples`, `microbatch`,
+          `accumulate`, `rate` (factor on the learning rate), `trainer_loss` (mean over regions);
+        - `work`: see `Segment.work_S`; `merges` and `looks` where there were any.
+        """
+        for segment in self.segments:
+            yield from _rows(segment)
+
+
+def _rows(segment: Segment) -> Iterator[dict[str, Any]]:
+    numbers, shares = list(segment.shares), list(segment.shares.values())
+    each = [share.history.rows() for share in shares]
+    settings = {
+        name: [getattr(share, name) for share in shares]
+        for name in ("batch", "samples", "microbatch", "accumulate")
+    }
+    for i, rows in enumerate(zip(*each, strict=True)):
+        step = segment.start + i + 1
+        row = {
+            "step": step,
+            **_metrics(rows),
+            "events": [event.fetch() for event in segment.events(step)],
+            "trainers": numbers,
+            **settings,
+            "rate": [float(share.rate_S[i]) for share in shares],
+            "trainer_loss": [float(np.mean(row["loss"])) for row in rows],
+            "work": float(segment.work_S[i]),
+        }
+        if i == 0 and segment.merges:
+            row["merges"] = [merge.as_dict() for merge in segment.merges]
+        if i == 0 and segment.looks:
+            row["looks"] = {str(number): look for number, look in segment.looks.items()}
+        yield row
+
+
+def _metrics(rows: tuple[Mapping[str, Any], ...]) -> dict[str, list]:
+    """Metrics `[R]` of one step over its trainers."""
+    if len(rows) == 1:
+        return {k: v for k, v in rows[0].items() if k not in ("step", "events")}
+    tokens_TxR = np.array([row["tokens"] for row in rows], float)
+    total_R = tokens_TxR.sum(axis=0)
+    share_TxR = np.where(total_R > 0, tokens_TxR / np.where(total_R > 0, total_R, 1), 0)
+    out = {}
+    for name in rows[0]:
+        if name in ("step", "events"):
+            continue
+        values_TxR = np.array([row[name] for row in rows], float)
+        weighed = np.where(share_TxR > 0, values_TxR, 0) * share_TxR
+        out[name] = (total_R if name == "tokens" else weighed.sum(axis=0)).tolist()
+    return out
