@@ -68,6 +68,7 @@ class Evaluator:
         self._batches = jax.device_put(chosen, NamedSharding(mesh, spec))
         self._per_region = per_region
         self._losses = jax.jit(lambda state, batches: _losses(model, state, batches, per_region))
+        self._loss = jax.jit(lambda params, batches: _loss(model, params, batches))
 
     @property
     def targets(self) -> int:
@@ -83,6 +84,12 @@ class Evaluator:
         sums = per_document(losses_MxNxBxT[0], self._document)["sum"]
         anchor, mean, *regions = total.tolist()
         return Evaluation(anchor, mean, tuple(regions), float(variance), sums)
+
+    def loss(self, params: Any) -> float:
+        """Loss of any parameters on the same sequences; waits for the device."""
+        losses_NxBxT = np.asarray(self._loss(params, self._batches))
+        kept = self._document >= 0
+        return float(losses_NxBxT[kept].astype(np.float64).sum() / self.targets)
 
 
 def spread_sequences(data: EvalData, sequences: int, batch: int) -> dict[str, np.ndarray]:
@@ -128,10 +135,16 @@ def _losses(
             lambda w, r: jnp.concatenate([w, r.astype(w.dtype)]), weights, regions
         )
 
-    def one(params, batch):
+    losses = jax.lax.map(lambda params: _loss(model, params, batches), weights)
+    return losses, lc.consensus.variance(state)
+
+
+def _loss(model: Model, params: Any, batches: Any) -> jax.Array:
+    """Loss of every target, float32 `[n, B, T]`, one batch after the other."""
+
+    def one(batch):
         logits = model.logits(params, batch["tokens"][:, :-1])
         ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])
         return ce * batch["mask"]
 
-    losses = jax.lax.map(lambda p: jax.lax.map(lambda b: one(p, b), batches), weights)
-    return losses, lc.consensus.variance(state)
+    return jax.lax.map(one, batches)

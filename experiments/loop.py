@@ -7,23 +7,25 @@ no step waits for the host.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from experiments.assemble import Run
+from experiments.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver
 from experiments.evaluation import Evaluation, Evaluator
 from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.records import StepRecords
 from experiments.workdir import identity
+from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.history import History
 from lowcomm_jax.interrupt import Interrupt
 from lowcomm_jax.network import clock_state, restore_clock
 from lowcomm_jax.state import TrainState
+from lowcomm_jax.views import whole
 
 BEST = "anchor"  # the metric the best checkpoint is chosen by
 PHASES = ("data", "dispatch", "wait", "eval", "checkpoint")
@@ -40,7 +42,7 @@ class Loop:
     def __init__(
         self,
         run: Run,
-        state: TrainState,
+        state: TrainState | AdaptiveState,
         evaluator: Evaluator,
         log: MetricsLog,
         checkpoints: Checkpoints,
@@ -48,18 +50,25 @@ class Loop:
     ):
         self.run, self.state, self.log = run, state, log
         self.evaluator, self.checkpoints, self.display = evaluator, checkpoints, display
-        self.records = StepRecords(run.job.regions, run.rate_S)
+        self.driver = _driver(run, evaluator, lambda: self._phase("data"))
+        self.records = StepRecords(run.job.regions, self.driver.rate)
         self.evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._timed = False
+        self._shown = self.progress, 0.0
         self._spent = dict.fromkeys(PHASES, 0.0)
-        self._unread: History | None = None
+        self._unread: AnyHistory | None = None
         self._started = self._mark = time.perf_counter()
-        self._batches: Iterator[Any] = iter(())
 
     @property
     def step(self) -> int:
-        return int(self.state.clock.step)
+        """Inner steps done."""
+        return self.driver.step(self.state)
+
+    @property
+    def progress(self) -> int:
+        """Nominal steps done (`drivers`)."""
+        return self.driver.progress(self.state)
 
     @property
     def seconds(self) -> float:
@@ -70,20 +79,19 @@ class Loop:
         """Take over the host's counts from a checkpoint."""
         self.records.restore(extra["records"])
         self._started -= extra["seconds"]
+        self._shown = self.progress, extra["seconds"]
         if self.run.engine.clock is not None:
             restore_clock(self.run.engine.clock, extra["clock"])
 
     def train(self) -> bool:
         """Train to the last step, or until a signal; returns whether the run is complete."""
         job = self.run.job
-        left = job.steps - self.step
-        self._batches = self.run.data.batches(self.step * job.batch, job.batch, steps=left)
         with Interrupt() as interrupt:
             if self.step == 0:
                 self._evaluate()
-            while self.step < job.steps and not interrupt.requested:
+            while self.progress < job.steps and not interrupt.requested:
                 self._chunk(interrupt)
-            if self.step < job.steps:
+            if self.progress < job.steps:
                 self._read()
                 self._save()
                 return False
@@ -94,34 +102,26 @@ class Loop:
 
     def _chunk(self, interrupt: Interrupt) -> None:
         """Train up to the next step at which something is due."""
-        config, steps = self.run.job.config, self.run.job.steps
+        config, steps, done = self.run.job.config, self.run.job.steps, self.progress
         every = {k: config[k]["every"] for k in ("log", "eval", "checkpoint")}
-        target = min(steps, *(_next(self.step, n) for n in every.values() if n))
+        target = min(steps, *(_next(done, n) for n in every.values() if n))
         with self._phase("dispatch"):
             before = self._spent["data"]
-            self.state, history = self.run.engine.run(
-                self.state, self._next_batches(target - self.step, interrupt), self._participants()
+            self.state, history = self.driver.advance(
+                self.state, target - done, self._participants(), lambda: interrupt.requested
             )
             fetched = self._spent["data"] - before
         self._spent["dispatch"] -= fetched
         self._read()
         self._unread = history
-        if self.step == steps or interrupt.requested:
+        if self.progress >= steps or interrupt.requested:
             return
-        if every["eval"] and self.step % every["eval"] == 0:
+        if every["eval"] and self.progress >= _next(done, every["eval"]):
             self._read()
             self._evaluate()
-        if every["checkpoint"] and self.step % every["checkpoint"] == 0:
+        if every["checkpoint"] and self.progress >= _next(done, every["checkpoint"]):
             self._read()
             self._save()
-
-    def _next_batches(self, count: int, interrupt: Interrupt) -> Iterator[Any]:
-        for _ in range(count):
-            if interrupt.requested:
-                return
-            with self._phase("data"):
-                batch = next(self._batches)
-            yield batch
 
     def _participants(self):
         """Who takes part in an exchange: a pure function of (seed, step)."""
@@ -144,21 +144,21 @@ class Loop:
         records = self.records.make(iter(rows), len(rows), self._mark - started, now - started)
         self._mark = now
         self.log.write([*records, self._interval(len(rows), records[-1])])
-        last = records[-1]
-        pace = (last["seconds"] - records[0]["seconds"]) / max(len(records) - 1, 1)
+        last, steps, done = records[-1], self.run.job.steps, self.progress
+        pace = (last["seconds"] - self._shown[1]) / max(done - self._shown[0], 1)
+        self._shown = done, last["seconds"]
         self.display.update(
             Now(
-                step=last["step"],
-                steps=self.run.job.steps,
+                step=done,
+                steps=steps,
                 loss=last["loss_mean"],
                 eval_loss=self.evaluation and self.evaluation.anchor,
                 tokens_per_second=last["tokens_per_second"],
                 bytes_sent=float(self.records.sent.mean()),
                 # The first interval compiles: its pace foretells nothing.
-                seconds_left=pace * (self.run.job.steps - last["step"]) if self._timed else None,
+                seconds_left=pace * (steps - done) if self._timed else None,
             )
         )
-
         self._timed = True
 
     def _interval(self, steps: int, last: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Loop:
 
     def _evaluate(self, final: bool = False) -> None:
         with self._phase("eval"):
-            self.evaluation = found = self.evaluator(self.state)
+            self.evaluation = found = self.evaluator(whole(self.state))
             self._evaluated_at = self.step
         record = {
             "kind": "eval",
@@ -199,7 +199,7 @@ class Loop:
             extra = {
                 "records": self.records.state(),
                 "seconds": self.seconds,
-                "positions": [self.step * self.run.job.batch] * self.run.job.regions,
+                "positions": self.driver.positions(self.state),
                 "data_identity": self.run.data.identity,
                 "finished": finished,
             }
@@ -219,9 +219,7 @@ class Loop:
         """Land what is in flight, synchronise once more, and judge the result."""
         self._read()
         self.state = self.run.engine.finish(self.state)
-        clock = self.state.clock
-        self.records.sent = np.array(clock.bytes_sent)
-        self.records.received = np.array(clock.bytes_received)
+        self.records.sent, self.records.received = self.driver.traffic(self.state)
         self._evaluate(final=True)
         end = {
             "kind": "end",
@@ -246,3 +244,10 @@ class Loop:
 def _next(step: int, every: int) -> int:
     """The first multiple of `every` after `step`."""
     return (step // every + 1) * every
+
+
+def _driver(run: Run, evaluator: Evaluator, fetching: Callable[[], Any]) -> Driver:
+    if not run.job.method.adapts:
+        return FixedDriver(run, fetching)
+    several = run.job.method.trainers is not None
+    return AdaptiveDriver(run, fetching, evaluator.loss if several else None)

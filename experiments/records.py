@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,12 @@ class StepRecords:
       sent, received: bytes of each region so far, int64 `[R]`.
     """
 
-    def __init__(self, regions: int, rate_S: np.ndarray):
-        """`rate_S`: the learning rate of every step of the run."""
+    def __init__(self, regions: int, rate: Callable[[Mapping[str, Any]], float]):
+        """`rate`: a step's row of the history -> its learning rate."""
         self.tokens = 0
         self.sent = np.zeros(regions, np.int64)
         self.received = np.zeros(regions, np.int64)
-        self._rate_S = rate_S
+        self._rate = rate
         # What left and has not landed: its key -> mean square over regions of |Delta|.
         self._pending: dict[str, float] = {}
 
@@ -66,7 +66,7 @@ class StepRecords:
             "tokens": self.tokens,
             "loss": row["loss"],
             "loss_mean": float(np.mean(row["loss"])),
-            "lr": float(self._rate_S[step - 1]),
+            "lr": self._rate(row),
             "grad_norm": row["grad_norm"],
             "bytes_sent": self.sent.tolist(),
             "bytes_received": self.received.tolist(),
@@ -74,7 +74,7 @@ class StepRecords:
             "disagreement": next((d for d in reversed(disagreement) if d is not None), None),
             "events": events,
         }
-        # What else the loss function reports (ce, accuracy, ...) is kept under its own name.
+        # What else the loss function (ce, accuracy, ...) or growing batches report stays as it is.
         return record | {k: v for k, v in row.items() if k not in record}
 
     def _participation(self, sends: list[Mapping[str, Any]], left_out) -> float | None:

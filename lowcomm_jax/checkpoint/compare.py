@@ -50,7 +50,10 @@ def describe_method(method: Method | None) -> dict | None:
     """JSON description of a method, without what was wrong with it."""
     if method is None:
         return None
-    return {k: v for k, v in describe(method).items() if k not in ("type", "problems")}
+    described = describe(method)
+    if method.trainers is None:
+        del described["trainers"]  # older checkpoints know of none either
+    return {k: v for k, v in described.items() if k not in ("type", "problems")}
 
 
 def dotted(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The training state as named host arrays, and their deal into `shared` and `region_<i>`.
 
+With several trainers all names start with the trainer's, `trainer_<i>/inner/params/a`.
+
 A *snapshot* is a flat dict `name -> array` of the whole state, plus a JSON record of each payload
 in flight. Names are paths in `TrainState`, such as `inner/opt/0/mu/a` or
 `in_flight/1@8/payload/b`.
@@ -13,6 +15,7 @@ to `shared/`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import jax
@@ -46,17 +49,30 @@ REGION_AXIS: dict[str, int | None] = {
     "clock/bytes_received": 0,
 }
 ANCHORED = ("anchor", "outer")
+_TRAINER = re.compile(r"trainer_\d+/")
 FLIGHT_ARRAYS = ("payload", "snapshot", "accepted", "weight", "header")
 
 
+def trainer_prefix(number: int | str) -> str:
+    """What the names of a trainer's arrays start with."""
+    return f"trainer_{number}/"
+
+
+def own_name(name: str) -> str:
+    """The name without its trainer's prefix, if it has one."""
+    match = _TRAINER.match(name)
+    return name[match.end() :] if match else name
+
+
 def field_of(name: str) -> str:
-    """`inner` for `inner/params/a`."""
-    return name.partition("/")[0]
+    """`inner` for `inner/params/a`, of whatever trainer."""
+    return own_name(name).partition("/")[0]
 
 
 def region_axis(name: str) -> int | None:
     """Region axis of a leaf of the whole state."""
-    return REGION_AXIS[name] if name in REGION_AXIS else REGION_AXIS[field_of(name)]
+    own = own_name(name)
+    return REGION_AXIS[own] if own in REGION_AXIS else REGION_AXIS[field_of(own)]
 
 
 def region_group(region: int) -> str:

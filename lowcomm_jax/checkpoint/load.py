@@ -8,7 +8,8 @@ from typing import Any
 
 from etils import epath
 
-from lowcomm_jax.checkpoint import compare, leaves, store
+from lowcomm_jax.adaptive.engine import AdaptiveEngine
+from lowcomm_jax.checkpoint import compare, leaves, store, trainers
 from lowcomm_jax.checkpoint.resize import resize
 from lowcomm_jax.checkpoint.target import Target, fill, make_target
 from lowcomm_jax.engine import Engine
@@ -21,36 +22,39 @@ log = logging.getLogger(__name__)
 
 
 def describe(
-    state: TrainState, extra: dict, config: dict, metrics: dict, method: Method | None
+    state: trainers.State, extra: dict, config: dict, metrics: dict, method: Method | None
 ) -> dict:
     """Everything a checkpoint says of itself, apart from the index of its arrays."""
-    clock = state.clock
+    one = trainers.one_of(state)
+    clock, several = one.clock, trainers.describe(state)
+    more = {} if several is None else {"trainers": several}
     return {
         "format": compare.FORMAT,
         "packages": compare.package_versions(),
         "step": int(clock.step),
-        "regions": leaves.region_count(state),
+        "regions": leaves.region_count(one),
         "method": compare.describe_method(method),
         "config": config,
         "extra": extra,
         "metrics": metrics,
-        "in_flight": leaves.flight_records(state),
+        "in_flight": leaves.flight_records(one),
         "fragments": {
             "last_sent": clock.last_sent.tolist(),
             "last_landed": clock.last_landed.tolist(),
             "staleness": clock.staleness.tolist(),
         },
+        **more,
     }
 
 
 def load(
     path: epath.Path,
-    engine: Engine,
+    engine: Engine | AdaptiveEngine,
     params: PyTree,
     config: dict | None,
     ignore: Sequence[str],
     change_regions: bool,
-) -> tuple[TrainState, dict]:
+) -> tuple[trainers.State, dict]:
     """Read one checkpoint onto the engine's mesh; arguments as in `Checkpoints.restore`.
 
     Raises:
@@ -60,25 +64,31 @@ def load(
     document = store.read_document(path)
     if document["format"] != compare.FORMAT:
         raise _refusal(path, [f"format: {document['format']} -> {compare.FORMAT}"])
-    target = make_target(engine, params, document["in_flight"])
+    flights, plain = trainers.saved_flights(document), trainers.plain_engine(engine)
+    targets = {part: make_target(plain, params, records) for part, records in flights.items()}
     regions = document["regions"], engine.regions.count
-    problems = _origin_problems(document, engine, config, ignore)
-    problems += _region_problems(document, regions, change_regions)
+    problems = trainers.origin_problems(document, engine)
+    problems += _origin_problems(document, engine, config, ignore)
+    problems += _region_problems(flights, regions, change_regions)
     saved = leaves.saved_shapes(document["arrays"])
-    problems += compare.differing_leaves(saved, leaves.state_leaves(target.state), regions)
+    expected = trainers.all_leaves({part: target.state for part, target in targets.items()})
+    problems += compare.differing_leaves(saved, expected, regions)
     if problems:
         raise _refusal(path, problems)
     arrays = leaves.gather(store.read_arrays(path, document))
     for line in compare.differing_fields(document["packages"], compare.package_versions()):
         log.warning("%s: other packages, so perhaps not bit for bit: %s", path, line)
-    return _fill(target, arrays, regions), document
+    states = {
+        part: _fill(target, _of_part(arrays, part), regions) for part, target in targets.items()
+    }
+    return trainers.restored(document, states), document
 
 
 def _refusal(path: epath.Path, problems: list[str]) -> ValueError:
     return ValueError("\n- ".join([f"{path} is not of this run (saved -> now):", *problems]))
 
 
-def _origin_problems(document: dict, engine: Engine, config, ignore) -> list[str]:
+def _origin_problems(document: dict, engine, config, ignore) -> list[str]:
     problems = []
     if document["method"] is not None:
         now = store.plain(compare.describe_method(engine.method))
@@ -88,19 +98,26 @@ def _origin_problems(document: dict, engine: Engine, config, ignore) -> list[str
     return problems
 
 
-def _region_problems(document: dict, regions: tuple[int, int], change: bool) -> list[str]:
+def _region_problems(
+    flights: dict[str, list[dict]], regions: tuple[int, int], change: bool
+) -> list[str]:
     old, new = regions
     if old == new:
         return []
     if not change:
         return [f"regions: {old} -> {new} (allow it with change_regions=True)"]
-    keys = [record["key"] for record in document["in_flight"]]
+    keys = [record["key"] for records in flights.values() for record in records]
     if keys:
         return [
             f"regions: {old} -> {new} with payloads in flight {keys}: restore with {old} regions, "
             f"call engine.finish(state), save, and restore that with {new}"
         ]
     return []
+
+
+def _of_part(arrays: dict, part: str) -> dict:
+    """The arrays of one training state, under their own names."""
+    return {name.removeprefix(part): x for name, x in arrays.items() if name.startswith(part)}
 
 
 def _fill(target: Target, arrays: dict, regions: tuple[int, int]) -> TrainState:

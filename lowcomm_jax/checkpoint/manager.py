@@ -15,12 +15,13 @@ import jax
 import numpy as np
 from etils import epath
 
+from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import leaves, store
 from lowcomm_jax.checkpoint.load import describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
+from lowcomm_jax.checkpoint.trainers import State, all_leaves, one_of, parts
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.state import TrainState
 
 PyTree = Any
 Skipped = list[tuple[int, str]]
@@ -33,13 +34,13 @@ class Restored:
     """What `Checkpoints.restore` returns.
 
     Attributes:
-      state: the training state, on the engine's mesh.
+      state: the training state, on the engine's mesh; of an `AdaptiveEngine` with its trainers.
       extra: what was saved beside it.
       step: inner steps done.
       skipped: (step, reason) of newer checkpoints that could not be used.
     """
 
-    state: TrainState
+    state: State
     extra: dict
     step: int
     skipped: Skipped
@@ -95,7 +96,7 @@ class Checkpoints:
 
     def save(
         self,
-        state: TrainState,
+        state: State,
         *,
         extra: dict,
         config: dict,
@@ -120,7 +121,7 @@ class Checkpoints:
           Exception: whatever made the previous save fail.
         """
         self.wait()
-        step = int(state.clock.step)
+        step = int(one_of(state).clock.step)
         later = [s for s in self.steps() if s > step and s not in self._damaged]
         if later:
             raise ValueError(
@@ -128,7 +129,7 @@ class Checkpoints:
                 f"another run or branch; delete them or use another directory"
             )
         document = store.plain(describe(state, extra, config, metrics or {}, method))
-        arrays = leaves.to_host(leaves.state_leaves(state))
+        arrays = leaves.to_host(all_leaves(parts(state)))
         write = functools.partial(self._write, arrays, document)
         self._pending = self._worker.submit(write)
         if not self.asynchronous:
@@ -222,7 +223,7 @@ class Checkpoints:
 
     def restore(
         self,
-        engine: Engine,
+        engine: Engine | AdaptiveEngine,
         params: PyTree,
         *,
         step: int | None = None,

@@ -56,10 +56,10 @@ def test_disagreement_is_the_spread_of_the_regions():
     norms = np.linalg.norm(deltas, axis=1).tolist()
     # The weights as the engine gives them: not normalised.
     sends = send(2, norms, (3 * weights).tolist())
-    records = StepRecords(3, np.array([0.1, 0.2, 0.3, 0.4]))
+    records = StepRecords(3, lambda row: 0.1 * row["step"])
     made = records.make(iter([row(1), row(2, sends)]), 2, 0.0, 4.0)
     assert [r["disagreement"] for r in made] == [None, None]
-    restarted = StepRecords(3, np.array([0.1, 0.2, 0.3, 0.4]))
+    restarted = StepRecords(3, lambda row: 0.1 * row["step"])
     restarted.restore(json.loads(json.dumps(records.state())))
     landing = land(4, [2, 2, -1], float(np.linalg.norm(mean)), "1@2")
     late = land(4, [-1, -1, 2], None, "1@2")  # the anchor has moved already
@@ -72,7 +72,7 @@ def test_disagreement_is_the_spread_of_the_regions():
 
 
 def test_an_empty_first_landing_says_nothing():
-    records = StepRecords(3, np.ones(9))
+    records = StepRecords(3, lambda row: 1.0)
     made = records.make(
         iter([row(1, send(1, [3.0] * 3, [1.0] * 3), land(1, [0] * 3, 0.0))]), 1, 0, 1
     )
@@ -82,7 +82,7 @@ def test_an_empty_first_landing_says_nothing():
 
 
 def test_participation_leaves_out_the_rejected():
-    records = StepRecords(3, np.ones(9))
+    records = StepRecords(3, lambda row: 1.0)
     absent = send(1, [1.0] * 3, [1.0, 0.0, 1.0])
     rejected = send(1, [1.0, 1.0, np.nan], [1.0, 1.0, 0.0], [False, False, True])
     rejected["participants"] = [True] * 3

@@ -1,0 +1,118 @@
+"""Checkpoints of runs with several trainers: each is a training state under a name of its own.
+
+The arrays of trainer i are called `trainer_<i>/...`; what the host knows of it (batch, request,
+place in its stream, the policy's memory) is in the document under `trainers`. Trainers that have
+been merged away have left no trace but their bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lowcomm_jax.adaptive.engine import AdaptiveEngine
+from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
+from lowcomm_jax.checkpoint import leaves
+from lowcomm_jax.engine import Engine
+from lowcomm_jax.state import TrainState
+
+State = TrainState | AdaptiveState
+
+
+def parts(state: State) -> dict[str, TrainState]:
+    """The training states by the prefix of their arrays' names."""
+    if isinstance(state, TrainState):
+        return {"": state}
+    return {leaves.trainer_prefix(i): trainer.state for i, trainer in state.trainers.items()}
+
+
+def one_of(state: State) -> TrainState:
+    """A training state whose clock and shapes are those of all."""
+    return next(iter(parts(state).values()))
+
+
+def plain_engine(engine: Engine | AdaptiveEngine) -> Engine:
+    """The engine of every single training state."""
+    return engine.engine if isinstance(engine, AdaptiveEngine) else engine
+
+
+def all_leaves(states: dict[str, TrainState]) -> leaves.Named:
+    """Arrays of all parts by name."""
+    return {
+        prefix + name: leaf
+        for prefix, state in states.items()
+        for name, leaf in leaves.state_leaves(state).items()
+    }
+
+
+def describe(state: State) -> dict | None:
+    """What the host knows beside the training states, JSON-able; None for a single one."""
+    if isinstance(state, TrainState):
+        return None
+    return {
+        "samples": state.samples,
+        "retired_sent": state.retired_sent.tolist(),
+        "retired_received": state.retired_received.tolist(),
+        "live": {
+            str(number): {
+                "batch": trainer.batch,
+                "request": trainer.request,
+                "used": trainer.used,
+                "policy": trainer.policy,
+                "in_flight": leaves.flight_records(trainer.state),
+            }
+            for number, trainer in state.trainers.items()
+        },
+    }
+
+
+def saved_flights(document: dict) -> dict[str, list[dict]]:
+    """Payloads in flight of every part of a checkpoint."""
+    several = document.get("trainers")
+    if several is None:
+        return {"": document["in_flight"]}
+    return {
+        leaves.trainer_prefix(number): trainer["in_flight"]
+        for number, trainer in several["live"].items()
+    }
+
+
+def origin_problems(document: dict, engine: Engine | AdaptiveEngine) -> list[str]:
+    """A run of one kind of engine does not go on in the other."""
+    saved = document.get("trainers") is not None
+    if saved == isinstance(engine, AdaptiveEngine):
+        return []
+    kinds = ("Engine", "AdaptiveEngine")
+    return [f"engine: {kinds[saved]} -> {kinds[not saved]}"]
+
+
+def restored(document: dict, states: dict[str, TrainState]) -> State:
+    """Put restored training states and the document together."""
+    several = document.get("trainers")
+    if several is None:
+        return states[""]
+    trainers = {
+        int(number): Trainer(
+            state=states[leaves.trainer_prefix(number)],
+            batch=kept["batch"],
+            request=kept["request"],
+            used=kept["used"],
+            policy=kept["policy"],
+        )
+        for number, kept in several["live"].items()
+    }
+    count = leaves.region_count(next(iter(states.values())))
+    return AdaptiveState(
+        trainers=trainers,
+        samples=several["samples"],
+        retired_sent=_resized(several["retired_sent"], count),
+        retired_received=_resized(several["retired_received"], count),
+    )
+
+
+def _resized(bytes_R: list[int], count: int) -> np.ndarray:
+    """With another number of regions, new ones have sent nothing."""
+    out: Any = np.zeros(count, np.int64)
+    out[: len(bytes_R)] = bytes_R[:count]
+    return out
