@@ -1,5 +1,6 @@
 """Low-communication training methods; each is one file and one composition of the same parts."""
 
+from lowcomm_jax.methods.adloco import adloco
 from lowcomm_jax.methods.async_local_sgd import async_local_sgd
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.cocodc import cocodc
@@ -19,6 +20,7 @@ from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 __all__ = [
     "AdaGradCmp",
     "Method",
+    "adloco",
     "async_local_sgd",
     "cocodc",
     "ddp",

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from lowcomm_jax import compression
+from lowcomm_jax.batching import BatchPolicy
 from lowcomm_jax.compression import Codec
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.fragments import Pattern
@@ -63,6 +64,7 @@ class Method:
     first_round: Literal["empty", "blocking"] = "empty"
     inner_batching: Any = None
     trainers: Trainers | None = None
+    threshold: float = 2.0
     rank_energy: float | None = None
     topology: Gossip | None = None
     consensus: Consensus | None = None
@@ -114,7 +116,7 @@ class Method:
         if not self.adapts:
             return []
         wrong = [] if self.trainers is None else self.trainers.violations()
-        if callable(getattr(self.inner_batching, "decide", None)):
+        if isinstance(self.inner_batching, BatchPolicy):
             wrong += self.inner_batching.violations(regions)
         elif self.inner_batching is not None:
             fix = "give a policy of lowcomm_jax.batching, or None for a fixed batch"

@@ -1,0 +1,135 @@
+r"""AdLoCo (arXiv 2508.18182): several trainers a region, adaptive batches, and the switch mode.
+
+Every trainer runs DiLoCo's rounds with the batch b_i that it asked for,
+
+.. math::
+   \bar\Delta_i = \tfrac1R \sum_r (\Theta_i - \theta_{i,r}), \qquad
+   \Theta_i \leftarrow \Theta_i - \eta \bar\Delta_i, \qquad
+   b_i \leftarrow \max(b_i, \lceil T_i \rceil)
+
+with T_i the batch that the noise of its gradients asks for (`batching.adaptive`); every
+`merge_every` rounds the trainers of the smallest requests merge, weighted by them (`trainers`); and
+batches beyond what fits into memory are accumulated (`batching.switch`).
+
+====== ======================================= =====================
+symbol meaning                                 argument
+====== ======================================= =====================
+H      inner optimizer steps per round         `period`
+k      trainers at the start                   `trainers`
+eta    outer learning rate                     in `outer` (0.5)
+T      batch that the test asks for            `test` and its bounds
+n      caps above which gradients accumulate   `threshold`
+====== ======================================= =====================
+
+Differs from the paper's code: statistics at a common point, of microbatches inside a region, and
+right by their dimension (its orthogonality test is about d times too small, its inner-product test
+lacks b / M and reads nu), so that its bounds (eta 0.8, vartheta 0.01, nu 0.3) mean nothing here; a
+decision takes effect one round later; inner moments are kept across rounds; every trainer draws
+from the whole shard of its region in an order of its own, so that a trainer that disappears leaves
+no data unread.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import optax
+
+from lowcomm_jax import batching
+from lowcomm_jax import outer as outer_rules
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.trainers import Trainers
+
+# The bounds that each test reads.
+BOUNDS = {
+    "fixed": (),
+    "norm": ("eta",),
+    "inner_product": ("theta",),
+    "augmented": ("theta", "nu"),
+}
+TESTS = {
+    "norm": batching.NormTest,
+    "inner_product": batching.InnerProductTest,
+    "augmented": batching.AugmentedTest,
+}
+
+
+def adloco(
+    period: int,
+    trainers: int = 4,
+    merge_every: int | None = 2,
+    test: Literal["augmented", "inner_product", "norm", "fixed"] = "augmented",
+    start_batch: int = 1,
+    max_batch: int = 64,
+    choose: Literal["worst_with_worst", "best_with_worst"] = "worst_with_worst",
+    moments: Literal["merge", "reset"] = "merge",
+    hurt_bound: float | None = None,
+    threshold: float = 2.0,
+    eta: float | None = None,
+    theta: float | None = None,
+    nu: float | None = None,
+    microbatches: int = 4,
+    scope: Literal["within", "across"] = "within",
+    smoothing: float = 0.5,
+    growth: float | None = None,
+    monotone: bool = True,
+    outer: optax.GradientTransformation | None = None,
+    codec: Any = None,
+    inner_batching: Any = None,
+) -> Method:
+    """Train with `lowcomm_jax.AdaptiveEngine`.
+
+    Args:
+      period: H.
+      trainers, merge_every, choose, moments, hurt_bound: see `trainers.Trainers`.
+      test: what decides the batch; `fixed` keeps `start_batch`.
+      start_batch, max_batch: samples of one trainer per region and step, at first and at most.
+      threshold: n: requests above n times the largest microbatch are accumulated, those between
+        are cut to it (`batching.Switch`).
+      eta, theta, nu: the test's bounds; None = its defaults (`batching.adaptive`).
+      microbatches, scope, smoothing, growth, monotone: see `batching.Adaptive`.
+      outer: Optax transform of the mean pseudo-gradient; default SGD 0.5 without momentum.
+      codec: wire codec of the pseudo-gradients; None = dense fp32.
+      inner_batching: a policy in place of `test` and all that describes it.
+    """
+    problems: tuple[str, ...] = ()
+    if inner_batching is None:
+        inner_batching, problems = _policy(
+            test,
+            start_batch,
+            max_batch,
+            {"eta": eta, "theta": theta, "nu": nu},
+            microbatches=microbatches,
+            scope=scope,
+            smoothing=smoothing,
+            growth=growth,
+            monotone=monotone,
+        )
+    rule = outer_rules.sgd(0.5) if outer is None else outer
+    return Method(
+        name="adloco",
+        schedule=Staggered(period),
+        outer=optax.with_extra_args_support(rule),
+        codec=codec,
+        inner_batching=inner_batching,
+        trainers=Trainers(trainers, merge_every, choose, moments, hurt_bound),
+        threshold=threshold,
+        problems=problems,
+    )
+
+
+def _policy(test: str, start: int, cap: int, bounds: dict, **settings: Any):
+    """(policy, problems); bounds that the test does not read are problems."""
+    if test not in BOUNDS:
+        return None, (f"test={test!r}: use {', '.join(BOUNDS)}",)
+    given = {name: value for name, value in bounds.items() if value is not None}
+    problems = tuple(
+        f"{name}={value}: the {test} test does not read it; leave it out"
+        for name, value in given.items()
+        if name not in BOUNDS[test]
+    )
+    if test == "fixed":
+        return batching.Fixed(start), problems
+    read = {name: value for name, value in given.items() if name in BOUNDS[test]}
+    return TESTS[test](start=start, cap=cap, **read, **settings), problems
