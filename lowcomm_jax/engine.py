@@ -242,8 +242,8 @@ class Engine:
         trips = self.trips(state)
         microbatches.refuse(microbatches.size_problems(self.recipe, sizes))
         for size in sizes:
-            one = jax.tree.map(lambda x, n=size: np.repeat(np.asarray(x)[:, :1], n, axis=1), batch)
-            stage = self._staged(Stager([one], self.block, size).take(1)._replace(steps=0))
+            one = Stager([microbatches.repeated(batch, size)], self.block, size).take(1)
+            stage = self._staged(one._replace(steps=0))
             cut = microbatches.Cut(size)
             inner, _ = self._runner.inner_steps(trips, state, stage, None, True, cut)
             state = state.replace(inner=inner)

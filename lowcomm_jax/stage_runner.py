@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from lowcomm_jax.checks import participants_mask
 from lowcomm_jax.gradient_run import run_gradient_steps
 from lowcomm_jax.history import Event, with_pace
 from lowcomm_jax.methods.base import Method
@@ -55,7 +56,7 @@ class StageRunner:
             active = self._active(steps, stage.capacity)
             trips.measurements.starts()
             inner, metrics = self.inner_steps(trips, state, stage, active, single, cut)
-            mask = self._mask(participants and participants(steps[-1]))
+            mask = participants_mask(participants and participants(steps[-1]), self.count)
             state, events = trips.after(state.replace(inner=inner), stage.steps, mask)
             pace = {} if active is None else {"active": active}
         if clock is not None:
@@ -81,7 +82,7 @@ class StageRunner:
         return inner, first_step(metrics) if single else metrics
 
     def _gradient(self, trips, state, stage: Stage, participants, single: bool, steps: range):
-        masks = [self._mask(participants and participants(t)) for t in steps]
+        masks = [participants_mask(participants and participants(t), self.count) for t in steps]
         state, events, metrics = run_gradient_steps(
             trips.programs,
             state,
@@ -104,16 +105,6 @@ class StageRunner:
         made = [schedule.active(t, self.count) for t in steps]
         active[:, : len(steps)] = np.stack(made, axis=1)
         return active
-
-    def _mask(self, participants: Sequence[bool] | None) -> np.ndarray:
-        if participants is None:
-            return np.ones(self.count, bool)
-        mask = np.asarray(participants, bool)
-        if mask.shape != (self.count,):
-            raise ValueError(
-                f"participants has shape {mask.shape}: give one bool per region ({self.count})"
-            )
-        return mask
 
 
 def book(clock: VirtualClock, steps: range, events: list[Event], pace: dict) -> None:

@@ -69,14 +69,14 @@ class Stager:
     def _group(self, room: int) -> list[PyTree]:
         group: list[PyTree] = []
         while len(group) < room and (batch := self._next()) is not None:
-            if self.microbatch is not None and group and _size(batch) != _size(group[0]):
+            if self.microbatch is not None and group and batch_size(batch) != batch_size(group[0]):
                 self._waiting.append(batch)
                 break
             group.append(batch)
         return group
 
     def _stride(self, batch: PyTree) -> int:
-        size, m = _size(batch), self.microbatch
+        size, m = batch_size(batch), self.microbatch
         if size % m or size < m:
             raise ValueError(
                 f"a per-region batch of {size} is not a whole number of microbatches of {m}: use "
@@ -91,7 +91,8 @@ class Stager:
         return size // m
 
 
-def _size(batch: PyTree) -> int:
+def batch_size(batch: PyTree) -> int:
+    """Samples a region in a batch `[R, b, ...]`."""
     return np.shape(jax.tree.leaves(batch)[0])[1]
 
 
