@@ -41,7 +41,7 @@ class Driver(Protocol):
     def traffic(self, state: Any) -> tuple[np.ndarray, np.ndarray]:
         """Bytes each region has sent and received, int64 `[R]`."""
 
-    def positions(self, state: Any) -> list[int] | dict[str, int]:
+    def positions(self, state: Any) -> list[int] | dict[str, list[int]]:
         """Samples used of every stream, for whoever reads a checkpoint."""
 
 
@@ -112,7 +112,7 @@ class AdaptiveDriver:
             evaluate=self._evaluate,
         )
 
-    def _source(self, trainer: int, start: int, count: int) -> Any:
+    def _source(self, trainer: int, start: int | np.ndarray, count: int) -> Any:
         with self._fetching():
             one = self._run.data.stage(start, 1, count, trainer=trainer)
             return {name: value[0] for name, value in one.items()}
@@ -123,8 +123,8 @@ class AdaptiveDriver:
     def traffic(self, state: AdaptiveState) -> tuple[np.ndarray, np.ndarray]:
         return state.bytes_sent, state.bytes_received
 
-    def positions(self, state: AdaptiveState) -> dict[str, int]:
-        return {str(number): trainer.used for number, trainer in state.trainers.items()}
+    def positions(self, state: AdaptiveState) -> dict[str, list[int]]:
+        return {str(number): t.used_R.tolist() for number, t in state.trainers.items()}
 
 
 AnyHistory = History | AdaptiveHistory

@@ -9,6 +9,7 @@ from typing import Any
 
 from lowcomm_jax.adaptive.pace import SCALINGS
 from lowcomm_jax.adaptive.state import AdaptiveState
+from lowcomm_jax.batching import BatchPolicy, Switch
 from lowcomm_jax.checks import counting_problems, virtual_clock
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.methods.base import Method
@@ -52,6 +53,23 @@ def problems(
             "leave it out"
         )
     return found
+
+
+def size_problems(method: Method, regions: int, largest_microbatch: Any, memory: Any) -> list[str]:
+    """What is wrong with the sizes of microbatches."""
+    found = []
+    if largest_microbatch is not None and memory is not None:
+        found.append("largest_microbatch and memory: give one of the two")
+    for name, value in (("largest_microbatch", largest_microbatch), ("memory", memory)):
+        if value is not None:
+            found += counting_problems(**{name: value})
+    policy = method.inner_batching
+    if not isinstance(policy, BatchPolicy) or found or policy.violations(regions):
+        return found
+    if policy.cap is None:
+        return ["cap=None: batches are staged in a buffer of fixed size; give the largest batch"]
+    largest = largest_microbatch or policy.cap
+    return Switch(min(largest, policy.cap), policy.start, method.threshold).violations()
 
 
 def clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock | None, list[str]]:

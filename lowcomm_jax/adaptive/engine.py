@@ -12,33 +12,33 @@ that memory is bounded.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import optax
 
 from lowcomm_jax.adaptive import checks
 from lowcomm_jax.adaptive.history import AdaptiveHistory, Segment, Share, TrainerEvent
-from lowcomm_jax.adaptive.merging import Merge, Merger
-from lowcomm_jax.adaptive.pace import SCALINGS, Scaling, Schedule, factor_at, paced, set_pace
+from lowcomm_jax.adaptive.looking import Looker
+from lowcomm_jax.adaptive.meeting import Meeting
+from lowcomm_jax.adaptive.pace import SCALINGS, Factors, Scaling, Schedule, paced, set_pace
+from lowcomm_jax.adaptive.plans import Planner, StepPlan
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
+from lowcomm_jax.batching import Switch, find_cap
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.finish import finish
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.microbatches import size_problems
 from lowcomm_jax.network import drive, follow
-from lowcomm_jax.views import global_params
+from lowcomm_jax.probe import Probe
+from lowcomm_jax.programs import Programs
+from lowcomm_jax.step_memory import device_bytes, step_bytes
 
 PyTree = Any
 Participants = Callable[[int], Sequence[bool] | None] | None
 Source = Callable[[int, int, int], PyTree]
-
-
-class Plan(NamedTuple):
-    samples: int
-    microbatch: int
-    accumulate: int
 
 
 class AdaptiveEngine:
@@ -54,6 +54,9 @@ class AdaptiveEngine:
       method: with `inner_batching` (a batch policy), `trainers`, or both.
       network: see `Engine`; its seconds of a step are those of `reference_batch` samples. All
         trainers of a region compute on one clock and share its links.
+      largest_microbatch: most samples of a microbatch; None = as many as `memory` allows, or, if
+        that is None too, as the policy's largest batch.
+      memory: bytes of a device that a step may use, by the compiler's analysis of it.
       reference_batch: samples per region and step for which the learning rate and the network's
         seconds were chosen; None = the policy's start.
       scaling: of the learning rate with batch / reference_batch: none, sqrt or linear.
@@ -74,12 +77,15 @@ class AdaptiveEngine:
         *,
         network: Any = None,
         seed: int = 0,
+        largest_microbatch: int | None = None,
+        memory: int | None = None,
         reference_batch: int | None = None,
         scaling: Scaling = "none",
         schedule: Schedule | None = None,
         **engine: Any,
     ):
         problems = checks.problems(method, regions, reference_batch, scaling, engine)
+        problems += checks.size_problems(method, regions, largest_microbatch, memory)
         self.clock, unusable = checks.clock(network, regions, seed)
         plain, found = checks.engine(
             lambda: Engine(
@@ -96,8 +102,22 @@ class AdaptiveEngine:
         self.policy, self.trainers = checks.settled(method)
         self.period = method.schedule.period
         self.reference_batch = reference_batch or self.policy.start
-        self._scale, self._schedule = SCALINGS[scaling], schedule
-        self._merger = Merger(self.trainers.moments)
+        self._scale, self._factors = SCALINGS[scaling], Factors(schedule, self.period)
+        self.meeting = Meeting(self.trainers, self.period)
+        self.probe = None
+        if self.policy.adapts:
+            self.probe = Probe(plain, self.policy.microbatches, self.policy.scope)
+        self._memory, self._block, self._warm = memory, plain.block, False
+        self._settle(largest_microbatch or self.policy.cap)
+        checks.refuse(size_problems(plain.recipe, self.planner.microbatches()))
+
+    def _settle(self, largest_microbatch: int) -> None:
+        """Plan for a largest microbatch; the staged buffer must hold the longest step."""
+        cap = min(largest_microbatch, self.policy.cap)
+        switch = Switch(cap, self.policy.start, self.method.threshold)
+        self.planner = Planner(switch, self.policy, self.regions.count)
+        self.engine.block = max(self._block, self.planner.most())
+        self.looker = Looker(self.policy, self.probe, self.planner.microbatches())
 
     # -- state --------------------------------------------------------------------------------
 
@@ -105,10 +125,10 @@ class AdaptiveEngine:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
         start, none = self.policy.start, np.zeros(self.regions.count, np.int64)
         trainers = {
-            number: Trainer(self.engine.init(params), start, start, 0, self.policy.init())
+            number: Trainer(self.engine.init(params), start, start, none, self.policy.init())
             for number in range(self.trainers.count)
         }
-        return AdaptiveState(trainers, 0, none, none.copy())
+        return AdaptiveState(trainers, 0, none, none)
 
     def run(
         self,
@@ -129,7 +149,8 @@ class AdaptiveEngine:
         Args:
           state: is donated; use the returned one.
           source: `(trainer, start, count)` -> host leaves `[R, count, ...]`, samples
-            [start, start + count) of the streams (region, trainer): a pure function.
+            [start, start + count) of the streams (region, trainer): a pure function. `start` is
+            one number, or, where the policy has `shares`, int64 `[R]`.
           participants: see `Engine.run`; of all trainers alike.
           evaluate: loss of parameters, before and after every merge; needed for a `hurt_bound`.
 
@@ -139,6 +160,7 @@ class AdaptiveEngine:
         goal = checks.goal(state, self.period, rounds, steps, samples)
         if evaluate is None and self.trainers.hurt_bound is not None:
             raise ValueError("hurt_bound bounds the rise of a loss: give run(evaluate=)")
+        state = self._warmed(state, source)
         record = AdaptiveHistory()
         while not goal.reached(state):
             state, segment = self._segment(state, source, goal, participants, evaluate)
@@ -150,57 +172,72 @@ class AdaptiveEngine:
         """Steps up to the end of the round or the goal; returns (state, segment)."""
         opening, merges, looks = state.step % self.period == 0, [], {}
         if opening:
-            state, merges = self._open(state, evaluate)
-        plans = {number: self._plan(t.batch) for number, t in state.trainers.items()}
-        per_step = self.regions.count * sum(plan.samples for plan in plans.values())
-        start, n, shares, probed = state.step, goal.steps(state, per_step, self.period), {}, 0
+            state, merges = self.meeting.open(state, self._programs(state), evaluate)
+        plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
+        per_step = sum(plan.total for plan in plans.values())
+        start, n, shares = state.step, goal.steps(state, per_step, self.period), {}
+        mask_R = participants and participants((start // self.period + 1) * self.period)
+        work_SxR = np.tile(sum(plan.samples_R for plan in plans.values()), (n, 1))
         for number, plan in plans.items():
             trainer = state.trainers[number]
-            scale = self._scale(plan.samples / self.reference_batch)
+            seen = None
+            if opening:
+                draw = functools.partial(self._draw, source, number, trainer.used_R)
+                seen = self.looker.look(trainer, plan, draw, mask_R)
+            scale = self._scale(plan.total / self.regions.count / self.reference_batch)
             ready = set_pace(trainer.state, state.samples, per_step, scale)
-            first = trainer.used
-            batches = (source(number, first + k * plan.samples, plan.samples) for k in range(n))
-            ended, history = self.engine.run(ready, batches, participants)
-            trainer = trainer.replace(state=ended, used=first + n * plan.samples)
-            rate_S = factor_at(self._schedule, state.samples + per_step * np.arange(n), scale)
-            shares[number] = Share(history, trainer.batch, *plan, np.broadcast_to(rate_S, n))
+            ended, history = self.engine.run(
+                ready,
+                self._batches(source, number, trainer.used_R, plan, n),
+                participants,
+                microbatch=plan.microbatch,
+                counts_R=plan.counts_R,
+            )
+            steps = range(start + 1, start + n + 1)
+            ended, sent = self.looker.exchange(ended, steps, self.period, mask_R)
+            trainer = trainer.replace(state=ended, used_R=trainer.used_R + n * plan.samples_R)
+            if seen is not None:
+                trainer, looks[number] = self.looker.decide(trainer, seen)
+                work_SxR[0] += self.looker.work(plan)
+            rate = functools.partial(self._factors, state.samples, per_step, scale, n)
+            shares[number] = Share(history, plan, rate, sent)
             state = state.with_trainer(number, trainer)
-        work_S = np.full(n, sum(plan.samples for plan in plans.values()), float)
-        work_S[0] += probed
-        segment = Segment(start, n, shares, work_S / self.reference_batch, merges, looks)
+        work_SxR = work_SxR / self.reference_batch
+        segment = Segment(start, n, shares, work_SxR, merges, looks)
         return state.replace(samples=state.samples + n * per_step), segment
 
-    # -- between rounds -----------------------------------------------------------------------
+    def _batches(self, source: Source, number: int, used_R: np.ndarray, plan: StepPlan, n: int):
+        for k in range(n):
+            yield self._draw(source, number, used_R + k * plan.samples_R, plan.read)
 
-    def _open(self, state: AdaptiveState, evaluate) -> tuple[AdaptiveState, list[Merge]]:
-        """Merge if it is time; every trainer's request becomes its batch."""
-        round_, merges = state.step // self.period, []
-        if self.trainers.merges_at(round_, len(state.trainers)):
-            state, merge = self._merge(state, round_, evaluate)
-            merges.append(merge)
-        trainers = {i: t.replace(batch=t.request) for i, t in state.trainers.items()}
-        return state.replace(trainers=trainers), merges
+    def _draw(self, source: Source, number: int, start_R: np.ndarray, count: int) -> PyTree:
+        even = self.policy.shares is None
+        return source(number, int(start_R[0]) if even else start_R, count)
 
-    def _merge(self, state: AdaptiveState, round_: int, evaluate) -> tuple[AdaptiveState, Merge]:
-        requests = {i: t.request for i, t in state.trainers.items()}
-        survivor, retired = self.trainers.pair(requests)
-        merged = self._merged(state, survivor, retired)
-        merge = Merge(round_, survivor, retired, (requests[survivor], requests[retired]))
-        if evaluate is not None:
-            pair = [state.trainers[i].state for i in (survivor, retired)]
-            before = tuple(float(evaluate(global_params(one))) for one in pair)
-            after = float(evaluate(global_params(merged.state)))
-            merge = dataclasses.replace(merge, before=before, after=after)
-            bound = self.trainers.hurt_bound
-            if bound is not None and not merge.rise <= bound:
-                return state, dataclasses.replace(merge, accepted=False)
-        return _retire(state, survivor, retired, merged), merge
+    def _warmed(self, state: AdaptiveState, source: Source) -> AdaptiveState:
+        """Compile everything that growing batches will need, once."""
+        if self._warm:
+            return state
+        number, trainer = next(iter(state.trainers.items()))
+        example = source(number, 0, 1)
+        if self._memory is not None:
+            nbytes = self._bytes(state, example)
+            self._settle(find_cap(nbytes, self._memory, self.policy.start, self.policy.cap))
+        self.looker.warm(trainer.state, example)
+        ready = self.engine.warm(trainer.state, example, self.planner.microbatches())
+        self._warm = True
+        return state.with_trainer(number, trainer.replace(state=ready))
 
-    def _merged(self, state: AdaptiveState, survivor: int, retired: int) -> Trainer:
-        kept, gone = state.trainers[survivor], state.trainers[retired]
-        share = gone.request / (kept.request + gone.request)
-        programs = self.engine.trips(kept.state).programs
-        return kept.replace(state=self._merger(programs, kept.state, gone.state, share))
+    def _bytes(self, state: AdaptiveState, example: PyTree) -> Callable[[int], int]:
+        """Largest microbatch -> bytes of a device, the trainers that wait their turn included."""
+        one = state.first.state
+        waiting = device_bytes(one.replace(clock=None)) * (len(state.trainers) - 1)
+
+        def needed(microbatch: int) -> int:
+            self._settle(microbatch)
+            return step_bytes(self.engine, one, example, microbatch) + waiting
+
+        return needed
 
     def finish(self, state: AdaptiveState) -> AdaptiveState:
         """Drain, synchronise every trainer once more (`finish.finish`), and merge all into one."""
@@ -211,16 +248,10 @@ class AdaptiveEngine:
             events += [TrainerEvent.of(event, number) for event in found]
         if self.clock is not None:
             follow(self.clock, state.step, events)
-        while len(state.trainers) > 1:
-            requests = {i: t.request for i, t in state.trainers.items()}
-            survivor, retired = self.trainers.pair(requests)
-            weight = requests[survivor] + requests[retired]
-            merged = self._merged(state, survivor, retired).replace(request=weight)
-            state = _retire(state, survivor, retired, merged)
-        return state
+        return self.meeting.all_into_one(state, self._programs(state))
 
-    def _plan(self, batch):
-        return Plan(batch, batch, 1)
+    def _programs(self, state: AdaptiveState) -> Programs:
+        return self.engine.trips(state.first.state).programs
 
     # -- virtual time -------------------------------------------------------------------------
 
@@ -228,18 +259,6 @@ class AdaptiveEngine:
         """Let the virtual clock run through a segment: one clock for all trainers of a region."""
         if self.clock is None:
             return
-        for i, work in enumerate(segment.work_S):
+        for i, work_R in enumerate(segment.work_SxR):
             step = segment.start + i + 1
-            drive(self.clock, step, segment.events(step), work=work)
-
-
-def _retire(state: AdaptiveState, survivor: int, retired: int, merged: Trainer) -> AdaptiveState:
-    """Put the merged trainer in the survivor's place and let the other one go."""
-    gone = state.trainers[retired].state.clock
-    trainers = {**state.trainers, survivor: merged}
-    del trainers[retired]
-    return state.replace(
-        trainers=trainers,
-        retired_sent=state.retired_sent + gone.bytes_sent,
-        retired_received=state.retired_received + gone.bytes_received,
-    )
+            drive(self.clock, step, segment.events(step), work=work_R)

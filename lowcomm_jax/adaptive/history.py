@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.adaptive.merging import Merge
+from lowcomm_jax.adaptive.meeting import Merge
+from lowcomm_jax.adaptive.plans import StepPlan
 from lowcomm_jax.history import Event, History
 
 
@@ -31,17 +32,15 @@ class Share:
 
     Attributes:
       history: its own.
-      batch: samples it asks for; samples: those it trains on, per region and step, in
-        `accumulate` microbatches of `microbatch`.
-      rate_S: factor on the learning rate at every step, float64.
+      plan: of every step.
+      rate: gives the factor on the learning rate at every step, `[steps]`.
+      exchanges: sends and landings of the batch policy's own numbers.
     """
 
     history: History
-    batch: int
-    samples: int
-    microbatch: int
-    accumulate: int
-    rate_S: np.ndarray
+    plan: StepPlan
+    rate: Callable[[], np.ndarray]
+    exchanges: list[Event]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Segment:
       start: steps done before.
       steps: how many.
       shares: by trainer.
-      work_S: seconds of each step as multiples of a step of the reference batch.
+      work_SxR: each region's seconds of each step, as multiples of a step of the reference batch.
       merges: tried before the first step.
       looks: by trainer, what the batch policy saw before the first step, and decided.
     """
@@ -60,16 +59,19 @@ class Segment:
     start: int
     steps: int
     shares: dict[int, Share]
-    work_S: np.ndarray
+    work_SxR: np.ndarray
     merges: list[Merge]
     looks: dict[int, dict[str, Any]]
 
     def events(self, step: int) -> list[Event]:
-        """Events of one step (1-based) of all trainers; of several, all sends come first."""
+        """Events of one step (1-based) of all trainers; of several, all sends come first.
+
+        They leave together and share the links; the order of one trainer's own stays.
+        """
         found = [
             TrainerEvent.of(event, number)
             for number, share in self.shares.items()
-            for event in share.history.events
+            for event in [*share.exchanges, *share.history.events]
             if event.step == step
         ]
         if len(self.shares) > 1:
@@ -103,9 +105,10 @@ class AdaptiveHistory:
         """One dict per step: `step`, metrics as lists over regions, `events`, and
 
         - `tokens`: the sum over trainers, every other metric the mean weighted by tokens;
-        - `trainers`: their numbers, and one value each in `batch`, `samples`, `microbatch`,
-          `accumulate`, `rate` (factor on the learning rate), `trainer_loss` (mean over regions);
-        - `work`: see `Segment.work_S`; `merges` and `looks` where there were any.
+        - `trainers`: their numbers, and one value each in `batch` (asked for), `samples` (of all
+          regions), `microbatch`, `rate` (factor on the learning rate) and `trainer_loss` (mean
+          over regions);
+        - `work`: see `Segment.work_SxR`; `merges` and `looks` where there were any.
         """
         for segment in self.segments:
             yield from _rows(segment)
@@ -115,9 +118,11 @@ def _rows(segment: Segment) -> Iterator[dict[str, Any]]:
     numbers, shares = list(segment.shares), list(segment.shares.values())
     each = [share.history.rows() for share in shares]
     settings = {
-        name: [getattr(share, name) for share in shares]
-        for name in ("batch", "samples", "microbatch", "accumulate")
+        "batch": [share.plan.batch for share in shares],
+        "samples": [share.plan.total for share in shares],
+        "microbatch": [share.plan.microbatch for share in shares],
     }
+    rates = [share.rate() for share in shares]
     for i, rows in enumerate(zip(*each, strict=True)):
         step = segment.start + i + 1
         row = {
@@ -126,9 +131,9 @@ def _rows(segment: Segment) -> Iterator[dict[str, Any]]:
             "events": [event.fetch() for event in segment.events(step)],
             "trainers": numbers,
             **settings,
-            "rate": [float(share.rate_S[i]) for share in shares],
+            "rate": [float(rate[i]) for rate in rates],
             "trainer_loss": [float(np.mean(row["loss"])) for row in rows],
-            "work": float(segment.work_S[i]),
+            "work": segment.work_SxR[i].tolist(),
         }
         if i == 0 and segment.merges:
             row["merges"] = [merge.as_dict() for merge in segment.merges]

@@ -7,7 +7,7 @@ state (warm starts, keys), its counters and its place in its data stream.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +19,7 @@ import optax
 from lowcomm_jax.adaptive.pace import PaceState
 from lowcomm_jax.adaptive.state import Trainer
 from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
-from lowcomm_jax.offload import fetch
+from lowcomm_jax.offload import HOST, fetch
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.state import TrainState, with_inner
 
@@ -104,13 +104,23 @@ def mix(kept: PyTree, retired: PyTree, share: float) -> PyTree:
     Leaves that are not floating-point numbers are those of `kept`. The result lies where `kept`
     does.
     """
-    mixed = _mixed(fetch(kept), fetch(retired), np.float32(share))
-    return jax.device_put(mixed, jax.tree.map(lambda x: x.sharding, kept))
+    leaves, treedef = jax.tree.flatten(kept)
+    places = tuple(leaf.sharding for leaf in leaves)
+    if any(place.memory_kind == HOST for place in places):
+        mixed = _mixer(treedef, None)(fetch(kept), fetch(retired), np.float32(share))
+        return jax.device_put(mixed, jax.tree.unflatten(treedef, places))
+    return _mixer(treedef, places)(kept, retired, np.float32(share))
 
 
-@jax.jit
+@functools.cache
+def _mixer(treedef, places: tuple | None):
+    """`mix`, compiled for results that lie in these places."""
+    if places is None:
+        return jax.jit(_mixed)
+    return jax.jit(_mixed, out_shardings=jax.tree.unflatten(treedef, places))
+
+
 def _mixed(kept: PyTree, retired: PyTree, share: jax.Array) -> PyTree:
-
     def one(a, b):
         if not jnp.issubdtype(a.dtype, jnp.floating):
             return a
@@ -136,31 +146,3 @@ def _with_residuals(codec: PyTree, residuals: list[PyTree]) -> PyTree:
         return x._replace(residual=next(left)) if _is_feedback(x) else x
 
     return jax.tree.map(one, codec, is_leaf=_is_feedback)
-
-
-@dataclasses.dataclass(frozen=True)
-class Merge:
-    """A merge that was tried before a round.
-
-    Attributes:
-      round: 0-based, the round that follows.
-      survivor, retired: numbers of the trainers; batches: what each asked for.
-      before: loss of each alone; after: of the merged one. None without an evaluation.
-      accepted: False when it hurt more than `Trainers.hurt_bound` and was undone.
-    """
-
-    round: int
-    survivor: int
-    retired: int
-    batches: tuple[int, int]
-    before: tuple[float, float] | None = None
-    after: float | None = None
-    accepted: bool = True
-
-    @property
-    def rise(self) -> float | None:
-        """Of the loss over the better one of the two; None without an evaluation."""
-        return None if self.after is None else self.after - min(self.before)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "rise": self.rise}

@@ -10,9 +10,10 @@ of the inner optimizer, so that decoupled weight decay scales along, as with any
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,12 +61,24 @@ def paced(schedule: Schedule | None = None) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def factor_at(schedule: Schedule | None, samples: Any, scale: Any) -> jax.Array:
-    """The factor of the update, float32, of any shape."""
-    scale = jnp.asarray(scale, jnp.float32)
+def factor_at(schedule: Schedule | None, samples: jax.Array, scale: jax.Array) -> jax.Array:
+    """The factor of the update, float32, in the shape of `samples`."""
     if schedule is None:
-        return scale
+        return jnp.broadcast_to(scale, jnp.shape(samples))
     return scale * jnp.asarray(schedule(samples), jnp.float32)
+
+
+class Factors:
+    """The factors of a round's steps, for people to read; compiled once."""
+
+    def __init__(self, schedule: Schedule | None, period: int):
+        self._steps = np.arange(period, dtype=np.int32)
+        self._at = jax.jit(functools.partial(factor_at, schedule))
+
+    def __call__(self, samples: int, per_step: int, scale: float, count: int) -> np.ndarray:
+        """float32 `[count]`, count <= period; `samples` are those before the first of the steps."""
+        samples_S = np.int32(samples) + self._steps * np.int32(per_step)
+        return np.asarray(self._at(samples_S, np.float32(scale)))[:count]
 
 
 def set_pace(state: TrainState, samples: int, per_step: int, scale: float) -> TrainState:

@@ -18,15 +18,15 @@ class Trainer:
       state: its ordinary training state.
       batch: samples per region and step that it asks for in this round.
       request: those it will ask for in the next one.
-      used: samples of its stream that each region has trained on: the following step takes the
-        samples from there on.
+      used_R: int64 `[R]`, samples of its streams that the regions have trained on: the following
+        step takes the samples from there on.
       policy: what the batch policy remembers, JSON-able.
     """
 
     state: TrainState
     batch: int
     request: int
-    used: int
+    used_R: np.ndarray
     policy: Any
 
     def replace(self, **changes) -> Trainer:
@@ -60,6 +60,11 @@ class AdaptiveState:
     def first(self) -> Trainer:
         """The trainer of the lowest number."""
         return next(iter(self.trainers.values()))
+
+    @property
+    def requests(self) -> dict[int, int]:
+        """What every trainer asks for in the next round."""
+        return {number: trainer.request for number, trainer in self.trainers.items()}
 
     @property
     def bytes_sent(self) -> np.ndarray:

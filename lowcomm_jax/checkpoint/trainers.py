@@ -7,8 +7,6 @@ been merged away have left no trace but their bytes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
@@ -58,7 +56,7 @@ def describe(state: State) -> dict | None:
             str(number): {
                 "batch": trainer.batch,
                 "request": trainer.request,
-                "used": trainer.used,
+                "used": trainer.used_R.tolist(),
                 "policy": trainer.policy,
                 "in_flight": leaves.flight_records(trainer.state),
             }
@@ -92,17 +90,17 @@ def restored(document: dict, states: dict[str, TrainState]) -> State:
     several = document.get("trainers")
     if several is None:
         return states[""]
+    count = leaves.region_count(next(iter(states.values())))
     trainers = {
         int(number): Trainer(
             state=states[leaves.trainer_prefix(number)],
             batch=kept["batch"],
             request=kept["request"],
-            used=kept["used"],
+            used_R=_resized(kept["used"], count),
             policy=kept["policy"],
         )
         for number, kept in several["live"].items()
     }
-    count = leaves.region_count(next(iter(states.values())))
     return AdaptiveState(
         trainers=trainers,
         samples=several["samples"],
@@ -111,8 +109,8 @@ def restored(document: dict, states: dict[str, TrainState]) -> State:
     )
 
 
-def _resized(bytes_R: list[int], count: int) -> np.ndarray:
-    """With another number of regions, new ones have sent nothing."""
-    out: Any = np.zeros(count, np.int64)
-    out[: len(bytes_R)] = bytes_R[:count]
+def _resized(counts_R: list[int], regions: int) -> np.ndarray:
+    """With another number of regions, new ones have sent and used nothing."""
+    out = np.zeros(regions, np.int64)
+    out[: len(counts_R)] = counts_R[:regions]
     return out

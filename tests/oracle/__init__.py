@@ -41,7 +41,7 @@ from oracle.rules import (
     syncs_per_period,
     taylor_landing,
 )
-from oracle.trainers import make_stream, run_trainers
+from oracle.trainers import make_stream, norm_test, run_trainers
 
 __all__ = [
     "SHAPES",
@@ -71,6 +71,7 @@ __all__ = [
     "make_batches",
     "make_params",
     "make_stream",
+    "norm_test",
     "run_async_local_sgd",
     "run_cocodc",
     "run_ddp",

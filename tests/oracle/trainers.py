@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oracle.loop import Regions, copy_tree, reduce_over, subtract, zeros_like
-from oracle.problem import SIZE, Tree
+from oracle.problem import SIZE, Tree, flatten, gradient
 
 
 def make_stream(
@@ -29,18 +29,25 @@ def make_stream(
 
 @dataclass
 class Instance:
-    """One trainer: its anchor, outer momentum, regions, and where it stands in its stream."""
+    """One trainer: its anchor, outer momentum, regions, where it stands in its stream, and what it
+    asks for. `memory` is the batch test's."""
 
     anchor: Tree
     momentum: Tree
     regions: Regions
+    asks: int
     used: int = 0
+    memory: tuple[float, ...] = ()
 
-    def round(self, number: int, stream: Callable, batch: int, period: int, outer) -> None:
-        for _ in range(period):
+    def round(self, number: int, stream: Callable, batch: int, factors: list[float], outer) -> None:
+        """One inner step per factor on the learning rate, then one outer step."""
+        for factor in factors:
             data = stream(number, self.used, batch)
-            one_step = {key: value[None] for key, value in data.items()}
-            self.regions.step(one_step, 1)
+            before = [copy_tree(local) for local in self.regions.values]
+            self.regions.step({key: value[None] for key, value in data.items()}, 1)
+            for local, old in zip(self.regions.values, before):
+                for key in local:
+                    local[key] = np.asarray(old[key] + factor * (local[key] - old[key]), np.float32)
             self.used += batch
         deltas = [subtract(self.anchor, local) for local in self.regions.values]
         everyone = tuple(range(len(deltas)))
@@ -52,8 +59,10 @@ class Instance:
 def run_trainers(
     params: Tree,
     stream: Callable[[int, int, int], dict],
-    requests: list[dict[int, int]],
+    decide: Callable[[int, int, Instance], int],
     *,
+    rounds: int,
+    start: dict[int, int],
     regions: int,
     period: int,
     merge_every: int,
@@ -61,36 +70,76 @@ def run_trainers(
     outer,
     best_with_worst: bool = False,
     reset: bool = False,
+    samples_of: Callable[[int], int] = lambda asked: asked,
+    factor: Callable[[int, int], float] = lambda consumed, batch: 1.0,
 ) -> tuple[list[dict[int, Instance]], list[tuple[int, int, int]]]:
-    """Run one round per entry of `requests`.
+    """Run rounds of several trainers.
 
     Args:
       stream: `(trainer, start, count)` -> {"x": [R, count, d], "y": [R, count]}.
-      requests: before each round, the batch that each trainer asks for; those that are gone are
-        not read.
+      decide: `(round, number, trainer as it enters the round)` -> what it asks for in the next one.
+      start: what each asks for in round 0.
+      samples_of: asked -> samples of a region's step.
+      factor: (samples of all trainers and regions before this step, a region's samples) -> factor
+        on the learning rate.
 
     Returns:
       (after each round: number -> trainer, merges as (round, survivor, retired)).
     """
     live = {
-        number: Instance(copy_tree(params), zeros_like(params), Regions(params, inner, regions))
-        for number in requests[0]
+        number: Instance(copy_tree(params), zeros_like(params), Regions(params, inner, regions), b)
+        for number, b in start.items()
     }
-    seen, merges = [], []
-    for round_, asked in enumerate(requests):
+    seen, merges, consumed = [], [], 0
+    for round_ in range(rounds):
         if round_ > 0 and round_ % merge_every == 0 and len(live) > 1:
-            ranked = sorted(live, key=lambda i: (asked[i], -i))
+            ranked = sorted(live, key=lambda i: (live[i].asks, -i))
             lost, kept = ranked[0], ranked[-1] if best_with_worst else ranked[1]
-            merge_into(live[kept], live.pop(lost), asked[kept], asked[lost], inner, reset)
+            merge_into(live[kept], live.pop(lost), inner, reset)
             merges.append((round_, kept, lost))
+        batches = {number: samples_of(instance.asks) for number, instance in live.items()}
+        together = regions * sum(batches.values())
         for number, instance in live.items():
-            instance.round(number, stream, asked[number], period, outer)
+            b = batches[number]
+            asks = decide(round_, number, instance)
+            factors = [factor(consumed + k * together, b) for k in range(period)]
+            instance.round(number, stream, b, factors, outer)
+            instance.asks = asks
+        consumed += period * together
         seen.append({number: _copied(instance) for number, instance in live.items()})
     return seen, merges
 
 
-def merge_into(kept: Instance, lost: Instance, b_kept, b_lost, inner, reset: bool) -> None:
+def norm_test(
+    instance: Instance, number: int, stream, m: int, count: int, eta: float, keep: float
+) -> float:
+    """The batch that the debiased norm test asks for, from `count` microbatches of m a region.
+
+    At the anchor, which all regions share as a round begins. tr Sigma of one sample's gradient and
+    ||g||^2 are averaged over rounds (weight `keep` of the past) before their ratio is taken.
+    """
+    data = stream(number, instance.used, m * count)
+    traces, signals = [], []
+    for x, y in zip(data["x"], data["y"]):
+        grads = [
+            flatten(gradient(instance.anchor, x[j * m : (j + 1) * m], y[j * m : (j + 1) * m]))
+            for j in range(count)
+        ]
+        mean = np.mean(np.array(grads, np.float64), axis=0)
+        spread = sum(float(np.sum((g - mean) ** 2)) for g in grads)
+        traces.append(m * spread / (count - 1))
+        signals.append(float(mean @ mean) - spread / (count - 1) / count)
+    before = instance.memory or (0.0, 0.0)
+    trace, signal = (
+        keep * old + (1 - keep) * float(np.mean(new)) for old, new in zip(before, (traces, signals))
+    )
+    instance.memory = trace, signal
+    return trace / (eta**2 * signal) if signal > 0 else 0.0
+
+
+def merge_into(kept: Instance, lost: Instance, inner, reset: bool) -> None:
     """x <- (b1 x1 + b2 x2) / (b1 + b2), moments alike or anew; outer momentum: the survivor's."""
+    b_kept, b_lost = kept.asks, lost.asks
 
     def mean(a, b):
         return np.asarray((b_kept * a + b_lost * b) / (b_kept + b_lost), np.float32)
@@ -117,4 +166,5 @@ def _copied(instance: Instance) -> Instance:
         for state in instance.regions.states
     ]
     momentum = copy_tree(instance.momentum)
-    return Instance(copy_tree(instance.anchor), momentum, regions, instance.used)
+    anchor = copy_tree(instance.anchor)
+    return Instance(anchor, momentum, regions, instance.asks, instance.used, instance.memory)
