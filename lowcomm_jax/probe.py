@@ -98,7 +98,7 @@ class Probe:
         stage = Stager([batch], self.count, microbatch).take(1)
         part_R = participants_mask(participants, self.engine.regions.count)
         values_R = self._program(state)(
-            fetch(state.anchor),
+            state.anchor,
             state.inner.buffers,
             state.inner.step,
             state.frozen,
@@ -162,7 +162,7 @@ def make_probe_program(programs: Programs, scope: Scope):
 
     def gradients(anchor, buffers, at, frozen, batches, region):
         """`j -> gradient` of microbatch j, fp32."""
-        point = anchor if anchor_in == 0 else _first(anchor)
+        point = fetch(anchor) if anchor_in == 0 else _first(fetch(anchor))
         params = {k: x.astype(dtypes[k]) for k, x in point.items()}
         rng = step.rng(region, at)
 

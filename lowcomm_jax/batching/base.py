@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from lowcomm_jax.batching.statistics import Statistics
+from lowcomm_jax.batching.statistics import Scope, Statistics
 
 State = dict[str, float]
 
@@ -20,11 +20,15 @@ class BatchPolicy(Protocol):
       start: samples of a region's first steps.
       cap: most samples of a step; None = no limit.
       shares: R positive numbers, how the regions share a step; None = equally (`shares.counts`).
+      microbatches: of each region, that one decision measures; 0 where nothing is measured.
+      scope: what they are measured around, see `Statistics`.
     """
 
     start: int
     cap: int | None
     shares: Sequence[float] | None
+    microbatches: int
+    scope: Scope
 
     @property
     def adapts(self) -> bool:
@@ -46,6 +50,9 @@ class Fixed:
 
     start: int
     shares: Sequence[float] | None = None
+
+    microbatches: ClassVar[int] = 0
+    scope: ClassVar[Scope] = "within"
 
     @property
     def cap(self) -> int:

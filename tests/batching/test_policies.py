@@ -10,6 +10,7 @@ from batching.gradients import draw, published, statistics
 
 from lowcomm_jax.batching import (
     AugmentedTest,
+    BatchPolicy,
     Fixed,
     InnerProductTest,
     NormTest,
@@ -124,6 +125,7 @@ def test_a_fixed_batch_stays():
     policy = Fixed(6)
     assert policy.decide(policy.init(), STATS, 6) == ({}, 6)
     assert not policy.adapts and NormTest(start=1, cap=None).adapts
+    assert all(isinstance(p, BatchPolicy) for p in (policy, NormTest(start=1, cap=None)))
 
 
 def test_uneven_regions_share_whole_microbatches():

@@ -112,10 +112,11 @@ def test_an_anchor_a_region_is_its_own_point():
 
 
 def test_nothing_compiles_after_warming_up_and_nothing_changes(drifted):
+    """Warmed up before the first step; the anchor has moved since."""
     engine, state = drifted
     before = jax.tree.map(np.array, state)
     probe = lc.Probe(engine, M)
-    probe.warm(state, probed(), [1, SIZE])
+    probe.warm(engine.init(oracle.make_params()), probed(), [1, SIZE])
     assert compilations(lambda: probe.measure(state, probed(), SIZE).values_R) == 0
     assert compilations(lambda: probe.measure(state, probed(1), 1).values_R) == 0
     jax.tree.map(np.testing.assert_array_equal, state, before)
