@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from lowcomm_jax.adaptive.pace import SCALINGS
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.batching import BatchPolicy, Switch
@@ -124,7 +126,7 @@ def goal(
     if len(named) != 1:
         raise ValueError(f"run for one of {', '.join(given)}: {len(named)} are given")
     [(name, value)] = named.items()
-    if not isinstance(value, int) or value < 0:
+    if not isinstance(value, int | np.integer) or value < 0:
         raise ValueError(f"{name}={value!r}: a whole number from 0 is needed")
     if samples is not None:
         return Goal(None, state.samples + samples)

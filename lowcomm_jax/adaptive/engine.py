@@ -223,6 +223,7 @@ class AdaptiveEngine:
         if self._memory is not None:
             nbytes = self._bytes(state, example)
             self._settle(find_cap(nbytes, self._memory, self.policy.start, self.policy.cap))
+        self._factors(0, 0, 1.0, 1)
         self.looker.warm(trainer.state, example)
         ready = self.engine.warm(trainer.state, example, self.planner.microbatches())
         self._warm = True
