@@ -9,6 +9,7 @@ from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
+from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.checkpoint.leaves import state_leaves, to_host
 
 HALF = 11
@@ -46,6 +47,10 @@ METHODS = {
     "muloco": lambda: lc.methods.muloco(4, bits=2),
     "demo": lambda: lc.methods.demo(k=3),
     "as_coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", k=3),
+    # In round 2, two of three trainers left, all batches different; another merge before round 4.
+    "adloco": lambda: lc.methods.adloco(
+        4, 3, 2, "norm", 1, 24, threshold=1.0, eta=2.0, codec=feedback("topk", k=3)
+    ),
 }
 TOKEN_WEIGHTS = ("diloco", "streaming_partly")
 
@@ -66,18 +71,29 @@ def loss_on_floats(params, batch, rng):
 
 
 def make_engine(name, regions=REGIONS, mesh=None):
-    return lc.Engine(
-        loss_on_floats,
-        optax.adamw(optax.linear_schedule(0.02, 0.01, 30)),
-        METHODS[name](),
-        regions,
-        mesh=one_device() if mesh is None else mesh,
-        weights="tokens" if name in TOKEN_WEIGHTS else "equal",
+    method = METHODS[name]()
+    settings = {
+        "mesh": one_device() if mesh is None else mesh,
+        "weights": "tokens" if name in TOKEN_WEIGHTS else "equal",
+    }
+    optimizer = optax.adamw(optax.linear_schedule(0.02, 0.01, 30))
+    if not method.adapts:
+        return lc.Engine(loss_on_floats, optimizer, method, regions, **settings)
+    schedule, settings["largest_microbatch"] = optax.linear_schedule(1.0, 0.1, 900), 1
+    return lc.AdaptiveEngine(
+        loss_on_floats, optimizer, method, regions, schedule=schedule, scaling="sqrt", **settings
     )
 
 
 def train(engine, state, steps):
     """Train on batches `steps` (1-based) of the oracle's problem."""
+    if isinstance(engine, lc.AdaptiveEngine):
+        regions = engine.regions.count
+
+        def stream(trainer, start, count):
+            return oracle.make_stream(3, trainer, start, count, regions)
+
+        return engine.run(state, stream, steps=len(steps))[0]
     batches = oracle.make_batches(steps=steps[-1], regions=engine.regions.count)
     for t in steps:
         state, _ = engine.step(state, oracle.step_batch(batches, t))
@@ -86,11 +102,27 @@ def train(engine, state, steps):
 
 def values(state):
     """Every number of a state on the host, by name."""
+    if isinstance(state, AdaptiveState):
+        named = {
+            f"{i}/{name}": value
+            for i, trainer in state.trainers.items()
+            for name, value in (values(trainer.state) | host_values(trainer)).items()
+        }
+        return named | {
+            name: np.array(getattr(state, name))
+            for name in ("samples", "bytes_sent", "bytes_received")
+        }
     named = to_host(state_leaves(state))
     for key, flight in state.in_flight.items():
         for field in ("fragment", "sent", "due", "takes_part", "moved", "level"):
             named[f"in_flight/{key}/{field}"] = np.array(getattr(flight, field))
     return named
+
+
+def host_values(trainer):
+    """What the host knows of a trainer."""
+    fields = {name: getattr(trainer, name) for name in ("batch", "request", "used_R")}
+    return {name: np.array(value) for name, value in {**fields, **trainer.policy}.items()}
 
 
 def assert_same(actual, expected):

@@ -46,6 +46,8 @@ def test_resume_is_exact(tmp_path):
         assert extra == {"position": [HALF, 2 * HALF], "name": name}
         assert_same(restored, halves[name])
         assert_same(end, ends[name])
+    trainers = [{name[0] for name in run["adloco"] if name[0].isdigit()} for run in (halves, ends)]
+    assert [len(numbers) for numbers in trainers] == [2, 1] and trainers[1] < trainers[0]
 
 
 def continue_elsewhere(directory):
@@ -77,6 +79,10 @@ def check_what_is_in_flight(halves):
     assert np.any(halves["noloco"]["outer/0/momentum/a"] != 0)
     for name in ("ddp", "streaming_partly", "noloco", "sparseloco", "muloco", "demo"):
         assert np.any(halves[name]["codec/0/residual/a"] != 0), name
+    adloco = halves["adloco"]
+    batches = [value for name, value in adloco.items() if name.endswith("/batch")]
+    assert len(batches) == 2 and len(set(map(int, batches))) == 2
+    assert all(np.any(adloco[n]) for n in adloco if n.endswith("codec/0/residual/a"))
     as_coded = halves["as_coded"]
     assert np.any(as_coded["codec/0/feedback/residual/a"]) and np.any(as_coded["codec/0/own/a"])
     assert len({x.tobytes() for x in as_coded["anchor/a"]}) == 3
