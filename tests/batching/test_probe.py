@@ -1,5 +1,7 @@
 """The probe against gradients by hand, in two regions with different data."""
 
+import re
+
 import jax
 import numpy as np
 import optax
@@ -11,6 +13,7 @@ from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax.network import VirtualClock, follow, parse
+from lowcomm_jax.probe import make_probe_program
 
 R, M, SIZE = 2, 3, 2
 MESH = lc.make_mesh(devices=jax.devices()[:1])
@@ -96,8 +99,19 @@ def test_every_mesh_measures_the_same(drifted, scope):
     places = jax.tree.map(lambda x: x.sharding, other.anchor)
     other = other.replace(anchor=jax.device_put(jax.tree.map(np.array, state.anchor), places))
     found = lc.Probe(spread, M, scope).measure(other, probed(), SIZE).statistics()
+    assert (crossing(spread, other, scope) > 0) == (scope == "across")
     for name in ("gbar2", "spread", "along"):
         np.testing.assert_allclose(getattr(found, name), getattr(plain, name), rtol=2e-5)
+
+
+def crossing(engine, state, scope):
+    """Collectives over regions, which are written out: the region axis is manual."""
+    programs = engine.trips(state).programs
+    batch = engine.place({k: v.reshape(R, M, SIZE, *v.shape[2:]) for k, v in probed().items()})
+    inner = state.inner
+    given = (state.anchor, inner.buffers, inner.step, state.frozen, batch, engine.region_ids)
+    lowered = jax.jit(make_probe_program(programs, scope)).lower(*given, np.ones(R, np.float32))
+    return len(re.findall(r"all_to_all|all_gather|all_reduce|permute", lowered.as_text()))
 
 
 def test_an_anchor_a_region_is_its_own_point():

@@ -128,6 +128,8 @@ def test_nothing_compiles_while_the_batch_grows_64_fold(plain):
 
     grown = []
     assert compilations(lambda: grown.append(grow())) == 0
+    counted = optax.tree.get(grown[0].inner.opt, "count")  # Adam's moments live through all of it
+    assert counted.tolist() == grown[0].inner.step.tolist() == [3 + 3 * len(plan) + 1] * R
     cold = compilations(lambda: plain.run(grown[0], stream([3]), microbatch=3)[0].inner.step)
     assert cold > 0, "the counter sees nothing, so this test could not fail"
 
