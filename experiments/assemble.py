@@ -12,7 +12,8 @@ import numpy as np
 from experiments.cli import RefusedError, problems_of
 from experiments.evaluation import Evaluator
 from experiments.job import Job, abstract_params, make_engine
-from lowcomm_jax import Engine, programs
+from lowcomm_jax import AdaptiveEngine, Engine, programs
+from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.models import Model, build
@@ -26,7 +27,7 @@ class Run:
 
     job: Job
     model: Model
-    engine: Engine
+    engine: Engine | AdaptiveEngine
     data: TrainData
     evaluation: EvalData
     tokenizer: Tokenizer
@@ -100,10 +101,11 @@ def assemble(job: Job) -> Run:
     )
 
 
-def _engine_that_fits(job: Job, model: Model) -> Engine:
+def _engine_that_fits(job: Job, model: Model) -> Engine | AdaptiveEngine:
     """The engine, once its programs for this model can be made (nothing is compiled)."""
     engine = make_engine(job, model)
-    programs.build(engine.recipe, make_layout(abstract_params(model), engine.roles))
+    plain = plain_engine(engine)
+    programs.build(plain.recipe, make_layout(abstract_params(model), plain.roles))
     return engine
 
 

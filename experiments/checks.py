@@ -15,6 +15,8 @@ from experiments.cli import closest, problems_of
 from experiments.config import base, plain
 from experiments.methods import METHODS
 from lowcomm_jax import make_mesh
+from lowcomm_jax.adaptive.checks import size_problems
+from lowcomm_jax.adaptive.pace import SCALINGS
 from lowcomm_jax.checks import virtual_clock
 from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import Source
@@ -194,3 +196,29 @@ def network_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
         fix = "name one, or give method.step_seconds and method.sync_seconds"
         return [f"network is missing: method.gamma asks for its T_c and T_s; {fix}"] * needed
     return virtual_clock(fields["network"], fields["regions"], 0)[1]
+
+
+def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
+    """Settings of growing batches that nothing would read, or that cannot work."""
+    if method is None:
+        return []
+    given = fields["adaptive"]
+    if not method.adapts:
+        unused = [k for k, v in given.items() if v != ("none" if k == "scaling" else None)]
+        return [
+            f"adaptive.{key}={given[key]!r} has no effect: {method.name} has a fixed batch; leave "
+            "it out, or give method.inner_batching"
+            for key in unused
+        ]
+    found = size_problems(method, fields["regions"], given["largest_microbatch"], None)
+    if given["scaling"] not in SCALINGS:
+        found.append(f"scaling={given['scaling']!r}: use {', '.join(SCALINGS)}")
+    if given["memory_gb"] is not None and not given["memory_gb"] > 0:
+        found.append(f"memory_gb={given['memory_gb']}: give gigabytes of a device, above 0")
+    elif given["memory_gb"] is not None and given["largest_microbatch"] is not None:
+        found.append("largest_microbatch and memory_gb: give one of the two")
+    found = [f"adaptive.{line}" for line in found]
+    if fields["accumulate"] != 1:
+        fix = "the batch policy decides how batches are cut; leave it out"
+        found.append(f"accumulate={fields['accumulate']}: {fix}")
+    return found

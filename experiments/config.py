@@ -54,6 +54,15 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.model = _model_section()
     config.data = _data_section()
 
+    config.adaptive = (
+        ConfigDict()
+    )  # for methods whose batches grow; `batch` is then the nominal one
+    config.adaptive.scaling = (
+        "none"  # of the learning rate with batch / nominal: none, sqrt, linear
+    )
+    config.adaptive.largest_microbatch = config_dict.placeholder(int)  # samples in memory at once
+    config.adaptive.memory_gb = config_dict.placeholder(float)  # of a device, to find it from
+
     config.guards = ConfigDict()
     config.guards.outlier_factor = config_dict.placeholder(float)  # times the median norm
     config.guards.max_update_norm = config_dict.placeholder(float)  # clip of the outer update

@@ -15,21 +15,21 @@ import numpy as np
 
 from experiments.assemble import Run
 from experiments.metrics import VERSION
+from lowcomm_jax.checkpoint.trainers import State, one_of, plain_engine
 from lowcomm_jax.exchange import two_shot
-from lowcomm_jax.state import TrainState
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
-def header(run: Run, state: TrainState) -> dict[str, Any]:
+def header(run: Run, state: State) -> dict[str, Any]:
     """Describe a run that is about to start."""
     job, seq_len = run.job, run.job.data.seq_len
-    trained = sum(math.prod(leaf.shape[1:]) for leaf in state.inner.params.values())
+    programs = plain_engine(run.engine).trips(one_of(state)).programs
+    shapes = programs.step.layout.train_shapes().values()
+    trained = sum(math.prod(leaf.shape) for leaf in shapes)
     allreduce = two_shot(4 * trained, np.ones(job.regions, bool)).sent
-    programs = run.engine.trips(state).programs
-    payloads = [
-        programs.exchange.nbytes(programs.fragments.like(p)) for p in range(len(state.outer))
-    ]
+    fragments = programs.fragments
+    payloads = [programs.exchange.nbytes(fragments.like(p)) for p in range(len(fragments))]
     return {
         "kind": "header",
         "version": VERSION,

@@ -19,13 +19,13 @@ from experiments.cli import RefusedError, problems_of
 from experiments.config import plain
 from experiments.methods import make_method
 from experiments.workdir import workdir_problems
-from lowcomm_jax import Engine
+from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.fragments import partition, path_name
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.methods import Method
 from lowcomm_jax.models import Model, TransformerConfig, build
-from lowcomm_jax.optimizers import InnerConfig, make_optimizer
+from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +104,7 @@ def resolve(config: Any, workdir: str | Path) -> Job:
         )
     job = Job(fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights)
     problems += checks.region_problems(fields, mesh) + checks.network_problems(fields, method)
+    problems += checks.adaptive_problems(fields, method)
     if method is not None:
         problems += _method_problems(job)
     problems += workdir_problems(job.workdir, fields)
@@ -146,7 +147,7 @@ def stacked_prefixes(model: Model) -> tuple[str, ...]:
     return ("blocks",) if model.config.layer_loop == "scan" else ()
 
 
-def make_engine(job: Job, model: Model) -> Engine:
+def make_engine(job: Job, model: Model) -> Engine | AdaptiveEngine:
     """The engine of a job; nothing is compiled yet.
 
     Raises:
@@ -158,9 +159,13 @@ def make_engine(job: Job, model: Model) -> Engine:
         path_name(path): spec for path, spec in jax.tree_util.tree_flatten_with_path(layout)[0]
     }
     guards = job.config["guards"]
-    return Engine(
+    make, settings, inner = Engine, {"accumulate": job.config["accumulate"]}, job.inner
+    if job.method.adapts:
+        make, settings = AdaptiveEngine, _adaptive_settings(job)
+        inner = dataclasses.replace(inner, schedule="constant", warmup_steps=0)
+    return make(
         model.loss_fn,
-        make_optimizer(job.inner, job.steps, stacked),
+        make_optimizer(inner, job.steps, stacked),
         job.method,
         job.regions,
         mesh=job.mesh,
@@ -171,9 +176,22 @@ def make_engine(job: Job, model: Model) -> Engine:
         weights=job.weights if isinstance(job.weights, str) else np.array(job.weights),
         specs=lambda name, leaf: specs[name],
         stacked=stacked,
-        accumulate=job.config["accumulate"],
         outlier_factor=guards["outlier_factor"],
         max_update_norm=guards["max_update_norm"],
         block=job.config["block"],
         offload=job.config["offload"],
+        **settings,
     )
+
+
+def _adaptive_settings(job: Job) -> dict[str, Any]:
+    """What only an `AdaptiveEngine` takes; the schedule counts tokens as nominal steps."""
+    given, nominal = job.config["adaptive"], job.regions * job.batch
+    rate, peak = learning_rate(job.inner, job.steps), job.inner.learning_rate
+    return {
+        "schedule": lambda samples: rate(samples / nominal) / peak,
+        "scaling": given["scaling"],
+        "reference_batch": job.batch,
+        "largest_microbatch": given["largest_microbatch"],
+        "memory": given["memory_gb"] and int(given["memory_gb"] * 1e9),
+    }

@@ -12,11 +12,13 @@ import ml_collections
 from ml_collections import config_dict
 
 from experiments.cli import closest, problems_of
-from lowcomm_jax import landing, methods, outer
+from lowcomm_jax import batching, landing, methods, outer
 from lowcomm_jax.compression import registry
+from lowcomm_jax.methods.adloco import TESTS
 
 METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
 OUTER = {name: getattr(outer, name) for name in ("nesterov", "heavy_ball", "sgd", "average")}
+POLICIES = {"fixed": batching.Fixed, **TESTS}
 OUTER["delayed_nesterov"] = outer.delayed_nesterov
 DERIVED = "stacked"  # a factory's keyword that the model settles, not the config
 
@@ -117,6 +119,8 @@ def make_method(
 def _argument(key: str, value: Any, stacked: tuple[str, ...]) -> tuple[Any, list[str]]:
     if key == "outer" and value is not None:
         return _rule("outer", value, OUTER)
+    if key == "inner_batching" and value is not None:
+        return _rule("inner_batching", value, POLICIES)
     if key == "taylor" and isinstance(value, Mapping):
         # Rows of a layer stack are tensors of their own, as if the layers were unrolled.
         axes = {"batch_axes": lambda name: int(name.startswith(stacked))} if stacked else {}
@@ -126,7 +130,7 @@ def _argument(key: str, value: Any, stacked: tuple[str, ...]) -> tuple[Any, list
 
 
 def _rule(key: str, value: Any, rules: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """Build a transform from its name and keywords."""
+    """Build a transform or a policy from its name and keywords."""
     keywords = dict(value) if isinstance(value, Mapping) else {"name": value}
     name = keywords.pop("name", None)
     if name not in rules:
