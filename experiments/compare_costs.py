@@ -23,7 +23,8 @@ def costs(
 
     Returns:
       `compression` (bytes of AllReduce over those sent), `staleness` (the largest, in inner steps),
-      `document_interval` (half of the last loss's 95 % interval over documents), and `networks`:
+      `document_interval` (half of the last loss's 95 % interval over documents), `exchanges` (steps
+      at which something was sent), and `networks`:
       name -> virtual `seconds`, those of AllReduce for as many steps, `speedup` (their ratio) and
       `utilisation`.
     """
@@ -32,6 +33,7 @@ def costs(
         "compression": summary.compression,
         "staleness": summary.staleness,
         "document_interval": summary.interval,
+        "exchanges": summary.exchanges,
         "networks": {name: _virtual(run, net, step_seconds) for name, net in networks.items()},
     }
 
@@ -59,6 +61,7 @@ def mean_costs(rows: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, Any]:
         "compression": _mean([row["compression"] for row in rows]),
         "staleness": max(stale, default=None),
         "document_interval": rows[0]["document_interval"] if rows and seeds == 1 else None,
+        "exchanges": _mean([row["exchanges"] for row in rows]),
         "networks": {
             name: {
                 key: _mean([row["networks"][name][key] for row in rows])

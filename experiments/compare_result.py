@@ -13,7 +13,7 @@ from experiments.compare_costs import costs, document_difference, mean_costs
 from experiments.compare_plan import Comparison, Panel
 from experiments.compare_runs import error_of, finished
 from experiments.compare_stats import Estimate, estimate, paired, paired_share, steps_to
-from experiments.runlog import RunLog, read_run
+from experiments.runlog import RunLog, nominal_steps, read_run
 
 VERSION = 1
 # Equal bytes: at most this share apart. Fragments need a last synchronisation that DiLoCo, whose
@@ -116,9 +116,14 @@ def _run(run: RunLog, target: float | None) -> dict[str, Any]:
         "loss": run.evals[-1]["anchor"],
         "tokens": run.end["tokens"],
         "bytes_sent": float(np.mean(run.end["bytes_sent"])),
-        "steps_to_target": None if target is None else steps_to(run.evals, target),
+        "steps_to_target": None if target is None else steps_to(_nominal(run), target),
         "seconds": run.end["seconds"],
     }
+
+
+def _nominal(run: RunLog) -> list[dict[str, Any]]:
+    """The evaluations by nominal steps: at equal steps all have seen equally many tokens."""
+    return [{**record, "step": nominal_steps(run, record)} for record in run.evals]
 
 
 def _curve(runs: Sequence[RunLog]) -> list[dict[str, Any]]:
@@ -127,7 +132,8 @@ def _curve(runs: Sequence[RunLog]) -> list[dict[str, Any]]:
     for records in zip(*(run.evals for run in runs)):
         losses = _plain(estimate([record["anchor"] for record in records]))
         tokens = _mean([record["tokens"] for record in records])
-        points.append({"step": records[0]["step"], "tokens": tokens, **losses})
+        step = nominal_steps(runs[0], records[0])
+        points.append({"step": step, "tokens": tokens, **losses})
     return points
 
 

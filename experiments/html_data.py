@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from experiments.compare_stats import estimate
-from experiments.runlog import RunLog
+from experiments.runlog import RunLog, adapts, exchanges
 from experiments.virtual import on_network, seconds_at
+from lowcomm_jax.batching import communications, measured_ratio
 from lowcomm_jax.network import Network
 
 # Of the preset's bandwidth: a hundredth to ten times.
@@ -29,12 +30,16 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Points (x, y), and half the width of their intervals where there are several seeds."""
+    """Points (x, y), and half the width of their intervals where there are several seeds.
+
+    `theory`: drawn dashed, in the colour of the run of this name.
+    """
 
     name: str
     x: list[float]
     y: list[float]
     half: list[float] | None = None
+    theory: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +122,43 @@ def step_curves(
     return curves
 
 
+def batch_of(row: Mapping[str, Any]) -> float | None:
+    """What a trainer asks for, the mean over them, where batches grow."""
+    return float(np.mean(row["batch"])) if "batch" in row else None
+
+
+def trainers_of(row: Mapping[str, Any]) -> float | None:
+    """How many trainers there are, where they may merge."""
+    return float(len(row["trainers"])) if "trainers" in row else None
+
+
+def exchange_curves(entries: Sequence[Entry]) -> list[Curve]:
+    """Exchanges so far against tokens, of each entry's first run; none unless some batches grow.
+
+    Beside each whose batches grow, what `batching.communications` expects of rounds that grow by
+    the run's own mean ratio.
+    """
+    if not any(adapts(entry.runs[0]) for entry in entries):
+        return []
+    curves = []
+    for entry in entries:
+        run = entry.runs[0]
+        made = np.cumsum([exchanges(row) for row in run.steps]).astype(float)
+        tokens = np.array([row["tokens"] for row in run.steps], float)
+        if not len(made) or made[-1] == 0:
+            continue
+        shown = np.unique(np.linspace(0, len(made) - 1, _WINDOWS).astype(int))
+        x = tokens[shown].tolist()
+        curves.append(Curve(entry.name, x, made[shown].tolist()))
+        if adapts(run):
+            ends = tokens[np.flatnonzero(np.diff(made, prepend=0.0))]
+            rounds = np.diff(ends, prepend=0.0)
+            ratio = max(1.0, measured_ratio(rounds.tolist()))
+            y = [communications(n, float(rounds[0]), ratio) for n in x]
+            curves.append(Curve(entry.name, x, y, theory=True))
+    return curves
+
+
 def rank_of(row: Mapping[str, Any]) -> float | None:
     """The measured rank of a landing (methods that adapt to it)."""
     return next((e["rank"] for e in row["events"] if e.get("rank") is not None), None)
@@ -129,7 +171,7 @@ def staleness(entries: Sequence[Entry]) -> list[Stale]:
         by_fragment: dict[str, list[int]] = {}
         for row in entry.runs[0].steps:
             for event in row["events"]:
-                if event["kind"] == "land":
+                if event["kind"] == "land" and event["fragment"] >= 0:
                     late = [s for s in event["staleness"] if s >= 0]
                     by_fragment.setdefault(str(event["fragment"]), []).extend(late)
         found += [

@@ -16,12 +16,15 @@ from experiments.compare_costs import costs, mean_costs
 from experiments.compare_stats import estimate
 from experiments.html_data import (
     Entry,
+    batch_of,
     bytes_at,
+    exchange_curves,
     loss_curves,
     rank_of,
     staleness,
     step_curves,
     tokens_at,
+    trainers_of,
     utilisation_curves,
     virtual_at,
 )
@@ -164,13 +167,21 @@ def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
     for title, label, value in (
         ("disagreement of the regions", "distance from their mean", _disagreement),
         ("measured rank", "rank of the mean change", rank_of),
+        ("batch of a trainer", "sequences a region and step, asked for", batch_of),
+        ("trainers", "trainers of a region", trainers_of),
     ):
         curves = step_curves(entries, value)
         if curves:
             figures.append(line_chart(title, curves, _TOKENS, Axis(label, _PLAIN), colour))
+    growth = exchange_curves(entries)
+    if growth:
+        axis = Axis("exchanges so far", _PLAIN)
+        figures.append(line_chart("exchanges against tokens", growth, _TOKENS, axis, colour))
+    dashed = "Dashed: exchanges if every round were as many times larger as on average. "
     return section(
         "Inside the methods",
         figures,
+        f"{dashed if growth else ''}"
         "Disagreement: root mean square distance of the regions' weights from their mean, over "
         "what was sent, at the moment of the send; a codec's error is part of it.",
     )

@@ -135,7 +135,8 @@ def _shown(curve: Curve, x: Axis, y: Axis) -> Curve:
         if (a > 0 or not x.log) and (b > 0 or not y.log)
     ]
     half = curve.half and [curve.half[i] for i in keep]
-    return Curve(curve.name, [curve.x[i] for i in keep], [curve.y[i] for i in keep], half)
+    x_kept, y_kept = ([values[i] for i in keep] for values in (curve.x, curve.y))
+    return dataclasses.replace(curve, x=x_kept, y=y_kept, half=half)
 
 
 def _line(curve: Curve, across: Scale, up: Scale, x: Axis, y: Axis, number: int) -> str:
@@ -152,7 +153,8 @@ def _line(curve: Curve, across: Scale, up: Scale, x: Axis, y: Axis, number: int)
         for (a, b), u, v in zip(points, curve.x, curve.y)
     )
     line = f'<path class="line" d="{path(points)}"/>'
-    again = " again" if number >= 8 else ""  # dashed, since the colours start over
+    # Dashed: the colours start over, or it was not measured.
+    again = " again" if number >= 8 or curve.theory else ""
     return f'<g class="s s{number % 8}{again}" data-run="{name}">{band}{line}{dots}</g>'
 
 

@@ -57,7 +57,7 @@ class Loop:
         self._timed = False
         self._shown = self.progress, 0.0
         self._spent = dict.fromkeys(PHASES, 0.0)
-        self._unread: AnyHistory | None = None
+        self._unread: tuple[AnyHistory, int] | None = None  # and the progress after it
         self._started = self._mark = time.perf_counter()
 
     @property
@@ -113,7 +113,7 @@ class Loop:
             fetched = self._spent["data"] - before
         self._spent["dispatch"] -= fetched
         self._read()
-        self._unread = history
+        self._unread = history, self.progress
         if self.progress >= steps or interrupt.requested:
             return
         if every["eval"] and self.progress >= _next(done, every["eval"]):
@@ -135,16 +135,17 @@ class Loop:
 
     def _read(self) -> None:
         """Fetch and write what the last chunk reported; waits until the device has done it."""
-        history, self._unread = self._unread, None
-        if history is None or not len(history):
+        unread, self._unread = self._unread, None
+        if unread is None or not len(unread[0]):
             return
+        history, done = unread
         with self._phase("wait"):
             rows = list(history.rows())
         now, started = time.perf_counter(), self._started
         records = self.records.make(iter(rows), len(rows), self._mark - started, now - started)
         self._mark = now
         self.log.write([*records, self._interval(len(rows), records[-1])])
-        last, steps, done = records[-1], self.run.job.steps, self.progress
+        last, steps = records[-1], self.run.job.steps
         pace = (last["seconds"] - self._shown[1]) / max(done - self._shown[0], 1)
         self._shown = done, last["seconds"]
         self.display.update(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ class Summary:
     anchor_variance: float | None
     contraction: float | None
     expected_contraction: float | None
+    exchanges: int
+    batch: tuple[float, float] | None
+    trainers: tuple[int, int] | None
+    merges: tuple[int, int] | None
 
 
 def read_run(workdir: Path) -> RunLog:
@@ -100,12 +105,46 @@ def read_run(workdir: Path) -> RunLog:
     )
 
 
+def nominal_steps(run: RunLog, record: Mapping[str, Any]) -> float:
+    """Steps of the nominal batch that hold as many tokens; inner steps where batches do not grow.
+
+    Args:
+      record: of any kind that has `step` and `tokens`.
+    """
+    if not adapts(run):
+        return record["step"]
+    return record["tokens"] / run.header["tokens_per_step"]
+
+
+def adapts(run: RunLog) -> bool:
+    """Whether batches grow or trainers merge."""
+    return bool(run.steps) and "trainers" in run.steps[0]
+
+
+def _growth(run: RunLog) -> dict[str, Any]:
+    """The fields of a `Summary` that only such runs have."""
+    if not adapts(run):
+        return dict.fromkeys(("batch", "trainers", "merges"))
+    ends = run.steps[0], run.steps[-1]
+    tried = [merge["accepted"] for step in run.steps for merge in step.get("merges", [])]
+    return {
+        "batch": tuple(float(np.mean(step["batch"])) for step in ends),
+        "trainers": tuple(len(step["trainers"]) for step in ends),
+        "merges": (sum(tried), len(tried) - sum(tried)),
+    }
+
+
+def exchanges(step: Mapping[str, Any]) -> int:
+    """1 if a payload was sent at this step; what a batch policy sends of its own is none."""
+    return int(any(e["kind"] == "send" and e["fragment"] >= 0 for e in step["events"]))
+
+
 def summarise(run: RunLog) -> Summary:
     """Count, average and compare; nothing here is not in the metrics file."""
-    last = run.end or (run.steps[-1] if run.steps else {})
-    steps = int(last.get("step", 0))
+    last = run.end or (run.steps[-1] if run.steps else {"step": 0, "tokens": 0})
+    steps = int(last["step"])
     sent = float(np.mean(last.get("bytes_sent", [0])))
-    allreduce = run.header["allreduce_bytes_per_step"] * steps
+    allreduce = run.header["allreduce_bytes_per_step"] * nominal_steps(run, last)
     evals = [e for e in run.evals if e["anchor"] is not None]
     best = min(evals, key=lambda e: e["anchor"], default=None)
     final = run.evals[-1] if run.evals else None
@@ -130,7 +169,7 @@ def summarise(run: RunLog) -> Summary:
         best=best and best["anchor"],
         best_step=best and best["step"],
         mean_loss=final and final["mean_of_regions"],
-        tokens=int(last.get("tokens", 0)),
+        tokens=int(last["tokens"]),
         seconds=float(last.get("seconds", 0.0)),
         bytes_sent=sent,
         compression=allreduce / sent if sent else None,
@@ -143,6 +182,8 @@ def summarise(run: RunLog) -> Summary:
         anchor_variance=final and final.get("anchor_variance"),
         contraction=measured,
         expected_contraction=expected,
+        exchanges=sum(map(exchanges, run.steps)),
+        **_growth(run),
     )
 
 

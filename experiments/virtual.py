@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli import RefusedError, problems_of
-from experiments.runlog import RunLog, summarise
+from experiments.runlog import RunLog, nominal_steps, summarise
 from lowcomm_jax.network import (
     ClockReport,
     Network,
@@ -29,7 +29,7 @@ class Virtual:
     Attributes:
       network: its name; step_seconds: seconds of one region's inner step.
       clock: wall-clock, utilisation, waits, bytes.
-      allreduce_s: wall-clock of `network.BASELINE` for as many steps, on the same clock.
+      allreduce_s: wall-clock of `network.BASELINE` for as many (nominal) steps, on the same clock.
       uneven: whether regions made different numbers of inner steps.
     """
 
@@ -81,8 +81,8 @@ def on_network(
         shown = min(PICTURE_STEPS, steps)
         title = f"{run.name} on {network.name}: the last {shown} steps"
         save_picture(clock.timeline(), picture, title)
-    baseline = VirtualClock(network)
-    every_step(baseline, 1, steps, 4 * run.header["trained_params"])
+    baseline, as_many = VirtualClock(network), round(nominal_steps(run, run.steps[-1]))
+    every_step(baseline, 1, max(1, as_many), 4 * run.header["trained_params"])
     uneven = any("active" in row for row in run.steps)
     wall = float(baseline.now_R.max())
     return Virtual(network.name, seconds, clock.report(), wall, uneven)
