@@ -1,0 +1,155 @@
+"""AdLoCo from the command line: interrupted and whole, its metrics, its report."""
+
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from experiments.__main__ import main
+from experiments.loop import Loop
+from experiments.metrics import read_records
+from experiments.report import table
+from experiments.runlog import nominal_steps, read_run, summarise
+from experiments.virtual import check, on_network
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+
+STEPS, PERIOD, REGIONS, BATCH, LENGTH = 24, 4, 3, 2, 32
+NETWORK = "aws:Oregon,Virginia,Tokyo"
+TIMING = ("seconds", "tokens_per_second", "time")
+
+
+def command(tiny, root, workdir):
+    return [
+        "train",
+        *tiny.arguments(
+            root,
+            "--config=adloco",
+            f"--config.steps={STEPS}",
+            f"--config.method.period={PERIOD}",
+            "--config.method.trainers=3",
+            "--config.method.merge_every=1",
+            "--config.method.microbatches=2",
+            "--config.method.max_batch=5",
+            "--config.adaptive.largest_microbatch=1",
+            "--config.adaptive.scaling=sqrt",
+            f"--config.network={NETWORK}",
+            "--config.log.every=5",
+            "--config.eval.every=10",
+            "--config.checkpoint.every=0",
+            f"--workdir={root / workdir}",
+            f"--compile_cache={root / 'compiled'}",
+            "--quiet",
+        ),
+    ]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, tiny):
+    """Holds `whole`, and `broken`, which was interrupted in the middle of a round."""
+    folder = tmp_path_factory.mktemp("adloco")
+    tiny.corpus(folder / "texts")
+    settings = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in settings}
+    compilation_cache.reset_cache()
+    with jax.numpy_dtype_promotion("standard"):
+        assert main(command(tiny, folder, "whole")) == 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Loop, "_chunk", interrupted_after(3))
+            assert main(command(tiny, folder, "broken")) == EXIT_INTERRUPTED
+        assert main(command(tiny, folder, "broken")) == 0
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    return folder
+
+
+def interrupted_after(count):
+    """`Loop._chunk` that is hit by a signal in its last call."""
+    made, chunk = [], Loop._chunk
+
+    def counted(self, interrupt):
+        made.append(self)
+        if len(made) == count:
+            os.kill(os.getpid(), signal.SIGTERM)
+        chunk(self, interrupt)
+
+    return counted
+
+
+def schedule(done, warmup=2, last=0.1):
+    """Share of the peak after so many nominal steps: a cosine, times a linear warm-up."""
+    gone = max(0.0, done - warmup) / (STEPS - warmup)
+    share = last + (1 - last) * (1 + np.cos(np.pi * gone)) / 2
+    return share * min(1.0, (done + 1) / warmup)
+
+
+def of(kind, records):
+    return [r for r in records if r["kind"] == kind]
+
+
+def test_interrupted_equals_whole(root):
+    found = [read_records(root / name / "metrics.jsonl") for name in ("broken", "whole")]
+    [resumed] = of("resume", found[0])
+    assert resumed["step"] % PERIOD != 0  # in the middle of a round
+    kept = [
+        [
+            {k: v for k, v in r.items() if k not in TIMING}
+            for r in records
+            if r["kind"] not in ("resume", "interval", "header")
+        ]
+        for records in found
+    ]
+    assert kept[0] == kept[1]
+
+
+def test_steps_say_what_trainers_did(root):
+    rows = of("step", read_records(root / "whole" / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    live = [len(row["trainers"]) for row in rows]
+    assert live[0] == 3 and live[-1] == 1 and live == sorted(live, reverse=True)
+    used = 0
+    for row in rows:
+        # The schedule stands where the samples before this step have brought it.
+        for rate, samples in zip(row["rate"], row["samples"]):
+            share = rate / np.sqrt(samples / REGIONS / BATCH)
+            assert share == pytest.approx(schedule(used / (REGIONS * BATCH)), rel=1e-4)
+        used += sum(row["samples"])
+        assert row["lr"] == pytest.approx(2e-3 * np.mean(row["rate"]))
+    nominal = STEPS * REGIONS * BATCH
+    assert nominal <= used < nominal + sum(rows[-1]["samples"])
+    merges = [merge for row in rows for merge in row.get("merges", [])]
+    assert len(merges) == 2 and all(m["accepted"] for m in merges)
+    assert all(m["rise"] == pytest.approx(m["after"] - min(m["before"])) for m in merges)
+    looks = [row["step"] for row in rows if "looks" in row]
+    assert looks == [step for step in range(1, len(rows) + 1) if step % PERIOD == 1]
+
+
+def test_evaluations_go_by_tokens(root):
+    records = read_records(root / "whole" / "metrics.jsonl")
+    run = read_run(root / "whole")
+    evaluated = [nominal_steps(run, record) for record in run.evals]
+    assert len(evaluated) == 4  # the start, after 10 and 20 nominal steps, the end
+    step = max(sum(row["samples"]) for row in of("step", records)) / (REGIONS * BATCH)
+    for found, due in zip(evaluated, (0, 10, 20, STEPS)):
+        assert 0.95 * due <= found <= due + step
+
+
+def test_report_and_replay(root):
+    run = read_run(root / "whole")
+    summary = summarise(run)
+    assert summary.trainers == (3, 1) and summary.merges == (2, 0)
+    assert summary.batch[0] == 1 and summary.batch[1] > 1
+    assert summary.exchanges == sum(row["step"] % PERIOD == 0 for row in run.steps)
+    shown = [cell for column in table([summary]).columns for cell in column.cells]
+    assert "3 to 1" in shown and "2, 0" in shown
+    # Bytes of AllReduce are those of as many nominal steps.
+    expected = run.header["allreduce_bytes_per_step"] * nominal_steps(run, run.end)
+    assert summary.compression == pytest.approx(expected / summary.bytes_sent)
+    network = check([run], NETWORK, None)
+    seconds = float(np.median(network.compute_R))
+    replayed = on_network(run, network, seconds, None)
+    own = run.end["virtual"]["wall_s"]
+    assert replayed.clock.wall_s == pytest.approx(own, rel=0.02)  # but for the last exchange
