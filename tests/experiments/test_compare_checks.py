@@ -123,3 +123,18 @@ def test_the_studies_pass_their_checks(name, size, tmp_path):
 def test_an_unknown_size_names_the_known_ones(tmp_path):
     config, problems = load_config("configs/compare/cocodc_outer_lr.py", [("size", "smal")])
     assert not problems and "did you mean small" in refused(config, tmp_path)
+
+
+def test_budgets_leave_no_length_to_set(tmp_path):
+    config = comparison(
+        {"a": variant("diloco", steps=60), "b": variant("diloco", steps=60, tokens=5)},
+        "a",
+        common=SMALL,
+        equal="time",
+    )
+    text = refused(config, tmp_path)
+    for part in ("b: sets tokens", "b: sets steps", "on which network?"):
+        assert part in text, part
+    assert "a: sets" not in text
+    config.equal = "byte"
+    assert "equal='byte' is unknown; did you mean bytes?" in refused(config, tmp_path)
