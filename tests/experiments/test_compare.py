@@ -1,5 +1,6 @@
 """A tiny comparison end to end: arithmetic, resuming, a failing variant, a signal."""
 
+import csv
 import json
 import math
 import os
@@ -12,12 +13,14 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 
-from experiments import compare, compare_runs
+from experiments import compare, compare_runs, sweep
 from experiments.__main__ import main as command
+from experiments.cli import RefusedError
 from experiments.compare import main
 from experiments.compare_config import comparison, panel, variant
 from experiments.loop import Loop
 from experiments.metrics import read_records
+from experiments.sweep_config import sweep as sweep_of
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 STEPS = 12
@@ -274,3 +277,26 @@ def test_at_equal_time(whole):
     period = seldom / rows["seldom"]["steps"] * 6
     assert often - period < seldom <= often * 1.0001  # as many whole periods as fit
     assert result["apart"]["seldom"] == pytest.approx(seldom / often - 1)
+
+
+def test_a_sweep(whole):
+    root = whole[0]
+    shared = ("common", "networks", "step_seconds", "compile_cache")
+    fields = config(root).to_dict()
+    settings = sweep_of("diloco", ("method.period=3,6",), **{k: fields[k] for k in shared})
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    assert sweep.main(settings, root / "sweep", console) == 0
+    shown = console.export_text()
+    with (root / "sweep" / "sweep.csv").open() as file:
+        rows = {row["point"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["period=3", "period=6"]
+    often, seldom = rows.values()
+    finals = {n: evals(runs(root / "whole", n)[0])[-1]["anchor"] for n in ("often", "seldom")}
+    assert [float(often["loss"]), float(seldom["loss"])] == list(finals.values())
+    assert float(often["sent per region"]) == 2 * float(seldom["sent per region"])
+    assert seldom["on frontier: sent per region"] == "True"  # the cheapest always is
+    assert f"{finals['often']:.4f}" in shown and "on the frontier" in shown
+    assert (root / "sweep" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(RefusedError, match="is no field"):
+        sweep.main(sweep_of("diloco", ("method.nothing=1",)), root / "refused")
+    assert not (root / "refused").exists()
