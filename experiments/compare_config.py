@@ -29,8 +29,8 @@ def comparison(
     config.title = "Comparison"  # of its report
     config.seeds = (0, 1, 2)  # every variant is trained once with each
     config.baseline = baseline or config_dict.placeholder(str)
-    # What all variants get the same of: tokens (which is checked), bytes, or time, which is virtual
-    # and on the first network (every variant's steps are then chosen: compare_equal.py).
+    # What all variants get the same of: tokens or steps (which is checked), or bytes, or time, that
+    # is virtual time on the first network (steps are then chosen, see compare_equal.py).
     config.equal = "tokens"
     config.target = config_dict.placeholder(float)  # loss; None = the baseline's worst final one
     # Presets or files of links: every run is replayed on each in virtual time. `step_seconds` is

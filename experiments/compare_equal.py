@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.cli import RefusedError
-from experiments.compare_plan import TITLE, Comparison, RunSpec
+from experiments.compare_plan import BUDGETED, TITLE, Comparison, RunSpec
 from experiments.compare_runs import error_of, finished, run_all
 from experiments.html_data import bytes_at
 from experiments.runlog import RunLog, read_run
@@ -31,7 +31,7 @@ def budgeted(comparison: Comparison, console: Console) -> Comparison | None:
     Raises:
       RefusedError: a pilot failed, sends nothing, or the budget is too small for a period.
     """
-    if comparison.equal == "tokens":
+    if comparison.equal not in BUDGETED:
         return comparison
     pilots = {name: _pilot(comparison, name) for name in comparison.variants}
     console.print(f"pilot runs, to know what a step of each costs in {comparison.equal}")
@@ -135,7 +135,7 @@ def apart(comparison: Comparison, variants: Mapping[str, Mapping[str, Any]]) -> 
     Args:
       variants: their rows in the result.
     """
-    if comparison.equal == "tokens":
+    if comparison.equal not in BUDGETED:
         return {}
     costs = {name: _spent(comparison, row) for name, row in variants.items()}
     base = costs[comparison.baseline]

@@ -15,7 +15,8 @@ from experiments.workdir import CONFIG, read_config, workdir_problems
 from lowcomm_jax.network import Network, parse
 
 TITLE = "cannot compare"
-EQUAL = ("tokens", "bytes", "time")
+EQUAL = ("tokens", "steps", "bytes", "time")
+BUDGETED = ("bytes", "time")  # every variant's steps follow from the baseline's cost
 _FOLDER = re.compile(r"\w[\w=+-]*")
 _SIZED = ("common", "variants", "panels", "baseline", "target")
 # Runs are evaluated on the same documents only if these agree.
@@ -166,7 +167,7 @@ def _budget_problems(fields: Mapping[str, Any]) -> list[str]:
     equal = fields["equal"]
     if equal not in EQUAL:
         return [f"equal={equal!r} is unknown{closest(str(equal), EQUAL)}"]
-    if equal == "tokens":
+    if equal not in BUDGETED:
         return []
     given = {"common": fields["common"]}
     given |= {name: entry["set"] for name, entry in fields["variants"].items()}
@@ -199,7 +200,7 @@ def _variant(
         RunSpec(name, seed, {**whole, "seed": seed}, folder / name / f"seed{seed}")
         for seed in fields["seeds"]
     ]
-    if fields["equal"] != "tokens" and name != fields["baseline"]:
+    if fields["equal"] in BUDGETED and name != fields["baseline"]:
         runs = [_as_stored(run) for run in runs]
     found = [line for run in runs[1:] for line in workdir_problems(run.workdir, run.fields)]
     try:
@@ -234,6 +235,8 @@ def _unlike(jobs: Mapping[str, Job], equal: str) -> list[str]:
     asked = {}
     if equal == "tokens":
         asked["tokens"] = {name: job.steps * job.tokens_per_step for name, job in jobs.items()}
+    elif equal == "steps":
+        asked["steps"] = {name: job.steps for name, job in jobs.items()}
     for section, keys in _JUDGED_BY.items():
         for key in keys:
             asked[f"{section}.{key}"] = {n: job.config[section][key] for n, job in jobs.items()}
