@@ -54,7 +54,7 @@ class Engine:
       roles: which leaves are trained (`layout.make_layout`).
       weights: `equal`, `tokens` (tokens consumed since the fragment's last send) or R numbers.
       specs: `(leaf name, shape) -> PartitionSpec` over the axes inside a region; default: FSDP on
-        the longest axis that divides.
+        the longest axis that divides, or, with a codec, on the rows if they hold whole blocks.
       stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
       accumulate: microbatches a step's batch is cut into.
       skip_nonfinite: leave a region as it was when its gradient is not finite (counted in the
