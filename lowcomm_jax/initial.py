@@ -30,7 +30,7 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
         anchor=anchor,
         received=_received(programs, layout.select(params, "train")),
         outer=_outer(programs, anchor),
-        codec=tuple(_stack(programs, s) for s in _codec_states(programs)),
+        codec=tuple(_codec_state(programs, p) for p in range(k)),
         landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
         rate=jax.device_put(jnp.zeros(k, jnp.float32), shared),
         in_flight={},
@@ -133,9 +133,16 @@ def _outer(programs: Programs, anchor: dict[str, jax.Array]) -> tuple[PyTree, ..
     return tuple(states)
 
 
-def _codec_states(programs: Programs) -> list[PyTree]:
-    codec, cut = programs.exchange.codec, programs.fragments
-    return [() if codec is None else codec.init(cut.like(p)) for p in range(len(cut))]
+def _codec_state(programs: Programs, p: int) -> PyTree:
+    """Of fragment p, leaves `[R, ...]`; residuals are sharded as what they are added to."""
+    exchange, regions = programs.exchange, programs.recipe.regions
+    if exchange.codec is None:
+        return ()
+    like = programs.fragments.like(p)
+    state = exchange.codec.init(like)
+    specs = exchange.rows.state_specs(state, like, programs.specs)
+    out = jax.tree.map(lambda _, spec: regions.sharding(REGION, *spec), state, specs)
+    return jax.jit(lambda t: _broadcast(t, regions.count), out_shardings=out)(state)
 
 
 def _landing_states(programs: Programs) -> list[PyTree]:

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import offload
-from lowcomm_jax.accumulation import make_accumulating_program
+from lowcomm_jax.accumulating import make_accumulating_program
 from lowcomm_jax.compression import Codec, route
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
@@ -96,17 +96,18 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         the schedule draws from the network does not fit it.
     """
     regions, method, shapes = recipe.regions, recipe.method, layout.train_shapes()
-    spec_fn = recipe.spec_fn or fsdp_specs(regions.mesh.shape["fsdp"])
-    specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     schedule = method.schedule
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked)
-    exchange = MeshExchange(regions, coded(method, cut, regions.count))
+    exchange = MeshExchange(regions, coded(method, cut, regions.count), recipe.stacked)
+    spec_fn = recipe.spec_fn or default_specs(exchange)
+    specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     method = settled(method, exchange, cut, recipe.network)
     parts = (regions, exchange, method, recipe.guard, specs)
     if method.topology is None:
         rounds = Rounds(*parts)
     else:
-        rounds = GossipRounds(*parts, GroupExchange(regions, method.topology, method.codec))
+        groups = GroupExchange(regions, method.topology, method.codec, recipe.stacked)
+        rounds = GossipRounds(*parts, groups)
     step = InnerStep(
         recipe.loss_fn,
         recipe.inner,
@@ -161,6 +162,13 @@ def offloaded(programs: Programs) -> Programs:
         receive=offload.around(programs.receive, (0, 1), offload.stow),
         drift=offload.around(programs.drift, (1,)),
     )
+
+
+def default_specs(exchange: MeshExchange) -> SpecFn:
+    """FSDP on the longest axis, or, where a codec then finds whole blocks, on the rows."""
+    devices = exchange.regions.mesh.shape["fsdp"]
+    longest = fsdp_specs(devices)
+    return longest if devices == 1 or exchange.codec is None else exchange.rows.first(longest)
 
 
 def coded(method: Method, cut: Fragments, regions: int) -> Codec | None:
