@@ -88,6 +88,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         if job is not None:
             jobs[name] = job
         problems += [f"{name}: {line}" for line in found]
+    problems += _unbudgeted(fields["equal"], jobs)
     problems += _unlike(jobs, fields["equal"])
     networks, found = _networks(fields, jobs)
     problems += found
@@ -207,6 +208,14 @@ def _variant(
         return runs, resolve(runs[0].fields, runs[0].workdir), found
     except RefusedError as error:
         return runs, None, error.problems + found
+
+
+def _unbudgeted(equal: str, jobs: Mapping[str, Job]) -> list[str]:
+    """Variants whose number of steps cannot follow from the cost of one."""
+    if equal not in BUDGETED:
+        return []
+    fix = f"equal={equal!r} needs steps that all cost the same; use equal='tokens'"
+    return [f"{name}: its batches or trainers change: {fix}" for name, job in jobs.items() if job.method.adapts]
 
 
 def _as_stored(run: RunSpec) -> RunSpec:

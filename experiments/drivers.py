@@ -118,7 +118,9 @@ class AdaptiveDriver:
             return {name: value[0] for name, value in one.items()}
 
     def rate(self, row: Mapping[str, Any]) -> float:
-        return self._run.job.inner.learning_rate * float(np.mean(row["rate"]))
+        return self._run.job.inner.learning_rate * float(
+            np.mean([t["rate"] for t in row["trainers"].values()])
+        )
 
     def traffic(self, state: AdaptiveState) -> tuple[np.ndarray, np.ndarray]:
         return state.bytes_sent, state.bytes_received

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from experiments.compare_stats import estimate
-from experiments.runlog import RunLog, adapts, exchanges
+from experiments.runlog import RunLog, adapts, exchanges, mean_batch
 from experiments.virtual import on_network, seconds_at
 from lowcomm_jax.batching import communications, measured_ratio
 from lowcomm_jax.network import Network
@@ -124,7 +124,7 @@ def step_curves(
 
 def batch_of(row: Mapping[str, Any]) -> float | None:
     """What a trainer asks for, the mean over them, where batches grow."""
-    return float(np.mean(row["batch"])) if "batch" in row else None
+    return mean_batch(row) if "trainers" in row else None
 
 
 def trainers_of(row: Mapping[str, Any]) -> float | None:

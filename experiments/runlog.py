@@ -128,10 +128,15 @@ def _growth(run: RunLog) -> dict[str, Any]:
     ends = run.steps[0], run.steps[-1]
     tried = [merge["accepted"] for step in run.steps for merge in step.get("merges", [])]
     return {
-        "batch": tuple(float(np.mean(step["batch"])) for step in ends),
+        "batch": tuple(mean_batch(step) for step in ends),
         "trainers": tuple(len(step["trainers"]) for step in ends),
         "merges": (sum(tried), len(tried) - sum(tried)),
     }
+
+
+def mean_batch(step: Mapping[str, Any]) -> float:
+    """What a trainer asks for, the mean over trainers."""
+    return float(np.mean([trainer["batch"] for trainer in step["trainers"].values()]))
 
 
 def exchanges(step: Mapping[str, Any]) -> int:

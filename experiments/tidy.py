@@ -20,7 +20,7 @@ def write_csv(runs: Mapping[str, RunLog], path: Path) -> None:
     """Write every number that was measured, one a row (tidy: it loads as a long data frame).
 
     `kind` is step, eval, interval or end; `region` is empty for numbers of all regions together.
-    Events are not in it: they are in the JSON, and in the runs' metrics.jsonl.
+    Events and merges are not in it: they are in the JSON, and in the runs' metrics.jsonl.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -53,7 +53,7 @@ def write_json(runs: Mapping[str, RunLog], path: Path) -> None:
 def numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[Any, str, Any]]:
     """(region or empty, metric, value) of every number of a record; lists are by region."""
     for key, value in record.items():
-        if key in _KEYS or key in ("events", "document_sum"):
+        if key in _KEYS or key in ("events", "merges", "document_sum"):
             continue
         name = prefix + key
         if isinstance(value, Mapping):

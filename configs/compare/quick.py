@@ -2,8 +2,8 @@
 
     python -m experiments
 
-AllReduce, DiLoCo, Streaming DiLoCo with payloads of 4 bits, CoCoDC, DiLoCoX and NoLoCo at equal
-tokens: 1M parameters, 360 steps, H = 30, K = 3, tau = 5. Virtual time is that of the preset
+AllReduce, DiLoCo, Streaming DiLoCo with payloads of 4 bits, CoCoDC, DiLoCoX, AdLoCo and NoLoCo at
+equal tokens: 1M parameters, 360 steps, H = 30, K = 3, tau = 5. Virtual time is that of the preset
 us_4_regions (2 to 5 Gbit/s) with 0.02 s a step, about what a core or two need for one region's.
 
 One seed: the intervals are over the evaluation documents and say nothing of other seeds. Twelve
@@ -63,5 +63,18 @@ def methods(period: int, fragments: int, overlap: int) -> dict:
         ),
         "cocodc": variant("cocodc", method=staggered),
         "dilocox": variant("dilocox", method={**shared, "outer": late, **ranks}),
+        # Two trainers of half a batch each, and one microbatch size: one step to compile.
+        "adloco": variant(
+            "adloco",
+            method={
+                "period": period,
+                "trainers": 2,
+                "start_batch": 2,
+                "max_batch": 16,
+                "microbatches": 2,
+                "outer": {"name": "sgd", "learning_rate": 0.7},
+            },
+            adaptive={"largest_microbatch": 2},
+        ),
         "noloco": variant("noloco", method={"period": period}, eval={"per_region": False}),
     }

@@ -105,9 +105,8 @@ class AdaptiveHistory:
         """One dict per step: `step`, metrics as lists over regions, `events`, and
 
         - `tokens`: the sum over trainers, every other metric the mean weighted by tokens;
-        - `trainers`: their numbers, and one value each in `batch` (asked for), `samples` (of all
-          regions), `microbatch`, `rate` (factor on the learning rate) and `trainer_loss` (mean
-          over regions);
+        - `trainers`: number -> its `batch` (asked for), `samples` (of all regions), `microbatch`,
+          `rate` (factor on the learning rate) and `loss` (mean over regions);
         - `work`: see `Segment.work_SxR`; `merges` and `looks` where there were any.
         """
         for segment in self.segments:
@@ -117,11 +116,6 @@ class AdaptiveHistory:
 def _rows(segment: Segment) -> Iterator[dict[str, Any]]:
     numbers, shares = list(segment.shares), list(segment.shares.values())
     each = [share.history.rows() for share in shares]
-    settings = {
-        "batch": [share.plan.batch for share in shares],
-        "samples": [share.plan.total for share in shares],
-        "microbatch": [share.plan.microbatch for share in shares],
-    }
     rates = [share.rate() for share in shares]
     for i, rows in enumerate(zip(*each, strict=True)):
         step = segment.start + i + 1
@@ -129,10 +123,16 @@ def _rows(segment: Segment) -> Iterator[dict[str, Any]]:
             "step": step,
             **_metrics(rows),
             "events": [event.fetch() for event in segment.events(step)],
-            "trainers": numbers,
-            **settings,
-            "rate": [float(rate[i]) for rate in rates],
-            "trainer_loss": [float(np.mean(row["loss"])) for row in rows],
+            "trainers": {
+                str(number): {
+                    "batch": share.plan.batch,
+                    "samples": share.plan.total,
+                    "microbatch": share.plan.microbatch,
+                    "rate": float(rate[i]),
+                    "loss": float(np.mean(own["loss"])),
+                }
+                for number, share, rate, own in zip(numbers, shares, rates, rows)
+            },
             "work": segment.work_SxR[i].tolist(),
         }
         if i == 0 and segment.merges:

@@ -140,9 +140,9 @@ def test_trainers_share_a_region_and_its_link(fresh):
     looks = [2 * 2 * 2] * 3  # two passes over two microbatches of 2, for every trainer
     seconds = 0.0
     for row in rows:
-        samples = sum(row["samples"]) / REGIONS
+        samples = sum(t["samples"] for t in row["trainers"].values()) / REGIONS
         seconds += STEP_SECONDS / 2 * (samples + (sum(looks) if "looks" in row else 0))
-    assert rows[0]["samples"] == [8, 4, 12]
+    assert [t["samples"] for t in rows[0]["trainers"].values()] == [8, 4, 12]
     exchanges = 2 * 3 * EXCHANGE  # rounds, trainers, seconds
     assert fresh.clock.now_R == pytest.approx([seconds + exchanges] * REGIONS, rel=1e-9)
     sent = fresh.clock.ledger.sent_R()

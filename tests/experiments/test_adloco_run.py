@@ -46,10 +46,9 @@ def command(tiny, root, workdir):
     ]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory, tiny):
-    """Holds `whole`, and `broken`, which was interrupted in the middle of a round."""
-    folder = tmp_path_factory.mktemp("adloco")
+def test_adloco(tmp_path, tiny):
+    """One test, so that the three runs are made once: whole, interrupted in a round, continued."""
+    folder = tmp_path
     tiny.corpus(folder / "texts")
     settings = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in settings}
@@ -63,7 +62,10 @@ def root(tmp_path_factory, tiny):
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
-    return folder
+    check_that_interrupted_equals_whole(folder)
+    check_what_the_trainers_did(folder)
+    check_evaluations_go_by_tokens(folder)
+    check_report_and_replay(folder)
 
 
 def interrupted_after(count):
@@ -90,7 +92,11 @@ def of(kind, records):
     return [r for r in records if r["kind"] == kind]
 
 
-def test_interrupted_equals_whole(root):
+def samples_of(row):
+    return sum(trainer["samples"] for trainer in row["trainers"].values())
+
+
+def check_that_interrupted_equals_whole(root):
     found = [read_records(root / name / "metrics.jsonl") for name in ("broken", "whole")]
     [resumed] = of("resume", found[0])
     assert resumed["step"] % PERIOD != 0  # in the middle of a round
@@ -105,7 +111,7 @@ def test_interrupted_equals_whole(root):
     assert kept[0] == kept[1]
 
 
-def test_steps_say_what_trainers_did(root):
+def check_what_the_trainers_did(root):
     rows = of("step", read_records(root / "whole" / "metrics.jsonl"))
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     live = [len(row["trainers"]) for row in rows]
@@ -113,13 +119,14 @@ def test_steps_say_what_trainers_did(root):
     used = 0
     for row in rows:
         # The schedule stands where the samples before this step have brought it.
-        for rate, samples in zip(row["rate"], row["samples"]):
-            share = rate / np.sqrt(samples / REGIONS / BATCH)
+        trainers = row["trainers"].values()
+        for trainer in trainers:
+            share = trainer["rate"] / np.sqrt(trainer["samples"] / REGIONS / BATCH)
             assert share == pytest.approx(schedule(used / (REGIONS * BATCH)), rel=1e-4)
-        used += sum(row["samples"])
-        assert row["lr"] == pytest.approx(2e-3 * np.mean(row["rate"]))
+        used += samples_of(row)
+        assert row["lr"] == pytest.approx(2e-3 * np.mean([t["rate"] for t in trainers]))
     nominal = STEPS * REGIONS * BATCH
-    assert nominal <= used < nominal + sum(rows[-1]["samples"])
+    assert nominal <= used < nominal + samples_of(rows[-1])
     merges = [merge for row in rows for merge in row.get("merges", [])]
     assert len(merges) == 2 and all(m["accepted"] for m in merges)
     assert all(m["rise"] == pytest.approx(m["after"] - min(m["before"])) for m in merges)
@@ -127,17 +134,17 @@ def test_steps_say_what_trainers_did(root):
     assert looks == [step for step in range(1, len(rows) + 1) if step % PERIOD == 1]
 
 
-def test_evaluations_go_by_tokens(root):
+def check_evaluations_go_by_tokens(root):
     records = read_records(root / "whole" / "metrics.jsonl")
     run = read_run(root / "whole")
     evaluated = [nominal_steps(run, record) for record in run.evals]
     assert len(evaluated) == 4  # the start, after 10 and 20 nominal steps, the end
-    step = max(sum(row["samples"]) for row in of("step", records)) / (REGIONS * BATCH)
+    step = max(map(samples_of, of("step", records))) / (REGIONS * BATCH)
     for found, due in zip(evaluated, (0, 10, 20, STEPS)):
         assert 0.95 * due <= found <= due + step
 
 
-def test_report_and_replay(root):
+def check_report_and_replay(root):
     run = read_run(root / "whole")
     summary = summarise(run)
     assert summary.trainers == (3, 1) and summary.merges == (2, 0)

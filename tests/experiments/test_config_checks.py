@@ -27,6 +27,7 @@ KNOBS = {
     "cocodc": {"period": 7, "fragments": 3, "overlap": 2},
     "dilocox": {"period": 7, "rank": 4, "adaptive": {"window": 2}},
     "noloco": {"period": 7},
+    "adloco": {"period": 7, "start_batch": 2, "max_batch": 9},
 }
 
 
@@ -201,3 +202,40 @@ def test_the_inner_section_is_the_optimizers_config():
 def test_one_clear_error(arguments, part, capsys):
     assert main(arguments) == 2
     assert part in capsys.readouterr().err
+
+
+def test_growing_batches_are_checked_as_a_whole(tmp_path):
+    config = base("adloco", period=6, test="norm", start_batch=4, max_batch=2, nu=0.5)
+    config.accumulate = 2
+    config.adaptive.scaling = "cube"
+    config.adaptive.memory_gb = 0.0
+    text = refused(config, tmp_path)
+    for part in (
+        "nu=0.5: the norm test does not read it",
+        "cap=2 is below start=4",
+        "accumulate=2: the batch policy decides",
+        "adaptive.scaling='cube'",
+        "adaptive.memory_gb=0.0",
+    ):
+        assert part in text, part
+    config = base("diloco", period=6)
+    config.adaptive.largest_microbatch = 2
+    assert "adaptive.largest_microbatch=2 has no effect" in refused(config, tmp_path)
+
+
+def test_a_policy_is_a_section_of_any_method():
+    """Its name, and the keywords of its class."""
+    fields = {
+        "name": "diloco",
+        "period": 7,
+        "inner_batching": {"name": "norm", "start": 2, "cap": 9},
+    }
+    method, problems = make_method(fields)
+    assert not problems and (method.inner_batching.start, method.inner_batching.cap) == (2, 9)
+    for wrong, part in (
+        ({"name": "nrom"}, "did you mean norm"),
+        ({"name": "norm", "begin": 2}, "begin=2"),
+        ("norm", "start"),
+    ):
+        _, [problem] = make_method({**fields, "inner_batching": wrong})
+        assert part in problem

@@ -1,0 +1,96 @@
+"""AdLoCo against DiLoCo, and without each of its parts in turn, at equal tokens.
+
+    python -m experiments compare --config=configs/compare/adloco_vs_diloco.py --workdir=runs/adloco
+
+Paper: AdLoCo, arXiv 2508.18182. Claims: lower perplexity than DiLoCo at equal time and at equal
+communications, each of the three parts helping; communications grow with the logarithm of samples.
+
+What is compared, four regions, three seeds, H = 30, the same number of tokens:
+- `diloco`: batch 4, Nesterov. `diloco_sgd`: the same with AdLoCo's outer rule, SGD 0.5.
+- `adloco`: four trainers of one sequence a step each (together the batch of 4), merging every two
+  rounds; norm test, at most 32 sequences; microbatches of 4, batches above two of them accumulated.
+- `one_trainer`: without multi-instance training, one trainer from a batch of 4.
+- `no_merge`: four trainers to the end. `reset`: moments start anew at a merge.
+- `fixed_batch`: without adaptive batches; trainers merge, and the survivor's batch stays 1.
+- `no_switch`: without the switch mode: whatever exceeds a microbatch is accumulated.
+- `sqrt_rate`: the learning rate grows with the square root of the batch.
+- `diloco_norm`: DiLoCo with nothing but AdLoCo's adaptive batches.
+
+The report (report.html) shows the loss against tokens, bytes and virtual time on us_4_regions,
+batches and trainers over the run, and exchanges against tokens beside geometric growth.
+
+Sizes, `--config.size=`: `small` (default, 0.18M parameters, 720 steps), `nano` (the laptop model),
+`gpu` (35M parameters on C4). No outer rate is tuned. Not run by us but for a few steps.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.compare import cocodc_vs_streaming as study
+from experiments.compare_config import comparison, panel, variant
+
+START = 4  # samples of a region's step, of all trainers together
+NESTEROV = {"name": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
+SGD = {"name": "sgd", "learning_rate": 0.5}
+
+
+def get_config() -> ConfigDict:
+    """Give the config."""
+    return comparison(
+        size="small",
+        sizes={
+            "small": parts(period=30, common=study.small(steps=720)),
+            "nano": parts(period=30, common=study.nano(steps=900)),
+            "gpu": parts(period=100, common=study.gpu(steps=4000), scale=8),
+        },
+        title="AdLoCo and its parts",
+        networks=("us_4_regions",),
+        step_seconds=0.02,
+        keep_checkpoints=False,
+    )
+
+
+def parts(period: int, common: dict, scale: int = 1) -> dict:
+    """Variants and panels with H = `period`, and `scale` times the batches."""
+    every, batch = {"period": period}, START * scale
+    whole = {
+        **every,
+        "trainers": 4,
+        "merge_every": 2,
+        "test": "norm",
+        "start_batch": scale,
+        "max_batch": 8 * batch,
+        "microbatches": 2,
+    }
+    growing = {"name": "norm", "start": batch, "cap": 8 * batch, "microbatches": 2}
+    adaptive = {"largest_microbatch": batch}
+
+    def adloco(scaling: str = "none", **changes) -> dict:
+        settings = {**adaptive, "scaling": scaling}
+        return variant("adloco", method={**whole, **changes}, adaptive=settings)
+
+    variants = {
+        "diloco": variant("diloco", method={**every, "outer": NESTEROV}),
+        "diloco_sgd": variant("diloco", method={**every, "outer": SGD}),
+        "adloco": adloco(),
+        "one_trainer": adloco(trainers=1, start_batch=batch),
+        "no_merge": adloco(merge_every=None),
+        "reset": adloco(moments="reset"),
+        "fixed_batch": adloco(test="fixed"),
+        "no_switch": adloco(threshold=1.0),
+        "sqrt_rate": adloco(scaling="sqrt"),
+        "diloco_norm": variant(
+            "diloco",
+            method={**every, "outer": NESTEROV, "inner_batching": growing},
+            adaptive=adaptive,
+        ),
+    }
+    order = list(variants)
+    return {
+        "common": common | {"regions": study.REGIONS, "batch": batch},
+        "variants": variants,
+        "panels": {
+            "diloco": panel("AdLoCo and DiLoCo", ("diloco", "diloco_sgd", "diloco_norm", "adloco")),
+            "parts": panel("without one part", tuple(order[2:9]), "adloco"),
+        },
+        "baseline": "diloco",
+    }
