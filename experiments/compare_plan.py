@@ -215,7 +215,11 @@ def _unbudgeted(equal: str, jobs: Mapping[str, Job]) -> list[str]:
     if equal not in BUDGETED:
         return []
     fix = f"equal={equal!r} needs steps that all cost the same; use equal='tokens'"
-    return [f"{name}: its batches or trainers change: {fix}" for name, job in jobs.items() if job.method.adapts]
+    return [
+        f"{name}: its batches or trainers change: {fix}"
+        for name, job in jobs.items()
+        if job.method.adapts
+    ]
 
 
 def _as_stored(run: RunSpec) -> RunSpec:

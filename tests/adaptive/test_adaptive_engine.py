@@ -1,5 +1,6 @@
 """The engine around several trainers: compilations, merges that hurt, virtual time, refusals."""
 
+import dataclasses
 import weakref
 
 import jax
@@ -11,8 +12,9 @@ from compilations import compilations
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax.adaptive import engine as adaptive_engine
 from lowcomm_jax.adaptive.meeting import Meeting
-from lowcomm_jax.batching import Fixed, NormTest
+from lowcomm_jax.batching import Fixed, NormTest, find_cap
 from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.trainers import Trainers
 
@@ -191,6 +193,61 @@ def test_a_run_is_measured_in_rounds_steps_or_samples(fresh):
     for wrong in ({}, {"rounds": 1, "steps": 2}, {"steps": -1}, {"samples": 1.5}):
         with pytest.raises(ValueError):
             fresh.run(state, stream, **wrong)
+
+
+def test_a_region_that_sits_out(fresh):
+    """Its noise does not count, it sends nothing, and its own progress waits for the next round."""
+    state = fresh.init(oracle.make_params())
+    away = np.array([True, False])
+    state, history = fresh.run(state, stream, rounds=1, participants=lambda _: away)
+    assert [e.participants.tolist() for e in history.events if e.kind == "land"][-1] == [
+        True,
+        False,
+    ]
+    alone = [look["request"] for look in history.segments[0].looks.values()]
+    anchor, local = state.first.state.anchor["a"], state.first.state.inner.params["a"]
+    assert np.array_equal(local[0], anchor[0]) and not np.allclose(local[1], anchor[0], atol=1e-4)
+    _, history = fresh.run(fresh.init(oracle.make_params()), stream, rounds=1)
+    assert alone != [look["request"] for look in history.segments[0].looks.values()]
+    state, history = fresh.run(state, stream, rounds=1, participants=lambda _: ~away & away)
+    assert not history.segments[0].looks and state.requests == dict(enumerate(alone))
+
+
+def test_memory_decides_the_largest_microbatch(fresh, monkeypatch):
+    """A step of m samples is said to take 1000 m bytes; two more trainers wait beside it."""
+    state = fresh.init(oracle.make_params())
+    one = state.first.state.replace(clock=None)
+    waiting = 2 * sum(x.nbytes for x in jax.tree.leaves(one) if isinstance(x, jax.Array))
+    monkeypatch.setattr(adaptive_engine, "step_bytes", lambda engine, state, batch, m: 1000 * m)
+    needed = fresh._bytes(state, stream(0, 0, 1))
+    try:
+        assert needed(6) == 6000 + waiting
+        assert fresh.planner.microbatches() == (2, 4, 6) and fresh.engine.block == 22
+        assert find_cap(needed, 9999 + waiting, 2, 128) == 8
+    finally:
+        fresh._settle(2)
+
+
+def test_regions_of_uneven_hardware_share_a_step():
+    """Shares 3 to 1 of a mean of 4: batches of 6 and 2, each region at its own pace."""
+    slow = uniform(REGIONS, 1000.0, delay_s=0.0, compute_s=STEP_SECONDS)
+    method = lc.methods.diloco(PERIOD, inner_batching=Fixed(1, shares=(3.0, 1.0)))
+    method = dataclasses.replace(method, threshold=1.0)
+    run = engine(method, largest_microbatch=1, network=slow, reference_batch=4)
+    starts = []
+
+    def source(trainer, start_R, count):
+        starts.append((start_R.tolist() if isinstance(start_R, np.ndarray) else start_R, count))
+        parts = [stream(trainer, start, count) for start in np.broadcast_to(start_R, (REGIONS,))]
+        return {k: np.stack([part[k][r] for r, part in enumerate(parts)]) for k in ("x", "y")}
+
+    state = asking(run.init(oracle.make_params()), t0=4)
+    state, history = run.run(state, source, steps=3)
+    assert state.first.used_R.tolist() == [18, 6] and state.samples == 24
+    assert starts[1:] == [([0, 0], 6), ([6, 2], 6), ([12, 4], 6)]
+    assert [row["tokens"] for row in history.rows()] == [[6.0, 2.0]] * 3
+    # Seconds of the network are those of 4 samples; the slower region is waited for.
+    assert run.clock.now_R == pytest.approx([3 * STEP_SECONDS * 6 / 4] * REGIONS, rel=1e-4)
 
 
 def refusal(make):

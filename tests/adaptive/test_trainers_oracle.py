@@ -101,7 +101,19 @@ def test_merges(inner, choose, moments, fixed):
         state, history = run.run(state.replace(trainers=asked), stream, rounds=1)
         found += [(m.round, m.survivor, m.retired) for m in history.merges]
         check(state, want, f"round {round_}")
+        if round_ == 1:
+            check_mean(state, want, REQUESTS[round_])
     assert found == merges and len(found) == 2
+
+
+def check_mean(state, want, requests):
+    """What is evaluated: the mean over trainers, weighted by what they ask for."""
+    assert len(want) == 3
+    shares = np.array([requests[i] for i in want], float) / sum(requests[i] for i in want)
+    for key, value in lc.global_params(state).items():
+        mean = sum(share * one.anchor[key] for share, one in zip(shares, want.values()))
+        close(value, mean, f"mean {key}")
+        assert lc.region_params(state)[key].shape == (REGIONS, *mean.shape)
 
 
 def schedule(samples):
