@@ -70,7 +70,7 @@ class VirtualClock:
         step: int,
         active: Sequence[bool] | None = None,
         away: Sequence[bool] | None = None,
-        work: float = 1.0,
+        work: float | Sequence[float] | None = None,
     ) -> None:
         """Advance the regions that compute by their seconds of this step.
 
@@ -80,12 +80,15 @@ class VirtualClock:
                 still: a slow region's step spans several steps of the run.
             away: bool [R], regions that are absent; None = none. They do not compute and are
                 carried along to the time of the slowest region that does.
-            work: how many times the network's step this one is (a larger batch, several trainers).
+            work: how many times the network's step this one is (a larger batch, several trainers),
+                of each region or of all; None = once.
 
         Raises:
             ValueError: `active` or `away` has another length.
         """
-        seconds_R = self._compute(step) * work
+        seconds_R = self._compute(step)
+        if work is not None:
+            seconds_R = seconds_R * np.asarray(work, float)
         if active is None and away is None:
             self.now_R += seconds_R
             return

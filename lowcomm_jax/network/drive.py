@@ -28,7 +28,7 @@ def drive(
     events: Iterable[Any],
     active: Sequence[bool] | None = None,
     away: Sequence[bool] | None = None,
-    work: float = 1.0,
+    work: float | Sequence[float] | None = None,
 ) -> None:
     """Advance the clock by one inner step and the sends and landings that follow it.
 
