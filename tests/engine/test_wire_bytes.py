@@ -120,7 +120,7 @@ def test_partners_exchange_a_payload_once(name):
 
 
 def test_gradients_cross_once():
-    shape = (2, 1, 2, 2)
+    shape = (2, 1, 2, 1)
     engine, state = make(shape, lc.methods.demo(stacked=("blocks",)))
     programs = engine.trips(state).programs
     carry = (state.inner, state.anchor, state.outer[0], state.codec[0])
