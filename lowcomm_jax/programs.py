@@ -13,6 +13,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import offload
+from lowcomm_jax.accumulation import make_accumulating_program
 from lowcomm_jax.compression import Codec, route
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
@@ -56,7 +57,8 @@ class Programs:
 
     `method` is the recipe's with its schedule settled (`Schedule.settle`). `block` runs inner
     steps (`inner.make_inner_program`, or, for methods that exchange gradients,
-    `gradient.make_gradient_program`); the rest are the methods of `rounds.Rounds`.
+    `gradient.make_gradient_program`); `accumulating` runs steps of several microbatches (None with
+    gradient exchange); the rest are the methods of `rounds.Rounds`.
     """
 
     recipe: Recipe
@@ -66,6 +68,7 @@ class Programs:
     fragments: Fragments
     specs: dict[str, P]
     block: Callable
+    accumulating: Callable | None
     send: Callable
     move: Callable
     adopt: Callable
@@ -113,6 +116,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         recipe.accumulate,
         recipe.skip_nonfinite,
     )
+    accumulating = None
     if method.signal == "gradient":
         block = make_gradient_program(step, rounds)
         block = jax.jit(block, donate_argnums=0, static_argnames="single")
@@ -120,6 +124,8 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         out = (inner_shardings(recipe, layout, shapes, specs), regions.sharding(REGION))
         block = make_inner_program(step, regions)
         block = jax.jit(block, donate_argnums=0, static_argnames="single", out_shardings=out)
+        accumulating = make_accumulating_program(step, regions)
+        accumulating = jax.jit(accumulating, donate_argnums=0, out_shardings=out)
     programs = Programs(
         recipe=recipe,
         method=method,
@@ -128,6 +134,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         fragments=cut,
         specs=specs,
         block=block,
+        accumulating=accumulating,
         send=jax.jit(rounds.send, static_argnames=("keep", "level"), donate_argnames="codec_state"),
         move=jax.jit(
             rounds.move,
