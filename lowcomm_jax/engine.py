@@ -244,8 +244,9 @@ class Engine:
         for size in sizes:
             one = Stager([microbatches.repeated(batch, size)], self.block, size).take(1)
             stage = self._staged(one._replace(steps=0))
+            active = self._runner.active(range(0), stage.capacity)
             cut = microbatches.Cut(size)
-            inner, _ = self._runner.inner_steps(trips, state, stage, None, True, cut)
+            inner, _ = self._runner.inner_steps(trips, state, stage, active, True, cut)
             state = state.replace(inner=inner)
         return state
 
