@@ -207,7 +207,7 @@ class Engine:
           batches: host batches, leaves `[R, per-region batch, ...]`.
           participants: `step -> bool [R] or None`, see `step`.
           microbatch: m; every batch, of any multiple of m samples, is cut into microbatches of m,
-            whose gradients are averaged by tokens (`accumulation`). A batch may have another size
+            whose gradients are averaged by tokens (`token_mean`). A batch may have another size
             than the one before, up to `block` microbatches: only another m compiles (`warm`).
           counts_R: microbatches each region trains on at a step, `[R]`; the rest of its samples is
             not read. None = all.
