@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import fragments as fragmentation
 from lowcomm_jax.offload import stow
@@ -15,6 +16,7 @@ from lowcomm_jax.sharding import leaf_shardings, optimizer_shardings
 from lowcomm_jax.state import Clock, Inner, TrainState
 
 PyTree = Any
+_IN_REGION = P(REGION)
 
 
 def initial_state(programs: Programs, params: PyTree) -> TrainState:
@@ -30,7 +32,7 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
         anchor=anchor,
         received=_received(programs, layout.select(params, "train")),
         outer=_outer(programs, anchor),
-        codec=tuple(_stack(programs, s) for s in _codec_states(programs)),
+        codec=tuple(_stack(programs, s, programs.exchange.lead) for s in _codec_states(programs)),
         landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
         rate=jax.device_put(jnp.zeros(k, jnp.float32), shared),
         in_flight={},
@@ -55,10 +57,10 @@ def _broadcast(tree: PyTree, count: int, dtype: Any = None) -> PyTree:
     return jax.tree.map(one, tree)
 
 
-def _stack(programs: Programs, tree: PyTree) -> PyTree:
+def _stack(programs: Programs, tree: PyTree, spec: P = _IN_REGION) -> PyTree:
     """The same values in every region, leaves `[R, ...]`."""
     regions = programs.recipe.regions
-    place = jax.jit(lambda t: _broadcast(t, regions.count), out_shardings=regions.sharding(REGION))
+    place = jax.jit(lambda t: _broadcast(t, regions.count), out_shardings=regions.sharding(*spec))
     return place(tree)
 
 

@@ -13,7 +13,8 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import offload
-from lowcomm_jax.compression import Codec, route
+from lowcomm_jax.compression import Codec, Staged, route
+from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
 from lowcomm_jax.gossip_rounds import GossipRounds
@@ -27,6 +28,7 @@ from lowcomm_jax.regions import REGION, Regions
 from lowcomm_jax.rounds import Rounds
 from lowcomm_jax.schedule import Timing
 from lowcomm_jax.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
+from lowcomm_jax.stages import STAGE, stage_axis
 from lowcomm_jax.state import Inner
 
 PyTree = Any
@@ -89,21 +91,24 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     """Make the programs for parameters of this layout; nothing is compiled yet.
 
     Raises:
-      ValueError: the parameters cannot be cut as the method asks (`fragments.partition`), or what
-        the schedule draws from the network does not fit it.
+      ValueError: the parameters cannot be cut as the method asks (`fragments.partition`), what the
+        schedule draws from the network does not fit it, the mesh has stages that nothing lies in,
+        or the codec cannot work in stages.
     """
     regions, method, shapes = recipe.regions, recipe.method, layout.train_shapes()
     spec_fn = recipe.spec_fn or fsdp_specs(regions.mesh.shape["fsdp"])
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     schedule = method.schedule
-    cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked)
-    exchange = MeshExchange(regions, coded(method, cut, regions.count))
+    stages = stages_of(regions, specs)
+    cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked, stages)
+    codec = in_stages(method, regions, specs) if stages > 1 else coded(method, cut, regions.count)
+    exchange = MeshExchange(regions, codec)
     method = settled(method, exchange, cut, recipe.network)
     parts = (regions, exchange, method, recipe.guard, specs)
     if method.topology is None:
         rounds = Rounds(*parts)
     else:
-        rounds = GossipRounds(*parts, GroupExchange(regions, method.topology, method.codec))
+        rounds = GossipRounds(*parts, GroupExchange(regions, method.topology, exchange.codec))
     step = InnerStep(
         recipe.loss_fn,
         recipe.inner,
@@ -154,6 +159,36 @@ def offloaded(programs: Programs) -> Programs:
         receive=offload.around(programs.receive, (0, 1), offload.stow),
         drift=offload.around(programs.drift, (1,)),
     )
+
+
+def stages_of(regions: Regions, specs: dict[str, P]) -> int:
+    """Pipeline stages S of the mesh.
+
+    Raises:
+      ValueError: no leaf is cut over them.
+    """
+    count = regions.mesh.shape[STAGE]
+    if count > 1 and all(stage_axis(spec) is None for spec in specs.values()):
+        raise ValueError(
+            f"the mesh has {count} stages, but specs cut no leaf over them: train a "
+            "models.Pipeline with its specs, or use stage=1"
+        )
+    return count
+
+
+def in_stages(method: Method, regions: Regions, specs: dict[str, P]) -> Codec | None:
+    """The method's codec, at work in every pipeline stage on its own.
+
+    Raises:
+      ValueError: a two-shot is asked for.
+    """
+    inner = None if method.codec is None else per_tensor(method.codec)
+    if inner is not None and inner.reduce == "two_shot":
+        raise ValueError(
+            f"{method.codec.name}: reduce='two_shot' does not work with pipeline stages, whose "
+            "coded payloads are all-gathered: use 'auto'"
+        )
+    return None if method.codec is None else Staged(method.codec, regions.mesh, specs)
 
 
 def coded(method: Method, cut: Fragments, regions: int) -> Codec | None:

@@ -23,6 +23,7 @@ AXES = ("region", "stage", "fsdp", "tensor")
 REGION = "region"
 Replicas = Literal["vmap", "map"]
 PyTree = Any
+_IN_REGION = P(REGION)
 
 
 def make_mesh(
@@ -198,16 +199,19 @@ class Regions:
             return jax.tree.map(lambda x: jax.numpy.swapaxes(x, 0, 1), tree_R)
         return self._manual(lambda tree: jax.tree.map(swap, tree), [P(REGION)])(tree_R)
 
-    def gather(self, tree_R: PyTree) -> PyTree:
-        """Hand every region all payloads: leaves `[R, ...]`, replicated over the region axis."""
+    def gather(self, tree_R: PyTree, lead: P = _IN_REGION) -> PyTree:
+        """Hand every region all payloads: leaves `[R, ...]`, replicated over the region axis.
+
+        `lead` says where the leading axes lie; what lies in a stage is gathered there.
+        """
         if self.slots == 1:
             return tree_R
         return jax.shard_map(
             lambda t: jax.tree.map(lambda x: compat.all_gather_invariant(x, REGION, axis=0), t),
             mesh=self.mesh,
-            in_specs=P(REGION),
-            out_specs=P(),
-            axis_names={REGION},
+            in_specs=lead,
+            out_specs=P(None, *lead[1:]),
+            axis_names=set(lead),
         )(tree_R)
 
 

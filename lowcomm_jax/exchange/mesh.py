@@ -13,11 +13,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.sliced import Sliced
+from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.compression.two_shot import slices_of
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
-from lowcomm_jax.regions import Regions
+from lowcomm_jax.regions import REGION, Regions
+from lowcomm_jax.stages import STAGE
 from lowcomm_jax.topology import Groups
 
 PyTree = Any
@@ -51,8 +54,13 @@ class MeshExchange:
         if self.slices is not None:
             mean = self._two_shot(payload_R, weight_R, like)
         else:
-            mean = self.codec.aggregate(self.regions.gather(payload_R), weight_R, like)
+            mean = self.codec.aggregate(self.regions.gather(payload_R, self.lead), weight_R, like)
         return jax.tree.map(lambda x: x[None], mean)
+
+    @property
+    def lead(self) -> P:
+        """Where the leading axes of payloads and codec states lie."""
+        return P(REGION, STAGE) if isinstance(self.codec, Staged) else P(REGION)
 
     @property
     def slices(self) -> Sliced | None:

@@ -1,0 +1,125 @@
+"""Pipeline stages inside a region: the one file that calls collectives over the `stage` axis.
+
+A region's program sees its stages by a `shard_map` that is manual over `stage` alone; `fsdp` and
+`tensor` stay with the compiler. It works in a program of its own and, nested, inside the program
+that `Regions.lift` has made manual over `region`. All sums are fp32: a bfloat16 reduction in a
+partly manual program aborts XLA on CPU (jax 0.10), in the forward as in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+STAGE = "stage"
+PyTree = Any
+
+
+def over_stages(
+    fn: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree, *, check: bool = True
+) -> Callable:
+    """`shard_map` of one stage's function over the stages of `mesh`.
+
+    Args:
+      fn: sees its own part of whatever a spec gives to `stage`, and all of the rest.
+      mesh: used where no other `shard_map` surrounds the call; inside one, its mesh is.
+      in_specs, out_specs: `PartitionSpec`s that name `stage` alone (`stage_part`).
+      check: prove that results without `stage` in their spec are equal in all stages; gradients
+        through `fn` need it.
+    """
+
+    def call(*args):
+        surrounded = not jax.sharding.get_abstract_mesh().empty
+        return jax.shard_map(
+            fn,
+            mesh=None if surrounded else mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names={STAGE},
+            check_vma=check,
+        )(*args)
+
+    return call
+
+
+def stage_part(spec: P) -> P:
+    """The spec with `stage` alone left in it."""
+    return P(*(STAGE if _holds_stage(axis) else None for axis in spec))
+
+
+def stage_axis(spec: P) -> int | None:
+    """The dimension that is cut over the stages; None when every stage has the whole."""
+    return next((i for i, axis in enumerate(spec) if _holds_stage(axis)), None)
+
+
+def _holds_stage(axis: str | tuple[str, ...] | None) -> bool:
+    return axis == STAGE or (isinstance(axis, tuple) and STAGE in axis)
+
+
+def index() -> jax.Array:
+    """Number of this stage, int32 scalar."""
+    return jax.lax.axis_index(STAGE)
+
+
+def own(x: jax.Array) -> jax.Array:
+    """Mark values that all stages have in common as this stage's own.
+
+    The gradients of the stages are added here, in the dtype of `x`: fp32.
+    """
+    return jax.lax.pcast(x, STAGE, to="varying")
+
+
+def total(x: jax.Array) -> jax.Array:
+    """fp32 sum over the stages, the same in all of them."""
+    return jax.lax.psum(x.astype(jnp.float32), STAGE)
+
+
+def largest(x: jax.Array) -> jax.Array:
+    """Maximum over the stages, the same in all of them; without a gradient."""
+    return jax.lax.pmax(jax.lax.stop_gradient(x), STAGE)
+
+
+def pass_on(x: jax.Array, stages: int) -> jax.Array:
+    """What the stage before this one has as `x`; zeros in the first stage."""
+    return jax.lax.ppermute(x, STAGE, [(s, s + 1) for s in range(stages - 1)])
+
+
+def gpipe(apply: Callable[[jax.Array], jax.Array], x_M: jax.Array, stages: int) -> jax.Array:
+    """Pass M microbatches through the stages, from within one of them.
+
+    In tick t stage s works on microbatch t - s and hands what comes out to stage s + 1; the
+    backward pass runs the same ticks in reverse, written by differentiation. M + S - 1 ticks, of
+    which S - 1 are idle for each stage (`bubble`). Every device runs the same program: in its idle
+    ticks a stage computes on zeros, and nothing reads the result.
+
+    Source: GPipe, arXiv 1811.06965, section 2.
+
+    Args:
+      apply: this stage's layers, from one microbatch to values of its shape and dtype; finite on
+        zeros, and so must its derivatives be.
+      x_M: inputs `[M, ...]` of the first stage, marked as its `own`; the other stages look at
+        their shape alone.
+      stages: S.
+
+    Returns:
+      `[M, ...]`: in the last stage what has been through all of them; elsewhere of no use.
+    """
+    first = index() == 0
+
+    def tick(held, x):
+        y = apply(jnp.where(first, x, held))
+        return pass_on(y, stages), y
+
+    idle = jnp.zeros_like(x_M[:1])
+    fed = jnp.concatenate([x_M, *[idle] * (stages - 1)])
+    return jax.lax.scan(tick, idle[0], fed)[1][stages - 1 :]
+
+
+def bubble(stages: int, microbatches: int) -> float:
+    """Share of the ticks in which a stage is idle: (S - 1) / (M + S - 1)."""
+    return (stages - 1) / (microbatches + stages - 1)

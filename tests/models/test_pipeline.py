@@ -1,0 +1,160 @@
+"""The pipelined model against the model it was cut from, on eight virtual devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import lowcomm_jax as lc
+from lowcomm_jax import stages
+from lowcomm_jax.models import Pipeline, TransformerConfig, build
+from lowcomm_jax.network.memory import compiled_memory
+from lowcomm_jax.regions import Regions
+
+RNG = jax.random.key(0)
+pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+
+
+def model_of(**changes):
+    fields = {
+        "vocab_size": 41,
+        "layers": 3,
+        "width": 16,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 4,
+        "mlp_width": 24,
+        "init_std": 0.3,
+        "z_loss": 1e-3,
+        "layer_loop": "scan",
+    }
+    return build(TransformerConfig(**{**fields, **changes}))
+
+
+def placed(tree, specs, mesh):
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, P("region", *spec)), specs)
+    return jax.device_put(tree, shardings)
+
+
+@pytest.mark.parametrize(
+    ("shape", "regions", "changes"),
+    [
+        # 3 blocks in 2 stages of 2, 41 tokens in slices of 21: both padded.
+        ((1, 2, 1, 1), 1, {}),
+        # Replicas that take turns in a slot, FSDP within stages, a width that stages do not divide.
+        ((2, 2, 2, 1), 4, {"remat": "full", "tie_embeddings": True, "width": 15}),
+        ((1, 4, 1, 2), 1, {"layers": 8, "vocab_size": 40, "qk_norm": True, "remat": "dots"}),
+    ],
+)
+def test_loss_and_gradients_equal_the_model_in_one_piece(shape, regions, changes):
+    model, mesh = model_of(**changes), lc.make_mesh(*shape)
+    pipe = Pipeline(model, mesh, microbatches=4)
+    params = jax.vmap(model.init)(jax.random.split(RNG, regions))
+    batch = {
+        "tokens": jax.random.randint(RNG, (regions, 8, 7), 0, model.config.vocab_size),
+        "mask": jax.random.bernoulli(RNG, 0.7, (regions, 8, 6)).astype(jnp.float32),
+    }
+
+    def gradients(loss_fn):
+        return lambda p, b: jax.value_and_grad(loss_fn, has_aux=True)(p, b, RNG)
+
+    (expected, expected_aux), expected_grads = jax.jit(jax.vmap(gradients(model.loss_fn)))(
+        params, batch
+    )
+    cut = jax.vmap(pipe.layout.cut)(params)
+    specs = pipe.specs(jax.tree.map(lambda leaf: leaf[0], cut))
+    step = jax.jit(Regions(regions, mesh).lift(gradients(pipe.loss_fn), (0, 0)))
+    (loss, aux), grads = step(
+        placed(cut, specs, mesh), placed(batch, {"tokens": P("fsdp"), "mask": P("fsdp")}, mesh)
+    )
+    joined = jax.vmap(pipe.layout.join)(grads)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=3e-6)  # noqa: E731
+    np.testing.assert_allclose(loss, expected, rtol=2e-6)
+    jax.tree.map(close, aux, expected_aux)
+    jax.tree.map(close, joined, expected_grads)
+    # No gradient reaches the padding.
+    jax.tree.map(np.testing.assert_array_equal, grads, jax.vmap(pipe.layout.cut)(joined))
+
+
+def test_logits_equal_the_model_in_one_piece():
+    model = model_of()
+    pipe = Pipeline(model, lc.make_mesh(1, 2), microbatches=4)
+    params = model.init(RNG)
+    tokens = jax.random.randint(RNG, (6, 5), 0, 41)  # in gcd(4, 6) = 2 microbatches
+    logits = jax.jit(pipe.logits)(pipe.layout.cut(params), tokens)
+    expected = jax.jit(model.logits)(params, tokens)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_reduces_in_float32():
+    """A bfloat16 reduction in a partly manual program aborts the process (jax 0.10, CPU)."""
+    model, mesh = model_of(compute_dtype="bfloat16", z_loss=0.0), lc.make_mesh(1, 2, 2)
+    pipe = Pipeline(model, mesh, microbatches=2)
+    params, batch = model.init(RNG), {"tokens": jax.random.randint(RNG, (4, 7), 0, 41)}
+    loss, grads = jax.jit(jax.value_and_grad(lambda p: pipe.loss_fn(p, batch, RNG)[0]))(
+        pipe.layout.cut(params)
+    )
+    np.testing.assert_allclose(loss, jax.jit(model.loss_fn)(params, batch, RNG)[0], rtol=5e-3)
+    assert all(bool(jnp.isfinite(g).all()) for g in jax.tree.leaves(grads))
+
+
+def test_an_unknown_token_shows_in_the_loss():
+    pipe = Pipeline(model_of(), lc.make_mesh(1, 2), microbatches=1)
+    batch = {"tokens": np.array([[1, 41, 2, 3]], np.int32)}  # a row of the padding
+    assert np.isnan(jax.jit(pipe.loss_fn)(pipe.init(RNG), batch, RNG)[0])
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_stages_need_less_memory_for_activations(remat):
+    model = model_of(layers=8, width=32, mlp_width=128, vocab_size=64, remat=remat)
+
+    def temporaries(one):
+        params = jax.eval_shape(one.init, RNG)
+        shape = {"tokens": jax.ShapeDtypeStruct((16, 65), jnp.int32)}
+        if isinstance(one, Pipeline):
+            shardings = jax.tree.map(lambda s: NamedSharding(one.mesh, s), one.specs(params))
+            params = jax.tree.map(
+                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings
+            )
+        step = jax.jit(jax.grad(lambda p, b: one.loss_fn(p, b, RNG)[0]))
+        return compiled_memory(step, params, shape)["temporaries"]
+
+    whole, staged = temporaries(model), temporaries(Pipeline(model, lc.make_mesh(1, 4), 8))
+    # Of 8 x 16 block inputs 2 x 22 remain (idle ticks included): 0.34, and the logits' quarter.
+    assert staged < 0.5 * whole
+
+
+def test_bubble_and_waste():
+    pipe = Pipeline(model_of(), lc.make_mesh(1, 2), microbatches=6)
+    assert pipe.bubble == stages.bubble(2, 6) == 1 / 7
+    params = jax.eval_shape(pipe.init, RNG)
+    held = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert pipe.layout.waste == pytest.approx(1 - pipe.param_count / held)
+    batch = {"tokens": jax.ShapeDtypeStruct((6, 5), jnp.int32)}
+    ticks = [
+        eqn.params["length"]
+        for eqn in equations(jax.make_jaxpr(pipe.loss_fn)(params, batch, RNG).jaxpr)
+        if eqn.primitive.name == "scan"
+    ]
+    # The pipeline's ticks M + S - 1, the stage's blocks, the output layer's microbatches.
+    assert sorted(ticks) == [2, 6, 7]
+
+
+def equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)
+
+
+def test_what_cannot_be_cut_is_refused():
+    with pytest.raises(ValueError, match=r"(?s)4 stages for 3 blocks.*microbatches=0"):
+        Pipeline(model_of(), lc.make_mesh(1, 4), microbatches=0)
+    with pytest.raises(ValueError, match="need layer_loop='scan'"):
+        Pipeline(model_of(layer_loop="unrolled"), lc.make_mesh(1, 2), microbatches=1)
+    pipe = Pipeline(model_of(), lc.make_mesh(1, 2), microbatches=3)
+    with pytest.raises(ValueError, match="batch of 4 does not divide into 3 microbatches"):
+        pipe.loss_fn(pipe.init(RNG), {"tokens": jnp.zeros((4, 5), jnp.int32)}, RNG)
