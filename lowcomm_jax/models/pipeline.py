@@ -73,6 +73,17 @@ class Pipeline:
         """Share of the ticks in which a stage is idle."""
         return stages.bubble(self.layout.stages, self.microbatches)
 
+    def report(self) -> dict[str, float]:
+        """Stages, blocks of one, microbatches, and the shares of idle ticks and of padding."""
+        layout = self.layout
+        return {
+            "stages": layout.stages,
+            "blocks_per_stage": layout.blocks,
+            "microbatches": self.microbatches,
+            "bubble": self.bubble,
+            "padding": layout.waste,
+        }
+
     @property
     def param_count(self) -> int:
         """Number of parameters, without padding."""
