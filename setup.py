@@ -1,4 +1,5 @@
-"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `hf`, `test`, `dev`."""
+"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `hf`, `tensorboard`,
+`wandb`, `test`, `dev`."""
 
 from setuptools import find_packages, setup
 
@@ -35,8 +36,10 @@ setup(
     extras_require={
         "cuda12": [f"jax[cuda12]{JAX}"],
         "tpu": [f"jax[tpu]{JAX}"],
+        "tensorboard": ["tensorboardX>=2.6"],
+        "wandb": ["wandb>=0.18"],
         "hf": ["datasets>=3.0", "pyarrow>=15"],
-        "test": ["chex>=0.1.90", "pytest>=8", "pytest-xdist>=3"],
+        "test": ["chex>=0.1.90", "pytest>=8", "pytest-xdist>=3", "tensorboardX>=2.6"],
         "dev": ["ruff>=0.6"],
     },
 )

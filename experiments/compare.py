@@ -1,4 +1,4 @@
-"""Compare methods: variants x seeds at equal tokens, with intervals and paired differences.
+"""Compare methods: variants x seeds at equal tokens (or bytes, or time), with intervals.
 
     python -m experiments compare --config=configs/compare/cocodc_vs_streaming.py --workdir=runs/b
 
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from experiments import compile_cache, html_report
 from experiments.compare_columns import note
+from experiments.compare_equal import budgeted
 from experiments.compare_plan import Comparison, plan
 from experiments.compare_result import Logs, collect, read_logs
 from experiments.compare_runs import run_all, terminations_interrupt
@@ -53,7 +54,8 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
             comparison = plan(config, workdir)
             compile_cache.enable(comparison.compile_cache)
             describe(comparison, console)
-            complete = run_all(comparison, console)
+            comparison = budgeted(comparison, console)
+            complete = comparison is not None and run_all(comparison, console)
         except KeyboardInterrupt:
             complete = False
     if not complete:

@@ -11,10 +11,12 @@ from typing import Any
 from experiments.cli import RefusedError, closest, load_config, problems_of
 from experiments.config import plain
 from experiments.job import Job, resolve
-from experiments.workdir import workdir_problems
+from experiments.workdir import CONFIG, read_config, workdir_problems
 from lowcomm_jax.network import Network, parse
 
 TITLE = "cannot compare"
+EQUAL = ("tokens", "steps", "bytes", "time")
+BUDGETED = ("bytes", "time")  # every variant's steps follow from the baseline's cost
 _FOLDER = re.compile(r"\w[\w=+-]*")
 _SIZED = ("common", "variants", "panels", "baseline", "target")
 # Runs are evaluated on the same documents only if these agree.
@@ -52,6 +54,7 @@ class Comparison:
     workdir: Path
     seeds: tuple[int, ...]
     baseline: str
+    equal: str
     target: float | None
     parallel: int
     keep_checkpoints: bool
@@ -85,7 +88,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         if job is not None:
             jobs[name] = job
         problems += [f"{name}: {line}" for line in found]
-    problems += _unlike(jobs)
+    problems += _unlike(jobs, fields["equal"])
     networks, found = _networks(fields, jobs)
     problems += found
     if problems:
@@ -96,6 +99,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         workdir=folder,
         seeds=seeds,
         baseline=fields["baseline"],
+        equal=fields["equal"],
         target=fields["target"],
         parallel=fields["parallel"],
         keep_checkpoints=fields["keep_checkpoints"],
@@ -148,6 +152,7 @@ def _own_problems(fields: Mapping[str, Any]) -> list[str]:
         found.append(f"baseline={fields['baseline']!r} is no variant{hint}")
     if fields["step_seconds"] is not None and fields["step_seconds"] <= 0:
         found.append(f"step_seconds={fields['step_seconds']}: must be positive")
+    found += _budget_problems(fields)
     for key, entry in fields["panels"].items():
         given = [*entry["variants"], *([entry["baseline"]] if entry["baseline"] else [])]
         found += [
@@ -155,6 +160,29 @@ def _own_problems(fields: Mapping[str, Any]) -> list[str]:
             for name in dict.fromkeys(given)
             if name not in names
         ]
+    return found
+
+
+def _budget_problems(fields: Mapping[str, Any]) -> list[str]:
+    equal = fields["equal"]
+    if equal not in EQUAL:
+        return [f"equal={equal!r} is unknown{closest(str(equal), EQUAL)}"]
+    if equal not in BUDGETED:
+        return []
+    given = {"common": fields["common"]}
+    given |= {name: entry["set"] for name, entry in fields["variants"].items()}
+    found = [
+        f"{name}: sets tokens, but with equal={equal!r} lengths follow from the baseline's `steps`"
+        for name, changes in given.items()
+        if "tokens" in changes
+    ]
+    found += [
+        f"{name}: sets steps, but with equal={equal!r} they follow from the baseline's"
+        for name, changes in given.items()
+        if "steps" in changes and name not in ("common", fields["baseline"])
+    ]
+    if equal == "time" and not fields["networks"]:
+        found.append("equal='time': on which network? name it in `networks`")
     return found
 
 
@@ -172,11 +200,21 @@ def _variant(
         RunSpec(name, seed, {**whole, "seed": seed}, folder / name / f"seed{seed}")
         for seed in fields["seeds"]
     ]
+    if fields["equal"] in BUDGETED and name != fields["baseline"]:
+        runs = [_as_stored(run) for run in runs]
     found = [line for run in runs[1:] for line in workdir_problems(run.workdir, run.fields)]
     try:
         return runs, resolve(runs[0].fields, runs[0].workdir), found
     except RefusedError as error:
         return runs, None, error.problems + found
+
+
+def _as_stored(run: RunSpec) -> RunSpec:
+    """A run whose steps follow from a budget: those it was started with, if it was."""
+    if not (run.workdir / CONFIG).is_file():
+        return run
+    steps = read_config(run.workdir)["steps"]
+    return dataclasses.replace(run, fields={**run.fields, "steps": steps})
 
 
 def merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,9 +230,13 @@ def merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return out
 
 
-def _unlike(jobs: Mapping[str, Job]) -> list[str]:
+def _unlike(jobs: Mapping[str, Job], equal: str) -> list[str]:
     """Variants that could not be compared: other tokens, another corpus or evaluation."""
-    asked = {"tokens": {name: job.steps * job.tokens_per_step for name, job in jobs.items()}}
+    asked = {}
+    if equal == "tokens":
+        asked["tokens"] = {name: job.steps * job.tokens_per_step for name, job in jobs.items()}
+    elif equal == "steps":
+        asked["steps"] = {name: job.steps for name, job in jobs.items()}
     for section, keys in _JUDGED_BY.items():
         for key in keys:
             asked[f"{section}.{key}"] = {n: job.config[section][key] for n, job in jobs.items()}

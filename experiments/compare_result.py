@@ -10,12 +10,14 @@ import numpy as np
 
 from experiments.cli import RefusedError
 from experiments.compare_costs import costs, document_difference, mean_costs
+from experiments.compare_equal import apart
 from experiments.compare_plan import Comparison, Panel
 from experiments.compare_runs import error_of, finished
-from experiments.compare_stats import Estimate, estimate, paired, paired_share, steps_to
+from experiments.compare_stats import Estimate, estimate, paired, paired_share
+from experiments.compare_target import STEPS, keys, to_target
 from experiments.runlog import RunLog, read_run
 
-VERSION = 1
+VERSION = 2
 # Equal bytes: at most this share apart. Fragments need a last synchronisation that DiLoCo, whose
 # last round ends with the run, does not.
 BYTES_TOLERANCE = 0.1
@@ -55,6 +57,8 @@ def collect(
         "version": VERSION,
         "seeds": list(comparison.seeds),
         "baseline": comparison.baseline,
+        "equal": comparison.equal,
+        "apart": apart(comparison, variants),
         "target": target,
         "target_from": "config" if comparison.target is not None else "baseline",
         "failures": list(failures),
@@ -86,13 +90,16 @@ def _target(comparison: Comparison, logs: Logs) -> float | None:
 
 def _variant(comparison: Comparison, runs: Mapping[int, RunLog], target: float | None) -> dict:
     """One variant: every seed, then the means over those that are complete."""
+    on = comparison.networks, comparison.step_seconds
     rows = {
-        str(seed): _run(runs[seed], target)
-        | costs(runs[seed], comparison.networks, comparison.step_seconds)
+        str(seed): _run(runs[seed])
+        | {"to_target": to_target(runs[seed], target, *on)}
+        | costs(runs[seed], *on)
         for seed in comparison.seeds
         if seed in runs
     }
-    reached = [row["steps_to_target"] for row in rows.values()]
+    reached = [row["to_target"] for row in rows.values()]
+    missed = sum(cost[STEPS] is None for cost in reached)
     first = next(iter(runs.values()), None)
     return {
         "method": first and first.header["method"],
@@ -102,21 +109,20 @@ def _variant(comparison: Comparison, runs: Mapping[int, RunLog], target: float |
         "loss": _plain(estimate([row["loss"] for row in rows.values()])),
         "tokens": _mean([row["tokens"] for row in rows.values()]),
         "bytes_sent": _mean([row["bytes_sent"] for row in rows.values()]),
-        "steps_to_target": {
-            **_plain(estimate(reached)),
-            "not_reached": sum(steps is None for steps in reached),
+        "to_target": {
+            key: {**_plain(estimate([cost[key] for cost in reached])), "not_reached": missed}
+            for key in keys(comparison.networks)
         },
         **mean_costs(list(rows.values()), len(comparison.seeds)),
         "curve": _curve(list(runs.values())),
     }
 
 
-def _run(run: RunLog, target: float | None) -> dict[str, Any]:
+def _run(run: RunLog) -> dict[str, Any]:
     return {
         "loss": run.evals[-1]["anchor"],
         "tokens": run.end["tokens"],
         "bytes_sent": float(np.mean(run.end["bytes_sent"])),
-        "steps_to_target": None if target is None else steps_to(run.evals, target),
         "seconds": run.end["seconds"],
     }
 
@@ -137,7 +143,7 @@ def _panel(panel: Panel, variants: Mapping[str, dict], singles: Mapping[str, Run
     for name in panel.variants:
         here = variants[name]
         loss = paired(_column(here, "loss"), _column(base, "loss"))
-        steps = paired_share(_column(here, "steps_to_target"), _column(base, "steps_to_target"))
+        steps = paired_share(_steps(here), _steps(base))
         rows[name] = {
             "loss": _difference(loss) | {"documents_half": _over_documents(name, panel, singles)},
             "steps_to_target": _difference(steps),
@@ -160,6 +166,10 @@ def _over_documents(name: str, panel: Panel, singles: Mapping[str, RunLog]) -> f
 
 def _column(variant: Mapping[str, Any], key: str) -> dict[str, float | None]:
     return {seed: row[key] for seed, row in variant["runs"].items()}
+
+
+def _steps(variant: Mapping[str, Any]) -> dict[str, float | None]:
+    return {seed: row["to_target"][STEPS] for seed, row in variant["runs"].items()}
 
 
 def _difference(by_seed: Mapping[str, float | None]) -> dict[str, Any]:

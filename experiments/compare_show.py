@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.compare_columns import columns, note, plus_minus, with_interval
-from experiments.progress import thousands
+from experiments.compare_columns import brief, columns, note, plus_minus, with_interval
+from experiments.compare_target import BYTES, STEPS, TOKENS, seconds_on
+from experiments.progress import size, thousands
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -22,6 +23,10 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         for name, share in panel["other_bytes"].items():
             text = f"not at equal bytes: {name} sends {share:+.1%} against {panel['baseline']}"
             console.print(text, highlight=False)
+    if result["apart"]:
+        shares = ", ".join(f"{name} {share:+.1%}" for name, share in result["apart"].items())
+        text = f"at equal {result['equal']}, against {result['baseline']}: {shares}"
+        console.print(text, highlight=False)
     source = f"the highest final loss of {result['baseline']}"
     if result["target_from"] == "config":
         source = "given"
@@ -33,6 +38,8 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         "the mean is over the seeds that reach it.",
         highlight=False,
     )
+    if result["target"] is not None:
+        console.print(target_table(result))
     for network in result["networks"] or [None]:
         console.print(costs_table(result, network))
     about = note(result["networks"], result["step_seconds"], "the network's own")
@@ -53,7 +60,7 @@ def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:
         out.add_column(heading, justify="right", min_width=width, overflow="fold")
     for name, difference in panel["differences"].items():
         row = result["variants"][name]
-        steps, fewer = _steps(row["steps_to_target"]), difference["steps_to_target"]
+        steps, fewer = _reached(row["to_target"][STEPS]), difference["steps_to_target"]
         if name != base and fewer["mean"] is not None:
             steps += f"\n{plus_minus(fewer, '+.1%')}"
             steps += f", {fewer['verdict']}" if len(result["seeds"]) > 1 else ""
@@ -111,13 +118,33 @@ def _close(text: str) -> str:
     return text.replace(" ", "")
 
 
-def _steps(found: Mapping[str, Any]) -> str:
-    if not found["not_reached"]:
-        return plus_minus(found, ".0f")
-    of = found["count"] + found["not_reached"]
+def target_table(result: Mapping[str, Any]) -> Table:
+    """What it took to reach the target: tokens, bytes, and virtual time on every network."""
+    title = f"to reach the loss {result['target']:.4f}"
+    out = Table(box=None, title=title, title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
+    out.add_column("variant", no_wrap=True)
+    shown = {"tokens": (TOKENS, _tokens), "sent per region": (BYTES, size)}
+    for name in result["networks"]:
+        shown[f"time on {name}"] = (seconds_on(name), brief)
+    for heading in shown:
+        out.add_column(heading, justify="right", overflow="fold")
+    for name, row in in_order(result).items():
+        cells = [_reached(row["to_target"][key], form) for key, form in shown.values()]
+        out.add_row(name, *cells)
+    return out
+
+
+def _tokens(count: float) -> str:
+    return thousands(float(f"{count:.3g}"))
+
+
+def _reached(found: Mapping[str, Any], form: Callable[[float], str] = "{:.0f}".format) -> str:
     if not found["count"]:
         return "not reached"
-    return f"{plus_minus(found, '.0f')} (not reached: {found['not_reached']} of {of})"
+    text = form(found["mean"])
+    text += "" if found["half"] is None else f" ± {form(found['half'])}"
+    of = found["count"] + found["not_reached"]
+    return f"{text} (not reached: {found['not_reached']} of {of})" if found["not_reached"] else text
 
 
 def _difference(found: Mapping[str, Any]) -> str:

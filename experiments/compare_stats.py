@@ -49,21 +49,32 @@ def estimate(values: Sequence[float | None]) -> Estimate:
     return Estimate(mean, float(special.stdtrit(len(known) - 1, 0.975) * error), len(known))
 
 
-def steps_to(evals: Sequence[Mapping[str, Any]], target: float) -> float | None:
-    """Inner steps until the anchor's evaluation loss first is at most `target`; None if never.
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """Where a loss first is at most a target: `share` of the way between two evaluations."""
 
-    Between two evaluations the loss is taken as a straight line. A loss that is not finite counts
-    as above every target.
+    before: int
+    after: int
+    share: float
+
+    def of(self, values: Sequence[float]) -> float:
+        """A quantity at the crossing, from its values at every evaluation (a straight line)."""
+        low, high = values[self.before], values[self.after]
+        return low + self.share * (high - low)
+
+
+def crossing(losses: Sequence[float | None], target: float) -> Crossing | None:
+    """The first crossing of `target` by the losses of a run's evaluations; None if never.
+
+    Between two evaluations the loss is taken as a straight line. A loss that is not finite (None)
+    counts as above every target.
     """
-    before = None
-    for record in evals:
-        loss, step = record["anchor"], record["step"]
+    for i, loss in enumerate(losses):
         if loss is not None and loss <= target:
-            if before is None or before["anchor"] is None:
-                return float(step)
-            share = (before["anchor"] - target) / (before["anchor"] - loss)
-            return before["step"] + share * (step - before["step"])
-        before = record
+            before = None if i == 0 else losses[i - 1]
+            if before is None:
+                return Crossing(i, i, 0.0)
+            return Crossing(i - 1, i, (before - target) / (before - loss))
     return None
 
 

@@ -68,6 +68,8 @@ def base(method: str, **knobs: Any) -> ConfigDict:
 
     config.log = ConfigDict()
     config.log.every = 20  # inner steps between two lines of progress
+    config.log.tensorboard = False  # also event files in WORKDIR/tensorboard
+    config.log.wandb = config_dict.placeholder(str)  # also a run in this Weights & Biases project
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 200  # inner steps; 0 = only when interrupted and at the end

@@ -19,6 +19,7 @@ from experiments.cli import RefusedError, problems_of
 from experiments.config import plain
 from experiments.methods import make_method
 from experiments.workdir import workdir_problems
+from experiments.writers import missing_packages
 from lowcomm_jax import Engine
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.fragments import partition, path_name
@@ -101,6 +102,7 @@ def resolve(config: Any, workdir: str | Path) -> Job:
     weights, found = checks.region_weights(fields)
     problems += found
     inner = InnerConfig(**fields["inner"])
+    problems += missing_packages(fields["log"])
     problems += [f"inner.{line}" for line in inner.violations(steps if steps > 0 else 1 << 62)]
     mesh, found = checks.make_mesh_of(fields)
     problems += found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -18,20 +19,41 @@ from lowcomm_jax.compression import registry
 METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
 OUTER = {name: getattr(outer, name) for name in ("nesterov", "heavy_ball", "sgd", "average")}
 OUTER["delayed_nesterov"] = outer.delayed_nesterov
+OWN = ":"  # in the name of a method that is not in the package: module:factory
 DERIVED = "stacked"  # a factory's keyword that the model settles, not the config
+
+
+def find(name: str) -> Callable[..., methods.Method] | None:
+    """The factory of a method: a key of `METHODS`, or `module:factory` of your own; None = unknown.
+
+    Raises:
+      ValueError: there is no such module, or no such function in it.
+    """
+    module, own, factory = str(name).partition(OWN)
+    if not own:
+        return METHODS.get(name)
+    try:
+        found = getattr(importlib.import_module(module), factory, None)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"method.name={name!r}: {error}; name a module that Python finds from here"
+        ) from error
+    if not callable(found):
+        raise ValueError(f"method.name={name!r}: {module} has no function {factory!r}")
+    return found
 
 
 def section(name: str, knobs: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """The config's `method` section: `name`, and every keyword of the method's factory.
 
     Args:
-      name: a key of `METHODS`.
+      name: see `find`.
       knobs: values; keywords that are not given take the factory's default. `outer` and `taylor`
         may be dicts: a rule's name and its own keywords.
     """
-    fields = ml_collections.ConfigDict({"name": name})
-    types = typing.get_type_hints(METHODS[name])
-    for key, parameter in inspect.signature(METHODS[name]).parameters.items():
+    fields, factory = ml_collections.ConfigDict({"name": name}), find(name)
+    types = typing.get_type_hints(factory)
+    for key, parameter in inspect.signature(factory).parameters.items():
         if key == DERIVED:
             continue
         value = knobs.get(key, parameter.default)
@@ -83,9 +105,12 @@ def make_method(
     """
     fields = dict(fields)
     name = fields.pop("name", None)
-    if name not in METHODS:
+    factory, problems = problems_of(lambda: find(name))
+    if problems:
+        return None, problems
+    if factory is None:
         return None, [f"method.name={name!r} is unknown{closest(str(name), list(METHODS))}"]
-    parameters = dict(inspect.signature(METHODS[name]).parameters)
+    parameters = dict(inspect.signature(factory).parameters)
     arguments = {DERIVED: tuple(stacked)} if parameters.pop(DERIVED, None) else {}
     problems = [
         f"method.{key}={value!r}: {name} has no such setting{closest(key, list(parameters))}"
@@ -111,7 +136,7 @@ def make_method(
         problems += found
     if problems:
         return None, problems
-    return problems_of(lambda: METHODS[name](**arguments), "method: ")
+    return problems_of(lambda: factory(**arguments), "method: ")
 
 
 def _argument(key: str, value: Any, stacked: tuple[str, ...]) -> tuple[Any, list[str]]:

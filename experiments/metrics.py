@@ -44,15 +44,15 @@ class MetricsLog:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(_strict(record), allow_nan=False, separators=(",", ":")) + "\n"
+    return json.dumps(strict(record), allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def _strict(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
+def strict(value: Any) -> Any:
+    """Plain JSON of nested data: it has no NaN and no infinity, they become null."""
     if isinstance(value, Mapping):
-        return {str(k): _strict(v) for k, v in value.items()}
+        return {str(k): strict(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(v) for v in value]
+        return [strict(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -3,12 +3,13 @@
     python -m experiments report runs/a [runs/b ...] [--network=us_4_regions] [--html=report.html]
 
 With `--network` the runs' events are replayed on it: hours, utilisation and a timeline per run.
-`--html` writes everything into one page that opens without a network connection.
+`--html` writes everything into one page that opens without a network connection; `--csv` and
+`--json` write the numbers for other programs (a number a row, or everything).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -21,6 +22,7 @@ from experiments.compare_columns import note
 from experiments.html_data import Entry
 from experiments.progress import duration, size
 from experiments.runlog import RunLog, Summary, read_run, summarise
+from experiments.tidy import write_csv, write_json
 from experiments.virtual import Virtual, check, on_network
 from experiments.workdir import CURVES
 from lowcomm_jax.network import BASELINE, Network
@@ -35,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
     )
     options.real("step_seconds", None, "seconds of a region's inner step there (default: as here)")
     options.text("html", None, "where to write the page, if anywhere")
+    options.text("csv", None, "where to write the numbers as a table, if anywhere")
+    options.text("json", None, "where to write all records, if anywhere")
     values = options.values
     folders = parse_flags("report", argv, values)
     if values.help:
@@ -42,15 +46,23 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not folders:
         raise RefusedError(["which runs? name their folders: report runs/a runs/b"], "report")
-    show(
-        [Path(folder) for folder in folders],
-        Console(),
-        values.png,
-        values.network,
-        values.step_seconds,
-        values.html,
-    )
+    workdirs = [Path(folder) for folder in folders]
+    show(workdirs, Console(), values.png, values.network, values.step_seconds, values.html)
+    export(workdirs, {write_csv: values.csv, write_json: values.json})
     return 0
+
+
+def export(workdirs: Sequence[Path], wanted: Mapping[Callable, str | None]) -> None:
+    """Write the runs with every writer that is given a path.
+
+    Raises:
+      RefusedError: a folder is named twice.
+    """
+    wanted = {write: Path(path) for write, path in wanted.items() if path is not None}
+    if wanted:
+        runs = dict(zip(unlike_names(workdirs), map(read_run, workdirs)))
+        for write, path in wanted.items():
+            write(runs, path)
 
 
 def show(

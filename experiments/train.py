@@ -21,9 +21,9 @@ from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_
 from experiments.header import header
 from experiments.job import Job, abstract_params, resolve
 from experiments.loop import BEST, Loop
-from experiments.metrics import MetricsLog
 from experiments.progress import Display, open_display, size
-from experiments.workdir import CHECKPOINTS, METRICS, identity, write_config
+from experiments.workdir import CHECKPOINTS, identity, write_config
+from experiments.writers import open_log
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 from lowcomm_jax.models import Pipeline
@@ -117,7 +117,7 @@ def _idle(job: Job) -> str:
 def _loop(run: Run, state, restored, checkpoints: Checkpoints, display: Display) -> bool:
     step = 0 if restored is None else restored.step
     evaluator = run.evaluator()
-    with contextlib.closing(MetricsLog(run.job.workdir / METRICS, step if restored else -1)) as log:
+    with contextlib.closing(open_log(run.job, step if restored else -1)) as log:
         if restored is None:
             log.write([header(run, state), _eval_set(evaluator)])
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,20 @@ def virtual_clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock |
     if count != regions:
         return None, [f"network has {count} regions, the engine {regions}: make them equal"]
     return VirtualClock(links, seed=seed, record=True), []
+
+
+def participants_mask(participants: Sequence[bool] | None, count: int) -> np.ndarray:
+    """Bool `[R]` of who takes part; None = all.
+
+    Raises:
+      ValueError: not one bool per region.
+    """
+    if participants is None:
+        return np.ones(count, bool)
+    mask = np.asarray(participants, bool)
+    if mask.shape != (count,):
+        raise ValueError(f"participants has shape {mask.shape}: give one bool per region ({count})")
+    return mask
 
 
 def check_batch(shape: tuple[int, ...], regions: Regions, accumulate: int) -> None:

@@ -15,25 +15,24 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from lowcomm_jax import history, initial, programs
+from lowcomm_jax import history, initial, microbatches, programs
 from lowcomm_jax.checks import check_batch, counting_problems, layout_problems, virtual_clock
 from lowcomm_jax.finish import finish
 from lowcomm_jax.gossip_trips import round_trips
 from lowcomm_jax.gradient import behind_outer
-from lowcomm_jax.gradient_run import run_gradient_steps
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.layout import Roles, make_layout
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.network import drive, follow
+from lowcomm_jax.network import follow
 from lowcomm_jax.programs import Recipe
 from lowcomm_jax.regions import REGION, Regions, Replicas, default_mesh
 from lowcomm_jax.roundtrip import RoundTrips
 from lowcomm_jax.sharding import SpecFn
+from lowcomm_jax.stage_runner import Participants, StageRunner
 from lowcomm_jax.staging import Stage, Stager
 from lowcomm_jax.state import TrainState
 
 PyTree = Any
-Participants = Callable[[int], Sequence[bool] | None] | None
 
 
 class Engine:
@@ -55,13 +54,14 @@ class Engine:
       roles: which leaves are trained (`layout.make_layout`).
       weights: `equal`, `tokens` (tokens consumed since the fragment's last send) or R numbers.
       specs: `(leaf name, shape) -> PartitionSpec` over the axes inside a region; default: FSDP on
-        the longest axis that divides.
+        the longest axis that divides, or, with a codec, on the rows if they hold whole blocks.
       stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
       accumulate: microbatches a step's batch is cut into.
       skip_nonfinite: leave a region as it was when its gradient is not finite (counted in the
         metric `skipped`), so that a bad batch cannot poison its parameters and moments.
       outlier_factor, max_update_norm: see `guard.Guard`.
-      block: steps staged on the device at once by `run`.
+      block: steps staged on the device at once by `run`; where batches are cut (`microbatch=`),
+        microbatches.
       offload: keep anchor, outer state, residuals and snapshots in pinned host memory.
 
     Raises:
@@ -125,7 +125,7 @@ class Engine:
         region = self.regions.sharding(REGION)
         self.region_ids = jax.device_put(np.arange(regions, dtype=np.int32), region)
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
-        self._everyone = np.ones(regions, bool)
+        self._runner = StageRunner(method, self.region_ids)
         self._trips: dict[Any, RoundTrips] = {}
 
     # -- state --------------------------------------------------------------------------------
@@ -157,7 +157,13 @@ class Engine:
     # -- training -----------------------------------------------------------------------------
 
     def step(
-        self, state: TrainState, batch: PyTree, participants: Sequence[bool] | None = None
+        self,
+        state: TrainState,
+        batch: PyTree,
+        participants: Sequence[bool] | None = None,
+        *,
+        microbatch: int | None = None,
+        counts_R: Sequence[int] | None = None,
     ) -> tuple[TrainState, dict[str, Any]]:
         """One inner step in every region, and the sends and landings that follow it.
 
@@ -167,14 +173,19 @@ class Engine:
           participants: bool `[R]`: who takes part in what is sent at this step; None = everyone.
             A region left out keeps training on its own values; its anchor moves like everyone's.
             With gradient exchange (ddp) it stands still at this step.
+          microbatch, counts_R: see `run`; the batch then comes from the host.
 
         Returns:
           (state, metrics): `loss`, `grad_norm` and the loss_fn's aux as device arrays `[R]`, and
           `events`, a list of `history.Event`; where not every region makes the step, bool `[R]`
           `active` (uneven regions) or `away` (left out of a gradient exchange).
         """
-        stage = Stage(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
-        state, metrics, events = self._run_stage(state, stage, lambda _: participants, single=True)
+        cut = microbatches.cut(self.recipe, microbatch, counts_R)
+        if cut is None:
+            stage = Stage(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
+        else:
+            stage = Stager([batch], self.block, microbatch).take(1)
+        state, metrics, events = self._run(state, stage, lambda _: participants, True, cut)
         return state, {**metrics, "events": events}
 
     def run(
@@ -182,6 +193,9 @@ class Engine:
         state: TrainState,
         batches: Iterable[PyTree],
         participants: Participants = None,
+        *,
+        microbatch: int | None = None,
+        counts_R: Sequence[int] | None = None,
     ) -> tuple[TrainState, history.History]:
         """Train on every batch of `batches`: the compiled fast path.
 
@@ -192,52 +206,55 @@ class Engine:
           state: is donated; use the returned one.
           batches: host batches, leaves `[R, per-region batch, ...]`.
           participants: `step -> bool [R] or None`, see `step`.
+          microbatch: m; every batch, of any multiple of m samples, is cut into microbatches of m,
+            whose gradients are averaged by tokens (`accumulation`). A batch may have another size
+            than the one before, up to `block` microbatches: only another m compiles (`warm`).
+          counts_R: microbatches each region trains on at a step, `[R]`; the rest of its samples is
+            not read. None = all.
 
         Returns:
           (state, history): the history is fetched from the device only when it is read.
+
+        Raises:
+          ValueError: batches that cannot be cut, or with a method or network that needs them
+            fixed.
         """
         trips = self.trips(state)
+        cut = microbatches.cut(self.recipe, microbatch, counts_R)
         record = history.History(int(state.clock.step))
-        stager = Stager(batches, self.block)
+        stager = Stager(batches, self.block, microbatch)
         while (stage := stager.take(trips.next_event(state))) is not None:
-            state, metrics, events = self._run_stage(state, stage, participants)
+            state, metrics, events = self._run(state, stage, participants, False, cut)
             record.add(stage.steps, metrics, events)
         return state, record
 
-    def _run_stage(
-        self, state: TrainState, stage: Stage, participants: Participants, single: bool = False
-    ):
+    def warm(self, state: TrainState, batch: PyTree, sizes: Sequence[int]) -> TrainState:
+        """Compile the inner steps for microbatches of `sizes`, without training.
+
+        Args:
+          state: is donated; use the returned one, which holds the same values.
+          batch: a host batch like those of `run`; only its first sample and its dtypes count.
+          sizes: every m that `run` or `step` will be called with.
+
+        Raises:
+          ValueError: listing the sizes that cannot work.
+        """
         trips = self.trips(state)
-        batches = self.place(stage.batches)
-        n = np.int32(stage.steps)
-        done = int(state.clock.step)
-        steps = range(done + 1, done + stage.steps + 1)
-        if self.method.signal == "gradient":
-            masks = [self._mask(participants and participants(t)) for t in steps]
-            state, events, metrics = run_gradient_steps(
-                trips.programs,
-                state,
-                batches,
-                self.region_ids,
-                masks,
-                None if trips.by_tokens else trips.weights,
-                stage.capacity,
-                single,
-            )
-            away = ~np.stack(masks, axis=1)
-            pace = {"away": away} if away.any() else {}
-            self._book(steps, events, pace)
-            return state, history.with_pace(metrics, pace, single), events
-        active = self._active(steps, stage.capacity)
-        trips.measurements.starts()
-        inner, metrics = trips.programs.block(
-            state.inner, state.frozen, batches, self.region_ids, active, n, single=single
-        )
-        mask = self._mask(participants and participants(steps[-1]))
-        state, events = trips.after(state.replace(inner=inner), stage.steps, mask)
-        pace = {} if active is None else {"active": active}
-        self._book(steps, events, pace)
-        return state, history.with_pace(metrics, pace, single), events
+        microbatches.refuse(microbatches.size_problems(self.recipe, sizes))
+        for size in sizes:
+            one = Stager([microbatches.repeated(batch, size)], self.block, size).take(1)
+            stage = self._staged(one._replace(steps=0))
+            cut = microbatches.Cut(size)
+            inner, _ = self._runner.inner_steps(trips, state, stage, None, True, cut)
+            state = state.replace(inner=inner)
+        return state
+
+    def _run(self, state: TrainState, stage: Stage, participants, single: bool, cut):
+        given = (self.trips(state), state, self._staged(stage), participants, single, cut)
+        return self._runner.run(*given, self.clock)
+
+    def _staged(self, stage: Stage) -> Stage:
+        return stage._replace(batches=self.place(stage.batches))
 
     def finish(self, state: TrainState) -> TrainState:
         """Drain what is in flight, then one last blocking synchronisation (`finish.finish`)."""
@@ -248,14 +265,6 @@ class Engine:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _book(self, steps: range, events: list[history.Event], pace: dict) -> None:
-        """Let the virtual clock run through these steps and their events."""
-        if self.clock is None:
-            return
-        for i, t in enumerate(steps):
-            masks = {name: mask[:, i] for name, mask in pace.items()}
-            drive(self.clock, t, [e for e in events if e.step == t], **masks)
-
     def place(self, batches: PyTree) -> PyTree:
         """Put staged batches `[R, S, b, ...]` on the mesh: regions and samples are sharded."""
         shape = jax.tree.leaves(batches)[0].shape
@@ -263,23 +272,3 @@ class Engine:
         if self.regions.mesh.size == 1:
             return batches  # the call itself transfers them, and faster
         return jax.device_put(batches, self._batch_sharding)
-
-    def _active(self, steps: range, capacity: int) -> np.ndarray | None:
-        """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
-        schedule, count = self.method.schedule, self.regions.count
-        if not schedule.uneven:
-            return None
-        active = np.zeros((count, capacity), bool)
-        active[:, : len(steps)] = np.stack([schedule.active(t, count) for t in steps], axis=1)
-        return active
-
-    def _mask(self, participants: Sequence[bool] | None) -> np.ndarray:
-        count = self.regions.count
-        if participants is None:
-            return self._everyone
-        mask = np.asarray(participants, bool)
-        if mask.shape != (count,):
-            raise ValueError(
-                f"participants has shape {mask.shape}: give one bool per region ({count})"
-            )
-        return mask

@@ -53,8 +53,9 @@ class GossipRounds(Rounds):
         del codec_state, level
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
-        specs = {k: self.specs[k] for k in like}
-        mean, group, moves_R = self.groups.means(payload, base, weight_R, draw, like, specs)
+        mean, group, moves_R = self.groups.means(
+            payload, base, weight_R, draw, like, self._specs(like)
+        )
 
         def one_region(mean, state, own, group):
             return self.method.outer.update(mean, state, own, group_anchor=group)

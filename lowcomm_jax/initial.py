@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import fragments as fragmentation
 from lowcomm_jax.offload import stow
@@ -16,7 +15,6 @@ from lowcomm_jax.sharding import leaf_shardings, optimizer_shardings
 from lowcomm_jax.state import Clock, Inner, TrainState
 
 PyTree = Any
-_IN_REGION = P(REGION)
 
 
 def initial_state(programs: Programs, params: PyTree) -> TrainState:
@@ -32,7 +30,7 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
         anchor=anchor,
         received=_received(programs, layout.select(params, "train")),
         outer=_outer(programs, anchor),
-        codec=tuple(_stack(programs, s, programs.exchange.lead) for s in _codec_states(programs)),
+        codec=tuple(_codec_state(programs, p) for p in range(k)),
         landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
         rate=jax.device_put(jnp.zeros(k, jnp.float32), shared),
         in_flight={},
@@ -57,10 +55,10 @@ def _broadcast(tree: PyTree, count: int, dtype: Any = None) -> PyTree:
     return jax.tree.map(one, tree)
 
 
-def _stack(programs: Programs, tree: PyTree, spec: P = _IN_REGION) -> PyTree:
+def _stack(programs: Programs, tree: PyTree) -> PyTree:
     """The same values in every region, leaves `[R, ...]`."""
     regions = programs.recipe.regions
-    place = jax.jit(lambda t: _broadcast(t, regions.count), out_shardings=regions.sharding(*spec))
+    place = jax.jit(lambda t: _broadcast(t, regions.count), out_shardings=regions.sharding(REGION))
     return place(tree)
 
 
@@ -135,9 +133,17 @@ def _outer(programs: Programs, anchor: dict[str, jax.Array]) -> tuple[PyTree, ..
     return tuple(states)
 
 
-def _codec_states(programs: Programs) -> list[PyTree]:
-    codec, cut = programs.exchange.codec, programs.fragments
-    return [() if codec is None else codec.init(cut.like(p)) for p in range(len(cut))]
+def _codec_state(programs: Programs, p: int) -> PyTree:
+    """Of fragment p, leaves `[R, ...]`; residuals are sharded as what they are added to."""
+    exchange, regions = programs.exchange, programs.recipe.regions
+    if exchange.codec is None:
+        return ()
+    like = programs.fragments.like(p)
+    state = exchange.codec.init(like)
+    inside = {name: programs.specs[name] for name in like}
+    specs = exchange.rows.state_specs(state, like, inside)
+    out = jax.tree.map(lambda _, spec: regions.sharding(REGION, *spec), state, specs)
+    return jax.jit(lambda t: _broadcast(t, regions.count), out_shardings=out)(state)
 
 
 def _landing_states(programs: Programs) -> list[PyTree]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lowcomm_jax.accumulation import weighted_mean
 from lowcomm_jax.layout import Layout
 from lowcomm_jax.regions import Regions
 from lowcomm_jax.state import Inner
@@ -32,7 +33,7 @@ class InnerStep:
       optimizer: inner Optax optimizer; sees the user's tree with None for untrained leaves.
       layout: structure and roles of the user's tree.
       seed: seed of the run; a step's key is a pure function of (seed, region, step).
-      accumulate: microbatches a step's batch is cut into; gradients are averaged over them.
+      accumulate: microbatches a step's batch is cut into (`accumulated`).
       skip_nonfinite: leave the region as it was when its gradient is not finite, so that a bad
         batch cannot poison parameters and moments for ever.
     """
@@ -54,11 +55,20 @@ class InnerStep:
           (gradients by name, new buffers, metrics): metrics holds fp32 scalars `loss`, `tokens`
           and the aux of `loss_fn`.
         """
-        grad_fn = jax.value_and_grad(self._named_loss, has_aux=True)
         if self.accumulate == 1:
-            (loss, (aux, buffers)), grads = grad_fn(params, buffers, frozen, batch, rng)
+            (loss, (aux, buffers)), grads = self._grad_fn(params, buffers, frozen, batch, rng)
             return grads, buffers, _metrics(loss, aux, batch)
-        return self._accumulated(grad_fn, params, buffers, frozen, batch, rng)
+        n = self.accumulate
+        micro = jax.tree.map(lambda x: x.reshape(n, x.shape[0] // n, *x.shape[1:]), batch)
+
+        def part(i):
+            return jax.tree.map(lambda x: x[i], micro)
+
+        return self.accumulated(params, buffers, frozen, part, n, rng)
+
+    @property
+    def _grad_fn(self):
+        return jax.value_and_grad(self._named_loss, has_aux=True)
 
     def _named_loss(self, params, buffers, frozen, batch, rng):
         tree = self.layout.tree({**params, **buffers, **frozen})
@@ -69,23 +79,31 @@ class InnerStep:
             buffers = {**buffers, **_named_updates(aux.pop(UPDATES), buffers)}
         return loss, (aux, buffers)
 
-    def _accumulated(self, grad_fn, params, buffers, frozen, batch, rng):
-        n = self.accumulate
-        micro = jax.tree.map(lambda x: x.reshape(n, x.shape[0] // n, *x.shape[1:]), batch)
+    def accumulated(self, params, buffers, frozen, part, count, rng):
+        """Mean gradient of several microbatches, weighted by their tokens.
 
-        def body(carry, inputs):
-            grads, buffers = carry
-            part, key = inputs
-            (loss, (aux, buffers)), new = grad_fn(params, buffers, frozen, part, key)
-            grads = {k: g + new[k].astype(jnp.float32) for k, g in grads.items()}
-            return (grads, buffers), _metrics(loss, aux, part)
+        Equals the gradient of one batch that holds them all when `loss_fn` is a mean over the
+        tokens it reports (over samples, where it reports none); see `accumulation.weighted_mean`.
 
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-        keys = jax.random.split(rng, n)
-        (grads, buffers), metrics = jax.lax.scan(body, (zeros, buffers), (micro, keys))
-        grads = {k: (g / n).astype(params[k].dtype) for k, g in grads.items()}
-        metrics = {k: jnp.sum(v) if k == "tokens" else jnp.mean(v) for k, v in metrics.items()}
-        return grads, buffers, metrics
+        Args:
+          part: `i -> batch` of microbatch i, all of one shape.
+          count: number of microbatches, at least 1; may be traced.
+          rng: microbatch i gets `fold_in(rng, i)`.
+
+        Returns:
+          As `gradients`; metrics other than `tokens` are means weighted by tokens.
+        """
+
+        def one(i, buffers):
+            batch, key = part(i), jax.random.fold_in(rng, i)
+            (loss, (aux, buffers)), grads = self._grad_fn(params, buffers, frozen, batch, key)
+            metrics = _metrics(loss, aux, batch)
+            tokens = metrics.pop("tokens")
+            return (grads, metrics), tokens, buffers
+
+        (grads, metrics), tokens, buffers = weighted_mean(one, buffers, count)
+        grads = {k: g.astype(params[k].dtype) for k, g in grads.items()}
+        return grads, buffers, {**metrics, "tokens": tokens}
 
     def apply(self, inner: Inner, grads, buffers, tokens) -> Inner:
         """Let the inner optimizer step."""
@@ -97,7 +115,17 @@ class InnerStep:
     def __call__(self, inner: Inner, frozen, batch, region) -> tuple[Inner, dict[str, jax.Array]]:
         """One optimizer step of one region; `region` is its int32 number."""
         rng = self.rng(region, inner.step)
-        grads, buffers, metrics = self.gradients(inner.params, inner.buffers, frozen, batch, rng)
+        found = self.gradients(inner.params, inner.buffers, frozen, batch, rng)
+        return self.follow(inner, *found)
+
+    def over_microbatches(self, inner: Inner, frozen, part, count, region):
+        """One optimizer step on the mean gradient of `accumulated`."""
+        rng = self.rng(region, inner.step)
+        found = self.accumulated(inner.params, inner.buffers, frozen, part, count, rng)
+        return self.follow(inner, *found)
+
+    def follow(self, inner: Inner, grads, buffers, metrics) -> tuple[Inner, dict[str, jax.Array]]:
+        """Step along a gradient, unless it is not finite and such are to be skipped."""
         metrics["grad_norm"] = optax.tree.norm(grads).astype(jnp.float32)
         new = self.apply(inner, grads, buffers, metrics["tokens"])
         if not self.skip_nonfinite:

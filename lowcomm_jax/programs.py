@@ -13,6 +13,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import offload
+from lowcomm_jax.accumulation import make_accumulating_program
 from lowcomm_jax.compression import Codec, Staged, route
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
@@ -58,7 +59,8 @@ class Programs:
 
     `method` is the recipe's with its schedule settled (`Schedule.settle`). `block` runs inner
     steps (`inner.make_inner_program`, or, for methods that exchange gradients,
-    `gradient.make_gradient_program`); the rest are the methods of `rounds.Rounds`.
+    `gradient.make_gradient_program`); `accumulating` runs steps of several microbatches (None with
+    gradient exchange); the rest are the methods of `rounds.Rounds`.
     """
 
     recipe: Recipe
@@ -68,6 +70,7 @@ class Programs:
     fragments: Fragments
     specs: dict[str, P]
     block: Callable
+    accumulating: Callable | None
     send: Callable
     move: Callable
     adopt: Callable
@@ -96,19 +99,20 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         or the codec cannot work in stages.
     """
     regions, method, shapes = recipe.regions, recipe.method, layout.train_shapes()
-    spec_fn = recipe.spec_fn or fsdp_specs(regions.mesh.shape["fsdp"])
-    specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     schedule = method.schedule
-    stages = stages_of(regions, specs)
+    stages = regions.mesh.shape[STAGE]
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked, stages)
-    codec = in_stages(method, regions, specs) if stages > 1 else coded(method, cut, regions.count)
-    exchange = MeshExchange(regions, codec)
+    codec = in_stages(recipe, shapes) if stages > 1 else coded(method, cut, regions.count)
+    exchange = MeshExchange(regions, codec, recipe.stacked)
+    spec_fn = recipe.spec_fn or default_specs(exchange)
+    specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     method = settled(method, exchange, cut, recipe.network)
     parts = (regions, exchange, method, recipe.guard, specs)
     if method.topology is None:
         rounds = Rounds(*parts)
     else:
-        rounds = GossipRounds(*parts, GroupExchange(regions, method.topology, exchange.codec))
+        groups = GroupExchange(regions, method.topology, exchange.codec, recipe.stacked)
+        rounds = GossipRounds(*parts, groups)
     step = InnerStep(
         recipe.loss_fn,
         recipe.inner,
@@ -117,6 +121,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         recipe.accumulate,
         recipe.skip_nonfinite,
     )
+    accumulating = None
     if method.signal == "gradient":
         block = make_gradient_program(step, rounds)
         block = jax.jit(block, donate_argnums=0, static_argnames="single")
@@ -124,6 +129,8 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         out = (inner_shardings(recipe, layout, shapes, specs), regions.sharding(REGION))
         block = make_inner_program(step, regions)
         block = jax.jit(block, donate_argnums=0, static_argnames="single", out_shardings=out)
+        accumulating = make_accumulating_program(step, regions)
+        accumulating = jax.jit(accumulating, donate_argnums=0, out_shardings=out)
     programs = Programs(
         recipe=recipe,
         method=method,
@@ -132,6 +139,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         fragments=cut,
         specs=specs,
         block=block,
+        accumulating=accumulating,
         send=jax.jit(rounds.send, static_argnames=("keep", "level"), donate_argnames="codec_state"),
         move=jax.jit(
             rounds.move,
@@ -161,34 +169,33 @@ def offloaded(programs: Programs) -> Programs:
     )
 
 
-def stages_of(regions: Regions, specs: dict[str, P]) -> int:
-    """Pipeline stages S of the mesh.
-
-    Raises:
-      ValueError: no leaf is cut over them.
-    """
-    count = regions.mesh.shape[STAGE]
-    if count > 1 and all(stage_axis(spec) is None for spec in specs.values()):
-        raise ValueError(
-            f"the mesh has {count} stages, but specs cut no leaf over them: train a "
-            "models.Pipeline with its specs, or use stage=1"
-        )
-    return count
-
-
-def in_stages(method: Method, regions: Regions, specs: dict[str, P]) -> Codec | None:
+def in_stages(recipe: Recipe, shapes: dict[str, jax.ShapeDtypeStruct]) -> Codec | None:
     """The method's codec, at work in every pipeline stage on its own.
 
     Raises:
-      ValueError: a two-shot is asked for.
+      ValueError: no leaf is cut over the stages, or a two-shot is asked for.
     """
-    inner = None if method.codec is None else per_tensor(method.codec)
+    regions, codec = recipe.regions, recipe.method.codec
+    specs = {name: recipe.spec_fn(name, x) for name, x in shapes.items()} if recipe.spec_fn else {}
+    if all(stage_axis(spec) is None for spec in specs.values()):
+        raise ValueError(
+            f"the mesh has {regions.mesh.shape[STAGE]} stages, but specs cut no leaf over them: "
+            "train a models.Pipeline with its specs, or use stage=1"
+        )
+    inner = None if codec is None else per_tensor(codec)
     if inner is not None and inner.reduce == "two_shot":
         raise ValueError(
-            f"{method.codec.name}: reduce='two_shot' does not work with pipeline stages, whose "
-            "coded payloads are all-gathered: use 'auto'"
+            f"{codec.name}: reduce='two_shot' does not work with pipeline stages, whose coded "
+            "payloads are all-gathered: use 'auto'"
         )
-    return None if method.codec is None else Staged(method.codec, regions.mesh, specs)
+    return None if codec is None else Staged(codec, regions.mesh, specs)
+
+
+def default_specs(exchange: MeshExchange) -> SpecFn:
+    """FSDP on the longest axis, or, where a codec then finds whole blocks, on the rows."""
+    devices = exchange.regions.mesh.shape["fsdp"]
+    longest = fsdp_specs(devices)
+    return longest if devices == 1 or exchange.codec is None else exchange.rows.first(longest)
 
 
 def coded(method: Method, cut: Fragments, regions: int) -> Codec | None:

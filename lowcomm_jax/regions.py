@@ -23,7 +23,6 @@ AXES = ("region", "stage", "fsdp", "tensor")
 REGION = "region"
 Replicas = Literal["vmap", "map"]
 PyTree = Any
-_IN_REGION = P(REGION)
 
 
 def make_mesh(
@@ -96,6 +95,11 @@ class Regions:
     def sharding(self, *spec) -> NamedSharding:
         return NamedSharding(self.mesh, P(*spec))
 
+    def idle_axes(self, spec: P) -> tuple[str, ...]:
+        """Axes inside a region along which every device holds the same of a leaf of this spec."""
+        used = {name for entry in spec for name in axis_names(entry)}
+        return tuple(a for a in AXES[1:] if self.mesh.shape[a] > 1 and a not in used)
+
     def lift(self, fn: Callable, in_axes: Sequence[int | None]) -> Callable:
         """Turn one region's pure function into the function of all regions.
 
@@ -110,6 +114,22 @@ class Regions:
         in_specs = tuple(P() if a is None else P(REGION) for a in in_axes)
 
         return self._manual(lambda *args: self._replicas(fn, args, in_axes), in_specs)
+
+    def everywhere(self, fn: Callable) -> Callable:
+        """Turn a pure function of shared values into one that every region evaluates for itself.
+
+        The compiler would be free to spread it over the regions, and to talk across them.
+        """
+        if self.mesh.size == 1:
+            return fn
+        return jax.shard_map(
+            fn,
+            mesh=self.mesh,
+            in_specs=P(),
+            out_specs=P(),
+            axis_names={REGION},
+            check_vma=False,
+        )
 
     def _manual(self, slot: Callable, in_specs: Sequence[P]) -> Callable:
         """`shard_map` over the region axis alone; the axes inside a region stay Auto."""
@@ -157,8 +177,9 @@ class Regions:
 
         Bit-identical for every mesh: each device exchanges slices of its own shard with the same
         shard of the other regions, adds them in region order and gathers the sums back (two-shot
-        reduction; `psum` would promise no order). Regions of weight 0 contribute nothing, even
-        when their values are not finite. With all weights 0 the mean is 0.
+        reduction; `psum` would promise no order). Devices of a region that hold the same shard
+        take a share each, so that nothing crosses twice. Regions of weight 0 contribute nothing,
+        even when their values are not finite. With all weights 0 the mean is 0.
 
         Args:
           tree_R: leaves `[R, ...]`, any float dtype.
@@ -174,45 +195,14 @@ class Regions:
             return jax.tree.map(lambda x: (_weighted_sum(x, weight_R) * scale)[None], tree_R)
         leaves, treedef = jax.tree.flatten(tree_R)
         leaf_specs = treedef.flatten_up_to(specs)
+        idle = [self.idle_axes(spec) for spec in leaf_specs]
         reduced = jax.shard_map(
-            lambda xs, w, s: [_two_shot(x, w, self.slots) * s for x in xs],
+            lambda xs, w, s: [_two_shot(x, w, self.slots, axes) * s for x, axes in zip(xs, idle)],
             mesh=self.mesh,
             in_specs=([P(REGION, *s) for s in leaf_specs], P(), P()),
             out_specs=[P(None, *s) for s in leaf_specs],
         )(leaves, weight_R, scale)
         return treedef.unflatten(reduced)
-
-    def deal(self, tree_R: PyTree) -> PyTree:
-        """Hand region s slice s of every region: leaves `[R regions, R slices, ...]` swap axes.
-
-        Returns:
-          leaves `[R slices, R regions, ...]`, sharded over the region axis.
-        """
-
-        def swap(x):
-            # Slot by slot; concatenation over slots is region order.
-            return jax.numpy.swapaxes(
-                jax.lax.all_to_all(x, REGION, split_axis=1, concat_axis=0, tiled=True), 0, 1
-            )
-
-        if self.slots == 1:
-            return jax.tree.map(lambda x: jax.numpy.swapaxes(x, 0, 1), tree_R)
-        return self._manual(lambda tree: jax.tree.map(swap, tree), [P(REGION)])(tree_R)
-
-    def gather(self, tree_R: PyTree, lead: P = _IN_REGION) -> PyTree:
-        """Hand every region all payloads: leaves `[R, ...]`, replicated over the region axis.
-
-        `lead` says where the leading axes lie; what lies in a stage is gathered there.
-        """
-        if self.slots == 1:
-            return tree_R
-        return jax.shard_map(
-            lambda t: jax.tree.map(lambda x: compat.all_gather_invariant(x, REGION, axis=0), t),
-            mesh=self.mesh,
-            in_specs=lead,
-            out_specs=P(None, *lead[1:]),
-            axis_names=set(lead),
-        )(tree_R)
 
 
 def _one(args: Sequence[PyTree], in_axes: Sequence[int | None], i) -> list[PyTree]:
@@ -236,15 +226,42 @@ def _weighted_sum(x_RxN: jax.Array, weight_R: jax.Array) -> jax.Array:
     return _ordered_sum(terms)
 
 
-def _two_shot(x_LxN: jax.Array, weight_R: jax.Array, slots: int) -> jax.Array:
+def _two_shot(x_LxN: jax.Array, weight_R: jax.Array, slots: int, idle: Sequence[str]) -> jax.Array:
     """Ordered sum over all regions of a slot's own shard: exchange slices, add, gather."""
     local, shape = x_LxN.shape[0], x_LxN.shape[1:]
-    flat = x_LxN.astype(jax.numpy.float32).reshape(local, -1)
+    whole = x_LxN.astype(jax.numpy.float32).reshape(local, -1)
+    flat = take_share(whole, idle)
     size = flat.shape[1]
     padded = -(-size // slots) * slots
     flat = jax.numpy.pad(flat, ((0, 0), (0, padded - size)))
     # Slot s receives slice s of every region; concatenation over slots is region order.
     slices_RxN = jax.lax.all_to_all(flat, REGION, split_axis=1, concat_axis=0, tiled=True)
     part = _weighted_sum(slices_RxN, weight_R)
-    whole = compat.all_gather_invariant(part, REGION, axis=0)
-    return whole[:size].reshape(1, *shape)
+    share = compat.all_gather_invariant(part, REGION, axis=0)[:size]
+    return join_shares(share, idle, whole.shape[1]).reshape(1, *shape)
+
+
+def take_share(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """Under `shard_map`: this device's part of `[..., M]`, which is equal along `axes`.
+
+    Zeros fill the last part up: fewer values than devices along `axes`.
+    """
+    if not axes:
+        return x
+    count = jax.lax.axis_size(tuple(axes))
+    each = -(-x.shape[-1] // count)
+    x = jax.numpy.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, each * count - x.shape[-1])])
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(tuple(axes)) * each, each, axis=-1)
+
+
+def join_shares(x: jax.Array, axes: Sequence[str], size: int) -> jax.Array:
+    """Inverse of `take_share`: `[..., size]`, gathered inside the region."""
+    if not axes:
+        return x
+    whole = compat.all_gather_invariant(x, tuple(axes), axis=x.ndim - 1)
+    return jax.lax.slice_in_dim(whole, 0, size, axis=-1)
+
+
+def axis_names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Mesh axes of one entry of a `PartitionSpec`."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)

@@ -71,10 +71,9 @@ class Rounds:
         norm_R = norm_per_row(delta)
         accepted = self.guard.accepts(norm_R, takes_part_R)
         payload, new_state = delta, codec_state
-        codec = self.exchange.at(level).codec
-        if codec is not None:
-            encode = self.regions.lift(codec.encode, (0, 0))
-            payload, new_state = encode(delta, codec_state)
+        exchange = self.exchange.at(level)
+        if exchange.codec is not None:
+            payload, new_state = exchange.encode(delta, codec_state, self._specs(delta))
             new_state = select(accepted, new_state, codec_state)
         return {
             "payload": payload,
@@ -147,12 +146,13 @@ class Rounds:
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         exchange = self.exchange.at(level)
-        mean = exchange.mean(payload, weight_R, like, {k: self.specs[k] for k in like})
+        energy = self.method.rank_energy
+        mean, rank = exchange.reduce(payload, weight_R, like, self._specs(like), energy)
         mean_norm = norm_per_row(mean)
         new_codec_state = codec_state
         if codec_state is not None:
             mean, new_codec_state = self._receive(mean, codec_state, weight_R)
-        updates, new_state = self._outer(mean, outer_state, base, own, exchange.codec)
+        updates, new_state = self._outer(mean, outer_state, base, own, exchange)
         updates, update_norm = self.guard.clip(updates)
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
         if if_news:
@@ -163,30 +163,28 @@ class Rounds:
             lambda n, o: jnp.where(moves, n, o), (new_state, new_codec_state), states
         )
         metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
-        metrics |= self._measured(exchange, payload, weight_R, like)
+        metrics |= {} if rank is None else {"rank": rank}
         return fragmentation.put(anchor, rows, moved), *states, metrics
 
     def _receive(self, mean, codec_state, weight_R):
         """What every region makes of the mean, fp32 `[R, ...]`, and its codec's state."""
-        shared = jax.tree.map(lambda x: x[0], mean)
+        rows, specs = self.exchange.rows, self._specs(mean)
+        shared = jax.tree.map(lambda x: x[0], rows.deal(mean, specs, lead=None))
         receive = self.regions.lift(self.exchange.codec.receive, (None, 0, 0))
-        return receive(shared, codec_state, weight_R > 0)
+        direction, codec_state = receive(shared, codec_state, weight_R > 0)
+        return rows.back(direction, specs), codec_state
 
-    def _measured(self, exchange, payload, weight_R, like) -> dict[str, jax.Array]:
-        """What the schedule asks of the codec: the measured `rank` of the mean, a scalar."""
-        if self.method.rank_energy is None:
-            return {}
-        rank = exchange.codec.mean_rank(payload, weight_R, like, self.method.rank_energy)
-        return {} if rank is None else {"rank": rank}
+    def _specs(self, leaves) -> dict[str, P]:
+        return {k: self.specs[k] for k in leaves}
 
-    def _outer(self, mean, outer_state, base, own, codec):
+    def _outer(self, mean, outer_state, base, own, exchange):
         if own is None:
             return jax.vmap(self.method.outer.update)(mean, outer_state, base)
         shared = jax.tree.map(lambda x: x[0], mean)
         own = {
             **own,
-            "own": self._own_part(own["own"], own["weight"], base, codec),
-            "own_late": self._own_part(own["own_late"], own["weight_late"], base, codec),
+            "own": self._own_part(own["own"], own["weight"], base, exchange),
+            "own_late": self._own_part(own["own_late"], own["weight_late"], base, exchange),
         }
 
         def one_region(state, params, extra):
@@ -194,13 +192,12 @@ class Rounds:
 
         return jax.vmap(one_region)(outer_state, base, own)
 
-    def _own_part(self, payload_R, weight_R, base, codec):
+    def _own_part(self, payload_R, weight_R, base, exchange):
         """What every region's payload decodes to, fp32 `[R, ...]`; 0 for those left out."""
         decoded = payload_R
-        if codec is not None:
+        if exchange.codec is not None:
             like = without_lead(base)
-            decode = self.regions.lift(lambda one: codec.decode(one, like), (0,))
-            decoded = decode(payload_R)
+            decoded = exchange.decode(payload_R, like, self._specs(like))
         return select(weight_R > 0, decoded, jax.tree.map(jnp.zeros_like, decoded))
 
     def adopt(

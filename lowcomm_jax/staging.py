@@ -15,37 +15,96 @@ class Stage(NamedTuple):
     """Staged steps.
 
     Attributes:
-      batches: leaves `[R, capacity, per-region batch, ...]`; only the first `steps` are real.
+      batches: leaves `[R, capacity, per-region batch, ...]`; only the first `steps` are real. Cut
+        into microbatches of m: `[R, capacity, m, ...]`, the first `steps * stride` real.
       steps: number of real steps.
-      capacity: S, the fixed length of the staged buffer.
+      capacity: S, the fixed length of the staged buffer, in steps or microbatches.
+      stride: microbatches of a step; None when batches are not cut.
     """
 
     batches: PyTree
     steps: int
     capacity: int
+    stride: int | None = None
 
 
 class Stager:
-    """Groups batches `[R, b, ...]` into stages of at most `capacity` steps."""
+    """Groups batches `[R, b, ...]` into stages of at most `capacity` steps.
 
-    def __init__(self, batches: Iterable[PyTree], capacity: int):
+    With `microbatch` m the batch may change from step to step: it is cut into b / m microbatches,
+    a stage holds at most `capacity` of them, and a stage ends where b changes.
+    """
+
+    def __init__(self, batches: Iterable[PyTree], capacity: int, microbatch: int | None = None):
         self._stream = iter(batches)
+        self._waiting: list[PyTree] = []  # a batch that did not fit into the last stage
         self.capacity = capacity
+        self.microbatch = microbatch
 
     def take(self, steps_to_event: int) -> Stage | None:
-        """The next steps, none of them past the event; None when the stream has ended."""
+        """The next steps, none of them past the event; None when the stream has ended.
+
+        Raises:
+          ValueError: a batch that is not a whole number of microbatches, or is more of them than
+            the capacity.
+        """
+        stride = None
         room = min(self.capacity, steps_to_event)
-        group = [batch for _, batch in zip(range(room), self._stream)]
-        return Stage(_stack(group, self.capacity), len(group), self.capacity) if group else None
+        if self.microbatch is not None:
+            first = self._next()
+            if first is None:
+                return None
+            self._waiting.append(first)
+            stride = self._stride(first)
+            room = min(self.capacity // stride, steps_to_event)
+        group = self._group(room)
+        if not group:
+            return None
+        batches = _stack(group, self.capacity, stride or 1, self.microbatch)
+        return Stage(batches, len(group), self.capacity, stride)
+
+    def _next(self) -> PyTree | None:
+        return self._waiting.pop() if self._waiting else next(self._stream, None)
+
+    def _group(self, room: int) -> list[PyTree]:
+        group: list[PyTree] = []
+        while len(group) < room and (batch := self._next()) is not None:
+            if self.microbatch is not None and group and batch_size(batch) != batch_size(group[0]):
+                self._waiting.append(batch)
+                break
+            group.append(batch)
+        return group
+
+    def _stride(self, batch: PyTree) -> int:
+        size, m = batch_size(batch), self.microbatch
+        if size % m or size < m:
+            raise ValueError(
+                f"a per-region batch of {size} is not a whole number of microbatches of {m}: use "
+                f"a multiple of microbatch={m}"
+            )
+        if size // m > self.capacity:
+            raise ValueError(
+                f"a per-region batch of {size} is {size // m} microbatches of {m}, more than the "
+                f"{self.capacity} that are staged at once: use Engine(block={size // m}), or a "
+                "larger microbatch"
+            )
+        return size // m
 
 
-def _stack(group: list[PyTree], capacity: int) -> PyTree:
+def batch_size(batch: PyTree) -> int:
+    """Samples a region in a batch `[R, b, ...]`."""
+    return np.shape(jax.tree.leaves(batch)[0])[1]
+
+
+def _stack(group: list[PyTree], capacity: int, stride: int, microbatch: int | None) -> PyTree:
     def stack(*leaves):
         first = np.asarray(leaves[0])
-        out = np.empty((first.shape[0], capacity, *first.shape[1:]), first.dtype)
+        shape = first.shape[1:] if microbatch is None else (microbatch, *first.shape[2:])
+        out = np.empty((first.shape[0], capacity, *shape), first.dtype)
         for i, leaf in enumerate(leaves):
-            out[:, i] = leaf
-        out[:, len(leaves) :] = out[:, :1]  # unread padding, but never uninitialised
+            parts = np.asarray(leaf).reshape(first.shape[0], stride, *shape)
+            out[:, i * stride : (i + 1) * stride] = parts
+        out[:, len(leaves) * stride :] = out[:, :1]  # unread padding, but never uninitialised
         return out
 
     return jax.tree.map(stack, *group)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from lowcomm_jax.inside import Cut
 
 PyTree = Any
 
@@ -61,6 +63,16 @@ class Codec(abc.ABC):
         """
         return weighted_mean(lambda payload: self.decode(payload, like), payload_R, weight_R)
 
+    def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
+        """How many rows of a leaf are coded together: what a device should hold a multiple of."""
+        del path, shape
+        return 1
+
+    def laid(self, cuts: Mapping[str, Cut]) -> Codec:
+        """The codec that knows how the leaves of these paths are cut inside a region."""
+        del cuts
+        return self
+
     def at(self, level: int) -> Codec:
         """The codec at a level of its ladder (`ladder.Ladder`); a plain codec has level 0 alone."""
         if level:
@@ -112,6 +124,12 @@ class Wrapper(Codec):
 
     def nbytes(self, like):
         return self.codec.nbytes(like)
+
+    def rows_together(self, path, shape):
+        return self.codec.rows_together(path, shape)
+
+    def laid(self, cuts):
+        return dataclasses.replace(self, codec=self.codec.laid(cuts))
 
     def mean_rank(self, payload_R, weight_R, like, energy):
         return self.codec.mean_rank(payload_R, weight_R, like, energy)

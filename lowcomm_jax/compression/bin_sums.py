@@ -7,6 +7,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from lowcomm_jax.inside import axes_inside
+
 PIECE = 4096  # values per matrix product: their one-hot rows stay in a CPU core's cache
 
 
@@ -27,6 +29,9 @@ def bin_sums(
 
     # A CPU compiler writes the masks out in full, but is quick at small matrix products; elsewhere
     # one fused pass over the masks is fastest, and it leaves sharded values where they are.
+    if axes_inside():
+        return _by_masks(x_GxW, classify, grid, bins)
+
     def by_products(x, *grid):
         return _by_products(x, classify, grid, bins)
 

@@ -60,6 +60,16 @@ def cut(shape: Shape, block: int | None) -> Blocks:
     return Blocks(count, -(-size // count))
 
 
+def rows_together(shape: Shape, block: int | None) -> int:
+    """Rows that share blocks: one where blocks lie inside rows, else all of them.
+
+    >>> rows_together((1, 8, 768), 256), rows_together((1, 3, 67), 64)
+    (1, 3)
+    """
+    _, rows, columns = shape
+    return 1 if columns % cut(shape, block).width == 0 else rows
+
+
 def to_blocks(x_LxNxM: jax.Array, blocks: Blocks) -> jax.Array:
     """`[L, N, M]` -> `[L, count, width]`, padded by repeating the last value.
 

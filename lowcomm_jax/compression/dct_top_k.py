@@ -50,8 +50,9 @@ class DCTTopK(TopK):
     def _forward(self, x_LxCxS, chunks: Chunks):
         return _transform(x_LxCxS, chunks, dct_matrix(chunks.height), dct_matrix(chunks.width))
 
-    def _back(self, rows, chunks: Chunks, shape):
-        coefficients = cutting.to_chunks(rows.reshape(shape), chunks)
+    def _back(self, rows, chunks: Chunks):
+        chunks = chunks._replace(down=rows.shape[1])
+        coefficients = cutting.to_chunks(super()._back(rows, chunks), chunks)
         down, across = dct_matrix(chunks.height).T, dct_matrix(chunks.width).T
         return cutting.from_chunks(_transform(coefficients, chunks, down, across), chunks)
 

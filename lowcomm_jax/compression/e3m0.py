@@ -69,6 +69,9 @@ class E3M0(MatrixCodec):
         x = jnp.where(codes >= SIGN, -magnitude, magnitude) * payload["scale"][..., None]
         return cutting.from_blocks(x, shape)
 
+    def rows_together(self, shape):
+        return cutting.rows_together(shape, self.block)
+
     def nbytes(self, shape: Shape) -> int:
         count, width = cutting.cut(shape, self.block)
         return shape[0] * count * (packed_width(width, 4) + 4)

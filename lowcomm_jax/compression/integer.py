@@ -81,6 +81,9 @@ class Integer(MatrixCodec):
             x = (codes - 2.0 ** (self.bits - 1)) * scale
         return cutting.from_blocks(x, shape)
 
+    def rows_together(self, shape):
+        return cutting.rows_together(shape, self.block)
+
     def nbytes(self, shape: Shape) -> int:
         count, width = cutting.cut(shape, self.block)
         return shape[0] * count * (packed_width(width, self.bits) + (8 if self.affine else 4))

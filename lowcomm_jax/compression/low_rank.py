@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.inside import pin_rows, pin_whole
 from lowcomm_jax.outer.checks import in_range, raise_all
 
 
@@ -126,6 +127,9 @@ class LowRank(MatrixCodec):
         ranks = jax.vmap(lambda a, b: measured_rank(a.T, b.T, energy))(p, q)
         return jnp.mean(jnp.minimum(ranks, self.rank).astype(jnp.float32))
 
+    def rows_together(self, shape):
+        return 1 if self.factored(shape) else self.dense.rows_together(shape)
+
     def nbytes(self, shape: Shape) -> int:
         if not self.factored(shape):
             return self.dense.nbytes(shape)
@@ -139,8 +143,12 @@ def power_iteration(x_LxNxM: jax.Array, q_LxMxR: jax.Array) -> tuple[jax.Array, 
     # Q is scaled by 1 / max |X|, so that X Q is of size 1 and its squares stay within fp32.
     unit_q = q_LxMxR * cutting.reciprocal(largest)[:, None, None]
     p = jnp.linalg.qr(jnp.einsum("lnm,lmr->lnr", x_LxNxM, unit_q, precision=exact))[0]
+    # Inside a region P is gathered and Q' summed over devices; without being told, the compiler
+    # would gather X.
+    p = pin_whole(p)
     # As P^T X, which a CPU multiplies three times faster than X^T P.
-    return p, jnp.swapaxes(jnp.einsum("lnm,lnr->lrm", x_LxNxM, p, precision=exact), 1, 2)
+    q = pin_whole(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(p), precision=exact))
+    return p, jnp.swapaxes(q, 1, 2)
 
 
 def _unit_columns(q_LxMxR: jax.Array, old_LxMxR: jax.Array) -> jax.Array:

@@ -51,6 +51,12 @@ class MatrixCodec(abc.ABC):
     def nbytes(self, shape: Shape) -> int:
         """Bytes of the payload of a stack of this shape."""
 
+    def rows_together(self, shape: Shape) -> int:
+        """How many of the N rows are coded together: a device of a region that holds a multiple of
+        them codes what it holds, and statistics of the whole are summed over the devices."""
+        del shape
+        return 1
+
     def aggregate(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> jax.Array:
         """Weighted mean over regions, fp32 `[L, N, M]`; see `Codec.aggregate`."""
         return weighted_mean(lambda payload: self.decode(payload, shape), payload_R, weight_R)

@@ -17,6 +17,7 @@ from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
 from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.fragments import path_name
+from lowcomm_jax.inside import Cut, rows_cut
 from lowcomm_jax.outer.checks import one_of, raise_all
 
 PyTree = Any
@@ -55,6 +56,7 @@ class PerTensor(Codec):
         each layer is a matrix of its own.
       seed: of random bases and choices; the same in every region.
       label: name in tables; default: the default codec's.
+      cuts: (path, how the leaf is cut inside a region) pairs, from the exchange.
       reduce: how payloads are averaged: by the route of fewer bytes (`auto`), `all_gather` or
         `two_shot` (`two_shot.route`).
 
@@ -68,6 +70,7 @@ class PerTensor(Codec):
     seed: int = 0
     label: str | None = None
     reduce: Literal["auto", "all_gather", "two_shot"] = "auto"
+    cuts: tuple[tuple[str, Cut], ...] = ()
 
     def __post_init__(self):
         problems = [_broken(pattern) for pattern, _ in self.rules]
@@ -91,18 +94,31 @@ class PerTensor(Codec):
         """Whether the leaf of this path carries a leading layer axis."""
         return any(name == s or name.startswith(f"{s}/") for s in self.stacked)
 
+    def rows_together(self, path, shape):
+        leaf = self._named(path, shape)
+        return leaf.codec.rows_together(leaf.matrices)
+
+    def laid(self, cuts):
+        return dataclasses.replace(self, cuts=tuple(cuts.items()))
+
     def _leaf(self, path, leaf) -> _Leaf:
-        name = path_name(path)
+        return self._named(path_name(path), leaf.shape)
+
+    def _named(self, name: str, shape: tuple[int, ...]) -> _Leaf:
         stacked = self.is_stacked(name)
-        codec = FP32 if math.prod(leaf.shape) == 0 else self.codec_of(name)
+        codec = FP32 if math.prod(shape) == 0 else self.codec_of(name)
         seed = (zlib.crc32(name.encode()) + self.seed) % 2**31
-        return _Leaf(codec, leaf.shape, matrix_shape(leaf.shape, stacked), seed)
+        return _Leaf(codec, shape, matrix_shape(shape, stacked), seed)
 
     def _map(self, fn: Callable, like: PyTree, *rest: PyTree) -> list:
         """fn(leaf description, *entries of `rest`) for every leaf, in order."""
         with_path, treedef = jax.tree_util.tree_flatten_with_path(like)
         columns = [treedef.flatten_up_to(tree) for tree in rest]
-        return [fn(self._leaf(*at), *row) for at, *row in zip(with_path, *columns)]
+        cuts, results = dict(self.cuts), []
+        for (path, leaf), *row in zip(with_path, *columns):
+            with rows_cut(cuts.get(path_name(path), Cut())):
+                results.append(fn(self._leaf(path, leaf), *row))
+        return results
 
     def init(self, like):
         states = self._map(lambda leaf: leaf.codec.init(leaf.matrices, leaf.seed), like)

@@ -21,9 +21,9 @@ Shape = tuple[int, ...]
 class Sliced(Wrapper):
     """Encode `parts` slices of every leaf; payload leaves carry a leading axis of that length.
 
-    Matrices are cut along rows, short ones and vectors along their flat values; stacked leaves
-    within each layer. The last slice is padded by repeating the edge, and scales and codebooks are
-    those of a slice.
+    Matrices are dealt out row by row, short ones and vectors value by value; stacked leaves within
+    each layer. So a device that holds some of the rows holds its part of every slice. The last ones
+    are padded by repeating the edge, and scales and codebooks are those of a slice.
 
     Attributes:
       codec: a `PerTensor` without state.
@@ -55,6 +55,9 @@ class Sliced(Wrapper):
     def nbytes(self, like):
         return self.parts * self.codec.nbytes(self.slice_like(like))
 
+    def rows_together(self, path, shape):
+        return self.parts * self.codec.rows_together(path, shape)
+
     def slice_like(self, like: PyTree) -> PyTree:
         """Shapes of one slice of every leaf."""
 
@@ -74,7 +77,7 @@ class Sliced(Wrapper):
         return jax.tree_util.tree_map_with_path(one, tree, *rest)
 
     def _cut(self, x: jax.Array, stacked: bool) -> jax.Array:
-        """`[(L,) rows, ...]` -> `[parts, (L,) rows / parts, ...]`."""
+        """`[(L,) rows, ...]` -> `[parts, (L,) rows / parts, ...]`: row i goes to i mod parts."""
         lead, rest = _split(x.shape, stacked, self.parts)
         x, axis = x.reshape(*lead, *rest), len(lead)
         each = -(-rest[0] // self.parts)
@@ -82,14 +85,14 @@ class Sliced(Wrapper):
         if missing:
             width = [(0, missing if a == axis else 0) for a in range(x.ndim)]
             x = jnp.pad(x, width, mode="edge")
-        x = x.reshape(*lead, self.parts, each, *rest[1:])
-        return jnp.moveaxis(x, axis, 0)
+        x = x.reshape(*lead, each, self.parts, *rest[1:])
+        return jnp.moveaxis(x, axis + 1, 0)
 
     def _join(self, like: Any, slices: jax.Array, stacked: bool) -> jax.Array:
         """Inverse of `_cut`, without the padding."""
         lead, rest = _split(like.shape, stacked, self.parts)
         axis = len(lead)
-        x = jnp.moveaxis(slices, 0, axis).reshape(*lead, -1, *rest[1:])
+        x = jnp.moveaxis(slices, 0, axis + 1).reshape(*lead, -1, *rest[1:])
         return jax.lax.slice_in_dim(x, 0, rest[0], axis=axis).reshape(like.shape)
 
 

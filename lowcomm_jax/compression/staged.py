@@ -49,6 +49,13 @@ class Staged(Codec):
     def name(self) -> str:
         return self.codec.name
 
+    def rows_together(self, path, shape):
+        part = self.part({path: jax.ShapeDtypeStruct(shape, jnp.float32)})
+        return self.codec.rows_together(path, part[path].shape)
+
+    def laid(self, cuts):
+        return dataclasses.replace(self, codec=self.codec.laid(cuts))
+
     def at(self, level):
         return dataclasses.replace(self, codec=self.codec.at(level))
 

@@ -29,6 +29,7 @@ from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.bin_sums import bin_sums
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
+from lowcomm_jax.inside import on_rows
 from lowcomm_jax.outer.checks import in_range, one_of, raise_all
 
 PACKING_BLOCK = 256  # packing only; there is no scale per block
@@ -122,10 +123,19 @@ class Statistical(MatrixCodec):
         return (at >= 1.0).astype(jnp.float32) + (at >= self.bins - 1.0).astype(jnp.float32)
 
     def encode(self, x_LxNxM, state):
+        if self.scope == "matrix":
+            return self._encode(x_LxNxM), state
+        return on_rows(lambda x, _: self._encode(x), self._apart(x_LxNxM.shape), x_LxNxM), state
+
+    def _encode(self, x_LxNxM: jax.Array) -> dict[str, jax.Array]:
         grid = self._grid(x_LxNxM)
         codes = self._codes(x_LxNxM, *grid).astype(jnp.uint8)
         packed = pack(cutting.to_blocks(codes, self._blocks(x_LxNxM.shape)), self.bits)
-        return {"codes": packed, "book": self._book(x_LxNxM, grid)}, state
+        return {"codes": packed, "book": self._book(x_LxNxM, grid)}
+
+    def _apart(self, shape: Shape) -> int:
+        """Groups of rows that share no packing block."""
+        return shape[1] // cutting.rows_together(shape, PACKING_BLOCK)
 
     def _book(self, x_LxNxM: jax.Array, grid: Grid) -> jax.Array:
         """fp32 `[L, groups, bins]`; with 8 bits `[L, groups, 4]`: mean, step, low and high end."""
@@ -141,9 +151,16 @@ class Statistical(MatrixCodec):
         return jnp.concatenate([grid.mean, grid.step, ends], axis=2)
 
     def decode(self, payload, shape):
-        width = self._blocks(shape).width
-        codes = cutting.from_blocks(unpack(payload["codes"], self.bits, width), shape)
-        book = payload["book"]
+        codes, book, apart = payload["codes"], payload["book"], self._apart(shape)
+        if self.scope == "row":
+            return on_rows(lambda own, _: self._look_up(*own, shape), apart, (codes, book))
+        return on_rows(lambda own, book: self._look_up(own, book, shape), apart, codes, book)
+
+    def _look_up(self, packed: jax.Array, book: jax.Array, shape: Shape) -> jax.Array:
+        """Decode some rows of a stack of this shape, by their own books or the matrix's."""
+        count, width = self._blocks(shape)
+        shape = (packed.shape[0], shape[1] * packed.shape[1] // count, shape[2])
+        codes = cutting.from_blocks(unpack(packed, self.bits, width), shape)
         if self.bits == 8:
             centres = self._centres(Grid(book[..., 0:1], book[..., 1:2]))
             book = jnp.concatenate([book[..., 2:3], centres[..., 1:-1], book[..., 3:4]], axis=2)

@@ -16,11 +16,11 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.sliced import Sliced
-from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.compression.two_shot import slices_of
+from lowcomm_jax.exchange import shares
+from lowcomm_jax.exchange.rows import Rows
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
-from lowcomm_jax.regions import REGION, Regions
-from lowcomm_jax.stages import STAGE
+from lowcomm_jax.regions import Regions
 from lowcomm_jax.topology import Groups
 
 PyTree = Any
@@ -33,51 +33,118 @@ class MeshExchange:
     Attributes:
       regions: the regions and their mesh.
       codec: wire codec, or None for dense fp32.
+      stacked: path prefixes of leaves with a leading layer axis.
     """
 
     regions: Regions
     codec: Any = None
+    stacked: tuple[str, ...] = ()
 
     def at(self, level: int) -> MeshExchange:
         """The exchange of payloads encoded at this level of the codec."""
         codec = None if self.codec is None else self.codec.at(level)
-        return MeshExchange(self.regions, codec)
+        return MeshExchange(self.regions, codec, self.stacked)
+
+    @property
+    def rows(self) -> Rows:
+        """Where leaves lie while they are coded."""
+        return Rows(self.regions, self.codec, self.stacked)
+
+    def encode(self, delta_R: PyTree, state_R: PyTree, specs: PyTree) -> tuple[PyTree, PyTree]:
+        """Every region's payload and new codec state (traced), coded where the rows lie.
+
+        Args:
+          delta_R: fp32 leaves `[R, ...]`; state_R: codec states `[R, ...]`.
+          specs: `PartitionSpec` of each leaf inside a region.
+        """
+        rows, like = self.rows, _without_lead(delta_R)
+        dealt = rows.deal(delta_R, specs)
+        encode = self.regions.lift(rows.laid(like, specs).encode, (0, 0))
+        payload_R, new_state_R = encode(dealt, state_R)
+        lies = rows.state_specs(_without_lead(state_R), like, specs)
+        return (
+            rows.place(payload_R, self._payload_specs(payload_R, like, specs)),
+            rows.place(new_state_R, lies),
+        )
+
+    def decode(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
+        """What every region's payload decodes to, fp32 `[R, ...]` (traced)."""
+        codec = self.rows.laid(like, specs)
+        decoded = self.regions.lift(lambda one: codec.decode(one, like), (0,))(payload_R)
+        return self.rows.back(decoded, specs)
+
+    def _payload_specs(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
+        if self.slices is None:
+            return self.rows.payload_specs(payload_R, like, specs)
+        found = self.rows.payload_specs(payload_R, like, specs, lead=2)
+        return jax.tree.map(lambda spec: P(None, *spec), found)
 
     def mean(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, specs: PyTree) -> PyTree:
+        """`reduce` without a rank."""
+        return self.reduce(payload_R, weight_R, like, specs)[0]
+
+    def reduce(
+        self,
+        payload_R: PyTree,
+        weight_R: jax.Array,
+        like: PyTree,
+        specs: PyTree,
+        energy: float | None = None,
+    ) -> tuple[PyTree, jax.Array | None]:
         """Weighted mean of what the payloads decode to; fp32 leaves `[1, ...]` (traced).
 
         Dense payloads are reduced slice by slice; coded ones are handed to everyone, decoded, and
         added in region order, or reduced slice by slice and encoded a second time.
+
+        Args:
+          energy: of the rank to measure (`Codec.mean_rank`); None = do not.
+
+        Returns:
+          (mean, rank or None).
         """
         if self.codec is None:
-            return self.regions.mean(payload_R, weight_R, specs)
+            return self.regions.mean(payload_R, weight_R, specs), None
+        rank = None
         if self.slices is not None:
-            mean = self._two_shot(payload_R, weight_R, like)
+            mean = self._two_shot(payload_R, weight_R, like, specs)
         else:
-            mean = self.codec.aggregate(self.regions.gather(payload_R, self.lead), weight_R, like)
-        return jax.tree.map(lambda x: x[None], mean)
+            mean, rank = self._one_shot(payload_R, weight_R, like, specs, energy)
+        return self.rows.back(jax.tree.map(lambda x: x[None], mean), specs, lead=None), rank
 
-    @property
-    def lead(self) -> P:
-        """Where the leading axes of payloads and codec states lie."""
-        return P(REGION, STAGE) if isinstance(self.codec, Staged) else P(REGION)
+    def _one_shot(self, payload_R, weight_R, like, specs, energy):
+        """Every region decodes everyone's payload; (mean, rank or None)."""
+
+        codec = self.rows.laid(like, specs)
+
+        def aggregate(payload_R, weight_R):
+            mean = codec.aggregate(payload_R, weight_R, like)
+            if energy is None:
+                return mean, None
+            return mean, codec.mean_rank(payload_R, weight_R, like, energy)
+
+        lies = self._payload_specs(payload_R, like, specs)
+        everyone = shares.gather(self.regions, payload_R, lies)
+        return self.regions.everywhere(aggregate)(everyone, weight_R)
 
     @property
     def slices(self) -> Sliced | None:
         """The codec in slices, where payloads are reduced two-shot."""
         return slices_of(self.codec)
 
-    def _two_shot(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
+    def _two_shot(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, specs) -> PyTree:
         """Region r averages slice r of everyone's payload, and hands the coded mean to all."""
-        again, one_slice = self.slices.codec, self.slices.slice_like(like)
+        sliced = slices_of(self.rows.laid(like, specs))
+        again, one_slice = sliced.codec, sliced.slice_like(like)
 
         def reduce_slice(slice_R, weight_R):
             mean = again.aggregate(slice_R, weight_R, one_slice)
             return again.encode(mean, ())[0]
 
-        own_slice_R = self.regions.deal(payload_R)
+        lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
+        own_slice_R = shares.deal(self.regions, payload_R, lies)
         reduced_R = self.regions.lift(reduce_slice, (0, None))(own_slice_R, weight_R)
-        return self.slices.decode(self.regions.gather(reduced_R), like)
+        everyone = shares.gather(self.regions, reduced_R, lies)
+        return self.regions.everywhere(lambda p: sliced.decode(p, like))(everyone)
 
     def nbytes(self, like: PyTree) -> int:
         """Bytes of one region's payload for a fragment of these shapes."""
@@ -101,3 +168,7 @@ class MeshExchange:
             return pair(nbytes, takes_part_R, groups)
         sliced = self.codec is None or self.slices is not None
         return (two_shot if sliced else all_gather)(nbytes, takes_part_R)
+
+
+def _without_lead(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)

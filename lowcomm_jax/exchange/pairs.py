@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +17,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.exchange.permutes import Permutes, plan
+from lowcomm_jax.exchange.rows import Rows
+from lowcomm_jax.exchange.shares import travel
 from lowcomm_jax.regions import REGION, Regions
 from lowcomm_jax.topology import Gossip, member_table
 
@@ -34,11 +35,13 @@ class GroupExchange:
       topology: draws the groups.
       codec: wire codec of the payloads, or None for dense fp32. Anchors always travel in fp32: a
         rounded anchor would put a floor under how close the regions can come to one another.
+      stacked: path prefixes of leaves with a leading layer axis.
     """
 
     regions: Regions
     topology: Gossip
     codec: Any = None
+    stacked: tuple[str, ...] = ()
 
     def draw(self, round: int) -> np.ndarray:
         """What the compiled program must know of a round's groups.
@@ -95,13 +98,17 @@ class GroupExchange:
         if self.codec is None:
             delta = _weighted_mean([m["payload"] for m in members], weight_RxN)
             return delta, anchor, counts_R
-        coded = self._members(payload_R, draw, None)
+        rows = Rows(self.regions, self.codec, self.stacked)
+        coded = self._members(payload_R, draw, rows.payload_specs(payload_R, like, specs))
         together = jax.tree.map(lambda *rows: jnp.stack(rows, axis=1), *coded)
 
-        def aggregate(payload_N, weight_N):
-            return self.codec.aggregate(payload_N, weight_N, like)
+        codec = rows.laid(like, specs)
 
-        return self.regions.lift(aggregate, (0, 0))(together, weight_RxN), anchor, counts_R
+        def aggregate(payload_N, weight_N):
+            return codec.aggregate(payload_N, weight_N, like)
+
+        mean = self.regions.lift(aggregate, (0, 0))(together, weight_RxN)
+        return rows.back(mean, specs), anchor, counts_R
 
     def _table(self, number: int) -> np.ndarray:
         partition = self.topology.partition(number, self.regions.count)
@@ -116,46 +123,24 @@ class GroupExchange:
         table_RxN = draw if self.regions.slots == 1 else jnp.asarray(self._tables())[draw]
         return table_RxN >= 0
 
-    def _members(self, tree_R: PyTree, draw, specs: PyTree | None) -> list[PyTree]:
+    def _members(self, tree_R: PyTree, draw, specs: PyTree) -> list[PyTree]:
         """The k-th member's rows for every region: n trees of leaves `[R, ...]`.
 
         A region without a k-th member gets its own row in its place.
         """
+        size = self.topology.group_size
         if self.regions.slots > 1:
-            return self._travel(tree_R, draw, specs)
+            plans = [plan(table, self.regions.slots) for table in self._tables()]
+            branches = [lambda buffers, p=p: _fetch(p, buffers) for p in plans]
+
+            def fetch(buffers, number):
+                return jax.lax.switch(number, branches, buffers)
+
+            return travel(self.regions, tree_R, specs, fetch, draw, results=size)
         own = jnp.arange(self.regions.count, dtype=draw.dtype)[:, None]
         index_RxN = jnp.where(draw < 0, own, draw)
-        columns = [index_RxN[:, k] for k in range(self.topology.group_size)]
+        columns = [index_RxN[:, k] for k in range(size)]
         return [jax.tree.map(lambda x, i=i: x[i], tree_R) for i in columns]
-
-    def _travel(self, tree_R: PyTree, number, specs: PyTree | None) -> list[PyTree]:
-        """`_members` between slots: one branch a partition."""
-        plans = [plan(table, self.regions.slots) for table in self._tables()]
-        leaves, treedef = jax.tree.flatten(tree_R)
-        mesh = self.regions.mesh
-        # Leaves of a codec lie inside a region as the compiler likes; the others as `specs` says.
-        # Where a device sees its whole shard, all of it travels in one buffer of each type.
-        packed = specs is not None or mesh.size == self.regions.slots
-        manual = {"axis_names": {REGION}} if specs is None else {}
-        inner = [P()] * len(leaves) if specs is None else treedef.flatten_up_to(specs)
-        where = [P(REGION, *spec) for spec in inner]
-
-        def slot(number, *leaves_L):
-            rows = _pack(leaves_L) if packed else list(leaves_L)
-            branches = [lambda rows, p=p: _fetch(p, rows) for p in plans]
-            found = jax.lax.switch(number, branches, rows)
-            if packed:
-                found = [_unpack(one, leaves_L) for one in found]
-            return [treedef.unflatten(one) for one in found]
-
-        return jax.shard_map(
-            slot,
-            mesh=mesh,
-            in_specs=(P(), *where),
-            out_specs=[treedef.unflatten(where)] * self.topology.group_size,
-            check_vma=False,
-            **manual,
-        )(number, *leaves)
 
 
 def _fetch(permutes: Permutes, rows: list[jax.Array]) -> list[list[jax.Array]]:
@@ -171,25 +156,6 @@ def _fetch(permutes: Permutes, rows: list[jax.Array]) -> list[list[jax.Array]]:
         pools.append(jnp.concatenate([own, *got]))
     take_LxN = take[slot]
     return [[pool[take_LxN[:, k]] for pool in pools] for k in range(take_LxN.shape[1])]
-
-
-def _pack(leaves_L: Sequence[jax.Array]) -> list[jax.Array]:
-    """All leaves `[L, ...]` of one type side by side, `[L, M]`, for each type in turn."""
-    return [
-        jnp.concatenate([x.reshape(x.shape[0], -1) for x in leaves_L if x.dtype == dtype], axis=1)
-        for dtype in dict.fromkeys(x.dtype for x in leaves_L)
-    ]
-
-
-def _unpack(buffers_L: Sequence[jax.Array], like_L: Sequence[jax.Array]) -> list[jax.Array]:
-    """Inverse of `_pack`."""
-    parts = {}
-    for buffer in buffers_L:
-        like = [x for x in like_L if x.dtype == buffer.dtype]
-        ends = np.cumsum([x[0].size for x in like])[:-1]
-        split = zip(jnp.split(buffer, ends, axis=1), like)
-        parts[buffer.dtype] = iter([part.reshape(x.shape) for part, x in split])
-    return [next(parts[x.dtype]) for x in like_L]
 
 
 def _relative(weight_RxN: jax.Array) -> jax.Array:

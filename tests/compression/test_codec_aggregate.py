@@ -93,14 +93,15 @@ def test_two_shot_quantises_the_mean_of_every_slice_again(mesh):
     choice = route(error_feedback(make("int4", block=None)), [like], 4)
     assert choice.name == "two_shot"
     exchange, weight = MeshExchange(regions, choice.codec), np.array([1.0, 0.3, 0.0, 2.0], "f4")
+    specs = {"w": P(None, "fsdp")}
 
     @jax.jit
     def mean(x_R):
         states = jax.vmap(lambda _: choice.codec.init(like))(jnp.arange(4))
-        payload, _ = regions.lift(choice.codec.encode, (0, 0))({"w": x_R}, states)
-        return payload, exchange.mean(payload, jnp.asarray(weight), like, {"w": P()})
+        payload, _ = exchange.encode({"w": x_R}, states, specs)
+        return payload, exchange.mean(payload, jnp.asarray(weight), like, specs)
 
-    payload, got = mean(jax.device_put(x_R, NamedSharding(regions.mesh, P("region"))))
+    payload, got = mean(jax.device_put(x_R, regions.sharding("region", *specs["w"])))
     assert exchange.traffic(like, np.ones(4)).nbytes == sum(
         leaf.nbytes // 4 for leaf in jax.tree.leaves(payload)
     )
@@ -146,9 +147,11 @@ def test_route_takes_the_fewer_bytes():
     ],
 )
 def test_lifted_over_regions_with_shards(name, replicas):
-    """The engine's use: encode per region inside a manual region axis, aggregate outside."""
-    regions = Regions(4, make_mesh(region=2, fsdp=2), replicas)
+    """The engine's use: every device codes what it holds of a region, and all regions decode."""
+    regions = Regions(4, make_mesh(region=2, fsdp=2, tensor=2), replicas)
     codec, like = codec_cases.build(name), codec_cases.tree()
+    exchange = MeshExchange(regions, codec, stacked=("layers",))
+    specs = {k: P() for k in like} | {"layers/w": P(None, "tensor", "fsdp"), "heads": P("fsdp")}
     trees = [codec_cases.tree(seed) for seed in range(4)]
     x_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     state_R = jax.tree.map(lambda s: jnp.stack([s] * 4), codec.init(like))
@@ -156,10 +159,10 @@ def test_lifted_over_regions_with_shards(name, replicas):
 
     @jax.jit
     def everything(x_R, state_R):
-        payload, _ = regions.lift(codec.encode, (0, 0))(x_R, state_R)
-        return codec.aggregate(regions.gather(payload), weight, like)
+        payload, _ = exchange.encode(x_R, state_R, specs)
+        return exchange.mean(payload, weight, like, specs)
 
-    got = everything(x_R, state_R)
+    got = {k: x[0] for k, x in everything(x_R, state_R).items()}
     program = codec_cases.compiled(name)
     each = [program.decode(program.encode(x, codec.init(like))[0]) for x in trees]
     for key in like:

@@ -1,10 +1,31 @@
-"""Read the collectives and their device groups out of a compiled program's text."""
+"""Read the collectives, their device groups and their bytes out of a compiled program's text."""
 
+import math
 import re
+from typing import NamedTuple
 
 import numpy as np
 
 KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2}
+WIDTHS |= {"s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
+
+
+class Collective(NamedTuple):
+    """One collective instruction; `nbytes` of its result on one device, all buffers together."""
+
+    kind: str
+    dtypes: set[str]
+    nbytes: int
+    groups: list[list[int]]
+
+    def sent(self, sender: int, others: int) -> float:
+        """Bytes that `sender` hands to this many of the other devices of its group."""
+        if self.kind == "collective-permute":
+            return self.nbytes * others
+        size = next(len(group) for group in self.groups if sender in group)
+        # The result of an all-gather is everyone's operand; an all-to-all hands out shares.
+        return self.nbytes * others / (1 if self.kind == "all-reduce" else size)
 
 
 def collectives(compiled_text: str) -> list[tuple[str, list[list[int]]]]:
@@ -15,6 +36,32 @@ def collectives(compiled_text: str) -> list[tuple[str, list[list[int]]]]:
         if match and "-done(" not in line:
             found.append((match.group(1), groups(line)))
     return found
+
+
+def sized(compiled_text: str) -> list[Collective]:
+    """Every collective instruction with its bytes; programs of synchronous collectives only."""
+    found = []
+    for line in compiled_text.splitlines():
+        if match := re.search(rf"= (.*?)\s({KINDS})(-start)?\(", line):
+            assert not match.group(3), f"asynchronous: {line}"
+            arrays = re.findall(r"(\w+)\[([\d,]*)\]", match.group(1))
+            sizes = [WIDTHS[t] * math.prod(map(int, filter(None, n.split(",")))) for t, n in arrays]
+            dtypes = {dtype for dtype, _ in arrays}
+            found.append(Collective(match.group(2), dtypes, sum(sizes), groups(line)))
+    return found
+
+
+def sent_across(found: list[Collective], devices: int, regions: int) -> np.ndarray:
+    """Bytes that leave each region, by every device of it; regions of `devices` devices each."""
+    total = np.zeros(regions)
+    for one in found:
+        for group in one.groups:
+            senders = group[:1] if one.kind == "collective-permute" else group
+            for sender in senders:
+                others = sum(d // devices != sender // devices for d in group)
+                if others:
+                    total[sender // devices] += one.sent(sender, others)
+    return total
 
 
 def groups(line: str) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """A tiny comparison end to end: arithmetic, resuming, a failing variant, a signal."""
 
+import csv
 import json
 import math
 import os
@@ -12,12 +13,14 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 
-from experiments import compare, compare_runs
+from experiments import compare, compare_runs, sweep
 from experiments.__main__ import main as command
+from experiments.cli import RefusedError
 from experiments.compare import main
 from experiments.compare_config import comparison, panel, variant
 from experiments.loop import Loop
 from experiments.metrics import read_records
+from experiments.sweep_config import sweep as sweep_of
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 STEPS = 12
@@ -121,9 +124,16 @@ def test_the_table_against_the_metrics_files(whole):
     assert sent["often"] == 2 * sent["seldom"] > 0  # 4 rounds and 2
     target = max(finals["often"].values())
     assert result["target"] == target and f"{target:.4f}" in shown
-    assert all(
-        r["steps_to_target"] is not None for r in result["variants"]["often"]["runs"].values()
-    )
+    costs = [r["to_target"] for r in result["variants"]["often"]["runs"].values()]
+    assert all(cost["steps"] is not None for cost in costs)
+    worst = [seed for seed, loss in finals["often"].items() if loss == target]
+    if evals(runs(root / "whole", "often")[worst[0]])[-2]["anchor"] > target:
+        cost = result["variants"]["often"]["runs"][str(worst[0])]  # its own last evaluation
+        assert cost["to_target"]["tokens"] == cost["tokens"]
+        assert cost["to_target"]["bytes_sent"] == cost["bytes_sent"]
+        seconds = cost["networks"]["aws:Oregon,Virginia,Tokyo"]["seconds"]
+        there = cost["to_target"]["seconds_on_aws:Oregon,Virginia,Tokyo"]
+        assert there == pytest.approx(seconds)
     found = result["panels"][0]
     assert list(found["differences"]) == ["seldom", "often"]
     difference = found["differences"]["seldom"]["loss"]
@@ -237,3 +247,56 @@ def test_processes_side_by_side_and_a_signal(whole, monkeypatch):
     assert code == 0 and len(started) == 4, shown
     for part in ("variants", "panels"):
         assert without_seconds(found[part]) == without_seconds(result[part])
+
+
+ONE_SEED = {"seeds": (0,), "panels": {}}
+
+
+def test_at_equal_bytes(whole):
+    root = whole[0]
+    code, result, shown = compared(root, root / "bytes", equal="bytes", **ONE_SEED)
+    rows = result["variants"]
+    assert code == 0
+    # The baseline synchronises every 3 steps, the other every 6: it gets twice the steps.
+    assert (rows["often"]["steps"], rows["seldom"]["steps"]) == (STEPS, 2 * STEPS)
+    assert rows["seldom"]["bytes_sent"] == rows["often"]["bytes_sent"]
+    assert result["apart"] == {"often": 0, "seldom": 0}
+    assert "at equal bytes, against often" in shown
+    again = compared(root, root / "bytes", equal="bytes", **ONE_SEED)
+    assert again[1] == result  # nothing was trained again, nothing refused
+
+
+@pytest.mark.slow
+def test_at_equal_time(whole):
+    root, pace = whole[0], {"equal": "time", "step_seconds": 0.01}
+    code, result, _ = compared(root, root / "time", **pace, **ONE_SEED)
+    assert code == 0
+    rows, (network,) = result["variants"], result["networks"]
+    seldom, often = (rows[name]["networks"][network]["seconds"] for name in ("seldom", "often"))
+    assert rows["seldom"]["steps"] > STEPS and rows["seldom"]["steps"] % 6 == 0
+    period = seldom / rows["seldom"]["steps"] * 6
+    assert often - period < seldom <= often * 1.0001  # as many whole periods as fit
+    assert result["apart"]["seldom"] == pytest.approx(seldom / often - 1)
+
+
+def test_a_sweep(whole):
+    root = whole[0]
+    shared = ("common", "networks", "step_seconds", "compile_cache")
+    fields = config(root).to_dict()
+    settings = sweep_of("diloco", ("method.period=3,6",), **{k: fields[k] for k in shared})
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    assert sweep.main(settings, root / "sweep", console) == 0
+    shown = console.export_text()
+    with (root / "sweep" / "sweep.csv").open() as file:
+        rows = {row["point"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["period=3", "period=6"]
+    often, seldom = rows.values()
+    finals = {n: evals(runs(root / "whole", n)[0])[-1]["anchor"] for n in ("often", "seldom")}
+    assert [float(often["loss"]), float(seldom["loss"])] == list(finals.values())
+    assert float(often["sent per region"]) == 2 * float(seldom["sent per region"])
+    assert seldom["on frontier: sent per region"] == "True"  # the cheapest always is
+    assert f"{finals['often']:.4f}" in shown and "on the frontier" in shown
+    assert (root / "sweep" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(RefusedError, match="is no field"):
+        sweep.main(sweep_of("diloco", ("method.nothing=1",)), root / "refused")
+    assert not (root / "refused").exists()

@@ -1,5 +1,7 @@
 """A comparison is checked as a whole, before any work starts."""
 
+from pathlib import Path
+
 import pytest
 
 from experiments.cli import RefusedError, load_config
@@ -99,17 +101,25 @@ def test_sections_merge_unless_they_name_another_rule():
     assert merged(config, {"outer": {"momentum": 0.3}})["outer"]["name"] == "nesterov"
 
 
+CLAIMS = [p.stem for p in Path("configs/paper").glob("*.py") if "def get_config" in p.read_text()]
+
+
 @pytest.mark.parametrize(
     "name, size",
     [
-        ("cocodc_vs_streaming", "small"),
-        ("cocodc_outer_lr", "gpu"),
-        ("noloco_vs_diloco", "small"),
-        ("codec_quality", "nano"),
+        ("compare/cocodc_outer_lr", "gpu"),
+        ("compare/codec_quality", "nano"),
+        pytest.param("compare/cocodc_vs_streaming", "small", marks=pytest.mark.slow),
+        pytest.param("compare/noloco_vs_diloco", "small", marks=pytest.mark.slow),
+        *(
+            pytest.param(f"paper/{name}", size, marks=pytest.mark.slow)
+            for name in sorted(CLAIMS)
+            for size in ("small", "full")
+        ),
     ],
 )
 def test_the_studies_pass_their_checks(name, size, tmp_path):
-    config, problems = load_config(f"configs/compare/{name}.py", [("size", size)])
+    config, problems = load_config(f"configs/{name}.py", [("size", size)])
     assert not problems
     with config.unlocked():
         # Nothing is fetched in a test, and the virtual devices are not the machine's.
@@ -123,3 +133,18 @@ def test_the_studies_pass_their_checks(name, size, tmp_path):
 def test_an_unknown_size_names_the_known_ones(tmp_path):
     config, problems = load_config("configs/compare/cocodc_outer_lr.py", [("size", "smal")])
     assert not problems and "did you mean small" in refused(config, tmp_path)
+
+
+def test_budgets_leave_no_length_to_set(tmp_path):
+    config = comparison(
+        {"a": variant("diloco", steps=60), "b": variant("diloco", steps=60, tokens=5)},
+        "a",
+        common=SMALL,
+        equal="time",
+    )
+    text = refused(config, tmp_path)
+    for part in ("b: sets tokens", "b: sets steps", "on which network?"):
+        assert part in text, part
+    assert "a: sets" not in text
+    config.equal = "byte"
+    assert "equal='byte' is unknown; did you mean bytes?" in refused(config, tmp_path)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from experiments.compare_stats import estimate, paired, paired_share, steps_to
+from experiments.compare_stats import crossing, estimate, paired, paired_share
 
 
 def test_interval_over_three_seeds():
@@ -35,19 +35,20 @@ def test_verdicts(values, verdict):
     assert estimate(values).verdict == verdict
 
 
-def evals(*losses):
-    return [{"step": 10 * i, "anchor": loss} for i, loss in enumerate(losses)]
+def steps_to(losses, target):
+    found = crossing(losses, target)
+    return found and found.of([10 * i for i in range(len(losses))])
 
 
-def test_steps_to_a_target_are_interpolated_at_the_first_crossing():
-    record = evals(6.0, 4.0, 3.0, 3.4, 2.0)
-    assert steps_to(record, 3.3) == pytest.approx(10 + 10 * 0.7)
-    assert steps_to(record, 3.0) == 20
-    assert steps_to(record, 6.5) == 0
-    assert steps_to(record, 2.3) == pytest.approx(30 + 10 * 1.1 / 1.4)
-    assert steps_to(record, 1.9) is None
+def test_a_target_is_interpolated_at_the_first_crossing():
+    losses = (6.0, 4.0, 3.0, 3.4, 2.0)
+    assert steps_to(losses, 3.3) == pytest.approx(10 + 10 * 0.7)
+    assert steps_to(losses, 3.0) == 20
+    assert steps_to(losses, 6.5) == 0
+    assert steps_to(losses, 2.3) == pytest.approx(30 + 10 * 1.1 / 1.4)
+    assert steps_to(losses, 1.9) is None
     # A loss that was not finite gives no line to interpolate on.
-    assert steps_to(evals(6.0, None, 3.0), 4.0) == 20
+    assert steps_to((6.0, None, 3.0), 4.0) == 20
 
 
 def test_pairs_need_both_seeds():

@@ -1,6 +1,8 @@
 """A tiny run from the command line: metrics, report, samples, export, and a second start."""
 
+import csv
 import json
+import struct
 
 import jax
 import numpy as np
@@ -35,6 +37,7 @@ def command(tiny, root):
         "--config.eval.per_region=True",
         "--config.checkpoint.every=10",
         f"--workdir={root / 'run'}",
+        "--config.log.tensorboard=True",
         "--quiet",
     )
 
@@ -133,6 +136,51 @@ def test_the_picture_and_the_report_command(folder, capsys):
     assert main(["report", run, run, f"--png={folder / 'both.png'}"]) == 0
     assert "both.png" in capsys.readouterr().out
     assert (folder / "both.png").stat().st_size > 10_000
+
+
+def test_the_numbers_for_other_programs(folder, records, capsys):
+    table, whole = folder / "out" / "numbers.csv", folder / "out" / "all.json"
+    report = ["report", str(folder / "run"), f"--csv={table}", f"--json={whole}"]
+    assert main(report) == 0
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    losses = [r["loss"] for r in of(records, "step")]
+    found = {
+        (int(r["step"]), int(r["region"])): float(r["value"])
+        for r in rows
+        if (r["kind"], r["metric"]) == ("step", "loss")
+    }
+    assert found == {
+        (step, region): loss
+        for step, by_region in enumerate(losses, 1)
+        for region, loss in enumerate(by_region)
+    }
+    anchors = [float(r["value"]) for r in rows if (r["kind"], r["metric"]) == ("eval", "anchor")]
+    assert anchors == [r["anchor"] for r in of(records, "eval")]
+    run = json.loads(whole.read_text())["runs"]["run"]
+    assert run["steps"] == of(records, "step") and run["end"] == records[-1]
+
+
+def test_tensorboard_gets_every_number(folder, records):
+    losses = {}
+    for event in events_of(folder / "run" / "tensorboard"):
+        for value in event.summary.value:
+            if value.tag == "step/loss/region1":
+                losses[event.step] = value.simple_value
+    expected = [r["loss"][1] for r in of(records, "step")]
+    assert list(losses) == list(range(1, STEPS + 1))
+    np.testing.assert_allclose(list(losses.values()), expected, rtol=1e-6)
+
+
+def events_of(folder):
+    """The records of an event file: length, its checksum, the event, its checksum."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    (file,) = folder.iterdir()
+    data, at = file.read_bytes(), 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        yield event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
+        at += length + 16
 
 
 def test_a_second_start_shows_the_complete_run(tiny, folder, records, capsys):

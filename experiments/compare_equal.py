@@ -1,0 +1,148 @@
+"""Comparisons at equal bytes or equal virtual time: how many steps each variant gets.
+
+The baseline makes the steps it is configured for. What a step of every variant costs is measured
+in a pilot run of a few periods (in WORKDIR/pilot), and its steps are chosen, in whole periods, so
+that it ends where the baseline ends. Learning rates then follow a schedule of that length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from experiments.cli import RefusedError
+from experiments.compare_plan import BUDGETED, TITLE, Comparison, RunSpec
+from experiments.compare_runs import error_of, finished, run_all
+from experiments.html_data import bytes_at
+from experiments.runlog import RunLog, read_run
+from experiments.virtual import seconds_at
+
+PILOT = "pilot"
+_PERIODS = 4  # of a pilot; its cost per step is that of the second half, where nothing is special
+
+
+def budgeted(comparison: Comparison, console: Console) -> Comparison | None:
+    """The comparison with every variant's own number of steps; None when a signal ended it.
+
+    Raises:
+      RefusedError: a pilot failed, sends nothing, or the budget is too small for a period.
+    """
+    if comparison.equal not in BUDGETED:
+        return comparison
+    pilots = {name: _pilot(comparison, name) for name in comparison.variants}
+    console.print(f"pilot runs, to know what a step of each costs in {comparison.equal}")
+    runs = dataclasses.replace(comparison, runs=tuple(pilots.values()), seeds=comparison.seeds[:1])
+    if not run_all(runs, console):
+        return None
+    failed = [
+        f"{name}: its pilot failed: {error_of(run.workdir)}"
+        for name, run in pilots.items()
+        if not finished(run.workdir)
+    ]
+    if failed:
+        raise RefusedError(failed, TITLE)
+    logs = {name: read_run(run.workdir) for name, run in pilots.items()}
+    steps = _steps(comparison, logs)
+    for name, count in steps.items():
+        console.print(f"  {name}: {count} steps", highlight=False)
+    given = [_with_steps(run, steps[run.variant]) for run in comparison.runs]
+    return dataclasses.replace(comparison, runs=tuple(given))
+
+
+def _pilot(comparison: Comparison, name: str) -> RunSpec:
+    """A run of a few periods of a variant, evaluated only where it must be."""
+    run = next(run for run in comparison.runs if run.variant == name)
+    warmup = min(1, run.fields["inner"]["warmup_steps"])
+    fields = {
+        **run.fields,
+        "steps": _PERIODS * _period(run),
+        "eval": {**run.fields["eval"], "every": 0},
+        "checkpoint": {**run.fields["checkpoint"], "every": 0},
+        "inner": {
+            **run.fields["inner"],
+            "warmup_steps": warmup,
+        },
+    }
+    return RunSpec(name, run.seed, fields, comparison.workdir / PILOT / name)
+
+
+def _period(run: RunSpec) -> int:
+    return run.fields["method"].get("period") or 1
+
+
+def _with_steps(run: RunSpec, steps: int) -> RunSpec:
+    return dataclasses.replace(run, fields={**run.fields, "steps": steps})
+
+
+def _steps(comparison: Comparison, logs: Mapping[str, RunLog]) -> dict[str, int]:
+    """Whole periods for every variant; the baseline keeps its own steps."""
+    runs = {run.variant: run for run in comparison.runs}
+    base = comparison.baseline
+    costs = {name: _cost(comparison, log) for name, log in logs.items()}
+    budget = costs[base].of(runs[base].fields["steps"])
+    steps, problems = {base: runs[base].fields["steps"]}, []
+    for name, cost in costs.items():
+        if name == base:
+            continue
+        if cost.per_step <= 0:
+            problems.append(f"{name}: it sends nothing, so no number of steps equals the baseline")
+            continue
+        period = _period(runs[name])
+        whole = int((budget - cost.once) / cost.per_step) // period * period
+        if whole < period:
+            problems.append(
+                f"{name}: the baseline's {comparison.equal} are less than one of its periods "
+                f"costs: give {base} more steps"
+            )
+        steps[name] = whole
+    if problems:
+        raise RefusedError(problems, TITLE)
+    return steps
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cost:
+    """Bytes or seconds of a run: `once`, and `per_step`."""
+
+    once: float
+    per_step: float
+
+    def of(self, steps: int) -> float:
+        return self.once + steps * self.per_step
+
+
+def _cost(comparison: Comparison, run: RunLog) -> _Cost:
+    last = run.end["step"]
+    half = last // 2
+    if comparison.equal == "bytes":
+        at_half, at_last = (float(np.mean(run.steps[s - 1]["bytes_sent"])) for s in (half, last))
+        total = bytes_at(run)[-1]
+    else:
+        network = next(iter(comparison.networks.values()))
+        at_half, at_last = seconds_at(run, network, comparison.step_seconds, [half, last])
+        total = at_last
+    per_step = (at_last - at_half) / (last - half)
+    return _Cost(total - last * per_step, per_step)
+
+
+def apart(comparison: Comparison, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """By how much each variant missed the baseline's budget, as a share of it; empty if unknown.
+
+    Args:
+      variants: their rows in the result.
+    """
+    if comparison.equal not in BUDGETED:
+        return {}
+    costs = {name: _spent(comparison, row) for name, row in variants.items()}
+    base = costs[comparison.baseline]
+    return {name: cost / base - 1 for name, cost in costs.items() if cost and base}
+
+
+def _spent(comparison: Comparison, row: Mapping[str, Any]) -> float | None:
+    if comparison.equal == "bytes":
+        return row["bytes_sent"]
+    return row["networks"].get(next(iter(comparison.networks)), {}).get("seconds")

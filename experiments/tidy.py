@@ -1,0 +1,64 @@
+"""Runs as tables for other programs: one CSV with a number a row, or one JSON with everything."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.metrics import strict
+from experiments.runlog import RunLog, summarise
+
+COLUMNS = ("run", "kind", "step", "tokens", "region", "metric", "value")
+_KEYS = ("kind", "step", "tokens")
+
+
+def write_csv(runs: Mapping[str, RunLog], path: Path) -> None:
+    """Write every number that was measured, one a row (tidy: it loads as a long data frame).
+
+    `kind` is step, eval, interval or end; `region` is empty for numbers of all regions together.
+    Events are not in it: they are in the JSON, and in the runs' metrics.jsonl.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(COLUMNS)
+        for name, run in runs.items():
+            for record in (*run.steps, *run.evals, *run.intervals, *([run.end] if run.end else [])):
+                for region, metric, value in numbers(record):
+                    where = (record.get(key, "") for key in _KEYS)
+                    table.writerow([name, *where, region, metric, value])
+
+
+def write_json(runs: Mapping[str, RunLog], path: Path) -> None:
+    """Write summaries and all records of the runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {
+        name: {
+            "summary": dataclasses.asdict(summarise(run)),
+            "header": run.header,
+            "steps": run.steps,
+            "evals": run.evals,
+            "end": run.end,
+        }
+        for name, run in runs.items()
+    }
+    text = json.dumps(strict({"runs": found}), allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[Any, str, Any]]:
+    """(region or empty, metric, value) of every number of a record; lists are by region."""
+    for key, value in record.items():
+        if key in _KEYS or key in ("events", "document_sum"):
+            continue
+        name = prefix + key
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{name}.")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            yield from ((region, name, entry) for region, entry in enumerate(value))
+        elif isinstance(value, int | float):
+            yield "", name, value

@@ -1,0 +1,91 @@
+"""What a batch policy is, and the fixed batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from lowcomm_jax.batching.statistics import Scope, Statistics
+
+State = dict[str, float]
+
+
+@runtime_checkable
+class BatchPolicy(Protocol):
+    """Decides how many samples a region's next optimizer steps take.
+
+    Attributes:
+      start: samples of a region's first steps.
+      cap: most samples of a step; None = no limit.
+      shares: R positive numbers, how the regions share a step; None = equally (`shares.counts`).
+      microbatches: of each region, that one decision measures; 0 where nothing is measured.
+      scope: what they are measured around, see `Statistics`.
+    """
+
+    start: int
+    cap: int | None
+    shares: Sequence[float] | None
+    microbatches: int
+    scope: Scope
+
+    @property
+    def adapts(self) -> bool:
+        """Whether `decide` needs statistics; else nothing is measured."""
+
+    def violations(self, regions: int) -> list[str]:
+        """Settings that cannot work, one line with its fix each."""
+
+    def init(self) -> State:
+        """What the policy remembers, plain floats by name."""
+
+    def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:
+        """The next batch (samples a region and step); a pure function of reduced data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """Always `start` samples."""
+
+    start: int
+    shares: Sequence[float] | None = None
+
+    microbatches: ClassVar[int] = 0
+    scope: ClassVar[Scope] = "within"
+
+    @property
+    def cap(self) -> int:
+        return self.start
+
+    @property
+    def adapts(self) -> bool:
+        return False
+
+    def violations(self, regions: int) -> list[str]:
+        return size_violations(self.start, None, self.shares, regions)
+
+    def init(self) -> State:
+        return {}
+
+    def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:
+        del statistics
+        return state, batch
+
+
+def size_violations(
+    start: Any, cap: Any, shares: Sequence[float] | None, regions: int
+) -> list[str]:
+    """What is wrong with batch sizes and shares."""
+    found = []
+    counts = {"start": start} if cap is None else {"start": start, "cap": cap}
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            found.append(f"{name}={value}: a whole number of samples, at least 1, is needed")
+    if not found and cap is not None and cap < start:
+        found.append(f"cap={cap} is below start={start}: use cap={start}, or start={cap}")
+    if shares is not None:
+        fine = len(shares) == regions and all(math.isfinite(s) and s > 0 for s in shares)
+        if not fine:
+            found.append(f"shares={tuple(shares)}: give {regions} positive numbers, one a region")
+    return found

@@ -1,0 +1,105 @@
+r"""What a batch policy sees: how far microbatch gradients lie from their mean, reduced.
+
+M microbatches of m samples have the mean gradients g_1, ..., g_M, all at one point; gbar is their
+mean. With Sigma the covariance of one sample's gradient,
+
+.. math::
+   S = \sum_j \|g_j - \bar g\|^2, \quad E\,S = (M-1)\,\mathrm{tr}\Sigma / m, \quad
+   E\|\bar g\|^2 = \|g\|^2 + \mathrm{tr}\Sigma / (m M)
+
+so m S / (M-1) estimates tr Sigma whatever m, and ||gbar||^2 - S / (M (M-1)) estimates ||g||^2:
+without the correction a small batch takes its noise for signal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import numpy as np
+
+Scope = Literal["within", "across"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Reduced over regions, and so the same in every region.
+
+    Attributes:
+      regions: regions that took part.
+      groups: means gbar there are: one a region (`within`), or 1 (`across`).
+      microbatches: M, microbatch gradients behind each gbar.
+      samples: m, samples of a microbatch.
+      gbar2: ||gbar||^2, mean over groups.
+      spread: S, summed over groups.
+      along: the part of S in the direction of gbar, sum of <g_j - gbar, gbar>^2 / ||gbar||^2,
+        summed over groups. S - along is the part orthogonal to gbar.
+    """
+
+    regions: int
+    groups: int
+    microbatches: int
+    samples: int
+    gbar2: float
+    spread: float
+    along: float
+
+    @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, (self.gbar2, self.spread, self.along)))
+
+    @property
+    def variance_along(self) -> float:
+        """Variance of one sample's gradient in the direction of gbar."""
+        return self._per_sample(self.along)
+
+    @property
+    def variance_across(self) -> float:
+        """Variance of one sample's gradient orthogonal to gbar, summed over components."""
+        return self._per_sample(max(0.0, self.spread - self.along))
+
+    @property
+    def signal(self) -> float:
+        """||g||^2 without the noise in ||gbar||^2; may come out negative."""
+        return self.gbar2 - self.spread / self._freedom / self.microbatches
+
+    @property
+    def averaged(self) -> float:
+        """Regions whose batches one tested mean holds: 1 (`within`) or all (`across`)."""
+        return self.regions / self.groups
+
+    def _per_sample(self, total: float) -> float:
+        return self.samples * total / self._freedom
+
+    @property
+    def _freedom(self) -> int:
+        return self.groups * (self.microbatches - 1)
+
+
+def pooled(
+    values_R: dict[str, np.ndarray],
+    scope: Scope,
+    microbatches: int,
+    samples: int,
+    takes_part_R: np.ndarray | None = None,
+) -> Statistics:
+    """Reduce what the regions measured, in region order and float64.
+
+    Args:
+      values_R: float `[R]` `gbar2`, `spread`, `along` of each region's own microbatches.
+      scope: `within`: deviations from the region's own gbar; `across`: from that of all regions.
+      microbatches: of each region.
+      samples: m.
+      takes_part_R: bool `[R]`; None = all.
+    """
+    count = len(values_R["gbar2"])
+    part = np.ones(count, bool) if takes_part_R is None else np.asarray(takes_part_R, bool)
+    regions = int(part.sum())
+    groups = regions if scope == "within" else 1
+    gbar2, spread, along = (
+        float(np.add.accumulate(np.asarray(values_R[k], np.float64)[part])[-1])
+        for k in ("gbar2", "spread", "along")
+    )
+    behind = microbatches * regions // groups
+    return Statistics(regions, groups, behind, samples, gbar2 / regions, spread, along)

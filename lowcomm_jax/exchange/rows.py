@@ -1,0 +1,213 @@
+"""Where tensors and their codes lie inside a region, so that every device codes what it holds.
+
+Blocks and chunks of a codec are cut on the global shape, along rows. A matrix whose columns are
+sharded is therefore dealt out by rows before it is encoded (one all-to-all inside the region: a
+device hands on all but one n-th of its own shard, and nobody holds the whole matrix), and what is
+decoded is dealt back. Sharded leaves that cannot be cut so are gathered inside the region: vectors,
+tensors whose rows do not divide over the devices, and those of which a device would hold a part
+of a block or chunk (`Codec.rows_together`).
+
+What lies in a pipeline stage stays there: a stage's part of a leaf is laid out as a leaf of its own
+(`compression.Staged`), and leaves of payloads and states carry the stages in front.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import PartitionSpec as P
+from jax.tree_util import DictKey
+
+from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.matrix import matrix_shape
+from lowcomm_jax.compression.staged import Staged
+from lowcomm_jax.fragments import path_name
+from lowcomm_jax.inside import Cut
+from lowcomm_jax.regions import REGION, Regions, axis_names
+from lowcomm_jax.sharding import SpecFn
+from lowcomm_jax.stages import STAGE, stage_axis
+
+PyTree = Any
+
+
+class Plan(NamedTuple):
+    """How one leaf is laid out by rows.
+
+    Attributes:
+      spec: the layout inside a stage, without its axis.
+      row: axis of the rows.
+      moves: the (axis, mesh axes) whose cuts the rows take over; None = gathered instead.
+    """
+
+    spec: P
+    row: int
+    moves: tuple[tuple[int, tuple[str, ...]], ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Layouts of a fragment's leaves while they are coded.
+
+    Attributes:
+      regions: the regions and their mesh.
+      codec: says which rows are coded together.
+      stacked: path prefixes of leaves with a leading layer axis.
+    """
+
+    regions: Regions
+    codec: Codec
+    stacked: tuple[str, ...] = ()
+
+    def specs(self, like: PyTree, specs: PyTree) -> PyTree:
+        """Layout by rows of every leaf."""
+        return self._map(
+            lambda name, leaf, spec: self._plan(name, leaf.shape, spec).spec, like, specs
+        )
+
+    @property
+    def _front(self) -> tuple[str, ...]:
+        """Mesh axes of the axes that payloads and states carry in front."""
+        return (STAGE,) if isinstance(self.codec, Staged) else ()
+
+    def laid(self, like: PyTree, specs: PyTree) -> Codec:
+        """The codec, told how these leaves are cut."""
+
+        def cut(name, leaf, spec):
+            row, by_rows = self._row(name), self._plan(name, leaf.shape, spec).spec
+            return name, Cut(self._names(by_rows, 0) if row else (), self._names(by_rows, row))
+
+        pairs = jax.tree.structure(like).flatten_up_to(self._map(cut, like, specs))
+        return self.codec.laid(dict(pairs))
+
+    def first(self, otherwise: SpecFn) -> SpecFn:
+        """Layout that cuts rows over `fsdp` where every device then codes what it holds."""
+
+        def spec(name: str, leaf: jax.ShapeDtypeStruct) -> P:
+            by_rows = P(*(None,) * self._row(name), "fsdp")
+            kept = self._plan(name, leaf.shape, by_rows).moves == ()
+            return by_rows if kept and len(leaf.shape) > 1 else otherwise(name, leaf)
+
+        return spec
+
+    def deal(self, tree: PyTree, specs: PyTree, lead: str | None = REGION) -> PyTree:
+        """Leaves `[R or A, ...]` that lie as `specs` say, by rows; `lead` as in `back`."""
+        return self._reshard(tree, specs, lead, back=False)
+
+    def back(self, tree: PyTree, specs: PyTree, lead: str | None = REGION) -> PyTree:
+        """Inverse of `deal`.
+
+        Args:
+          lead: mesh axis of the leading axis; None = replicated.
+        """
+        return self._reshard(tree, specs, lead, back=True)
+
+    def payload_specs(self, payload: PyTree, like: PyTree, specs: PyTree, lead: int = 1) -> PyTree:
+        """How payload leaves lie behind their first `lead` axes: cut like the rows they encode.
+
+        Where no axis of a payload leaf divides, it is replicated inside the region.
+        """
+        by_rows, front = self.specs(like, specs), self._front
+
+        def one(spec, x):
+            axes = tuple(a for entry in spec for a in axis_names(entry))
+            count = math.prod(self.regions.mesh.shape[a] for a in axes)
+            # Behind the layers come the rows, blocks or chunks.
+            shape = x.shape[lead + len(front) :]
+            fitting = [i for i, n in enumerate(shape) if i and n and n % count == 0]
+            cut = count > 1 and fitting
+            return P(*front, *(None,) * fitting[0], axes) if cut else P(*front)
+
+        treedef = jax.tree.structure(like)
+        pairs = zip(treedef.flatten_up_to(by_rows), treedef.flatten_up_to(payload))
+        return treedef.unflatten([jax.tree.map(lambda x, s=s: one(s, x), p) for s, p in pairs])
+
+    def place(self, tree_R: PyTree, specs: PyTree) -> PyTree:
+        """Pin leaves `[R, ...]` to `specs` of what stands behind the region axis (traced)."""
+        leaves, treedef = jax.tree.flatten(tree_R)
+        where = [self.regions.sharding(REGION, *s) for s in treedef.flatten_up_to(specs)]
+        return treedef.unflatten(jax.lax.with_sharding_constraint(leaves, where))
+
+    def state_specs(self, state: PyTree, like: PyTree, specs: PyTree) -> PyTree:
+        """How a codec's state of one region lies: residuals by rows, the rest replicated."""
+        by_rows, front = self.specs(like, specs), self._front
+        own = self.codec.part(like) if front else like
+
+        def one(path, x):
+            names = [key.key for key in path if isinstance(key, DictKey) and key.key in like]
+            fits = bool(names) and own[names[-1]].shape == x.shape[len(front) :]
+            return P(*front, *by_rows[names[-1]]) if fits else P(*front)
+
+        return jax.tree_util.tree_map_with_path(one, state)
+
+    def _names(self, spec: P, dim: int) -> tuple[str, ...]:
+        """Mesh axes, of more than one device, that cut a dimension inside a stage."""
+        entry = spec[dim] if dim < len(spec) else None
+        sizes = self.regions.mesh.shape
+        return tuple(a for a in axis_names(entry) if sizes[a] > 1 and a not in self._front)
+
+    def _row(self, name: str) -> int:
+        return int(any(name == s or name.startswith(f"{s}/") for s in self.stacked))
+
+    def _plan(self, name: str, shape: tuple[int, ...], spec: P) -> Plan:
+        if self._front:
+            whole = {name: jax.ShapeDtypeStruct(shape, "float32")}
+            shape = self.codec.part(whole)[name].shape
+            spec = P(*(self._names(spec, dim) or None for dim in range(len(spec))))
+        row = self._row(name)
+        cuts = [(dim, self._names(spec, dim)) for dim in range(row, len(shape))]
+        axes = tuple(axis for _, names in cuts for axis in names)
+        if not axes:
+            return Plan(spec, row, ())
+        devices = math.prod(self.regions.mesh.shape[a] for a in axes)
+        held, rest = divmod(shape[row], devices)
+        held *= matrix_shape(shape, row == 1)[1] // max(shape[row], 1)
+        if len(shape) < row + 2 or rest or held % self.codec.rows_together(name, shape):
+            return Plan(P(), row, None)
+        moves = tuple((dim, names) for dim, names in cuts[1:] if names)
+        return Plan(P(*list(spec)[:row], *(None,) * (row - len(spec)), axes), row, moves)
+
+    def _reshard(self, tree: PyTree, specs: PyTree, lead: str | None, back: bool) -> PyTree:
+        plans = self._map(lambda name, x, spec: self._plan(name, x.shape[1:], spec), tree, specs)
+        leaves, treedef = jax.tree.flatten(tree)
+        plans, own = treedef.flatten_up_to(plans), treedef.flatten_up_to(specs)
+        by_rows = [self._with_stage(plan.spec, spec) for plan, spec in zip(plans, own)]
+        before, after = (by_rows, own) if back else (own, by_rows)
+        swapped = [i for i, plan in enumerate(plans) if plan.moves]
+        if swapped:
+            found = jax.shard_map(
+                lambda xs: [_swap(x, plans[i], back) for x, i in zip(xs, swapped)],
+                mesh=self.regions.mesh,
+                in_specs=([P(lead, *before[i]) for i in swapped],),
+                out_specs=[P(lead, *after[i]) for i in swapped],
+                check_vma=False,
+            )([leaves[i] for i in swapped])
+            leaves = [dict(zip(swapped, found)).get(i, x) for i, x in enumerate(leaves)]
+        where = [self.regions.sharding(lead, *spec) for spec in after]
+        return treedef.unflatten(jax.lax.with_sharding_constraint(leaves, where))
+
+    def _with_stage(self, layout: P, spec: P) -> P:
+        """The layout of a whole leaf, whose stages lie as `spec` says."""
+        axis = stage_axis(spec) if self._front else None
+        if axis is None:
+            return layout
+        entries = [*layout, *(None,) * (axis + 1 - len(layout))]
+        entries[axis] = (STAGE, *axis_names(entries[axis]))
+        return P(*entries)
+
+    def _map(self, fn, tree: PyTree, *rest: PyTree) -> PyTree:
+        """fn(leaf name, leaf, *entries of `rest`) for every leaf."""
+        with_path, treedef = jax.tree_util.tree_flatten_with_path(tree)
+        columns = [treedef.flatten_up_to(one) for one in rest]
+        rows = [fn(path_name(p), x, *row) for (p, x), *row in zip(with_path, *columns)]
+        return treedef.unflatten(rows)
+
+
+def _swap(x: jax.Array, plan: Plan, back: bool) -> jax.Array:
+    """One device's shard `[A, ...]` from its layout to that by rows, or back."""
+    for dim, axes in reversed(plan.moves) if back else plan.moves:
+        split, join = (dim, plan.row) if back else (plan.row, dim)
+        x = jax.lax.all_to_all(x, axes, split_axis=split + 1, concat_axis=join + 1, tiled=True)
+    return x

@@ -1,0 +1,163 @@
+"""The probe against gradients by hand, in two regions with different data."""
+
+import re
+
+import jax
+import numpy as np
+import optax
+import oracle
+import pytest
+from batching.gradients import measure
+from compilations import compilations
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+from lowcomm_jax.network import VirtualClock, follow, parse
+from lowcomm_jax.probe import make_probe_program
+
+R, M, SIZE = 2, 3, 2
+MESH = lc.make_mesh(devices=jax.devices()[:1])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def make(method=None, **kwargs):
+    method = lc.methods.diloco(2) if method is None else method
+    engine = lc.Engine(loss_fn, optax.sgd(0.1), method, R, **{"mesh": MESH, **kwargs})
+    return engine, engine.init(oracle.make_params())
+
+
+@pytest.fixture(scope="module")
+def drifted():
+    """An engine one step after a landing: regions have left the anchor, and it its start."""
+    engine, state = make()
+    batches = oracle.make_batches(steps=3, regions=R)
+    for t in (1, 2, 3):
+        state, _ = engine.step(state, oracle.step_batch(batches, t))
+    return engine, state
+
+
+def probed(m=SIZE):
+    return oracle.step_batch(oracle.make_batches(9, steps=1, regions=R, batch_size=M * m), 1)
+
+
+def gradients(params_R, batch, m=SIZE):
+    """[R, M, D], by hand in float64."""
+    rows = []
+    for r in range(R):
+        x, y = batch["x"][r].astype(np.float64), batch["y"][r].astype(np.float64)
+        cuts = [slice(j * m, (j + 1) * m) for j in range(M)]
+        rows.append([oracle.flatten(oracle.gradient(params_R[r], x[c], y[c])) for c in cuts])
+    return np.array(rows)
+
+
+def rows_of(tree):
+    return [
+        {k: np.asarray(x, np.float64)[r % x.shape[0]] for k, x in tree.items()} for r in range(R)
+    ]
+
+
+def check(statistics, g_RxMxD, scope, rtol=2e-5):
+    gbar = g_RxMxD.mean(axis=(0, 1)) if scope == "across" else None
+    gbar2, spread, along = np.array([measure(g, gbar) for g in g_RxMxD]).T
+    found = (statistics.gbar2, statistics.spread, statistics.along)
+    np.testing.assert_allclose(found, (gbar2.mean(), spread.sum(), along.sum()), rtol=rtol)
+    expected = (2, 2, M) if scope == "within" else (2, 1, 2 * M)
+    assert (statistics.regions, statistics.groups, statistics.microbatches) == expected
+    assert statistics.samples == SIZE
+
+
+@pytest.mark.parametrize("scope", ["within", "across"])
+def test_statistics_are_those_of_gradients_at_the_anchor(drifted, scope):
+    engine, state = drifted
+    batch = probed()
+    statistics = lc.Probe(engine, M, scope).measure(state, batch, SIZE).statistics()
+    check(statistics, gradients(rows_of(state.anchor), batch), scope)
+    with pytest.raises(AssertionError):  # and not those at the points the regions drifted to
+        check(statistics, gradients(rows_of(state.inner.params), batch), scope, rtol=0.01)
+
+
+def test_a_region_that_is_away_does_not_count(drifted):
+    engine, state = drifted
+    batch = probed()
+    across = lc.Probe(engine, M, "across").measure(state, batch, SIZE, [False, True]).statistics()
+    g_MxD = gradients(rows_of(state.anchor), batch)[1]
+    np.testing.assert_allclose((across.gbar2, across.spread), measure(g_MxD)[:2], rtol=2e-5)
+    assert (across.regions, across.microbatches) == (1, M)
+
+
+@pytest.mark.parametrize("scope", ["within", "across"])
+def test_every_mesh_measures_the_same(drifted, scope):
+    """Regions apart and samples sharded inside a region."""
+    engine, state = drifted
+    plain = lc.Probe(engine, M, scope).measure(state, probed(), SIZE).statistics()
+    spread, other = make(mesh=lc.make_mesh(region=2, fsdp=2))
+    places = jax.tree.map(lambda x: x.sharding, other.anchor)
+    other = other.replace(anchor=jax.device_put(jax.tree.map(np.array, state.anchor), places))
+    found = lc.Probe(spread, M, scope).measure(other, probed(), SIZE).statistics()
+    assert (crossing(spread, other, scope) > 0) == (scope == "across")
+    for name in ("gbar2", "spread", "along"):
+        np.testing.assert_allclose(getattr(found, name), getattr(plain, name), rtol=2e-5)
+
+
+def crossing(engine, state, scope):
+    """Collectives over regions, which are written out: the region axis is manual."""
+    programs = engine.trips(state).programs
+    batch = engine.place({k: v.reshape(R, M, SIZE, *v.shape[2:]) for k, v in probed().items()})
+    inner = state.inner
+    given = (state.anchor, inner.buffers, inner.step, state.frozen, batch, engine.region_ids)
+    lowered = jax.jit(make_probe_program(programs, scope)).lower(*given, np.ones(R, np.float32))
+    return len(re.findall(r"all_to_all|all_gather|all_reduce|permute", lowered.as_text()))
+
+
+def test_an_anchor_a_region_is_its_own_point():
+    engine, state = make(lc.methods.eager_diloco(1))
+    batches = oracle.make_batches(steps=2, regions=R)
+    for t in (1, 2):
+        state, _ = engine.step(state, oracle.step_batch(batches, t))
+    anchors = rows_of(state.anchor)
+    assert np.abs(oracle.flatten(anchors[0]) - oracle.flatten(anchors[1])).max() > 1e-3
+    found = lc.Probe(engine, M).measure(state, probed(), SIZE).statistics()
+    check(found, gradients(anchors, probed()), "within")
+
+
+def test_nothing_compiles_after_warming_up_and_nothing_changes(drifted):
+    """Warmed up before the first step; the anchor has moved since."""
+    engine, state = drifted
+    before = jax.tree.map(np.array, state)
+    probe = lc.Probe(engine, M)
+    probe.warm(engine.init(oracle.make_params()), probed(), [1, SIZE])
+    assert compilations(lambda: probe.measure(state, probed(), SIZE).values_R) == 0
+    assert compilations(lambda: probe.measure(state, probed(1), 1).values_R) == 0
+    jax.tree.map(np.testing.assert_array_equal, state, before)
+    assert probe.samples(SIZE) == 2 * M * SIZE
+
+
+def test_what_travels_is_booked(drifted):
+    engine, state = drifted
+    scalars, dense = 12, 4 * oracle.SIZE
+    for scope, nbytes, each in (("within", scalars, scalars), ("across", dense + scalars, dense)):
+        probe = lc.Probe(engine, M, scope)
+        traffic = probe.traffic(state)
+        expected = scalars if scope == "within" else dense + scalars
+        assert traffic.nbytes == nbytes
+        assert traffic.sent.tolist() == traffic.received.tolist() == [expected] * R
+        clock = VirtualClock(parse({"regions": R, "bandwidth_gbps": 0.001, "compute_s": 1.0}))
+        clock.inner_steps(1, int(state.clock.step))
+        before = clock.now_R.copy()
+        follow(clock, int(state.clock.step), probe.events(state))
+        assert clock.ledger.sent_R().tolist() == pytest.approx([nbytes] * R)
+        assert (clock.now_R - before >= 8 * each / 1e6).all()
+
+
+def test_batches_of_another_size_are_refused(drifted):
+    engine, state = drifted
+    probe = lc.Probe(engine, M)
+    with pytest.raises(ValueError, match="needs 6 samples a region, the batch has 4"):
+        probe.measure(state, {k: v[:, :4] for k, v in probed().items()}, 2)
+    with pytest.raises(ValueError, match="microbatch=0"):
+        probe.measure(state, probed(), 0)

@@ -1,0 +1,72 @@
+"""Requested batches become microbatches that fit; the cap is found by asking."""
+
+import math
+
+import pytest
+
+from lowcomm_jax.batching import Plan, Switch, communications, find_cap, measured_ratio
+
+
+def test_plans_below_at_and_above_the_cap():
+    switch = Switch(cap=24, start=2, threshold=2)
+    assert switch.buckets() == (2, 4, 8, 16, 24)
+    plans = {1: (2, 1), 2: (2, 1), 3: (4, 1), 16: (16, 1), 17: (24, 1), 24: (24, 1)}
+    plans |= {25: (24, 1), 48: (24, 1), 49: (24, 3), 72: (24, 3), 73: (24, 4)}
+    assert {b: switch.plan(b) for b in plans} == {b: Plan(*p) for b, p in plans.items()}
+    eager = Switch(cap=24, start=2, threshold=1)
+    assert eager.plan(25) == Plan(24, 2)
+
+
+def test_memory_is_bounded_and_samples_are_what_was_asked_for():
+    """The published loader took the requested batch itself: b * accum samples at once."""
+    switch = Switch(cap=12, start=3)
+    for b in range(1, 200):
+        plan = switch.plan(b)
+        assert plan.microbatch <= 12 and plan.microbatch in switch.buckets()
+        assert plan.samples == plan.microbatch * plan.accumulate
+        if b > 24:
+            assert b <= plan.samples < b + 12
+        elif b <= 12:
+            assert b <= plan.samples < 2 * max(b, 3)
+        else:
+            assert plan.samples == 12
+
+
+def test_bad_switches_are_refused():
+    assert "below the start batch of 8" in Switch(cap=4, start=8).violations()[0]
+    assert len(Switch(cap=0, start=1.5, threshold=0.5).violations()) == 3
+    assert Switch(cap=4, start=4).violations() == [] and Switch(4, 4).buckets() == (4,)
+
+
+@pytest.mark.parametrize("start,limit", [(1, 4096), (3, 4096), (1, 50)])
+def test_the_cap_is_the_largest_that_fits(start, limit):
+    asked = []
+
+    def nbytes(m):
+        asked.append(m)
+        return 1000 + 7 * m
+
+    for budget in (1007 + 14 * start, 1500, 2000, 10**9):
+        asked.clear()
+        cap = find_cap(nbytes, budget, start, limit)
+        fits = min((budget - 1000) // 7, limit)
+        assert cap == fits // start * start
+        assert len(asked) <= 2 * math.log2(cap / start) + 3
+        assert max(asked) <= limit
+    with pytest.raises(ValueError, match=f"microbatch of {start} needs"):
+        find_cap(nbytes, 1000, start)
+
+
+def test_communications_grow_with_the_logarithm_of_the_samples():
+    """Against rounds counted one by one."""
+    for ratio, cap in [(1.0, None), (1.3, None), (1.3, 900.0), (2.0, 50.0)]:
+        used, size = 0.0, 60.0
+        for rounds in range(1, 25):
+            used += size if cap is None else min(size, max(cap, 60.0))
+            size *= ratio
+            expected = communications(used, 60.0, ratio, cap)
+            assert expected == pytest.approx(rounds, abs=1e-9)
+    assert measured_ratio([60.0, 70.0, 135.0]) == pytest.approx(1.5)
+    assert measured_ratio([60.0]) == 1.0
+    with pytest.raises(ValueError, match=r"ratio=0\.5"):
+        communications(10, 1, 0.5)

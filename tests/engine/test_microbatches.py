@@ -1,0 +1,177 @@
+"""Batches of any number of microbatches: one batch's result, one compilation a microbatch size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from compilations import compilations
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+
+R = 2
+MESH = lc.make_mesh(devices=jax.devices()[:1])
+
+
+def masked_loss(params, batch, rng):
+    """Mean over the samples that count; a microbatch in which none does has no finite loss."""
+    del rng
+    flat = jnp.concatenate([jnp.ravel(params[key]) for key in sorted(params)])
+    residual = batch["x"] @ flat - batch["y"]
+    tokens = batch["mask"].sum()
+    return 0.5 * (residual**2 * batch["mask"]).sum() / tokens, {"tokens": tokens}
+
+
+def make(loss=loss_fn, method=None, **kwargs):
+    method = lc.methods.diloco(3) if method is None else method
+    kwargs = {"mesh": MESH, "block": 8, **kwargs}
+    engine = lc.Engine(loss, optax.adamw(0.03), method, R, **kwargs)
+    return engine, engine.init(oracle.make_params())
+
+
+@pytest.fixture(scope="module")
+def plain():
+    with jax.numpy_dtype_promotion("standard"):
+        yield make()[0]
+
+
+@pytest.fixture(scope="module")
+def masked():
+    with jax.numpy_dtype_promotion("standard"):
+        yield make(masked_loss)[0]
+
+
+def stream(sizes, seed=0):
+    """One batch `[R, size, ...]` a step; steps of one size differ from each other."""
+    drawn = oracle.make_batches(seed, steps=len(sizes), regions=R, batch_size=max(sizes))
+    steps = [oracle.step_batch(drawn, t) for t in range(1, len(sizes) + 1)]
+    return [{k: v[:, :n] for k, v in b.items()} for b, n in zip(steps, sizes, strict=True)]
+
+
+def with_masks(batches):
+    """Uneven masks: in region 1 the first four samples of every batch do not count."""
+    rng = np.random.default_rng(5)
+    masks = [(rng.random(b["y"].shape) < 0.6).astype(np.float32) for b in batches]
+    for mask in masks:
+        mask[1, :4], mask[:, -1] = 0.0, 1.0
+    return [b | {"mask": m} for b, m in zip(batches, masks, strict=True)]
+
+
+def close(state, other):
+    def check(a, b):
+        np.testing.assert_allclose(a, b, rtol=3e-5, atol=2e-6)
+
+    jax.tree.map(check, state.inner, other.inner)
+    jax.tree.map(check, state.anchor, other.anchor)
+    jax.tree.map(check, state.outer, other.outer)
+
+
+def test_accumulated_microbatches_equal_one_batch(masked):
+    """Moments, tokens and anchors too, over two rounds, with masked samples weighing nothing."""
+    batches = with_masks(stream([8] * 7))
+    whole, logged = masked.run(masked.init(oracle.make_params()), batches)
+    for m in (2, 4):
+        start = masked.init(oracle.make_params())
+        cut, history = masked.run(start, batches, microbatch=m)
+        close(cut, whole)
+        for name in ("loss", "tokens", "grad_norm"):
+            np.testing.assert_allclose(history[name], logged[name], rtol=2e-5)
+    assert np.isfinite(logged["loss"]).all() and logged["loss"].shape == (7, R)
+
+
+def test_steps_equal_a_run_and_sizes_may_change(plain):
+    sizes = [2, 2, 6, 4, 4, 4, 16, 2]
+    fast, history = plain.run(plain.init(oracle.make_params()), stream(sizes), microbatch=2)
+    slow = plain.init(oracle.make_params())
+    for t, batch in enumerate(stream(sizes)):
+        slow, metrics = plain.step(slow, batch, microbatch=2)
+        np.testing.assert_array_equal(metrics["loss"], history["loss"][t])
+        assert np.asarray(metrics["tokens"]).tolist() == [sizes[t]] * R
+    jax.tree.map(np.testing.assert_array_equal, fast.inner, slow.inner)
+
+
+def test_regions_may_take_fewer_microbatches_than_others(plain):
+    batches = stream([6] * 4)
+    uneven, history = plain.run(
+        plain.init(oracle.make_params()), batches, microbatch=2, counts_R=[1, 3]
+    )
+    assert history["tokens"].tolist() == [[2.0, 6.0]] * 4
+    alone = plain.init(oracle.make_params())
+    mixed = [{k: v.copy() for k, v in b.items()} for b in batches]
+    for batch in mixed:
+        for leaf in batch.values():
+            leaf[0] = np.concatenate([leaf[0, :2]] * 3)
+    alone, _ = plain.run(alone, mixed)
+    # Region 0 sees its two samples three times: the same gradient, other tokens.
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-5, atol=2e-6),
+        (uneven.inner.params, uneven.inner.opt),
+        (alone.inner.params, alone.inner.opt),
+    )
+
+
+def test_nothing_compiles_while_the_batch_grows_64_fold(plain):
+    state, _ = plain.run(plain.init(oracle.make_params()), stream([1] * 3), microbatch=1)
+    before = jax.tree.map(np.array, state)
+    state = plain.warm(state, stream([3])[0], [1, 2, 4, 8])
+    jax.tree.map(np.testing.assert_array_equal, state, before)  # warming up trains nothing
+    plan = [(1, 1), (2, 2), (4, 4), (8, 8), (16, 8), (24, 8), (64, 8)]
+
+    def grow():
+        grown = state
+        for b, m in plan:
+            grown, history = plain.run(grown, stream([b] * 3), microbatch=m)
+            assert history["tokens"].tolist() == [[float(b)] * R] * 3
+        return plain.step(grown, stream([5])[0], microbatch=1)[0]
+
+    grown = []
+    assert compilations(lambda: grown.append(grow())) == 0
+    counted = optax.tree.get(grown[0].inner.opt, "count")  # Adam's moments live through all of it
+    assert counted.tolist() == grown[0].inner.step.tolist() == [3 + 3 * len(plan) + 1] * R
+    cold = compilations(lambda: plain.run(grown[0], stream([3]), microbatch=3)[0].inner.step)
+    assert cold > 0, "the counter sees nothing, so this test could not fail"
+
+
+def test_cut_batches_give_the_same_on_every_mesh(plain):
+    """Regions apart and samples sharded inside a region."""
+    batches = stream([8, 8, 4])
+    expected, _ = plain.run(plain.init(oracle.make_params()), batches, microbatch=4)
+    engine, state = make(mesh=lc.make_mesh(region=2, fsdp=2), replicas="vmap")
+    state, _ = engine.run(state, batches, microbatch=4)
+    close(state, expected)
+
+
+REFUSED = {
+    "microbatch=0": {"microbatch": 0},
+    "multiple of microbatch=3": {"microbatch": 3},
+    "counts_R=[1]: give 2 whole numbers": {"microbatch": 2, "counts_R": [1]},
+    "counts_R=[0, 1]: give 2 whole numbers": {"microbatch": 2, "counts_R": [0, 1]},
+    "counts_R=[1, 3]: the batch has 2 microbatches": {"microbatch": 2, "counts_R": [1, 3]},
+    "give their size, microbatch=": {"counts_R": [1, 1]},
+}
+
+
+@pytest.mark.parametrize("part", REFUSED)
+def test_refusals(plain, part):
+    state = plain.init(oracle.make_params())
+    with pytest.raises(ValueError) as error:
+        plain.run(state, stream([4]), **REFUSED[part])
+    assert part in str(error.value)
+
+
+def test_refusals_of_the_engine():
+    def message(microbatch=2, **kwargs):
+        engine, state = make(**kwargs)
+        with pytest.raises(ValueError) as error:
+            engine.step(state, stream([4])[0], microbatch=microbatch)
+        return str(error.value)
+
+    assert "ddp exchanges a gradient at every step" in message(method=lc.methods.ddp())
+    both = message(
+        3, mesh=lc.make_mesh(fsdp=2), accumulate=2, network={"regions": 2, "bandwidth_gbps": 1.0}
+    )
+    for part in ("microbatch=3 does not divide over fsdp=2", "accumulate=2 cuts", "network: its"):
+        assert part in both
+    assert "is 4 microbatches of 1, more than the 2" in message(1, block=2)

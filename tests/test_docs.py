@@ -1,0 +1,40 @@
+"""What the pages under docs/ state is there: methods, links, the network example."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.methods import METHODS, OUTER
+from lowcomm_jax.network import parse
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def test_every_method_and_outer_rule_has_its_row():
+    text = (DOCS / "methods.md").read_text()
+    for name in METHODS:
+        assert f"| `{name}` |" in text, name
+    for name in OUTER:
+        assert re.search(rf"\| `{name}[`(]", text), name
+
+
+def test_the_network_example_is_read():
+    found = re.search(r"```yaml\n(.*?)```", (DOCS / "networks.md").read_text(), re.DOTALL)[1]
+    network = parse(yaml.safe_load(found))
+    assert network.regions == ("berlin", "oslo", "porto")
+    assert network.bandwidth_RxR[0, 1] == 5 and network.bandwidth_RxR[0, 2] == 1
+    assert network.compute_R.tolist() == [0.5, 0.5, 0.8]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_and_files_exist(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert (page.parent / target).exists(), target
+    for target in re.findall(
+        r"`((?:lowcomm_jax|tests|configs|experiments|examples)/[\w./]+)`", text
+    ):
+        assert (DOCS.parent / target).exists(), target
