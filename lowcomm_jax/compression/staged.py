@@ -120,8 +120,7 @@ class Staged(Codec):
         return {name: stage_part(self.specs[name]) for name in tree}
 
     def _over(self, in_specs, out_specs, one):
-        # Leaves that are whole in every stage come out of it equal, but cannot be proven to.
-        return over_stages(one, self.mesh, in_specs, out_specs, check=False)
+        return over_stages(one, self.mesh, in_specs, out_specs)
 
 
 def _own(tree: PyTree, axis: int = 0) -> PyTree:

@@ -25,7 +25,7 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax import compat, stages
+from lowcomm_jax import stages
 from lowcomm_jax.models import loss as losses
 from lowcomm_jax.models.model import Model, Params
 from lowcomm_jax.models.pipeline_layout import StageLayout
@@ -46,6 +46,10 @@ class Pipeline:
       model: with `layer_loop="scan"`.
       mesh: with the axes of `regions.AXES`; its `stage` axis gives S.
       microbatches: M, into which a region's batch is cut.
+      routed: in the loss, let every microbatch take a random path through the regions' stages
+        (NoLoCo, arXiv 2506.10911, section 3): a stage sees the data of all regions, and regions
+        drift apart less. For an engine whose regions have a slot of the mesh each. `logits` takes
+        the fixed path.
 
     Raises:
       ValueError: a model that is not scanned, more stages than blocks, no microbatch.
@@ -54,6 +58,7 @@ class Pipeline:
     model: Model
     mesh: Mesh
     microbatches: int
+    routed: bool = False
 
     def __post_init__(self):
         problems = pipeline_problems(self.model.config, self.mesh.shape[STAGE], self.microbatches)
@@ -72,6 +77,17 @@ class Pipeline:
     def bubble(self) -> float:
         """Share of the ticks in which a stage is idle."""
         return stages.bubble(self.layout.stages, self.microbatches)
+
+    @property
+    def regions(self) -> int:
+        """Slots of the mesh's region axis, between which microbatches are routed."""
+        return self.mesh.shape[stages.REGION]
+
+    def sources(self, region: Array | int, shift_T: Array) -> Array:
+        """Region in which each microbatch started that ends in `region`, int32 [M]."""
+        count = self.microbatches
+        hops = [shift_T[s : s + count] for s in range(self.layout.stages - 1)]
+        return (region - sum(hops)) % self.regions
 
     def report(self) -> dict[str, float]:
         """Stages, blocks of one, microbatches, and the shares of idle ticks and of padding."""
@@ -109,17 +125,20 @@ class Pipeline:
         Raises:
           ValueError: the batch does not divide into M microbatches.
         """
-        del rng
         tokens = batch["tokens"]
         mask = batch.get("mask")
         mask = jnp.ones(tokens[:, 1:].shape, jnp.float32) if mask is None else mask
         count = jnp.sum(mask)
         weight = mask / jnp.maximum(count, 1.0)
         cut = functools.partial(_microbatches, count=self.microbatches)
+        key = jax.random.key_data(rng) if self.routed else None
         run = stages.over_stages(
-            self._stage_loss, self.mesh, (self._stage_specs(params), P(), P()), P()
+            self._stage_loss,
+            self.mesh,
+            (self._stage_specs(params), P(), P(), P()),
+            P(),
         )
-        loss, aux = run(params, cut(tokens), cut(weight))
+        loss, aux = run(params, cut(tokens), cut(weight), key)
         return loss, {**aux, "tokens": count}
 
     def logits(self, params: Params, tokens: Array) -> Array:
@@ -141,11 +160,19 @@ class Pipeline:
 
     # -- one stage ----------------------------------------------------------------------------
 
-    def _stage_loss(self, params, tokens_MxBxT, weight_MxBxT):
+    def _stage_loss(self, params, tokens_MxBxT, weight_MxBxT, key_data):
         module = self._bind(params)
         target_MxN = tokens_MxBxT[:, :, 1:].reshape(self.microbatches, -1)
         weight_MxN = weight_MxBxT.reshape(self.microbatches, -1)
-        hidden_MxNxD = self._hidden(module, tokens_MxBxT[:, :, :-1])
+        shift_T = None
+        if self.routed:
+            ticks = self.microbatches + self.layout.stages - 1
+            shift_T = stages.shifts(key_data, ticks, self.regions)
+            # Labels and weights come from where the activations started.
+            source_M = self.sources(stages.this_region(), shift_T)
+            target_MxN = stages.from_region(target_MxN, source_M)
+            weight_MxN = stages.from_region(weight_MxN, source_M)
+        hidden_MxNxD = self._hidden(module, tokens_MxBxT[:, :, :-1], shift_T)
 
         def one(hidden_NxD, target_N, weight_N):
             logits_NxC = self._part_of_logits(module, hidden_NxD)
@@ -173,31 +200,32 @@ class Pipeline:
         """The NNX module of this stage's part."""
         scale = params["final_norm"]["scale"]
         if scale.shape[0] < self.config.width:
-            scale = compat.all_gather_invariant(scale, STAGE, axis=0)
+            scale = stages.whole(scale)
         return self.model.bind({**params, "final_norm": {"scale": scale}})
 
-    def _hidden(self, module: Transformer, tokens_MxBxT) -> Array:
+    def _hidden(self, module: Transformer, tokens_MxBxT, shift_T=None) -> Array:
         """Activations behind the last block, [M, N, D]; of use in the last stage alone."""
         layout, (count, batch, length) = self.layout, tokens_MxBxT.shape
         token_N = tokens_MxBxT.reshape(-1)
         rows = stages.total(module.embedding.part(token_N, stages.index() * layout.rows))
         # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
         known = (token_N >= 0) & (token_N < self.config.vocab_size)
-        rows = stages.own(jnp.where(known[:, None], rows, jnp.nan))
+        rows = jnp.where(known[:, None], rows, jnp.nan)
         x_MxNxD = rows.astype(self.config.compute_dtype).reshape(count, batch * length, -1)
         context = module.context(batch, jnp.arange(length))
         real_L = None
         if layout.padded.layers > self.config.layers:
             block_L = stages.index() * layout.blocks + jnp.arange(layout.blocks)
             real_L = block_L < self.config.layers
-        return stages.gpipe(lambda x: module.through(x, context, real_L), x_MxNxD, layout.stages)
+        apply = lambda x: module.through(x, context, real_L)  # noqa: E731
+        return stages.gpipe(apply, x_MxNxD, layout.stages, shift_T, self.regions)
 
     def _part_of_logits(self, module: Transformer, hidden_NxD) -> Array:
         """Logits of this stage's tokens, float32 [N, C], from the last stage's activations."""
         last = stages.index() == self.layout.stages - 1
         hidden = jnp.where(last, hidden_NxD, jnp.zeros_like(hidden_NxD))
-        shared = stages.own(stages.total(hidden))
-        logits_NxC = module.leave(shared.astype(hidden_NxD.dtype))
+        shared = stages.total(hidden).astype(hidden_NxD.dtype)
+        logits_NxC = module.leave(shared)
         if self.layout.padded.vocab_size == self.config.vocab_size:
             return logits_NxC
         token_C = stages.index() * self.layout.rows + jnp.arange(self.layout.rows)

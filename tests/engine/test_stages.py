@@ -33,9 +33,9 @@ def one_stage(count, params, x_MxBxD):
 
         return jax.lax.scan(block, x, params["blocks"])[0]
 
-    out = stages.gpipe(apply, stages.own(x_MxBxD), count)
+    out = stages.gpipe(apply, x_MxBxD, count)
     last = stages.index() == count - 1
-    out = stages.own(stages.total(jnp.where(last, out, 0.0)))
+    out = stages.total(jnp.where(last, out, 0.0))
     return stages.total(jnp.sum(jnp.square(out @ params["head"] - 1.0)))
 
 

@@ -158,3 +158,82 @@ def test_what_cannot_be_cut_is_refused():
     pipe = Pipeline(model_of(), lc.make_mesh(1, 2), microbatches=3)
     with pytest.raises(ValueError, match="batch of 4 does not divide into 3 microbatches"):
         pipe.loss_fn(pipe.init(RNG), {"tokens": jnp.zeros((4, 5), jnp.int32)}, RNG)
+
+
+def routed_gradients(pipe, params, batch, rng):
+    """Loss [R] and gradients [R, ...] of the regions together; each with a key of its own."""
+    regions = pipe.regions
+
+    def one(params, batch, region):
+        key = jax.random.fold_in(rng, region)
+        return jax.value_and_grad(lambda p: pipe.loss_fn(p, batch, key)[0])(params)
+
+    step = jax.jit(Regions(regions, pipe.mesh).lift(one, (0, 0, 0)))
+    cut = jax.vmap(pipe.layout.cut)(params)
+    specs = pipe.specs(jax.tree.map(lambda leaf: leaf[0], cut))
+    where = jax.tree.map(lambda leaf: P(), batch)
+    ids = jnp.arange(regions)
+    loss, grads = step(placed(cut, specs, pipe.mesh), placed(batch, where, pipe.mesh), ids)
+    return loss, jax.vmap(pipe.layout.join)(grads)
+
+
+def test_random_routes_are_followed_forward_and_backward():
+    """Against mixed models in one piece: lower blocks of one region, upper blocks of another."""
+    regions, count = 3, 2
+    model, mesh = model_of(layers=2, z_loss=0.0), lc.make_mesh(regions, 2)
+    pipe = Pipeline(model, mesh, count, routed=True)
+    params = jax.vmap(model.init)(jax.random.split(RNG, regions))
+    batch = {
+        "tokens": jax.random.randint(RNG, (regions, 4, 7), 0, 41),
+        "mask": jax.random.bernoulli(RNG, 0.7, (regions, 4, 6)).astype(jnp.float32),
+    }
+    # A key whose draw moves the two microbatches differently, and both of them.
+    drawn = lambda seed: jax.random.randint(  # noqa: E731
+        jax.random.fold_in(jax.random.key(seed), 0), (count + 1,), 0, regions
+    )
+    seed = next(s for s in range(50) if sorted(drawn(s)[:count].tolist()) == [1, 2])
+    shift = drawn(seed)[:count].tolist()
+
+    def through(params):
+        losses = jnp.zeros(regions)
+        for m in range(count):
+            for source in range(regions):
+                end = (source + shift[m]) % regions
+                low, high = (jax.tree.map(lambda x, r=r: x[r], params) for r in (source, end))
+                blocks = jax.tree.map(
+                    lambda a, b: jnp.concatenate([a[:1], b[1:]]), low["blocks"], high["blocks"]
+                )
+                mixed = {**high, "embedding": low["embedding"], "blocks": blocks}
+                part = jax.tree.map(lambda x, r=source, m=m: x[r, m::count], batch)
+                loss, aux = model.loss_fn(mixed, part, RNG)
+                share = aux["tokens"] / jnp.sum(batch["mask"][source])
+                losses = losses.at[end].add(loss * share)
+        return losses
+
+    expected = jax.jit(through)(params)
+    expected_grads = jax.jit(jax.grad(lambda p: jnp.sum(through(p))))(params)
+    loss, grads = routed_gradients(pipe, params, batch, jax.random.key(seed))
+    np.testing.assert_allclose(loss, expected, rtol=3e-6)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=3e-6)  # noqa: E731
+    jax.tree.map(close, grads, expected_grads)
+
+
+def test_routes_that_lead_straight_on_change_nothing(monkeypatch):
+    model, mesh = model_of(), lc.make_mesh(2, 2)
+    params = jax.vmap(model.init)(jax.random.split(RNG, 2))
+    batch = {"tokens": jax.random.randint(RNG, (2, 4, 7), 0, 41)}
+    monkeypatch.setattr(stages, "shifts", lambda key, ticks, regions: jnp.zeros(ticks, jnp.int32))
+    runs = [
+        routed_gradients(Pipeline(model, mesh, 2, routed), params, batch, RNG)
+        for routed in (False, True)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), *runs)
+
+
+def test_every_two_replicas_meet_equally_often():
+    mesh = lc.make_mesh(4)
+    draw = Regions(4, mesh).lift(lambda key: stages.shifts(key, 4000, 4), (0,))
+    keys = jax.random.key_data(jax.random.split(RNG, 4))
+    shift_RxT = np.asarray(jax.jit(draw)(keys))
+    np.testing.assert_array_equal(shift_RxT, shift_RxT[:1].repeat(4, 0))  # all regions agree
+    assert (abs(np.bincount(shift_RxT[0]) - 1000) < 150).all()  # 5 standard deviations
