@@ -201,12 +201,20 @@ def stage_problems(
         return [f"microbatches={given}: give 0 (automatic) or a number"]
     if fields["mesh"]["stage"] < 2:
         fix = "they are for pipeline stages; use accumulate, or mesh.stage above 1"
-        return [f"microbatches={given}: {fix}"] * (given > 0)
+        found = [f"microbatches={given}: {fix}"] * (given > 0)
+        fix = "needs pipeline stages: set mesh.stage above 1"
+        return found + [f"random_routing {fix}"] * fields["random_routing"]
     if mesh is None:
         return []
     fsdp, part = mesh.shape["fsdp"], fields["batch"] // max(fields["accumulate"], 1)
     count = microbatch_count(fields, fsdp)
     found = []
+    slots, regions = mesh.shape["region"], fields["regions"]
+    if fields["random_routing"] and slots != regions:
+        found.append(
+            f"random_routing: {regions} regions on {slots} slots of the mesh; each needs its own: "
+            f"set mesh.region={regions}"
+        )
     if model is not None:
         problems = pipeline_problems(model, mesh.shape["stage"], count)
         found += [f"mesh.stage: {line}" for line in problems]

@@ -35,6 +35,8 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.accumulate = 1  # parts of a region's batch whose gradients are added up
     # Microbatches that go through pipeline stages; 0 = of one sequence on every device of a stage.
     config.microbatches = 0
+    # Let every microbatch take a random path through the stages of all regions (NoLoCo).
+    config.random_routing = False
     config.weights = "equal"  # of regions in a mean: equal, tokens, or R numbers "0.5,0.2,0.3"
     config.participation = 1.0  # chance of a region to take part in an exchange (seeded)
     # Preset or file of the links between the regions: what the run would take there is booked on a

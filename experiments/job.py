@@ -152,7 +152,7 @@ def make_model(job: Job, config: TransformerConfig) -> Model | Pipeline:
     """The model of a job with this config, in stages where the mesh has some."""
     if job.mesh.shape["stage"] == 1:
         return build(config)
-    return Pipeline(build(config), job.mesh, job.microbatches)
+    return Pipeline(build(config), job.mesh, job.microbatches, job.config["random_routing"])
 
 
 def abstract_params(model: Model | Pipeline) -> Any:

@@ -55,17 +55,22 @@ def test_stages_that_do_not_fit_are_refused(tmp_path):
     config.mesh.region, config.mesh.fsdp, config.mesh.stage = 1, 1, 8
     config.batch, config.microbatches = 4, 3
     config.model.layer_loop = "unrolled"
+    config.random_routing = True
     with pytest.raises(RefusedError) as error:
         resolve(config, tmp_path)
     for part in (
         "8 stages for 4 blocks: use at most 4",
         "need layer_loop='scan'",
+        "4 regions on 1 slots of the mesh",
         "batch=4 in accumulate=1 does not divide into microbatches=3 over fsdp=1",
     ):
         assert part in str(error.value)
     config.mesh.stage = 1
-    with pytest.raises(RefusedError, match="microbatches=3: they are for pipeline stages"):
+    config.random_routing = True
+    with pytest.raises(RefusedError) as error:
         resolve(config, tmp_path)
+    assert "microbatches=3: they are for pipeline stages" in str(error.value)
+    assert "random_routing needs pipeline stages" in str(error.value)
 
 
 def test_fewer_microbatches_than_stages_warn_with_the_bubble(tmp_path, monkeypatch):
