@@ -207,7 +207,7 @@ class Engine:
           batches: host batches, leaves `[R, per-region batch, ...]`.
           participants: `step -> bool [R] or None`, see `step`.
           microbatch: m; every batch, of any multiple of m samples, is cut into microbatches of m,
-            whose gradients are averaged by tokens (`accumulation`). A batch may have another size
+            whose gradients are averaged by tokens (`token_mean`). A batch may have another size
             than the one before, up to `block` microbatches: only another m compiles (`warm`).
           counts_R: microbatches each region trains on at a step, `[R]`; the rest of its samples is
             not read. None = all.
@@ -244,8 +244,9 @@ class Engine:
         for size in sizes:
             one = Stager([microbatches.repeated(batch, size)], self.block, size).take(1)
             stage = self._staged(one._replace(steps=0))
+            active = self._runner.active(range(0), stage.capacity)
             cut = microbatches.Cut(size)
-            inner, _ = self._runner.inner_steps(trips, state, stage, None, True, cut)
+            inner, _ = self._runner.inner_steps(trips, state, stage, active, True, cut)
             state = state.replace(inner=inner)
         return state
 

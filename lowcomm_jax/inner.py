@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.accumulation import weighted_mean
 from lowcomm_jax.layout import Layout
 from lowcomm_jax.regions import Regions
 from lowcomm_jax.state import Inner
+from lowcomm_jax.token_mean import weighted_mean
 
 PyTree = Any
 LossFn = Callable[[PyTree, PyTree, jax.Array], Any]
@@ -83,7 +83,7 @@ class InnerStep:
         """Mean gradient of several microbatches, weighted by their tokens.
 
         Equals the gradient of one batch that holds them all when `loss_fn` is a mean over the
-        tokens it reports (over samples, where it reports none); see `accumulation.weighted_mean`.
+        tokens it reports (over samples, where it reports none); see `token_mean.weighted_mean`.
 
         Args:
           part: `i -> batch` of microbatch i, all of one shape.
@@ -169,10 +169,7 @@ def make_inner_program(step: InnerStep, regions: Regions):
 
     def region_step(inner, frozen, batch, region, active):
         new, metrics = step(inner, frozen, batch, region)
-        if active is not None:
-            new = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, inner)
-            metrics["tokens"] = jnp.where(active, metrics["tokens"], 0.0)
-        return new, metrics
+        return where_active(active, new, inner, metrics)
 
     def region_block(carry, frozen, batches, region, active, n):
         def body(i, carry):
@@ -196,6 +193,15 @@ def make_inner_program(step: InnerStep, regions: Regions):
         return inner, squeeze(log) if single else log
 
     return block
+
+
+def where_active(active: jax.Array | None, new: Inner, old: Inner, metrics: dict[str, jax.Array]):
+    """The new state and metrics; of a region that is not active, the old state and no tokens."""
+    if active is None:
+        return new, metrics
+    tokens = jnp.where(active, metrics["tokens"], 0.0)
+    kept = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, old)
+    return kept, {**metrics, "tokens": tokens}
 
 
 def squeeze(log: PyTree) -> PyTree:

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import offload
-from lowcomm_jax.accumulation import make_accumulating_program
+from lowcomm_jax.accumulating import make_accumulating_program
 from lowcomm_jax.compression import Codec, Staged, route
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import GroupExchange, MeshExchange

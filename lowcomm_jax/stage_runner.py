@@ -53,7 +53,7 @@ class StageRunner:
                 trips, state, stage, participants, single, steps
             )
         else:
-            active = self._active(steps, stage.capacity)
+            active = self.active(steps, stage.capacity)
             trips.measurements.starts()
             inner, metrics = self.inner_steps(trips, state, stage, active, single, cut)
             mask = participants_mask(participants and participants(steps[-1]), self.count)
@@ -96,14 +96,14 @@ class StageRunner:
         away = ~np.stack(masks, axis=1)
         return state, metrics, events, {"away": away} if away.any() else {}
 
-    def _active(self, steps: range, capacity: int) -> np.ndarray | None:
+    def active(self, steps: range, capacity: int) -> np.ndarray | None:
         """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
         schedule = self.method.schedule
         if not schedule.uneven:
             return None
         active = np.zeros((self.count, capacity), bool)
-        made = [schedule.active(t, self.count) for t in steps]
-        active[:, : len(steps)] = np.stack(made, axis=1)
+        for i, t in enumerate(steps):
+            active[:, i] = schedule.active(t, self.count)
         return active
 
 

@@ -11,6 +11,8 @@ Source: PowerSGD, arXiv 1905.13727, Algorithm 1; with int4 factors the compresso
 Differs from the papers: one-shot, as every region sends factors of its own matrix with its own
 warm $Q$ (the papers reduce $P$ first and then $Q'$, two phases with one shared basis, so that the
 mean keeps rank r; here the mean over R regions has rank up to r R and nothing waits in between).
+Inside a region whose devices hold rows of $M$, $P$ is gathered and $Q'$ summed: r (N + M) fp32
+values a matrix, besides what `factors` regroups. $M$ stays where it lies.
 Columns of the kept $Q$ are scaled to unit size, and a column that came out zero keeps its old
 value, so that a round of zeros does not lose the basis.
 """

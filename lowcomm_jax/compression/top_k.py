@@ -3,7 +3,8 @@ r"""The k largest values of every chunk, with packed indices.
 A matrix is cut into chunks of up to 64 x 64 (the largest divisor <= 64 of each dimension), a vector
 into chunks of up to 64; each chunk sends its k values of largest magnitude and where they stand: 12
 bits each, two in three bytes (8 bits in chunks of up to 256). Chunks of at most k values travel
-whole, without indices.
+whole, without indices. A matrix of whose chunks a device would hold a part is gathered first,
+inside the region.
 
 Source: SparseLoCo, arXiv 2508.15706 (k = 64; values then quantised to 2 bits); chunks as in DeMo,
 arXiv 2411.19870.

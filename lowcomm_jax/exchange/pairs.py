@@ -101,7 +101,6 @@ class GroupExchange:
         rows = Rows(self.regions, self.codec, self.stacked)
         coded = self._members(payload_R, draw, rows.payload_specs(payload_R, like, specs))
         together = jax.tree.map(lambda *rows: jnp.stack(rows, axis=1), *coded)
-
         codec = rows.laid(like, specs)
 
         def aggregate(payload_N, weight_N):

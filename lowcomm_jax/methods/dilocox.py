@@ -33,6 +33,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import optax
 
 from lowcomm_jax import outer as outer_rules
@@ -73,9 +74,9 @@ class AdaGradCmp:
         problems = []
         if not 0 < self.energy <= 1:
             problems.append(f"adaptive.energy={self.energy}: a share in (0, 1] is needed")
-        if not isinstance(self.buckets, int) or self.buckets < 1:
+        if not _whole(self.buckets) or self.buckets < 1:
             problems.append(f"adaptive.buckets={self.buckets}: a whole number from 1 is needed")
-        if self.floor is not None and not isinstance(self.floor, int):
+        if self.floor is not None and not _whole(self.floor):
             problems.append(f"adaptive.floor={self.floor}: must be a whole number")
         elif self.floor is not None and not 1 <= self.floor <= rank:
             problems.append(f"adaptive.floor={self.floor}: must lie in [1, rank={rank}]")
@@ -106,9 +107,9 @@ def dilocox(
       outer: default Nesterov 0.7 / 0.9.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       first_round: see `delayed_diloco`; of delay 1.
-      step_seconds, sync_seconds: T_step and T_comm of the largest payload: no adaptive round of
-        delay 1 is shorter than T_comm / T_step steps. Without them the engine's network decides,
-        if any.
+      step_seconds, sync_seconds: T_step and T_comm of the largest payload: no round of delay 1 may
+        be shorter than T_comm / T_step steps, and adaptive ones are not made so. Without them the
+        engine's network decides, if any.
     """
     timing = [x for x in (step_seconds, sync_seconds) if x is not None]
     problems = _timing_problems(timing)
@@ -125,20 +126,24 @@ def dilocox(
     if rank is not None and not low_rank:
         problems.append(f"rank={rank} is unused: only low-rank codecs given by name have one")
     first = 32 if rank is None else rank
-    if not isinstance(first, int) or first < 1:
-        problems.append(f"rank={rank}: a whole number, at least 1, is needed")
+    if not _whole(first) or first < 1:
+        problems.append(f"rank={rank!r}: a whole number, at least 1, is needed")
         first = 1
-    schedule: Schedule = Staggered(period, delay=delay * period, land_after_send=delay == 1)
-    if timing and (rule is None or delay == 0):
+    first = int(first)
+    if timing and delay == 0:
         problems.append(
-            "step_seconds and sync_seconds are unused: only adaptive rounds of delay 1 need them"
+            "step_seconds and sync_seconds are unused: only rounds of delay 1 need them"
         )
+    given = delay == 1 and len(timing) == 2 and not _timing_problems(timing)
+    travel = math.ceil(timing[1] / timing[0] - 1e-9) if given else None
+    late = delay == 1
+    schedule: Schedule = Staggered(
+        period, delay=delay * period, land_after_send=late, hidden=late, travel=travel
+    )
     if rule is not None:
         found = rule.violations(first)
         problems += found
         ranks = (first,) if found else rule.ranks(first)
-        given = delay == 1 and len(timing) == 2 and not _timing_problems(timing)
-        travel = math.ceil(timing[1] / timing[0]) if given else None
         schedule = _ranked(rule, period, ranks, delay, travel)
     if named and not problems:
         codec = _ladder(codec, schedule.ranks if rule else (first,), low_rank)
@@ -154,6 +159,11 @@ def dilocox(
         rank_energy=rule.energy if rule else None,
         problems=tuple(problems),
     )
+
+
+def _whole(value: Any) -> bool:
+    """Whether a setting is a whole number; True and False are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _timing_problems(timing: list[float]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal
 
@@ -145,3 +146,18 @@ def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> li
             f"be in flight when it is due again; use at most {schedule.period - 1}"
         )
     return problems
+
+
+def steps_to_travel(timing: Timing, fragment: int, level: int = 0) -> int:
+    """Inner steps that a payload needs to travel: ceil(T_comm / T_step)."""
+    return math.ceil(timing.sync_seconds(fragment, level) / timing.step_seconds - 1e-9)
+
+
+def overlap_violations(travel: int, period: int) -> list[str]:
+    """T_comm <= H T_step: a payload must arrive before the round that hides it ends."""
+    if travel <= period:
+        return []
+    return [
+        f"period={period}: the payload travels for {travel} inner steps, longer than "
+        f"a round hides; use period >= {travel}, a lower rank or a faster link"
+    ]

@@ -19,13 +19,18 @@ so many rounds are sent one bucket higher, so that it can rise again.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Schedule, Timing, common_violations
+from lowcomm_jax.schedule.base import (
+    Schedule,
+    Timing,
+    common_violations,
+    overlap_violations,
+    steps_to_travel,
+)
 from lowcomm_jax.state import Clock
 
 
@@ -56,8 +61,10 @@ class Ranked(Schedule):
     def settle(self, timing: Timing) -> Ranked:
         if self.travel or not self.land_after_send:
             return self  # a payload that lands at its own boundary is not hidden behind a round
-        needed = [timing.sync_seconds(0, k) / timing.step_seconds for k in range(len(self.ranks))]
-        return dataclasses.replace(self, travel=tuple(math.ceil(n - 1e-9) for n in needed))
+        levels = range(len(self.ranks))
+        return dataclasses.replace(
+            self, travel=tuple(steps_to_travel(timing, 0, k) for k in levels)
+        )
 
     def start(self) -> dict[str, np.ndarray]:
         return {
@@ -137,10 +144,4 @@ class Ranked(Schedule):
             problems.append(f"shortest={self.shortest}: must lie in [1, period={self.period}]")
         if self.probe is not None and self.probe < 2:
             problems.append(f"probe={self.probe}: give 2 or more rounds, or None to never probe")
-        slowest = max(self.travel, default=0)
-        if slowest > self.period:
-            problems.append(
-                f"period={self.period}: the payload travels for {slowest} inner steps, longer than "
-                f"a round hides; use period >= {slowest}, a lower rank or a faster link"
-            )
-        return problems
+        return problems + overlap_violations(max(self.travel, default=0), self.period)

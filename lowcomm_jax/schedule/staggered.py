@@ -11,18 +11,36 @@ from collections.abc import Callable, Set
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Schedule, common_violations
+from lowcomm_jax.schedule.base import (
+    Schedule,
+    Timing,
+    common_violations,
+    overlap_violations,
+    steps_to_travel,
+)
 from lowcomm_jax.state import Clock
 
 
 @dataclasses.dataclass(frozen=True)
 class Staggered(Schedule):
-    """See `Schedule` for the fields."""
+    """See `Schedule` for the other fields.
+
+    Attributes:
+      hidden: refuse a network on which a payload travels longer than a period (K = 1).
+      travel: inner steps a payload needs to travel; None = as the network says, if `hidden`.
+    """
 
     period: int
     fragments: int = 1
     delay: int | tuple[int, ...] = 0
     land_after_send: bool = False
+    hidden: bool = False
+    travel: int | None = None
+
+    def settle(self, timing: Timing) -> Staggered:
+        if not self.hidden or self.travel is not None:
+            return self
+        return dataclasses.replace(self, travel=steps_to_travel(timing, 0))
 
     def first(self, fragment: int) -> int:
         return (fragment + 1) * self.period // self.fragments
@@ -49,4 +67,5 @@ class Staggered(Schedule):
         )
 
     def violations(self, regions: int) -> list[str]:
-        return common_violations(self, regions, "overlap")
+        problems = common_violations(self, regions, "overlap")
+        return problems or overlap_violations(self.travel or 0, self.period)

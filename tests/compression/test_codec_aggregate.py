@@ -148,10 +148,10 @@ def test_route_takes_the_fewer_bytes():
 )
 def test_lifted_over_regions_with_shards(name, replicas):
     """The engine's use: every device codes what it holds of a region, and all regions decode."""
-    regions = Regions(4, make_mesh(region=2, fsdp=2, tensor=2), replicas)
+    regions = Regions(4, make_mesh(region=2, fsdp=2), replicas)
     codec, like = codec_cases.build(name), codec_cases.tree()
     exchange = MeshExchange(regions, codec, stacked=("layers",))
-    specs = {k: P() for k in like} | {"layers/w": P(None, "tensor", "fsdp"), "heads": P("fsdp")}
+    specs = {k: P() for k in like} | {"layers/w": P(None, None, "fsdp"), "heads": P("fsdp")}
     trees = [codec_cases.tree(seed) for seed in range(4)]
     x_R = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     state_R = jax.tree.map(lambda s: jnp.stack([s] * 4), codec.init(like))

@@ -8,6 +8,7 @@ import pytest
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax.network import uniform
 
 MESH = lc.make_mesh(devices=jax.devices()[:1])
 
@@ -84,6 +85,8 @@ def test_everything_at_once():
             "reduce='two_shot'",
         ),
         (lambda: lc.methods.dilocox(4, rank=0), "rank"),
+        (lambda: lc.methods.dilocox(4, rank=True), "rank=True"),
+        (lambda: lc.methods.dilocox(4, adaptive={"buckets": True}), "adaptive.buckets=True"),
         (lambda: lc.methods.dilocox(4, codec=5), "codec=5"),
         (lambda: lc.methods.dilocox(4, "low_rnk", rank=3), "codec='low_rnk' is unknown"),
         (lambda: lc.methods.dilocox(4, {"name": "low_rank", "basis": 9}), "codec.basis is unused"),
@@ -94,7 +97,7 @@ def test_everything_at_once():
         (lambda: lc.methods.dilocox(4, delay=0, first_round="blocking"), "first_round='blocking'"),
         (
             lambda: lc.methods.dilocox(4, delay=0, step_seconds=1.0, sync_seconds=9.0),
-            "only adaptive rounds of delay 1",
+            "only rounds of delay 1",
         ),
         (lambda: lc.methods.dilocox(4, step_seconds=1.0, sync_seconds=np.nan), "finite"),
         (lambda: lc.methods.dilocox(4, adaptive="yes"), "adaptive='yes'"),
@@ -117,6 +120,10 @@ def test_everything_at_once():
         (lambda: lc.methods.dilocox(4, step_seconds=1.0), "go together"),
         (
             lambda: lc.methods.dilocox(4, step_seconds=1.0, sync_seconds=4.5),
+            "period=4: the payload travels for 5 inner steps",
+        ),
+        (
+            lambda: lc.methods.dilocox(4, adaptive=False, step_seconds=1.0, sync_seconds=4.5),
             "period=4: the payload travels for 5 inner steps",
         ),
         (
@@ -182,3 +189,17 @@ def test_a_batch_that_does_not_divide_over_fsdp_says_so():
     batches = oracle.make_batches(steps=1, regions=3, batch_size=4)
     with pytest.raises(ValueError, match=r"batch.*fsdp"):
         engine.step(state, oracle.step_batch(batches, 1))
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_link_on_which_a_round_cannot_hide_its_payload(adaptive):
+    rank = np.int64(8)  # as good as a Python number
+    for gbps in (1e-6, 1.0):
+        network = uniform(3, gbps).with_compute([0.1] * 3)
+        method = lc.methods.dilocox(4, rank=rank, adaptive=adaptive)
+        engine = lc.Engine(loss_fn, optax.sgd(0.1), method, 3, mesh=MESH, network=network)
+        if gbps == 1.0:
+            engine.init(oracle.make_params())
+            continue
+        with pytest.raises(ValueError, match=r"period=4: the payload travels for \d+ inner steps"):
+            engine.init(oracle.make_params())
