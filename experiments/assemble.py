@@ -11,27 +11,45 @@ import numpy as np
 
 from experiments.cli import RefusedError, problems_of
 from experiments.evaluation import Evaluator
-from experiments.job import Job, abstract_params, make_engine
+from experiments.job import Job, abstract_params, make_engine, make_model
 from lowcomm_jax import AdaptiveEngine, Engine, programs
 from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
 from lowcomm_jax.layout import make_layout
-from lowcomm_jax.models import Model, build
+from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.models.weights import load_llama
 from lowcomm_jax.optimizers import learning_rate
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The parts of a run, ready to train; `rate_S` is the learning rate of every step."""
+    """The parts of a run, ready to train.
+
+    Attributes:
+      model: in pipeline stages where the mesh has some.
+      rate_S: learning rate of every step.
+    """
 
     job: Job
-    model: Model
+    model: Model | Pipeline
     engine: Engine | AdaptiveEngine
     data: TrainData
     evaluation: EvalData
     tokenizer: Tokenizer
     rate_S: np.ndarray
+
+    @property
+    def whole(self) -> Model:
+        """The model in one piece."""
+        return self.model.model if isinstance(self.model, Pipeline) else self.model
+
+    def in_stages(self, params: Any) -> Any:
+        """Parameters of the model in one piece, as `model` takes them."""
+        return self.model.layout.cut(params) if isinstance(self.model, Pipeline) else params
+
+    def in_one_piece(self, params: Any) -> Any:
+        """Inverse of `in_stages`."""
+        return self.model.layout.join(params) if isinstance(self.model, Pipeline) else params
 
     def evaluator(self) -> Evaluator:
         """The run's evaluator; puts its sequences on the devices."""
@@ -55,16 +73,17 @@ class Run:
         if start is None:
             return jax.jit(self.model.init)(jax.random.key(self.job.config["seed"]))
         if Path(start, "checkpoints").is_dir():
-            return _anchor_that_fits(self.model, start)
+            return self.in_stages(_anchor_that_fits(self.whole, start))
         changes = {
             k: v
             for k, v in self.job.config["model"].items()
             if v is not None and k not in ("preset", "init_from")
         }
+        changes["layer_loop"] = self.job.model.layer_loop
         loaded, problems = problems_of(lambda: load_llama(start, **changes), "model.init_from: ")
         if problems:
             raise RefusedError(problems)
-        return loaded[1]
+        return self.in_stages(loaded[1])
 
 
 def assemble(job: Job) -> Run:
@@ -85,7 +104,7 @@ def assemble(job: Job) -> Run:
         raise RefusedError(
             [f"model.vocab_size={config.vocab_size} is too small for {tokenizer.name}: {fix}"]
         )
-    model = build(config)
+    model = make_model(job, config)
     engine, problems = problems_of(lambda: _engine_that_fits(job, model))
     if problems:
         raise RefusedError(problems)
@@ -101,7 +120,7 @@ def assemble(job: Job) -> Run:
     )
 
 
-def _engine_that_fits(job: Job, model: Model) -> Engine | AdaptiveEngine:
+def _engine_that_fits(job: Job, model: Model | Pipeline) -> Engine | AdaptiveEngine:
     """The engine, once its programs for this model can be made (nothing is compiled)."""
     engine = make_engine(job, model)
     plain = plain_engine(engine)

@@ -22,6 +22,7 @@ from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import Source
 from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig, preset
+from lowcomm_jax.models.pipeline import pipeline_problems
 from lowcomm_jax.models.weights import config_from_llama
 from lowcomm_jax.regions import Regions, default_mesh
 from lowcomm_jax.rounds import Guard
@@ -160,15 +161,13 @@ def make_mesh_of(fields: Mapping[str, Any]) -> tuple[jax.sharding.Mesh | None, l
     negative = [f"mesh.{k}={v}: give 0 (automatic) or a number" for k, v in shape.items() if v < 0]
     if negative or regions < 1:
         return None, negative
-    if shape["stage"] > 1:
-        return None, ["mesh.stage: this model has no pipeline stages; use 1"]
-    tensor = max(shape["tensor"], 1)
-    if not shape["region"] and not shape["fsdp"] and tensor == 1:
+    stage, tensor = max(shape["stage"], 1), max(shape["tensor"], 1)
+    if not shape["region"] and not shape["fsdp"] and stage * tensor == 1:
         return default_mesh(regions), []
-    room = devices // tensor
+    room = devices // (stage * tensor)
     region = shape["region"] or math.gcd(regions, max(room // max(shape["fsdp"], 1), 1))
     fsdp = shape["fsdp"] or max(room // region, 1)
-    return problems_of(lambda: make_mesh(region, 1, fsdp, tensor), "mesh: ")
+    return problems_of(lambda: make_mesh(region, stage, fsdp, tensor), "mesh: ")
 
 
 def region_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -> list[str]:
@@ -185,6 +184,47 @@ def region_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -
         found.append(
             f"batch={batch} in {accumulate} microbatch(es) does not divide over fsdp={fsdp} "
             f"devices of a region: use a multiple of {accumulate * fsdp}, or --config.mesh.fsdp=1"
+        )
+    return found
+
+
+def microbatch_count(fields: Mapping[str, Any], fsdp: int) -> int:
+    """Microbatches in flight through the stages of a region."""
+    part = fields["batch"] // max(fields["accumulate"], 1)
+    return fields["microbatches"] or max(part // fsdp, 1)
+
+
+def stage_problems(
+    fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None, model: TransformerConfig | None
+) -> list[str]:
+    """Pipeline stages that do not fit the model, and microbatches that do not fit the batch."""
+    given = fields["microbatches"]
+    if given < 0:
+        return [f"microbatches={given}: give 0 (automatic) or a number"]
+    if fields["mesh"]["stage"] < 2:
+        fix = "they are for pipeline stages; use accumulate, or mesh.stage above 1"
+        found = [f"microbatches={given}: {fix}"] * (given > 0)
+        fix = "needs pipeline stages: set mesh.stage above 1"
+        return found + [f"random_routing {fix}"] * fields["random_routing"]
+    if mesh is None:
+        return []
+    fsdp, part = mesh.shape["fsdp"], fields["batch"] // max(fields["accumulate"], 1)
+    count = microbatch_count(fields, fsdp)
+    found = []
+    slots, regions = mesh.shape["region"], fields["regions"]
+    if fields["random_routing"] and slots != regions:
+        found.append(
+            f"random_routing: {regions} regions on {slots} slots of the mesh; each needs its own: "
+            f"set mesh.region={regions}"
+        )
+    if model is not None:
+        problems = pipeline_problems(model, mesh.shape["stage"], count)
+        found += [f"mesh.stage: {line}" for line in problems]
+    if part % (count * fsdp):
+        found.append(
+            f"batch={fields['batch']} in accumulate={fields['accumulate']} does not divide into "
+            f"microbatches={count} over fsdp={fsdp} devices: use a multiple of "
+            f"{count * fsdp * fields['accumulate']}"
         )
     return found
 

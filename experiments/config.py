@@ -32,7 +32,11 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.tokens = config_dict.placeholder(int)  # tokens of all regions together (with steps = 0)
     config.regions = 4  # R
     config.batch = 4  # sequences a region trains on per step
-    config.accumulate = 1  # microbatches a region's batch is cut into
+    config.accumulate = 1  # parts of a region's batch whose gradients are added up
+    # Microbatches that go through pipeline stages; 0 = of one sequence on every device of a stage.
+    config.microbatches = 0
+    # Let every microbatch take a random path through the stages of all regions (NoLoCo).
+    config.random_routing = False
     config.weights = "equal"  # of regions in a mean: equal, tokens, or R numbers "0.5,0.2,0.3"
     config.participation = 1.0  # chance of a region to take part in an exchange (seeded)
     # Preset or file of the links between the regions: what the run would take there is booked on a
@@ -45,7 +49,7 @@ def base(method: str, **knobs: Any) -> ConfigDict:
 
     config.mesh = ConfigDict()  # devices; 0 = as many as there are and divide
     config.mesh.region = 0
-    config.mesh.stage = 1
+    config.mesh.stage = 1  # pipeline stages inside a region
     config.mesh.fsdp = 0
     config.mesh.tensor = 1
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
 from lowcomm_jax.data import EvalData, per_document
-from lowcomm_jax.models import Model
+from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.regions import REGION
 from lowcomm_jax.state import TrainState
 
@@ -50,7 +50,7 @@ class Evaluator:
 
     def __init__(
         self,
-        model: Model,
+        model: Model | Pipeline,
         data: EvalData,
         mesh: jax.sharding.Mesh,
         *,
@@ -121,7 +121,7 @@ def _weights_only(state: TrainState) -> TrainState:
 
 
 def _losses(
-    model: Model, state: TrainState, batches: Any, per_region: bool
+    model: Model | Pipeline, state: TrainState, batches: Any, per_region: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Loss of every target, float32 `[M, n, B, T]`: anchor, mean of regions, then the regions.
 

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     trained = load_trained(Path(values.workdir))
     params = jax.tree.map(np.asarray, trained.params)
     _, problems = problems_of(
-        lambda: save_llama(values.output, trained.run.model, params, values.dtype)
+        lambda: save_llama(values.output, trained.run.whole, params, values.dtype)
     )
     if problems:
         raise RefusedError(problems, "export")

@@ -17,6 +17,7 @@ from experiments.assemble import Run
 from experiments.metrics import VERSION
 from lowcomm_jax.checkpoint.trainers import State, one_of, plain_engine
 from lowcomm_jax.exchange import two_shot
+from lowcomm_jax.models import Pipeline
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -42,6 +43,7 @@ def header(run: Run, state: State) -> dict[str, Any]:
         "params": run.model.param_count,
         "trained_params": trained,
         "flops_per_token": run.model.flops_per_token(seq_len),
+        "pipeline": run.model.report() if isinstance(run.model, Pipeline) else None,
         "fragment_bytes": payloads,
         "allreduce_bytes_per_step": int(allreduce[0]),
         "consensus": job.method.consensus and dataclasses.asdict(job.method.consensus),

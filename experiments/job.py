@@ -25,7 +25,7 @@ from lowcomm_jax.data import DataConfig
 from lowcomm_jax.fragments import partition, path_name
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.methods import Method
-from lowcomm_jax.models import Model, TransformerConfig, build
+from lowcomm_jax.models import Model, Pipeline, TransformerConfig, build
 from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 
 
@@ -66,6 +66,11 @@ class Job:
     def tokens_per_step(self) -> int:
         return self.regions * self.batch * self.data.seq_len
 
+    @property
+    def microbatches(self) -> int:
+        """Microbatches in flight through the stages of a region."""
+        return checks.microbatch_count(self.config, self.mesh.shape["fsdp"])
+
     def roles(self, name: str, leaf: Any) -> str:
         """`frozen` for the leaves a regex of the config names, else `train`."""
         del leaf
@@ -89,6 +94,8 @@ def resolve(config: Any, workdir: str | Path) -> Job:
     problems += found
     model, settled, found = checks.model_config(fields)
     problems += found
+    if model is not None and fields["mesh"]["stage"] > 1 and model.layer_loop == "auto":
+        model = dataclasses.replace(model, layer_loop="scan")
     stacked = () if model is None else stacked_prefixes(build(model))
     method, found = make_method(fields["method"], stacked, fields["seed"])
     problems += found
@@ -107,7 +114,9 @@ def resolve(config: Any, workdir: str | Path) -> Job:
     job = Job(fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights)
     problems += checks.region_problems(fields, mesh) + checks.network_problems(fields, method)
     problems += checks.adaptive_problems(fields, method)
-    if method is not None:
+    unstaged = checks.stage_problems(fields, mesh, model)
+    problems += unstaged
+    if method is not None and mesh is not None and not unstaged:
         problems += _method_problems(job)
     problems += workdir_problems(job.workdir, fields)
     if problems:
@@ -120,7 +129,7 @@ def _method_problems(job: Job) -> list[str]:
     found = [f"method.{line}" for line in job.method.violations(max(job.regions, 1))]
     if job.model is None:
         return found
-    model = build(job.model)
+    model = make_model(job, job.model)
     shapes = abstract_params(model)
     names = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
     try:
@@ -135,21 +144,29 @@ def _method_problems(job: Job) -> list[str]:
     if layout is None or job.method.schedule.fragments < 1:
         return found + more
     trained, method = layout.select(shapes, "train"), job.method
-    cut = (method.schedule.fragments, method.pattern, method.rest, stacked_prefixes(model))
+    stacked, stages = stacked_prefixes(model), job.mesh.shape["stage"]
+    cut = (method.schedule.fragments, method.pattern, method.rest, stacked, stages)
     return found + problems_of(lambda: partition(trained, *cut), "method: ")[1]
 
 
-def abstract_params(model: Model) -> Any:
+def make_model(job: Job, config: TransformerConfig) -> Model | Pipeline:
+    """The model of a job with this config, in stages where the mesh has some."""
+    if job.mesh.shape["stage"] == 1:
+        return build(config)
+    return Pipeline(build(config), job.mesh, job.microbatches, job.config["random_routing"])
+
+
+def abstract_params(model: Model | Pipeline) -> Any:
     """Shapes of the model's parameters."""
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
-def stacked_prefixes(model: Model) -> tuple[str, ...]:
+def stacked_prefixes(model: Model | Pipeline) -> tuple[str, ...]:
     """Path prefixes of leaves with a leading layer axis."""
     return ("blocks",) if model.config.layer_loop == "scan" else ()
 
 
-def make_engine(job: Job, model: Model) -> Engine | AdaptiveEngine:
+def make_engine(job: Job, model: Model | Pipeline) -> Engine | AdaptiveEngine:
     """The engine of a job; nothing is compiled yet.
 
     Raises:

@@ -9,17 +9,18 @@ into the work directory. Config fields: see `configs/plan/template.py`.
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from experiments.plan_config import COMPARISONS, read
+from experiments.plan_config import COMPARISONS, Request, read
 from experiments.plan_show import picture, show
 from lowcomm_jax.network import BASELINE
 from lowcomm_jax.network.links import Network
+from lowcomm_jax.network.plan_methods import PlanMethod
 from lowcomm_jax.network.plan_search import Choice, search
 from lowcomm_jax.network.planner import PlanRow, plan
 
@@ -47,10 +48,7 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> di
     seconds = time.perf_counter() - started
     compiled = None
     if fields["compile"]:
-        from experiments.plan_compile import compiled_bytes  # slow to import
-
-        name = request.model.preset
-        compiled = compiled_bytes(name, work.mesh, work.microbatch_tokens, work.remat)
+        compiled = _compiled(request)
     result = {
         "name": fields["name"],
         "notes": fields["notes"],
@@ -73,6 +71,23 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> di
     picture(rows, work, folder / "plan.png", result["name"])
     show(result, rows, console or Console())
     return result
+
+
+def _compiled(request: Request) -> dict:
+    """What the compiler says; what it needs is slow to import."""
+    work, name = request.work, request.model.name
+    if work.mesh.get("stage", 1) == 1:
+        from experiments.plan_compile import compiled_bytes
+
+        return compiled_bytes(name, work.mesh, work.microbatch_tokens, work.remat)
+    from experiments.plan_stages import staged_bytes
+
+    return staged_bytes(name, request.work, _rank(request.methods))
+
+
+def _rank(rows: Sequence[PlanMethod]) -> int:
+    """Of the first low-rank row; 64, the planner's default, where none has one."""
+    return next((row.rank for row in rows if row.rank is not None), 64)
 
 
 def _network_entry(network: Network) -> dict:

@@ -27,11 +27,9 @@ STATE_BYTES = 12  # fp32 parameters and AdamW's two moments: what a train step t
 
 def compile_violations(model: PlanModel, mesh: Mapping[str, int], tokens: Any) -> list[str]:
     """Say why the compiler cannot be asked here, each with its fix."""
-    if model.preset is None:
+    if model.name not in PRESETS:
         return ["compile=True needs a program: name a preset of lowcomm_jax.models as the model"]
     found, count = [], mesh.get("fsdp", 1) * mesh.get("tensor", 1)
-    if mesh.get("stage", 1) > 1:
-        found.append("compile=True compiles one stage: use mesh.stage=1")
     if count > jax.device_count():
         have = jax.device_count()
         found.append(f"compile=True: the mesh has {count} devices, here are {have}: use a smaller")

@@ -87,11 +87,24 @@ def read(config: Mapping[str, Any]) -> Request:
     wrong_mesh = mesh_violations(fields["mesh"], layers)
     methods = _methods(fields["methods"], layers, found) if "methods" in fields else ()
     if fields["compile"] is True and model is not None and not wrong_mesh:
-        from experiments.plan_compile import compile_violations  # slow to import
-
-        found += compile_violations(model, fields["mesh"], fields["microbatch_tokens"])
+        found += _compile_violations(fields, model, network)
     raise_all("plan config", found + wrong_mesh)
     return Request(fields, _workload(fields, model, network), methods, model)
+
+
+def _compile_violations(
+    fields: Mapping[str, Any], model: PlanModel, network: Network | None
+) -> list[str]:
+    """Why the compiler cannot be asked; what it needs is slow to import."""
+    mesh, tokens = fields["mesh"], fields["microbatch_tokens"]
+    if mesh.get("stage", 1) == 1:
+        from experiments.plan_compile import compile_violations
+
+        return compile_violations(model, mesh, tokens)
+    from experiments.plan_stages import staged_violations
+
+    regions = 1 if network is None else network.size
+    return staged_violations(model.name, regions, mesh, tokens, fields.get("tokens_per_step", 0))
 
 
 def _number_violations(fields: Mapping[str, Any]) -> list[str]:

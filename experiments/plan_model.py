@@ -19,11 +19,11 @@ class PlanModel:
 
     Attributes:
       shapes: as the planner needs it.
-      preset: name out of `lowcomm_jax.models.PRESETS`; None for other models.
+      name: given, maybe of `lowcomm_jax.models.PRESETS`; None for a model given by its sizes.
     """
 
     shapes: Shapes
-    preset: str | None = None
+    name: str | None = None
 
 
 def read_model(spec: Any) -> PlanModel:
@@ -37,7 +37,7 @@ def read_model(spec: Any) -> PlanModel:
       ViolationsError: everything that is wrong with it.
     """
     if isinstance(spec, str):
-        return PlanModel(MODELS[spec].shapes()) if spec in MODELS else _preset(spec)
+        return PlanModel(MODELS[spec].shapes(), spec) if spec in MODELS else _preset(spec)
     known = set(Decoder.__dataclass_fields__)
     needed = {"layers", "width", "mlp", "heads", "vocab"}
     if not isinstance(spec, Mapping) or not needed <= set(spec) <= known:

@@ -57,6 +57,8 @@ def _show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Cons
     """The compiler's figure beside ours; it knows the inner step only, no anchor and no payload."""
     if compiled is None:
         return
+    if "pipeline" in compiled:
+        return _show_stages(compiled, console)
     gigabytes = {k: f"{v / 1e9:.3g} GB" for k, v in compiled.items() if k != "device"}
     inner = sum(rows[0].memory.state[what] for what in INNER_BYTES)
     ours = inner + rows[0].memory.estimates["activations"]
@@ -65,6 +67,21 @@ def _show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Cons
         f"(arguments {gigabytes['arguments']}, temporaries {gigabytes['temporaries']}); planned: "
         f"{ours / 1e9:.3g} GB (exact state {inner / 1e9:.3g} GB, the rest estimated)"
     )
+
+
+def _show_stages(compiled: dict, console: Console) -> None:
+    """The compiler's figures of DiLoCoX in stages: state included, nothing estimated."""
+    console.print(
+        "{stages} stages of {blocks_per_stage} blocks, {microbatches} microbatches: bubble "
+        "{bubble:.1%}, padding {padding:.1%} of the parameters".format(**compiled["pipeline"])
+    )
+    names = {"inner": "inner step", "send": "send", "move": "landing"}
+    for key, name in names.items():
+        gigabytes = {k: f"{v / 1e9:.3g} GB" for k, v in compiled[key].items()}
+        console.print(
+            f"{name}, compiled for {compiled['device']}: {gigabytes['total']} a device (arguments "
+            f"{gigabytes['arguments']}, temporaries {gigabytes['temporaries']})"
+        )
 
 
 LABEL_WIDTH, COLUMN_WIDTH = 30, 12  # of the table of rows

@@ -70,7 +70,7 @@ def sample(
     Raises:
       RefusedError: an empty prompt, or one too long, or settings out of range.
     """
-    tokenizer, model = trained.run.tokenizer, trained.run.model
+    tokenizer, model = trained.run.tokenizer, trained.run.whole
     # Documents start behind the end token of the one before them.
     prompt_P = jnp.asarray([tokenizer.eos_id, *tokenizer.encode(prompt)], jnp.int32)
     if length is None:

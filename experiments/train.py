@@ -26,6 +26,8 @@ from experiments.workdir import CHECKPOINTS, identity, write_config
 from experiments.writers import open_log
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+from lowcomm_jax.models import Pipeline
+from lowcomm_jax.stages import bubble
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,6 +78,8 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
       RefusedError: what only the corpus, the weights or the checkpoints could tell.
     """
     quiet = quiet or display is not None
+    if job.mesh.shape["stage"] > job.microbatches:
+        console.print(f"warning: {_idle(job)}", highlight=False, soft_wrap=True)
     if not quiet:
         console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
     run = assemble(job)
@@ -100,6 +104,14 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         display = display or open_display(console, job.steps, quiet)
         with contextlib.closing(display):
             return _loop(run, state, restored, checkpoints, display)
+
+
+def _idle(job: Job) -> str:
+    count, few = job.mesh.shape["stage"], job.microbatches
+    return (
+        f"{few} microbatches for {count} stages: each is idle {bubble(count, few):.0%} of the "
+        "time; raise config.microbatches, or the batch"
+    )
 
 
 def _loop(run: Run, state, restored, checkpoints: Checkpoints, display: Display) -> bool:
@@ -158,6 +170,11 @@ def describe(run: Run, step: int, console: Console) -> None:
         f"devices  {devices}",
         f"run      {job.steps} steps, {job.steps * job.tokens_per_step:,} tokens, in {job.workdir}",
     ]
+    if isinstance(run.model, Pipeline):
+        lines.append(
+            "stages   {stages} of {blocks_per_stage} blocks, {microbatches} microbatches: bubble "
+            "{bubble:.1%}, padding {padding:.1%} of the parameters".format(**run.model.report())
+        )
     if step:
         lines.append(f"continues after step {step}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)

@@ -18,7 +18,10 @@ from lowcomm_jax.checkpoint import Checkpoints
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A run's parts, its anchor (nested dict of float32 arrays) and the step it was saved at."""
+    """A run's parts, its anchor (nested dict of float32 arrays) and the step it was saved at.
+
+    The anchor is that of the model in one piece, `run.whole`.
+    """
 
     run: Run
     params: Any
@@ -46,4 +49,5 @@ def load_trained(workdir: Path) -> Trained:
         raise RefusedError(problems, title)
     if restored is None:
         raise RefusedError(["the run has no checkpoint yet: let it train longer"], title)
-    return Trained(run, lc.global_params(restored.state), restored.step)
+    params = run.in_one_piece(lc.global_params(restored.state))
+    return Trained(run, params, restored.step)

@@ -2,8 +2,9 @@
 
 A *unit* is the smallest thing that is dealt: all leaves of one transformer block (found by the
 integer in their path, `blocks/3/...`), one row of a scanned stack (leaves under a path named in
-`stacked`, leading axis = layers), or any other single leaf. Fragments of equal shape inside one
-stack share one compiled program, since the row numbers are traced.
+`stacked`, leading axis = layers), or any other single leaf. Where the stack is cut over S pipeline
+stages, a unit is one row of every stage, so that no fragment moves rows between stages. Fragments
+of equal shape inside one stack share one compiled program, since the row numbers are traced.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ class Fragments:
     Attributes:
       shapes: leaf name -> `jax.ShapeDtypeStruct` of one region's leaf.
       parts: for each fragment its pieces, in leaf order.
+      stages: equal parts of a sliced leaf's leading axis, of which all give the same rows.
     """
 
     shapes: dict[str, jax.ShapeDtypeStruct]
     parts: tuple[tuple[Piece, ...], ...]
+    stages: int = 1
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -64,8 +67,20 @@ class Fragments:
         return sum(math.prod(leaf.shape) for leaf in self.like(p).values())
 
     def rows(self, p: int) -> dict[str, np.ndarray]:
-        """Row numbers of the sliced pieces of fragment p, to be passed as traced arguments."""
-        return {q.name: np.array(q.rows, np.int32) for q in self.parts[p] if q.rows is not None}
+        """Row numbers of the sliced pieces of fragment p, to be passed as traced arguments.
+
+        int32 `[n]`; with stages `[S, n]`, counted within each stage's part.
+        """
+        found = {}
+        for piece in self.parts[p]:
+            if piece.rows is None:
+                continue
+            rows = np.array(piece.rows, np.int32)
+            if self.stages > 1:
+                each = self.shapes[piece.name].shape[0] // self.stages
+                rows = rows.reshape(self.stages, -1) % np.int32(each)
+            found[piece.name] = rows
+        return found
 
     def leaves(self, tree: dict[str, jax.Array], p: int) -> dict[str, jax.Array]:
         """The leaves fragment p touches, unsliced (host side, no copy)."""
@@ -74,14 +89,31 @@ class Fragments:
 
 def take(leaves: dict[str, jax.Array], rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Cut the fragment out of its leaves; rows lie on axis 1, behind the region or anchor axis."""
-    return {k: jnp.take(x, rows[k], axis=1) if k in rows else x for k, x in leaves.items()}
+    return {k: _take(x, rows[k]) if k in rows else x for k, x in leaves.items()}
+
+
+def _take(leaf: jax.Array, rows: jax.Array) -> jax.Array:
+    if rows.ndim == 1:
+        return jnp.take(leaf, rows, axis=1)
+    taken = jnp.take(_by_stage(leaf, rows), rows[0], axis=2)
+    return taken.reshape(leaf.shape[0], -1, *leaf.shape[2:])
+
+
+def _by_stage(leaf: jax.Array, rows: jax.Array) -> jax.Array:
+    """`[R, S C, ...]` -> `[R, S, C, ...]`: what lies in a stage stays there."""
+    return leaf.reshape(leaf.shape[0], rows.shape[0], -1, *leaf.shape[2:])
 
 
 def put(leaves: dict[str, jax.Array], rows: dict[str, jax.Array], values: dict[str, jax.Array]):
     """Write a fragment back into its leaves; inverse of `take`."""
-    return {
-        k: x.at[:, rows[k]].set(values[k]) if k in rows else values[k] for k, x in leaves.items()
-    }
+    return {k: _put(x, rows[k], values[k]) if k in rows else values[k] for k, x in leaves.items()}
+
+
+def _put(leaf: jax.Array, rows: jax.Array, value: jax.Array) -> jax.Array:
+    if rows.ndim == 1:
+        return leaf.at[:, rows].set(value)
+    put = _by_stage(leaf, rows).at[:, :, rows[0]].set(_by_stage(value, rows))
+    return put.reshape(leaf.shape)
 
 
 def partition(
@@ -90,6 +122,7 @@ def partition(
     pattern: Pattern | Sequence[str] = "strided",
     rest: Literal["own", "dealt"] = "dealt",
     stacked: Sequence[str] = (),
+    stages: int = 1,
 ) -> Fragments:
     """Cut a flat dict of leaves into K fragments.
 
@@ -102,31 +135,33 @@ def partition(
       rest: leaves outside the blocks (embeddings, head, norms): their `own` fragment (the last
         one), or `dealt` among the fragments like blocks.
       stacked: path prefixes whose leaves carry a leading layer axis (scanned blocks).
+      stages: parts of that axis that lie in different pipeline stages; it divides by them.
 
     Raises:
       ValueError: more fragments than units, a regex that leaves leaves out or claims one twice.
     """
     if rest not in ("own", "dealt"):
         raise ValueError(f"rest={rest!r}: use own or dealt")
-    _check_stacked(shapes, stacked)
+    _check_stacked(shapes, stacked, stages)
     if not isinstance(pattern, str):
         return _by_regex(shapes, fragments, pattern)
-    blocks, others = _units(shapes, stacked)
+    blocks, others = _units(shapes, stacked, stages)
     own = rest == "own" and bool(blocks) and bool(others) and fragments > 1
     dealt = blocks if own else _in_tree_order(shapes, blocks + others)
     bins = fragments - 1 if own else fragments
     if bins > len(dealt) or fragments < 1:
         raise ValueError(
             f"fragments={fragments}: the parameters have only {len(dealt) + own} units to deal "
-            f"(blocks, rows of stacked leaves, other leaves); use at most that many"
+            f"(blocks, rows of stacked leaves{' of a stage' * (stages > 1)}, other leaves); use at "
+            "most that many"
         )
     groups = _deal(shapes, dealt, bins, pattern)
     if own:
         groups.append([piece for unit in others for piece in unit])
-    return Fragments(dict(shapes), tuple(_merge_rows(shapes, g) for g in groups))
+    return Fragments(dict(shapes), tuple(_merge_rows(shapes, g) for g in groups), stages)
 
 
-def _units(shapes, stacked) -> tuple[list[list[Piece]], list[list[Piece]]]:
+def _units(shapes, stacked, stages: int) -> tuple[list[list[Piece]], list[list[Piece]]]:
     """Split leaves into blocks (by path number or stacked row) and single other leaves."""
     blocks: dict[Any, list[Piece]] = {}
     others = []
@@ -134,8 +169,10 @@ def _units(shapes, stacked) -> tuple[list[list[Piece]], list[list[Piece]]]:
         prefix = next((s for s in stacked if name == s or name.startswith(f"{s}/")), None)
         found = BLOCK.search(name)
         if prefix is not None:
-            for row in range(leaf.shape[0]):
-                blocks.setdefault((prefix, row), []).append(Piece(name, (row,)))
+            each = leaf.shape[0] // stages
+            for row in range(each):
+                rows = tuple(range(row, leaf.shape[0], each))
+                blocks.setdefault((prefix, row), []).append(Piece(name, rows))
         elif found:
             key = (name[: found.start()], int(found.group(1)))
             blocks.setdefault(key, []).append(Piece(name, None))
@@ -144,7 +181,7 @@ def _units(shapes, stacked) -> tuple[list[list[Piece]], list[list[Piece]]]:
     return [blocks[key] for key in sorted(blocks)], others
 
 
-def _check_stacked(shapes, stacked: Sequence[str]) -> None:
+def _check_stacked(shapes, stacked: Sequence[str], stages: int) -> None:
     problems = []
     for prefix in stacked:
         under = [n for n in shapes if n == prefix or n.startswith(f"{prefix}/")]
@@ -153,6 +190,9 @@ def _check_stacked(shapes, stacked: Sequence[str]) -> None:
         for name in under:
             if not shapes[name].shape:
                 problems.append(f"{name!r} under stacked={prefix!r} is a scalar: it has no rows")
+            elif shapes[name].shape[0] % stages:
+                rows = shapes[name].shape[0]
+                problems.append(f"{name!r} has {rows} rows for {stages} stages: pad it")
     if problems:
         raise ValueError("fragments cannot be cut:\n- " + "\n- ".join(problems))
 

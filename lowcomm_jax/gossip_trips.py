@@ -31,7 +31,7 @@ class GossipTrips(RoundTrips):
                 "gossip has not: give them the role 'local'"
             )
         self.topology = topology
-        self.exchange = GroupExchange(programs.recipe.regions, topology, self.method.codec)
+        self.exchange = GroupExchange(programs.recipe.regions, topology, programs.exchange.codec)
 
     def groups(self, state: TrainState, p: int) -> Groups:
         number = self.topology.draw(int(state.clock.sends[p]), self.count)

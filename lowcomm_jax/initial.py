@@ -135,14 +135,20 @@ def _outer(programs: Programs, anchor: dict[str, jax.Array]) -> tuple[PyTree, ..
 
 def _codec_state(programs: Programs, p: int) -> PyTree:
     """Of fragment p, leaves `[R, ...]`; residuals are sharded as what they are added to."""
-    exchange, regions = programs.exchange, programs.recipe.regions
-    if exchange.codec is None:
+    codec, count = programs.exchange.codec, programs.recipe.regions.count
+    if codec is None:
         return ()
-    like = programs.fragments.like(p)
-    state = exchange.codec.init(like)
-    specs = exchange.rows.state_specs(state, like, programs.specs)
-    out = jax.tree.map(lambda _, spec: regions.sharding(REGION, *spec), state, specs)
-    return jax.jit(lambda t: _broadcast(t, regions.count), out_shardings=out)(state)
+    state = codec.init(programs.fragments.like(p))
+    out = codec_shardings(programs, p, state)
+    return jax.jit(lambda t: _broadcast(t, count), out_shardings=out)(state)
+
+
+def codec_shardings(programs: Programs, p: int, state: PyTree) -> PyTree:
+    """Where fragment p's codec states `[R, ...]` lie; `state` is that of one region."""
+    regions, like = programs.recipe.regions, programs.fragments.like(p)
+    inside = {name: programs.specs[name] for name in like}
+    specs = programs.exchange.rows.state_specs(state, like, inside)
+    return jax.tree.map(lambda _, spec: regions.sharding(REGION, *spec), state, specs)
 
 
 def _landing_states(programs: Programs) -> list[PyTree]:

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import offload
 from lowcomm_jax.accumulating import make_accumulating_program
-from lowcomm_jax.compression import Codec, route
+from lowcomm_jax.compression import Codec, Staged, route
+from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
 from lowcomm_jax.gossip_rounds import GossipRounds
@@ -28,6 +29,7 @@ from lowcomm_jax.regions import REGION, Regions
 from lowcomm_jax.rounds import Rounds
 from lowcomm_jax.schedule import Timing
 from lowcomm_jax.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
+from lowcomm_jax.stages import STAGE, stage_axis
 from lowcomm_jax.state import Inner
 
 PyTree = Any
@@ -92,13 +94,16 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     """Make the programs for parameters of this layout; nothing is compiled yet.
 
     Raises:
-      ValueError: the parameters cannot be cut as the method asks (`fragments.partition`), or what
-        the schedule draws from the network does not fit it.
+      ValueError: the parameters cannot be cut as the method asks (`fragments.partition`), what the
+        schedule draws from the network does not fit it, the mesh has stages that nothing lies in,
+        or the codec cannot work in stages.
     """
     regions, method, shapes = recipe.regions, recipe.method, layout.train_shapes()
     schedule = method.schedule
-    cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked)
-    exchange = MeshExchange(regions, coded(method, cut, regions.count), recipe.stacked)
+    stages = regions.mesh.shape[STAGE]
+    cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked, stages)
+    codec = in_stages(recipe, shapes) if stages > 1 else coded(method, cut, regions.count)
+    exchange = MeshExchange(regions, codec, recipe.stacked)
     spec_fn = recipe.spec_fn or default_specs(exchange)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     method = settled(method, exchange, cut, recipe.network)
@@ -106,7 +111,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     if method.topology is None:
         rounds = Rounds(*parts)
     else:
-        groups = GroupExchange(regions, method.topology, method.codec, recipe.stacked)
+        groups = GroupExchange(regions, method.topology, exchange.codec, recipe.stacked)
         rounds = GossipRounds(*parts, groups)
     step = InnerStep(
         recipe.loss_fn,
@@ -162,6 +167,28 @@ def offloaded(programs: Programs) -> Programs:
         receive=offload.around(programs.receive, (0, 1), offload.stow),
         drift=offload.around(programs.drift, (1,)),
     )
+
+
+def in_stages(recipe: Recipe, shapes: dict[str, jax.ShapeDtypeStruct]) -> Codec | None:
+    """The method's codec, at work in every pipeline stage on its own.
+
+    Raises:
+      ValueError: no leaf is cut over the stages, or a two-shot is asked for.
+    """
+    regions, codec = recipe.regions, recipe.method.codec
+    specs = {name: recipe.spec_fn(name, x) for name, x in shapes.items()} if recipe.spec_fn else {}
+    if all(stage_axis(spec) is None for spec in specs.values()):
+        raise ValueError(
+            f"the mesh has {regions.mesh.shape[STAGE]} stages, but specs cut no leaf over them: "
+            "train a models.Pipeline with its specs, or use stage=1"
+        )
+    inner = None if codec is None else per_tensor(codec)
+    if inner is not None and inner.reduce == "two_shot":
+        raise ValueError(
+            f"{codec.name}: reduce='two_shot' does not work with pipeline stages, whose coded "
+            "payloads are all-gathered: use 'auto'"
+        )
+    return None if codec is None else Staged(codec, regions.mesh, specs)
 
 
 def default_specs(exchange: MeshExchange) -> SpecFn:

@@ -25,6 +25,7 @@ from lowcomm_jax.compression.registry import make, make_matrix, names
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
 from lowcomm_jax.compression.sign import Sign
 from lowcomm_jax.compression.sliced import Sliced
+from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.compression.top_k import TopK
 from lowcomm_jax.compression.two_shot import Route, route
@@ -51,6 +52,7 @@ __all__ = [
     "Route",
     "Sign",
     "Sliced",
+    "Staged",
     "Statistical",
     "TopK",
     "compress",

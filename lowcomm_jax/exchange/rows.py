@@ -6,6 +6,9 @@ device hands on all but one n-th of its own shard, and nobody holds the whole ma
 decoded is dealt back. Sharded leaves that cannot be cut so are gathered inside the region: vectors,
 tensors whose rows do not divide over the devices, and those of which a device would hold a part
 of a block or chunk (`Codec.rows_together`).
+
+What lies in a pipeline stage stays there: a stage's part of a leaf is laid out as a leaf of its own
+(`compression.Staged`), and leaves of payloads and states carry the stages in front.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from jax.tree_util import DictKey
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.matrix import matrix_shape
+from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.fragments import path_name
 from lowcomm_jax.inside import Cut
 from lowcomm_jax.regions import REGION, Regions, axis_names
 from lowcomm_jax.sharding import SpecFn
+from lowcomm_jax.stages import STAGE, stage_axis
 
 PyTree = Any
 
@@ -32,7 +37,7 @@ class Plan(NamedTuple):
     """How one leaf is laid out by rows.
 
     Attributes:
-      spec: the layout.
+      spec: the layout inside a stage, without its axis.
       row: axis of the rows.
       moves: the (axis, mesh axes) whose cuts the rows take over; None = gathered instead.
     """
@@ -61,6 +66,11 @@ class Rows:
         return self._map(
             lambda name, leaf, spec: self._plan(name, leaf.shape, spec).spec, like, specs
         )
+
+    @property
+    def _front(self) -> tuple[str, ...]:
+        """Mesh axes of the axes that payloads and states carry in front."""
+        return (STAGE,) if isinstance(self.codec, Staged) else ()
 
     def laid(self, like: PyTree, specs: PyTree) -> Codec:
         """The codec, told how these leaves are cut."""
@@ -99,14 +109,16 @@ class Rows:
 
         Where no axis of a payload leaf divides, it is replicated inside the region.
         """
-        by_rows = self.specs(like, specs)
+        by_rows, front = self.specs(like, specs), self._front
 
         def one(spec, x):
             axes = tuple(a for entry in spec for a in axis_names(entry))
             count = math.prod(self.regions.mesh.shape[a] for a in axes)
             # Behind the layers come the rows, blocks or chunks.
-            fitting = [i for i, n in enumerate(x.shape[lead:]) if i and n and n % count == 0]
-            return P(*(None,) * fitting[0], axes) if count > 1 and fitting else P()
+            shape = x.shape[lead + len(front) :]
+            fitting = [i for i, n in enumerate(shape) if i and n and n % count == 0]
+            cut = count > 1 and fitting
+            return P(*front, *(None,) * fitting[0], axes) if cut else P(*front)
 
         treedef = jax.tree.structure(like)
         pairs = zip(treedef.flatten_up_to(by_rows), treedef.flatten_up_to(payload))
@@ -120,24 +132,30 @@ class Rows:
 
     def state_specs(self, state: PyTree, like: PyTree, specs: PyTree) -> PyTree:
         """How a codec's state of one region lies: residuals by rows, the rest replicated."""
-        by_rows = self.specs(like, specs)
+        by_rows, front = self.specs(like, specs), self._front
+        own = self.codec.part(like) if front else like
 
         def one(path, x):
             names = [key.key for key in path if isinstance(key, DictKey) and key.key in like]
-            fits = bool(names) and like[names[-1]].shape == x.shape
-            return by_rows[names[-1]] if fits else P()
+            fits = bool(names) and own[names[-1]].shape == x.shape[len(front) :]
+            return P(*front, *by_rows[names[-1]]) if fits else P(*front)
 
         return jax.tree_util.tree_map_with_path(one, state)
 
     def _names(self, spec: P, dim: int) -> tuple[str, ...]:
-        """Mesh axes, of more than one device, that cut a dimension."""
+        """Mesh axes, of more than one device, that cut a dimension inside a stage."""
         entry = spec[dim] if dim < len(spec) else None
-        return tuple(a for a in axis_names(entry) if self.regions.mesh.shape[a] > 1)
+        sizes = self.regions.mesh.shape
+        return tuple(a for a in axis_names(entry) if sizes[a] > 1 and a not in self._front)
 
     def _row(self, name: str) -> int:
         return int(any(name == s or name.startswith(f"{s}/") for s in self.stacked))
 
     def _plan(self, name: str, shape: tuple[int, ...], spec: P) -> Plan:
+        if self._front:
+            whole = {name: jax.ShapeDtypeStruct(shape, "float32")}
+            shape = self.codec.part(whole)[name].shape
+            spec = P(*(self._names(spec, dim) or None for dim in range(len(spec))))
         row = self._row(name)
         cuts = [(dim, self._names(spec, dim)) for dim in range(row, len(shape))]
         axes = tuple(axis for _, names in cuts for axis in names)
@@ -155,7 +173,7 @@ class Rows:
         plans = self._map(lambda name, x, spec: self._plan(name, x.shape[1:], spec), tree, specs)
         leaves, treedef = jax.tree.flatten(tree)
         plans, own = treedef.flatten_up_to(plans), treedef.flatten_up_to(specs)
-        by_rows = [plan.spec for plan in plans]
+        by_rows = [self._with_stage(plan.spec, spec) for plan, spec in zip(plans, own)]
         before, after = (by_rows, own) if back else (own, by_rows)
         swapped = [i for i, plan in enumerate(plans) if plan.moves]
         if swapped:
@@ -169,6 +187,15 @@ class Rows:
             leaves = [dict(zip(swapped, found)).get(i, x) for i, x in enumerate(leaves)]
         where = [self.regions.sharding(lead, *spec) for spec in after]
         return treedef.unflatten(jax.lax.with_sharding_constraint(leaves, where))
+
+    def _with_stage(self, layout: P, spec: P) -> P:
+        """The layout of a whole leaf, whose stages lie as `spec` says."""
+        axis = stage_axis(spec) if self._front else None
+        if axis is None:
+            return layout
+        entries = [*layout, *(None,) * (axis + 1 - len(layout))]
+        entries[axis] = (STAGE, *axis_names(entries[axis]))
+        return P(*entries)
 
     def _map(self, fn, tree: PyTree, *rest: PyTree) -> PyTree:
         """fn(leaf name, leaf, *entries of `rest`) for every leaf."""

@@ -69,6 +69,20 @@ _LLAMA_150M = TransformerConfig(
     norm_eps=1e-5,
 )
 
+# Qwen1.5-110B's public configuration cut from 80 to 78 blocks, as DiLoCoX trained it (recalled from
+# arXiv 2506.21263, not checked); without its biases of queries, keys and values.
+_QWEN_107B = TransformerConfig(
+    vocab_size=152_064,
+    layers=78,
+    width=8192,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    mlp_width=49_152,
+    max_seq_len=2048,
+    rope_theta=1e6,
+)
+
 PRESETS = {
     "nano": _NANO,
     "diloco_60m": _diloco(3, 16, 896, 64),
@@ -84,6 +98,7 @@ PRESETS = {
     "scaling_4b": _scaling(36, 48, 3072),
     "scaling_10b": _scaling(48, 64, 4096),
     "llama_150m": _LLAMA_150M,
+    "qwen_107b": _QWEN_107B,
 }
 
 

@@ -30,6 +30,13 @@ class Embedding(nnx.Module):
         # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
         return jnp.take(_gatherable(self.table[...]), tokens_N, axis=0, mode="fill").astype(dtype)
 
+    def part(self, tokens_N: Array, first: Array) -> Array:
+        """Looks up in a table of the tokens from `first` on; float32, 0 for all other tokens."""
+        row_N = tokens_N - first
+        here_N = (row_N >= 0) & (row_N < self.table.shape[0])
+        rows_NxD = jnp.take(_gatherable(self.table[...]), row_N, axis=0, mode="clip")
+        return jnp.where(here_N[:, None], rows_NxD, 0.0)
+
     def attend(self, x_NxD: Array) -> Array:
         """Scores every token; float32 whatever the dtype of `x`."""
         return wide_einsum("nd,vd->nv", x_NxD, self.table[...].astype(x_NxD.dtype))
@@ -53,14 +60,27 @@ class Transformer(nnx.Module):
     def __call__(self, tokens_BxT: Array) -> Array:
         """Returns the logits [B * T, V], float32, of the token after each position."""
         x_NxD, context = self._enter(tokens_BxT, jnp.arange(tokens_BxT.shape[1]))
+        return self.leave(self.through(x_NxD, context))
+
+    def through(self, x_NxD: Array, context: Context, real_L: Array | None = None) -> Array:
+        """Sends activations through the blocks.
+
+        Args:
+          real_L: bool, with "scan" only: blocks that are not real hand on what they get.
+        """
         layer = _rematerialised(lambda block, x: block(x, context), policy=self.config.remat)
-        if self.config.layer_loop == "scan":
-            graph, stacked = nnx.split(self.blocks)
-            x_NxD, _ = jax.lax.scan(lambda x, state: (layer(graph, state, x), None), x_NxD, stacked)
-        else:
+        if self.config.layer_loop == "unrolled":
             for block in self.blocks:
                 x_NxD = layer(*nnx.split(block), x_NxD)
-        return self._leave(x_NxD)
+            return x_NxD
+        graph, stacked = nnx.split(self.blocks)
+
+        def step(x, state_and_real):
+            state, real = state_and_real
+            y = layer(graph, state, x)
+            return (y if real is None else jnp.where(real, y, x)), None
+
+        return jax.lax.scan(step, x_NxD, (stacked, real_L))[0]
 
     def extend(self, tokens_BxT: Array, caches, start: Array):
         """Returns logits [B * T, V] of T new positions at `start`, and the caches with them in."""
@@ -80,7 +100,7 @@ class Transformer(nnx.Module):
                 x_NxD, cache = block.extend(x_NxD, context, cache, start)
                 advanced.append(cache)
             caches = tuple(advanced)
-        return self._leave(x_NxD), caches
+        return self.leave(x_NxD), caches
 
     def empty_caches(self, batch: int, length: int):
         """Returns zeroed caches of `length` positions for every layer."""
@@ -92,11 +112,16 @@ class Transformer(nnx.Module):
         return tuple(Cache(zeros, zeros) for _ in range(c.layers))
 
     def _enter(self, tokens_BxT: Array, positions_T: Array) -> tuple[Array, Context]:
-        rope = rope_tables(positions_T, self.config.head_dim, self.config.rope_theta)
         x_NxD = self.embedding(tokens_BxT.reshape(-1), jnp.dtype(self.config.compute_dtype))
-        return x_NxD, Context(batch=tokens_BxT.shape[0], rope=rope)
+        return x_NxD, self.context(tokens_BxT.shape[0], positions_T)
 
-    def _leave(self, x_NxD: Array) -> Array:
+    def context(self, batch: int, positions_T: Array) -> Context:
+        """What all blocks share in a pass over `batch` sequences at these positions."""
+        rope = rope_tables(positions_T, self.config.head_dim, self.config.rope_theta)
+        return Context(batch=batch, rope=rope)
+
+    def leave(self, x_NxD: Array) -> Array:
+        """Turns the last block's activations into logits [N, V], float32."""
         x_NxD = self.final_norm(x_NxD)
         if self.config.tie_embeddings:
             return self.embedding.attend(x_NxD)

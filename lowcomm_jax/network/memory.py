@@ -107,7 +107,12 @@ def compiled_memory(function: Callable, *abstract: Any) -> dict[str, int]:
     Returns:
         {"arguments", "outputs", "temporaries", "aliased", "total"} in bytes per device.
     """
-    analysis = function.lower(*abstract).compile().memory_analysis()
+    return memory_of(function.lower(*abstract).compile())
+
+
+def memory_of(compiled: Any) -> dict[str, int]:
+    """Give `compiled_memory` of a compiled program."""
+    analysis = compiled.memory_analysis()
     parts = {
         "arguments": int(analysis.argument_size_in_bytes),
         "outputs": int(analysis.output_size_in_bytes),

@@ -51,7 +51,7 @@ def test_a_preset_is_planned_leaf_by_leaf(name):
     stages = held_elements(model.shapes.params, {"stage": config.layers})
     middle = stages[1:-1]
     assert sum(stages) == model.shapes.size and len(set(middle)) == 1
-    assert stages[0] > middle[0] and (stages[-1] > middle[0]) and model.preset == name
+    assert stages[0] > middle[0] and (stages[-1] > middle[0]) and model.name == name
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_preset_is_planned_leaf_by_leaf(name):
         ({"compile": True}, ["compile=True needs a program"]),
         (
             {"compile": True, "model": "nano", "mesh": {"fsdp": 64, "stage": 2}},
-            ["one stage", "64 devices, here are 8", "microbatch_tokens is 0"],
+            ["are 512 devices, here are 8", "microbatch_tokens is 0"],
         ),
         ({"published": "everything", "speed": 1}, ["published 'everything'", "field 'speed'"]),
     ],

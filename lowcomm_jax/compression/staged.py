@@ -1,0 +1,131 @@
+"""A codec at work in every pipeline stage: each codes its own part of a tree, and nothing else.
+
+No codec then sees, or moves, what lies in another stage. A table cut over the stages is coded slice
+by slice: low-rank factors, and scales of whole tensors, are those of a slice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.stages import STAGE, over_stages, stage_axis, stage_part, total
+
+PyTree = Any
+Leaves = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged(Codec):
+    """Trees are flat dicts by leaf name; leaves of payloads and states are `[S, ...]`.
+
+    A leaf that every stage has whole is coded, and travels, in each of them.
+
+    Attributes:
+      codec: of one stage's part.
+      mesh: with a `stage` axis of S devices.
+      specs: leaf name -> PartitionSpec of the whole leaf.
+    """
+
+    codec: Codec
+    mesh: Mesh
+    specs: dict[str, P]
+
+    @property
+    def stages(self) -> int:
+        return self.mesh.shape[STAGE]
+
+    @property
+    def personal(self) -> bool:
+        return self.codec.personal
+
+    @property
+    def name(self) -> str:
+        return self.codec.name
+
+    def rows_together(self, path, shape):
+        part = self.part({path: jax.ShapeDtypeStruct(shape, jnp.float32)})
+        return self.codec.rows_together(path, part[path].shape)
+
+    def laid(self, cuts):
+        return dataclasses.replace(self, codec=self.codec.laid(cuts))
+
+    def at(self, level):
+        return dataclasses.replace(self, codec=self.codec.at(level))
+
+    def init(self, like):
+        def spread(x):
+            x = jnp.asarray(x)
+            return jnp.broadcast_to(x[None], (self.stages, *x.shape))
+
+        return jax.tree.map(spread, self.codec.init(self.part(like)))
+
+    def encode(self, tree, state):
+        def one(tree, state):
+            return _behind(self.codec.encode(tree, _own(state)))
+
+        return self._over((self._cut(tree), P(STAGE)), P(STAGE), one)(tree, state)
+
+    def decode(self, payload, like):
+        def one(payload):
+            return self.codec.decode(_own(payload), self.part(like))
+
+        return self._over((P(STAGE),), self._cut(like), one)(payload)
+
+    def aggregate(self, payload_R, weight_R, like):
+        def one(payload_R, weight_R):
+            return self.codec.aggregate(_own(payload_R, axis=1), weight_R, self.part(like))
+
+        return self._over((P(None, STAGE), P()), self._cut(like), one)(payload_R, weight_R)
+
+    def nbytes(self, like):
+        return self.stages * self.codec.nbytes(self.part(like))
+
+    def mean_rank(self, payload_R, weight_R, like, energy):
+        """The mean over the stages of what each measures."""
+
+        def one(payload_R, weight_R):
+            own = _own(payload_R, axis=1)
+            rank = self.codec.mean_rank(own, weight_R, self.part(like), energy)
+            return None if rank is None else total(rank) / self.stages
+
+        return self._over((P(None, STAGE), P()), P(), one)(payload_R, weight_R)
+
+    def receive(self, mean, state, sent):
+        def one(mean, state, sent):
+            mean, state = self.codec.receive(mean, _own(state), sent)
+            return mean, _behind(state)
+
+        cut = self._cut(mean)
+        return self._over((cut, P(STAGE), P()), (cut, P(STAGE)), one)(mean, state, sent)
+
+    def part(self, like: Leaves) -> Leaves:
+        """Shapes of one stage's part."""
+
+        def one(name, leaf):
+            axis, shape = stage_axis(self.specs[name]), list(leaf.shape)
+            if axis is not None:
+                shape[axis] //= self.stages
+            return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+
+        return {name: one(name, leaf) for name, leaf in like.items()}
+
+    def _cut(self, tree: Leaves) -> dict[str, P]:
+        return {name: stage_part(self.specs[name]) for name in tree}
+
+    def _over(self, in_specs, out_specs, one):
+        return over_stages(one, self.mesh, in_specs, out_specs)
+
+
+def _own(tree: PyTree, axis: int = 0) -> PyTree:
+    return jax.tree.map(lambda x: jnp.squeeze(x, axis), tree)
+
+
+def _behind(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.asarray(x)[None], tree)

@@ -1,0 +1,257 @@
+"""A transformer cut into pipeline stages, trained by GPipe's schedule (`stages.gpipe`).
+
+Source: GPipe, arXiv 1811.06965, section 2; stages as in DiLoCoX, arXiv 2506.21263.
+
+Differs from the papers: embedding and output layer are not part of the first and last stage, which
+would then be the slowest. Each stage holds a slice of the vocabulary and works on all microbatches
+with it, the output layer's after the ticks: balanced for any depth and vocabulary, no stage idle,
+at the price of one fp32 sum of activations over the stages per microbatch.
+
+Shape suffixes: M microbatches, B sequences of one, T time, N = B * T, D width, C the stage's part
+of the vocabulary, L the stage's blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax import stages
+from lowcomm_jax.models import loss as losses
+from lowcomm_jax.models.model import Model, Params
+from lowcomm_jax.models.pipeline_layout import StageLayout
+from lowcomm_jax.models.transformer import Transformer
+from lowcomm_jax.stages import STAGE
+
+_HIDDEN = -1e30  # logit of a padding token: its share underflows to exactly 0, yet stays finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """Offers a model in stages as pure functions, like `Model`.
+
+    `params` are those of the scanned model with `StageLayout.cut`'s padding; `specs` says where
+    they lie. The loss and its gradients are the model's, within fp32 rounding.
+
+    Attributes:
+      model: with `layer_loop="scan"`.
+      mesh: with the axes of `regions.AXES`; its `stage` axis gives S.
+      microbatches: M, into which a region's batch is cut.
+      routed: in the loss, let every microbatch take a random path through the regions' stages
+        (NoLoCo, arXiv 2506.10911, section 3): a stage sees the data of all regions, and regions
+        drift apart less. For an engine whose regions have a slot of the mesh each. `logits` takes
+        the fixed path.
+
+    Raises:
+      ValueError: a model that is not scanned, more stages than blocks, no microbatch.
+    """
+
+    model: Model
+    mesh: Mesh
+    microbatches: int
+    routed: bool = False
+
+    def __post_init__(self):
+        problems = pipeline_problems(self.model.config, self.mesh.shape[STAGE], self.microbatches)
+        if problems:
+            raise ValueError("this pipeline cannot work:\n- " + "\n- ".join(problems))
+
+    @property
+    def config(self):
+        return self.model.config
+
+    @property
+    def layout(self) -> StageLayout:
+        return StageLayout(self.model.config, self.mesh.shape[STAGE])
+
+    @property
+    def bubble(self) -> float:
+        """Share of the ticks in which a stage is idle."""
+        return stages.bubble(self.layout.stages, self.microbatches)
+
+    @property
+    def regions(self) -> int:
+        """Slots of the mesh's region axis, between which microbatches are routed."""
+        return self.mesh.shape[stages.REGION]
+
+    def sources(self, region: Array | int, shift_T: Array) -> Array:
+        """Region in which each microbatch started that ends in `region`, int32 [M]."""
+        count = self.microbatches
+        hops = [shift_T[s : s + count] for s in range(self.layout.stages - 1)]
+        return (region - sum(hops)) % self.regions
+
+    def report(self) -> dict[str, float]:
+        """Stages, blocks of one, microbatches, and the shares of idle ticks and of padding."""
+        layout = self.layout
+        return {
+            "stages": layout.stages,
+            "blocks_per_stage": layout.blocks,
+            "microbatches": self.microbatches,
+            "bubble": self.bubble,
+            "padding": layout.waste,
+        }
+
+    @property
+    def param_count(self) -> int:
+        """Number of parameters, without padding."""
+        return self.model.param_count
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Useful arithmetic per token: neither padding nor idle ticks count."""
+        return self.model.flops_per_token(seq_len)
+
+    def init(self, rng: Array) -> Params:
+        """Draws the model's initial parameters, cut for the stages."""
+        return self.layout.cut(self.model.init(rng))
+
+    def specs(self, params: Params, axis_sizes: Mapping[str, int] | None = None) -> Params:
+        """Returns a PartitionSpec per leaf over the axes inside a region."""
+        return self.layout.specs(params, axis_sizes or dict(self.mesh.shape))
+
+    def loss_fn(self, params: Params, batch: Mapping[str, Array], rng: Array):
+        """`Model.loss_fn` of one region's batch, in M microbatches.
+
+        Sequence i belongs to microbatch i mod M, so that each lies over `fsdp` as the batch does.
+
+        Raises:
+          ValueError: the batch does not divide into M microbatches.
+        """
+        tokens = batch["tokens"]
+        mask = batch.get("mask")
+        mask = jnp.ones(tokens[:, 1:].shape, jnp.float32) if mask is None else mask
+        count = jnp.sum(mask)
+        weight = mask / jnp.maximum(count, 1.0)
+        cut = functools.partial(_microbatches, count=self.microbatches)
+        key = jax.random.key_data(rng) if self.routed else None
+        run = stages.over_stages(
+            self._stage_loss,
+            self.mesh,
+            (self._stage_specs(params), P(), P(), P()),
+            P(),
+        )
+        loss, aux = run(params, cut(tokens), cut(weight), key)
+        return loss, {**aux, "tokens": count}
+
+    def logits(self, params: Params, tokens: Array) -> Array:
+        """Returns [B, T, V] float32 for int32 `tokens` [B, T], in gcd(B, M) microbatches."""
+        batch, length = tokens.shape
+        count = math.gcd(self.microbatches, batch)
+        run = stages.over_stages(
+            self._stage_logits,
+            self.mesh,
+            (self._stage_specs(params), P()),
+            P(None, None, STAGE),
+        )
+        logits_MxNxV = run(params, _microbatches(tokens, count))
+        logits = logits_MxNxV.reshape(count, batch // count, length, -1).swapaxes(0, 1)
+        return logits.reshape(batch, length, -1)[..., : self.config.vocab_size]
+
+    def _stage_specs(self, params: Params) -> Params:
+        return jax.tree.map(stages.stage_part, self.specs(params))
+
+    # -- one stage ----------------------------------------------------------------------------
+
+    def _stage_loss(self, params, tokens_MxBxT, weight_MxBxT, key_data):
+        module = self._bind(params)
+        target_MxN = tokens_MxBxT[:, :, 1:].reshape(self.microbatches, -1)
+        weight_MxN = weight_MxBxT.reshape(self.microbatches, -1)
+        shift_T = None
+        if self.routed:
+            ticks = self.microbatches + self.layout.stages - 1
+            shift_T = stages.shifts(key_data, ticks, self.regions)
+            # Labels and weights come from where the activations started.
+            source_M = self.sources(stages.this_region(), shift_T)
+            target_MxN = stages.from_region(target_MxN, source_M)
+            weight_MxN = stages.from_region(weight_MxN, source_M)
+        hidden_MxNxD = self._hidden(module, tokens_MxBxT[:, :, :-1], shift_T)
+
+        def one(hidden_NxD, target_N, weight_N):
+            logits_NxC = self._part_of_logits(module, hidden_NxD)
+            first = stages.index() * self.layout.rows
+            reductions = {"total": stages.total, "largest": stages.largest}
+            found = losses.scores(logits_NxC, target_N, first, **reductions)
+            return losses.weighted_loss(found, weight_N, self.config.z_loss)
+
+        if self.config.remat != "none":
+            one = jax.checkpoint(one)
+
+        def add(sums, microbatch):
+            return jax.tree.map(jnp.add, sums, one(*microbatch)), None
+
+        zero = jnp.float32(0.0)
+        sums = zero, {"ce": zero, "accuracy": zero}
+        return jax.lax.scan(add, sums, (hidden_MxNxD, target_MxN, weight_MxN))[0]
+
+    def _stage_logits(self, params, tokens_MxBxT):
+        module = self._bind(params)
+        hidden_MxNxD = self._hidden(module, tokens_MxBxT)
+        return jax.lax.map(lambda hidden: self._part_of_logits(module, hidden), hidden_MxNxD)
+
+    def _bind(self, params) -> Transformer:
+        """The NNX module of this stage's part."""
+        scale = params["final_norm"]["scale"]
+        if scale.shape[0] < self.config.width:
+            scale = stages.whole(scale)
+        return self.model.bind({**params, "final_norm": {"scale": scale}})
+
+    def _hidden(self, module: Transformer, tokens_MxBxT, shift_T=None) -> Array:
+        """Activations behind the last block, [M, N, D]; of use in the last stage alone."""
+        layout, (count, batch, length) = self.layout, tokens_MxBxT.shape
+        token_N = tokens_MxBxT.reshape(-1)
+        rows = stages.total(module.embedding.part(token_N, stages.index() * layout.rows))
+        # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
+        known = (token_N >= 0) & (token_N < self.config.vocab_size)
+        rows = jnp.where(known[:, None], rows, jnp.nan)
+        x_MxNxD = rows.astype(self.config.compute_dtype).reshape(count, batch * length, -1)
+        context = module.context(batch, jnp.arange(length))
+        real_L = None
+        if layout.padded.layers > self.config.layers:
+            block_L = stages.index() * layout.blocks + jnp.arange(layout.blocks)
+            real_L = block_L < self.config.layers
+        apply = lambda x: module.through(x, context, real_L)  # noqa: E731
+        return stages.gpipe(apply, x_MxNxD, layout.stages, shift_T, self.regions)
+
+    def _part_of_logits(self, module: Transformer, hidden_NxD) -> Array:
+        """Logits of this stage's tokens, float32 [N, C], from the last stage's activations."""
+        last = stages.index() == self.layout.stages - 1
+        hidden = jnp.where(last, hidden_NxD, jnp.zeros_like(hidden_NxD))
+        shared = stages.total(hidden).astype(hidden_NxD.dtype)
+        logits_NxC = module.leave(shared)
+        if self.layout.padded.vocab_size == self.config.vocab_size:
+            return logits_NxC
+        token_C = stages.index() * self.layout.rows + jnp.arange(self.layout.rows)
+        return jnp.where((token_C < self.config.vocab_size)[None], logits_NxC, _HIDDEN)
+
+
+def pipeline_problems(config: Any, count: int, microbatches: int) -> list[str]:
+    """What keeps a model of `config` from running in `count` stages, with its fix."""
+    found = []
+    if config.layer_loop != "scan":
+        found.append(
+            f"layer_loop={config.layer_loop!r}: pipeline stages need layer_loop='scan', whose "
+            "blocks are stacked"
+        )
+    if count > config.layers:
+        found.append(f"{count} stages for {config.layers} blocks: use at most {config.layers}")
+    if microbatches < 1:
+        found.append(f"microbatches={microbatches}: at least 1 is needed")
+    return found
+
+
+def _microbatches(x: Array, count: int) -> Array:
+    """[B, ...] -> [M, B / M, ...]: row i goes to microbatch i mod M."""
+    if x.shape[0] % count:
+        raise ValueError(
+            f"a batch of {x.shape[0]} does not divide into {count} microbatches: use a multiple of "
+            f"{count}, or fewer microbatches"
+        )
+    return x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1)

@@ -1,0 +1,245 @@
+"""Pipeline stages and the two optimizers: every stage's outer state lives, and travels, alone.
+
+The model is a toy in stages, written with `lowcomm_jax.stages` as a user would; the transformer's
+own stages are in tests/models/test_pipeline.py.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from engine.collectives import collectives
+from jax.sharding import PartitionSpec as P
+
+import lowcomm_jax as lc
+from lowcomm_jax import fragments, stages
+from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make, make_matrix
+from lowcomm_jax.fragments import partition
+
+R, LAYERS, WIDTH, M = 2, 4, 6, 2
+SPECS = {"blocks/w": P("stage"), "blocks/scale": P("stage"), "head": P(None, "stage")}
+SHAPE = (2, 2, 1, 1)
+pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+
+
+def one_stage(count, params, x_MxBxD):
+    def apply(x):
+        def block(x, leaves):
+            return x + jnp.tanh(x @ leaves["w"]) * leaves["scale"][None], None
+
+        return jax.lax.scan(block, x, params["blocks"])[0]
+
+    out = stages.gpipe(apply, x_MxBxD, count)
+    last = stages.index() == count - 1
+    out = stages.total(jnp.where(last, out, 0.0))
+    return stages.total(jnp.sum(jnp.square(out @ params["head"] - 1.0)))
+
+
+def engine_of(method, shape, **kwargs):
+    mesh = lc.make_mesh(*shape)
+    cut = {"blocks": {"w": P("stage"), "scale": P("stage")}, "head": P(None, "stage")}
+    run = stages.over_stages(functools.partial(one_stage, shape[1]), mesh, (cut, P()), P())
+
+    def loss_fn(params, batch, rng):
+        return run(params, batch["x"].reshape(M, -1, WIDTH)) / batch["x"].size
+
+    return lc.Engine(
+        loss_fn,
+        optax.adamw(1e-2),
+        method,
+        R,
+        mesh=mesh,
+        specs=lambda name, leaf: SPECS[name],
+        **{"stacked": ("blocks",), **kwargs},
+    )
+
+
+def start():
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    blocks = {"w": 0.5 * draw(LAYERS, WIDTH, WIDTH), "scale": draw(LAYERS, WIDTH)}
+    return {"blocks": blocks, "head": draw(WIDTH, 8)}
+
+
+def batches(steps):
+    rng = np.random.default_rng(1)
+    return [{"x": rng.standard_normal((R, 4, WIDTH)).astype(np.float32)} for _ in range(steps)]
+
+
+METHODS = {
+    "diloco": lambda: lc.methods.diloco(2),
+    "streaming_diloco": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, pattern=PATTERN),
+    "cocodc": lambda: lc.methods.cocodc(2, 2, 1, pattern=PATTERN),
+    "dilocox": lambda: lc.methods.dilocox(2, codec=None),
+    "noloco": lambda: lc.methods.noloco(2),
+}
+QUICK = ("dilocox",)  # the others compile for long
+# The same leaves in a fragment however many stages there are.
+PATTERN = ("blocks/w", "blocks/scale|head")
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Two rounds of every method in two stages; dilocox's payload is still in flight."""
+
+    @functools.cache
+    def run(name, shape):
+        engine = engine_of(METHODS[name](), shape)
+        return engine, *engine.run(engine.init(start()), batches(5))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS],
+)
+def test_every_method_trains_in_stages_as_without(runs, name):
+    _, state, history = runs(name, SHAPE)
+    _, expected, expected_history = runs(name, (1, 1, 1, 1))
+    np.testing.assert_allclose(history["loss"], expected_history["loss"], rtol=2e-5)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # noqa: E731
+    jax.tree.map(close, state.anchor, expected.anchor)
+    jax.tree.map(close, state.inner.params, expected.inner.params)
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in ("cocodc", "noloco"))]
+)
+def test_every_leaf_of_the_state_lies_in_its_stage(runs, name):
+    _, state, _ = runs(name, SHAPE)
+    assert state.in_flight or name == "noloco"
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if isinstance(leaf, jax.Array) and leaf.size > 2 * R:  # else a counter, or a norm
+            axis = stages.stage_axis(leaf.sharding.spec)
+            assert axis is not None, (jax.tree_util.keystr(path), leaf.sharding)
+            stage = leaf.sharding.shard_shape(leaf.shape)
+            assert stage[axis] * 2 == leaf.shape[axis]
+
+
+CODED = {
+    "dilocox": lambda: lc.methods.dilocox(
+        2, codec=error_feedback(make("low_rank_int4", rank=1, stacked=("blocks",)))
+    ),
+    "strided": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, codec=make("int4")),
+    "noloco": lambda: lc.methods.noloco(2, codec=make("bf16")),
+}
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_outer_programs_do_not_talk_between_stages(name):
+    """Strided rows, residuals, factors: nothing but norms (scalars) leaves a stage."""
+    engine = engine_of(CODED[name](), SHAPE)
+    state = engine.init(start())
+    trips = engine.trips(state)
+    programs, p = trips.programs, 0
+    rows, weight = programs.fragments.rows(p), jnp.ones(R)
+    anchor, params = (programs.fragments.leaves(t, p) for t in (state.anchor, state.inner.params))
+    residuals, everyone = state.codec[p], np.ones(R, bool)
+    send = programs.send.lower(params, anchor, residuals, rows, everyone, weight, keep=True)
+    sent = send.compile()
+    payload = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        send.out_info["payload"],
+        sent.output_shardings["payload"],
+    )
+    draw = trips.exchange.draw(1) if name == "noloco" else None
+    move = programs.move.lower(anchor, state.outer[p], payload, weight, rows, draw).compile()
+    for what, program in {"send": sent, "move": move}.items():
+        found = between_stages(program.as_text())
+        assert not found, f"{what}:\n" + "\n".join(found)
+    talks = collectives(move.as_text())
+    assert any(crosses(groups, 2) for _, groups in talks), "regions must talk, or nothing is seen"
+
+
+def between_stages(text):
+    """Lines of collectives between stages that carry more than a number per region."""
+    return [
+        line.strip()[:160]
+        for line in text.splitlines()
+        if (found := collectives(line))
+        and crosses(found[0][1], 1)
+        and not all(n in ("", "1", str(R)) for n in result_shape(line))
+    ]
+
+
+def result_shape(line):
+    return line.split("[", 1)[1].split("]", 1)[0].split(",")
+
+
+def crosses(groups, stride):
+    """Whether a group holds devices of two regions (stride 2) or of two stages (stride 1)."""
+    return any(len({d // stride % 2 for d in group}) > 1 for group in groups)
+
+
+def test_a_stage_codes_its_own_part_alone():
+    mesh = lc.make_mesh(1, 2)
+    inner = PerTensor(make_matrix("low_rank_int4", rank=2), stacked=("blocks",))
+    tree = {k.replace(".", "/"): jnp.asarray(v) for k, v in flat(start()).items()}
+    tree["norm"] = jnp.arange(5.0)  # whole in every stage
+    specs = {**SPECS, "norm": P()}
+    codec = Staged(error_feedback(inner, 0.9), mesh, specs)
+    state = codec.init(tree)
+    payload, state = jax.jit(codec.encode)(tree, state)
+    payload, state = jax.jit(codec.encode)(tree, state)
+    decoded = jax.jit(lambda p: codec.decode(p, tree))(payload)
+    mean = jax.jit(lambda p, w: codec.aggregate(p, w, tree))(
+        jax.tree.map(lambda x: jnp.stack([x, x]), payload), jnp.array([0.0, 2.0])
+    )
+    sent = sum(x.nbytes for x in jax.tree.leaves(payload))
+    assert codec.nbytes(tree) == sent
+    for stage in range(2):
+        own = dict(tree)
+        own["blocks/w"], own["blocks/scale"] = (
+            tree[k].reshape(2, 2, *tree[k].shape[1:])[stage] for k in ("blocks/w", "blocks/scale")
+        )
+        own["head"] = tree["head"][:, 4 * stage : 4 * stage + 4]
+        alone = codec.codec
+        before = alone.encode(own, alone.init(own))[1]
+        expected_payload, expected_state = alone.encode(own, before)
+        expected = alone.decode(expected_payload, own)
+        got = jax.tree.map(lambda x, stage=stage: x[stage], state)
+        close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)  # noqa: E731
+        jax.tree.map(close, got.residual, expected_state.residual)
+        for found in (decoded, mean):
+            close(found["blocks/w"].reshape(2, 2, 6, 6)[stage], expected["blocks/w"])
+            close(found["head"][:, 4 * stage : 4 * stage + 4], expected["head"])
+            close(found["norm"], expected["norm"])
+
+
+def flat(tree):
+    return {f"blocks.{k}": v for k, v in tree["blocks"].items()} | {"head": tree["head"]}
+
+
+def test_fragments_are_cut_inside_each_stage():
+    shapes = {"blocks/w": jax.ShapeDtypeStruct((6, 2), np.float32)}
+    cut = partition(shapes, 2, "strided", stacked=("blocks",), stages=2)
+    assert [piece.rows for (piece,) in cut.parts] == [(0, 2, 3, 5), (1, 4)]
+    np.testing.assert_array_equal(cut.rows(0)["blocks/w"], [[0, 2], [0, 2]])
+    whole = {"blocks/w": jnp.arange(12.0).reshape(1, 6, 2)}
+    taken = fragments.take(whole, cut.rows(0))
+    np.testing.assert_array_equal(taken["blocks/w"][0], whole["blocks/w"][0, [0, 2, 3, 5]])
+    again = fragments.put({"blocks/w": jnp.zeros((1, 6, 2))}, cut.rows(0), taken)
+    np.testing.assert_array_equal(again["blocks/w"][0, [0, 2, 3, 5]], taken["blocks/w"][0])
+    np.testing.assert_array_equal(again["blocks/w"][0, [1, 4]], 0)
+    with pytest.raises(ValueError, match=r"only 3 units to deal .* of a stage"):
+        partition(shapes, 4, "strided", stacked=("blocks",), stages=2)
+    with pytest.raises(ValueError, match="6 rows for 4 stages"):
+        partition(shapes, 2, "strided", stacked=("blocks",), stages=4)
+
+
+def test_what_does_not_fit_stages_is_refused():
+    method = lc.methods.diloco(2)
+    engine = engine_of(method, SHAPE)
+    bare = dataclasses.replace(engine.recipe, spec_fn=None)
+    with pytest.raises(ValueError, match="2 stages, but specs cut no leaf over them"):
+        engine.recipe = bare
+        engine.init(start())
+    codec = PerTensor(make_matrix("int4"), reduce="two_shot")
+    coded = engine_of(lc.methods.diloco(2, codec=codec), SHAPE)
+    with pytest.raises(ValueError, match="reduce='two_shot' does not work with pipeline stages"):
+        coded.init(start())

@@ -1,0 +1,88 @@
+"""A run in pipeline stages from the command line, and what is refused before it."""
+
+import io
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments import train
+from experiments.__main__ import main
+from experiments.cli import RefusedError
+from experiments.config import base
+from experiments.job import resolve
+from experiments.metrics import read_records
+from experiments.sample import sample
+from experiments.trained import load_trained
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_a_run_in_stages_trains_and_leaves_a_model_in_one_piece(tmp_path, tiny):
+    tiny.corpus(tmp_path / "texts")
+    command = tiny.arguments(
+        tmp_path,
+        "--config=diloco",
+        "--config.method.period=2",
+        "--config.steps=3",
+        "--config.regions=2",
+        "--config.model.layers=3",
+        "--config.mesh.stage=2",
+        f"--workdir={tmp_path / 'run'}",
+        "--compile_cache=off",
+        "--quiet",
+    )
+    with jax.numpy_dtype_promotion("standard"):
+        assert main(["train", *command]) == 0
+        trained = load_trained(tmp_path / "run")
+    header, *records = read_records(tmp_path / "run" / "metrics.jsonl")
+    assert header["pipeline"] == {
+        "stages": 2,
+        "blocks_per_stage": 2,
+        "microbatches": 2,
+        "bubble": 1 / 3,
+        "padding": pytest.approx(trained.run.model.layout.waste),
+    }
+    losses = [r["loss"] for r in records if r["kind"] == "step"]
+    assert len(losses) == 3 and np.isfinite(losses).all()
+    assert trained.params["blocks"]["mlp"]["up"]["kernel"].shape[0] == 3
+    assert trained.run.whole.config.layers == 3
+    assert isinstance(sample(trained, "region", length=2), str)
+
+
+def test_stages_that_do_not_fit_are_refused(tmp_path):
+    config = base("diloco", period=2)
+    config.mesh.region, config.mesh.fsdp, config.mesh.stage = 1, 1, 8
+    config.batch, config.microbatches = 4, 3
+    config.model.layer_loop = "unrolled"
+    config.random_routing = True
+    with pytest.raises(RefusedError) as error:
+        resolve(config, tmp_path)
+    for part in (
+        "8 stages for 4 blocks: use at most 4",
+        "need layer_loop='scan'",
+        "4 regions on 1 slots of the mesh",
+        "batch=4 in accumulate=1 does not divide into microbatches=3 over fsdp=1",
+    ):
+        assert part in str(error.value)
+    config.mesh.stage = 1
+    config.random_routing = True
+    with pytest.raises(RefusedError) as error:
+        resolve(config, tmp_path)
+    assert "microbatches=3: they are for pipeline stages" in str(error.value)
+    assert "random_routing needs pipeline stages" in str(error.value)
+
+
+def test_fewer_microbatches_than_stages_warn_with_the_bubble(tmp_path, monkeypatch):
+    config = base("diloco", period=2)
+    config.mesh.region, config.mesh.fsdp, config.mesh.stage = 1, 1, 4
+    config.batch, config.microbatches = 4, 2
+    text = io.StringIO()
+
+    def stop(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "assemble", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(resolve(config, tmp_path), Console(file=text), quiet=True)
+    assert "2 microbatches for 4 stages: each is idle 60% of the time" in text.getvalue()

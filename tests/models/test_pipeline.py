@@ -1,0 +1,233 @@
+"""The pipelined model against the model it was cut from, on eight virtual devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import lowcomm_jax as lc
+from lowcomm_jax import stages
+from lowcomm_jax.models import Pipeline, TransformerConfig, build
+from lowcomm_jax.network.memory import compiled_memory
+from lowcomm_jax.regions import Regions
+
+RNG = jax.random.key(0)
+pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+
+
+def model_of(**changes):
+    fields = {
+        "vocab_size": 41,
+        "layers": 3,
+        "width": 16,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 4,
+        "mlp_width": 24,
+        "init_std": 0.3,
+        "z_loss": 1e-3,
+        "layer_loop": "scan",
+    }
+    return build(TransformerConfig(**{**fields, **changes}))
+
+
+def placed(tree, specs, mesh):
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, P("region", *spec)), specs)
+    return jax.device_put(tree, shardings)
+
+
+@pytest.mark.parametrize(
+    ("shape", "regions", "changes"),
+    [
+        # Replicas that take turns in a slot, FSDP within stages; everything divides.
+        ((2, 2, 2, 1), 4, {"layers": 4, "vocab_size": 40, "remat": "full", "tie_embeddings": True}),
+        # 5 blocks in 4 stages of 2, 41 tokens in slices of 11, and a width that does not divide.
+        ((1, 4, 1, 2), 1, {"layers": 5, "width": 15, "qk_norm": True, "remat": "dots"}),
+    ],
+)
+def test_loss_and_gradients_equal_the_model_in_one_piece(shape, regions, changes):
+    model, mesh = model_of(**changes), lc.make_mesh(*shape)
+    pipe = Pipeline(model, mesh, microbatches=4)
+    params = jax.vmap(model.init)(jax.random.split(RNG, regions))
+    batch = {
+        "tokens": jax.random.randint(RNG, (regions, 8, 7), 0, model.config.vocab_size),
+        "mask": jax.random.bernoulli(RNG, 0.7, (regions, 8, 6)).astype(jnp.float32),
+    }
+
+    def gradients(loss_fn):
+        return lambda p, b: jax.value_and_grad(loss_fn, has_aux=True)(p, b, RNG)
+
+    (expected, expected_aux), expected_grads = jax.jit(jax.vmap(gradients(model.loss_fn)))(
+        params, batch
+    )
+    cut = jax.vmap(pipe.layout.cut)(params)
+    specs = pipe.specs(jax.tree.map(lambda leaf: leaf[0], cut))
+    step = jax.jit(Regions(regions, mesh).lift(gradients(pipe.loss_fn), (0, 0)))
+    (loss, aux), grads = step(
+        placed(cut, specs, mesh), placed(batch, {"tokens": P("fsdp"), "mask": P("fsdp")}, mesh)
+    )
+    joined = jax.vmap(pipe.layout.join)(grads)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=3e-6)  # noqa: E731
+    np.testing.assert_allclose(loss, expected, rtol=2e-6)
+    jax.tree.map(close, aux, expected_aux)
+    jax.tree.map(close, joined, expected_grads)
+    # No gradient reaches the padding.
+    jax.tree.map(np.testing.assert_array_equal, grads, jax.vmap(pipe.layout.cut)(joined))
+
+
+def test_logits_equal_the_model_in_one_piece():
+    model = model_of()
+    pipe = Pipeline(model, lc.make_mesh(1, 2), microbatches=4)
+    params = model.init(RNG)
+    tokens = jax.random.randint(RNG, (6, 5), 0, 41)  # in gcd(4, 6) = 2 microbatches
+    logits = jax.jit(pipe.logits)(pipe.layout.cut(params), tokens)
+    expected = jax.jit(model.logits)(params, tokens)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_reduces_in_float32():
+    """A bfloat16 reduction in a partly manual program aborts the process (jax 0.10, CPU)."""
+    pipe = Pipeline(model_of(compute_dtype="bfloat16"), lc.make_mesh(1, 2, 2), microbatches=2)
+    batch = {"tokens": jax.random.randint(RNG, (4, 7), 0, 41)}
+    grads = jax.jit(jax.grad(lambda p: pipe.loss_fn(p, batch, RNG)[0]))(pipe.init(RNG))
+    assert all(bool(jnp.isfinite(g).all()) for g in jax.tree.leaves(grads))
+
+
+def test_an_unknown_token_shows_in_the_loss():
+    pipe = Pipeline(model_of(), lc.make_mesh(1, 2), microbatches=1)
+    batch = {"tokens": np.array([[1, 41, 2, 3]], np.int32)}  # a row of the padding
+    assert np.isnan(jax.jit(pipe.loss_fn)(pipe.init(RNG), batch, RNG)[0])
+
+
+@pytest.mark.parametrize("remat", ["full", pytest.param("none", marks=pytest.mark.slow)])
+def test_stages_need_less_memory_for_activations(remat):
+    model = model_of(layers=8, width=32, mlp_width=128, vocab_size=64, remat=remat)
+
+    def temporaries(one):
+        params = jax.eval_shape(one.init, RNG)
+        shape = {"tokens": jax.ShapeDtypeStruct((16, 65), jnp.int32)}
+        if isinstance(one, Pipeline):
+            shardings = jax.tree.map(lambda s: NamedSharding(one.mesh, s), one.specs(params))
+            params = jax.tree.map(
+                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings
+            )
+        step = jax.jit(jax.grad(lambda p, b: one.loss_fn(p, b, RNG)[0]))
+        return compiled_memory(step, params, shape)["temporaries"]
+
+    whole, staged = temporaries(model), temporaries(Pipeline(model, lc.make_mesh(1, 4), 8))
+    # Of 8 x 16 block inputs 2 x 22 remain (idle ticks included): 0.34, and the logits' quarter.
+    assert staged < 0.5 * whole
+
+
+def test_bubble_and_waste():
+    pipe = Pipeline(model_of(), lc.make_mesh(1, 2), microbatches=6)
+    assert pipe.bubble == stages.bubble(2, 6) == 1 / 7
+    params = jax.eval_shape(pipe.init, RNG)
+    held = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert pipe.layout.waste == pytest.approx(1 - pipe.param_count / held)
+    batch = {"tokens": jax.ShapeDtypeStruct((6, 5), jnp.int32)}
+    ticks = [
+        eqn.params["length"]
+        for eqn in equations(jax.make_jaxpr(pipe.loss_fn)(params, batch, RNG).jaxpr)
+        if eqn.primitive.name == "scan"
+    ]
+    # The pipeline's ticks M + S - 1, the stage's blocks, the output layer's microbatches.
+    assert sorted(ticks) == [2, 6, 7]
+
+
+def equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)
+
+
+def test_what_cannot_be_cut_is_refused():
+    with pytest.raises(ValueError, match=r"(?s)4 stages for 3 blocks.*microbatches=0"):
+        Pipeline(model_of(), lc.make_mesh(1, 4), microbatches=0)
+    with pytest.raises(ValueError, match="need layer_loop='scan'"):
+        Pipeline(model_of(layer_loop="unrolled"), lc.make_mesh(1, 2), microbatches=1)
+    pipe = Pipeline(model_of(), lc.make_mesh(1, 2), microbatches=3)
+    with pytest.raises(ValueError, match="batch of 4 does not divide into 3 microbatches"):
+        pipe.loss_fn(pipe.init(RNG), {"tokens": jnp.zeros((4, 5), jnp.int32)}, RNG)
+
+
+def routed_gradients(pipe, params, batch, rng):
+    """Loss [R] and gradients [R, ...] of the regions together; each with a key of its own."""
+    regions = pipe.regions
+
+    def one(params, batch, region):
+        key = jax.random.fold_in(rng, region)
+        return jax.value_and_grad(lambda p: pipe.loss_fn(p, batch, key)[0])(params)
+
+    step = jax.jit(Regions(regions, pipe.mesh).lift(one, (0, 0, 0)))
+    cut = jax.vmap(pipe.layout.cut)(params)
+    specs = pipe.specs(jax.tree.map(lambda leaf: leaf[0], cut))
+    where = jax.tree.map(lambda leaf: P(), batch)
+    ids = jnp.arange(regions)
+    loss, grads = step(placed(cut, specs, pipe.mesh), placed(batch, where, pipe.mesh), ids)
+    return loss, jax.vmap(pipe.layout.join)(grads)
+
+
+def test_random_routes_are_followed_forward_and_backward():
+    """Against mixed models in one piece: lower blocks of one region, upper blocks of another."""
+    regions, count = 3, 2
+    model, mesh = model_of(layers=2, z_loss=0.0), lc.make_mesh(regions, 2)
+    pipe = Pipeline(model, mesh, count, routed=True)
+    params = jax.vmap(model.init)(jax.random.split(RNG, regions))
+    batch = {
+        "tokens": jax.random.randint(RNG, (regions, 4, 7), 0, 41),
+        "mask": jax.random.bernoulli(RNG, 0.7, (regions, 4, 6)).astype(jnp.float32),
+    }
+    # A key whose draw moves the two microbatches differently, and both of them.
+    drawn = lambda seed: jax.random.randint(  # noqa: E731
+        jax.random.fold_in(jax.random.key(seed), 0), (count + 1,), 0, regions
+    )
+    seed = next(s for s in range(50) if sorted(drawn(s)[:count].tolist()) == [1, 2])
+    shift = drawn(seed)[:count].tolist()
+
+    def one(params, m, source):
+        end = (source + jnp.array(shift)[m]) % regions
+        low, high = (jax.tree.map(lambda x, r=r: x[r], params) for r in (source, end))
+        blocks = jax.tree.map(
+            lambda a, b: jnp.concatenate([a[:1], b[1:]]), low["blocks"], high["blocks"]
+        )
+        mixed = {**high, "embedding": low["embedding"], "blocks": blocks}
+        part = jax.tree.map(lambda x: x[source].reshape(-1, count, *x.shape[2:])[:, m], batch)
+        loss, aux = model.loss_fn(mixed, part, RNG)
+        return end, loss * aux["tokens"] / jnp.sum(batch["mask"][source])
+
+    def through(params):
+        pairs = jnp.array([(m, r) for m in range(count) for r in range(regions)]).T
+        end, loss = jax.vmap(one, (None, 0, 0))(params, *pairs)
+        return jnp.sum(loss), jnp.zeros(regions).at[end].add(loss)
+
+    expected_grads, expected = jax.jit(jax.grad(through, has_aux=True))(params)
+    loss, grads = routed_gradients(pipe, params, batch, jax.random.key(seed))
+    np.testing.assert_allclose(loss, expected, rtol=3e-6)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=3e-6)  # noqa: E731
+    jax.tree.map(close, grads, expected_grads)
+
+
+def test_routes_that_lead_straight_on_change_nothing(monkeypatch):
+    mesh, tokens = lc.make_mesh(2, 2), jax.random.randint(RNG, (2, 4, 7), 0, 41)
+    monkeypatch.setattr(stages, "shifts", lambda key, ticks, regions: jnp.zeros(ticks, jnp.int32))
+    losses = []
+    for routed in (False, True):
+        pipe = Pipeline(model_of(), mesh, 2, routed)
+        params = jax.vmap(pipe.init)(jax.random.split(RNG, 2))
+        one = Regions(2, mesh).lift(lambda p, b, f=pipe.loss_fn: f(p, b, RNG)[0], (0, 0))
+        losses.append(jax.jit(one)(params, {"tokens": tokens}))
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def test_every_two_replicas_meet_equally_often():
+    mesh = lc.make_mesh(4)
+    draw = Regions(4, mesh).lift(lambda key: stages.shifts(key, 4000, 4), (0,))
+    keys = jax.random.key_data(jax.random.split(RNG, 4))
+    shift_RxT = np.asarray(jax.jit(draw)(keys))
+    np.testing.assert_array_equal(shift_RxT, shift_RxT[:1].repeat(4, 0))  # all regions agree
+    assert (abs(np.bincount(shift_RxT[0]) - 1000) < 150).all()  # 5 standard deviations

@@ -1,0 +1,69 @@
+"""What the compiler says of DiLoCoX in pipeline stages, on shapes alone."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from experiments.plan_stages import staged_bytes, staged_violations
+from lowcomm_jax.network import uniform
+from lowcomm_jax.network.planner import Workload
+from lowcomm_jax.network.shapes import MODELS
+
+COMMAND = (
+    "-m experiments plan --config=configs/plan/dilocox_107b.py --config.mesh.fsdp=1 "
+    "--config.compile=True"
+)
+
+
+def workload(mesh, **changes):
+    network = uniform(2, 1.0, compute_s=1.0)
+    fields = {"tokens_per_step": 2 * 4 * 64.0, "microbatch_tokens": 64, **changes}
+    return Workload(MODELS["35m"].shapes(), 1e6, network=network, mesh=mesh, **fields)
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+def test_a_stage_holds_its_part_of_both_optimizers():
+    with jax.numpy_dtype_promotion("standard"):
+        found = staged_bytes("nano", workload({"stage": 2}), rank=4)
+    assert found["pipeline"]["stages"] == 2 and found["pipeline"]["microbatches"] == 4
+    # nano: 4 blocks and a tied table of 256 x 128, none of it padded, halved; the rest are tokens,
+    # counters, seeds and weights.
+    blocks = 4 * (4 * 128 * 128 + 3 * 128 * 448 + 2 * 128)
+    held = 4 * (blocks + 256 * 128 + 128) / 2
+    assert held * 3 <= found["inner"]["arguments"] < held * 3 + 4096
+    # Parameters, anchor, residual, and the warm bases of rank 4.
+    assert held * 3 < found["send"]["arguments"] < held * 3.3
+    # Anchor and momentum, the other region's payload and one's own.
+    assert held * 2 < found["move"]["arguments"] < held * 2.3
+
+
+def test_what_cannot_be_compiled_is_refused():
+    found = staged_violations("nano", 2, {"stage": 5, "fsdp": 4}, 0, 1e6)
+    for part in ("5 stages for 4 blocks", "are 40 devices, here are", "microbatch_tokens is 0"):
+        assert any(part in line for line in found), found
+    assert "less than a microbatch" in staged_violations("nano", 2, {"stage": 2}, 2048, 2048.0)[0]
+    assert "needs a program" in staged_violations("1t", 2, {"stage": 2}, 2048, 1e6)[0]
+
+
+@pytest.mark.slow
+def test_the_107b_configuration_lowers_on_sixteen_virtual_devices(tmp_path):
+    flags = "--xla_force_host_platform_device_count=16"
+    done = subprocess.run(
+        [sys.executable, *COMMAND.split(), f"--workdir={tmp_path}"],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r"8 stages of 10\s+blocks, 8 microbatches", done.stdout)
+    compiled = json.loads((tmp_path / "plan.json").read_text())["compiled"]
+    assert compiled["pipeline"]["padding"] < 0.03  # 78 blocks in 8 x 10
+    # Parameters and two moments: 12 bytes of an eighth of 111e9, padding included.
+    assert compiled["inner"]["arguments"] == pytest.approx(12 * 111.2e9 / 8, rel=0.01)
+    assert compiled["move"]["arguments"] < compiled["inner"]["arguments"]
