@@ -261,4 +261,7 @@ def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[
     if fields["accumulate"] != 1:
         fix = "the batch policy decides how batches are cut; leave it out"
         found.append(f"accumulate={fields['accumulate']}: {fix}")
+    if fields["mesh"]["stage"] > 1:
+        fix = "stages need microbatches of one size, and these grow; use mesh.stage=1"
+        found.append(f"mesh.stage={fields['mesh']['stage']}: {fix}")
     return found
