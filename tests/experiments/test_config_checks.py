@@ -206,7 +206,7 @@ def test_one_clear_error(arguments, part, capsys):
 
 def test_growing_batches_are_checked_as_a_whole(tmp_path):
     config = base("adloco", period=6, test="norm", start_batch=4, max_batch=2, nu=0.5)
-    config.accumulate = 2
+    config.accumulate = config.mesh.stage = 2
     config.adaptive.scaling = "cube"
     config.adaptive.memory_gb = 0.0
     text = refused(config, tmp_path)
@@ -214,6 +214,7 @@ def test_growing_batches_are_checked_as_a_whole(tmp_path):
         "nu=0.5: the norm test does not read it",
         "cap=2 is below start=4",
         "accumulate=2: the batch policy decides",
+        "mesh.stage=2: stages need microbatches of one size",
         "adaptive.scaling='cube'",
         "adaptive.memory_gb=0.0",
     ):
