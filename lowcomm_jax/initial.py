@@ -140,7 +140,7 @@ def _codec_state(programs: Programs, p: int) -> PyTree:
         return ()
     like = programs.fragments.like(p)
     state = exchange.codec.init(like)
-    specs = exchange.rows.state_specs(state, like, programs.specs)
+    specs = exchange.rows.state_specs(state, like, {k: programs.specs[k] for k in like})
     out = jax.tree.map(lambda _, spec: regions.sharding(REGION, *spec), state, specs)
     return jax.jit(lambda t: _broadcast(t, regions.count), out_shardings=out)(state)
 
