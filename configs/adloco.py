@@ -34,7 +34,8 @@ def get_config(size: str = "nano") -> ConfigDict:
         return config
     if size != "nano":
         raise ValueError(f"size {size!r} is unknown: use nano or published")
-    config = base("adloco", period=30, start_batch=1, max_batch=32, test="norm")
-    # Two microbatch sizes would be two programs to compile: here everything is accumulated.
-    config.adaptive.largest_microbatch = 4
+    config = base("adloco", period=30, start_batch=1, max_batch=32, test="norm", microbatches=2)
+    # Every size of a microbatch is two programs to compile: here there is one, and batches of more
+    # than two sequences are accumulated.
+    config.adaptive.largest_microbatch = 1
     return config
