@@ -130,7 +130,10 @@ CODED = {
 }
 
 
-@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize(
+    "name",
+    ["strided", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dilocox", "noloco"))],
+)
 def test_outer_programs_do_not_talk_between_stages(name):
     """Strided rows, residuals, factors: nothing but norms (scalars) leaves a stage."""
     engine = engine_of(CODED[name](), SHAPE)

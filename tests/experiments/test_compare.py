@@ -252,6 +252,7 @@ def test_processes_side_by_side_and_a_signal(whole, monkeypatch):
 ONE_SEED = {"seeds": (0,), "panels": {}}
 
 
+@pytest.mark.slow
 def test_at_equal_bytes(whole):
     root = whole[0]
     code, result, shown = compared(root, root / "bytes", equal="bytes", **ONE_SEED)

@@ -68,6 +68,7 @@ def test_the_page_shows_the_file_as_it_is():
     assert shown == (ROOT / "examples" / "fed_adam.py").read_text()
 
 
+@pytest.mark.slow
 def test_it_trains_from_the_command_line(tmp_path, tiny):
     tiny.corpus(tmp_path / "texts")
     arguments = tiny.arguments(
