@@ -140,10 +140,10 @@ def test_route_takes_the_fewer_bytes():
     "name, replicas",
     [
         ("int4", "vmap"),
-        ("stat4", "map"),
         ("topk_stat2_ef", "map"),
-        ("random_k", "vmap"),
-        ("low_rank_int4", "map"),
+        pytest.param("stat4", "map", marks=pytest.mark.slow),
+        pytest.param("random_k", "vmap", marks=pytest.mark.slow),
+        pytest.param("low_rank_int4", "map", marks=pytest.mark.slow),
     ],
 )
 def test_lifted_over_regions_with_shards(name, replicas):

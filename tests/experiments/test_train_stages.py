@@ -18,6 +18,7 @@ from experiments.trained import load_trained
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+@pytest.mark.slow
 def test_a_run_in_stages_trains_and_leaves_a_model_in_one_piece(tmp_path, tiny):
     tiny.corpus(tmp_path / "texts")
     command = tiny.arguments(
