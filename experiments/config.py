@@ -58,15 +58,7 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.model = _model_section()
     config.data = _data_section()
 
-    config.adaptive = (
-        ConfigDict()
-    )  # for methods whose batches grow; `batch` is then the nominal one
-    config.adaptive.scaling = (
-        "none"  # of the learning rate with batch / nominal: none, sqrt, linear
-    )
-    config.adaptive.largest_microbatch = config_dict.placeholder(int)  # samples in memory at once
-    config.adaptive.memory_gb = config_dict.placeholder(float)  # of a device, to find it from
-
+    config.adaptive = _adaptive_section()
     config.guards = ConfigDict()
     config.guards.outlier_factor = config_dict.placeholder(float)  # times the median norm
     config.guards.max_update_norm = config_dict.placeholder(float)  # clip of the outer update
@@ -104,6 +96,15 @@ def published(
     config.log.every = 100
     config.checkpoint.every = 2000
     return config
+
+
+def _adaptive_section() -> ConfigDict:
+    """For methods whose batches grow; `batch` is then the nominal one."""
+    fields = ConfigDict()
+    fields.scaling = "none"  # of the learning rate with batch / nominal: none, sqrt, linear
+    fields.largest_microbatch = config_dict.placeholder(int)  # samples in memory at once
+    fields.memory_gb = config_dict.placeholder(float)  # of a device, to find it from
+    return fields
 
 
 def _inner_section() -> ConfigDict:

@@ -26,21 +26,30 @@ class Cost:
     Attributes:
       heading: of its column; form: how a price is shown.
       of: name of the point -> price; None where the point has no complete run.
+      edge: the points on the frontier, from the cheapest to the best.
     """
 
     heading: str
     form: Callable[[float], str]
     of: dict[str, float | None]
+    edge: tuple[str, ...]
 
 
 def costs_of(result: Mapping[str, Any]) -> list[Cost]:
     """Bytes sent per region, and virtual seconds on every network of a comparison's result."""
-    rows = result["variants"]
-    found = [Cost("sent per region", size, {n: row["bytes_sent"] for n, row in rows.items()})]
-    for network in result["networks"]:
-        seconds = {n: row["networks"].get(network, {}).get("seconds") for n, row in rows.items()}
-        found.append(Cost(f"time on {network}", brief, seconds))
-    return found
+    rows, loss = result["variants"], losses(result)
+
+    def cost(heading, form, price):
+        of = {name: price(row) for name, row in rows.items()}
+        return Cost(heading, form, of, tuple(frontier(loss, of)))
+
+    return [
+        cost("sent per region", size, lambda row: row["bytes_sent"]),
+        *(
+            cost(f"time on {n}", brief, lambda row, n=n: row["networks"].get(n, {}).get("seconds"))
+            for n in result["networks"]
+        ),
+    ]
 
 
 def frontier(loss: Mapping[str, float | None], cost: Mapping[str, float | None]) -> list[str]:
@@ -73,7 +82,6 @@ def show(
 ) -> None:
     """Print every point, best loss first; a price on its frontier is marked."""
     loss = losses(result)
-    edges = [frontier(loss, cost.of) for cost in costs]
     out = Table(box=box.SIMPLE_HEAD, title="all points, best first", title_justify="left")
     for field in settings(next(iter(points.values()))):
         out.add_column(field, overflow="fold")
@@ -82,8 +90,8 @@ def show(
     unknown = float("inf")
     for name in sorted(loss, key=lambda n: unknown if loss[n] is None else loss[n]):
         cells = [
-            "-" if cost.of[name] is None else cost.form(cost.of[name]) + MARK * (name in edge)
-            for cost, edge in zip(costs, edges)
+            "-" if cost.of[name] is None else cost.form(cost.of[name]) + MARK * (name in cost.edge)
+            for cost in costs
         ]
         shown = plus_minus(with_interval(result["variants"][name]), ".4f")
         out.add_row(*map(str, settings(points[name]).values()), shown, *cells)
@@ -102,8 +110,6 @@ def write_csv(
     path: Path,
 ) -> None:
     """One row a point: its settings, loss, half interval, prices, and whether on each frontier."""
-    loss = losses(result)
-    edges = [frontier(loss, cost.of) for cost in costs]
     headings = [*settings(next(iter(points.values()))), "loss", "loss_half"]
     for cost in costs:
         headings += [cost.heading, f"on frontier: {cost.heading}"]
@@ -113,8 +119,8 @@ def write_csv(
         for name, point in points.items():
             found = with_interval(result["variants"][name])
             row = [name, *settings(point).values(), found["mean"], found["half"]]
-            for cost, edge in zip(costs, edges):
-                row += [cost.of[name], name in edge]
+            for cost in costs:
+                row += [cost.of[name], name in cost.edge]
             table.writerow(row)
 
 
@@ -128,7 +134,7 @@ def picture(result: Mapping[str, Any], costs: list[Cost], path: Path) -> None:
         axes = figure.add_subplot(1, len(costs), number)
         known = [n for n in loss if loss[n] is not None and cost.of[n]]
         axes.scatter([cost.of[n] for n in known], [loss[n] for n in known], color="C0", s=18)
-        edge = [n for n in frontier(loss, cost.of) if n in known]
+        edge = [n for n in cost.edge if n in known]
         axes.plot([cost.of[n] for n in edge], [loss[n] for n in edge], color="C1", lw=1.2)
         for name in edge:
             axes.annotate(

@@ -121,16 +121,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         recipe.accumulate,
         recipe.skip_nonfinite,
     )
-    accumulating = None
-    if method.signal == "gradient":
-        block = make_gradient_program(step, rounds)
-        block = jax.jit(block, donate_argnums=0, static_argnames="single")
-    else:
-        out = (inner_shardings(recipe, layout, shapes, specs), regions.sharding(REGION))
-        block = make_inner_program(step, regions)
-        block = jax.jit(block, donate_argnums=0, static_argnames="single", out_shardings=out)
-        accumulating = make_accumulating_program(step, regions)
-        accumulating = jax.jit(accumulating, donate_argnums=0, out_shardings=out)
+    block, accumulating = _inner_programs(recipe, step, rounds, shapes, specs)
     programs = Programs(
         recipe=recipe,
         method=method,
@@ -154,6 +145,23 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         mean_header=jax.jit(rounds.mean_header),
     )
     return offloaded(programs) if recipe.offload else programs
+
+
+def _inner_programs(recipe: Recipe, step: InnerStep, rounds: Rounds, shapes, specs):
+    """(`block`, `accumulating`) of `Programs`."""
+    if recipe.method.signal == "gradient":
+        block = make_gradient_program(step, rounds)
+        return jax.jit(block, donate_argnums=0, static_argnames="single"), None
+    regions = recipe.regions
+    out = (inner_shardings(recipe, step.layout, shapes, specs), regions.sharding(REGION))
+    block = jax.jit(
+        make_inner_program(step, regions),
+        donate_argnums=0,
+        static_argnames="single",
+        out_shardings=out,
+    )
+    accumulating = make_accumulating_program(step, regions)
+    return block, jax.jit(accumulating, donate_argnums=0, out_shardings=out)
 
 
 def offloaded(programs: Programs) -> Programs:

@@ -22,6 +22,7 @@ too small and whose inner-product test lacks the factor b / M and reads nu.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ NEAR_ZERO = 1e-12  # of ||g||^2, below which there is no signal to measure noise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adaptive:
+class Adaptive(abc.ABC):
     """What the tests have in common; subclasses say which variance counts how much.
 
     Attributes:
@@ -65,13 +66,13 @@ class Adaptive:
     def adapts(self) -> bool:
         return True
 
+    @abc.abstractmethod
     def required(self, along: float, across: float) -> float:
         """Batch times ||g||^2 that the test asks for, from the two variances."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def tolerances(self) -> dict[str, float]:
         """The test's parameters by name."""
-        raise NotImplementedError
 
     def violations(self, regions: int) -> list[str]:
         found = size_violations(self.start, self.cap, self.shares, regions)

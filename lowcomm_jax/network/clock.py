@@ -225,9 +225,7 @@ class VirtualClock:
         return stall_R
 
     def _skip_what_is_there(self) -> None:
-        """Forget what regions owe a wait and already have, or it would pile up for those that never
-        land anything.
-        """
+        """Forget owed waits for what is there: they would pile up for who never lands anything."""
         if not self.transit.owed:
             return
         for flight in self.transit.owed:
@@ -273,8 +271,7 @@ class VirtualClock:
     # -- what it cost -------------------------------------------------------------------------
 
     def ready_s(self, key: Hashable) -> np.ndarray:
-        """Give the virtual time at which each member has (or will have) the result, float64 [R];
-        NaN for others.
+        """Give when each member has (or will have) the result: float64 [R], NaN for others.
 
         Raises:
             ValueError: nothing is in flight under this key.

@@ -66,8 +66,12 @@ def config(root, **changes):
     return comparison(variants, "often", **{**fields, **changes})
 
 
+def recording():
+    return Console(width=200, record=True, file=open(os.devnull, "w"))
+
+
 def compared(root, workdir, **changes):
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = recording()
     code = main(config(root, **changes), workdir, console)
     file = workdir / "compare.json"
     return code, json.loads(file.read_text()) if file.is_file() else None, console.export_text()
@@ -126,15 +130,7 @@ def test_the_table_against_the_metrics_files(whole):
     assert result["target"] == target and f"{target:.4f}" in shown
     costs = [r["to_target"] for r in result["variants"]["often"]["runs"].values()]
     assert all(cost["steps"] is not None for cost in costs)
-    worst = [seed for seed, loss in finals["often"].items() if loss == target]
-    if evals(runs(root / "whole", "often")[worst[0]])[-2]["anchor"] > target:
-        cost = result["variants"]["often"]["runs"][str(worst[0])]  # its own last evaluation
-        assert cost["to_target"]["tokens"] == cost["tokens"]
-        assert cost["to_target"]["bytes_sent"] == cost["bytes_sent"]
-        seconds = cost["networks"]["aws:Oregon,Virginia,Tokyo"]["seconds"]
-        there = cost["to_target"]["seconds_on_aws:Oregon,Virginia,Tokyo"]
-        assert there == pytest.approx(seconds)
-    found = result["panels"][0]
+    (found,) = result["panels"]
     assert list(found["differences"]) == ["seldom", "often"]
     difference = found["differences"]["seldom"]["loss"]
     by_seed = [finals["seldom"][s] - finals["often"][s] for s in (0, 7)]
@@ -285,7 +281,7 @@ def test_a_sweep(whole):
     shared = ("common", "networks", "step_seconds", "compile_cache")
     fields = config(root).to_dict()
     settings = sweep_of("diloco", ("method.period=3,6",), **{k: fields[k] for k in shared})
-    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = recording()
     assert sweep.main(settings, root / "sweep", console) == 0
     shown = console.export_text()
     with (root / "sweep" / "sweep.csv").open() as file:

@@ -1,0 +1,51 @@
+"""What a run took to reach a loss, from records written by hand."""
+
+import numpy as np
+import pytest
+
+from experiments.compare_target import keys, to_target
+from experiments.runlog import RunLog
+from lowcomm_jax.network import parse
+
+NETWORK = parse({"regions": 2, "bandwidth_gbps": 1.0, "delay_ms": 0.0})
+STEP_SECONDS = 0.5
+
+
+def run(*losses):
+    """Evaluated at every second step; 100 tokens and 10 bytes a step, 7 more bytes at the end."""
+    steps = [
+        {"step": s, "tokens": 100 * s, "bytes_sent": [10 * s - 1, 10 * s + 1], "events": []}
+        for s in range(1, 2 * len(losses) - 1)
+    ]
+    last = len(losses) - 1
+    evals = [
+        {"step": 2 * i, "tokens": 200 * i, "anchor": loss, "final": i == last}
+        for i, loss in enumerate(losses)
+    ]
+    end = {"bytes_sent": [20 * last + 7] * 2}
+    return RunLog("run", {}, steps, evals, [], np.ones(1), end)
+
+
+def costs(target, *losses):
+    return to_target(run(*losses), target, {"net": NETWORK}, STEP_SECONDS)
+
+
+def test_everything_is_interpolated_between_the_two_evaluations():
+    # Three quarters of the way from step 2 to step 4.
+    assert costs(2.25, 4.0, 3.0, 2.0, 1.0) == {
+        "steps": 3.5,
+        "tokens": 350.0,
+        "bytes_sent": 35.0,
+        "seconds_on_net": pytest.approx(3.5 * STEP_SECONDS),
+    }
+
+
+def test_the_last_exchange_counts_at_the_last_evaluation():
+    found = costs(1.5, 4.0, 3.0, 2.0, 1.0)
+    assert (found["steps"], found["bytes_sent"]) == (5.0, (40 + 67) / 2)
+
+
+def test_a_target_that_is_not_reached_costs_nothing_known():
+    nothing = dict.fromkeys(keys({"net": NETWORK}))
+    assert costs(0.5, 4.0, 3.0) == nothing == costs(None, 4.0, 3.0)
+    assert list(nothing) == ["steps", "tokens", "bytes_sent", "seconds_on_net"]
