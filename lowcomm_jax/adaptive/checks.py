@@ -12,10 +12,9 @@ import numpy as np
 from lowcomm_jax.adaptive.pace import SCALINGS
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.batching import BatchPolicy, Switch
-from lowcomm_jax.checks import counting_problems, virtual_clock
+from lowcomm_jax.checks import counting_problems
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.network import VirtualClock
 from lowcomm_jax.trainers import Trainers
 
 TITLE = "these settings cannot work:"
@@ -72,11 +71,6 @@ def size_problems(method: Method, regions: int, largest_microbatch: Any, memory:
         return ["cap=None: batches are staged in a buffer of fixed size; give the largest batch"]
     largest = largest_microbatch or policy.cap
     return Switch(min(largest, policy.cap), policy.start, method.threshold).violations()
-
-
-def clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock | None, list[str]]:
-    """The clock of all trainers, and what keeps it from being used."""
-    return virtual_clock(network, regions, seed)
 
 
 def engine(make: Callable[[], Engine]) -> tuple[Engine | None, list[str]]:

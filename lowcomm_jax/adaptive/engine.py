@@ -27,6 +27,7 @@ from lowcomm_jax.adaptive.pace import SCALINGS, Factors, Scaling, Schedule, pace
 from lowcomm_jax.adaptive.plans import Planner, StepPlan
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
 from lowcomm_jax.batching import Switch, find_cap
+from lowcomm_jax.checks import virtual_clock
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.finish import finish
 from lowcomm_jax.methods.base import Method
@@ -86,7 +87,7 @@ class AdaptiveEngine:
     ):
         problems = checks.problems(method, regions, reference_batch, scaling, engine)
         problems += checks.size_problems(method, regions, largest_microbatch, memory)
-        self.clock, unusable = checks.clock(network, regions, seed)
+        self.clock, unusable = virtual_clock(network, regions, seed)
         plain, found = checks.engine(
             lambda: Engine(
                 loss_fn,

@@ -184,7 +184,8 @@ class Rows:
                 out_specs=[P(lead, *after[i]) for i in swapped],
                 check_vma=False,
             )([leaves[i] for i in swapped])
-            leaves = [dict(zip(swapped, found)).get(i, x) for i, x in enumerate(leaves)]
+            for i, x in zip(swapped, found):
+                leaves[i] = x
         where = [self.regions.sharding(lead, *spec) for spec in after]
         return treedef.unflatten(jax.lax.with_sharding_constraint(leaves, where))
 
