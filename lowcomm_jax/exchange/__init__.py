@@ -1,7 +1,27 @@
 """How payloads travel between regions, and how many bytes that takes."""
 
+from lowcomm_jax.exchange.connect import store
+from lowcomm_jax.exchange.errors import Lost, Missing, Rejected, StoreUnavailable, Superseded
 from lowcomm_jax.exchange.mesh import MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
+from lowcomm_jax.exchange.remote import Arrived, RemoteExchange
+from lowcomm_jax.exchange.timing import Timing
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
 
-__all__ = ["GroupExchange", "MeshExchange", "Traffic", "all_gather", "pair", "two_shot"]
+__all__ = [
+    "Arrived",
+    "GroupExchange",
+    "Lost",
+    "MeshExchange",
+    "Missing",
+    "Rejected",
+    "RemoteExchange",
+    "StoreUnavailable",
+    "Superseded",
+    "Timing",
+    "Traffic",
+    "all_gather",
+    "pair",
+    "store",
+    "two_shot",
+]

@@ -1,0 +1,239 @@
+"""Heartbeats: who is alive, how far each region is, and what it asks for.
+
+Every region overwrites one record of its own with a counter that rises. Clocks of different
+machines are never compared: an observer judges by its own clock how long a counter stood still, and
+only while it could look. So neither an outage of the store nor a pause of the observer itself makes
+the others look dead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import threading
+import time
+
+from lowcomm_jax.exchange.errors import Rejected, StoreUnavailable, Superseded
+from lowcomm_jax.exchange.kv import Store
+from lowcomm_jax.exchange.secret import Seal
+from lowcomm_jax.exchange.timing import Timing
+
+_LOOKS_PER_BEAT = 4
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beat:
+    """What a region says about itself.
+
+    Attributes:
+      incarnation: rises with every job that takes the region's place.
+      counter: rises with every heartbeat.
+      step: inner steps of the engine; -1 = not told yet.
+      roster: incarnation of every region it has begun with; empty while it joins.
+      awaited: others shall wait for its payloads.
+      wants: it asks for a state.
+      leaving: it has ended in good order.
+      passed: the newest key it has everything of, or "".
+      address: where its payloads can be pulled from, or "".
+    """
+
+    incarnation: int
+    counter: int = 0
+    step: int = -1
+    roster: dict[int, int] = dataclasses.field(default_factory=dict)
+    awaited: bool = False
+    wants: bool = False
+    leaving: bool = False
+    passed: str = ""
+    address: str = ""
+
+    def body(self) -> dict:
+        """As JSON."""
+        roster = {str(region): n for region, n in self.roster.items()}
+        return {**dataclasses.asdict(self), "roster": roster}
+
+    @classmethod
+    def of(cls, body: dict) -> Beat:
+        """Inverse of `body`."""
+        roster = {int(region): n for region, n in body["roster"].items()}
+        return cls(**{**body, "roster": roster})
+
+
+@dataclasses.dataclass
+class _Seen:
+    """What is known of a region: its newest beat and how long that stood still."""
+
+    beat: Beat
+    silent_s: float = 0.0
+    moved: bool = False
+
+
+class Beats:
+    """The heartbeat of one region, and its view of the others.
+
+    Attributes:
+      region: which one we are.
+      outage: why the store could not be used at the last look, or None.
+
+    Counts "outage" and "rejected_record".
+    """
+
+    def __init__(self, store: Store, seal: Seal, region: int, count: int, timing: Timing):
+        self.region = region
+        self.outage: StoreUnavailable | None = None
+        self._store, self._seal, self._count, self._timing = store, seal, count, timing
+        self._own = Beat(incarnation=0)
+        self._seen: dict[int, _Seen] = {}
+        self._clock_s = 0.0
+        self._superseded = False
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lowcomm-beats", daemon=True)
+
+    # -- our own beat -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take the region's place as its next incarnation and begin to beat."""
+        born = f"born/{self.region}/"
+        taken = [int(key.removeprefix(born)) for key in self._store.list(born)]
+        for number in itertools.count(max(taken, default=0) + 1):
+            key = f"{born}{number}"
+            if self._store.create(key, self._seal.close(key, {"incarnation": number})):
+                break
+        self.update(incarnation=number)
+        self._thread.start()
+
+    def update(self, at_once: bool = True, **changes) -> None:
+        """Change what our beat says; the others learn it now, or with the next beat."""
+        with self._lock:
+            self._own = dataclasses.replace(self._own, **changes)
+        if at_once:
+            self._wake.set()
+
+    @property
+    def own(self) -> Beat:
+        """What our beat says."""
+        return self._own
+
+    def stop(self) -> None:
+        """Say that we leave, and stop beating."""
+        if self._thread.ident is None:
+            return
+        self.update(leaving=True, awaited=False)
+        self._stop.set()
+        self._thread.join()
+
+    # -- the others ---------------------------------------------------------------------------
+
+    @property
+    def clock_s(self) -> float:
+        """Seconds for which the others could be observed: it stands while the store is away."""
+        return self._clock_s
+
+    def check(self) -> None:
+        """Raises `Superseded` when another job has taken our place."""
+        if self._superseded:
+            raise Superseded(
+                f"region {self.region}: another job has taken its place; end this one, or give the "
+                "two different regions"
+            )
+
+    def living(self, certain: bool = True) -> set[int]:
+        """Regions whose beat was seen to change lately, ourselves included.
+
+        Args:
+          certain: False = also those that we have not watched for long enough to know.
+        """
+        with self._lock:
+            alive = {
+                region
+                for region, seen in self._seen.items()
+                if (seen.moved or not certain)
+                and not seen.beat.leaving
+                and seen.silent_s < self._timing.dead_after_s
+            }
+        return alive | {self.region}
+
+    def latest(self) -> dict[int, Beat]:
+        """The newest beat of every region that was ever seen, ours included."""
+        with self._lock:
+            return {r: seen.beat for r, seen in self._seen.items()} | {self.region: self._own}
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_beat = last_look = time.monotonic()
+        pause = self._timing.beat_s / _LOOKS_PER_BEAT
+        while not self._superseded:
+            stopping = self._stop.is_set()
+            now = time.monotonic()
+            try:
+                # Looked at first: a job whose place was taken must not beat over its successor.
+                self._look(min(now - last_look, 2 * pause))
+                if now >= next_beat or self._wake.is_set():
+                    self._wake.clear()
+                    self._beat()
+                    next_beat = now + self._timing.beat_s
+                self.outage = None
+            except StoreUnavailable as error:
+                self._note_outage(error)
+            last_look = now
+            if stopping:
+                return
+            # A beat that could not be written stays due; it must not be tried without a pause.
+            (self._stop if self.outage else self._wake).wait(pause)
+
+    def _note_outage(self, error: StoreUnavailable) -> None:
+        if self.outage is None:
+            log.warning("region %d trains on without the others: %s", self.region, error)
+            self._store.tally.add("outage")
+        self.outage = error
+
+    def _beat(self) -> None:
+        if self._superseded:
+            return
+        with self._lock:
+            self._own = dataclasses.replace(self._own, counter=self._own.counter + 1)
+            body = self._own.body()
+        key = f"beat/{self.region}"
+        self._store.write(key, self._seal.close(key, body))
+
+    def _look(self, passed_s: float) -> None:
+        """Read everyone's beat; `passed_s` have passed since the last look.
+
+        A store that went away and a process that stood still both make that time unknown: it
+        counts for little, so that nobody is taken for dead on account of it.
+        """
+        found = {region: self._read(region) for region in range(self._count)}
+        own = found.pop(self.region)
+        self._superseded |= own is not None and own.incarnation > self._own.incarnation
+        with self._lock:
+            self._clock_s += passed_s
+            for region, beat in found.items():
+                seen = self._seen.get(region)
+                if seen is None:
+                    if beat is not None:
+                        self._seen[region] = _Seen(beat)
+                elif beat is not None and _order(beat) > _order(seen.beat):
+                    # Newer ones only: an old record that was copied back proves nothing.
+                    self._seen[region] = _Seen(beat, moved=True)
+                else:
+                    seen.silent_s += passed_s
+
+    def _read(self, region: int) -> Beat | None:
+        key = f"beat/{region}"
+        data = self._store.read(key)
+        if data is None:
+            return None
+        try:
+            return Beat.of(self._seal.open(key, data))
+        except Rejected:
+            self._store.tally.add("rejected_record")
+            return None
+
+
+def _order(beat: Beat) -> tuple[int, int]:
+    return beat.incarnation, beat.counter

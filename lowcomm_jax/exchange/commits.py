@@ -1,0 +1,138 @@
+"""Announcements of payloads, and the one record that says who took part.
+
+Who took part must be agreed, not observed: one region may have a late payload in time and another
+not, and their anchors would part for good. So each exchange has one commit record. Any region may
+write it; the first stands, and everyone lands what it says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+
+from lowcomm_jax.exchange.errors import Rejected
+from lowcomm_jax.exchange.kv import Store, segment
+from lowcomm_jax.exchange.secret import Seal
+
+
+@dataclasses.dataclass(frozen=True)
+class Payload:
+    """A payload by its content: SHA-256 in hex, and bytes."""
+
+    digest: str
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A region's announcement.
+
+    Attributes:
+      region, incarnation: who announces.
+      payload: what it has published; None = it takes no part.
+      note: small JSON for the others.
+    """
+
+    region: int
+    incarnation: int
+    payload: Payload | None
+    note: dict | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Commit:
+    """What stands for one exchange.
+
+    Attributes:
+      payloads: of the regions that took part.
+      notes: of the regions that gave one.
+      writer: region that wrote the record, and has all payloads.
+    """
+
+    payloads: dict[int, Payload]
+    notes: dict[int, dict]
+    writer: int
+
+
+def name_of(key: str, members: tuple[int, ...], count: int) -> str:
+    """An exchange's name in the store: its key, and its group where that is not everyone."""
+    group = "" if len(members) == count else "@" + "-".join(map(str, members))
+    return segment(key) + group
+
+
+class Board:
+    """Reads and writes announcements and commit records.
+
+    Records that are not signed as they should be are counted ("rejected_record") and ignored.
+    """
+
+    def __init__(self, store: Store, seal: Seal):
+        self._store, self._seal = store, seal
+
+    def say(self, name: str, said: Said) -> None:
+        """Announce; an announcement of an earlier job in our place is replaced."""
+        key = said_key(name, said.region)
+        record = self._seal.close(key, dataclasses.asdict(said))
+        if not self._store.create(key, record):
+            self._store.write(key, record)
+
+    def heard(self, name: str, region: int) -> Said | None:
+        """What a region has announced, if anything."""
+        key = said_key(name, region)
+        body = self._open(key, self._store.read(key))
+        if body is None or body["region"] != region:
+            return None
+        return Said(**{**body, "payload": body["payload"] and Payload(**body["payload"])})
+
+    def forget(self, name: str, region: int) -> None:
+        """Remove an announcement; for exchanges with a commit record only."""
+        self._store.delete(said_key(name, region))
+
+    def all_said(self) -> list[tuple[str, int]]:
+        """Names and regions of all announcements that were not removed."""
+        found = [re.fullmatch(r"said/(.+)/(\d+)", key) for key in self._store.list("said/")]
+        return [(match[1], int(match[2])) for match in found if match]
+
+    def standing(self, name: str) -> Commit | None:
+        """The commit record, if there is one."""
+        return self._standing(name)[0]
+
+    def commit(self, name: str, commit: Commit) -> Commit:
+        """Write the commit record unless one stands; returns the one that stands."""
+        while True:
+            stands, key = self._standing(name)
+            if stands is not None:
+                return stands
+            self._store.create(key, self._seal.close(key, dataclasses.asdict(commit)))
+
+    def _standing(self, name: str) -> tuple[Commit | None, str]:
+        """(the commit record, or None and the key it can be created under).
+
+        A record that is not signed counts for nobody, so the next number takes its place: junk
+        cannot stand in for a commit, nor keep regions from making one.
+        """
+        for number in itertools.count():
+            key = f"commit/{name}/{number}"
+            data = self._store.read(key)
+            if data is None:
+                return None, key
+            body = self._open(key, data)
+            if body is not None:
+                payloads = {int(r): Payload(**one) for r, one in body["payloads"].items()}
+                notes = {int(r): note for r, note in body["notes"].items()}
+                return Commit(payloads, notes, body["writer"]), key
+
+    def _open(self, key: str, data: bytes | None) -> dict | None:
+        if data is None:
+            return None
+        try:
+            return self._seal.open(key, data)
+        except Rejected:
+            self._store.tally.add("rejected_record")
+            return None
+
+
+def said_key(name: str, region: int) -> str:
+    """Where a region announces."""
+    return f"said/{name}/{region}"

@@ -1,0 +1,84 @@
+"""Makes exchanges between jobs."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+from lowcomm_jax.exchange import kv
+from lowcomm_jax.exchange.beats import Beats
+from lowcomm_jax.exchange.commits import Board
+from lowcomm_jax.exchange.kv import Store
+from lowcomm_jax.exchange.office import Office
+from lowcomm_jax.exchange.remote import RemoteExchange
+from lowcomm_jax.exchange.secret import Seal, read_secret
+from lowcomm_jax.exchange.tally import Tally
+from lowcomm_jax.exchange.timing import Pace, Timing
+from lowcomm_jax.exchange.transport import StoreTransport
+
+
+def store(
+    url: str,
+    region: int,
+    count: int,
+    run_id: str,
+    secret: bytes | str | None = None,
+    *,
+    timing: Timing | None = None,
+    keep: int = 16,
+) -> RemoteExchange:
+    """Exchange whose payloads go through the key-value store; regions need no route to another.
+
+    Args:
+      url: folder of the store: "file:///...", "gs://bucket/..." or "s3://bucket/...".
+      region: which one we are, 0-based; count: how many there are.
+      run_id: names the run; a run keeps its id when it is continued.
+      secret: shared by the regions: bytes, "env:NAME" or "file:PATH"; None = records are checked
+        for damage only, and whoever can write to the store can join.
+      timing: how long regions wait for one another.
+      keep: keys whose payloads stay for regions that are late; more than may be in flight at once.
+
+    Raises:
+      ValueError: lists everything that is wrong with the arguments.
+      StoreUnavailable: the store cannot be opened.
+    """
+    parts = _parts(url, region, count, run_id, secret, timing, keep)
+    transport = StoreTransport(parts["store"], parts["tally"])
+    return RemoteExchange(Office(transport=transport, **parts), "store", keep)
+
+
+def _parts(url, region, count, run_id, secret, timing, keep) -> dict[str, Any]:
+    """The parts of an office but for the transport; checks all arguments first."""
+    timing = timing or Timing()
+    wrong = timing.violations()
+    scheme = url.partition("://")[0]
+    if scheme not in kv.SCHEMES:
+        wrong.append(f"url {url!r} must begin with one of {[f'{s}://' for s in kv.SCHEMES]}")
+    if count < 1 or not 0 <= region < count:
+        wrong.append(f"region {region} of {count} must be one of 0..count-1")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
+        wrong.append(f"run_id {run_id!r} must be made of letters, digits, '.', '_' and '-'")
+    if keep < 1:
+        wrong.append(f"keep={keep} must be at least 1")
+    try:
+        found = read_secret(secret)
+    except ValueError as error:
+        wrong.append(str(error))
+    if wrong:
+        raise ValueError("exchange between jobs: " + "; ".join(wrong))
+    tally = Tally()
+    opened, seal = Store(url, run_id, tally), Seal(run_id, found)
+    return {
+        "run_id": run_id,
+        "region": region,
+        "count": count,
+        "timing": timing,
+        "tally": tally,
+        "store": opened,
+        "seal": seal,
+        "board": Board(opened, seal),
+        "beats": Beats(opened, seal, region, count, timing),
+        "pace": Pace(timing),
+        "closing": threading.Event(),
+    }

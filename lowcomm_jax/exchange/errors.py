@@ -1,0 +1,21 @@
+"""What can go wrong between jobs, one class for each way a caller must react."""
+
+
+class StoreUnavailable(Exception):
+    """The key-value store cannot be read or written just now: try again later."""
+
+
+class Rejected(Exception):
+    """Bytes that are not what they claim to be (altered, cut, of another run): as if missing."""
+
+
+class Missing(Exception):
+    """No region that can be reached holds these bytes just now."""
+
+
+class Lost(Exception):
+    """A payload that was agreed on is gone with everyone who held it: take a state instead."""
+
+
+class Superseded(Exception):
+    """Another job has taken this region's place: this one must end."""

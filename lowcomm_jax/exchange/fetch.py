@@ -1,0 +1,107 @@
+"""Fetches one payload on a thread of its own, until it is here, hopeless or not needed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from lowcomm_jax.exchange import wire
+from lowcomm_jax.exchange.commits import Payload
+from lowcomm_jax.exchange.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.exchange.office import Office
+
+_DAMAGED_TRIES = 3
+
+
+class Fetch:
+    """A payload on its way here.
+
+    Attributes:
+      region, payload: whose, and which.
+      arrays: what it holds, once it is here and verified.
+      refused: why it is not what this exchange needs; final, since it is named by its content.
+    """
+
+    def __init__(
+        self,
+        office: Office,
+        key: str,
+        region: int,
+        payload: Payload,
+        like: wire.Shapes | None,
+        holders: Sequence[int],
+    ):
+        self.region, self.payload = region, payload
+        self.arrays: dict[str, np.ndarray] | None = None
+        self.refused: Rejected | None = None
+        self._office, self._key, self._like = office, key, like
+        self._holders = [r for r in holders if r != office.region]
+        self._damaged = 0
+        self._missing_since_s: float | None = None
+        self._finished = threading.Event()
+        self._cancelled = threading.Event()
+        threading.Thread(target=self._run, name=f"lowcomm-fetch-{region}", daemon=True).start()
+
+    @property
+    def missing_s(self) -> float | None:
+        """For how long nobody who could be reached has had it; None = somebody may."""
+        since_s = self._missing_since_s
+        return None if since_s is None else self._office.beats.clock_s - since_s
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it is refused, or arrived damaged again and again."""
+        return self.refused is not None or self._damaged >= _DAMAGED_TRIES
+
+    def widen(self, holder: int) -> None:
+        """Ask this region first, which is known to have it."""
+        if holder != self._office.region:
+            self._holders = [holder] + [r for r in self._holders if r != holder]
+
+    def cancel(self) -> None:
+        """Stop trying."""
+        self._cancelled.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is here or refused, or so long."""
+        self._finished.wait(seconds)
+
+    def _run(self) -> None:
+        for pause in self._office.store.pauses():
+            if self._cancelled.is_set():
+                return
+            try:
+                self._try()
+            except StoreUnavailable:
+                pass  # The heartbeat reports it.
+            except Missing:
+                if self._missing_since_s is None:
+                    self._missing_since_s = self._office.beats.clock_s
+            if self.arrays is not None or self.refused is not None:
+                self._finished.set()
+                return
+            self._cancelled.wait(pause)
+
+    def _try(self) -> None:
+        office, payload = self._office, self.payload
+        began = time.monotonic()
+        data = office.transport.get(payload.digest, payload.nbytes, self._holders)
+        if wire.digest(data) != payload.digest:
+            office.tally.add("rejected_damaged")
+            self._damaged += 1
+            raise Missing(f"what came for {payload.digest} was damaged")
+        self._missing_since_s = None
+        office.pace.moved(len(data), time.monotonic() - began)
+        try:
+            arrays = wire.unpack(
+                data, run_id=office.run_id, key=self._key, region=self.region, like=self._like
+            )
+        except Rejected as error:
+            office.tally.add("rejected_content")
+            self.refused = error
+            return
+        office.transport.keep(payload.digest, data)
+        self.arrays = arrays

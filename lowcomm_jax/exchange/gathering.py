@@ -1,0 +1,251 @@
+"""One exchange of one key, from publishing our payload to having everyone's."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import numpy as np
+
+from lowcomm_jax.exchange import wire
+from lowcomm_jax.exchange.commits import Commit, Payload, Said
+from lowcomm_jax.exchange.errors import Lost, StoreUnavailable
+from lowcomm_jax.exchange.fetch import Fetch
+from lowcomm_jax.exchange.office import Office
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What one exchange is about.
+
+    Attributes:
+      key, name: as the caller calls it, and as the store does.
+      members: regions of the group, ascending.
+      arrays: of this region, without a region axis.
+      takes_part: publish them, or announce absence.
+      note: small JSON for the others.
+      joins: False = only read a commit that stands.
+    """
+
+    key: str
+    name: str
+    members: tuple[int, ...]
+    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+    takes_part: bool = False
+    note: dict | None = None
+    joins: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """The end of an exchange: the commit record, and the arrays of those who took part."""
+
+    commit: Commit
+    arrays: dict[int, dict[str, np.ndarray]]
+    heard: frozenset[int]
+    seconds: float
+
+
+class Gathering:
+    """Runs one exchange on a thread of its own.
+
+    Attributes:
+      outcome: the result, in time.
+    """
+
+    def __init__(
+        self, office: Office, request: Request, awaited: Callable[[int], bool], done: Callable
+    ):
+        """
+        Args:
+          awaited: whether a region is alive and expected to announce.
+          done: called with this object after the outcome is set.
+        """
+        self.request = request
+        self.outcome: Future[Gathered] = Future()
+        self._office, self._awaited, self._done = office, awaited, done
+        self._like = wire.shapes_of(request.arrays) if request.arrays else None
+        self._own: tuple[Payload, dict[str, np.ndarray]] | None = None
+        self._said: dict[int, Said] = {}
+        self._fetches: dict[int, Fetch] = {}
+        self._late_s = 0.0
+        self._began = time.monotonic()
+        name = f"lowcomm-{request.name}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def digests(self) -> dict[int, str]:
+        """Names of all payloads that were published for this exchange, as far as known."""
+        found = {r: said.payload.digest for r, said in self._said.items() if said.payload}
+        return found | {r: fetch.payload.digest for r, fetch in self._fetches.items()}
+
+    def _run(self) -> None:
+        try:
+            if self.request.joins:
+                self._publish()
+            commit = self._agree()
+            arrays = self._complete(commit)
+        except BaseException as error:
+            self.outcome.set_exception(error)
+        else:
+            seconds = time.monotonic() - self._began
+            self.outcome.set_result(Gathered(commit, arrays, frozenset(self._said), seconds))
+        finally:
+            for fetch in self._fetches.values():
+                fetch.cancel()
+        self._done(self)
+
+    # -- publish ------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Hand our payload to the transport, then announce it; not when we come too late."""
+        request, office = self.request, self._office
+        payload = None
+        host = {name: np.asarray(x) for name, x in request.arrays.items()}
+        # The device's copies are not needed any longer.
+        self.request = dataclasses.replace(request, arrays={})
+        if self._insist(lambda: office.board.standing(request.name)) is not None:
+            return
+        if request.takes_part:
+            data = wire.pack(office.run_id, request.key, office.region, host)
+            payload = Payload(wire.digest(data), len(data))
+            self._insist(lambda: office.transport.put(payload.digest, data))
+            self._own = payload, host
+        said = Said(office.region, office.beats.own.incarnation, payload, request.note)
+        self._insist(lambda: office.board.say(request.name, said))
+        self._said[office.region] = said
+
+    def _insist(self, act: Callable[[], T]) -> T:
+        """Do something, waiting for the store to come back if it is away."""
+        for pause in self._office.store.pauses():
+            self._check()
+            try:
+                return act()
+            except StoreUnavailable:
+                self._office.closing.wait(pause)
+        raise AssertionError("pauses never end")
+
+    def _check(self) -> None:
+        self._office.beats.check()
+        if self._office.closing.is_set():
+            raise RuntimeError(f"exchange {self.request.key!r} was not finished when it was closed")
+
+    # -- agree --------------------------------------------------------------------------------
+
+    def _agree(self) -> Commit:
+        """Wait for a commit record; write it as soon as nobody else needs to be waited for."""
+        office = self._office
+        since_s = office.beats.clock_s
+        for pause in office.store.pauses():
+            self._check()
+            try:
+                stands = office.board.standing(self.request.name)
+                if stands is None and self.request.joins:
+                    stands = self._propose(office.beats.clock_s - since_s)
+                if stands is not None:
+                    return stands
+            except StoreUnavailable:
+                pass  # The heartbeat reports it; deadlines stand still meanwhile.
+            office.closing.wait(pause)
+        raise AssertionError("pauses never end")
+
+    def _propose(self, waited_s: float) -> Commit | None:
+        """Write a commit record if everyone is there, given up, or past the deadline."""
+        self._hear()
+        nbytes = sum(said.payload.nbytes for said in self._said.values() if said.payload)
+        deadline_s = self._office.pace.deadline_s(nbytes)
+        waiting = [r for r in self.request.members if not self._settled(r)]
+        if waiting and waited_s < deadline_s:
+            return None
+        self._office.pace.announced(waited_s if waiting else self._late_s)
+        payloads = {r: self._said[r].payload for r in sorted(self._said) if self._has(r)}
+        notes = {r: said.note for r, said in self._said.items() if said.note is not None}
+        commit = Commit(payloads, notes, self._office.region)
+        return self._office.board.commit(self.request.name, commit)
+
+    def _hear(self) -> None:
+        """Look for announcements, and fetch what they announce."""
+        for region in self.request.members:
+            if region in self._said and not self._outdated(region):
+                continue
+            said = self._office.board.heard(self.request.name, region)
+            if said is not None and said != self._said.get(region):
+                self._said[region] = said
+                self._late_s = time.monotonic() - self._began
+                if said.payload is not None:
+                    self._fetch(region, said.payload)
+
+    def _outdated(self, region: int) -> bool:
+        """Whether what a region announced went down with a job that another has replaced."""
+        fetch, beat = self._fetches.get(region), self._office.beats.latest().get(region)
+        if fetch is None or fetch.missing_s is None or beat is None:
+            return False
+        return beat.incarnation > self._said[region].incarnation
+
+    def _settled(self, region: int) -> bool:
+        """Whether waiting longer for this region cannot change anything."""
+        said = self._said.get(region)
+        if said is None:
+            return not self._awaited(region)
+        if said.payload is None or self._has(region):
+            return True
+        fetch = self._fetches[region]
+        gone = (
+            region not in self._office.beats.living(certain=False) and fetch.missing_s is not None
+        )
+        return gone or fetch.hopeless
+
+    def _has(self, region: int) -> bool:
+        """Whether this region's payload is here and verified."""
+        if region == self._office.region:
+            return self._own is not None
+        fetch = self._fetches.get(region)
+        return fetch is not None and fetch.arrays is not None
+
+    def _fetch(self, region: int, payload: Payload, writer: int | None = None) -> Fetch:
+        """Begin to fetch a payload, from its region or from whoever else has it."""
+        others = [r for r in self.request.members if r not in (region, writer)]
+        holders = [region] + ([] if writer in (None, region) else [writer]) + others
+        if region in self._fetches:
+            self._fetches[region].cancel()
+        fetch = Fetch(self._office, self.request.key, region, payload, self._like, holders)
+        self._fetches[region] = fetch
+        return fetch
+
+    # -- complete -----------------------------------------------------------------------------
+
+    def _complete(self, commit: Commit) -> dict[int, dict[str, np.ndarray]]:
+        """Everything the commit record names, fetched until it is here."""
+        arrays = {}
+        for region, payload in commit.payloads.items():
+            if self._own is not None and self._own[0] == payload:
+                arrays[region] = self._own[1]
+                continue
+            fetch = self._fetches.get(region)
+            if fetch is None or fetch.payload != payload:
+                self._fetch(region, payload, commit.writer)
+            elif fetch.arrays is None:
+                fetch.widen(commit.writer)
+        for region in commit.payloads.keys() - arrays.keys():
+            arrays[region] = self._wait(self._fetches[region])
+        return arrays
+
+    def _wait(self, fetch: Fetch) -> dict[str, np.ndarray]:
+        patience_s = 6 * self._office.timing.answer_s
+        while fetch.arrays is None:
+            self._check()
+            if fetch.refused is not None:
+                raise fetch.refused
+            if fetch.missing_s is not None and fetch.missing_s > patience_s:
+                raise Lost(
+                    f"the payload of region {fetch.region} for {self.request.key!r} is agreed on, "
+                    "but gone with all who had it: continue from a state (`newest_state`)"
+                )
+            fetch.wait(self._office.store.poll_s[1])
+        return fetch.arrays

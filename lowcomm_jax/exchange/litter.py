@@ -1,0 +1,93 @@
+"""Removes payloads that nobody needs any longer."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+from lowcomm_jax.exchange.errors import StoreUnavailable
+from lowcomm_jax.exchange.office import Office
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    """An exchange that is over: its place in our order, and the payloads published for it."""
+
+    position: int
+    digests: dict[int, str | None]
+
+
+class Litter:
+    """Keeps the payloads of the newest `keep` keys behind the slowest living region.
+
+    A region that is alive but behind, or has just come back, catches up from them. Each region
+    removes its own payloads; those of the dead are removed by the lowest living region. Commit
+    records stay: they are small, and without one a late region could make another.
+    """
+
+    def __init__(self, office: Office, keep: int):
+        self._office, self._keep = office, keep
+        self._positions: dict[str, int] = {}
+        self._reached: dict[int, int] = {}
+        self._done: dict[str, _Done] = {}
+        self._lock = threading.Lock()
+
+    def adopt(self) -> None:
+        """Take over what earlier jobs have left announced."""
+        for name, region in self._office.board.all_said():
+            said = self._office.board.heard(name, region)
+            digest = said.payload.digest if said is not None and said.payload else None
+            self._done.setdefault(name, _Done(-1, {})).digests[region] = digest
+
+    def begin(self, key: str) -> None:
+        """A key's place in our order is when we first hear of it."""
+        with self._lock:
+            self._positions.setdefault(key, len(self._positions))
+
+    def done(self, key: str, name: str, digests: dict[int, str]) -> None:
+        """We have everything of this key."""
+        with self._lock:
+            self._done[name] = _Done(self._positions[key], dict(digests))
+            self._reach(self._office.region, key)
+        self._office.beats.update(passed=key)
+
+    def all_have_ours(self) -> bool:
+        """Whether every living region has what we have, as far as they told."""
+        with self._lock:
+            self._look()
+            ours = self._reached.get(self._office.region, -1)
+            living = self._office.beats.living()
+            return all(self._reached.get(region, -1) >= ours for region in living)
+
+    def sweep(self) -> None:
+        """Remove what every living region has left behind; tried again when the store is away."""
+        with self._lock:
+            try:
+                for name in self._passed():
+                    self._remove(name, self._done[name])
+                    del self._done[name]
+            except StoreUnavailable:
+                return
+
+    def _reach(self, region: int, key: str) -> None:
+        place = self._positions.get(key, -1)
+        self._reached[region] = max(place, self._reached.get(region, -1))
+
+    def _look(self) -> None:
+        for region, beat in self._office.beats.latest().items():
+            self._reach(region, beat.passed)
+
+    def _passed(self) -> list[str]:
+        self._look()
+        living = self._office.beats.living(certain=False)
+        slowest = min(self._reached.get(region, -1) for region in living)
+        return [n for n, done in self._done.items() if done.position + self._keep <= slowest]
+
+    def _remove(self, name: str, done: _Done) -> None:
+        living = self._office.beats.living(certain=False)
+        for region, digest in done.digests.items():
+            ours = self._office.region == (region if region in living else min(living))
+            if digest is not None:
+                self._office.transport.drop(digest, shared=ours)
+            if ours:
+                self._office.board.forget(name, region)

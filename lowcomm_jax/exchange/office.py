@@ -1,0 +1,32 @@
+"""What all exchanges of a region share."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+from lowcomm_jax.exchange.beats import Beats
+from lowcomm_jax.exchange.commits import Board
+from lowcomm_jax.exchange.kv import Store
+from lowcomm_jax.exchange.secret import Seal
+from lowcomm_jax.exchange.tally import Tally
+from lowcomm_jax.exchange.timing import Pace, Timing
+from lowcomm_jax.exchange.transport import Transport
+
+
+@dataclasses.dataclass(frozen=True)
+class Office:
+    """The parts of one region's exchange; `closing` ends every exchange under way."""
+
+    run_id: str
+    region: int
+    count: int
+    timing: Timing
+    tally: Tally
+    store: Store
+    seal: Seal
+    board: Board
+    beats: Beats
+    transport: Transport
+    pace: Pace
+    closing: threading.Event

@@ -1,0 +1,275 @@
+"""Exchange between independent jobs, one per region: nothing is shared but a key-value store.
+
+An exchange of a key goes: publish our payload; announce it; fetch what others announce; agree on
+who took part by one create-only commit record; have all that it names. All of it runs on threads
+while the job trains. Bytes are authenticated, not encrypted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.exchange import joining, wire
+from lowcomm_jax.exchange.commits import name_of
+from lowcomm_jax.exchange.errors import Rejected
+from lowcomm_jax.exchange.gathering import Gathered, Gathering, Request
+from lowcomm_jax.exchange.litter import Litter
+from lowcomm_jax.exchange.office import Office
+from lowcomm_jax.exchange.states import State, States
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrived:
+    """The end of an exchange, the same in every region but for what was measured.
+
+    Attributes:
+      participants: bool `[R]`, as the commit record says; False outside the group.
+      arrays: `[R, ...]` each; zeros for regions that did not take part.
+      notes: of the regions that gave one.
+      bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
+      seconds: from the start to everything being here.
+      waited: of these, how long `finish` was blocked.
+    """
+
+    participants: np.ndarray
+    arrays: dict[str, np.ndarray]
+    notes: dict[int, dict]
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    waited: float
+
+
+class RemoteExchange:
+    """One region's side of the exchange; made by `exchange.store` and `exchange.peers`.
+
+    Attributes:
+      region: which one we are; count: how many there are.
+
+    Methods may be called from one thread. Most raise `Superseded` when another job has taken this
+    region's place.
+    """
+
+    def __init__(self, office: Office, kind: str, keep: int):
+        self.region, self.count = office.region, office.count
+        self._office, self._kind = office, kind
+        self._litter = Litter(office, keep)
+        self._states = States(office)
+        self._open: dict[str, Gathering] = {}
+        self._behind: dict[int, int] = {}
+
+    # -- membership ---------------------------------------------------------------------------
+
+    def join(self, wait_s: float) -> None:
+        """Register, begin to beat, and wait until all regions of a new run are there.
+
+        Into a run that goes on a region comes at once. One that was begun and has nobody left goes
+        on after `wait_s` with those who are there.
+
+        Raises:
+          ValueError: the run stands there under another secret or with other settings.
+          TimeoutError: not all regions of a new run came in time.
+          StoreUnavailable: the store does not answer.
+        """
+        joining.register(self._office, self._kind)
+        self._litter.adopt()
+        joining.enter(self._office, wait_s)
+
+    def living(self) -> set[int]:
+        """Regions whose heartbeat was seen lately, this one included."""
+        return self._office.beats.living()
+
+    def steps(self) -> dict[int, int]:
+        """Inner steps of the living regions, as they told; -1 = not yet."""
+        latest = self._office.beats.latest()
+        return {region: latest[region].step for region in sorted(self.living())}
+
+    def beat(self, step: int) -> None:
+        """Tell the others our step, with the next heartbeat."""
+        self._office.beats.update(step=step, at_once=False)
+
+    def counts(self) -> dict[str, int]:
+        """What was counted since the start.
+
+        "sent" and "received" (payload bytes), "store_written" and "store_read" (all bytes through
+        the store), "rejected_record", "rejected_damaged", "rejected_content", "rejected_state",
+        "outage"; what never happened is absent.
+        """
+        return self._office.tally.read()
+
+    def close(self, linger_s: float = 30.0) -> None:
+        """Leave the run and end all exchanges under way.
+
+        Where others can only get payloads while this region is there, it stays until all living
+        ones have them, `linger_s` at most.
+        """
+        office = self._office
+        if office.transport.lingers:
+            until = time.monotonic() + linger_s
+            while time.monotonic() < until and not self._litter.all_have_ours():
+                time.sleep(office.timing.beat_s / 4)
+        office.closing.set()
+        office.beats.stop()
+        office.transport.close()
+
+    # -- exchanges ----------------------------------------------------------------------------
+
+    def start(
+        self,
+        key: str,
+        arrays: dict[str, jax.Array | np.ndarray],
+        *,
+        takes_part: bool = True,
+        members: tuple[int, ...] | None = None,
+        note: dict | None = None,
+    ) -> None:
+        """Begin to exchange; returns at once.
+
+        Args:
+          key: the same in every region of the group, new in every exchange of the run.
+          arrays: without a region axis; must not be donated or written to before `finish`.
+          takes_part: False announces absence; the arrays then only tell the shapes.
+          members: the group that exchanges; None = all regions.
+          note: small JSON that travels with the announcement.
+
+        Raises:
+          ValueError: lists what is wrong with the arguments.
+        """
+        self._office.beats.check()
+        request = self._request(key, members, arrays=dict(arrays), takes_part=takes_part, note=note)
+        for x in arrays.values():
+            if isinstance(x, jax.Array):
+                x.copy_to_host_async()
+        own = self._office.beats.own
+        if not own.awaited or own.wants:
+            # Our first payload after coming in or back: from now on the others wait for us.
+            self._office.beats.update(awaited=True, wants=False)
+        self._open[key] = self._gather(request)
+
+    def ready(self, key: str) -> bool:
+        """Whether `finish` would return, or raise, without waiting."""
+        return self._open[key].outcome.done()
+
+    def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
+        """Wait until the commit record stands and all its payloads are here.
+
+        Args:
+          like: shapes and dtypes of the arrays, without a region axis.
+
+        Raises:
+          Rejected: a region's payload has other shapes than `like`.
+          Lost: a payload that was agreed on is gone with all who had it.
+        """
+        began = time.monotonic()
+        gathered = self._open[key].outcome.result()
+        del self._open[key]
+        return self._arrived(gathered, like, time.monotonic() - began)
+
+    def skip(
+        self,
+        key: str,
+        like: dict[str, jax.ShapeDtypeStruct],
+        *,
+        members: tuple[int, ...] | None = None,
+    ) -> Arrived | None:
+        """Read an exchange that we did not start ourselves; None = no commit record stands yet.
+
+        Raises:
+          StoreUnavailable: try again later; and what `finish` raises.
+        """
+        self._office.beats.check()
+        request = self._request(key, members, joins=False)
+        if self._office.board.standing(request.name) is None:
+            return None
+        self._open[key] = self._gather(request)
+        return self.finish(key, like)
+
+    # -- states -------------------------------------------------------------------------------
+
+    def want_state(self) -> None:
+        """Ask the others for a state; they do not wait for our payloads until the next `start`."""
+        self._office.beats.update(wants=True, awaited=False)
+
+    def wanted(self) -> set[int]:
+        """Living regions that ask for a state."""
+        latest = self._office.beats.latest()
+        return {r for r in self.living() if latest[r].wants} - {self.region}
+
+    def give_state(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
+        """Publish a state; False: another region has given this step's. See `States.give`."""
+        return self._states.give(step, arrays, document)
+
+    def newest_state(self) -> State | None:
+        """(step, arrays, document) of the highest step that verifies. See `States.newest`."""
+        return self._states.newest()
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _request(self, key: str, members: tuple[int, ...] | None, **rest: Any) -> Request:
+        group = tuple(range(self.count)) if members is None else tuple(sorted(members))
+        wrong = []
+        if not key:
+            wrong.append("the key is empty")
+        if key in self._open:
+            wrong.append(f"key {key!r} was started and not finished; every exchange needs its own")
+        if len(set(group)) != len(group) or not set(group) <= set(range(self.count)):
+            wrong.append(f"members {members} must be different regions of 0..{self.count - 1}")
+        if self.region not in group:
+            wrong.append(f"members {members} must contain this region, {self.region}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return Request(key, name_of(key, group, self.count), group, **rest)
+
+    def _gather(self, request: Request) -> Gathering:
+        self._litter.begin(request.key)
+        return Gathering(self._office, request, self._awaited, self._done)
+
+    def _awaited(self, region: int) -> bool:
+        """Whether a region is alive and may be expected to announce."""
+        beats = self._office.beats
+        beat = beats.latest().get(region)
+        if beat is None or beat.wants or region not in beats.living(certain=False):
+            return False
+        began_with_us = beats.own.roster.get(region) == beat.incarnation
+        # One that was left out is not waited for again before it has come to where we were.
+        caught_up = beat.step >= self._behind.get(region, beat.step)
+        return (began_with_us or beat.awaited) and caught_up
+
+    def _done(self, gathering: Gathering) -> None:
+        """On the thread of an exchange, when it is over."""
+        if gathering.outcome.exception() is not None:
+            return
+        request, gathered = gathering.request, gathering.outcome.result()
+        if request.joins:
+            silent = set(request.members) - gathered.heard - gathered.commit.payloads.keys()
+            for region in silent - {self.region}:
+                self._behind[region] = self._office.beats.own.step
+        self._litter.done(request.key, request.name, gathering.digests)
+        self._litter.sweep()
+
+    def _arrived(self, gathered: Gathered, like: dict[str, Any], waited: float) -> Arrived:
+        expected = wire.shapes_of(like)
+        arrays = {n: np.zeros((self.count, *s.shape), s.dtype) for n, s in like.items()}
+        for region, own in gathered.arrays.items():
+            found = wire.shapes_of(own)
+            if found != expected:
+                raise Rejected(f"payload of region {region} is {found}, expected {expected}")
+            for name, x in own.items():
+                arrays[name][region] = x
+        participants = np.zeros(self.count, bool)
+        participants[list(gathered.commit.payloads)] = True
+        tally = self._office.tally
+        return Arrived(
+            participants=participants,
+            arrays=arrays,
+            notes=dict(sorted(gathered.commit.notes.items())),
+            bytes_sent=tally.take("sent"),
+            bytes_received=tally.take("received"),
+            seconds=gathered.seconds,
+            waited=waited,
+        )

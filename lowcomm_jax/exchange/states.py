@@ -1,0 +1,105 @@
+"""States that a region which comes back can start from, given by regions that trained on."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from lowcomm_jax.exchange import wire
+from lowcomm_jax.exchange.errors import Missing, Rejected
+from lowcomm_jax.exchange.office import Office
+
+CHUNK_BYTES = 64 << 20
+_KEPT = 2
+
+State = tuple[int, dict[str, np.ndarray], dict]
+"""Step, arrays, document."""
+
+
+class States:
+    """Gives and takes states: one create-only record a step, arrays in pieces named by content."""
+
+    def __init__(self, office: Office, chunk_bytes: int = CHUNK_BYTES):
+        self._office, self._chunk_bytes = office, chunk_bytes
+        self._given: deque[tuple[str, list[str]]] = deque()
+
+    def give(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
+        """Publish a state; the two newest ones of a region are kept.
+
+        Returns:
+          False: another region has given this step's already.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        key = f"state/{step:012d}"
+        if self._office.store.read(key) is not None:
+            return False
+        pieces = {name: self._put(step, np.asarray(x)) for name, x in arrays.items()}
+        body = {
+            "step": step,
+            "donor": self._office.region,
+            "arrays": {
+                name: [*wire.shapes_of({name: arrays[name]})[name], pieces[name]] for name in arrays
+            },
+            "document": document,
+        }
+        names = [name for listed in pieces.values() for name, _, _ in listed]
+        if not self._office.store.create(key, self._office.seal.close(key, body)):
+            # Pieces carry the donor in their names: these are ours alone.
+            self._drop(names)
+            return False
+        self._given.append((key, names))
+        while len(self._given) > _KEPT:
+            older, names = self._given[0]
+            self._office.store.delete(older)
+            self._drop(names)
+            self._given.popleft()
+        return True
+
+    def newest(self) -> State | None:
+        """The state of the highest step that can be had whole and undamaged, if any.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        for key in reversed(self._office.store.list("state/")):
+            data = self._office.store.read(key)
+            if data is None:
+                continue
+            try:
+                return self._take(self._office.seal.open(key, data))
+            except (Rejected, Missing):
+                self._office.tally.add("rejected_state")
+        return None
+
+    def _put(self, step: int, array: np.ndarray) -> list[list]:
+        """Publish an array; [name, SHA-256, bytes] of each piece."""
+        data = wire.raw(array).tobytes()
+        listed = []
+        for start in range(0, len(data), self._chunk_bytes):
+            piece = data[start : start + self._chunk_bytes]
+            digest = wire.digest(piece)
+            name = f"{step}.{self._office.region}.{digest}"
+            self._office.transport.put(name, piece)
+            listed.append([name, digest, len(piece)])
+        return listed
+
+    def _drop(self, names: list[str]) -> None:
+        for name in names:
+            self._office.transport.drop(name, shared=True)
+
+    def _take(self, body: dict[str, Any]) -> State:
+        arrays = {}
+        for name, (dtype, shape, listed) in body["arrays"].items():
+            data = b"".join(self._get(body["donor"], *piece) for piece in listed)
+            arrays[name] = wire.restore(data, dtype, tuple(shape))
+        return body["step"], arrays, body["document"]
+
+    def _get(self, donor: int, name: str, digest: str, nbytes: int) -> bytes:
+        data = self._office.transport.get(name, nbytes, [donor])
+        if wire.digest(data) != digest:
+            raise Rejected(f"piece {name} of a state was damaged")
+        return data

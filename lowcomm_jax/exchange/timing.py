@@ -1,0 +1,90 @@
+"""How long regions wait for one another."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import threading
+from collections import deque
+
+_REMEMBERED = 32
+_LEAST = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Settings in seconds.
+
+    Attributes:
+      beat_s: between two heartbeats of a region.
+      dead_after_s: a region whose heartbeat did not change for so long is dead.
+      deadline_s: how long a region that is alive may be late with its payload before the others go
+        on without it; None = derived from what was observed (`Pace`).
+      floor_s: least derived deadline.
+      first_s: deadline while too little was observed, which covers compiling.
+      answer_s: least time a region gets to answer, or a transfer to make progress.
+    """
+
+    beat_s: float = 1.0
+    dead_after_s: float = 4.0
+    deadline_s: float | None = None
+    floor_s: float = 10.0
+    first_s: float = 600.0
+    answer_s: float = 5.0
+
+    def violations(self) -> list[str]:
+        """What is wrong with these settings, with its fix."""
+        wrong = [
+            f"{field.name}={value} must be a positive number of seconds"
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) is not None and not value > 0
+        ]
+        if not wrong and self.dead_after_s < 2 * self.beat_s:
+            wrong.append(
+                f"dead_after_s={self.dead_after_s} is less than two heartbeats of {self.beat_s} s: "
+                "a healthy region would be taken for dead; raise it or lower beat_s"
+            )
+        return wrong
+
+
+class Pace:
+    """Observed lateness of announcements and speed of transfers; derives deadlines from them.
+
+    A deadline is floor + median lateness + 6 median absolute deviations + 3 transfer times: one
+    slow round does not move it, a link or region that stays slow does.
+    """
+
+    def __init__(self, timing: Timing):
+        self._timing = timing
+        self._lock = threading.Lock()
+        self._late_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._bytes_per_s: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def announced(self, late_s: float) -> None:
+        """The last region of a round announced so long after this one."""
+        with self._lock:
+            self._late_s.append(max(late_s, 0.0))
+
+    def moved(self, nbytes: int, seconds: float) -> None:
+        """A payload of another region took so long to get here."""
+        with self._lock:
+            self._bytes_per_s.append(nbytes / max(seconds, 1e-6))
+
+    def transfer_s(self, nbytes: int) -> float:
+        """Expected seconds for so many bytes; 0 while nothing was observed."""
+        with self._lock:
+            seen = list(self._bytes_per_s)
+        return nbytes / statistics.median(seen) if seen else 0.0
+
+    def deadline_s(self, nbytes: int) -> float:
+        """How long to wait for the other regions' payloads of `nbytes` together."""
+        timing = self._timing
+        if timing.deadline_s is not None:
+            return timing.deadline_s
+        with self._lock:
+            late_s = list(self._late_s)
+        if len(late_s) < _LEAST:
+            return max(timing.first_s, timing.floor_s)
+        median = statistics.median(late_s)
+        spread = statistics.median(abs(x - median) for x in late_s)
+        return timing.floor_s + median + 6 * spread + 3 * self.transfer_s(nbytes)
