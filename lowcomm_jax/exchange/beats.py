@@ -118,11 +118,12 @@ class Beats:
         """What our beat says."""
         return self._own
 
-    def stop(self) -> None:
-        """Say that we leave, and stop beating."""
+    def stop(self, leaving: bool = True) -> None:
+        """Stop beating; `leaving` says so, and the others need not find out."""
         if self._thread.ident is None:
             return
-        self.update(leaving=True, awaited=False)
+        if leaving:
+            self.update(leaving=True, awaited=False)
         self._stop.set()
         self._thread.join()
 

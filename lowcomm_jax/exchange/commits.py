@@ -1,4 +1,4 @@
-"""Announcements of payloads, and the one record that says who took part.
+"""Announcements and confirmations of payloads, and the one record that says who took part.
 
 Who took part must be agreed, not observed: one region may have a late payload in time and another
 not, and their anchors would part for good. So each exchange has one commit record. Any region may
@@ -85,9 +85,22 @@ class Board:
             return None
         return Said(**{**body, "payload": body["payload"] and Payload(**body["payload"])})
 
+    def confirm(self, name: str, region: int, held: dict[int, str]) -> None:
+        """Say which payloads a region holds and has verified: the digest by region."""
+        key = f"held/{name}/{region}"
+        body = {str(r): digest for r, digest in held.items()}
+        self._store.write(key, self._seal.close(key, body))
+
+    def confirmed(self, name: str, region: int) -> dict[int, str] | None:
+        """What a region has said that it holds, if anything."""
+        key = f"held/{name}/{region}"
+        body = self._open(key, self._store.read(key))
+        return None if body is None else {int(r): digest for r, digest in body.items()}
+
     def forget(self, name: str, region: int) -> None:
-        """Remove an announcement; for exchanges with a commit record only."""
+        """Remove what a region has said; for exchanges with a commit record only."""
         self._store.delete(said_key(name, region))
+        self._store.delete(f"held/{name}/{region}")
 
     def all_said(self) -> list[tuple[str, int]]:
         """Names and regions of all announcements that were not removed."""

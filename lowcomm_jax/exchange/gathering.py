@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lowcomm_jax.exchange import wire
+from lowcomm_jax.exchange.agreement import Holdings, participants
 from lowcomm_jax.exchange.commits import Commit, Payload, Said
 from lowcomm_jax.exchange.errors import Lost, StoreUnavailable
 from lowcomm_jax.exchange.fetch import Fetch
@@ -74,7 +75,9 @@ class Gathering:
         self._own: tuple[Payload, dict[str, np.ndarray]] | None = None
         self._said: dict[int, Said] = {}
         self._fetches: dict[int, Fetch] = {}
+        self._held: dict[int, Holdings] | None = None
         self._late_s = 0.0
+        self._since_s = office.beats.clock_s
         self._began = time.monotonic()
         name = f"lowcomm-{request.name}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -120,6 +123,7 @@ class Gathering:
         said = Said(office.region, office.beats.own.incarnation, payload, request.note)
         self._insist(lambda: office.board.say(request.name, said))
         self._said[office.region] = said
+        self._since_s = office.beats.clock_s
 
     def _insist(self, act: Callable[[], T]) -> T:
         """Do something, waiting for the store to come back if it is away."""
@@ -141,13 +145,12 @@ class Gathering:
     def _agree(self) -> Commit:
         """Wait for a commit record; write it as soon as nobody else needs to be waited for."""
         office = self._office
-        since_s = office.beats.clock_s
         for pause in office.store.pauses():
             self._check()
             try:
                 stands = office.board.standing(self.request.name)
                 if stands is None and self.request.joins:
-                    stands = self._propose(office.beats.clock_s - since_s)
+                    stands = self._propose()
                 if stands is not None:
                     return stands
             except StoreUnavailable:
@@ -155,19 +158,47 @@ class Gathering:
             office.closing.wait(pause)
         raise AssertionError("pauses never end")
 
-    def _propose(self, waited_s: float) -> Commit | None:
-        """Write a commit record if everyone is there, given up, or past the deadline."""
-        self._hear()
-        nbytes = sum(said.payload.nbytes for said in self._said.values() if said.payload)
-        deadline_s = self._office.pace.deadline_s(nbytes)
-        waiting = [r for r in self.request.members if not self._settled(r)]
-        if waiting and waited_s < deadline_s:
+    def _propose(self) -> Commit | None:
+        """One look; confirms what we hold once that is final, and commits once others have."""
+        office, name = self._office, self.request.name
+        if self._held is None:
+            self._hear()
+            waiting = [r for r in self.request.members if not self._settled(r)]
+            if not self._over(waiting):
+                return None
+            held = {r: self._said[r].payload.digest for r in sorted(self._said) if self._has(r)}
+            if self._own is not None:
+                office.board.confirm(name, office.region, held)
+            office.pace.announced(self._waited_s if waiting else self._late_s)
+            self._held = {office.region: held}
+            self._since_s = office.beats.clock_s
+        published = {r: said.payload for r, said in self._said.items() if said.payload}
+        for region in published.keys() - self._held.keys():
+            confirmed = office.board.confirmed(name, region)
+            if confirmed is not None:
+                self._held[region] = confirmed
+        living = office.beats.living(certain=False)
+        if not self._over([r for r in published.keys() - self._held.keys() if r in living]):
             return None
-        self._office.pace.announced(waited_s if waiting else self._late_s)
-        payloads = {r: self._said[r].payload for r in sorted(self._said) if self._has(r)}
+        digests = {r: p.digest for r, p in published.items()}
+        chosen = participants(digests, self._held)
+        if not all(self._has(r) for r in chosen):
+            # We are the odd one out, and the record is theirs to write as long as they live.
+            if not self._over([r for r in chosen if r in living]):
+                return None
+            chosen = participants({r: d for r, d in digests.items() if self._has(r)}, self._held)
         notes = {r: said.note for r, said in self._said.items() if said.note is not None}
-        commit = Commit(payloads, notes, self._office.region)
-        return self._office.board.commit(self.request.name, commit)
+        commit = Commit({r: published[r] for r in chosen}, notes, office.region)
+        return office.board.commit(name, commit)
+
+    @property
+    def _waited_s(self) -> float:
+        return self._office.beats.clock_s - self._since_s
+
+    def _over(self, waiting: list[int]) -> bool:
+        """Whether waiting is over: for nobody any more, or for too long."""
+        nbytes = sum(said.payload.nbytes for said in self._said.values() if said.payload)
+        return not waiting or self._waited_s >= self._office.pace.deadline_s(nbytes)
 
     def _hear(self) -> None:
         """Look for announcements, and fetch what they announce."""
@@ -177,7 +208,7 @@ class Gathering:
             said = self._office.board.heard(self.request.name, region)
             if said is not None and said != self._said.get(region):
                 self._said[region] = said
-                self._late_s = time.monotonic() - self._began
+                self._late_s = self._waited_s
                 if said.payload is not None:
                     self._fetch(region, said.payload)
 
@@ -196,10 +227,10 @@ class Gathering:
         if said.payload is None or self._has(region):
             return True
         fetch = self._fetches[region]
-        gone = (
-            region not in self._office.beats.living(certain=False) and fetch.missing_s is not None
-        )
-        return gone or fetch.hopeless
+        if fetch.hopeless:
+            return True
+        dead = region not in self._office.beats.living(certain=False)
+        return dead and fetch.missing_s is not None
 
     def _has(self, region: int) -> bool:
         """Whether this region's payload is here and verified."""

@@ -1,0 +1,159 @@
+"""States given to regions that come back, and payloads removed when nobody needs them."""
+
+import time
+
+import ml_dtypes
+import numpy as np
+from exchange.party import LIKE, SECRET, check, land, payload, send
+
+from lowcomm_jax import exchange
+from lowcomm_jax.exchange.secret import Seal
+
+ARRAYS = {
+    "anchor/w": np.arange(7, dtype=np.float32),
+    "residual": np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3),
+    "clock": np.int32(3),
+    "none": np.zeros((0, 2), np.float32),
+}
+DOCUMENT = {"schedule": {"next": 7}, "digests": ["a", "b"]}
+
+
+def until(condition, seconds=10.0):
+    """Wait for something that must come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def same(state, step, arrays=ARRAYS, document=DOCUMENT):
+    """A state is the one given, bit for bit."""
+    assert state is not None and state[0] == step and state[2] == document
+    assert state[1].keys() == arrays.keys()
+    for name, x in arrays.items():
+        assert state[1][name].dtype == x.dtype
+        np.testing.assert_array_equal(state[1][name], x)
+
+
+def pieces(donor) -> list[str]:
+    """Names of the pieces of all states that a region offers."""
+    return [name for _, names in donor._states._given for name in names]
+
+
+def test_asking_giving_and_taking(party):
+    first, second = party.run(2)
+    assert second.newest_state() is None and first.wanted() == set()
+    second.want_state()
+    until(lambda: first.wanted() == {1})
+    assert first.give_state(12, ARRAYS, DOCUMENT)
+    same(second.newest_state(), 12)
+    assert not second.give_state(12, {"other": np.zeros(3)}, {})
+    same(second.newest_state(), 12)
+    send([second], "k", takes_part=False)
+    until(lambda: first.wanted() == set())
+
+
+def test_nobody_waits_for_a_region_that_asks(party):
+    regions = party.run(2)
+    regions[1].want_state()
+    until(lambda: regions[0].wanted() == {1})
+    send(regions[:1], "k")
+    check(land(regions[:1], "k")[0], 2, [0])
+
+
+def test_a_damaged_or_forged_newest_state_is_passed_over(party):
+    first, second = party.run(2)
+    first._states._chunk_bytes = 8
+    put = first._office.transport.put
+    assert first.give_state(5, ARRAYS, DOCUMENT)
+    first._office.transport.put = lambda name, data: put(name, data[:-1] + b"!")
+    assert first.give_state(9, ARRAYS, {})
+    body = {"step": 20, "donor": 0, "arrays": {}, "document": {}}
+    key = "state/000000000020"
+    first._office.store.write(key, Seal("run", b"a secret of a stranger").close(key, body))
+    same(second.newest_state(), 5)
+    assert second.counts()["rejected_state"] == 2
+
+
+def test_a_region_keeps_its_two_newest_states(party):
+    first, second = party.run(2)
+    for step in (1, 2, 3):
+        assert first.give_state(step, ARRAYS, {"step": step})
+    assert {name.split(".")[0] for name in pieces(first)} == {"2", "3"}
+    assert second._office.store.list("state/") == ["state/000000000002", "state/000000000003"]
+    same(second.newest_state(), 3, document={"step": 3})
+
+
+def test_steps_are_told_with_the_heartbeat(party):
+    regions = party.run(2)
+    assert regions[0].steps() == {0: -1, 1: -1}
+    regions[1].beat(40)
+    until(lambda: regions[0].steps() == {0: -1, 1: 40})
+
+
+def rounds(regions, first, last):
+    """Exchange some keys."""
+    for number in range(first, last):
+        send(regions, f"{number}", number)
+        for arrived in land(regions, f"{number}"):
+            check(arrived, regions[0].count, [x.region for x in regions], number)
+
+
+def stored(region, prefix):
+    """Keys of the exchanges that still have something stored."""
+    return sorted({int(k.split("/")[1]) for k in region._office.store.list(prefix)})
+
+
+def test_only_the_newest_payloads_are_kept(party):
+    regions = party.run(2, keep=3)
+    rounds(regions, 0, 12)
+    time.sleep(0.5)
+    rounds(regions, 12, 13)
+    # One more where a region has not heard yet that the other has everything of the last.
+    until(lambda: stored(regions[0], "said/") in ([9, 10, 11, 12], [10, 11, 12]))
+    assert stored(regions[0], "held/")[0] >= 9
+    assert len(regions[0]._office.store.list("blob/")) <= 8
+    # The records stay, so that nobody can make others.
+    assert stored(regions[0], "commit/") == list(range(13))
+
+
+def test_a_living_region_that_is_late_finds_its_payloads(party):
+    timing = exchange.Timing(beat_s=0.1, dead_after_s=1.0, deadline_s=0.2, answer_s=1.0)
+    regions = party.run(3, keep=2, timing=timing)
+    rounds(regions, 0, 1)
+    for number in range(1, 8):
+        send(regions[:2], f"{number}", number)
+        land(regions[:2], f"{number}")
+    for number in range(1, 8):
+        check(regions[2].skip(f"{number}", LIKE), 3, [0, 1], number)
+
+
+def test_payloads_of_the_dead_and_of_earlier_jobs_are_removed(party):
+    regions = party.run(2, keep=2)
+    rounds(regions, 0, 3)
+    for x in regions:
+        x.close(linger_s=0.0)
+    again = party.region(0, 2, keep=2)
+    again.join(1.5)
+    for number in range(3, 8):
+        send([again], f"{number}", number)
+        land([again], f"{number}")
+    until(lambda: stored(again, "said/") == [6, 7])
+    assert len(again._office.store.list("blob/")) in (0, 2)
+
+
+def test_records_bind_the_run_and_the_key():
+    body = {"a": [1, 2.5, None], "b": {"1": "x"}}
+    record = Seal("run", SECRET).close("key", body)
+    assert Seal("run", SECRET).open("key", record) == body
+    for run, secret, key in (
+        ("ran", SECRET, "key"),
+        ("run", b"x" * 16, "key"),
+        ("run", SECRET, "k"),
+    ):
+        try:
+            Seal(run, secret).open(key, record)
+        except exchange.Rejected:
+            continue
+        raise AssertionError("a record was accepted elsewhere")
+    assert payload(0)["w"].shape == LIKE["w"].shape
