@@ -1,6 +1,5 @@
 """A run interrupted by SIGTERM and started again writes the metrics of one that ran through."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -40,12 +39,10 @@ def start(tiny, root, workdir):
         "--config.eval.every=500",
         "--config.checkpoint.every=400",
         f"--workdir={workdir}",
-        f"--compile_cache={root / 'compiled'}",
     )
     return subprocess.Popen(
         [sys.executable, "-m", "experiments", "train", *arguments],
         cwd=REPOSITORY,
-        env={**os.environ, "XLA_FLAGS": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
