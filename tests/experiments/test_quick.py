@@ -32,7 +32,7 @@ def config(root):
         found.common.eval = {"every": 4, "sequences": 20, "batch": 8}
         found.common.log = {"every": 4}
         found.common.model = {
-            "layers": 2,
+            "layers": 1,
             "width": 16,
             "heads": 2,
             "kv_heads": 1,
