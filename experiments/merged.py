@@ -42,8 +42,8 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Records of one run from those of its regions.
 
     A step's record has a row for every region, NaN for those that did not make it; its tokens and
-    bytes are those of all regions up to then. Evaluations and intervals are the lowest region's that has
-    them: anchors are the same everywhere.
+    bytes are those of all regions up to then. Evaluations and intervals are those of the lowest
+    region that has them: anchors are the same everywhere.
     """
     logs = [read_records(path) for path in paths]
     logs = [log for log in logs if log]
