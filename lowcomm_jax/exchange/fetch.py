@@ -33,12 +33,13 @@ class Fetch:
         payload: Payload,
         like: wire.Shapes | None,
         holders: Sequence[int],
+        hint: dict,
     ):
         self.region, self.payload = region, payload
         self.arrays: dict[str, np.ndarray] | None = None
         self.refused: Rejected | None = None
         self._office, self._key, self._like = office, key, like
-        self._holders = [r for r in holders if r != office.region]
+        self._holders, self._hint = holders, hint
         self._damaged = 0
         self._missing_since_s: float | None = None
         self._finished = threading.Event()
@@ -56,11 +57,6 @@ class Fetch:
         """Whether it is refused, or arrived damaged again and again."""
         return self.refused is not None or self._damaged >= _DAMAGED_TRIES
 
-    def widen(self, holder: int) -> None:
-        """Ask this region first, which is known to have it."""
-        if holder != self._office.region:
-            self._holders = [holder] + [r for r in self._holders if r != holder]
-
     def cancel(self) -> None:
         """Stop trying."""
         self._cancelled.set()
@@ -77,7 +73,10 @@ class Fetch:
                 self._try()
             except StoreUnavailable:
                 pass  # The heartbeat reports it.
-            except Missing:
+            except (Missing, Rejected) as error:
+                if isinstance(error, Rejected):
+                    self._office.tally.add("rejected_damaged")
+                    self._damaged += 1
                 if self._missing_since_s is None:
                     self._missing_since_s = self._office.beats.clock_s
             if self.arrays is not None or self.refused is not None:
@@ -88,11 +87,9 @@ class Fetch:
     def _try(self) -> None:
         office, payload = self._office, self.payload
         began = time.monotonic()
-        data = office.transport.get(payload.digest, payload.nbytes, self._holders)
+        data = office.transport.get(payload.digest, payload.nbytes, self._holders, self._hint)
         if wire.digest(data) != payload.digest:
-            office.tally.add("rejected_damaged")
-            self._damaged += 1
-            raise Missing(f"what came for {payload.digest} was damaged")
+            raise Rejected(f"what came for {payload.digest} was damaged")
         self._missing_since_s = None
         office.pace.moved(len(data), time.monotonic() - began)
         try:

@@ -18,3 +18,17 @@ def test_all_gather_invariant_is_typed_equal_on_every_device():
         out_specs=jax.P(),
     )
     np.testing.assert_array_equal(jax.jit(gather)(x), x)
+
+
+def test_bytes_are_pulled_between_servers_and_a_number_can_be_withdrawn():
+    """Offers are replaced, not queued, which is what frees bytes that nobody has pulled."""
+    holder, reader = compat.ByteServer("127.0.0.1:0"), compat.ByteServer("127.0.0.1:0")
+    assert holder.address.startswith("127.0.0.1:") and holder.address != reader.address
+    data = np.random.default_rng(0).bytes(100_001)
+    connection = reader.connect(holder.address)
+    for number in (7, 8):
+        holder.offer(number, holder.array(data))
+        assert reader.pull(connection, number, len(data)) == data
+    holder.offer(9, holder.array(data))
+    holder.offer(9, holder.array(b"!"))
+    assert reader.pull(connection, 9, 1) == b"!"

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import shutil
 import time
 
 import numpy as np
@@ -135,8 +136,8 @@ def test_an_empty_folder_in_place_of_the_store_is_an_outage(party):
     send(regions, "k")
     time.sleep(2 * TIMING.dead_after_s)
     assert not any(x.ready("k") for x in regions)
-    assert list(place.iterdir()) == []
-    place.rmdir()
+    assert not list(place.rglob("commit"))
+    shutil.rmtree(place)
     place.with_name("away").rename(place)
     for arrived in land(regions, "k"):
         check(arrived, 2, [0, 1])
@@ -214,7 +215,7 @@ def altered(change):
 
     def apply(region):
         put = region._office.transport.put
-        region._office.transport.put = lambda name, data: put(name, change(data))
+        region._office.transport.put = lambda name, data, readers: put(name, change(data), readers)
 
     return apply
 

@@ -118,9 +118,11 @@ def test_only_the_newest_payloads_are_kept(party):
 
 
 def test_a_living_region_that_is_late_finds_its_payloads(party):
-    timing = exchange.Timing(beat_s=0.1, dead_after_s=1.0, deadline_s=0.2, answer_s=1.0)
+    timing = exchange.Timing(beat_s=0.1, dead_after_s=1.0, deadline_s=1.5, answer_s=1.0)
     regions = party.run(3, keep=2, timing=timing)
     rounds(regions, 0, 1)
+    for x in regions[:2]:
+        x.beat(10)
     for number in range(1, 8):
         send(regions[:2], f"{number}", number)
         land(regions[:2], f"{number}")
