@@ -47,12 +47,13 @@ class ByteServer:
         """A connection to another server; of no use any more once a pull on it has failed."""
         return self._server.connect(address)
 
-    def pull(self, connection: transfer.TransferConnection, number: int, nbytes: int) -> bytes:
-        """Wait for the bytes offered under a number: for ever, if they never are.
+    def pull(self, connection: transfer.TransferConnection, number: int, nbytes: int) -> jax.Array:
+        """Begin to pull the bytes offered under a number; returns at once.
 
-        Raises:
-          RuntimeError: the connection broke.
+        Returns:
+          uint8 `[nbytes]`; `is_ready()` when they are here or the connection broke, and then only
+          reading it raises RuntimeError. It never is when they are never offered.
         """
         sharding = jax.sharding.SingleDeviceSharding(self._device)
         struct = jax.ShapeDtypeStruct((nbytes,), np.uint8, sharding=sharding)
-        return np.asarray(connection.pull(number, [struct])[0]).tobytes()
+        return connection.pull(number, [struct])[0]

@@ -14,6 +14,7 @@ from lowcomm_jax.exchange.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.exchange.office import Office
 
 _DAMAGED_TRIES = 3
+_PATIENCE_S = 10.0
 
 
 class Fetch:
@@ -44,7 +45,9 @@ class Fetch:
         self._missing_since_s: float | None = None
         self._finished = threading.Event()
         self._cancelled = threading.Event()
-        threading.Thread(target=self._run, name=f"lowcomm-fetch-{region}", daemon=True).start()
+        name = f"lowcomm-fetch-{region}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     @property
     def missing_s(self) -> float | None:
@@ -60,6 +63,10 @@ class Fetch:
     def cancel(self) -> None:
         """Stop trying."""
         self._cancelled.set()
+
+    def join(self) -> None:
+        """Wait for the thread, which is cancelled or done."""
+        self._thread.join(_PATIENCE_S)
 
     def wait(self, seconds: float) -> None:
         """Wait until it is here or refused, or so long."""

@@ -80,13 +80,23 @@ class Gathering:
         self._since_s = office.beats.clock_s
         self._began = time.monotonic()
         name = f"lowcomm-{request.name}"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
     @property
     def digests(self) -> dict[int, str]:
         """Names of all payloads that were published for this exchange, as far as known."""
         found = {r: said.payload.digest for r, said in self._said.items() if said.payload}
         return found | {r: fetch.payload.digest for r, fetch in self._fetches.items()}
+
+    def join(self) -> None:
+        """Wait for all threads, when the exchange is over or closing."""
+        self._thread.join()
+        for fetch in self._fetches.values():
+            fetch.join()
 
     def _run(self) -> None:
         try:

@@ -8,13 +8,13 @@ later: they ask through the store, and get an answer there. Addresses travel wit
 from __future__ import annotations
 
 import logging
-import queue
 import secrets
 import threading
 import time
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from lowcomm_jax.compat import ByteServer
 from lowcomm_jax.exchange.beats import Beats
@@ -26,6 +26,7 @@ from lowcomm_jax.exchange.timing import Pace, Timing
 
 _SLOWEST_BYTES_PER_S = 1e6
 """A link is taken to be no slower than this before it was measured."""
+_LOOK_S = (0.0005, 0.02)
 log = logging.getLogger(__name__)
 
 
@@ -199,33 +200,27 @@ class PeerTransport:
     def _pull(self, address: str, number: int, nbytes: int, holder: int) -> bytes | None:
         """Pull under a watchdog; None = it failed, or took too long, or the holder died.
 
-        A pull has no time limit of its own, so that one which hangs is left behind.
+        A pull has no time limit of its own. It is looked at, never waited for: a thread that hangs
+        in it would bring the process down when that ends.
         """
         with self._lock:
             self._used.add(number)
             connection = self._connections.get(address) or self._server.connect(address)
             self._connections[address] = connection
-        done: queue.SimpleQueue = queue.SimpleQueue()
-
-        def pull() -> None:
-            try:
-                done.put(self._server.pull(connection, number, nbytes))
-            except RuntimeError as error:
-                log.info("region %d: %s", holder, error)
-                done.put(None)
-
-        threading.Thread(target=pull, name=f"lowcomm-pull-{holder}", daemon=True).start()
         expected_s = self._pace.transfer_s(nbytes) or nbytes / _SLOWEST_BYTES_PER_S
         until = time.monotonic() + self._timing.answer_s + 4 * expected_s
-        data = None
-        while time.monotonic() < until and self._alive(holder) and not self._closed.is_set():
-            try:
-                data = done.get(timeout=0.1)
-                break
-            except queue.Empty:
-                continue
-        if data is None:
-            # A connection that has failed once never works again.
+        try:
+            array = self._server.pull(connection, number, nbytes)
+            pause = _LOOK_S[0]
+            while not array.is_ready():
+                late = time.monotonic() > until or not self._alive(holder)
+                if late or self._closed.wait(pause):
+                    raise RuntimeError("no answer in time")
+                pause = min(1.5 * pause, _LOOK_S[1])
+            return np.asarray(array).tobytes()
+        except RuntimeError as error:
+            log.info("pull of %d bytes from region %d: %s", nbytes, holder, error)
             with self._lock:
+                # A connection that has failed once never works again.
                 self._connections.pop(address, None)
-        return data
+            return None

@@ -1,5 +1,7 @@
 """The young JAX names we lean on: fails loudly when an upgrade moves one."""
 
+import time
+
 import jax
 import numpy as np
 
@@ -28,7 +30,13 @@ def test_bytes_are_pulled_between_servers_and_a_number_can_be_withdrawn():
     connection = reader.connect(holder.address)
     for number in (7, 8):
         holder.offer(number, holder.array(data))
-        assert reader.pull(connection, number, len(data)) == data
+        assert np.asarray(reader.pull(connection, number, len(data))).tobytes() == data
     holder.offer(9, holder.array(data))
     holder.offer(9, holder.array(b"!"))
-    assert reader.pull(connection, 9, 1) == b"!"
+    assert np.asarray(reader.pull(connection, 9, 1)).tobytes() == b"!"
+    # A pull of what is not offered waits without blocking; it comes when it is offered.
+    late = reader.pull(connection, 10, 3)
+    time.sleep(0.2)
+    assert not late.is_ready()
+    holder.offer(10, holder.array(b"two"))
+    assert np.asarray(late).tobytes() == b"two" and late.is_ready()
