@@ -1,10 +1,59 @@
 """JAX names that are young or moving: each has one home here and a test that fails on upgrade."""
 
 import jax
+import numpy as np
+from jax.experimental import transfer
 
-__all__ = ["all_gather_invariant"]
+__all__ = ["ByteServer", "all_gather_invariant"]
 
 
 def all_gather_invariant(x: jax.Array, axis_name: str | tuple[str, ...], *, axis: int) -> jax.Array:
     """Gather `x` along `axis_name`; the result is typed equal on every device of that axis."""
     return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True, to="invarying")
+
+
+class ByteServer:
+    """Offers bytes to other processes under numbers, and pulls theirs.
+
+    Plain TCP, without authentication or encryption. Bytes pass through host memory only.
+
+    Attributes:
+      address: "host:port" where others connect to.
+
+    Raises:
+      ValueError: this process has no CPU backend.
+    """
+
+    def __init__(self, address: str):
+        try:
+            self._device = jax.local_devices(backend="cpu")[0]
+        except RuntimeError as error:
+            raise ValueError(
+                f"payloads pass through the host: add cpu to JAX_PLATFORMS ({error})"
+            ) from None
+        host = address.rpartition(":")[0]
+        self._server = transfer.start_transfer_server(self._device.client, address, [f"{host}:0"])
+        self.address = self._server.address()
+
+    def offer(self, number: int, data: jax.Array) -> None:
+        """Let one pull of this number have `data` (see `array`); replaces what it stood for."""
+        self._server.await_pull(number, [data])
+
+    def array(self, data: bytes) -> jax.Array:
+        """Bytes as what can be offered: uint8 `[nbytes]`, at least one."""
+        return jax.device_put(np.frombuffer(data, np.uint8), self._device)
+
+    def connect(self, address: str) -> transfer.TransferConnection:
+        """A connection to another server; of no use any more once a pull on it has failed."""
+        return self._server.connect(address)
+
+    def pull(self, connection: transfer.TransferConnection, number: int, nbytes: int) -> jax.Array:
+        """Begin to pull the bytes offered under a number; returns at once.
+
+        Returns:
+          uint8 `[nbytes]`; `is_ready()` when they are here or the connection broke, and then only
+          reading it raises RuntimeError. It never is when they are never offered.
+        """
+        sharding = jax.sharding.SingleDeviceSharding(self._device)
+        struct = jax.ShapeDtypeStruct((nbytes,), np.uint8, sharding=sharding)
+        return connection.pull(number, [struct])[0]

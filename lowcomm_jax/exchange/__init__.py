@@ -1,6 +1,6 @@
 """How payloads travel between regions, and how many bytes that takes."""
 
-from lowcomm_jax.exchange.connect import store
+from lowcomm_jax.exchange.connect import peers, store
 from lowcomm_jax.exchange.errors import Lost, Missing, Rejected, StoreUnavailable, Superseded
 from lowcomm_jax.exchange.mesh import MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
@@ -22,6 +22,7 @@ __all__ = [
     "Traffic",
     "all_gather",
     "pair",
+    "peers",
     "store",
     "two_shot",
 ]

@@ -32,12 +32,14 @@ class Said:
       region, incarnation: who announces.
       payload: what it has published; None = it takes no part.
       note: small JSON for the others.
+      hint: of the transport, on where to find the payload.
     """
 
     region: int
     incarnation: int
     payload: Payload | None
     note: dict | None
+    hint: dict
 
 
 @dataclasses.dataclass(frozen=True)

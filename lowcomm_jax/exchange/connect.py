@@ -11,6 +11,7 @@ from lowcomm_jax.exchange.beats import Beats
 from lowcomm_jax.exchange.commits import Board
 from lowcomm_jax.exchange.kv import Store
 from lowcomm_jax.exchange.office import Office
+from lowcomm_jax.exchange.peer_transport import PeerTransport
 from lowcomm_jax.exchange.remote import RemoteExchange
 from lowcomm_jax.exchange.secret import Seal, read_secret
 from lowcomm_jax.exchange.tally import Tally
@@ -46,6 +47,32 @@ def store(
     parts = _parts(url, region, count, run_id, secret, timing, keep)
     transport = StoreTransport(parts["store"], parts["tally"])
     return RemoteExchange(Office(transport=transport, **parts), "store", keep)
+
+
+def peers(
+    url: str,
+    region: int,
+    count: int,
+    run_id: str,
+    secret: bytes | str | None = None,
+    *,
+    address: str = "127.0.0.1:0",
+    timing: Timing | None = None,
+    keep: int = 4,
+) -> RemoteExchange:
+    """Exchange whose payloads go straight from region to region; see `store`.
+
+    Payloads are plain text on the wire: use a private network or a tunnel.
+
+    Args:
+      address: "host:port" under which the other regions reach this one; port 0 takes any.
+      keep: keys whose payloads of all regions stay in this host's memory for regions that are
+        late; more than may be in flight at once.
+    """
+    parts = _parts(url, region, count, run_id, secret, timing, keep)
+    names = ("store", "seal", "beats", "tally", "pace", "timing")
+    transport = PeerTransport(*(parts[name] for name in names), address)
+    return RemoteExchange(Office(transport=transport, **parts), "peers", keep)
 
 
 def _parts(url, region, count, run_id, secret, timing, keep) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from lowcomm_jax.exchange.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.exchange.office import Office
 
 _DAMAGED_TRIES = 3
+_PATIENCE_S = 10.0
 
 
 class Fetch:
@@ -33,17 +34,20 @@ class Fetch:
         payload: Payload,
         like: wire.Shapes | None,
         holders: Sequence[int],
+        hint: dict,
     ):
         self.region, self.payload = region, payload
         self.arrays: dict[str, np.ndarray] | None = None
         self.refused: Rejected | None = None
         self._office, self._key, self._like = office, key, like
-        self._holders = [r for r in holders if r != office.region]
+        self._holders, self._hint = holders, hint
         self._damaged = 0
         self._missing_since_s: float | None = None
         self._finished = threading.Event()
         self._cancelled = threading.Event()
-        threading.Thread(target=self._run, name=f"lowcomm-fetch-{region}", daemon=True).start()
+        name = f"lowcomm-fetch-{region}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     @property
     def missing_s(self) -> float | None:
@@ -56,14 +60,13 @@ class Fetch:
         """Whether it is refused, or arrived damaged again and again."""
         return self.refused is not None or self._damaged >= _DAMAGED_TRIES
 
-    def widen(self, holder: int) -> None:
-        """Ask this region first, which is known to have it."""
-        if holder != self._office.region:
-            self._holders = [holder] + [r for r in self._holders if r != holder]
-
     def cancel(self) -> None:
         """Stop trying."""
         self._cancelled.set()
+
+    def join(self) -> None:
+        """Wait for the thread, which is cancelled or done."""
+        self._thread.join(_PATIENCE_S)
 
     def wait(self, seconds: float) -> None:
         """Wait until it is here or refused, or so long."""
@@ -77,7 +80,10 @@ class Fetch:
                 self._try()
             except StoreUnavailable:
                 pass  # The heartbeat reports it.
-            except Missing:
+            except (Missing, Rejected) as error:
+                if isinstance(error, Rejected):
+                    self._office.tally.add("rejected_damaged")
+                    self._damaged += 1
                 if self._missing_since_s is None:
                     self._missing_since_s = self._office.beats.clock_s
             if self.arrays is not None or self.refused is not None:
@@ -88,11 +94,9 @@ class Fetch:
     def _try(self) -> None:
         office, payload = self._office, self.payload
         began = time.monotonic()
-        data = office.transport.get(payload.digest, payload.nbytes, self._holders)
+        data = office.transport.get(payload.digest, payload.nbytes, self._holders, self._hint)
         if wire.digest(data) != payload.digest:
-            office.tally.add("rejected_damaged")
-            self._damaged += 1
-            raise Missing(f"what came for {payload.digest} was damaged")
+            raise Rejected(f"what came for {payload.digest} was damaged")
         self._missing_since_s = None
         office.pace.moved(len(data), time.monotonic() - began)
         try:

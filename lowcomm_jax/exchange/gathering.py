@@ -80,13 +80,23 @@ class Gathering:
         self._since_s = office.beats.clock_s
         self._began = time.monotonic()
         name = f"lowcomm-{request.name}"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
     @property
     def digests(self) -> dict[int, str]:
         """Names of all payloads that were published for this exchange, as far as known."""
         found = {r: said.payload.digest for r, said in self._said.items() if said.payload}
         return found | {r: fetch.payload.digest for r, fetch in self._fetches.items()}
+
+    def join(self) -> None:
+        """Wait for all threads, when the exchange is over or closing."""
+        self._thread.join()
+        for fetch in self._fetches.values():
+            fetch.join()
 
     def _run(self) -> None:
         try:
@@ -109,7 +119,7 @@ class Gathering:
     def _publish(self) -> None:
         """Hand our payload to the transport, then announce it; not when we come too late."""
         request, office = self.request, self._office
-        payload = None
+        payload, hint = None, {}
         host = {name: np.asarray(x) for name, x in request.arrays.items()}
         # The device's copies are not needed any longer.
         self.request = dataclasses.replace(request, arrays={})
@@ -118,9 +128,10 @@ class Gathering:
         if request.takes_part:
             data = wire.pack(office.run_id, request.key, office.region, host)
             payload = Payload(wire.digest(data), len(data))
-            self._insist(lambda: office.transport.put(payload.digest, data))
+            readers = [r for r in request.members if r != office.region]
+            hint = self._insist(lambda: office.transport.put(payload.digest, data, readers))
             self._own = payload, host
-        said = Said(office.region, office.beats.own.incarnation, payload, request.note)
+        said = Said(office.region, office.beats.own.incarnation, payload, request.note, hint)
         self._insist(lambda: office.board.say(request.name, said))
         self._said[office.region] = said
         self._since_s = office.beats.clock_s
@@ -210,7 +221,7 @@ class Gathering:
                 self._said[region] = said
                 self._late_s = self._waited_s
                 if said.payload is not None:
-                    self._fetch(region, said.payload)
+                    self._fetch(region, said.payload, said.hint)
 
     def _outdated(self, region: int) -> bool:
         """Whether what a region announced went down with a job that another has replaced."""
@@ -239,15 +250,14 @@ class Gathering:
         fetch = self._fetches.get(region)
         return fetch is not None and fetch.arrays is not None
 
-    def _fetch(self, region: int, payload: Payload, writer: int | None = None) -> Fetch:
+    def _fetch(self, region: int, payload: Payload, hint: dict) -> None:
         """Begin to fetch a payload, from its region or from whoever else has it."""
-        others = [r for r in self.request.members if r not in (region, writer)]
-        holders = [region] + ([] if writer in (None, region) else [writer]) + others
         if region in self._fetches:
             self._fetches[region].cancel()
-        fetch = Fetch(self._office, self.request.key, region, payload, self._like, holders)
-        self._fetches[region] = fetch
-        return fetch
+        holders = [region] + [r for r in self.request.members if r != region]
+        self._fetches[region] = Fetch(
+            self._office, self.request.key, region, payload, self._like, holders, hint
+        )
 
     # -- complete -----------------------------------------------------------------------------
 
@@ -260,9 +270,7 @@ class Gathering:
                 continue
             fetch = self._fetches.get(region)
             if fetch is None or fetch.payload != payload:
-                self._fetch(region, payload, commit.writer)
-            elif fetch.arrays is None:
-                fetch.widen(commit.writer)
+                self._fetch(region, payload, {})
         for region in commit.payloads.keys() - arrays.keys():
             arrays[region] = self._wait(self._fetches[region])
         return arrays

@@ -45,8 +45,8 @@ def enter(office: Office, wait_s: float) -> None:
       TimeoutError: after `wait_s` not all regions of a new run were there.
     """
     beats = office.beats
-    beats.start()
     office.transport.start()
+    beats.start()
     until = time.monotonic() + wait_s
     while True:
         beats.check()

@@ -7,6 +7,7 @@ while the job trains. Bytes are authenticated, not encrypted.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import time
 from typing import Any
@@ -61,6 +62,7 @@ class RemoteExchange:
         self._litter = Litter(office, keep)
         self._states = States(office)
         self._open: dict[str, Gathering] = {}
+        self._running: set[Gathering] = set()
         self._behind: dict[int, int] = {}
 
     # -- membership ---------------------------------------------------------------------------
@@ -76,6 +78,7 @@ class RemoteExchange:
           TimeoutError: not all regions of a new run came in time.
           StoreUnavailable: the store does not answer.
         """
+        atexit.register(self._end)
         joining.register(self._office, self._kind)
         self._litter.adopt()
         joining.enter(self._office, wait_s)
@@ -118,7 +121,15 @@ class RemoteExchange:
             until = time.monotonic() + linger_s
             while time.monotonic() < until and not self._litter.all_have_ours():
                 time.sleep(office.timing.beat_s / 4)
+        self._end()
+
+    def _end(self) -> None:
+        """Stop all threads: one inside a library when the process ends would bring it down."""
+        atexit.unregister(self._end)
+        office = self._office
         office.closing.set()
+        for gathering in list(self._running):
+            gathering.join()
         office.beats.stop()
         office.transport.close()
 
@@ -232,7 +243,10 @@ class RemoteExchange:
 
     def _gather(self, request: Request) -> Gathering:
         self._litter.begin(request.key)
-        return Gathering(self._office, request, self._awaited, self._done)
+        gathering = Gathering(self._office, request, self._awaited, self._done)
+        self._running.add(gathering)
+        gathering.begin()
+        return gathering
 
     def _awaited(self, region: int) -> bool:
         """Whether a region is alive and may be expected to announce."""
@@ -247,8 +261,14 @@ class RemoteExchange:
 
     def _done(self, gathering: Gathering) -> None:
         """On the thread of an exchange, when it is over."""
-        if gathering.outcome.exception() is not None:
-            return
+        try:
+            if gathering.outcome.exception() is None:
+                self._settle(gathering)
+        finally:
+            self._running.discard(gathering)
+
+    def _settle(self, gathering: Gathering) -> None:
+        """Remember who was left out, and what may be removed."""
         request, gathered = gathering.request, gathering.outcome.result()
         if request.joins:
             silent = set(request.members) - gathered.heard - gathered.commit.payloads.keys()

@@ -99,7 +99,7 @@ class States:
         return body["step"], arrays, body["document"]
 
     def _get(self, donor: int, name: str, digest: str, nbytes: int) -> bytes:
-        data = self._office.transport.get(name, nbytes, [donor])
+        data = self._office.transport.get(name, nbytes, [donor], {})
         if wire.digest(data) != digest:
             raise Rejected(f"piece {name} of a state was damaged")
         return data

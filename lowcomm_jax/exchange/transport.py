@@ -26,14 +26,19 @@ class Transport(Protocol):
     def start(self) -> None:
         """Begin to serve; called once, when the region has joined."""
 
-    def put(self, name: str, data: bytes) -> None:
-        """Publish bytes of our own."""
+    def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
+        """Publish bytes of our own, which these regions will want at once.
 
-    def get(self, name: str, nbytes: int, holders: Sequence[int]) -> bytes:
-        """Fetch bytes from one of these regions, tried in turn.
+        Returns:
+          small JSON that spares readers a question, for `get`.
+        """
+
+    def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
+        """Fetch bytes from one of these regions, tried in turn; the first has published them.
 
         Raises:
           Missing: none of them has the bytes, or can be reached.
+          Rejected: not even the first one has what it has published.
         """
 
     def keep(self, name: str, data: bytes) -> None:
@@ -57,12 +62,13 @@ class StoreTransport:
     def start(self) -> None:
         """Nothing to serve from."""
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
         """Write the bytes; written anew where they are, in case those are damaged."""
         self._store.write(f"blob/{name}", data)
         self._tally.add("sent", len(data))
+        return {}
 
-    def get(self, name: str, nbytes: int, holders: Sequence[int]) -> bytes:
+    def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
         """Read the bytes, whoever wrote them."""
         data = self._store.read(f"blob/{name}")
         if data is None:

@@ -5,7 +5,7 @@ from exchange.party import Party
 
 from lowcomm_jax import exchange
 
-KINDS = {"store": exchange.store}
+KINDS = {"store": exchange.store, "peers": exchange.peers}
 
 
 @pytest.fixture(params=KINDS)

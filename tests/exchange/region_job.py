@@ -12,7 +12,7 @@ from lowcomm_jax.exchange import wire
 
 def main(kind: str, url: str, region: int, count: int, last: int) -> None:
     """Exchange keys up to `last` - 1, or from where the others are; one JSON line a key."""
-    make = {"store": exchange.store, "peers": getattr(exchange, "peers", None)}[kind]
+    make = {"store": exchange.store, "peers": exchange.peers}[kind]
     one = make(url, region, count, "run", SECRET)
     one.join(60.0)
     number = max(0, *one.steps().values())

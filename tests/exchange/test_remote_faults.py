@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import shutil
 import time
 
 import numpy as np
@@ -31,7 +32,11 @@ def outage(party):
     place = folder(party)
     away = place.with_name("away")
     place.rename(away)
-    place.write_text("")
+    while not place.is_file():
+        # A write that was under way may have made the folder anew.
+        shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(IsADirectoryError):
+            place.write_text("")
     try:
         yield
     finally:
@@ -123,7 +128,7 @@ def test_deaths_are_not_made_up_by_an_outage_and_everyone_catches_up(party):
             regions[0].skip("other", LIKE)
     for arrived in land(regions, "during"):
         check(arrived, 3, range(3), 1)
-    assert all(x.counts()["outage"] == 1 for x in regions)
+    assert all(x.counts()["outage"] >= 1 for x in regions)
 
 
 def test_an_empty_folder_in_place_of_the_store_is_an_outage(party):
@@ -135,8 +140,8 @@ def test_an_empty_folder_in_place_of_the_store_is_an_outage(party):
     send(regions, "k")
     time.sleep(2 * TIMING.dead_after_s)
     assert not any(x.ready("k") for x in regions)
-    assert list(place.iterdir()) == []
-    place.rmdir()
+    assert not list(place.rglob("commit"))
+    shutil.rmtree(place)
     place.with_name("away").rename(place)
     for arrived in land(regions, "k"):
         check(arrived, 2, [0, 1])
@@ -214,7 +219,7 @@ def altered(change):
 
     def apply(region):
         put = region._office.transport.put
-        region._office.transport.put = lambda name, data: put(name, change(data))
+        region._office.transport.put = lambda name, data, readers: put(name, change(data), readers)
 
     return apply
 

@@ -4,7 +4,7 @@ import time
 
 import ml_dtypes
 import numpy as np
-from exchange.party import LIKE, SECRET, check, land, payload, send
+from exchange.party import LIKE, check, land, send
 
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange.secret import Seal
@@ -118,9 +118,11 @@ def test_only_the_newest_payloads_are_kept(party):
 
 
 def test_a_living_region_that_is_late_finds_its_payloads(party):
-    timing = exchange.Timing(beat_s=0.1, dead_after_s=1.0, deadline_s=0.2, answer_s=1.0)
+    timing = exchange.Timing(beat_s=0.1, dead_after_s=1.0, deadline_s=1.5, answer_s=1.0)
     regions = party.run(3, keep=2, timing=timing)
     rounds(regions, 0, 1)
+    for x in regions[:2]:
+        x.beat(10)
     for number in range(1, 8):
         send(regions[:2], f"{number}", number)
         land(regions[:2], f"{number}")
@@ -140,20 +142,3 @@ def test_payloads_of_the_dead_and_of_earlier_jobs_are_removed(party):
         land([again], f"{number}")
     until(lambda: stored(again, "said/") == [6, 7])
     assert len(again._office.store.list("blob/")) in (0, 2)
-
-
-def test_records_bind_the_run_and_the_key():
-    body = {"a": [1, 2.5, None], "b": {"1": "x"}}
-    record = Seal("run", SECRET).close("key", body)
-    assert Seal("run", SECRET).open("key", record) == body
-    for run, secret, key in (
-        ("ran", SECRET, "key"),
-        ("run", b"x" * 16, "key"),
-        ("run", SECRET, "k"),
-    ):
-        try:
-            Seal(run, secret).open(key, record)
-        except exchange.Rejected:
-            continue
-        raise AssertionError("a record was accepted elsewhere")
-    assert payload(0)["w"].shape == LIKE["w"].shape

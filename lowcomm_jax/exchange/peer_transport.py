@@ -1,0 +1,226 @@
+"""Payloads straight from region to region over `jax.experimental.transfer`.
+
+Whoever publishes a payload offers it at once to every region that is there, under numbers that
+travel in the announcement. Any region that holds a verified payload serves it to those that come
+later: they ask through the store, and get an answer there. Addresses travel with the heartbeats.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from lowcomm_jax.compat import ByteServer
+from lowcomm_jax.exchange.beats import Beats
+from lowcomm_jax.exchange.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.exchange.kv import Store
+from lowcomm_jax.exchange.secret import Seal
+from lowcomm_jax.exchange.tally import Tally
+from lowcomm_jax.exchange.timing import Pace, Timing
+
+_SLOWEST_BYTES_PER_S = 1e6
+"""A link is taken to be no slower than this before it was measured."""
+_LOOK_S = (0.0005, 0.02)
+log = logging.getLogger(__name__)
+
+
+class PeerTransport:
+    """Serves the payloads that this region holds, and pulls those of others.
+
+    Bytes are counted as sent when they are offered to a region that is alive.
+    """
+
+    lingers = True
+
+    def __init__(
+        self,
+        store: Store,
+        seal: Seal,
+        beats: Beats,
+        tally: Tally,
+        pace: Pace,
+        timing: Timing,
+        address: str,
+    ):
+        """
+        Args:
+          address: "host:port" under which the other regions reach this one; port 0 = any.
+        """
+        self._store, self._seal, self._beats, self._tally = store, seal, beats, tally
+        self._pace, self._timing = pace, timing
+        self._server = ByteServer(address)
+        self._connections: dict[str, object] = {}
+        self._held: dict[str, jax.Array] = {}
+        self._offers: dict[str, dict[int, int]] = {}
+        self._used: set[int] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="lowcomm-serve", daemon=True)
+
+    def start(self) -> None:
+        """Tell the others our address, and answer their questions."""
+        self._beats.update(address=self._server.address)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering, and let go of everything held."""
+        self._closed.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for name in list(self._held):
+            self.drop(name, shared=True)
+
+    # -- serving ------------------------------------------------------------------------------
+
+    def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
+        """Hold the bytes, and offer them to these regions if they are alive.
+
+        Returns:
+          our address, and the number for each region: {"address": ..., "1": ...}.
+        """
+        self.keep(name, data)
+        hint: dict = {"address": self._server.address}
+        for region in set(readers) & self._beats.living(certain=False) if data else ():
+            number = secrets.randbits(63)
+            self._offer(name, number, region)
+            hint[str(region)] = number
+        return hint
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Hold the bytes for whoever asks; nobody can be given none."""
+        if data:
+            array = self._server.array(data)
+            with self._lock:
+                self._held[name] = array
+
+    def drop(self, name: str, shared: bool) -> None:
+        """Let go of the bytes, and withdraw what was offered to regions that are gone."""
+        with self._lock:
+            array = self._held.pop(name, None)
+            offers = self._offers.pop(name, {})
+        living = self._beats.living(certain=False)
+        for number, region in offers.items() if array is not None else ():
+            if region not in living:
+                # There is no way to take an offer back, but a byte can take its place.
+                self._server.offer(number, self._server.array(b"!"))
+                self._tally.add("sent", -array.size)
+
+    def _offer(self, name: str, number: int, region: int) -> None:
+        with self._lock:
+            array = self._held[name]
+            self._offers.setdefault(name, {})[number] = region
+        self._server.offer(number, array)
+        self._tally.add("sent", array.size)
+
+    def _serve(self) -> None:
+        """Answer questions until closed."""
+        pauses = self._store.pauses()
+        prefix = f"ask/{self._beats.region}/"
+        while not self._closed.is_set():
+            try:
+                asked = self._store.list(prefix)
+                for key in asked:
+                    self._answer(key)
+                if asked:
+                    pauses = self._store.pauses()
+            except StoreUnavailable:
+                pass  # The heartbeat reports it.
+            self._closed.wait(next(pauses))
+
+    def _answer(self, key: str) -> None:
+        """Offer what is asked for, if we have it, and say which."""
+        data = self._store.read(key)
+        self._store.delete(key)
+        try:
+            ask = self._seal.open(key, data or b"")
+        except Rejected:
+            self._tally.add("rejected_record")
+            return
+        with self._lock:
+            array = self._held.get(ask["name"])
+        have = array is not None and array.size == ask["nbytes"]
+        if have:
+            self._offer(ask["name"], ask["number"], ask["region"])
+        told = f"answer/{ask['region']}/{ask['number']}"
+        self._store.write(told, self._seal.close(told, {"have": have}))
+
+    # -- fetching -----------------------------------------------------------------------------
+
+    def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
+        """Pull the bytes from the first of these regions that is alive and has them.
+
+        Raises:
+          Rejected: nobody has them, not even the region that announced them.
+          Missing: nobody who can be reached has them just now.
+        """
+        me, denied = self._beats.region, set()
+        for holder in holders:
+            beat = self._beats.latest().get(holder)
+            if holder == me or beat is None or not beat.address or not self._alive(holder):
+                continue
+            number = hint.get(str(me)) if hint.get("address") == beat.address else None
+            if number is None or number in self._used:
+                number, answered = self._ask(name, nbytes, holder)
+                denied |= {holder} if answered and number is None else set()
+            if number is not None:
+                data = self._pull(beat.address, number, nbytes, holder)
+                if data is not None:
+                    self._tally.add("received", len(data))
+                    return data
+        if holders[0] in denied:
+            raise Rejected(f"region {holders[0]} announced {name}, and does not have it")
+        raise Missing(f"no region that is alive and can be reached has {name}")
+
+    def _alive(self, region: int) -> bool:
+        return region in self._beats.living(certain=False)
+
+    def _ask(self, name: str, nbytes: int, holder: int) -> tuple[int | None, bool]:
+        """Ask a region for bytes; (the number it offers them under or None, it answered)."""
+        me, number = self._beats.region, secrets.randbits(63)
+        key, told = f"ask/{holder}/{number}", f"answer/{me}/{number}"
+        ask = {"name": name, "nbytes": nbytes, "number": number, "region": me}
+        self._store.write(key, self._seal.close(key, ask))
+        until = time.monotonic() + self._timing.answer_s
+        for pause in self._store.pauses():
+            data = self._store.read(told)
+            if data is not None:
+                self._store.delete(told)
+                return (number if self._seal.open(told, data)["have"] else None), True
+            if time.monotonic() > until or not self._alive(holder) or self._closed.wait(pause):
+                self._store.delete(key)
+                return None, False
+        raise AssertionError("pauses never end")
+
+    def _pull(self, address: str, number: int, nbytes: int, holder: int) -> bytes | None:
+        """Pull under a watchdog; None = it failed, or took too long, or the holder died.
+
+        A pull has no time limit of its own. It is looked at, never waited for: a thread that hangs
+        in it would bring the process down when that ends.
+        """
+        with self._lock:
+            self._used.add(number)
+            connection = self._connections.get(address) or self._server.connect(address)
+            self._connections[address] = connection
+        expected_s = self._pace.transfer_s(nbytes) or nbytes / _SLOWEST_BYTES_PER_S
+        until = time.monotonic() + self._timing.answer_s + 4 * expected_s
+        try:
+            array = self._server.pull(connection, number, nbytes)
+            pause = _LOOK_S[0]
+            while not array.is_ready():
+                late = time.monotonic() > until or not self._alive(holder)
+                if late or self._closed.wait(pause):
+                    raise RuntimeError("no answer in time")
+                pause = min(1.5 * pause, _LOOK_S[1])
+            return np.asarray(array).tobytes()
+        except RuntimeError as error:
+            log.info("pull of %d bytes from region %d: %s", nbytes, holder, error)
+            with self._lock:
+                # A connection that has failed once never works again.
+                self._connections.pop(address, None)
+            return None

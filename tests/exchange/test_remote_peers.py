@@ -1,0 +1,83 @@
+"""What only exchanges have whose payloads go from region to region."""
+
+import dataclasses
+import time
+
+import pytest
+from exchange.party import LIKE, TIMING, Party, check, land, payload, send
+from exchange.test_remote_faults import vanish
+from exchange.test_remote_states import until
+
+from lowcomm_jax import exchange
+
+
+@pytest.fixture
+def party(tmp_path):
+    """Makes regions that pull from each other."""
+    made = Party(exchange.peers, f"file://{tmp_path}/meet")
+    yield made
+    made.close()
+
+
+def test_a_payload_outlives_its_region_with_those_who_hold_it(party):
+    regions = party.run(3, timing=dataclasses.replace(TIMING, deadline_s=1.0))
+    send(regions[:2], "k")
+    land(regions[:2], "k")
+    vanish(regions[0])
+    check(regions[2].skip("k", LIKE), 3, [0, 1])
+
+
+def test_what_is_gone_with_everyone_who_held_it_is_said_to_be_lost(party):
+    timing = dataclasses.replace(TIMING, deadline_s=0.5, answer_s=0.3)
+    regions = party.run(2, timing=timing)
+    send(regions[:1], "k")
+    land(regions[:1], "k")
+    vanish(regions[0])
+    with pytest.raises(exchange.Lost, match="region 0 for 'k'"):
+        regions[1].skip("k", LIKE)
+
+
+def test_a_link_that_hangs_costs_its_region_the_round_and_nobody_else(party, monkeypatch):
+    timing = dataclasses.replace(TIMING, deadline_s=2.0, answer_s=0.5)
+    regions = party.run(3, timing=timing)
+    monkeypatch.setattr(regions[1]._office.transport._server, "offer", lambda number, data: None)
+    began = time.monotonic()
+    send(regions, "k")
+    for arrived in land(regions, "k"):
+        check(arrived, 3, [0, 2])
+    assert time.monotonic() - began < 2 * timing.deadline_s + 2
+    monkeypatch.undo()
+    send(regions, "next", 1)
+    for arrived in land(regions, "next"):
+        check(arrived, 3, range(3), 1)
+
+
+def test_memory_holds_no_more_than_the_kept_payloads(party):
+    regions = party.run(2, keep=2)
+    for number in range(8):
+        send(regions, f"{number}", number)
+        land(regions, f"{number}")
+        time.sleep(0.15)
+    for x in regions:
+        assert len(x._office.transport._held) <= 2 * 3
+
+
+def test_offers_to_the_dead_are_withdrawn(party):
+    regions = party.run(2, keep=1)
+    vanish(regions[1])
+    send(regions[:1], "0")
+    values = sum(x.nbytes for x in payload(0).values())
+    until(lambda: regions[0].counts().get("sent", 0) > values)
+    land(regions[:1], "0")
+    for number in range(1, 4):
+        send(regions[:1], f"{number}", number)
+        land(regions[:1], f"{number}")
+    assert regions[0].counts()["sent"] == 0
+
+
+def test_a_region_that_ends_waits_for_those_who_still_fetch(party):
+    regions = party.run(2)
+    send(regions, "k")
+    land(regions[:1], "k")
+    regions[0].close(linger_s=10.0)
+    check(land(regions[1:], "k")[0], 2, [0, 1])
