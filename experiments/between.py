@@ -16,8 +16,7 @@ from lowcomm_jax.methods import Method
 if TYPE_CHECKING:
     from experiments.job import Job
 
-BETWEEN = {"store": exchange.store}
-_OWN = ("region", "rendezvous", "secret", "wait_minutes")
+BETWEEN = {"store": exchange.store, "peers": exchange.peers}
 
 
 def alone(fields: Mapping[str, Any]) -> bool:
@@ -41,6 +40,8 @@ def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
         found.append(f"region={region}: say which of the {count} this job is, 0 to {count - 1}")
     if not url:
         found.append("rendezvous is missing: a folder all jobs reach, file:///..., gs:// or s3://")
+    if fields["address"] != "127.0.0.1:0" and kind != "peers":
+        found.append(f"address={fields['address']!r} has no effect with exchange={kind}")
     if not fields["wait_minutes"] > 0:
         found.append(f"wait_minutes={fields['wait_minutes']}: give a time above 0")
     if fields["participation"] != 1:
@@ -60,17 +61,20 @@ def open_exchange(job: Job) -> RemoteExchange | None:
     fields = job.config
     if not alone(fields):
         return None
+    given = {} if fields["exchange"] == "store" else {"address": fields["address"]}
     return BETWEEN[fields["exchange"]](
         fields["rendezvous"],
         fields["region"],
         fields["regions"],
         run_id(fields),
         secret=fields["secret"],
+        timing=exchange.Timing(deadline_s=fields["deadline_s"]),
+        **given,
     )
 
 
 def run_id(fields: Mapping[str, Any]) -> str:
     """Digest of what all jobs of a run have in common: jobs of another config are strangers."""
-    shared = {k: v for k, v in identity(fields).items() if k not in _OWN}
+    shared = {k: v for k, v in identity(fields).items() if k != "region"}
     text = json.dumps(shared, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -50,7 +50,10 @@ def base(method: str, **knobs: Any) -> ConfigDict:
         str
     )  # folder of all jobs: file:///..., gs://, s3://
     config.secret = config_dict.placeholder(str)  # of the jobs: file:PATH or env:NAME
+    config.address = "127.0.0.1:0"  # of this job, as the other peers reach it; port 0 = a free one
     config.wait_minutes = 10.0  # for the other jobs to appear
+    # How late a living region may be before the others go on without it; default: as was observed.
+    config.deadline_s = config_dict.placeholder(float)
     config.replicas = "map"  # regions that share a device: map = one after another, vmap = batched
     config.block = 16  # inner steps handed to the device at once
     config.offload = False  # anchor, outer state, residuals and snapshots in pinned host memory

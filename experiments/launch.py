@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     path, overrides, others = split_config(argv)
     options = Flags()
     options.whole("regions", None, "how many jobs (default: the config's regions)")
-    options.text("exchange", "store", f"how payloads travel: {' or '.join(BETWEEN)}")
+    options.text("exchange", "peers", f"how payloads travel: {' or '.join(BETWEEN)}")
     options.whole("restarts", 0, "times a region that died is started again")
     options.text("workdir", None, "folder of the run (default runs/CONFIG-regions)")
     options.text("compile_cache", None, "folder of compiled programs, or off")
