@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from experiments.assemble import Run
+from experiments.stopping import Stopping
 from lowcomm_jax.adaptive.history import AdaptiveHistory
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.history import History
@@ -38,9 +39,9 @@ class Driver(Protocol):
         """Inner steps done."""
 
     def advance(
-        self, state: Any, count: int, participants: Participants, stopped: Callable[[], bool]
+        self, state: Any, count: int, participants: Participants, stopping: Stopping
     ) -> tuple[Any, Any]:
-        """Train `count` nominal steps, or until `stopped`; returns (state, history)."""
+        """Train `count` nominal steps, or until it is time to stop; returns (state, history)."""
 
     def rate(self, row: Mapping[str, Any]) -> float:
         """Learning rate of a step."""
@@ -67,19 +68,20 @@ class FixedDriver:
     def step(self, state: TrainState) -> int:
         return int(state.clock.step)
 
-    def advance(self, state: TrainState, count: int, participants, stopped):
+    def advance(self, state: TrainState, count: int, participants, stopping: Stopping):
         if self._batches is None:
             job, done = self._run.job, self.step(state)
             left = job.steps - done
             self._batches = self._run.data.batches(
                 done * job.batch, job.batch, steps=left, regions=job.here
             )
-        batches = self._next_batches(count, stopped)
+        batches = self._next_batches(state, count, stopping)
         return self._run.engine.run(state, batches, participants)
 
-    def _next_batches(self, count: int, stopped: Callable[[], bool]) -> Iterator[Any]:
-        for _ in range(count):
-            if stopped():
+    def _next_batches(self, state: TrainState, count: int, stopping: Stopping) -> Iterator[Any]:
+        done = self.step(state)
+        for step in range(done, done + count):
+            if stopping.at(step, state):
                 return
             with self._fetching():
                 batch = next(self._batches)
@@ -113,8 +115,8 @@ class AdaptiveDriver:
     def step(self, state: AdaptiveState) -> int:
         return state.step
 
-    def advance(self, state: AdaptiveState, count: int, participants, stopped):
-        del stopped  # looked at between chunks: trainers must not part in the middle of a step
+    def advance(self, state: AdaptiveState, count: int, participants, stopping: Stopping):
+        del stopping  # looked at between chunks: trainers must not part in the middle of a step
         goal = (self.progress(state) + count) * self._nominal
         return self._run.engine.run(
             state,

@@ -19,6 +19,7 @@ from experiments.evaluation import Evaluation, Evaluator
 from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.records import StepRecords
+from experiments.stopping import Stopping
 from experiments.workdir import identity
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.checkpoint import Checkpoints
@@ -87,10 +88,11 @@ class Loop:
         """Train to the last step, or until a signal; returns whether the run is complete."""
         job = self.run.job
         with Interrupt() as interrupt:
+            stopping = Stopping(self.run, interrupt)
             if self.step == 0:
                 self._evaluate()
-            while self.progress < job.steps and not interrupt.requested:
-                self._chunk(interrupt)
+            while self.progress < job.steps and not stopping.at(self.step, self.state):
+                self._chunk(stopping)
             if self.progress < job.steps:
                 self._read()
                 self._save()
@@ -100,7 +102,7 @@ class Loop:
 
     # -- a chunk --------------------------------------------------------------------------------
 
-    def _chunk(self, interrupt: Interrupt) -> None:
+    def _chunk(self, stopping: Stopping) -> None:
         """Train up to the next step at which something is due."""
         config, steps, done = self.run.job.config, self.run.job.steps, self.progress
         every = {k: config[k]["every"] for k in ("log", "eval", "checkpoint")}
@@ -108,7 +110,7 @@ class Loop:
         with self._phase("dispatch"):
             before = self._spent["data"]
             self.state, history = self.driver.advance(
-                self.state, target - done, self._participants(), lambda: interrupt.requested
+                self.state, target - done, self._participants(), stopping
             )
             fetched = self._spent["data"] - before
         self._spent["dispatch"] -= fetched
@@ -116,7 +118,7 @@ class Loop:
         self._unread = history, self.progress
         if self.driver.waits:
             self._read()
-        if self.progress >= steps or interrupt.requested:
+        if self.progress >= steps or stopping.at(self.step, self.state):
             return
         if every["eval"] and self.progress >= _next(done, every["eval"]):
             self._read()

@@ -101,6 +101,21 @@ class RemoteExchange:
         """Tell the others our step, with the next heartbeat."""
         self._office.beats.update(step=step, at_once=False)
 
+    def agree(self, name: str, proposal: dict) -> dict:
+        """What the first region proposed under this name, since all have begun together.
+
+        Args:
+          proposal: small JSON.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        roster = self._office.beats.own.roster
+        session = "-".join(str(roster[region]) for region in sorted(roster))
+        key, seal, store = f"agreed/{session}/{name}", self._office.seal, self._office.store
+        store.create(key, seal.close(key, proposal))
+        return seal.open(key, store.read(key) or b"")
+
     def counts(self) -> dict[str, int]:
         """What was counted since the start.
 

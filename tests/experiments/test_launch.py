@@ -1,6 +1,5 @@
 """Jobs of a run on one machine: the launcher, what it shows, and the merged report."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,9 @@ import time
 import pytest
 
 from experiments.__main__ import main
+from experiments.metrics import read_records
 from experiments.runlog import read_run, summarise
+from experiments.workdir import METRICS
 
 STEPS = 24
 
@@ -59,31 +60,71 @@ def test_refused_before_any_job_starts(tiny, root, capsys):
     assert "pigeons" in shown and not (root / "none").exists()
 
 
-@pytest.mark.slow
-def test_a_killed_region_comes_back_and_ends_with_the_others(tiny, root):
-    steps = 3000
-    arguments = command(tiny, root, f"--workdir={root / 'killed'}", "--restarts=1")
-    arguments += [f"--config.steps={steps}", "--config.log.every=10"]
-    launcher = subprocess.Popen(
+def start(*arguments):
+    return subprocess.Popen(
         [sys.executable, "-m", "experiments", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ},
     )
-    metrics = root / "killed" / "region1" / "metrics.jsonl"
+
+
+def reached(launcher, workdir, step):
+    """Wait until a run has written this step."""
+
+    def there():
+        records = read_records(workdir / METRICS) if (workdir / METRICS).is_file() else []
+        return any(record.get("step", 0) >= step for record in records)
+
     until = time.monotonic() + 120
-    while not (metrics.is_file() and '"step": 40,' in metrics.read_text()):
+    while not there():
         assert time.monotonic() < until and launcher.poll() is None
-        time.sleep(0.2)
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["store", "peers"])
+def test_an_interrupted_run_continues_as_if_it_had_never_stopped(tiny, root, exchange):
+    more = [f"--exchange={exchange}", "--config.steps=1200"]
+    more += ["--config.log.every=5", "--config.inner.warmup_steps=3"]
+
+    def arguments(name):
+        given = [a for a in command(tiny, root, *more) if a != "--config=diloco"]
+        return [*given, "--config=streaming_diloco", f"--workdir={root / name}"]
+
+    stopped = f"stopped-{exchange}"
+    launcher = start(*arguments(stopped))
+    reached(launcher, root / stopped / "region0", 30)
+    launcher.send_signal(signal.SIGTERM)
+    shown = launcher.communicate(timeout=120)[0]
+    assert launcher.returncode == 75, shown
+    steps = [read_run(root / stopped / f"region{r}").steps[-1]["step"] for r in range(2)]
+    assert 30 <= max(steps) < 1200
+    again = start(*arguments(stopped))
+    assert again.wait(300) == 0, again.stdout.read()
+    whole = start(*arguments(f"whole-{exchange}"))
+    assert whole.wait(300) == 0, whole.stdout.read()
+    for region in range(2):
+        one, other = (
+            read_run(root / f"{name}-{exchange}" / f"region{region}")
+            for name in ("stopped", "whole")
+        )
+        assert [s["loss"] for s in one.steps] == [s["loss"] for s in other.steps]
+        assert one.evals[-1]["anchor"] == other.evals[-1]["anchor"]
+
+
+@pytest.mark.slow
+def test_a_killed_region_comes_back_and_ends_with_the_others(tiny, root):
+    steps = 3000
+    arguments = command(tiny, root, f"--workdir={root / 'killed'}", "--restarts=1")
+    arguments += [f"--config.steps={steps}", "--config.log.every=10"]
+    launcher = start(*arguments)
+    reached(launcher, root / "killed" / "region1", 40)
     subprocess.run(["pkill", "-KILL", "-f", f"workdir={root / 'killed' / 'region1'}"], check=True)
     shown = launcher.communicate(timeout=300)[0]
     assert launcher.returncode == 0, shown
     assert f"ended with code {-signal.SIGKILL}" in shown and "came into the run at step" in shown
-    ends = [
-        json.loads((root / "killed" / f"region{r}" / "metrics.jsonl").read_text().splitlines()[-1])
-        for r in range(2)
-    ]
-    assert [end["step"] for end in ends] == [steps, steps]
-    losses = [read_run(root / "killed" / f"region{r}").evals[-1]["anchor"] for r in range(2)]
-    assert losses[0] == losses[1]
+    ends = [read_run(root / "killed" / f"region{r}") for r in range(2)]
+    assert [end.end["step"] for end in ends] == [steps, steps]
+    assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]
