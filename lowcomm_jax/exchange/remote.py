@@ -224,7 +224,9 @@ class RemoteExchange:
 
     def _request(self, key: str, members: tuple[int, ...] | None, **rest: Any) -> Request:
         group = tuple(range(self.count)) if members is None else tuple(sorted(members))
-        wrong = []
+        epoch, wrong = self._office.beats.own.epoch, []
+        if not epoch:
+            wrong.append("this region has not joined the run: call join() first")
         if not key:
             wrong.append("the key is empty")
         if key in self._open:
@@ -235,7 +237,7 @@ class RemoteExchange:
             wrong.append(f"members {members} must contain this region, {self.region}")
         if wrong:
             raise ValueError("; ".join(wrong))
-        name = name_of(self._office.beats.own.epoch, key, group, self.count)
+        name = name_of(epoch, key, group, self.count)
         return Request(key, name, group, **rest)
 
     def _gather(self, request: Request) -> Gathering:

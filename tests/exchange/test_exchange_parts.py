@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from exchange.party import at_once
 
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange import wire
@@ -153,8 +154,18 @@ def test_a_lost_race_is_seen(store):
             return kv.write(key, value, if_equal=if_equal)
 
     store._kv = Raced()
+    store._folder = None  # As for a store that is not a folder.
     assert not store.create("k", b"ours")
     assert kv.read("k").result().value == b"the other"
+
+
+def test_one_of_many_creates_a_key_and_no_other_value_is_ever_seen(store):
+    stores = [Store(store.root.removesuffix("run/"), "run", Tally()) for _ in range(4)]
+    won = [at_once(lambda s, k=k: s.create(k, f"{id(s)}".encode()), stores) for k in "abcdefgh"]
+    for key, results in zip("abcdefgh", won):
+        (winner,) = [s for s, created in zip(stores, results) if created]
+        assert store.read(key) == f"{id(winner)}".encode()
+        assert store.list(key) == [key]
 
 
 def test_a_store_without_its_anchor_is_unavailable(store):
