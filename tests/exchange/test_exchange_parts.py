@@ -10,6 +10,7 @@ from exchange.party import at_once
 
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange import wire
+from lowcomm_jax.exchange.commits import Board, Commit
 from lowcomm_jax.exchange.kv import Store, segment
 from lowcomm_jax.exchange.secret import Seal, read_secret
 from lowcomm_jax.exchange.tally import Tally
@@ -166,6 +167,15 @@ def test_one_of_many_creates_a_key_and_no_other_value_is_ever_seen(store):
         (winner,) = [s for s, created in zip(stores, results) if created]
         assert store.read(key) == f"{id(winner)}".encode()
         assert store.list(key) == [key]
+
+
+def test_everyone_who_writes_a_commit_record_gets_the_one_that_stands(store):
+    writers = [Board(store, Seal("run", b"x" * 16)) for _ in range(4)]
+    for name in "abcdefghijklmnop":
+        made = at_once(lambda w, n=name: w.commit(n, Commit({}, {}, writers.index(w))), writers)
+        assert len({commit.writer for commit in made}) == 1
+        assert writers[0].standing(name) == made[0]
+        assert writers[0].commit(name, Commit({}, {}, 9)) == made[0]
 
 
 def test_a_store_without_its_anchor_is_unavailable(store):
