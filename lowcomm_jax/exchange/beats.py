@@ -31,7 +31,7 @@ class Beat:
       incarnation: rises with every job that takes the region's place.
       counter: rises with every heartbeat.
       step: inner steps of the engine; -1 = not told yet.
-      roster: incarnation of every region it has begun with; empty while it joins.
+      epoch: of the run that it takes part in; 0 while it joins.
       awaited: others shall wait for its payloads.
       wants: it asks for a state.
       leaving: it has ended in good order.
@@ -42,23 +42,12 @@ class Beat:
     incarnation: int
     counter: int = 0
     step: int = -1
-    roster: dict[int, int] = dataclasses.field(default_factory=dict)
+    epoch: int = 0
     awaited: bool = False
     wants: bool = False
     leaving: bool = False
     passed: str = ""
     address: str = ""
-
-    def body(self) -> dict:
-        """As JSON."""
-        roster = {str(region): n for region, n in self.roster.items()}
-        return {**dataclasses.asdict(self), "roster": roster}
-
-    @classmethod
-    def of(cls, body: dict) -> Beat:
-        """Inverse of `body`."""
-        roster = {int(region): n for region, n in body["roster"].items()}
-        return cls(**{**body, "roster": roster})
 
 
 @dataclasses.dataclass
@@ -87,7 +76,8 @@ class Beats:
         self._own = Beat(incarnation=0)
         self._seen: dict[int, _Seen] = {}
         self._clock_s = 0.0
-        self._superseded = False
+        self._looks = 0
+        self._superseded = ""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -135,12 +125,16 @@ class Beats:
         return self._clock_s
 
     def check(self) -> None:
-        """Raises `Superseded` when another job has taken our place."""
+        """Raises `Superseded` when we are no longer part of the run."""
         if self._superseded:
-            raise Superseded(
-                f"region {self.region}: another job has taken its place; end this one, or give the "
-                "two different regions"
-            )
+            raise Superseded(f"region {self.region}: {self._superseded}")
+
+    def refresh(self) -> None:
+        """Wait until everyone's beat was read anew."""
+        seen = self._looks
+        while self._looks < seen + 2:  # The first one may be under way already.
+            self.check()
+            time.sleep(self._timing.beat_s / _LOOKS_PER_BEAT / 2)
 
     def living(self, certain: bool = True) -> set[int]:
         """Regions whose beat was seen to change lately, ourselves included.
@@ -173,7 +167,7 @@ class Beats:
             now = time.monotonic()
             try:
                 # Looked at first: a job whose place was taken must not beat over its successor.
-                self._look(min(now - last_look, 2 * pause))
+                self._look(min(now - last_look, self._timing.beat_s))
                 if now >= next_beat or self._wake.is_set():
                     self._wake.clear()
                     self._beat()
@@ -198,7 +192,7 @@ class Beats:
             return
         with self._lock:
             self._own = dataclasses.replace(self._own, counter=self._own.counter + 1)
-            body = self._own.body()
+            body = dataclasses.asdict(self._own)
         key = f"beat/{self.region}"
         self._store.write(key, self._seal.close(key, body))
 
@@ -210,8 +204,14 @@ class Beats:
         """
         found = {region: self._read(region) for region in range(self._count)}
         own = found.pop(self.region)
-        self._superseded |= own is not None and own.incarnation > self._own.incarnation
+        if own is not None and own.incarnation > self._own.incarnation:
+            self._superseded = (
+                "another job has taken its place; end this one, or give the two different regions"
+            )
+        elif any(beat and beat.epoch > self._own.epoch > 0 for beat in found.values()):
+            self._superseded = "the run was begun anew without it; start it again"
         with self._lock:
+            self._looks += 1
             self._clock_s += passed_s
             for region, beat in found.items():
                 seen = self._seen.get(region)
@@ -230,7 +230,7 @@ class Beats:
         if data is None:
             return None
         try:
-            return Beat.of(self._seal.open(key, data))
+            return Beat(**self._seal.open(key, data))
         except Rejected:
             self._store.tally.add("rejected_record")
             return None

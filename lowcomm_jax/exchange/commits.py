@@ -57,10 +57,10 @@ class Commit:
     writer: int
 
 
-def name_of(key: str, members: tuple[int, ...], count: int) -> str:
-    """An exchange's name in the store: its key, and its group where that is not everyone."""
+def name_of(epoch: int, key: str, members: tuple[int, ...], count: int) -> str:
+    """An exchange's name in the store: epoch, key, and the group where that is not everyone."""
     group = "" if len(members) == count else "@" + "-".join(map(str, members))
-    return segment(key) + group
+    return f"{epoch}.{segment(key)}{group}"
 
 
 class Board:

@@ -70,7 +70,7 @@ def peers(
         late; more than may be in flight at once.
     """
     parts = _parts(url, region, count, run_id, secret, timing, keep)
-    names = ("store", "seal", "beats", "tally", "pace", "timing")
+    names = ("store", "seal", "beats", "tally", "pace", "timing", "closing")
     transport = PeerTransport(*(parts[name] for name in names), address)
     return RemoteExchange(Office(transport=transport, **parts), "peers", keep)
 

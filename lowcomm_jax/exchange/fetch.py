@@ -64,6 +64,11 @@ class Fetch:
         """Stop trying."""
         self._cancelled.set()
 
+    @property
+    def running(self) -> bool:
+        """Whether its thread still is."""
+        return self._thread.is_alive()
+
     def join(self) -> None:
         """Wait for the thread, which is cancelled or done."""
         self._thread.join(_PATIENCE_S)

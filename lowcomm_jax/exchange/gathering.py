@@ -92,6 +92,11 @@ class Gathering:
         found = {r: said.payload.digest for r, said in self._said.items() if said.payload}
         return found | {r: fetch.payload.digest for r, fetch in self._fetches.items()}
 
+    @property
+    def running(self) -> bool:
+        """Whether any of its threads still is."""
+        return self._thread.is_alive() or any(f.running for f in self._fetches.values())
+
     def join(self) -> None:
         """Wait for all threads, when the exchange is over or closing."""
         self._thread.join()
@@ -286,7 +291,7 @@ class Gathering:
         return arrays
 
     def _wait(self, fetch: Fetch) -> dict[str, np.ndarray]:
-        patience_s = 6 * self._office.timing.answer_s
+        patience_s = 2 * self._office.timing.answer_s
         while fetch.arrays is None:
             self._check()
             if fetch.refused is not None:

@@ -8,7 +8,6 @@ from lowcomm_jax.exchange.errors import Rejected
 from lowcomm_jax.exchange.office import Office
 
 RUN = "run"
-_BEGUN = "begun"
 _FORMAT = 1
 
 
@@ -35,11 +34,16 @@ def register(office: Office, kind: str) -> None:
     office.store.anchor(RUN)
 
 
-def enter(office: Office, wait_s: float) -> None:
+def enter(office: Office, wait_s: float) -> dict[int, int]:
     """Beat, and wait for the others.
 
-    A region that is in nobody's roster comes into a run that goes on: the others do not wait for
-    its payloads before it has sent its first. Everyone in a roster has begun together.
+    Regions that begin together agree on a roster by a create-only record: an epoch of the run. A
+    region that is not in it comes into a run that goes on, and the others do not wait for its
+    payloads before it has sent its first. When nobody is left, those who come back begin a new
+    epoch: they may have gone back to a checkpoint, and must not land what was agreed on since.
+
+    Returns:
+      the roster: incarnation of the regions that began the epoch.
 
     Raises:
       TimeoutError: after `wait_s` not all regions of a new run were there.
@@ -50,25 +54,38 @@ def enter(office: Office, wait_s: float) -> None:
     until = time.monotonic() + wait_s
     while True:
         beats.check()
-        living = beats.living()
-        latest = beats.latest()
-        roster = {region: latest[region].incarnation for region in living}
-        going = [r for r in living - {office.region} if latest[r].roster]
-        if going:
-            own = beats.own.incarnation
-            with_us = [r for r in going if latest[r].roster.get(office.region) == own]
-            # Theirs where we are in it: we may not have seen everyone's heart beat yet.
-            roster = latest[with_us[0]].roster if with_us else roster
-            beats.update(roster=roster, awaited=bool(with_us))
-            return
+        living, latest = beats.living(), beats.latest()
+        epoch, roster, free = _newest(office)
+        began_it = roster.get(office.region) == beats.own.incarnation
+        goes_on = any(latest[r].epoch == epoch > 0 for r in living - {office.region})
+        if began_it or goes_on:
+            beats.update(epoch=epoch, awaited=began_it)
+            beats.refresh()
+            return roster
         late = time.monotonic() >= until
-        if len(living) == office.count or (late and office.store.read(_BEGUN) is not None):
-            office.store.create(_BEGUN, office.seal.close(_BEGUN, {}))
-            beats.update(roster=roster, awaited=True)
-            return
+        if len(living) == office.count or (late and epoch):
+            key = f"epoch/{free}"
+            body = {str(region): latest[region].incarnation for region in sorted(living)}
+            office.store.create(key, office.seal.close(key, body))
+            continue
         if late:
             missing = sorted(set(range(office.count)) - living)
             raise TimeoutError(
                 f"regions {missing} of run {office.run_id!r} were not there after {wait_s:g} s"
             )
         time.sleep(office.timing.beat_s / 4)
+
+
+def _newest(office: Office) -> tuple[int, dict[int, int], int]:
+    """(the newest epoch, its roster, the number for the next one); 0 = there is none."""
+    numbers = sorted(int(key.removeprefix("epoch/")) for key in office.store.list("epoch/"))
+    free = numbers[-1] + 1 if numbers else 1
+    for number in reversed(numbers):
+        key = f"epoch/{number}"
+        try:
+            body = office.seal.open(key, office.store.read(key) or b"")
+        except Rejected:
+            office.tally.add("rejected_record")
+            continue
+        return number, {int(region): n for region, n in body.items()}, free
+    return 0, {}, free

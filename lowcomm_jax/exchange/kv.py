@@ -1,13 +1,17 @@
 """The key-value store that regions share: create-only keys, reads, and waiting between looks.
 
 Built on TensorStore's kvstore. Coordination needs three guarantees: a key is created by one writer
-only, a value is read whole or not at all, and what was created is seen by the next read. The file
-driver (one machine, or a shared mount with locks) and Google Cloud Storage give them; of S3-like
-stores only those with conditional writes do.
+only, a value is read whole or not at all, and what was created is seen by the next read. Folders
+give them (of one machine, or a shared mount with hard links and no caches), and Google Cloud
+Storage; of S3-like stores only those with conditional writes do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pathlib
+import secrets
 import urllib.parse
 from collections.abc import Iterator
 
@@ -44,7 +48,8 @@ class Store:
         self.tally = tally
         self._timeout_s = timeout_s
         self._kv = self._answer(ts.KvStore.open(self.root))
-        self._anchored = scheme == "file"
+        local = urllib.parse.unquote(self.root.removeprefix("file://"))
+        self._folder = pathlib.Path(local) if scheme == "file" else None
         self._anchor: str | None = None
 
     def anchor(self, key: str) -> None:
@@ -69,11 +74,37 @@ class Store:
         if found.state == "value":
             return False
         self._check_anchor()
-        # A lost race does not raise: it returns an empty generation.
-        done = self._answer(self._kv.write(key, value, if_equal=found.stamp.generation))
-        if not done.generation:
+        if self._folder is not None:
+            created = self._link(self._folder / key, value)
+        else:
+            # A lost race does not raise: it returns an empty generation.
+            done = self._answer(self._kv.write(key, value, if_equal=found.stamp.generation))
+            created = bool(done.generation)
+        self.tally.add("store_written", len(value) if created else 0)
+        return created
+
+    def _link(self, path: pathlib.Path, value: bytes) -> bool:
+        """Create a file whole or not at all, without a lock.
+
+        TensorStore holds a lock on the key meanwhile; a job that is stopped just then would stop
+        all others with it.
+        """
+        # Keys that end so are never listed.
+        written = path.with_name(f"{path.name}.{secrets.token_hex(8)}.__lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(written, "xb") as file:
+                file.write(value)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(written, path)
+        except FileExistsError:
             return False
-        self.tally.add("store_written", len(value))
+        except OSError as error:
+            raise StoreUnavailable(f"{self.root}: {error}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                written.unlink()
         return True
 
     def write(self, key: str, value: bytes) -> None:
@@ -107,7 +138,9 @@ class Store:
         return found
 
     def _check_anchor(self) -> None:
-        if self._anchored and self._anchor is not None and self._get(self._anchor).state != "value":
+        if self._folder is None or self._anchor is None:
+            return
+        if self._get(self._anchor).state != "value":
             raise StoreUnavailable(f"{self.root}: the run's record {self._anchor!r} is not there")
 
     def _answer(self, future: ts.Future):

@@ -46,6 +46,7 @@ class PeerTransport:
         tally: Tally,
         pace: Pace,
         timing: Timing,
+        closing: threading.Event,
         address: str,
     ):
         """
@@ -53,14 +54,13 @@ class PeerTransport:
           address: "host:port" under which the other regions reach this one; port 0 = any.
         """
         self._store, self._seal, self._beats, self._tally = store, seal, beats, tally
-        self._pace, self._timing = pace, timing
+        self._pace, self._timing, self._closing = pace, timing, closing
         self._server = ByteServer(address)
         self._connections: dict[str, object] = {}
         self._held: dict[str, jax.Array] = {}
         self._offers: dict[str, dict[int, int]] = {}
         self._used: set[int] = set()
         self._lock = threading.Lock()
-        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="lowcomm-serve", daemon=True)
 
     def start(self) -> None:
@@ -69,8 +69,7 @@ class PeerTransport:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering, and let go of everything held."""
-        self._closed.set()
+        """Wait for the thread, which ends with `closing`, and let go of everything held."""
         if self._thread.ident is not None:
             self._thread.join()
         for name in list(self._held):
@@ -122,7 +121,7 @@ class PeerTransport:
         """Answer questions until closed."""
         pauses = self._store.pauses()
         prefix = f"ask/{self._beats.region}/"
-        while not self._closed.is_set():
+        while not self._closing.is_set():
             try:
                 asked = self._store.list(prefix)
                 for key in asked:
@@ -131,7 +130,7 @@ class PeerTransport:
                     pauses = self._store.pauses()
             except StoreUnavailable:
                 pass  # The heartbeat reports it.
-            self._closed.wait(next(pauses))
+            self._closing.wait(next(pauses))
 
     def _answer(self, key: str) -> None:
         """Offer what is asked for, if we have it, and say which."""
@@ -192,7 +191,7 @@ class PeerTransport:
             if data is not None:
                 self._store.delete(told)
                 return (number if self._seal.open(told, data)["have"] else None), True
-            if time.monotonic() > until or not self._alive(holder) or self._closed.wait(pause):
+            if time.monotonic() > until or not self._alive(holder) or self._closing.wait(pause):
                 self._store.delete(key)
                 return None, False
         raise AssertionError("pauses never end")
@@ -214,7 +213,7 @@ class PeerTransport:
             pause = _LOOK_S[0]
             while not array.is_ready():
                 late = time.monotonic() > until or not self._alive(holder)
-                if late or self._closed.wait(pause):
+                if late or self._closing.wait(pause):
                     raise RuntimeError("no answer in time")
                 pause = min(1.5 * pause, _LOOK_S[1])
             return np.asarray(array).tobytes()

@@ -62,7 +62,8 @@ class RemoteExchange:
         self._litter = Litter(office, keep)
         self._states = States(office)
         self._open: dict[str, Gathering] = {}
-        self._running: set[Gathering] = set()
+        self._running: list[Gathering] = []
+        self._roster: dict[int, int] = {}
         self._behind: dict[int, int] = {}
 
     # -- membership ---------------------------------------------------------------------------
@@ -70,8 +71,8 @@ class RemoteExchange:
     def join(self, wait_s: float) -> None:
         """Register, begin to beat, and wait until all regions of a new run are there.
 
-        Into a run that goes on a region comes at once. One that was begun and has nobody left goes
-        on after `wait_s` with those who are there.
+        Into a run that goes on a region comes at once. One that was begun and has nobody left
+        begins anew after `wait_s` with those who are there: keys can then be used again.
 
         Raises:
           ValueError: the run stands there under another secret or with other settings.
@@ -81,7 +82,7 @@ class RemoteExchange:
         atexit.register(self._end)
         joining.register(self._office, self._kind)
         self._litter.adopt()
-        joining.enter(self._office, wait_s)
+        self._roster = joining.enter(self._office, wait_s)
 
     @property
     def awaited(self) -> bool:
@@ -143,7 +144,7 @@ class RemoteExchange:
         atexit.unregister(self._end)
         office = self._office
         office.closing.set()
-        for gathering in list(self._running):
+        for gathering in self._running:
             gathering.join()
         office.beats.stop()
         office.transport.close()
@@ -243,7 +244,9 @@ class RemoteExchange:
 
     def _request(self, key: str, members: tuple[int, ...] | None, **rest: Any) -> Request:
         group = tuple(range(self.count)) if members is None else tuple(sorted(members))
-        wrong = []
+        epoch, wrong = self._office.beats.own.epoch, []
+        if not epoch:
+            wrong.append("this region has not joined the run: call join() first")
         if not key:
             wrong.append("the key is empty")
         if key in self._open:
@@ -254,12 +257,13 @@ class RemoteExchange:
             wrong.append(f"members {members} must contain this region, {self.region}")
         if wrong:
             raise ValueError("; ".join(wrong))
-        return Request(key, name_of(key, group, self.count), group, **rest)
+        name = name_of(epoch, key, group, self.count)
+        return Request(key, name, group, **rest)
 
     def _gather(self, request: Request) -> Gathering:
         self._litter.begin(request.key)
         gathering = Gathering(self._office, request, self._awaited, self._done)
-        self._running.add(gathering)
+        self._running = [g for g in self._running if g.running] + [gathering]
         gathering.begin()
         return gathering
 
@@ -269,21 +273,15 @@ class RemoteExchange:
         beat = beats.latest().get(region)
         if beat is None or beat.wants or region not in beats.living(certain=False):
             return False
-        began_with_us = beats.own.roster.get(region) == beat.incarnation
+        began_with_us = self._roster.get(region) == beat.incarnation
         # One that was left out is not waited for again before it has come to where we were.
         caught_up = beat.step >= self._behind.get(region, beat.step)
         return (began_with_us or beat.awaited) and caught_up
 
     def _done(self, gathering: Gathering) -> None:
         """On the thread of an exchange, when it is over."""
-        try:
-            if gathering.outcome.exception() is None:
-                self._settle(gathering)
-        finally:
-            self._running.discard(gathering)
-
-    def _settle(self, gathering: Gathering) -> None:
-        """Remember who was left out, and what may be removed."""
+        if gathering.outcome.exception() is not None:
+            return
         request, gathered = gathering.request, gathering.outcome.result()
         if request.joins:
             silent = set(request.members) - gathered.heard - gathered.commit.payloads.keys()

@@ -34,7 +34,7 @@ class States:
         Raises:
           StoreUnavailable: try again later.
         """
-        key = f"state/{step:012d}"
+        key = f"{self._prefix}{step:012d}"
         if self._office.store.read(key) is not None:
             return False
         pieces = {name: self._put(step, np.asarray(x)) for name, x in arrays.items()}
@@ -65,7 +65,7 @@ class States:
         Raises:
           StoreUnavailable: try again later.
         """
-        for key in reversed(self._office.store.list("state/")):
+        for key in reversed(self._office.store.list(self._prefix)):
             data = self._office.store.read(key)
             if data is None:
                 continue
@@ -75,6 +75,11 @@ class States:
                 self._office.tally.add("rejected_state")
         return None
 
+    @property
+    def _prefix(self) -> str:
+        """Of the states of this epoch: what was given before it is of another past."""
+        return f"state/{self._office.beats.own.epoch}/"
+
     def _put(self, step: int, array: np.ndarray) -> list[list]:
         """Publish an array; [name, SHA-256, bytes] of each piece."""
         data = wire.raw(array).tobytes()
@@ -82,7 +87,7 @@ class States:
         for start in range(0, len(data), self._chunk_bytes):
             piece = data[start : start + self._chunk_bytes]
             digest = wire.digest(piece)
-            name = f"{step}.{self._office.region}.{digest}"
+            name = f"{self._office.beats.own.epoch}.{step}.{self._office.region}.{digest}"
             self._office.transport.put(name, piece)
             listed.append([name, digest, len(piece)])
         return listed

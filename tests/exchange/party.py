@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -105,3 +106,11 @@ def send(regions: Iterable[exchange.RemoteExchange], key: str, number: int = 0, 
 def land(regions: Iterable[exchange.RemoteExchange], key: str) -> list[exchange.Arrived]:
     """Finish one exchange in these regions."""
     return at_once(lambda x: x.finish(key, LIKE), regions)
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait for something that must come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

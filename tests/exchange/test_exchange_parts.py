@@ -6,9 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from exchange.party import at_once
 
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange import wire
+from lowcomm_jax.exchange.commits import Board, Commit
 from lowcomm_jax.exchange.kv import Store, segment
 from lowcomm_jax.exchange.secret import Seal, read_secret
 from lowcomm_jax.exchange.tally import Tally
@@ -153,8 +155,27 @@ def test_a_lost_race_is_seen(store):
             return kv.write(key, value, if_equal=if_equal)
 
     store._kv = Raced()
+    store._folder = None  # As for a store that is not a folder.
     assert not store.create("k", b"ours")
     assert kv.read("k").result().value == b"the other"
+
+
+def test_one_of_many_creates_a_key_and_no_other_value_is_ever_seen(store):
+    stores = [Store(store.root.removesuffix("run/"), "run", Tally()) for _ in range(4)]
+    won = [at_once(lambda s, k=k: s.create(k, f"{id(s)}".encode()), stores) for k in "abcdefgh"]
+    for key, results in zip("abcdefgh", won):
+        (winner,) = [s for s, created in zip(stores, results) if created]
+        assert store.read(key) == f"{id(winner)}".encode()
+        assert store.list(key) == [key]
+
+
+def test_everyone_who_writes_a_commit_record_gets_the_one_that_stands(store):
+    writers = [Board(store, Seal("run", b"x" * 16)) for _ in range(4)]
+    for name in "abcdefghijklmnop":
+        made = at_once(lambda w, n=name: w.commit(n, Commit({}, {}, writers.index(w))), writers)
+        assert len({commit.writer for commit in made}) == 1
+        assert writers[0].standing(name) == made[0]
+        assert writers[0].commit(name, Commit({}, {}, 9)) == made[0]
 
 
 def test_a_store_without_its_anchor_is_unavailable(store):

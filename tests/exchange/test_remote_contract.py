@@ -190,6 +190,11 @@ def test_bad_arguments(party, arguments, message):
         regions[0].start(arrays=payload(0), **arguments)
 
 
+def test_nothing_is_exchanged_before_joining(party):
+    with pytest.raises(ValueError, match="has not joined"):
+        send([party.region(0, 1)], "k")
+
+
 def test_a_key_can_be_in_flight_once(party):
     regions = party.run(2)
     send(regions[:1], "k")

@@ -4,9 +4,8 @@ import dataclasses
 import time
 
 import pytest
-from exchange.party import LIKE, TIMING, Party, check, land, payload, send
+from exchange.party import LIKE, TIMING, Party, check, land, payload, send, until
 from exchange.test_remote_faults import vanish
-from exchange.test_remote_states import until
 
 from lowcomm_jax import exchange
 

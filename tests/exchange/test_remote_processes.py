@@ -95,3 +95,24 @@ def test_stopped_and_killed_regions_are_left_out_in_time_and_a_new_job_comes_in(
             assert again.landed[number]["digest"] == other.landed[number]["digest"]
     both = jobs[0].landed.keys() & jobs[1].landed.keys()
     assert all(jobs[0].landed[n]["digest"] == jobs[1].landed[n]["digest"] for n in both)
+
+
+FAILING = """
+import sys
+from exchange.party import SECRET, TIMING, at_once, payload, send
+from lowcomm_jax import exchange
+make = getattr(exchange, sys.argv[1])
+regions = [make(sys.argv[2], r, 2, "run", SECRET, timing=TIMING) for r in range(2)]
+at_once(lambda x: x.join(20.0), regions)
+send(regions[:1], "never finished")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_ends_without_closing_ends_as_it_should(kind, tmp_path):
+    """Threads inside a library when the interpreter ends would abort the process."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    command = [sys.executable, "-c", FAILING, kind, f"file://{tmp_path}/meet"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, "")
