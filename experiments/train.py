@@ -116,7 +116,10 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         state = _meet(run, state, restored is not None, console, quiet)
         display = display or open_display(console, job.steps, quiet)
         with contextlib.closing(display):
-            return _loop(run, state, restored, checkpoints, display)
+            complete = _loop(run, state, restored, checkpoints, display)
+        if not complete and run.exchange is not None:
+            run.exchange.pause()
+        return complete
 
 
 def _meet(run: Run, state, restored: bool, console: Console, quiet: bool):

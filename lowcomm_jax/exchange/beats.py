@@ -35,6 +35,7 @@ class Beat:
       awaited: others shall wait for its payloads.
       wants: it asks for a state.
       leaving: it has ended in good order.
+      paused: it has saved its state, and waits for the others to do so.
       passed: the newest key it has everything of, or "".
       address: where its payloads can be pulled from, or "".
     """
@@ -46,6 +47,7 @@ class Beat:
     awaited: bool = False
     wants: bool = False
     leaving: bool = False
+    paused: bool = False
     passed: str = ""
     address: str = ""
 

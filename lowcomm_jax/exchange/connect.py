@@ -108,4 +108,5 @@ def _parts(url, region, count, run_id, secret, timing, keep) -> dict[str, Any]:
         "beats": Beats(opened, seal, region, count, timing),
         "pace": Pace(timing),
         "closing": threading.Event(),
+        "halted": threading.Event(),
     }

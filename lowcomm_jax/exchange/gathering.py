@@ -163,7 +163,7 @@ class Gathering:
 
     def _check(self) -> None:
         self._office.beats.check()
-        if self._office.closing.is_set():
+        if self._office.closing.is_set() or self._office.halted.is_set():
             raise RuntimeError(f"exchange {self.request.key!r} was not finished when it was closed")
 
     # -- agree --------------------------------------------------------------------------------

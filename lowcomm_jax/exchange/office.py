@@ -16,7 +16,7 @@ from lowcomm_jax.exchange.transport import Transport
 
 @dataclasses.dataclass(frozen=True)
 class Office:
-    """The parts of one region's exchange; `closing` ends every exchange under way."""
+    """The parts of one region's exchange; `halted` ends its exchanges, `closing` everything."""
 
     run_id: str
     region: int
@@ -30,3 +30,4 @@ class Office:
     transport: Transport
     pace: Pace
     closing: threading.Event
+    halted: threading.Event

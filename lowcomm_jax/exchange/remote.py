@@ -126,6 +126,24 @@ class RemoteExchange:
         """
         return self._office.tally.read()
 
+    def pause(self, linger_s: float = 30.0) -> None:
+        """End the exchanges under way without an outcome, before all regions stop for a while.
+
+        Nothing is committed without a region that only stops: what is under way is started again
+        when the run continues. Payloads can be had until all living regions pause, `linger_s` at
+        most.
+        """
+        office, until = self._office, time.monotonic() + linger_s
+        office.halted.set()
+        for gathering in self._running:
+            gathering.join()
+        office.beats.update(paused=True)
+        while time.monotonic() < until:
+            latest = office.beats.latest()
+            if all(latest[region].paused for region in self.living()):
+                return
+            time.sleep(office.timing.beat_s / 4)
+
     def close(self, linger_s: float = 30.0) -> None:
         """Leave the run and end all exchanges under way.
 
@@ -133,7 +151,7 @@ class RemoteExchange:
         ones have them, `linger_s` at most.
         """
         office = self._office
-        if office.transport.lingers:
+        if office.transport.lingers and not office.halted.is_set():
             until = time.monotonic() + linger_s
             while time.monotonic() < until and not self._litter.all_have_ours():
                 time.sleep(office.timing.beat_s / 4)
