@@ -3,12 +3,17 @@
 The baseline makes the steps it is configured for. What a step of every variant costs is measured
 in a pilot run of a few periods (in WORKDIR/pilot), and its steps are chosen, in whole periods, so
 that it ends where the baseline ends. Learning rates then follow a schedule of that length.
+
+Where batches grow or trainers merge, no two steps cost the same: such a variant's pilot is a run of
+the configured length, and its (nominal) steps are where that one had spent the baseline's budget.
+Batches of the run proper grow on a schedule of another length, and differ with the seed, so that it
+ends near the budget; how near is said with the result.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +23,7 @@ from experiments.cli import RefusedError
 from experiments.compare_plan import BUDGETED, TITLE, Comparison, RunSpec
 from experiments.compare_runs import error_of, finished, run_all
 from experiments.html_data import bytes_at
-from experiments.runlog import RunLog, read_run
+from experiments.runlog import RunLog, nominal_steps, read_run
 from experiments.virtual import seconds_at
 
 PILOT = "pilot"
@@ -56,17 +61,15 @@ def budgeted(comparison: Comparison, console: Console) -> Comparison | None:
 def _pilot(comparison: Comparison, name: str) -> RunSpec:
     """A run of a few periods of a variant, evaluated only where it must be."""
     run = next(run for run in comparison.runs if run.variant == name)
-    warmup = min(1, run.fields["inner"]["warmup_steps"])
     fields = {
         **run.fields,
-        "steps": _PERIODS * _period(run),
         "eval": {**run.fields["eval"], "every": 0},
         "checkpoint": {**run.fields["checkpoint"], "every": 0},
-        "inner": {
-            **run.fields["inner"],
-            "warmup_steps": warmup,
-        },
     }
+    if name not in comparison.growing:
+        warmup = min(1, run.fields["inner"]["warmup_steps"])
+        fields["steps"] = _PERIODS * _period(run)
+        fields["inner"] = {**run.fields["inner"], "warmup_steps": warmup}
     return RunSpec(name, run.seed, fields, comparison.workdir / PILOT / name)
 
 
@@ -82,12 +85,15 @@ def _steps(comparison: Comparison, logs: Mapping[str, RunLog]) -> dict[str, int]
     """Whole periods for every variant; the baseline keeps its own steps."""
     runs = {run.variant: run for run in comparison.runs}
     base = comparison.baseline
-    costs = {name: _cost(comparison, log) for name, log in logs.items()}
-    budget = costs[base].of(runs[base].fields["steps"])
+    budget = _cost(comparison, logs[base]).of(runs[base].fields["steps"])
     steps, problems = {base: runs[base].fields["steps"]}, []
-    for name, cost in costs.items():
+    for name, log in logs.items():
         if name == base:
             continue
+        if name in comparison.growing:
+            steps[name] = max(1, round(_reached(comparison, log, budget)))
+            continue
+        cost = _cost(comparison, log)
         if cost.per_step <= 0:
             problems.append(f"{name}: it sends nothing, so no number of steps equals the baseline")
             continue
@@ -118,15 +124,40 @@ class _Cost:
 def _cost(comparison: Comparison, run: RunLog) -> _Cost:
     last = run.end["step"]
     half = last // 2
-    if comparison.equal == "bytes":
-        at_half, at_last = (float(np.mean(run.steps[s - 1]["bytes_sent"])) for s in (half, last))
-        total = bytes_at(run)[-1]
-    else:
-        network = next(iter(comparison.networks.values()))
-        at_half, at_last = seconds_at(run, network, comparison.step_seconds, [half, last])
-        total = at_last
+    at_half, at_last = _spent_at(comparison, run, [half, last])
     per_step = (at_last - at_half) / (last - half)
-    return _Cost(total - last * per_step, per_step)
+    return _Cost(at_last + _at_the_end(comparison, run) - last * per_step, per_step)
+
+
+def _reached(comparison: Comparison, run: RunLog, budget: float) -> float:
+    """Nominal steps after which a run whose steps change had spent the budget.
+
+    Beyond its end it is continued at the cost of its second half.
+    """
+    steps = [record["step"] for record in run.steps]
+    nominal = [0.0, *(nominal_steps(run, record) for record in run.steps)]
+    spent = [0.0, *_spent_at(comparison, run, steps)]
+    left = budget - _at_the_end(comparison, run)
+    if left <= spent[-1]:
+        return float(np.interp(left, spent, nominal))
+    half = len(spent) // 2
+    per_step = (spent[-1] - spent[half]) / (nominal[-1] - nominal[half])
+    return nominal[-1] + (left - spent[-1]) / per_step
+
+
+def _spent_at(comparison: Comparison, run: RunLog, steps: Sequence[int]) -> list[float]:
+    """Bytes of a region, or virtual seconds, after each of these steps."""
+    if comparison.equal == "bytes":
+        return [float(np.mean(run.steps[step - 1]["bytes_sent"])) for step in steps]
+    network = next(iter(comparison.networks.values()))
+    return seconds_at(run, network, comparison.step_seconds, steps)
+
+
+def _at_the_end(comparison: Comparison, run: RunLog) -> float:
+    """What the last synchronisation costs on top; the virtual clock ends before it."""
+    if comparison.equal != "bytes":
+        return 0.0
+    return bytes_at(run)[-1] - float(np.mean(run.steps[-1]["bytes_sent"]))
 
 
 def apart(comparison: Comparison, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

@@ -48,7 +48,11 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A checked comparison; `runs` are ordered by seed, then by variant."""
+    """A checked comparison; `runs` are ordered by seed, then by variant.
+
+    Attributes:
+      growing: variants whose batches grow or whose trainers merge.
+    """
 
     config: dict[str, Any]
     workdir: Path
@@ -60,6 +64,7 @@ class Comparison:
     keep_checkpoints: bool
     compile_cache: str | None
     variants: tuple[str, ...]
+    growing: frozenset[str]
     runs: tuple[RunSpec, ...]
     panels: tuple[Panel, ...]
     networks: dict[str, Network]
@@ -88,7 +93,6 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         if job is not None:
             jobs[name] = job
         problems += [f"{name}: {line}" for line in found]
-    problems += _unbudgeted(fields["equal"], jobs)
     problems += _unlike(jobs, fields["equal"])
     networks, found = _networks(fields, jobs)
     problems += found
@@ -106,6 +110,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         keep_checkpoints=fields["keep_checkpoints"],
         compile_cache=fields["compile_cache"],
         variants=variants,
+        growing=frozenset(name for name, job in jobs.items() if job.method.adapts),
         runs=tuple(sorted(runs, key=lambda r: (seeds.index(r.seed), order[r.variant]))),
         panels=_panels(fields),
         networks=networks,
@@ -208,18 +213,6 @@ def _variant(
         return runs, resolve(runs[0].fields, runs[0].workdir), found
     except RefusedError as error:
         return runs, None, error.problems + found
-
-
-def _unbudgeted(equal: str, jobs: Mapping[str, Job]) -> list[str]:
-    """Variants whose number of steps cannot follow from the cost of one."""
-    if equal not in BUDGETED:
-        return []
-    fix = f"equal={equal!r} needs steps that all cost the same; use equal='tokens'"
-    return [
-        f"{name}: its batches or trainers change: {fix}"
-        for name, job in jobs.items()
-        if job.method.adapts
-    ]
 
 
 def _as_stored(run: RunSpec) -> RunSpec:

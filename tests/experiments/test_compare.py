@@ -1,18 +1,20 @@
 """A tiny comparison end to end: arithmetic, resuming, a failing variant, a signal."""
 
 import csv
+import functools
 import json
 import math
 import os
 import shutil
 import signal
+import types
 from pathlib import Path
 
 import jax
 import pytest
 from rich.console import Console
 
-from experiments import compare, compare_runs, sweep
+from experiments import compare, compare_equal, compare_runs, sweep
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError
 from experiments.compare import main
@@ -267,6 +269,39 @@ def test_at_equal_time(whole):
     period = seldom / rows["seldom"]["steps"] * 6
     assert often - period < seldom <= often * 1.0001  # as many whole periods as fit
     assert result["apart"]["seldom"] == pytest.approx(seldom / often - 1)
+
+
+def test_steps_that_differ_are_counted_to_where_the_budget_was_spent():
+    """A step of 1, 2, 3 nominal steps; each sends 10 bytes, and the end 5 more."""
+    sent, tokens = [10, 20, 30], [100, 300, 600]
+    steps = [
+        {"step": i, "tokens": t, "bytes_sent": [b, b], "trainers": {}}
+        for i, (t, b) in enumerate(zip(tokens, sent), 1)
+    ]
+    run = types.SimpleNamespace(
+        steps=steps,
+        header={"tokens_per_step": 100},
+        evals=[{"final": True, "step": 3}],
+        end={"step": 3, "bytes_sent": [35, 35]},
+    )
+    comparison = types.SimpleNamespace(equal="bytes")
+    reached = functools.partial(compare_equal._reached, comparison, run)
+    assert [reached(budget) for budget in (5, 15, 20, 25, 35)] == [0, 1, 2, 3, 6]
+    assert reached(45) == 9  # as in the second half: 10 bytes in 3 nominal steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("equal", ["bytes", "time"])
+def test_growing_batches_end_near_the_budget(whole, equal):
+    method = {"name": "adloco", "period": 3, "trainers": 2, "merge_every": 2, "microbatches": 2}
+    growing = {"method": {**method, "max_batch": 4}, "adaptive": {"largest_microbatch": 1}}
+    root = whole[0]
+    given = config(root, step_seconds=0.01, equal=equal, **ONE_SEED)
+    with given.unlocked():
+        given.variants.growing = variant("adloco", **growing)
+    assert main(given, root / equal, recording()) == 0
+    result = json.loads((root / equal / "compare.json").read_text())
+    assert abs(result["apart"]["growing"]) < 0.5
 
 
 def test_a_sweep(whole):
