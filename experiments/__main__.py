@@ -19,7 +19,18 @@ from experiments.cli import (
     split_config,
 )
 
-COMMANDS = ("quick", "train", "report", "sample", "export", "compare", "sweep", "plan", "bench")
+COMMANDS = (
+    "quick",
+    "train",
+    "launch",
+    "report",
+    "sample",
+    "export",
+    "compare",
+    "sweep",
+    "plan",
+    "bench",
+)
 # These take main(config, workdir), where only comparisons have an exit code to return; the others
 # take main(argv) -> exit code. Their config, None = to be named.
 _BY_CONFIG = {"quick": "configs/compare/quick.py", "compare": None, "sweep": None, "plan": None}

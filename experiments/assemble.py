@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.between import open_exchange
 from experiments.cli import RefusedError, problems_of
 from experiments.evaluation import Evaluator
 from experiments.job import Job, abstract_params, make_engine, make_model
 from lowcomm_jax import AdaptiveEngine, Engine, programs
 from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
+from lowcomm_jax.exchange.remote import RemoteExchange
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.models.weights import load_llama
@@ -27,16 +29,23 @@ class Run:
 
     Attributes:
       model: in pipeline stages where the mesh has some.
+      exchange: with the other jobs; None where all regions are in this one.
       rate_S: learning rate of every step.
     """
 
     job: Job
     model: Model | Pipeline
     engine: Engine | AdaptiveEngine
+    exchange: RemoteExchange | None
     data: TrainData
     evaluation: EvalData
     tokenizer: Tokenizer
     rate_S: np.ndarray
+
+    def close(self) -> None:
+        """Leave the other jobs."""
+        if self.exchange is not None:
+            self.exchange.close()
 
     @property
     def whole(self) -> Model:
@@ -105,7 +114,10 @@ def assemble(job: Job) -> Run:
             [f"model.vocab_size={config.vocab_size} is too small for {tokenizer.name}: {fix}"]
         )
     model = make_model(job, config)
-    engine, problems = problems_of(lambda: _engine_that_fits(job, model))
+    exchange, problems = problems_of(lambda: open_exchange(job), "rendezvous: ")
+    if problems:
+        raise RefusedError(problems)
+    engine, problems = problems_of(lambda: _engine_that_fits(job, model, exchange))
     if problems:
         raise RefusedError(problems)
     steps = np.arange(job.steps)
@@ -113,6 +125,7 @@ def assemble(job: Job) -> Run:
         job=job,
         model=model,
         engine=engine,
+        exchange=exchange,
         data=train,
         evaluation=evaluation,
         tokenizer=tokenizer,
@@ -120,9 +133,11 @@ def assemble(job: Job) -> Run:
     )
 
 
-def _engine_that_fits(job: Job, model: Model | Pipeline) -> Engine | AdaptiveEngine:
+def _engine_that_fits(
+    job: Job, model: Model | Pipeline, exchange: RemoteExchange | None
+) -> Engine | AdaptiveEngine:
     """The engine, once its programs for this model can be made (nothing is compiled)."""
-    engine = make_engine(job, model)
+    engine = make_engine(job, model, exchange)
     plain = plain_engine(engine)
     programs.build(plain.recipe, make_layout(abstract_params(model), plain.roles))
     return engine

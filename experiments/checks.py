@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from experiments.between import alone
 from experiments.cli import closest, problems_of
 from experiments.config import base, plain
 from experiments.methods import METHODS
@@ -161,6 +162,7 @@ def make_mesh_of(fields: Mapping[str, Any]) -> tuple[jax.sharding.Mesh | None, l
     negative = [f"mesh.{k}={v}: give 0 (automatic) or a number" for k, v in shape.items() if v < 0]
     if negative or regions < 1:
         return None, negative
+    regions = 1 if alone(fields) else regions
     stage, tensor = max(shape["stage"], 1), max(shape["tensor"], 1)
     if not shape["region"] and not shape["fsdp"] and stage * tensor == 1:
         return default_mesh(regions), []
@@ -176,7 +178,8 @@ def region_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -
     batch, accumulate = fields["batch"], fields["accumulate"]
     if mesh is None or min(batch, accumulate, fields["regions"]) < 1:
         return found
-    found += Regions(fields["regions"], mesh, fields["replicas"]).violations()
+    here = 1 if alone(fields) else fields["regions"]
+    found += Regions(here, mesh, fields["replicas"]).violations()
     fsdp = mesh.shape["fsdp"]
     if batch % accumulate:
         found.append(f"batch={batch} does not divide into accumulate={accumulate} microbatches")

@@ -8,21 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
+from experiments.board import Board, last_line
 from experiments.compare_plan import Comparison, RunSpec
 from experiments.progress import Display, Now, duration
 from experiments.runlog import read_run
 from experiments.workdir import CHECKPOINTS
 
-_TAIL_BYTES, _EVERY_SECONDS = 4096, 0.5
+_EVERY_SECONDS = 0.5
 
 
 class Progress:
     """Where every run that trains stands, how it ended, and how long the others will take.
 
-    A terminal shows one live line a run; elsewhere a run's line is printed whenever it changes.
     Leave it through `close`, or use it as a context.
     """
 
@@ -37,15 +35,11 @@ class Progress:
         self._keep = comparison.keep_checkpoints
         self._total, self._left, self._done = len(comparison.runs), left, 0
         self._seeds = len(comparison.seeds)
-        self._lines: dict[str, str] = {}  # of the runs that train now
         self._started, self._looked = time.monotonic(), 0.0
         if left < self._total:
             text = f"{self._total - left} of {self._total} runs are complete already"
             console.print(text, highlight=False)
-        self._live = None
-        if console.is_terminal:
-            self._live = Live(console=console, refresh_per_second=4, transient=True)
-            self._live.start()
+        self._board = Board(console)
 
     def __enter__(self) -> Progress:
         return self
@@ -54,8 +48,7 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._board.close()
 
     def display(self, run: RunSpec) -> Display:
         """Shows a run that trains in this process."""
@@ -69,11 +62,11 @@ class Progress:
             return
         self._looked = now
         for output, run in outputs.items():
-            self._say(run, _last_line(output) or "starts")
+            self._say(run, last_line(output) or "starts")
 
     def ended(self, run: RunSpec, seconds: float) -> None:
         """Say how a run ended."""
-        self._lines.pop(self._name(run), None)
+        self._board.drop(self._name(run))
         self._left -= 1
         self._done += 1
         error = self._error_of(run.workdir)
@@ -86,7 +79,7 @@ class Progress:
         pace = (time.monotonic() - self._started) / self._done
         soon = f", about {duration(self._left * pace)} left" if self._left else ""
         number = f"[{self._total - self._left}/{self._total}]"
-        self._print(
+        self._board.print(
             f"{number} {run.variant} seed {run.seed}: {text} ({duration(seconds)}{soon})",
         )
 
@@ -94,18 +87,7 @@ class Progress:
         return run.variant if self._seeds == 1 else f"{run.variant} seed {run.seed}"
 
     def _say(self, run: RunSpec, line: str) -> None:
-        name = self._name(run)
-        if self._lines.get(name) == line:
-            return
-        self._lines[name] = line
-        if self._live is None:
-            self._print(f"{name:14} {line}")
-            return
-        shown = "\n".join(f"{name:14} {line}" for name, line in self._lines.items())
-        self._live.update(Text(shown, no_wrap=True, overflow="ellipsis"))
-
-    def _print(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._board.say(self._name(run), line)
 
 
 class _Line:
@@ -119,11 +101,3 @@ class _Line:
 
     def close(self) -> None:
         pass
-
-
-def _last_line(file: Path) -> str:
-    with file.open("rb") as opened:
-        opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-        text = opened.read().decode(errors="replace")
-    whole, _, _ = text.rpartition("\n")  # the line being written is left out
-    return whole.rpartition("\n")[2].strip()

@@ -7,10 +7,8 @@ A run that fails leaves its traceback in `error.txt` of its folder and the other
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -23,6 +21,7 @@ from experiments.cli import RefusedError
 from experiments.compare_plan import Comparison, RunSpec
 from experiments.compare_progress import Progress
 from experiments.job import resolve
+from experiments.processes import POLL_SECONDS, ended_at_last, start
 from experiments.progress import Display
 from experiments.runlog import read_run
 from experiments.train import train
@@ -30,7 +29,6 @@ from experiments.workdir import METRICS, write_config
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 ERROR, OUTPUT = "error.txt", "output.txt"
-_POLL_SECONDS = 0.1
 
 
 def run_all(comparison: Comparison, console: Console) -> bool:
@@ -110,7 +108,7 @@ def _one_by_one(runs: list[RunSpec], comparison: Comparison, progress: Progress)
 def _side_by_side(runs: list[RunSpec], comparison: Comparison, progress: Progress) -> bool:
     """Keep `parallel` processes busy; a signal is handed on to them, and they save."""
     waiting, busy = list(reversed(runs)), {}
-    with Interrupt() as interrupt, _ended_at_last(busy):
+    with Interrupt() as interrupt, ended_at_last(busy):
         while (waiting or busy) and not interrupt.requested:
             if waiting and len(busy) < comparison.parallel:
                 run = waiting.pop()
@@ -123,37 +121,16 @@ def _side_by_side(runs: list[RunSpec], comparison: Comparison, progress: Progres
                     _note_death(run.workdir, process.returncode)
                 progress.ended(run, time.monotonic() - started)
             progress.look({run.workdir / OUTPUT: run for run, _ in busy.values()})
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         return not interrupt.requested
 
 
-@contextlib.contextmanager
-def _ended_at_last(processes: Mapping[subprocess.Popen, Any]) -> Iterator[None]:
-    """No process outlives the block: those left save, as after any SIGTERM, and are waited for."""
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
-
-
 def _start(run: RunSpec, compile_cache: str | None) -> subprocess.Popen:
-    """Train a run in a process of its own, out of the reach of the terminal's Ctrl-C."""
+    """Train a run in a process of its own."""
     write_config(run.workdir, run.fields)
     (run.workdir / ERROR).unlink(missing_ok=True)
-    command = [sys.executable, "-m", "experiments.compare_worker", str(run.workdir)]
-    command += [] if compile_cache is None else [compile_cache]
-    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    with (run.workdir / OUTPUT).open("ab") as output:
-        return subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        )
+    arguments = [str(run.workdir)] + ([] if compile_cache is None else [compile_cache])
+    return start("experiments.compare_worker", arguments, run.workdir / OUTPUT)
 
 
 def _note_death(workdir: Path, code: int) -> None:

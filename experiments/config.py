@@ -42,6 +42,18 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     # Preset or file of the links between the regions: what the run would take there is booked on a
     # virtual clock, and a method may draw T_c and T_s from it.
     config.network = config_dict.placeholder(str)
+    # How payloads travel: mesh (all regions in this program), or one job per region: store (through
+    # the rendezvous) or peers (from job to job).
+    config.exchange = "mesh"
+    config.region = config_dict.placeholder(int)  # which region this job is, from 0
+    config.rendezvous = config_dict.placeholder(
+        str
+    )  # folder of all jobs: file:///..., gs://, s3://
+    config.secret = config_dict.placeholder(str)  # of the jobs: file:PATH or env:NAME
+    config.address = "127.0.0.1:0"  # of this job, as the other peers reach it; port 0 = a free one
+    config.wait_minutes = 10.0  # for the other jobs to appear
+    # How late a living region may be before the others go on without it; default: as was observed.
+    config.deadline_s = config_dict.placeholder(float)
     config.replicas = "map"  # regions that share a device: map = one after another, vmap = batched
     config.block = 16  # inner steps handed to the device at once
     config.offload = False  # anchor, outer state, residuals and snapshots in pinned host memory

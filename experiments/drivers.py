@@ -22,7 +22,14 @@ Participants = Callable[[int], Any] | None
 
 
 class Driver(Protocol):
-    """Trains a run's state."""
+    """Trains a run's state.
+
+    Attributes:
+      waits: `advance` waits for what it trains, at least now and then: what it reports is read at
+        once, since it says nothing of the time that follows.
+    """
+
+    waits: bool
 
     def progress(self, state: Any) -> int:
         """Nominal steps done."""
@@ -51,6 +58,7 @@ class FixedDriver:
     def __init__(self, run: Run, fetching: Callable[[], Any]):
         """`fetching`: a context in which a batch is waited for."""
         self._run, self._fetching = run, fetching
+        self.waits = run.exchange is not None
         self._batches: Iterator[Any] | None = None
 
     def progress(self, state: TrainState) -> int:
@@ -63,7 +71,9 @@ class FixedDriver:
         if self._batches is None:
             job, done = self._run.job, self.step(state)
             left = job.steps - done
-            self._batches = self._run.data.batches(done * job.batch, job.batch, steps=left)
+            self._batches = self._run.data.batches(
+                done * job.batch, job.batch, steps=left, regions=job.here
+            )
         batches = self._next_batches(count, stopped)
         return self._run.engine.run(state, batches, participants)
 
@@ -82,11 +92,13 @@ class FixedDriver:
         return np.array(state.clock.bytes_sent), np.array(state.clock.bytes_received)
 
     def positions(self, state: TrainState) -> list[int]:
-        return [self.step(state) * self._run.job.batch] * self._run.job.regions
+        return [self.step(state) * self._run.job.batch] * len(self._run.job.here)
 
 
 class AdaptiveDriver:
     """Trainers whose batches grow; samples are drawn as they are needed."""
+
+    waits = True
 
     def __init__(
         self, run: Run, fetching: Callable[[], Any], evaluate: Callable[[Any], float] | None

@@ -39,6 +39,7 @@ def header(run: Run, state: State) -> dict[str, Any]:
         "config": job.config,
         "steps": job.steps,
         "regions": job.regions,
+        "here": job.here,
         "tokens_per_step": job.tokens_per_step,
         "params": run.model.param_count,
         "trained_params": trained,

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from experiments import checks
+from experiments.between import alone, between_problems
 from experiments.cli import RefusedError, problems_of
 from experiments.config import plain
 from experiments.methods import make_method
@@ -22,6 +23,7 @@ from experiments.workdir import workdir_problems
 from experiments.writers import missing_packages
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.data import DataConfig
+from lowcomm_jax.exchange.remote import RemoteExchange
 from lowcomm_jax.fragments import partition, path_name
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.methods import Method
@@ -57,6 +59,11 @@ class Job:
     @property
     def regions(self) -> int:
         return self.config["regions"]
+
+    @property
+    def here(self) -> list[int]:
+        """Numbers of the regions that this job trains."""
+        return [self.config["region"]] if alone(self.config) else list(range(self.regions))
 
     @property
     def batch(self) -> int:
@@ -113,7 +120,7 @@ def resolve(config: Any, workdir: str | Path) -> Job:
         )
     job = Job(fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights)
     problems += checks.region_problems(fields, mesh) + checks.network_problems(fields, method)
-    problems += checks.adaptive_problems(fields, method)
+    problems += checks.adaptive_problems(fields, method) + between_problems(fields, method)
     unstaged = checks.stage_problems(fields, mesh, model)
     problems += unstaged
     if method is not None and mesh is not None and not unstaged:
@@ -166,8 +173,13 @@ def stacked_prefixes(model: Model | Pipeline) -> tuple[str, ...]:
     return ("blocks",) if model.config.layer_loop == "scan" else ()
 
 
-def make_engine(job: Job, model: Model | Pipeline) -> Engine | AdaptiveEngine:
+def make_engine(
+    job: Job, model: Model | Pipeline, exchange: RemoteExchange | None = None
+) -> Engine | AdaptiveEngine:
     """The engine of a job; nothing is compiled yet.
+
+    Args:
+      exchange: of `between.open_exchange`.
 
     Raises:
       ValueError: everything the engine refuses.
@@ -179,6 +191,8 @@ def make_engine(job: Job, model: Model | Pipeline) -> Engine | AdaptiveEngine:
     }
     guards = job.config["guards"]
     make, settings, inner = Engine, {"accumulate": job.config["accumulate"]}, job.inner
+    if exchange is not None:
+        settings["exchange"] = exchange
     if job.method.adapts:
         make, settings = AdaptiveEngine, _adaptive_settings(job)
         inner = dataclasses.replace(inner, schedule="constant", warmup_steps=0)

@@ -51,7 +51,7 @@ class Loop:
         self.run, self.state, self.log = run, state, log
         self.evaluator, self.checkpoints, self.display = evaluator, checkpoints, display
         self.driver = _driver(run, evaluator, lambda: self._phase("data"))
-        self.records = StepRecords(run.job.regions, self.driver.rate)
+        self.records = StepRecords(len(run.job.here), self.driver.rate)
         self.evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._timed = False
@@ -114,6 +114,8 @@ class Loop:
         self._spent["dispatch"] -= fetched
         self._read()
         self._unread = history, self.progress
+        if self.driver.waits:
+            self._read()
         if self.progress >= steps or interrupt.requested:
             return
         if every["eval"] and self.progress >= _next(done, every["eval"]):

@@ -49,8 +49,9 @@ def _leave_out_the_first_fall(axes, runs: Sequence[RunLog]) -> None:
 
 
 def _regions(axes, run: RunLog) -> None:
-    for region in range(run.header["regions"]):
-        axes.plot(*_smooth(run, region), lw=1, alpha=0.8, label=f"region {region}, training")
+    here = run.header.get("here", range(run.header["regions"]))
+    for column, region in enumerate(here):
+        axes.plot(*_smooth(run, column), lw=1, alpha=0.8, label=f"region {region}, training")
 
 
 def _smooth(run: RunLog, region: int | None) -> tuple[np.ndarray, np.ndarray]:

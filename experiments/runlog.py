@@ -11,6 +11,7 @@ import numpy as np
 from scipy import special
 
 from experiments.cli import RefusedError
+from experiments.merged import merged, region_logs
 from experiments.metrics import VERSION, read_records
 from experiments.workdir import METRICS
 from lowcomm_jax.consensus import contraction
@@ -79,15 +80,16 @@ class Summary:
 
 
 def read_run(workdir: Path) -> RunLog:
-    """Read a run.
+    """Read a run, of one process or of one job per region (`launch`).
 
     Raises:
       RefusedError: no metrics there, or of another version of the schema.
     """
     path = workdir / METRICS
-    if not path.is_file():
+    regions = [] if path.is_file() else region_logs(workdir)
+    if not path.is_file() and not regions:
         raise RefusedError([f"{workdir}: no run lies there ({METRICS} is missing)"], "report")
-    records = read_records(path)
+    records = merged(regions) if regions else read_records(path)
     if not records or records[0]["kind"] != "header" or records[0]["version"] != VERSION:
         fix = f"this program reads version {VERSION}"
         raise RefusedError([f"{path} does not start with a known header: {fix}"], "report")

@@ -17,7 +17,14 @@ from rich.console import Console
 
 from experiments import compile_cache, report
 from experiments.assemble import Run, assemble
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.cli import (
+    Flags,
+    RefusedError,
+    load_config,
+    parse_flags,
+    show_help,
+    split_config,
+)
 from experiments.header import header
 from experiments.job import Job, abstract_params, resolve
 from experiments.loop import BEST, Loop
@@ -25,7 +32,9 @@ from experiments.progress import Display, open_display, size
 from experiments.workdir import CHECKPOINTS, identity, write_config
 from experiments.writers import open_log
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError
+from lowcomm_jax.exchange import StoreUnavailable
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+from lowcomm_jax.jobs import rejoin
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.stages import bubble
 
@@ -63,7 +72,10 @@ def main(argv: Sequence[str]) -> int:
     if not complete:
         console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
         return EXIT_INTERRUPTED
-    report.show([job.workdir], console)
+    if len(job.here) < job.regions:
+        console.print(f"region {job.here[0]} is done ({job.workdir})", highlight=False)
+    else:
+        report.show([job.workdir], console)
     return 0
 
 
@@ -90,7 +102,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         keep_last=keep["keep_last"],
         keep_best=BEST if keep["keep_best"] else None,
     )
-    with contextlib.closing(checkpoints):
+    with contextlib.closing(checkpoints), contextlib.closing(run):
         restored = _restore(run, checkpoints)
         if restored is not None and restored.extra["finished"]:
             console.print(f"{job.workdir} is complete (step {restored.step})", highlight=False)
@@ -101,9 +113,36 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         for damaged, reason in restored.skipped if restored else ():
             console.print(f"checkpoint of step {damaged} is left out: {reason}", highlight=False)
         state = run.engine.init(run.starting_params()) if restored is None else restored.state
+        state = _meet(run, state, restored is not None, console, quiet)
         display = display or open_display(console, job.steps, quiet)
         with contextlib.closing(display):
             return _loop(run, state, restored, checkpoints, display)
+
+
+def _meet(run: Run, state, restored: bool, console: Console, quiet: bool):
+    """Meet the jobs of the other regions, if this is one of several; returns the state to train.
+
+    Raises:
+      RefusedError: they do not appear, or are of another run.
+    """
+    job, exchange = run.job, run.exchange
+    if exchange is None:
+        return state
+    if not quiet:
+        console.print(f"region {exchange.region} waits for the others ...", highlight=False)
+    try:
+        exchange.join(job.config["wait_minutes"] * 60)
+    except (ValueError, TimeoutError, StoreUnavailable) as error:
+        raise RefusedError([str(error)], "cannot meet the other regions") from error
+    if restored:
+        run.engine.reconnect(state)
+    if exchange.awaited:
+        return state
+    batch = next(run.data.batches(0, job.batch, steps=1, regions=job.here, prefetch=0))
+    state = rejoin.enter(run.engine, state, batch)
+    if not quiet:
+        console.print(f"came into the run at step {int(state.clock.step)}", highlight=False)
+    return state
 
 
 def _idle(job: Job) -> str:

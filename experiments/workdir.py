@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 CONFIG, METRICS, CHECKPOINTS, CURVES = "config.json", "metrics.jsonl", "checkpoints", "loss.png"
-# Sections that may change between the first start and a restart of the same run.
-_HOUSEKEEPING = ("log", "checkpoint")
+# What may change between the first start and a restart of the same run.
+_HOUSEKEEPING = (
+    "log",
+    "checkpoint",
+    "rendezvous",
+    "secret",
+    "address",
+    "wait_minutes",
+    "deadline_s",
+)
 
 
 def identity(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,15 +43,17 @@ def cross(
     )
     if fresh is None and late_key is None:
         return state
-    late = None if late_key is None else state.in_flight[late_key]
-    first = late is None and int(state.clock.sends[p]) == 1
+    first = late_key is None and int(state.clock.sends[p]) == 1
     if first and trips.method.first_round == "blocking":
         return trips.land_now(state, [fresh_key], step, events)
-    source = _emptied(fresh) if late is None else late
+    late, arrived, here = None, _emptied(fresh), fresh
+    if late_key is not None:
+        state, arrived = trips.carrier.finish(state, late_key)
+        late = here = state.in_flight[late_key]
     own = own_parts(late, fresh) if trips.method.takes_own_parts else None
-    state, values = trips.move(state, source, own)
+    state, values = trips.move(state, arrived, own)
     lands = mask if fresh is not None else np.zeros_like(mask)
-    state = trips.adopt(state, p, source, lands, step)
+    state = trips.adopt(state, p, here, lands, step)
     staleness = 0 if late is None else step - int(late.sent)
     trips.log_landing(state, p, late_key, lands, staleness, step, values, events)
     return state.replace(in_flight=without(state.in_flight, late_key))
@@ -80,6 +82,8 @@ def _shares(weight_R: jax.Array) -> jax.Array:
     return jnp.where(total > 0, weight_R / jnp.where(total > 0, total, 1.0), 0.0)
 
 
-def _emptied(flight: InFlight) -> InFlight:
+def _emptied(flight: InFlight | None) -> InFlight | None:
     """A payload that nobody sent: with all weights 0 its mean is 0."""
+    if flight is None:
+        return None
     return dataclasses.replace(flight, weight=jnp.zeros_like(flight.weight))

@@ -16,11 +16,15 @@ import optax
 from jax.sharding import Mesh
 
 from lowcomm_jax import history, initial, microbatches, programs
+from lowcomm_jax.carrying import OnMesh
 from lowcomm_jax.checks import check_batch, counting_problems, layout_problems, virtual_clock
+from lowcomm_jax.exchange.remote import RemoteExchange
 from lowcomm_jax.finish import finish
 from lowcomm_jax.gossip_trips import round_trips
 from lowcomm_jax.gradient import behind_outer
 from lowcomm_jax.guard import Guard
+from lowcomm_jax.jobs import BetweenJobs, reconnect
+from lowcomm_jax.jobs.checks import exchange_problems
 from lowcomm_jax.layout import Roles, make_layout
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import follow
@@ -47,7 +51,9 @@ class Engine:
       regions: number of regions R.
       mesh: mesh with axes region, stage, fsdp, tensor; default: `regions.default_mesh`.
       replicas: how a mesh slot runs the replicas it holds (`regions.Regions`).
-      exchange: how payloads travel; `mesh` (collectives inside one program) is what there is.
+      exchange: how payloads travel: `mesh` (collectives inside one program), or what
+        `exchange.store` and `exchange.peers` return: this job is then one region of several, its
+        mesh lies inside that region, and states, batches and metrics have that one row.
       network: a `network.Network`, preset name or spec; the run is then booked on its virtual
         clock, `engine.clock`. Learning never looks at it.
       seed: seeds a step's `rng`, a pure function of (seed, region, step).
@@ -76,7 +82,7 @@ class Engine:
         regions: int,
         *,
         mesh: Mesh | None = None,
-        exchange: Literal["mesh"] = "mesh",
+        exchange: Literal["mesh"] | RemoteExchange = "mesh",
         network: Any = None,
         replicas: Replicas = "map",
         seed: int = 0,
@@ -91,18 +97,20 @@ class Engine:
         block: int = 16,
         offload: bool = False,
     ):
+        alone = isinstance(exchange, RemoteExchange)
+        here = 1 if alone else regions
         if mesh is None:
-            mesh = default_mesh(regions if isinstance(regions, int) and regions > 0 else 1)
-        self.regions = Regions(regions, mesh, replicas)
+            mesh = default_mesh(here if isinstance(here, int) and here > 0 else 1)
+        self.regions = Regions(here, mesh, replicas)
         self.method = method
         self.roles = roles
         self.block = block
         guard = Guard(outlier_factor, max_update_norm)
         self.clock, unusable = virtual_clock(network, regions, seed)
-        problems = layout_problems(self.regions, method, weights, guard, network) + unusable
+        everyone = Regions(regions, mesh, replicas)
+        problems = layout_problems(everyone, method, weights, guard, network) + unusable
+        problems += exchange_problems(exchange, regions, method, mesh, guard)
         problems += counting_problems(accumulate=accumulate, block=block)
-        if exchange != "mesh":
-            problems.append(f"exchange={exchange!r}: only 'mesh' is available")
         if offload and method.signal == "gradient":
             problems.append(f"offload: {method.name} needs its anchor at every step; leave it out")
         if problems:
@@ -120,12 +128,18 @@ class Engine:
             skip_nonfinite=skip_nonfinite,
             network=None if self.clock is None else self.clock.network,
             offload=offload,
+            carrier=BetweenJobs(exchange) if alone else OnMesh(regions),
         )
-        self.weights = weights if isinstance(weights, str) else np.asarray(weights, np.float32)
+        ids_R = np.array([exchange.region] if alone else range(regions), np.int32)
+        self.weights = weights
+        if not isinstance(weights, str):
+            self.weights = np.asarray(weights, np.float32)[ids_R]
+        if alone:
+            self.clock = None  # a virtual clock books all regions; here real time passes
         region = self.regions.sharding(REGION)
-        self.region_ids = jax.device_put(np.arange(regions, dtype=np.int32), region)
+        self.region_ids = jax.device_put(ids_R, region)
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
-        self._runner = StageRunner(method, self.region_ids)
+        self._runner = StageRunner(method, self.region_ids, ids_R, regions)
         self._trips: dict[Any, RoundTrips] = {}
 
     # -- state --------------------------------------------------------------------------------
@@ -228,25 +242,28 @@ class Engine:
             record.add(stage.steps, metrics, events)
         return state, record
 
-    def warm(self, state: TrainState, batch: PyTree, sizes: Sequence[int]) -> TrainState:
-        """Compile the inner steps for microbatches of `sizes`, without training.
+    def warm(
+        self, state: TrainState, batch: PyTree, sizes: Sequence[int] | None = None
+    ) -> TrainState:
+        """Compile the inner steps of `run`, without training.
 
         Args:
           state: is donated; use the returned one, which holds the same values.
-          batch: a host batch like those of `run`; only its first sample and its dtypes count.
-          sizes: every m that `run` or `step` will be called with.
+          batch: a host batch like those of `run`; with `sizes` only its first sample counts.
+          sizes: every `microbatch` that `run` will be called with; None = batches are not cut.
 
         Raises:
           ValueError: listing the sizes that cannot work.
         """
         trips = self.trips(state)
-        microbatches.refuse(microbatches.size_problems(self.recipe, sizes))
-        for size in sizes:
-            one = Stager([microbatches.repeated(batch, size)], self.block, size).take(1)
+        microbatches.refuse(microbatches.size_problems(self.recipe, sizes or ()))
+        for size in [None] if sizes is None else sizes:
+            batch = batch if size is None else microbatches.repeated(batch, size)
+            one = Stager([batch], self.block, size).take(1)
             stage = self._staged(one._replace(steps=0))
             active = self._runner.active(range(0), stage.capacity)
-            cut = microbatches.Cut(size)
-            inner, _ = self._runner.inner_steps(trips, state, stage, active, True, cut)
+            cut = None if size is None else microbatches.Cut(size)
+            inner, _ = self._runner.inner_steps(trips, state, stage, active, False, cut)
             state = state.replace(inner=inner)
         return state
 
@@ -263,6 +280,10 @@ class Engine:
         if self.clock is not None:
             follow(self.clock, int(state.clock.step), events)
         return state
+
+    def reconnect(self, state: TrainState) -> None:
+        """Send off once more what a restored state has in flight; for a job per region."""
+        reconnect(self.trips(state), state)
 
     # -- helpers ------------------------------------------------------------------------------
 

@@ -62,10 +62,11 @@ def _drain(trips: RoundTrips, state, p: int, step: int, events, sent: int | None
     for key, flight in in_send_order(state.in_flight):
         if flight.fragment != p or (sent is not None and flight.sent != sent):
             continue
-        own = None
+        state, arrived = trips.carrier.finish(state, key)
+        flight, own = state.in_flight[key], None
         if trips.method.takes_own_parts:
-            own = boundary.own_parts(flight, None)
-        state, values = trips.move(state, flight, own, if_news=True)
+            own = boundary.own_parts(arrived, None)
+        state, values = trips.move(state, arrived, own, if_news=True)
         state = trips.adopt(state, p, flight, flight.takes_part, step)
         state = state.replace(in_flight=without(state.in_flight, key))
         trips.log_landing(state, p, key, flight.takes_part, 0, step, values, events)

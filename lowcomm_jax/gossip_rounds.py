@@ -42,7 +42,7 @@ class GossipRounds(Rounds):
         still moves by this rule; a group nobody of which takes part does nothing.
 
         Args:
-          draw: of the round (`GroupExchange.draw`); the rest as in `Rounds.move`.
+          draw: of the round (`exchange.pairs.Draw`); the rest as in `Rounds.move`.
           codec_state, level: not used: gossip has no personal codecs, and one level.
           if_news: leave the anchors of a group alone whose mean is exactly 0.
 
@@ -53,8 +53,9 @@ class GossipRounds(Rounds):
         del codec_state, level
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
+        anchors = base if draw.anchors is None else draw.anchors
         mean, group, moves_R = self.groups.means(
-            payload, base, weight_R, draw, like, self._specs(like)
+            payload, anchors, weight_R, draw.members, like, self._specs(like)
         )
 
         def one_region(mean, state, own, group):

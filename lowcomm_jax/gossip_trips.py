@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowcomm_jax.exchange import GroupExchange, pair
+from lowcomm_jax.exchange import GroupExchange
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.roundtrip import RoundTrips
-from lowcomm_jax.state import InFlight, TrainState
+from lowcomm_jax.state import InFlight, TrainState, flight_key
 from lowcomm_jax.topology import Gossip, Groups
 
 
@@ -33,21 +33,23 @@ class GossipTrips(RoundTrips):
         self.topology = topology
         self.exchange = GroupExchange(programs.recipe.regions, topology, programs.exchange.codec)
 
-    def groups(self, state: TrainState, p: int) -> Groups:
-        number = self.topology.draw(int(state.clock.sends[p]), self.count)
-        return self.topology.partition(number, self.count)
+    def groups(self, number: int) -> Groups:
+        total = self.carrier.total
+        return self.topology.partition(self.topology.draw(number, total), total)
 
     def move(self, state: TrainState, flight: InFlight, own=None, if_news: bool = False):
         """Move the anchors by the payloads of their groups; returns (state, device metrics)."""
         # A fragment in flight is not sent again, so its round is that of its last send.
-        draw = self.exchange.draw(int(state.clock.sends[flight.fragment]) - 1)
+        p = int(flight.fragment)
+        key = flight_key(p, int(flight.sent))
+        draw = self.carrier.draw(self.exchange, int(state.clock.sends[p]) - 1, key)
         return super().move(state, flight, draw, if_news)
 
     def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
         """Note a landing, and that the moved anchors are on their way to the next partners."""
         super().log_landing(state, p, key, lands, staleness, step, values, events)
-        groups = self.groups(state, p)
-        traffic = pair(4 * self.fragments.numel(p), np.ones(self.count, bool), groups)
+        groups = self.groups(int(state.clock.sends[p]))
+        traffic = self.carrier.anchors_ahead(4 * self.fragments.numel(p), groups)
         state.clock.bytes_sent += traffic.sent
         state.clock.bytes_received += traffic.received
         events[-1] = events[-1].sending_ahead(traffic, groups)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.regions import REGION
@@ -79,6 +80,12 @@ class Measurements:
         interval = max(1, int(clock.last_sent[p]) - max(0, int(clock.previous_sent[p])))
         scale = np.float32(1 / (np.sqrt(self._numel[p]) * interval))
         return state.replace(rate=_set_entry(state.rate, np.int32(p), mean_norm[0] * scale))
+
+
+def measured_by(landing_state: Any) -> dict[str, jax.Array]:
+    """What a landing rule measured: `correction_ratio` `[R]` of Taylor delay correction."""
+    ratio = optax.tree.get(landing_state, "correction_ratio", None)
+    return {} if ratio is None else {"correction_ratio": jax.numpy.copy(ratio)}
 
 
 @jax.jit

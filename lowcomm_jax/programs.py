@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import offload
 from lowcomm_jax.accumulating import make_accumulating_program
+from lowcomm_jax.carrying import Carrier
 from lowcomm_jax.compression import Codec, Staged, route
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
@@ -51,6 +52,7 @@ class Recipe:
     skip_nonfinite: bool
     network: Network | None
     offload: bool
+    carrier: Carrier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +108,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     exchange = MeshExchange(regions, codec, recipe.stacked)
     spec_fn = recipe.spec_fn or default_specs(exchange)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
-    method = settled(method, exchange, cut, recipe.network)
+    method = settled(method, exchange, cut, recipe)
     parts = (regions, exchange, method, recipe.guard, specs)
     if method.topology is None:
         rounds = Rounds(*parts)
@@ -213,24 +215,23 @@ def coded(method: Method, cut: Fragments, regions: int) -> Codec | None:
     return route(method.codec, [cut.like(p) for p in range(len(cut))], regions).codec
 
 
-def settled(
-    method: Method, exchange: MeshExchange, cut: Fragments, network: Network | None
-) -> Method:
+def settled(method: Method, exchange: MeshExchange, cut: Fragments, recipe: Recipe) -> Method:
     """The method with what its schedule draws from the network: T_c, and T_s of every payload.
 
     Raises:
       ValueError: the settled schedule cannot work.
     """
+    network = recipe.network
     if network is None:
         return method
 
     def seconds(fragment: int, level: int) -> float:
-        everyone = np.ones(exchange.regions.count, bool)
-        traffic = exchange.at(level).traffic(cut.like(fragment), everyone)
+        everyone, like = np.ones(recipe.regions.count, bool), cut.like(fragment)
+        traffic = recipe.carrier.traffic(exchange.at(level), like, everyone, None, 0)
         return sync_seconds(network, traffic.nbytes, traffic.route)
 
     schedule = method.schedule.settle(Timing(step_seconds(network), seconds))
-    problems = schedule.violations(exchange.regions.count)
+    problems = schedule.violations(recipe.carrier.total)
     if problems:
         raise ValueError("this network and method do not fit:\n- " + "\n- ".join(problems))
     return dataclasses.replace(method, schedule=schedule)

@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from lowcomm_jax import boundary
-from lowcomm_jax.exchange import two_shot
+from lowcomm_jax.exchange import Traffic, two_shot
 from lowcomm_jax.history import Event
-from lowcomm_jax.measurements import Measurements
+from lowcomm_jax.measurements import Measurements, measured_by
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.schedule import delay_per_region
 from lowcomm_jax.state import InFlight, TrainState, flight_key, in_send_order, with_inner, without
@@ -26,12 +25,14 @@ class RoundTrips:
 
     Attributes:
       programs: the compiled programs.
+      carrier: how payloads reach the other regions.
       weights: float32 `[R]`, weights of the regions unless tokens decide.
     """
 
     def __init__(self, programs: Programs, weights: str | np.ndarray):
         self.programs = programs
         recipe = programs.recipe
+        self.carrier = recipe.carrier
         self.method = programs.method
         self.schedule = programs.method.schedule
         self.count = recipe.regions.count
@@ -44,13 +45,18 @@ class RoundTrips:
         self.measurements = Measurements(programs)
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
+        if self._averaged and self.carrier.always:
+            raise ValueError(
+                f"leaves {self._averaged} of role 'average' cannot be averaged between jobs: give "
+                "them the role 'local'"
+            )
 
     def next_event(self, state: TrainState) -> int:
         """Inner steps until something is sent or lands (at least 1)."""
         step = int(state.clock.step)
         if self.method.signal == "gradient":
             return np.iinfo(np.int32).max
-        dues = [int(f.due[f.takes_part].min()) for f in state.in_flight.values()]
+        dues = [int(f.due[f.waiting].min()) for f in state.in_flight.values()]
         return max(1, min([self.schedule.next_send(step, state.clock), *dues]) - step)
 
     def after(self, state: TrainState, steps: int, mask: np.ndarray):
@@ -82,7 +88,9 @@ class RoundTrips:
                 state = boundary.cross(self, state, p, step, mask, events)
         else:
             state = self.land(state, self._due(state, step), step, events)
-        return self._decide(state, step, events), events
+        state = self._decide(state, step, events)
+        self.carrier.settled(state)
+        return state, events
 
     def _decide(self, state: TrainState, step: int, events: list[Event]) -> TrainState:
         """Let the schedule draw its conclusions from what has just landed."""
@@ -103,7 +111,7 @@ class RoundTrips:
 
     def _due(self, state: TrainState, step: int) -> list[str]:
         flying = in_send_order(state.in_flight)
-        return [key for key, f in flying if bool((f.takes_part & (f.due <= step)).any())]
+        return [key for key, f in flying if bool((f.waiting & (f.due <= step)).any())]
 
     def _sends(self, state: TrainState, step: int) -> tuple[int, ...]:
         busy = {
@@ -127,8 +135,9 @@ class RoundTrips:
         return self._send(state, p, step, mask, events, flight_key(p, step))
 
     def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
-        if not mask.any():
+        if not mask.any() and not self.carrier.always:
             return state
+        kept = self.carrier.before(state.codec[p])
         keep = self.method.landing is not None and bool((self._delay > 0).any())
         level = self.schedule.level(state.clock)
         out = self.programs.send(
@@ -141,11 +150,8 @@ class RoundTrips:
             keep=keep,
             level=level,
         )
-        exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()
-        groups = self.groups(state, p)
-        traffic = exchange.traffic(self._like[p], mask, groups, header)
-        if p == 0 and self._averaged:
-            traffic = traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
+        groups = self.groups(int(state.clock.sends[p]))
+        traffic = self._traffic(p, level, mask, groups)
         clock = state.clock.copy()
         clock.previous_sent[p], clock.last_sent[p] = clock.last_sent[p], step
         clock.sends[p] += 1
@@ -164,6 +170,8 @@ class RoundTrips:
             level=np.int64(level),
             header=self.measurements.header(state, step),
         )
+        anchor = self.fragments.leaves(state.anchor, p)
+        self.carrier.start(key, int(clock.sends[p]), flight, anchor, kept, groups)
         values = {k: out[k] for k in ("delta_norm", "left_out", "weight")}
         events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(
@@ -176,9 +184,16 @@ class RoundTrips:
             state = with_inner(state, tokens=counted)
         return self._average(state, mask, flight) if p == 0 and self._averaged else state
 
-    def groups(self, state: TrainState, p: int) -> Groups | None:
-        """Who exchanges fragment p next; None = all regions with one another."""
-        del state, p
+    def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
+        exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()
+        traffic = self.carrier.traffic(exchange, self._like[p], mask, groups, header)
+        if p == 0 and self._averaged:
+            return traffic.plus(two_shot(self.programs.averaged_bytes(), mask))
+        return traffic
+
+    def groups(self, number: int) -> Groups | None:
+        """Who exchanges in a fragment's round `number`; None = all regions with one another."""
+        del number
         return None
 
     def _base_weights(self, state: TrainState, p: int) -> jax.Array:
@@ -196,8 +211,8 @@ class RoundTrips:
         """Land payloads where they are due: first all anchors move, then regions adopt them."""
         moved: dict[str, dict[str, Any]] = {}
         for key in keys:
-            flight = state.in_flight[key]
-            if not flight.moved:
+            if not state.in_flight[key].moved:
+                state, flight = self.carrier.finish(state, key)
                 state, moved[key] = self.move(state, flight)
                 state = self.measurements.landed(state, flight, moved[key])
         for key in keys:
@@ -215,7 +230,7 @@ class RoundTrips:
         flight = state.in_flight[key]
         p, lands = int(flight.fragment), flight.takes_part & (flight.due <= step)
         state = self.adopt(state, p, flight, lands, step)
-        values = {**values, **_measured_by(state.landing[p])}
+        values = {**values, **measured_by(state.landing[p])}
         since = flight.sent
         if self.method.base == "received":
             since = np.maximum(state.clock.last_landed[p], 0)
@@ -275,12 +290,6 @@ class RoundTrips:
 
 def _set(items: tuple, index: int, value: PyTree) -> tuple:
     return (*items[:index], value, *items[index + 1 :])
-
-
-def _measured_by(landing_state: PyTree) -> dict[str, jax.Array]:
-    """What a landing rule measured: `correction_ratio` `[R]` of Taylor delay correction."""
-    ratio = optax.tree.get(landing_state, "correction_ratio", None)
-    return {} if ratio is None else {"correction_ratio": jax.numpy.copy(ratio)}
 
 
 @jax.jit

@@ -31,10 +31,16 @@ class StageRunner:
 
     method: Method
     region_ids: jax.Array
+    here: np.ndarray  # the same on the host: numbers of the regions in this job
+    total: int
 
     @property
     def count(self) -> int:
-        return self.region_ids.shape[0]
+        return len(self.here)
+
+    def _mask(self, participants: Participants, step: int) -> np.ndarray:
+        """Bool `[R]` of the regions in this job, out of a mask of all regions."""
+        return participants_mask(participants and participants(step), self.total)[self.here]
 
     def run(
         self,
@@ -56,7 +62,7 @@ class StageRunner:
             active = self.active(steps, stage.capacity)
             trips.measurements.starts()
             inner, metrics = self.inner_steps(trips, state, stage, active, single, cut)
-            mask = participants_mask(participants and participants(steps[-1]), self.count)
+            mask = self._mask(participants, steps[-1])
             state, events = trips.after(state.replace(inner=inner), stage.steps, mask)
             pace = {} if active is None else {"active": active}
         if clock is not None:
@@ -82,7 +88,7 @@ class StageRunner:
         return inner, first_step(metrics) if single else metrics
 
     def _gradient(self, trips, state, stage: Stage, participants, single: bool, steps: range):
-        masks = [participants_mask(participants and participants(t), self.count) for t in steps]
+        masks = [self._mask(participants, t) for t in steps]
         state, events, metrics = run_gradient_steps(
             trips.programs,
             state,

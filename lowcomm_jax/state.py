@@ -67,6 +67,14 @@ class InFlight:
     level: np.ndarray
     header: dict[str, jax.Array]
 
+    @property
+    def waiting(self) -> np.ndarray:
+        """Bool `[R]`: regions that have something to do at its landing.
+
+        Those that took part; where nobody here did, all of them wait for the anchor to move.
+        """
+        return self.takes_part if self.takes_part.any() else np.ones_like(self.takes_part)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass

@@ -1,6 +1,9 @@
-"""Strict JAX settings for every test, and eight virtual CPU devices."""
+"""Strict JAX settings for every test, eight virtual CPU devices, programs compiled once."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -8,7 +11,16 @@ os.environ["XLA_FLAGS"] = (
     " --xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
 )
 
-import jax
+# Many tests build the same program. All processes of a run, which inherit these variables, share
+# what one of them has compiled; who sets the folder keeps it, otherwise it goes at the end.
+COMPILED = "JAX_COMPILATION_CACHE_DIR"
+if COMPILED not in os.environ:
+    os.environ[COMPILED] = tempfile.mkdtemp(prefix="lowcomm_jax_compiled_")
+    atexit.register(shutil.rmtree, os.environ[COMPILED], ignore_errors=True)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+
+import jax  # noqa: E402  (it reads the environment)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -51,7 +51,7 @@ def make_target(engine: Engine, params: PyTree, records: list[dict]) -> Target:
         {**named_leaves("codec", state.codec), **named_leaves("landing", state.landing)}
     )
     count = len(programs.fragments)
-    flights = {r["key"]: _abstract_flight(programs, r) for r in records if r["fragment"] < count}
+    flights = {r["key"]: abstract_flight(programs, r) for r in records if r["fragment"] < count}
     return Target(jax.tree.map(_abstract, state).replace(in_flight=flights), fresh)
 
 
@@ -64,7 +64,7 @@ def _abstract(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _abstract_flight(programs: Programs, record: dict) -> InFlight:
+def abstract_flight(programs: Programs, record: dict) -> InFlight:
     """Shapes of a payload in flight; they lie as they lay, as far as the mesh allows."""
     regions, codec = programs.recipe.regions, programs.exchange.codec
     like = programs.fragments.like(record["fragment"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,19 @@ from lowcomm_jax.topology import Gossip, member_table
 
 PyTree = Any
 MOST_PERMUTES = 4096  # in one program: some minutes of compilation
+
+
+class Draw(NamedTuple):
+    """What a landing program must know of a round's groups.
+
+    Attributes:
+      members: of `GroupExchange.draw`.
+      anchors: fp32 leaves `[n, ...]` of the members of the one group there is, where anchors of
+        other regions are not at hand; None = all regions' are.
+    """
+
+    members: Any
+    anchors: PyTree = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,6 +84,11 @@ class RemoteExchange:
         self._litter.adopt()
         self._roster = joining.enter(self._office, wait_s)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the others wait for this region's payloads; not when it comes into their run."""
+        return self._office.beats.own.awaited
+
     def living(self) -> set[int]:
         """Regions whose heartbeat was seen lately, this one included."""
         return self._office.beats.living()

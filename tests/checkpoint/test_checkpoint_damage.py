@@ -99,12 +99,21 @@ def test_damaged_is_named_and_the_previous_one_used(copied, caplog, damage):
             checkpoints.restore(engine, bf16_params(), step=5)
 
 
+def without_arrays(document):
+    return {key: value for key, value in document.items() if key != "arrays"}
+
+
 def test_every_flipped_byte_is_found_or_harmless(saved, tmp_path):
-    """One byte of every file, early, in the middle and late: never other numbers in silence."""
+    """One byte of every file, early, in the middle and late: never other numbers in silence.
+
+    Of one region: the files of the others are of the same kinds.
+    """
     _, directory, _ = saved
-    step = tmp_path / "5"
-    shutil.copytree(directory / "5", step)
+    whole, step = store.epath.Path(directory / "5"), tmp_path / "5"
+    document = store.read_document(whole)
+    groups = store.read_arrays(whole, document)
     path = store.epath.Path(step)
+    store.write(path, {g: groups[g] for g in ("shared", "region_0")}, without_arrays(document))
     good = leaves.gather(store.read_arrays(path, store.read_document(path)))
     found = 0
     for file in [f for f in files(step) if f.stat().st_size]:
@@ -119,7 +128,8 @@ def test_every_flipped_byte_is_found_or_harmless(saved, tmp_path):
             else:
                 assert_same(read, good)
             file.write_bytes(original)
-    assert found > 20
+    print(found, len(files(step)))
+    assert found > 10
 
 
 def test_altered_number_is_found_by_its_digest(saved, tmp_path):
@@ -131,7 +141,7 @@ def test_altered_number_is_found_by_its_digest(saved, tmp_path):
     groups["region_1"]["inner/params/a"][1, 2] += np.float32(1e-6)
     index = document["arrays"]
     other = store.epath.Path(tmp_path / "5")
-    store.write(other, groups, {k: v for k, v in document.items() if k != "arrays"})
+    store.write(other, groups, without_arrays(document))
     with pytest.raises(DamagedError, match="region_1: inner/params/a differs from its digest"):
         store.read_arrays(other, {**document, "arrays": index})
     file = other / "document" / "data.json"

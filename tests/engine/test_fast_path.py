@@ -28,10 +28,13 @@ METHODS = {
 }
 
 
-def make(name, block=4):
+def make(name):
     mesh = lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(loss_fn, optax.adamw(0.02), METHODS[name](), R, mesh=mesh, block=block)
-    return engine, engine.init(oracle.make_params())
+    return lc.Engine(loss_fn, optax.adamw(0.02), METHODS[name](), R, mesh=mesh, block=4)
+
+
+def start(engine):
+    return engine.init(oracle.make_params())
 
 
 def stream(first=1, last=STEPS):
@@ -45,13 +48,12 @@ def leaves(state):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_run_equals_steps_bit_for_bit(name):
-    engine, state = make(name)
-    logged = []
+    engine = make(name)
+    state, logged = start(engine), []
     for batch in stream():
         state, metrics = engine.step(state, batch)
         logged.append(np.asarray(metrics["loss"]))
-    fast_engine, fast = make(name)
-    fast, history = fast_engine.run(fast, stream())
+    fast, history = engine.run(start(engine), stream())
     assert len(history) == STEPS
     np.testing.assert_array_equal(history["loss"], np.stack(logged))
     for a, b in zip(leaves(fast), leaves(state), strict=True):
@@ -60,8 +62,8 @@ def test_run_equals_steps_bit_for_bit(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_compiles_after_warm_up(name):
-    engine, state = make(name)
-    state, _ = engine.run(state, stream())
+    engine = make(name)
+    state, _ = engine.run(start(engine), stream())
     state, _ = engine.step(state, stream(1, 1)[0])
 
     def warm():
@@ -71,16 +73,16 @@ def test_nothing_compiles_after_warm_up(name):
         return again.anchor
 
     def cold():
-        engine, state = make(name)
-        return engine.run(state, stream()[:2])[0].anchor
+        engine = make(name)
+        return engine.run(start(engine), stream()[:2])[0].anchor
 
     assert compilations(warm) == 0
     assert compilations(cold) > 0, "the counter sees nothing, so this test could not fail"
 
 
 def test_history_rows_carry_the_events_of_their_step():
-    engine, state = make("streaming")
-    state, history = engine.run(state, stream())
+    engine = make("streaming")
+    state, history = engine.run(start(engine), stream())
     rows = list(history.rows())
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     kinds = {(e["step"], e["kind"], e["fragment"]) for row in rows for e in row["events"]}
@@ -94,8 +96,8 @@ def test_history_rows_carry_the_events_of_their_step():
 
 
 def test_bytes_are_those_of_the_two_shot_reduction():
-    engine, state = make("diloco")
-    state, _ = engine.run(state, stream(last=10))
+    engine = make("diloco")
+    state, _ = engine.run(start(engine), stream(last=10))
     rounds, nbytes = 2, 4 * oracle.SIZE
     per_round = round(2 * nbytes * (R - 1) / R)
     assert state.clock.bytes_sent.tolist() == [rounds * per_round] * R
@@ -103,12 +105,12 @@ def test_bytes_are_those_of_the_two_shot_reduction():
 
 
 def test_resuming_from_a_copied_state_is_the_same_run():
-    engine, state = make("cocodc")
-    state, _ = engine.run(state, stream(1, 9))
+    engine = make("cocodc")
+    state, _ = engine.run(start(engine), stream(1, 9))
     copied = jax.tree.map(lambda x: np.array(x), state)
     state, _ = engine.run(state, stream(10))
-    other, _ = make("cocodc")
-    other.init(oracle.make_params())
+    other = make("cocodc")
+    start(other)
     resumed, _ = other.run(copied, stream(10))
     for a, b in zip(leaves(resumed), leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)

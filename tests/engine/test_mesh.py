@@ -49,6 +49,7 @@ def make(model, params, method, shape, **kwargs):
         R,
         mesh=mesh,
         specs=spec_of(model, params),
+        block=STEPS,
         **kwargs,
     )
     return engine, engine.init(params)
@@ -89,8 +90,8 @@ def test_every_mesh_gives_the_same_losses(model, params, name, shapes):
 
 
 def test_vmap_and_map_agree(model, params):
-    mapped, _ = losses(model, params, METHODS["streaming"](), (2, 1, 2, 1), replicas="map")
-    batched, _ = losses(model, params, METHODS["streaming"](), (2, 1, 2, 1), replicas="vmap")
+    mapped, _ = losses(model, params, METHODS["streaming"](), ALL_AXES, replicas="map")
+    batched, _ = losses(model, params, METHODS["streaming"](), ALL_AXES, replicas="vmap")
     np.testing.assert_allclose(batched, mapped, rtol=2e-5)
 
 
@@ -108,10 +109,11 @@ def crossing(found, shape):
 
 
 def staged(engine):
-    return engine.place({"tokens": np.stack([b["tokens"] for b in batches()[:2]], axis=1)})
+    """As `run` stages them, so that the program read is the one that ran."""
+    return engine.place({"tokens": np.stack([b["tokens"] for b in batches()], axis=1)})
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 2, 2), (4, 1, 2, 1)])
+@pytest.mark.parametrize("shape", [ALL_AXES, (4, 1, 2, 1)])
 def test_inner_step_has_no_collective_across_regions(model, params, shape):
     engine, state = make(model, params, METHODS["diloco"](), shape)
     programs = engine.trips(state).programs
@@ -129,10 +131,10 @@ def test_all_groups_of_a_collective_are_read():
 
 
 def test_ddp_is_the_exception(model, params):
-    shape = (4, 1, 2, 1)
+    shape = ALL_AXES
     engine, state = make(model, params, METHODS["ddp"](), shape)
     carry = (state.inner, state.anchor, state.outer[0], state.codec[0])
-    mask = np.ones((R, 2), bool)
+    mask = np.ones((R, STEPS), bool)
     args = (
         carry,
         state.frozen,

@@ -118,7 +118,7 @@ def test_partners_exchange_a_payload_once(name):
     shape = (2, 1, 2, 2)
     engine, state = make(shape, lc.methods.noloco(2, codec=CODECS[name]()))
     trips = engine.trips(state)
-    everyone, groups = np.ones(R, bool), trips.groups(state, 0)
+    everyone, groups = np.ones(R, bool), trips.groups(0)
     payload = trips.programs.exchange.traffic(trips.fragments.like(0), everyone, groups)
     anchor = 4 * sum(int(np.prod(s)) for s in SHAPES.values())
     _, move = compiled(engine, state)

@@ -49,6 +49,7 @@ def arguments(root, *more):
         "--config.inner.warmup_steps=2",
         "--config.eval.sequences=20",
         "--config.eval.batch=8",
+        "--compile_cache=off",  # the one of the tests is on
         *more,
     ]
 

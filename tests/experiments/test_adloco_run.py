@@ -6,7 +6,6 @@ import signal
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from experiments.__main__ import main
 from experiments.loop import Loop
@@ -40,7 +39,6 @@ def command(tiny, root, workdir):
             "--config.eval.every=10",
             "--config.checkpoint.every=0",
             f"--workdir={root / workdir}",
-            f"--compile_cache={root / 'compiled'}",
             "--quiet",
         ),
     ]
@@ -50,18 +48,12 @@ def test_adloco(tmp_path, tiny):
     """One test, so that the three runs are made once: whole, interrupted in a round, continued."""
     folder = tmp_path
     tiny.corpus(folder / "texts")
-    settings = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in settings}
-    compilation_cache.reset_cache()
     with jax.numpy_dtype_promotion("standard"):
         assert main(command(tiny, folder, "whole")) == 0
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Loop, "_chunk", interrupted_after(3))
             assert main(command(tiny, folder, "broken")) == EXIT_INTERRUPTED
         assert main(command(tiny, folder, "broken")) == 0
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
     check_that_interrupted_equals_whole(folder)
     check_what_the_trainers_did(folder)
     check_evaluations_go_by_tokens(folder)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 
 from experiments import compare, compare_runs, sweep
@@ -61,7 +60,7 @@ def config(root, **changes):
         "panels": panels,
         "networks": ("aws:Oregon,Virginia,Tokyo",),
         "step_seconds": 0.05,
-        "compile_cache": str(root / "compiled"),
+        "compile_cache": "off",
     }
     return comparison(variants, "often", **{**fields, **changes})
 
@@ -81,14 +80,8 @@ def compared(root, workdir, **changes):
 def whole(tmp_path_factory, tiny):
     root = tmp_path_factory.mktemp("compare")
     tiny.corpus(root / "texts")
-    settings = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in settings}
-    compilation_cache.reset_cache()
     with jax.numpy_dtype_promotion("standard"):
         yield root, *compared(root, root / "whole")
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def runs(workdir, name):

@@ -27,7 +27,6 @@ def run(tmp_path_factory, tiny):
         "--config.eval.every=6",
         f"--workdir={root / 'run'}",
         "--quiet",
-        "--compile_cache=off",
     )
     with jax.numpy_dtype_promotion("standard"):
         assert main(["train", *command]) == 0

@@ -80,7 +80,6 @@ def test_it_trains_from_the_command_line(tmp_path, tiny):
         "--config.eval.every=0",
         "--config.checkpoint.every=0",
         f"--workdir={tmp_path / 'run'}",
-        "--compile_cache=off",
         "--quiet",
     )
     with jax.numpy_dtype_promotion("standard"):

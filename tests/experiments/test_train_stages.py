@@ -30,7 +30,6 @@ def test_a_run_in_stages_trains_and_leaves_a_model_in_one_piece(tmp_path, tiny):
         "--config.model.layers=3",
         "--config.mesh.stage=2",
         f"--workdir={tmp_path / 'run'}",
-        "--compile_cache=off",
         "--quiet",
     )
     with jax.numpy_dtype_promotion("standard"):

@@ -1,0 +1,123 @@
+"""The logs of one job per region as the log of one run, the way a single process would write it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.metrics import read_records
+from experiments.workdir import METRICS
+
+_FOLDER = re.compile(r"region(\d+)")
+# What every region says of itself alone: lists of one entry, put side by side.
+_OWN = ("loss", "grad_norm", "skipped", "ce", "accuracy")
+_EVENT_OWN = (
+    "participants",
+    "staleness",
+    "bytes_sent",
+    "bytes_received",
+    "delta_norm",
+    "left_out",
+    "weight",
+    "correction_ratio",
+)
+
+
+def region_logs(workdir: Path) -> list[Path]:
+    """Metrics files of the regions of a run of jobs, in order; empty if it is none."""
+    found = {}
+    for folder in workdir.glob("region*"):
+        number = _FOLDER.fullmatch(folder.name)
+        if number and (folder / METRICS).is_file():
+            found[int(number.group(1))] = folder / METRICS
+    return [found[region] for region in sorted(found)]
+
+
+def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Records of one run from those of its regions.
+
+    A step's record has a row for every region, NaN for those that did not make it; its tokens and
+    bytes are those of all regions up to then. Evaluations and intervals are those of the lowest
+    region that has them: anchors are the same everywhere.
+    """
+    logs = [read_records(path) for path in paths]
+    logs = [log for log in logs if log]
+    if not logs:
+        return []
+    header = {**logs[0][0], "here": [region for log in logs for region in log[0]["here"]]}
+    steps: dict[int, dict[int, dict]] = {}
+    others: dict[tuple[str, int], dict] = {}
+    ends = []
+    for log in logs:
+        region = log[0]["here"][0]
+        for record in log[1:]:
+            kind = record["kind"]
+            if kind == "step":
+                steps.setdefault(record["step"], {})[region] = record
+            elif kind == "end":
+                ends.append(record)
+            else:
+                others.setdefault((kind, record.get("step", -1)), record)
+    totals = _Totals(header["here"])
+    records = [totals.step(number, steps[number]) for number in sorted(steps)]
+    end = [totals.end(ends)] if len(ends) == len(logs) else []
+    order = {"eval_set": 0, "step": 1, "interval": 2, "eval": 3}
+    body = sorted(
+        [*others.values(), *records],
+        key=lambda r: (r.get("step", -1), order.get(r["kind"], 4)),
+    )
+    return [header, *body, *end]
+
+
+class _Totals:
+    """Carries what adds up over a run, region by region: a lost one keeps what it had."""
+
+    def __init__(self, regions: Sequence[int]):
+        self._regions = list(regions)
+        self._last: dict[int, dict] = {}
+
+    def _sum(self) -> dict[str, Any]:
+        def column(name: str) -> list[int]:
+            return [self._last[r][name][0] if r in self._last else 0 for r in self._regions]
+
+        return {
+            "tokens": sum(record["tokens"] for record in self._last.values()),
+            "bytes_sent": column("bytes_sent"),
+            "bytes_received": column("bytes_received"),
+        }
+
+    def step(self, number: int, found: Mapping[int, dict]) -> dict[str, Any]:
+        """One step's record from the regions' (region -> record)."""
+        self._last |= found
+        rows = list(found.values())
+        record = {**rows[0], **self._sum()}
+        for name in [name for name in _OWN if name in rows[0]]:
+            record[name] = [found[r][name][0] if r in found else math.nan for r in self._regions]
+        record["loss_mean"] = float(np.nanmean(record["loss"]))
+        record["tokens_per_second"] = sum(row["tokens_per_second"] or 0.0 for row in rows)
+        record["seconds"] = max(row["seconds"] for row in rows)
+        shares = [r["participation"] for r in rows if r["participation"] is not None]
+        record["participation"] = float(np.mean(shares)) if shares else None
+        record["events"] = _events(rows)
+        return record
+
+    def end(self, ends: Sequence[dict]) -> dict[str, Any]:
+        self._last = dict(zip(self._regions, ends))
+        return {**ends[0], **self._sum(), "seconds": max(end["seconds"] for end in ends)}
+
+
+def _events(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The regions' views of a step's sends and landings, side by side."""
+    views: dict[tuple, list[dict]] = {}
+    for row in rows:
+        for event in row["events"]:
+            views.setdefault((event["kind"], event["key"], event["fragment"]), []).append(event)
+    return [
+        {**own[0], **{k: [x for e in own for x in e[k]] for k in _EVENT_OWN if k in own[0]}}
+        for own in views.values()
+    ]

@@ -1,0 +1,113 @@
+"""How a round trip's payloads reach the other regions: on one mesh, or between jobs.
+
+On the mesh all regions are in one program and nothing needs carrying: the landing program reads
+every region's rows. Between jobs, `jobs.BetweenJobs` hands a payload to an exchange at the send and
+waits for everybody's at the landing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, pair
+from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.state import InFlight, TrainState
+from lowcomm_jax.topology import Groups
+
+PyTree = Any
+
+
+class Carrier(Protocol):
+    """Carries the payloads of one engine.
+
+    Attributes:
+      total: number of regions of the run; a state holds the rows of those that are in this job.
+      always: whether a region that sits out must say so, since the others wait for its word.
+    """
+
+    total: int
+    always: bool
+
+    def before(self, codec_state: PyTree) -> PyTree:
+        """What is kept of a codec's state, in case what it encodes next is not counted."""
+
+    def start(
+        self,
+        key: str,
+        number: int,
+        flight: InFlight,
+        anchor: dict[str, Any],
+        kept: PyTree,
+        groups: Groups | None,
+    ) -> None:
+        """Send off a payload; returns at once.
+
+        Args:
+          key: `state.flight_key`.
+          number: of the fragment's sends, this one included; a key may come twice (`finish`).
+          flight: nothing of it is donated before it lands.
+          anchor: the fragment's anchor, `[A, ...]`, at the send.
+          kept: what `before` returned.
+          groups: who exchanges with whom; None = all regions.
+        """
+
+    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
+        """Wait for everyone's payload.
+
+        Returns:
+          (state, flight): the flight with the rows of all who exchange it; in the state, it says
+          whether the regions of this job were counted.
+        """
+
+    def settled(self, state: TrainState) -> None:
+        """A step with sends or landings is over."""
+
+    def draw(self, groups: GroupExchange, number: int, key: str) -> Draw:
+        """What the landing program must know of the groups of a fragment's round `number`."""
+
+    def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
+        """Bytes of moved anchors on their way to the next groups, in the regions of this job."""
+
+    def traffic(
+        self,
+        exchange: MeshExchange,
+        like: PyTree,
+        mask: np.ndarray,
+        groups: Groups | None,
+        header: int,
+    ) -> Traffic:
+        """Bytes of an exchange in the regions of this job; as `MeshExchange.traffic`."""
+
+
+class OnMesh:
+    """All regions are in this job: see `Carrier`."""
+
+    always = False
+
+    def __init__(self, total: int):
+        self.total = total
+
+    def before(self, codec_state: PyTree) -> PyTree:
+        del codec_state
+        return None
+
+    def start(self, key, number, flight, anchor, kept, groups) -> None:
+        """The landing program does it all."""
+
+    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
+        return state, state.in_flight[key]
+
+    def settled(self, state: TrainState) -> None:
+        """Nobody else needs to hear of it."""
+
+    def draw(self, groups: GroupExchange, number: int, key: str) -> Draw:
+        del key
+        return Draw(groups.draw(number))
+
+    def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
+        return pair(nbytes, np.ones(self.total, bool), groups)
+
+    def traffic(self, exchange, like, mask, groups, header) -> Traffic:
+        return exchange.traffic(like, mask, groups, header)

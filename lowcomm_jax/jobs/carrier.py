@@ -1,0 +1,186 @@
+"""Payloads of one region's job on their way to the other jobs, and theirs to this one."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, pair
+from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.exchange.remote import Arrived, RemoteExchange
+from lowcomm_jax.jobs.digest import anchor_digest, compare
+from lowcomm_jax.jobs.shared import describe
+from lowcomm_jax.state import InFlight, TrainState
+from lowcomm_jax.topology import Groups, member_table
+
+PyTree = Any
+_POLL_SECONDS = 0.02
+PAYLOAD, HEADER, ANCHOR = "payload", "header", "anchor"
+
+
+@dataclasses.dataclass
+class Trip:
+    """A payload under way.
+
+    Attributes:
+      name: under which the jobs exchange it.
+      members: the regions that do, ascending.
+      kept: the codec's state from before the send.
+      like: shapes and dtypes of what travels, by name.
+      silent: this region only listens.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    kept: PyTree
+    like: dict[str, jax.ShapeDtypeStruct]
+    silent: bool
+
+
+class BetweenJobs:
+    """The `carrying.Carrier` of a job that is one region of several.
+
+    Every region's payload goes to all others (with gossip: to its partners, with its anchor). They
+    are added in region order by the same landing program as on the mesh, so that the anchors are
+    the same, bit for bit.
+
+    Attributes:
+      silent: listen to what the others exchange, and say nothing (`rejoin.catch_up`).
+    """
+
+    always = True
+
+    def __init__(self, exchange: RemoteExchange):
+        self.exchange = exchange
+        self.total, self.region = exchange.count, exchange.region
+        self.silent = False
+        self._trips: dict[str, Trip] = {}
+        self._anchors: dict[str, PyTree] = {}
+
+    def before(self, codec_state: PyTree) -> PyTree:
+        return jax.tree.map(jnp.copy, codec_state)
+
+    def start(
+        self,
+        key: str,
+        number: int,
+        flight: InFlight,
+        anchor: dict[str, Any],
+        kept: PyTree,
+        groups: Groups | None,
+    ) -> None:
+        members = tuple(range(self.total)) if groups is None else self._own_group(groups)
+        name = f"{key}.{number}"
+        parcel = self._parcel(flight, anchor, alone=groups is not None)
+        like = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in parcel.items()}
+        self._trips[key] = Trip(name, members, kept, like, self.silent)
+        if not self.silent:
+            takes_part = bool(flight.takes_part.any())
+            self.exchange.start(name, parcel, takes_part=takes_part, members=members)
+
+    def _parcel(self, flight: InFlight, anchor: dict[str, Any], alone: bool) -> dict[str, Any]:
+        """What travels, leaves `[1, ...]` by name; `alone`: the anchor is this region's own."""
+        parcel = {f"{PAYLOAD}/{i}": x for i, x in enumerate(jax.tree.leaves(flight.payload))}
+        parcel |= {f"{HEADER}/{name}": x for name, x in flight.header.items()}
+        parcel["weight"] = flight.weight
+        if alone:
+            # A copy: the landing donates the anchor, perhaps before it has been read.
+            return parcel | {f"{ANCHOR}/{k}": jnp.copy(x) for k, x in anchor.items()}
+        return parcel | {"digest": anchor_digest(anchor)[None]}
+
+    def _own_group(self, groups: Groups) -> tuple[int, ...]:
+        return next(tuple(group) for group in groups if self.region in group)
+
+    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
+        """See `carrying.Carrier`; blocks until everyone's payload is here.
+
+        Raises:
+          AnchorsDifferError: the regions had different anchors when they sent.
+        """
+        flight, trip = state.in_flight[key], self._trips.pop(key)
+        arrived = self._heard(trip) if trip.silent else self.exchange.finish(trip.name, trip.like)
+        rows = {name: x[list(trip.members), 0] for name, x in arrived.arrays.items()}
+        counted_N = arrived.participants[list(trip.members)]
+        if "digest" in rows:
+            compare(key, rows["digest"], counted_N)
+        else:
+            named = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
+            self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in named.items()}
+        if flight.takes_part.any() and not arrived.participants[self.region]:
+            state = self._left_out(state, key, trip)
+        return state, _everyones(flight, rows, counted_N)
+
+    def _heard(self, trip: Trip) -> Arrived:
+        """What the others have exchanged, as soon as they have."""
+        while True:
+            arrived = self.exchange.skip(trip.name, trip.like, members=trip.members)
+            if arrived is not None:
+                return arrived
+            time.sleep(_POLL_SECONDS)
+
+    def frontier(self) -> int:
+        """Inner steps of the region that is furthest, this one left out; 0 if nobody is there."""
+        others = {r: step for r, step in self.exchange.steps().items() if r != self.region}
+        return max(others.values(), default=0)
+
+    def settled(self, state: TrainState) -> None:
+        """A step's events are over: tell the others, and give a newcomer what it asks for."""
+        self.exchange.beat(int(state.clock.step))
+        asking = self.exchange.wanted()
+        if asking and self.region == min(self.exchange.living() - asking):
+            self.exchange.give_state(*describe(state))
+
+    def _left_out(self, state: TrainState, key: str, trip: Trip) -> TrainState:
+        """The others went on without this region: as if it had not sent at all."""
+        flight = state.in_flight[key]
+        p = int(flight.fragment)
+        kept = (*state.codec[:p], trip.kept, *state.codec[p + 1 :])
+        flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
+        return state.replace(codec=kept, in_flight={**state.in_flight, key: flight})
+
+    def draw(self, groups: GroupExchange, number: int, key: str) -> Draw:
+        """Of the one group there is: its members' rows, as `finish` has put them side by side."""
+        anchors = self._anchors.pop(key)
+        count = len(next(iter(anchors.values())))
+        return Draw(member_table([tuple(range(count))], groups.topology.group_size)[:1], anchors)
+
+    def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
+        return self._own(pair(nbytes, np.ones(self.total, bool), groups))
+
+    def traffic(
+        self,
+        exchange: MeshExchange,
+        like: PyTree,
+        mask: np.ndarray,
+        groups: Groups | None,
+        header: int,
+    ) -> Traffic:
+        """As announced: that all other regions take part is not known before the landing."""
+        nbytes = exchange.nbytes(like) + header
+        everyone = np.ones(self.total, bool)
+        everyone[self.region] = mask.any()
+        if groups is not None:
+            return self._own(pair(nbytes, everyone, groups))
+        return self._own(all_gather(nbytes, everyone))
+
+    def _own(self, traffic: Traffic) -> Traffic:
+        own = slice(self.region, self.region + 1)
+        return traffic._replace(sent=traffic.sent[own], received=traffic.received[own])
+
+
+def _everyones(flight: InFlight, rows: dict[str, np.ndarray], counted_N: np.ndarray) -> InFlight:
+    """The flight with a row for every member, `[N, ...]`; those left out have weight 0."""
+    leaves, treedef = jax.tree.flatten(flight.payload)
+    payload = treedef.unflatten([rows[f"{PAYLOAD}/{i}"] for i in range(len(leaves))])
+    return dataclasses.replace(
+        flight,
+        payload=payload,
+        weight=np.where(counted_N, rows["weight"], np.float32(0)),
+        header={name: rows[f"{HEADER}/{name}"] for name in flight.header},
+        takes_part=counted_N,
+    )

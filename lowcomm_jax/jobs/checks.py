@@ -1,0 +1,62 @@
+"""What cannot work, or does not work yet, when every region is a job of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.compression.two_shot import per_tensor
+from lowcomm_jax.exchange.remote import RemoteExchange
+from lowcomm_jax.guard import Guard
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.regions import REGION
+
+
+def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, guard: Guard):
+    """One line with its fix for each setting that keeps a job from exchanging with others."""
+    if isinstance(exchange, str):
+        known = exchange == "mesh"
+        return [] if known else [f"exchange={exchange!r}: use 'mesh', or an exchange between jobs"]
+    if not isinstance(exchange, RemoteExchange):
+        return [f"exchange={exchange!r}: use 'mesh', exchange.store(...) or exchange.peers(...)"]
+    found = []
+    if exchange.count != regions:
+        found.append(
+            f"the exchange has {exchange.count} regions, the engine {regions}: make them equal"
+        )
+    if mesh.shape.get(REGION, 1) != 1:
+        found.append(
+            f"the mesh has {mesh.shape[REGION]} region slots, but this job is one region: use "
+            "region=1, and fsdp or tensor for its devices"
+        )
+    if jax.process_count() > 1:
+        found.append("a region of several processes cannot exchange yet: use one process a region")
+    if guard.outlier_factor is not None:
+        found.append(
+            f"outlier_factor={guard.outlier_factor}: a job does not know the other regions' norms "
+            "when it sends; leave it out"
+        )
+    return found + method_problems(method)
+
+
+def method_problems(method: Method) -> list[str]:
+    """Methods that need more of the other regions than payloads at landings."""
+    schedule, found = method.schedule, []
+
+    def refuse(reason: str, fix: str) -> None:
+        found.append(f"{method.name} between jobs: {reason}; {fix}")
+
+    if method.signal == "gradient":
+        refuse("it exchanges at every step", "use exchange='mesh'")
+    if method.base == "received" or schedule.uneven:
+        refuse("regions at a pace of their own are simulated only", "use exchange='mesh'")
+    if method.anchors == "per_region" and method.topology is None:
+        refuse("it applies a region's own part apart from the others'", "use exchange='mesh'")
+    if np.ndim(schedule.delay):
+        refuse("one overlap for all regions is needed", "give a single number")
+    codec = None if method.codec is None else per_tensor(method.codec)
+    if codec is not None and codec.reduce == "two_shot":
+        refuse("payloads are gathered", "use reduce='auto' in the codec")
+    return found

@@ -1,0 +1,130 @@
+"""A region that comes into a run that goes on: the newest state of another one, then the landings
+it has missed since, and only then steps of its own.
+
+The regions that train do not wait for it meanwhile. What a lost region had not sent is lost; it
+starts from the anchor, with a fresh inner optimizer state and residuals of 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.checkpoint.leaves import named_leaves
+from lowcomm_jax.checkpoint.target import abstract_flight
+from lowcomm_jax.engine import Engine
+from lowcomm_jax.jobs.restart import expect
+from lowcomm_jax.jobs.shared import SHARED
+from lowcomm_jax.roundtrip import RoundTrips
+from lowcomm_jax.state import TrainState, with_inner
+
+PyTree = Any
+_POLL_SECONDS = 0.05
+
+
+def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
+    """Come into a run that goes on, after `exchange.join`; nothing to do at its beginning.
+
+    Args:
+      state: fresh, or restored from a checkpoint of this region; is donated.
+      batch: a host batch like those of `Engine.run`: the inner steps are compiled before anything
+        else, so that no time is lost once the others have been caught up with.
+
+    Returns:
+      the state at the others' step.
+
+    Raises:
+      TimeoutError: nobody gave a state.
+    """
+    exchange, trips = engine.recipe.carrier.exchange, engine.trips(state)
+    if exchange.awaited:
+        return state
+    state = engine.warm(state, batch)
+    _, arrays, document = _newest(exchange)
+    return catch_up(engine, install(trips, state, arrays, document))
+
+
+def _newest(exchange, patience_s: float = 600.0):
+    exchange.want_state()
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until:
+        found = exchange.newest_state()
+        if found is not None:
+            return found
+        time.sleep(_POLL_SECONDS)
+    raise TimeoutError(f"no other region gave its state within {patience_s:g} s")
+
+
+def install(
+    trips: RoundTrips, state: TrainState, arrays: dict[str, np.ndarray], document: dict
+) -> TrainState:
+    """Replace what regions have in common by another region's.
+
+    Raises:
+      ValueError: the arrays are of another model or method, with every difference.
+    """
+    like = {
+        name: x
+        for field in SHARED
+        for name, x in named_leaves(field, getattr(state, field)).items()
+    }
+    wrong = [
+        f"{name}: {arrays[name].shape if name in arrays else 'missing'} -> {x.shape}"
+        for name, x in like.items()
+        if name not in arrays or arrays[name].shape != x.shape
+    ]
+    if wrong:
+        raise ValueError("another region's state does not fit:\n- " + "\n- ".join(wrong))
+    changes = {}
+    for field in SHARED:
+        tree = getattr(state, field)
+        leaves = [
+            jax.device_put(arrays[name], x.sharding)
+            for name, x in named_leaves(field, tree).items()
+        ]
+        changes[field] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+    names = named_leaves("clock", state.clock)
+    clock = jax.tree.unflatten(jax.tree.structure(state.clock), [arrays[name] for name in names])
+    clock = dataclasses.replace(
+        clock.copy(), bytes_sent=state.clock.bytes_sent, bytes_received=state.clock.bytes_received
+    )
+    state = state.replace(**changes, clock=clock, in_flight={})
+    codec = tuple(jax.tree.map(jnp.zeros_like, one) for one in state.codec)
+    flights = {r["key"]: _spectator(trips, r) for r in document["in_flight"] if not r["moved"]}
+    state = state.replace(codec=codec, in_flight=flights)
+    expect(trips, state)
+    return state
+
+
+def _spectator(trips: RoundTrips, record: dict):
+    """A payload under way to which this region adds nothing."""
+    shapes = abstract_flight(trips.programs, record)
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, shapes
+    )
+    return dataclasses.replace(zeros, takes_part=np.zeros_like(zeros.takes_part))
+
+
+def catch_up(engine: Engine, state: TrainState) -> TrainState:
+    """Land what has landed elsewhere, up to the step where the others are, and start there."""
+    carrier, trips = engine.recipe.carrier, engine.trips(state)
+    nobody = np.zeros(1, bool)
+    carrier.silent = True
+    try:
+        while (left := carrier.frontier() - int(state.clock.step)) > 0:
+            state, _ = trips.after(state, min(left, trips.next_event(state)), nobody)
+    finally:
+        carrier.silent = False
+    return start_from_anchor(trips, state)
+
+
+def start_from_anchor(trips: RoundTrips, state: TrainState) -> TrainState:
+    """Take the anchor's values and the run's step; the inner optimizer goes on as it is."""
+    params = trips.programs.restart(state.inner.params, state.anchor)
+    step = jnp.full_like(state.inner.step, int(state.clock.step))
+    return with_inner(state, params=params, step=step, tokens=jnp.zeros_like(state.inner.tokens))

@@ -1,0 +1,33 @@
+"""A job that starts again where its checkpoint was made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lowcomm_jax.state import TrainState, in_send_order
+
+if TYPE_CHECKING:
+    from lowcomm_jax.roundtrip import RoundTrips
+
+
+def expect(trips: RoundTrips, state: TrainState) -> None:
+    """Wait, as a listener, for what others have in flight."""
+    trips.carrier.silent = True
+    try:
+        reconnect(trips, state)
+    finally:
+        trips.carrier.silent = False
+
+
+def reconnect(trips: RoundTrips, state: TrainState) -> None:
+    """Send off what is in flight once more: its first way ended with the job that sent it.
+
+    What the job announced before it ended stands, and is the same, bit for bit.
+    """
+    for key, flight in in_send_order(state.in_flight):
+        if flight.moved:
+            continue
+        p = int(flight.fragment)
+        number = int(state.clock.sends[p])
+        anchor, kept = trips.fragments.leaves(state.anchor, p), trips.carrier.before(state.codec[p])
+        trips.carrier.start(key, number, flight, anchor, kept, trips.groups(number - 1))

@@ -1,0 +1,22 @@
+"""What the regions of a run have in common: all that a newcomer needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lowcomm_jax.state import TrainState
+
+SHARED = ("anchor", "outer", "rate")  # fields of a state, besides the clock
+
+
+def describe(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict]:
+    """What a newcomer needs: (step, arrays by name, what is in flight)."""
+    # Here, since the rooms of checkpoints are built on the engine, which is built on this one.
+    from lowcomm_jax.checkpoint.leaves import flight_records, named_leaves, to_host
+
+    named: dict[str, Any] = {}
+    for field in (*SHARED, "clock"):
+        named |= named_leaves(field, getattr(state, field))
+    return int(state.clock.step), to_host(named), {"in_flight": flight_records(state)}

@@ -1,0 +1,63 @@
+"""The folder of compiled programs: a second start finds what the first one compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from experiments import compile_cache
+
+SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+
+
+@pytest.fixture
+def restored():
+    """The settings of JAX are those from before at the end."""
+    before = {name: getattr(jax.config, name) for name in SETTINGS}
+    compilation_cache.reset_cache()
+    yield before
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def hits(run):
+    """How many programs were found in the folder while `run` ran."""
+    found = []
+
+    def count(event, **_):
+        if event == "/jax/compilation_cache/cache_hits":
+            found.append(event)
+
+    jax.monitoring.register_event_listener(count)
+    try:
+        jax.block_until_ready(run())
+    finally:
+        jax.monitoring.unregister_event_listener(count)
+    return len(found)
+
+
+def test_what_was_compiled_is_found_by_another_start(tmp_path, restored):
+    x = np.arange(3, dtype=np.float32)  # compiles nothing, so that the folder is still open
+
+    def start():
+        return jax.jit(lambda x: jnp.cos(x) * 3)(x)
+
+    compile_cache.enable(str(tmp_path / "new" / "folder"))
+    jax.config.update(SETTINGS[1], 0.0)  # so short a program is not kept otherwise
+    assert hits(start) == 0
+    assert list((tmp_path / "new" / "folder").iterdir())
+    assert hits(start) == 1
+
+
+def test_the_default_is_the_users_cache_folder_and_off_changes_nothing(
+    tmp_path, monkeypatch, restored
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compile_cache.enable("off")
+    assert {name: getattr(jax.config, name) for name in SETTINGS} == restored
+    compile_cache.enable(None)
+    folder = compile_cache.default_folder()
+    assert jax.config.jax_compilation_cache_dir == str(folder)
+    assert folder.is_dir() and folder.is_relative_to(tmp_path / "lowcomm_jax" / "xla")

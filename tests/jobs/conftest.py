@@ -1,0 +1,31 @@
+"""Jobs that meet in a temporary folder."""
+
+import pytest
+from exchange.party import TIMING
+
+from lowcomm_jax import exchange
+
+
+@pytest.fixture
+def between(tmp_path):
+    """`between(regions)(region)`: that region's exchange, joined; all are closed in the end."""
+    every = []
+
+    def of(regions, timing=None):
+        def make(region):
+            made = exchange.store(f"file://{tmp_path}", region, regions, "run", timing=timing)
+            every.append(made)
+            made.join(60)
+            return made
+
+        return make
+
+    yield of
+    for made in every:
+        made.close()
+
+
+@pytest.fixture
+def brief(between):
+    """The same, where a region is soon taken for dead."""
+    return lambda regions: between(regions, TIMING)

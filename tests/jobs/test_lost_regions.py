@@ -1,0 +1,108 @@
+"""A region that sits out, dies, or comes back, costs the others nothing but its share."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from exchange.test_remote_faults import vanish
+from jobs.test_same_numbers import METHODS, RULE, assert_same, expected
+from jobs.together import batches, engine, in_jobs, rows, values
+
+import lowcomm_jax as lc
+from lowcomm_jax.jobs import rejoin
+
+R = 3
+
+
+def sitting_out(step):
+    """Everyone, but region 1 in the second period, and 0 and 2 in the third."""
+    return [step not in range(9, 13), step not in range(5, 9), step not in range(9, 13)]
+
+
+@pytest.mark.parametrize("name", ["diloco", "sparseloco", "noloco"])
+def test_absent_regions_are_as_absent_as_on_the_mesh(name, between):
+    together = expected(METHODS[name](), R, 14, sitting_out)
+    jobs = in_jobs(between(R), METHODS[name](), R, 14, sitting_out)
+    assert_same(jobs, together, name == "noloco")
+
+
+def test_survivors_go_on_and_the_lost_region_comes_back(brief):
+    """Until it is back the anchors are those of a run in which it sits out from its death on."""
+    steps, dies, back = 400, 9, 24
+    data, entered = batches(steps, R), threading.Event()
+    whole = engine(lc.methods.diloco(4, RULE), R)
+    state, _ = whole.run(whole.init(oracle.make_params()), data[:back], lambda t: [1, 1, t < dies])
+    anchor = jax.tree.map(np.array, state.anchor)
+
+    def job(region, start, stop, state, exchange):
+        one = engine(lc.methods.diloco(4, RULE), R, exchange)
+        with jax.numpy_dtype_promotion("standard"):
+            state = one.init(oracle.make_params()) if state is None else state
+            state, _ = one.run(state, [rows(batch, region) for batch in data[start:stop]])
+        return one, state
+
+    with ThreadPoolExecutor(R) as pool:
+        made = list(pool.map(brief(R), range(R)))
+
+        def first(region):
+            return job(region, 0, dies if region == 2 else back, None, made[region])
+
+        def lost(region):
+            one, state = first(region)
+            vanish(made[region])
+            return one, state
+
+        jobs = list(pool.map(lambda r: (lost if r == 2 else first)(r), range(R)))
+        for _, state in jobs[:2]:
+            jax.tree.map(np.testing.assert_array_equal, state.anchor, anchor)
+
+        def unhurried(region):
+            for batch in data[back:]:
+                entered.wait(0.1)
+                yield rows(batch, region)
+
+        def survivor(region):
+            one, state = jobs[region]
+            with jax.numpy_dtype_promotion("standard"):
+                state, _ = one.run(state, unhurried(region))
+                return values(one.finish(state))
+
+        def again():
+            one = engine(lc.methods.diloco(4, RULE), R, brief(R)(2))
+            with jax.numpy_dtype_promotion("standard"):
+                state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 2))
+                at = int(state.clock.step)
+                entered.set()
+                state, history = one.run(state, [rows(b, 2) for b in data[at:]])
+                return at, values(one.finish(state)), history.events
+
+        newcomer = pool.submit(again)
+        survivors = list(pool.map(survivor, range(2)))
+        at, ended, events = newcomer.result()
+    assert back <= at < steps
+    assert any(event.kind == "send" for event in events)
+    for anchors, _ in survivors:
+        jax.tree.map(np.testing.assert_array_equal, anchors, ended[0])
+
+
+def test_anchors_that_have_parted_stop_the_run(between):
+    data = batches(8, 2)
+
+    def job(region, exchange):
+        one = engine(lc.methods.diloco(4, RULE), 2, exchange)
+        with jax.numpy_dtype_promotion("standard"):
+            state, _ = one.run(one.init(oracle.make_params()), [rows(b, region) for b in data[:4]])
+            if region == 1:
+                anchor = {k: x.at[0].add(1e-7) for k, x in state.anchor.items()}
+                state = state.replace(anchor=anchor)
+            one.run(state, [rows(b, region) for b in data[4:]])
+
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(between(2), range(2)))
+        running = [pool.submit(job, r, made[r]) for r in range(2)]
+        for one in running:
+            with pytest.raises(lc.jobs.AnchorsDifferError, match=r"region 0: \w{16}, region 1: "):
+                one.result()

@@ -1,0 +1,42 @@
+"""A run of several jobs ends with the same bits as the run in one process."""
+
+import numpy as np
+import pytest
+from jobs.together import CUT, batches, engine, in_jobs, train
+
+import lowcomm_jax as lc
+
+RULE = lc.outer.nesterov(0.6, 0.85)
+METHODS = {
+    "local_sgd": lambda: lc.methods.local_sgd(4),
+    "diloco": lambda: lc.methods.diloco(4, RULE),
+    "streaming": lambda: lc.methods.streaming_diloco(6, 3, 2, 0.3, pattern=CUT, outer=RULE),
+    "cocodc": lambda: lc.methods.cocodc(
+        6, 3, 2, syncs_per_period=4, taylor=0.5, pattern=CUT, outer=RULE
+    ),
+    "dilocox": lambda: lc.methods.dilocox(4, rank=2, outer=RULE),
+    "noloco": lambda: lc.methods.noloco(4, seed=3),
+    "sparseloco": lambda: lc.methods.sparseloco(4),
+}
+
+
+def expected(method, regions, steps, participants=None, **kwargs):
+    return train(engine(method, regions, **kwargs), batches(steps, regions), participants)
+
+
+def assert_same(jobs, together, gossip):
+    for region, job in enumerate(jobs):
+        for (anchor, params), (all_anchors, all_params) in zip(job, together, strict=True):
+            for name, value in anchor.items():
+                row = region if gossip else 0
+                np.testing.assert_array_equal(value[0], all_anchors[name][row], name)
+            for name, value in params.items():
+                np.testing.assert_array_equal(value[0], all_params[name][region], name)
+
+
+@pytest.mark.parametrize("regions", [2, 3])
+@pytest.mark.parametrize("name", METHODS)
+def test_anchors_and_parameters_are_those_of_one_process(name, regions, between):
+    together = expected(METHODS[name](), regions, 14)
+    jobs = in_jobs(between(regions), METHODS[name](), regions, 14)
+    assert_same(jobs, together, name == "noloco")

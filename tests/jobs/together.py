@@ -1,0 +1,57 @@
+"""Jobs of a run as threads of one process, each with an engine and an exchange of its own."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import optax
+import oracle
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+
+MESH = lc.make_mesh(devices=jax.devices()[:1])
+CUT = ["^a$|^s$", "^b$", "^c$"]
+
+
+def engine(method, regions, exchange="mesh", **kwargs):
+    inner = optax.sgd(0.05, momentum=0.8)
+    return lc.Engine(loss_fn, inner, method, regions, mesh=MESH, exchange=exchange, **kwargs)
+
+
+def batches(steps, regions):
+    table = oracle.make_batches(steps=steps, regions=regions)
+    return [oracle.step_batch(table, t) for t in range(1, steps + 1)]
+
+
+def rows(batch, region):
+    return jax.tree.map(lambda x: x[region : region + 1], batch)
+
+
+def train(one, data, participants=None):
+    """(anchors, own parameters) at the end, and after `finish`."""
+    with jax.numpy_dtype_promotion("standard"):
+        state = one.init(oracle.make_params())
+        state, _ = one.run(state, data, participants)
+        before = values(state)
+        return before, values(one.finish(state))
+
+
+def values(state):
+    return jax.tree.map(np.array, (state.anchor, state.inner.params))
+
+
+def in_jobs(make_exchange, method, regions, steps, participants=None, **kwargs):
+    """What every job of a run ends with, in order of the regions."""
+    data = batches(steps, regions)
+
+    def job(region):
+        exchange = make_exchange(region)
+        try:
+            one = engine(method, regions, exchange, **kwargs)
+            return train(one, [rows(batch, region) for batch in data], participants)
+        finally:
+            exchange.close()
+
+    with ThreadPoolExecutor(regions) as pool:
+        return [future.result() for future in [pool.submit(job, r) for r in range(regions)]]
