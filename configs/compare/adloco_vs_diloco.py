@@ -25,7 +25,8 @@ Sizes, `--config.size=`: `small` (default, 0.18M parameters, 720 steps), `nano` 
 `small` took us 28 minutes on two busy cores. Final loss, ± 95 % over three seeds; MB sent;
 exchanges: diloco 2.085 ± 0.038, 26, 24; diloco_sgd 2.196 ± 0.027; adloco 2.517 ± 0.085, 23, 8;
 one_trainer 2.364 ± 0.021, 12, 10; no_merge 2.692 ± 0.069, 30, 6; reset 2.510 ± 0.088; fixed_batch
-2.072 ± 0.024, 104, 84; no_switch 2.562 ± 0.060; sqrt_rate 2.458 ± 0.053; diloco_norm 2.466 ± 0.365, 8.3, 7.
+2.072 ± 0.024, 104, 84; no_switch 2.562 ± 0.060; sqrt_rate 2.458 ± 0.053; diloco_norm
+2.466 ± 0.365, 8.3, 7.
 Batches that grow 32-fold within 720 steps leave too few steps: at equal tokens they cost more than
 anything else; where tokens are plenty and bytes dear the comparison is another (`equal=bytes`).
 """

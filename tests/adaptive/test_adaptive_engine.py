@@ -227,6 +227,52 @@ def test_memory_decides_the_largest_microbatch(fresh, monkeypatch):
         fresh._settle(2)
 
 
+def test_memory_is_measured_on_the_compiled_step(run):
+    """What the compiler says of steps of 4 samples is enough for 4, and not for 6."""
+    method = lc.methods.adloco(PERIOD, 2, 2, "norm", start_batch=2, max_batch=8, microbatches=2)
+    plain = engine(method)
+    state = plain.init(oracle.make_params())
+    needed = plain._bytes(state, stream(0, 0, 1))
+    four, six = needed(4), needed(6)
+    assert four < six
+    found = engine(method, largest_microbatch=None, memory=four)
+    state, _ = found.run(found.init(oracle.make_params()), stream, rounds=1)
+    assert found.planner.microbatches()[-1] == 4
+    assert engine(method, largest_microbatch=None, memory=six)._memory == six
+
+
+@pytest.fixture(scope="module")
+def merging():
+    """A method, and what four rounds of it end with on one device: 3, 2 and 1 trainers."""
+    method = lc.methods.adloco(PERIOD, 3, 1, "norm", start_batch=2, max_batch=8, microbatches=2)
+    with jax.numpy_dtype_promotion("standard"):
+        return method, rounds_of(engine(method, regions=4), 4)
+
+
+def rounds_of(one, regions):
+    def batches(trainer, start, count):
+        return oracle.make_stream(7, trainer, start, count, regions)
+
+    state, _ = one.run(one.init(oracle.make_params()), batches, rounds=4)
+    return state
+
+
+def test_offload_does_not_change_trainers_and_merges(merging):
+    method, plain = merging
+    state = rounds_of(engine(method, regions=4, offload=True), 4)
+    assert list(state.trainers) == list(plain.trainers) and len(state.trainers) == 1
+    assert same(values(state), values(plain))
+
+
+def test_several_devices_a_region_train_the_same_trainers(merging):
+    method, plain = merging
+    mesh = lc.make_mesh(region=2, fsdp=2)
+    state = rounds_of(engine(method, regions=4, mesh=mesh), 4)
+    assert state.requests == plain.requests and list(state.trainers) == list(plain.trainers)
+    for a, b in zip(values(state), values(plain)):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
 def test_regions_of_uneven_hardware_share_a_step():
     """Shares 3 to 1 of a mean of 4: batches of 6 and 2, each region at its own pace."""
     slow = uniform(REGIONS, 1000.0, delay_s=0.0, compute_s=STEP_SECONDS)
