@@ -137,9 +137,9 @@ def _meet(run: Run, state, restored: bool, console: Console, quiet: bool):
         exchange.join(job.config["wait_minutes"] * 60)
     except (ValueError, TimeoutError, StoreUnavailable) as error:
         raise RefusedError([str(error)], "cannot meet the other regions") from error
-    if restored:
-        run.engine.reconnect(state)
     if exchange.awaited:
+        if restored:
+            run.engine.reconnect(state)
         return state
     batch = next(run.data.batches(0, job.batch, steps=1, regions=job.here, prefetch=0))
     state = rejoin.enter(run.engine, state, batch)
