@@ -61,6 +61,7 @@ class BetweenJobs:
         self.silent = False
         self._trips: dict[str, Trip] = {}
         self._anchors: dict[str, PyTree] = {}
+        self._given: set[int] = set()  # regions that still ask, but have been given a state
 
     def before(self, codec_state: PyTree) -> PyTree:
         return jax.tree.map(jnp.copy, codec_state)
@@ -116,11 +117,17 @@ class BetweenJobs:
         return state, _everyones(flight, rows, counted_N)
 
     def _heard(self, trip: Trip) -> Arrived:
-        """What the others have exchanged, as soon as they have."""
+        """What the others have exchanged, as soon as they have.
+
+        Raises:
+          RuntimeError: there is nobody left to do so.
+        """
         while True:
             arrived = self.exchange.skip(trip.name, trip.like, members=trip.members)
             if arrived is not None:
                 return arrived
+            if self.exchange.living() == {self.region}:
+                raise RuntimeError(f"all other regions are gone before {trip.name}: start again")
             time.sleep(_POLL_SECONDS)
 
     def frontier(self) -> int:
@@ -132,8 +139,9 @@ class BetweenJobs:
         """A step's events are over: tell the others, and give a newcomer what it asks for."""
         self.exchange.beat(int(state.clock.step))
         asking = self.exchange.wanted()
-        if asking and self.region == min(self.exchange.living() - asking):
+        if asking - self._given and self.region == min(self.exchange.living() - asking):
             self.exchange.give_state(*describe(state))
+        self._given = asking
 
     def _left_out(self, state: TrainState, key: str, trip: Trip) -> TrainState:
         """The others went on without this region: as if it had not sent at all."""

@@ -18,6 +18,8 @@ import numpy as np
 from lowcomm_jax.checkpoint.leaves import named_leaves
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.exchange.remote import RemoteExchange
+from lowcomm_jax.exchange.states import State
 from lowcomm_jax.jobs.restart import expect
 from lowcomm_jax.jobs.shared import SHARED
 from lowcomm_jax.roundtrip import RoundTrips
@@ -49,15 +51,15 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     return catch_up(engine, install(trips, state, arrays, document))
 
 
-def _newest(exchange, patience_s: float = 600.0):
+def _newest(exchange: RemoteExchange, patience_s: float = 600.0) -> State:
     exchange.want_state()
     until = time.monotonic() + patience_s
-    while time.monotonic() < until:
+    while time.monotonic() < until and exchange.living() != {exchange.region}:
         found = exchange.newest_state()
         if found is not None:
             return found
         time.sleep(_POLL_SECONDS)
-    raise TimeoutError(f"no other region gave its state within {patience_s:g} s")
+    raise TimeoutError(f"no other region gave its state within {patience_s:g} s, or all are gone")
 
 
 def install(
