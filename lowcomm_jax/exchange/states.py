@@ -13,6 +13,7 @@ from lowcomm_jax.exchange.office import Office
 
 CHUNK_BYTES = 64 << 20
 _KEPT = 2
+_FETCHED_AFTER_S = 30.0
 
 State = tuple[int, dict[str, np.ndarray], dict]
 """Step, arrays, document."""
@@ -23,17 +24,23 @@ class States:
 
     def __init__(self, office: Office, chunk_bytes: int = CHUNK_BYTES):
         self._office, self._chunk_bytes = office, chunk_bytes
+        self._served: dict[tuple[int, int], float] = {}
         self._given: deque[tuple[str, list[str]]] = deque()
 
     def give(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
-        """Publish a state; the two newest ones of a region are kept.
+        """Publish a state for the regions that ask; the two newest ones of a donor are kept.
 
         Returns:
-          False: another region has given this step's already.
+          False: another region has given this step's already, or all who ask were given one so
+          lately that they are still fetching it.
 
         Raises:
           StoreUnavailable: try again later.
         """
+        asking = self._asking()
+        nbytes = sum(np.asarray(x).nbytes for x in arrays.values())
+        if asking and all(self._lately(one, nbytes) for one in asking.items()):
+            return False
         key = f"{self._prefix}{step:012d}"
         if self._office.store.read(key) is not None:
             return False
@@ -41,6 +48,7 @@ class States:
         body = {
             "step": step,
             "donor": self._office.region,
+            "asked": {str(region): incarnation for region, incarnation in asking.items()},
             "arrays": {
                 name: [*wire.shapes_of({name: arrays[name]})[name], pieces[name]] for name in arrays
             },
@@ -51,6 +59,7 @@ class States:
             # Pieces carry the donor in their names: these are ours alone.
             self._drop(names)
             return False
+        self._served |= dict.fromkeys(asking.items(), self._office.beats.clock_s)
         self._given.append((key, names))
         while len(self._given) > _KEPT:
             older, names = self._given[0]
@@ -62,6 +71,9 @@ class States:
     def newest(self) -> State | None:
         """The state of the highest step that can be had whole and undamaged, if any.
 
+        While this region asks, only those count that were given since: the payloads that follow
+        an older one may be gone.
+
         Raises:
           StoreUnavailable: try again later.
         """
@@ -70,10 +82,28 @@ class States:
             if data is None:
                 continue
             try:
-                return self._take(self._office.seal.open(key, data))
+                body = self._office.seal.open(key, data)
+                if self._is_for_us(body):
+                    return self._take(body)
             except (Rejected, Missing):
                 self._office.tally.add("rejected_state")
         return None
+
+    def _asking(self) -> dict[int, int]:
+        """Incarnations of the living regions that ask for a state."""
+        latest = self._office.beats.latest()
+        others = self._office.beats.living() - {self._office.region}
+        return {r: latest[r].incarnation for r in sorted(others) if latest[r].wants}
+
+    def _lately(self, one: tuple[int, int], nbytes: int) -> bool:
+        """Whether this incarnation of a region was given a state that it may still be fetching."""
+        given_s = self._served.get(one)
+        allowed_s = _FETCHED_AFTER_S + 4 * self._office.pace.transfer_s(nbytes)
+        return given_s is not None and self._office.beats.clock_s - given_s < allowed_s
+
+    def _is_for_us(self, body: dict) -> bool:
+        own = self._office.beats.own
+        return not own.wants or body["asked"].get(str(self._office.region)) == own.incarnation
 
     @property
     def _prefix(self) -> str:

@@ -45,6 +45,26 @@ def test_asking_giving_and_taking(party):
     until(lambda: first.wanted() == set())
 
 
+def test_who_asks_gets_a_state_of_now_and_gets_it_once(party):
+    """An old one leads nowhere, and a new one every step would never be fetched whole."""
+    first, second = party.run(2)
+    assert first.give_state(3, ARRAYS, {})
+    same(second.newest_state(), 3, document={})
+    second.want_state()
+    until(lambda: first.wanted() == {1})
+    assert second.newest_state() is None
+    given = [first.give_state(step, ARRAYS, DOCUMENT) for step in range(4, 10)]
+    assert given == [True] + [False] * 5
+    same(second.newest_state(), 4)
+    # The job that takes its place has not been given anything yet.
+    again = party.region(1, 2)
+    again.join(20.0)
+    again.want_state()
+    until(lambda: first._states._asking() == {1: 2})
+    assert first.give_state(10, ARRAYS, DOCUMENT)
+    same(again.newest_state(), 10)
+
+
 def test_nobody_waits_for_a_region_that_asks(party):
     regions = party.run(2)
     regions[1].want_state()
