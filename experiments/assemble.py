@@ -16,7 +16,7 @@ from experiments.job import Job, abstract_params, make_engine, make_model
 from lowcomm_jax import AdaptiveEngine, Engine, programs
 from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
-from lowcomm_jax.exchange.remote import RemoteExchange
+from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.models.weights import load_llama

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.workdir import identity
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange.remote import RemoteExchange
+from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.jobs.checks import method_problems
 from lowcomm_jax.methods import Method
 

@@ -23,7 +23,7 @@ from experiments.workdir import workdir_problems
 from experiments.writers import missing_packages
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.data import DataConfig
-from lowcomm_jax.exchange.remote import RemoteExchange
+from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.fragments import partition, path_name
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.methods import Method

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from lowcomm_jax import history, initial, microbatches, programs
 from lowcomm_jax.carrying import OnMesh
 from lowcomm_jax.checks import check_batch, counting_problems, layout_problems, virtual_clock
-from lowcomm_jax.exchange.remote import RemoteExchange
+from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.finish import finish
 from lowcomm_jax.gossip_trips import round_trips
 from lowcomm_jax.gradient import behind_outer

@@ -1,11 +1,17 @@
 """How payloads travel between regions, and how many bytes that takes."""
 
-from lowcomm_jax.exchange.connect import peers, store
-from lowcomm_jax.exchange.errors import Lost, Missing, Rejected, StoreUnavailable, Superseded
+from lowcomm_jax.exchange.between.connect import peers, store
+from lowcomm_jax.exchange.between.errors import (
+    Lost,
+    Missing,
+    Rejected,
+    StoreUnavailable,
+    Superseded,
+)
+from lowcomm_jax.exchange.between.remote import Arrived, RemoteExchange
+from lowcomm_jax.exchange.between.timing import Timing
 from lowcomm_jax.exchange.mesh import MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
-from lowcomm_jax.exchange.remote import Arrived, RemoteExchange
-from lowcomm_jax.exchange.timing import Timing
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
 
 __all__ = [

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, pair
+from lowcomm_jax.exchange.between.remote import Arrived, RemoteExchange
 from lowcomm_jax.exchange.pairs import Draw
-from lowcomm_jax.exchange.remote import Arrived, RemoteExchange
 from lowcomm_jax.jobs.digest import anchor_digest, compare
 from lowcomm_jax.jobs.shared import describe
 from lowcomm_jax.state import InFlight, TrainState

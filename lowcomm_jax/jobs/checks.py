@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax.compression.two_shot import per_tensor
-from lowcomm_jax.exchange.remote import RemoteExchange
+from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.regions import REGION

@@ -18,8 +18,8 @@ import numpy as np
 from lowcomm_jax.checkpoint.leaves import named_leaves
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.exchange.remote import RemoteExchange
-from lowcomm_jax.exchange.states import State
+from lowcomm_jax.exchange.between.remote import RemoteExchange
+from lowcomm_jax.exchange.between.states import State
 from lowcomm_jax.jobs.restart import expect
 from lowcomm_jax.jobs.shared import SHARED
 from lowcomm_jax.roundtrip import RoundTrips

@@ -9,12 +9,12 @@ import safetensors.numpy
 from exchange.party import at_once
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange import wire
-from lowcomm_jax.exchange.commits import Board, Commit
-from lowcomm_jax.exchange.kv import Store, segment
-from lowcomm_jax.exchange.secret import Seal, read_secret
-from lowcomm_jax.exchange.tally import Tally
-from lowcomm_jax.exchange.timing import Pace, Timing
+from lowcomm_jax.exchange.between import wire
+from lowcomm_jax.exchange.between.commits import Board, Commit
+from lowcomm_jax.exchange.between.kv import Store, segment
+from lowcomm_jax.exchange.between.secret import Seal, read_secret
+from lowcomm_jax.exchange.between.tally import Tally
+from lowcomm_jax.exchange.between.timing import Pace, Timing
 
 ABOUT = {"run_id": "run", "key": "7/0", "region": 1}
 ARRAYS = {

@@ -11,7 +11,7 @@ from exchange.party import LIKE, TIMING, payload, until
 from exchange.test_remote_faults import outage, vanish
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange import wire
+from lowcomm_jax.exchange.between import wire
 
 COUNT = 4
 FAST = dataclasses.replace(TIMING, deadline_s=2.0)

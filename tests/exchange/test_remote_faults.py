@@ -10,8 +10,8 @@ import pytest
 from exchange.party import LIKE, TIMING, at_once, check, land, payload, send, until
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange import wire
-from lowcomm_jax.exchange.secret import Seal
+from lowcomm_jax.exchange.between import wire
+from lowcomm_jax.exchange.between.secret import Seal
 
 
 def folder(party) -> pathlib.Path:

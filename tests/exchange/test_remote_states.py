@@ -7,7 +7,7 @@ import numpy as np
 from exchange.party import LIKE, check, land, send, until
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange.secret import Seal
+from lowcomm_jax.exchange.between.secret import Seal
 
 ARRAYS = {
     "anchor/w": np.arange(7, dtype=np.float32),

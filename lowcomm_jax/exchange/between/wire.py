@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from lowcomm_jax.exchange.errors import Rejected
+from lowcomm_jax.exchange.between.errors import Rejected
 
 _METADATA = "payload"
 

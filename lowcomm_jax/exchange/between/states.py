@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.exchange import wire
-from lowcomm_jax.exchange.errors import Missing, Rejected
-from lowcomm_jax.exchange.office import Office
+from lowcomm_jax.exchange.between import wire
+from lowcomm_jax.exchange.between.errors import Missing, Rejected
+from lowcomm_jax.exchange.between.office import Office
 
 CHUNK_BYTES = 64 << 20
 _KEPT = 2

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import threading
 
-from lowcomm_jax.exchange.beats import Beats
-from lowcomm_jax.exchange.commits import Board
-from lowcomm_jax.exchange.kv import Store
-from lowcomm_jax.exchange.secret import Seal
-from lowcomm_jax.exchange.tally import Tally
-from lowcomm_jax.exchange.timing import Pace, Timing
-from lowcomm_jax.exchange.transport import Transport
+from lowcomm_jax.exchange.between.beats import Beats
+from lowcomm_jax.exchange.between.commits import Board
+from lowcomm_jax.exchange.between.kv import Store
+from lowcomm_jax.exchange.between.secret import Seal
+from lowcomm_jax.exchange.between.tally import Tally
+from lowcomm_jax.exchange.between.timing import Pace, Timing
+from lowcomm_jax.exchange.between.transport import Transport
 
 
 @dataclasses.dataclass(frozen=True)

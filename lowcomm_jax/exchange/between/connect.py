@@ -6,17 +6,17 @@ import re
 import threading
 from typing import Any
 
-from lowcomm_jax.exchange import kv
-from lowcomm_jax.exchange.beats import Beats
-from lowcomm_jax.exchange.commits import Board
-from lowcomm_jax.exchange.kv import Store
-from lowcomm_jax.exchange.office import Office
-from lowcomm_jax.exchange.peer_transport import PeerTransport
-from lowcomm_jax.exchange.remote import RemoteExchange
-from lowcomm_jax.exchange.secret import Seal, read_secret
-from lowcomm_jax.exchange.tally import Tally
-from lowcomm_jax.exchange.timing import Pace, Timing
-from lowcomm_jax.exchange.transport import StoreTransport
+from lowcomm_jax.exchange.between import kv
+from lowcomm_jax.exchange.between.beats import Beats
+from lowcomm_jax.exchange.between.commits import Board
+from lowcomm_jax.exchange.between.kv import Store
+from lowcomm_jax.exchange.between.office import Office
+from lowcomm_jax.exchange.between.peer_transport import PeerTransport
+from lowcomm_jax.exchange.between.remote import RemoteExchange
+from lowcomm_jax.exchange.between.secret import Seal, read_secret
+from lowcomm_jax.exchange.between.tally import Tally
+from lowcomm_jax.exchange.between.timing import Pace, Timing
+from lowcomm_jax.exchange.between.transport import StoreTransport
 
 
 def store(

@@ -14,10 +14,10 @@ import logging
 import threading
 import time
 
-from lowcomm_jax.exchange.errors import Rejected, StoreUnavailable, Superseded
-from lowcomm_jax.exchange.kv import Store
-from lowcomm_jax.exchange.secret import Seal
-from lowcomm_jax.exchange.timing import Timing
+from lowcomm_jax.exchange.between.errors import Rejected, StoreUnavailable, Superseded
+from lowcomm_jax.exchange.between.kv import Store
+from lowcomm_jax.exchange.between.secret import Seal
+from lowcomm_jax.exchange.between.timing import Timing
 
 _LOOKS_PER_BEAT = 4
 log = logging.getLogger(__name__)

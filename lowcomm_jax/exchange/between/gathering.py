@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lowcomm_jax.exchange import wire
-from lowcomm_jax.exchange.agreement import Holdings, participants
-from lowcomm_jax.exchange.commits import Commit, Payload, Said
-from lowcomm_jax.exchange.errors import Lost, StoreUnavailable
-from lowcomm_jax.exchange.fetch import Fetch
-from lowcomm_jax.exchange.office import Office
+from lowcomm_jax.exchange.between import wire
+from lowcomm_jax.exchange.between.agreement import Holdings, participants
+from lowcomm_jax.exchange.between.commits import Commit, Payload, Said
+from lowcomm_jax.exchange.between.errors import Lost, StoreUnavailable
+from lowcomm_jax.exchange.between.fetch import Fetch
+from lowcomm_jax.exchange.between.office import Office
 
 T = TypeVar("T")
 

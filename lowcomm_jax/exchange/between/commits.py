@@ -11,9 +11,9 @@ import dataclasses
 import itertools
 import re
 
-from lowcomm_jax.exchange.errors import Rejected
-from lowcomm_jax.exchange.kv import Store, segment
-from lowcomm_jax.exchange.secret import Seal
+from lowcomm_jax.exchange.between.errors import Rejected
+from lowcomm_jax.exchange.between.kv import Store, segment
+from lowcomm_jax.exchange.between.secret import Seal
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.exchange import joining, wire
-from lowcomm_jax.exchange.commits import name_of
-from lowcomm_jax.exchange.errors import Rejected
-from lowcomm_jax.exchange.gathering import Gathered, Gathering, Request
-from lowcomm_jax.exchange.litter import Litter
-from lowcomm_jax.exchange.office import Office
-from lowcomm_jax.exchange.states import State, States
+from lowcomm_jax.exchange.between import joining, wire
+from lowcomm_jax.exchange.between.commits import name_of
+from lowcomm_jax.exchange.between.errors import Rejected
+from lowcomm_jax.exchange.between.gathering import Gathered, Gathering, Request
+from lowcomm_jax.exchange.between.litter import Litter
+from lowcomm_jax.exchange.between.office import Office
+from lowcomm_jax.exchange.between.states import State, States
 
 
 @dataclasses.dataclass(frozen=True)

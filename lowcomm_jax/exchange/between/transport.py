@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from lowcomm_jax.exchange.errors import Missing
-from lowcomm_jax.exchange.kv import Store
-from lowcomm_jax.exchange.tally import Tally
+from lowcomm_jax.exchange.between.errors import Missing
+from lowcomm_jax.exchange.between.kv import Store
+from lowcomm_jax.exchange.between.tally import Tally
 
 
 class Transport(Protocol):

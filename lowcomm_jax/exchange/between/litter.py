@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 
-from lowcomm_jax.exchange.errors import StoreUnavailable
-from lowcomm_jax.exchange.office import Office
+from lowcomm_jax.exchange.between.errors import StoreUnavailable
+from lowcomm_jax.exchange.between.office import Office
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowcomm_jax.exchange import wire
-from lowcomm_jax.exchange.commits import Payload
-from lowcomm_jax.exchange.errors import Missing, Rejected, StoreUnavailable
-from lowcomm_jax.exchange.office import Office
+from lowcomm_jax.exchange.between import wire
+from lowcomm_jax.exchange.between.commits import Payload
+from lowcomm_jax.exchange.between.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.exchange.between.office import Office
 
 _DAMAGED_TRIES = 3
 _PATIENCE_S = 10.0

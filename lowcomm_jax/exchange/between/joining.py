@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from lowcomm_jax.exchange.errors import Rejected
-from lowcomm_jax.exchange.office import Office
+from lowcomm_jax.exchange.between.errors import Rejected
+from lowcomm_jax.exchange.between.office import Office
 
 RUN = "run"
 _FORMAT = 1

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 import tensorstore as ts
 
-from lowcomm_jax.exchange.errors import StoreUnavailable
-from lowcomm_jax.exchange.tally import Tally
+from lowcomm_jax.exchange.between.errors import StoreUnavailable
+from lowcomm_jax.exchange.between.tally import Tally
 
 SCHEMES = ("file", "gs", "s3")
 POLL_S = {"file": (0.002, 0.05)}

@@ -17,12 +17,12 @@ import jax
 import numpy as np
 
 from lowcomm_jax.compat import ByteServer
-from lowcomm_jax.exchange.beats import Beats
-from lowcomm_jax.exchange.errors import Missing, Rejected, StoreUnavailable
-from lowcomm_jax.exchange.kv import Store
-from lowcomm_jax.exchange.secret import Seal
-from lowcomm_jax.exchange.tally import Tally
-from lowcomm_jax.exchange.timing import Pace, Timing
+from lowcomm_jax.exchange.between.beats import Beats
+from lowcomm_jax.exchange.between.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.exchange.between.kv import Store
+from lowcomm_jax.exchange.between.secret import Seal
+from lowcomm_jax.exchange.between.tally import Tally
+from lowcomm_jax.exchange.between.timing import Pace, Timing
 
 _SLOWEST_BYTES_PER_S = 1e6
 """A link is taken to be no slower than this before it was measured."""

@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 
-from lowcomm_jax.exchange.errors import Rejected
+from lowcomm_jax.exchange.between.errors import Rejected
 
 SHORTEST = 16
 
