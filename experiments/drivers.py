@@ -59,7 +59,9 @@ class FixedDriver:
     def __init__(self, run: Run, fetching: Callable[[], Any]):
         """`fetching`: a context in which a batch is waited for."""
         self._run, self._fetching = run, fetching
-        self.waits = run.exchange is not None
+        method = run.job.method
+        reads = method.rank_energy is not None or method.schedule.statistic != "none"
+        self.waits = reads or run.exchange is not None
         self._batches: Iterator[Any] | None = None
 
     def progress(self, state: TrainState) -> int:

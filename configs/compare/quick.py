@@ -3,10 +3,10 @@
     python -m experiments
 
 AllReduce, DiLoCo, Streaming DiLoCo with payloads of 4 bits, CoCoDC, DiLoCoX, AdLoCo and NoLoCo at
-equal tokens: 1M parameters, 360 steps, H = 30, K = 3, tau = 5. Virtual time is that of the preset
+equal tokens: 1M parameters, 240 steps, H = 30, K = 3, tau = 5. Virtual time is that of the preset
 us_4_regions (2 to 5 Gbit/s) with 0.02 s a step, about what a core or two need for one region's.
 
-One seed: the intervals are over the evaluation documents and say nothing of other seeds. Twelve
+One seed: the intervals are over the evaluation documents and say nothing of other seeds. Eight
 rounds are few, so the outer rules have less momentum than in the methods' own configs; DiLoCoX,
 whose outer step comes a whole round late, bears the least. `--config.seeds="(0,1,2)"` gives
 intervals over seeds, `--config.common.steps=1500` more rounds.
@@ -33,10 +33,10 @@ def get_config() -> ConfigDict:
         step_seconds=0.02,
         keep_checkpoints=False,
         common={
-            "steps": 360,
+            "steps": 240,
             "regions": 4,
             "batch": 4,
-            "eval": {"every": 30, "sequences": 128},
+            "eval": {"every": 40, "sequences": 128},
             "log": {"every": 15},
             "checkpoint": {"every": 0},
         },
