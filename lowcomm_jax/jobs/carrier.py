@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, pair
+from lowcomm_jax.exchange.between.errors import StoreUnavailable
 from lowcomm_jax.exchange.between.remote import Arrived, RemoteExchange
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.digest import anchor_digest, compare
@@ -123,7 +124,10 @@ class BetweenJobs:
           RuntimeError: there is nobody left to do so.
         """
         while True:
-            arrived = self.exchange.skip(trip.name, trip.like, members=trip.members)
+            try:
+                arrived = self.exchange.skip(trip.name, trip.like, members=trip.members)
+            except StoreUnavailable:
+                arrived = None  # the exchange's heartbeat reports it
             if arrived is not None:
                 return arrived
             if self.exchange.living() == {self.region}:
@@ -140,7 +144,10 @@ class BetweenJobs:
         self.exchange.beat(int(state.clock.step))
         asking = self.exchange.wanted()
         if asking - self._given and self.region == min(self.exchange.living() - asking):
-            self.exchange.give_state(*describe(state))
+            try:
+                self.exchange.give_state(*describe(state))
+            except StoreUnavailable:
+                return  # it still asks at the next step with events
         self._given = asking
 
     def _left_out(self, state: TrainState, key: str, trip: Trip) -> TrainState:

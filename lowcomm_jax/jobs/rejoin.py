@@ -18,6 +18,7 @@ import numpy as np
 from lowcomm_jax.checkpoint.leaves import named_leaves
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.exchange.between.errors import StoreUnavailable
 from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.exchange.between.states import State
 from lowcomm_jax.jobs.restart import expect
@@ -55,7 +56,10 @@ def _newest(exchange: RemoteExchange, patience_s: float = 600.0) -> State:
     exchange.want_state()
     until = time.monotonic() + patience_s
     while time.monotonic() < until and exchange.living() != {exchange.region}:
-        found = exchange.newest_state()
+        try:
+            found = exchange.newest_state()
+        except StoreUnavailable:
+            found = None  # the exchange's heartbeat reports it
         if found is not None:
             return found
         time.sleep(_POLL_SECONDS)
