@@ -84,6 +84,16 @@ def bytes_at(run: RunLog) -> list[float]:
     return [total if e["final"] and run.end else sent[e["step"]] for e in run.evals]
 
 
+def exchanges_at(run: RunLog) -> list[float]:
+    """Steps so far at which something was sent, at every evaluation."""
+    made = np.cumsum([exchanges(row) for row in run.steps]).astype(float)
+    steps = [row["step"] for row in run.steps]
+    return [
+        float(made[np.searchsorted(steps, e["step"], "right") - 1]) if e["step"] else 0.0
+        for e in run.evals
+    ]
+
+
 def virtual_at(network: Network, step_seconds: float | None) -> Callable[[RunLog], list[float]]:
     """Virtual seconds on the network at every evaluation."""
     return lambda run: seconds_at(run, network, step_seconds, [e["step"] for e in run.evals])

@@ -19,6 +19,7 @@ from experiments.html_data import (
     batch_of,
     bytes_at,
     exchange_curves,
+    exchanges_at,
     loss_curves,
     rank_of,
     staleness,
@@ -33,7 +34,7 @@ from experiments.html_svg import Axis, line_chart
 from experiments.html_timeline import legend, timeline
 from experiments.html_timeline import staleness as staleness_chart
 from experiments.progress import size, thousands
-from experiments.runlog import RunLog, summarise
+from experiments.runlog import RunLog, adapts, summarise
 from experiments.virtual import PICTURE_STEPS, last_steps
 from lowcomm_jax.network import Network
 
@@ -116,12 +117,14 @@ def _learning(
     step_seconds: float | None,
     colour: Mapping[str, int],
 ) -> str:
-    """Loss against tokens, bytes, and virtual time on every network."""
+    """Loss against tokens, bytes, exchanges where they vary, and virtual time on every network."""
     loss = _loss_axis(entries)
     against = [
         ("loss against tokens", _TOKENS, tokens_at),
         ("loss against bytes", _BYTES, bytes_at),
     ]
+    if any(adapts(entry.runs[0]) for entry in entries):
+        against.append(("loss against exchanges", Axis("exchanges so far", _PLAIN), exchanges_at))
     for name, network in networks.items():
         title = f"loss against virtual time on {name}"
         against.append((title, _SECONDS, virtual_at(network, step_seconds)))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.__main__ import main
+from experiments.html_data import exchanges_at
 from experiments.loop import Loop
 from experiments.metrics import read_records
 from experiments.report import table
@@ -142,6 +143,8 @@ def check_report_and_replay(root):
     assert summary.trainers == (3, 1) and summary.merges == (2, 0)
     assert summary.batch[0] == 1 and summary.batch[1] > 1
     assert summary.exchanges == sum(row["step"] % PERIOD == 0 for row in run.steps)
+    sent = [row["step"] for row in run.steps if row["step"] % PERIOD == 0]
+    assert exchanges_at(run) == [sum(s <= e["step"] for s in sent) for e in run.evals]
     shown = [cell for column in table([summary]).columns for cell in column.cells]
     assert "3 to 1" in shown and "2, 0" in shown
     # Bytes of AllReduce are those of as many nominal steps.
