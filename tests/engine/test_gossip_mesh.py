@@ -13,6 +13,7 @@ from oracle.jax_problem import loss_fn
 import lowcomm_jax as lc
 from lowcomm_jax import compression
 from lowcomm_jax.exchange import GroupExchange
+from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.exchange.permutes import plan
 from lowcomm_jax.regions import Regions
 from lowcomm_jax.topology import Gossip, member_table
@@ -161,7 +162,7 @@ def compiled(engine, state):
         for k, x in leaves.items()
     }
     weight = jax.device_put(np.ones(R, np.float32), engine.regions.sharding("region"))
-    draw = trips.exchange.draw(ROUND)
+    draw = Draw(trips.exchange.draw(ROUND))
     rows, everyone = trips.fragments.rows(0), np.ones(R, bool)
     local = state.inner.params
     arguments = {

@@ -71,8 +71,8 @@ METHODS = {
 ALL_AXES = (2, 1, 2, 2)
 MESHES = [
     ("diloco", (ALL_AXES,)),
-    ("streaming", (ALL_AXES,)),
-    ("ddp", (ALL_AXES,)),
+    pytest.param("streaming", (ALL_AXES,), marks=pytest.mark.slow),
+    pytest.param("ddp", (ALL_AXES,), marks=pytest.mark.slow),
     pytest.param("diloco", ((4, 1, 2, 1), (8, 1, 1, 1)), marks=pytest.mark.slow),
     pytest.param("as_coded", (ALL_AXES,), marks=pytest.mark.slow),
 ]

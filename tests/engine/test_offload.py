@@ -40,7 +40,10 @@ def kinds(tree):
     return {x.sharding.memory_kind for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)}
 
 
-@pytest.mark.parametrize("name", ["diloco", "cocodc", "eager", "async"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("diloco", "eager", "async")]
+
+
+@pytest.mark.parametrize("name", ["cocodc", *SLOW])
 def test_offloaded_equals_on_the_device(name):
     engine, state = train(METHODS[name](), True)
     other_engine, other = train(METHODS[name](), False)

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 import lowcomm_jax as lc
 from lowcomm_jax import fragments, stages
 from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make, make_matrix
+from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.fragments import partition
 
 R, LAYERS, WIDTH, M = 2, 4, 6, 2
@@ -150,7 +151,7 @@ def test_outer_programs_do_not_talk_between_stages(name):
         send.out_info["payload"],
         sent.output_shardings["payload"],
     )
-    draw = trips.exchange.draw(1) if name == "noloco" else None
+    draw = Draw(trips.exchange.draw(1)) if name == "noloco" else None
     move = programs.move.lower(anchor, state.outer[p], payload, weight, rows, draw).compile()
     for what, program in {"send": sent, "move": move}.items():
         found = between_stages(program.as_text())

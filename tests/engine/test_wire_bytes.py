@@ -8,6 +8,7 @@ import pytest
 from engine.collectives import sent_across, sized
 
 import lowcomm_jax as lc
+from lowcomm_jax.exchange.pairs import Draw
 
 R = 2
 SHAPES = {
@@ -59,7 +60,7 @@ def compiled(engine, state):
     given += (np.ones(R, np.float32),)
     send = made.send.lower(*given, keep=False).compile()
     sent = send(*given)
-    draw = trips.exchange.draw(0) if engine.method.topology else None
+    draw = Draw(trips.exchange.draw(0)) if engine.method.topology else None
     landing = (state.anchor, state.outer[0], sent["payload"], sent["weight"], rows, draw)
     return sized(send.as_text()), sized(made.move.lower(*landing).compile().as_text())
 

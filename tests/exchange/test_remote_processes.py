@@ -72,7 +72,7 @@ def first_without(landed: dict[int, dict], region: int) -> dict | None:
     return found[0] if found else None
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["store", pytest.param("peers", marks=pytest.mark.slow)])
 def test_stopped_and_killed_regions_are_left_out_in_time_and_a_new_job_comes_in(
     start, kind, tmp_path
 ):

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
@@ -66,6 +68,7 @@ def comparable(path):
     return [{k: v for k, v in r.items() if k not in TIMING} for r in records]
 
 
+@pytest.mark.slow
 def test_interrupted_equals_uninterrupted(tiny, tmp_path):
     tiny.corpus(tmp_path / "texts")
     (tmp_path / "links.yaml").write_text(LINKS)

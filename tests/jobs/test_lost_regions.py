@@ -22,7 +22,10 @@ def sitting_out(step):
     return [step not in range(9, 13), step not in range(5, 9), step not in range(9, 13)]
 
 
-@pytest.mark.parametrize("name", ["diloco", "sparseloco", "noloco"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("diloco", "noloco")]
+
+
+@pytest.mark.parametrize("name", ["sparseloco", *SLOW])
 def test_absent_regions_are_as_absent_as_on_the_mesh(name, between):
     together = expected(METHODS[name](), R, 14, sitting_out)
     jobs = in_jobs(between(R), METHODS[name](), R, 14, sitting_out)

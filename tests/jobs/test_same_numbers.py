@@ -34,8 +34,16 @@ def assert_same(jobs, together, gossip):
                 np.testing.assert_array_equal(value[0], all_params[name][region], name)
 
 
-@pytest.mark.parametrize("regions", [2, 3])
-@pytest.mark.parametrize("name", METHODS)
+QUICK = [("diloco", 3), ("streaming", 2), ("cocodc", 3), ("dilocox", 2), ("noloco", 3)]
+SLOW = [
+    pytest.param(name, regions, marks=pytest.mark.slow)
+    for name in METHODS
+    for regions in (2, 3)
+    if (name, regions) not in QUICK
+]
+
+
+@pytest.mark.parametrize("name, regions", [*QUICK, *SLOW])
 def test_anchors_and_parameters_are_those_of_one_process(name, regions, between):
     together = expected(METHODS[name](), regions, 14)
     jobs = in_jobs(between(regions), METHODS[name](), regions, 14)

@@ -57,7 +57,10 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("name", STORED)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in STORED if name != "cocodc"]
+
+
+@pytest.mark.parametrize("name", ["cocodc", *SLOW])
 def test_reaches_the_stored_interval_on_generated_text(name, cache):
     make, low, high = STORED[name]
     assert low <= train(make(), 4, "synthetic:words", cache) <= high
