@@ -8,6 +8,7 @@ run continues as if it had never stopped.
 from __future__ import annotations
 
 from experiments.assemble import Run
+from lowcomm_jax.exchange import StoreUnavailable
 from lowcomm_jax.interrupt import Interrupt
 from lowcomm_jax.state import TrainState
 
@@ -33,5 +34,8 @@ class Stopping:
         if self._last is None:
             schedule = self._run.engine.trips(state).schedule
             proposed = schedule.next_send(step, state.clock)
-            self._last = self._run.exchange.agree("stop", {"step": int(proposed)})["step"]
+            try:
+                self._last = self._run.exchange.agree("stop", {"step": int(proposed)})["step"]
+            except StoreUnavailable:
+                return False  # asked again after the next steps
         return step >= self._last

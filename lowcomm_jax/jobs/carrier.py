@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from typing import Any
@@ -11,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, pair
+from lowcomm_jax.exchange.between.arrived import Arrived
 from lowcomm_jax.exchange.between.errors import StoreUnavailable
-from lowcomm_jax.exchange.between.remote import Arrived, RemoteExchange
+from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.digest import anchor_digest, compare
 from lowcomm_jax.jobs.shared import describe
@@ -62,7 +64,6 @@ class BetweenJobs:
         self.silent = False
         self._trips: dict[str, Trip] = {}
         self._anchors: dict[str, PyTree] = {}
-        self._given: set[int] = set()  # regions that still ask, but have been given a state
 
     def before(self, codec_state: PyTree) -> PyTree:
         return jax.tree.map(jnp.copy, codec_state)
@@ -103,7 +104,13 @@ class BetweenJobs:
 
         Raises:
           AnchorsDifferError: the regions had different anchors when they sent.
+          ValueError: the payload comes from a checkpoint, and was not sent off again.
         """
+        if key not in self._trips:
+            raise ValueError(
+                f"payload {key!r} is in flight in a state that was restored: call "
+                "Engine.reconnect(state) before the first step"
+            )
         flight, trip = state.in_flight[key], self._trips.pop(key)
         arrived = self._heard(trip) if trip.silent else self.exchange.finish(trip.name, trip.like)
         rows = {name: x[list(trip.members), 0] for name, x in arrived.arrays.items()}
@@ -142,13 +149,9 @@ class BetweenJobs:
     def settled(self, state: TrainState) -> None:
         """A step's events are over: tell the others, and give a newcomer what it asks for."""
         self.exchange.beat(int(state.clock.step))
-        asking = self.exchange.wanted()
-        if asking - self._given and self.region == min(self.exchange.living() - asking):
-            try:
+        if self.exchange.owes_state():
+            with contextlib.suppress(StoreUnavailable):  # it still asks at the next step's events
                 self.exchange.give_state(*describe(state))
-            except StoreUnavailable:
-                return  # it still asks at the next step with events
-        self._given = asking
 
     def _left_out(self, state: TrainState, key: str, trip: Trip) -> TrainState:
         """The others went on without this region: as if it had not sent at all."""

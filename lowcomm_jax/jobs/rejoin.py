@@ -2,7 +2,8 @@
 it has missed since, and only then steps of its own.
 
 The regions that train do not wait for it meanwhile. What a lost region had not sent is lost; it
-starts from the anchor, with a fresh inner optimizer state and residuals of 0.
+starts from the anchor, with residuals of 0 and the inner optimizer state it comes with: that of
+its checkpoint, or a fresh one.
 """
 
 from __future__ import annotations

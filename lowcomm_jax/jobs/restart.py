@@ -20,10 +20,7 @@ def expect(trips: RoundTrips, state: TrainState) -> None:
 
 
 def reconnect(trips: RoundTrips, state: TrainState) -> None:
-    """Send off what is in flight once more: its first way ended with the job that sent it.
-
-    What the job announced before it ended stands, and is the same, bit for bit.
-    """
+    """Send off what is in flight once more: its first way ended with the job that sent it."""
     for key, flight in in_send_order(state.in_flight):
         if flight.moved:
             continue

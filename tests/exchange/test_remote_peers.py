@@ -4,8 +4,8 @@ import dataclasses
 import time
 
 import pytest
+from exchange.faults import vanish
 from exchange.party import LIKE, TIMING, Party, check, land, payload, send, until
-from exchange.test_remote_faults import vanish
 
 from lowcomm_jax import exchange
 

@@ -4,6 +4,7 @@ import time
 
 import ml_dtypes
 import numpy as np
+from exchange.faults import vanish
 from exchange.party import LIKE, check, land, send, until
 
 from lowcomm_jax import exchange
@@ -34,15 +35,15 @@ def pieces(donor) -> list[str]:
 
 def test_asking_giving_and_taking(party):
     first, second = party.run(2)
-    assert second.newest_state() is None and first.wanted() == set()
+    assert second.newest_state() is None and not first.owes_state()
     second.want_state()
-    until(lambda: first.wanted() == {1})
+    until(first.owes_state)
     assert first.give_state(12, ARRAYS, DOCUMENT)
     same(second.newest_state(), 12)
     assert not second.give_state(12, {"other": np.zeros(3)}, {})
     same(second.newest_state(), 12)
     send([second], "k", takes_part=False)
-    until(lambda: first.wanted() == set())
+    until(lambda: not first._states._asking())
 
 
 def test_who_asks_gets_a_state_of_now_and_gets_it_once(party):
@@ -51,24 +52,36 @@ def test_who_asks_gets_a_state_of_now_and_gets_it_once(party):
     assert first.give_state(3, ARRAYS, {})
     same(second.newest_state(), 3, document={})
     second.want_state()
-    until(lambda: first.wanted() == {1})
+    until(first.owes_state)
     assert second.newest_state() is None
-    given = [first.give_state(step, ARRAYS, DOCUMENT) for step in range(4, 10)]
-    assert given == [True] + [False] * 5
+    assert first.give_state(4, ARRAYS, DOCUMENT) and not first.owes_state()
     same(second.newest_state(), 4)
     # The job that takes its place has not been given anything yet.
     again = party.region(1, 2)
     again.join(20.0)
     again.want_state()
-    until(lambda: first._states._asking() == {1: 2})
+    until(first.owes_state)
     assert first.give_state(10, ARRAYS, DOCUMENT)
     same(again.newest_state(), 10)
+
+
+def test_the_lowest_that_does_not_ask_gives_and_the_next_one_when_it_is_gone(party):
+    regions = party.run(4)
+    for x in regions[::3]:
+        x.want_state()
+    until(regions[1].owes_state)
+    assert not any(x.owes_state() for x in (regions[0], *regions[2:]))
+    vanish(regions[1])
+    until(regions[2].owes_state)
+    assert regions[2].give_state(5, ARRAYS, DOCUMENT) and not regions[2].owes_state()
+    for x in regions[::3]:
+        same(x.newest_state(), 5)
 
 
 def test_nobody_waits_for_a_region_that_asks(party):
     regions = party.run(2)
     regions[1].want_state()
-    until(lambda: regions[0].wanted() == {1})
+    until(lambda: regions[0]._states._asking())
     send(regions[:1], "k")
     check(land(regions[:1], "k")[0], 2, [0])
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from exchange.test_remote_faults import vanish
+from exchange.faults import vanish
 from jobs.test_same_numbers import METHODS, RULE, assert_same, expected
 from jobs.together import batches, engine, in_jobs, rows, values
 
@@ -109,3 +109,9 @@ def test_anchors_that_have_parted_stop_the_run(between):
         for one in running:
             with pytest.raises(lc.jobs.AnchorsDifferError, match=r"region 0: \w{16}, region 1: "):
                 one.result()
+
+
+def test_a_restored_state_must_be_reconnected(between):
+    carrier = lc.jobs.BetweenJobs(between(1)(0))
+    with pytest.raises(ValueError, match=r"call Engine.reconnect\(state\)"):
+        carrier.finish(None, "0")

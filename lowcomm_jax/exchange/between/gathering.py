@@ -109,7 +109,7 @@ class Gathering:
                 self._publish()
             commit = self._agree()
             arrays = self._complete(commit)
-        except BaseException as error:
+        except BaseException as error:  # it is for `finish` to raise, on the caller's thread
             self.outcome.set_exception(error)
         else:
             seconds = time.monotonic() - self._began
@@ -122,30 +122,20 @@ class Gathering:
     # -- publish ------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Hand our payload to the transport, then announce it; not when we come too late.
-
-        A job that starts again where it was stopped may find its payload agreed on, and gone with
-        the job before: the others get it from this one.
-        """
+        """Hand our payload to the transport, then announce it; not when we come too late."""
         request, office = self.request, self._office
         payload, hint = None, {}
         host = {name: np.asarray(x) for name, x in request.arrays.items()}
         # The device's copies are not needed any longer.
         self.request = dataclasses.replace(request, arrays={})
-        stands = self._insist(lambda: office.board.standing(request.name))
-        agreed = None if stands is None else stands.payloads.get(office.region)
-        if stands is not None and agreed is None:
+        if self._insist(lambda: office.board.standing(request.name)) is not None:
             return
         if request.takes_part:
             data = wire.pack(office.run_id, request.key, office.region, host)
             payload = Payload(wire.digest(data), len(data))
-            if agreed is not None and agreed != payload:
-                return
             readers = [r for r in request.members if r != office.region]
             hint = self._insist(lambda: office.transport.put(payload.digest, data, readers))
             self._own = payload, host
-        if agreed is not None:
-            return
         said = Said(office.region, office.beats.own.incarnation, payload, request.note, hint)
         self._insist(lambda: office.board.say(request.name, said))
         self._said[office.region] = said

@@ -8,42 +8,19 @@ while the job trains. Bytes are authenticated, not encrypted.
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import time
 from typing import Any
 
 import jax
 import numpy as np
 
-from lowcomm_jax.exchange.between import joining, wire
+from lowcomm_jax.exchange.between import joining
+from lowcomm_jax.exchange.between.arrived import Arrived, arrange
 from lowcomm_jax.exchange.between.commits import name_of
-from lowcomm_jax.exchange.between.errors import Rejected
-from lowcomm_jax.exchange.between.gathering import Gathered, Gathering, Request
+from lowcomm_jax.exchange.between.gathering import Gathering, Request
 from lowcomm_jax.exchange.between.litter import Litter
 from lowcomm_jax.exchange.between.office import Office
 from lowcomm_jax.exchange.between.states import State, States
-
-
-@dataclasses.dataclass(frozen=True)
-class Arrived:
-    """The end of an exchange, the same in every region but for what was measured.
-
-    Attributes:
-      participants: bool `[R]`, as the commit record says; False outside the group.
-      arrays: `[R, ...]` each; zeros for regions that did not take part.
-      notes: of the regions that gave one.
-      bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
-      seconds: from the start to everything being here.
-      waited: of these, how long `finish` was blocked.
-    """
-
-    participants: np.ndarray
-    arrays: dict[str, np.ndarray]
-    notes: dict[int, dict]
-    bytes_sent: int
-    bytes_received: int
-    seconds: float
-    waited: float
 
 
 class RemoteExchange:
@@ -111,9 +88,8 @@ class RemoteExchange:
         Raises:
           StoreUnavailable: try again later.
         """
-        roster = self._office.beats.own.roster
-        session = "-".join(str(roster[region]) for region in sorted(roster))
-        key, seal, store = f"agreed/{session}/{name}", self._office.seal, self._office.store
+        seal, store = self._office.seal, self._office.store
+        key = f"agreed/{self._office.beats.own.epoch}/{name}"
         store.create(key, seal.close(key, proposal))
         return seal.open(key, store.read(key) or b"")
 
@@ -218,7 +194,8 @@ class RemoteExchange:
         began = time.monotonic()
         gathered = self._open[key].outcome.result()
         del self._open[key]
-        return self._arrived(gathered, like, time.monotonic() - began)
+        waited = time.monotonic() - began
+        return arrange(gathered, like, self.count, waited, self._office.tally)
 
     def skip(
         self,
@@ -245,13 +222,15 @@ class RemoteExchange:
         """Ask the others for a state; they do not wait for our payloads until the next `start`."""
         self._office.beats.update(wants=True, awaited=False)
 
-    def wanted(self) -> set[int]:
-        """Living regions that ask for a state."""
-        latest = self._office.beats.latest()
-        return {r for r in self.living() if latest[r].wants} - {self.region}
+    def owes_state(self) -> bool:
+        """Whether this region is to give a state: others ask, and it is the lowest that does not.
+
+        False while those that ask may still be fetching the one that this region gave them.
+        """
+        return self._states.owed()
 
     def give_state(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
-        """Publish a state; False: another region has given this step's. See `States.give`."""
+        """Publish a state; False: another region has given this step's."""
         return self._states.give(step, arrays, document)
 
     def newest_state(self) -> State | None:
@@ -307,25 +286,3 @@ class RemoteExchange:
                 self._behind[region] = self._office.beats.own.step
         self._litter.done(request.key, request.name, gathering.digests)
         self._litter.sweep()
-
-    def _arrived(self, gathered: Gathered, like: dict[str, Any], waited: float) -> Arrived:
-        expected = wire.shapes_of(like)
-        arrays = {n: np.zeros((self.count, *s.shape), s.dtype) for n, s in like.items()}
-        for region, own in gathered.arrays.items():
-            found = wire.shapes_of(own)
-            if found != expected:
-                raise Rejected(f"payload of region {region} is {found}, expected {expected}")
-            for name, x in own.items():
-                arrays[name][region] = x
-        participants = np.zeros(self.count, bool)
-        participants[list(gathered.commit.payloads)] = True
-        tally = self._office.tally
-        return Arrived(
-            participants=participants,
-            arrays=arrays,
-            notes=dict(sorted(gathered.commit.notes.items())),
-            bytes_sent=tally.take("sent"),
-            bytes_received=tally.take("received"),
-            seconds=gathered.seconds,
-            waited=waited,
-        )

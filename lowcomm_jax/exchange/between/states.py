@@ -24,23 +24,20 @@ class States:
 
     def __init__(self, office: Office, chunk_bytes: int = CHUNK_BYTES):
         self._office, self._chunk_bytes = office, chunk_bytes
-        self._served: dict[tuple[int, int], float] = {}
+        # When each incarnation of a region was given so many bytes.
+        self._served: dict[tuple[int, int], tuple[float, int]] = {}
         self._given: deque[tuple[str, list[str]]] = deque()
 
     def give(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
         """Publish a state for the regions that ask; the two newest ones of a donor are kept.
 
         Returns:
-          False: another region has given this step's already, or all who ask were given one so
-          lately that they are still fetching it.
+          False: another region has given this step's already.
 
         Raises:
           StoreUnavailable: try again later.
         """
         asking = self._asking()
-        nbytes = sum(np.asarray(x).nbytes for x in arrays.values())
-        if asking and all(self._lately(one, nbytes) for one in asking.items()):
-            return False
         key = f"{self._prefix}{step:012d}"
         if self._office.store.read(key) is not None:
             return False
@@ -59,7 +56,8 @@ class States:
             # Pieces carry the donor in their names: these are ours alone.
             self._drop(names)
             return False
-        self._served |= dict.fromkeys(asking.items(), self._office.beats.clock_s)
+        nbytes = sum(size for listed in pieces.values() for _, _, size in listed)
+        self._served |= dict.fromkeys(asking.items(), (self._office.beats.clock_s, nbytes))
         self._given.append((key, names))
         while len(self._given) > _KEPT:
             older, names = self._given[0]
@@ -67,6 +65,13 @@ class States:
             self._drop(names)
             self._given.popleft()
         return True
+
+    def owed(self) -> bool:
+        """See `RemoteExchange.owes_state`."""
+        asking, beats = self._asking(), self._office.beats
+        if beats.own.wants or all(map(self._lately, asking.items())):
+            return False
+        return self._office.region == min(beats.living() - asking.keys())
 
     def newest(self) -> State | None:
         """The state of the highest step that can be had whole and undamaged, if any.
@@ -95,11 +100,13 @@ class States:
         others = self._office.beats.living() - {self._office.region}
         return {r: latest[r].incarnation for r in sorted(others) if latest[r].wants}
 
-    def _lately(self, one: tuple[int, int], nbytes: int) -> bool:
+    def _lately(self, one: tuple[int, int]) -> bool:
         """Whether this incarnation of a region was given a state that it may still be fetching."""
-        given_s = self._served.get(one)
+        if one not in self._served:
+            return False
+        given_s, nbytes = self._served[one]
         allowed_s = _FETCHED_AFTER_S + 4 * self._office.pace.transfer_s(nbytes)
-        return given_s is not None and self._office.beats.clock_s - given_s < allowed_s
+        return self._office.beats.clock_s - given_s < allowed_s
 
     def _is_for_us(self, body: dict) -> bool:
         own = self._office.beats.own

@@ -1,0 +1,68 @@
+"""What the end of an exchange brings: everyone's arrays side by side, by region."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from lowcomm_jax.exchange.between import wire
+from lowcomm_jax.exchange.between.errors import Rejected
+from lowcomm_jax.exchange.between.gathering import Gathered
+from lowcomm_jax.exchange.between.tally import Tally
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrived:
+    """The end of an exchange, the same in every region but for what was measured.
+
+    Attributes:
+      participants: bool `[R]`, as the commit record says; False outside the group.
+      arrays: `[R, ...]` each; zeros for regions that did not take part.
+      notes: of the regions that gave one.
+      bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
+      seconds: from the start to everything being here.
+      waited: of these, how long `finish` was blocked.
+    """
+
+    participants: np.ndarray
+    arrays: dict[str, np.ndarray]
+    notes: dict[int, dict]
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    waited: float
+
+
+def arrange(
+    gathered: Gathered,
+    like: dict[str, jax.ShapeDtypeStruct],
+    count: int,
+    waited: float,
+    tally: Tally,
+) -> Arrived:
+    """Put the regions' arrays into rows.
+
+    Raises:
+      Rejected: a region's payload has other shapes than `like`.
+    """
+    expected = wire.shapes_of(like)
+    arrays = {n: np.zeros((count, *s.shape), s.dtype) for n, s in like.items()}
+    for region, own in gathered.arrays.items():
+        found = wire.shapes_of(own)
+        if found != expected:
+            raise Rejected(f"payload of region {region} is {found}, expected {expected}")
+        for name, x in own.items():
+            arrays[name][region] = x
+    participants = np.zeros(count, bool)
+    participants[list(gathered.commit.payloads)] = True
+    return Arrived(
+        participants=participants,
+        arrays=arrays,
+        notes=dict(sorted(gathered.commit.notes.items())),
+        bytes_sent=tally.take("sent"),
+        bytes_received=tally.take("received"),
+        seconds=gathered.seconds,
+        waited=waited,
+    )

@@ -1,0 +1,40 @@
+"""When a signal stops a run that has the other regions to agree with."""
+
+from types import SimpleNamespace
+
+from experiments.stopping import Stopping
+from lowcomm_jax.exchange import StoreUnavailable
+
+
+class Away:
+    """An exchange whose store is away at the first question."""
+
+    def __init__(self):
+        self.asked = []
+
+    def agree(self, name, proposal):
+        self.asked.append((name, proposal))
+        if len(self.asked) == 1:
+            raise StoreUnavailable("away")
+        return {"step": 12}
+
+
+def stopping(exchange, requested=True):
+    """Of a run that sends at every multiple of 4."""
+    schedule = SimpleNamespace(next_send=lambda step, clock: (step // 4 + 1) * 4)
+    engine = SimpleNamespace(trips=lambda state: SimpleNamespace(schedule=schedule))
+    run = SimpleNamespace(exchange=exchange, engine=engine)
+    return Stopping(run, SimpleNamespace(requested=requested))
+
+
+def test_alone_a_run_stops_at_once():
+    state = SimpleNamespace(clock=None)
+    assert not stopping(None, requested=False).at(5, state)
+    assert stopping(None).at(5, state)
+
+
+def test_the_step_is_agreed_on_once_and_asked_for_again_when_the_store_was_away():
+    exchange, state = Away(), SimpleNamespace(clock=None)
+    one = stopping(exchange)
+    assert [one.at(step, state) for step in (5, 6, 11, 12)] == [False, False, False, True]
+    assert exchange.asked == [("stop", {"step": 8})] * 2
