@@ -1,11 +1,15 @@
 """When a signal stops a run: at once, or, with one job per region, at a step all jobs agree on.
 
 Jobs that stopped just anywhere would leave payloads behind that the others wait for. All stop where
-the first one that heard of it has made its next send: nobody needs more of it up to there, and the
-run continues as if it had never stopped.
+the next payload lands of the first one that heard of it: nobody can be past that without it, so all
+are at the same step, and the run continues as if it had never stopped.
 """
 
 from __future__ import annotations
+
+import itertools
+
+import numpy as np
 
 from experiments.assemble import Run
 from lowcomm_jax.exchange import StoreUnavailable
@@ -32,10 +36,24 @@ class Stopping:
         if self._run.exchange is None:
             return True
         if self._last is None:
-            schedule = self._run.engine.trips(state).schedule
-            proposed = schedule.next_send(step, state.clock)
             try:
-                self._last = self._run.exchange.agree("stop", {"step": int(proposed)})["step"]
+                self._last = self._agree(step, state)
             except StoreUnavailable:
                 return False  # asked again after the next steps
         return step >= self._last
+
+    def _agree(self, step: int, state: TrainState) -> int:
+        """The step that all stop at; what was agreed on for an earlier one is over."""
+        proposal = {"step": self._next_landing(step, state)}
+        for number in itertools.count():
+            agreed = self._run.exchange.agree(f"stop/{number}", proposal)["step"]
+            if agreed >= step:
+                return agreed
+
+    def _next_landing(self, step: int, state: TrainState) -> int:
+        """Where the first payload lands that is sent after `step`."""
+        schedule = self._run.engine.trips(state).schedule
+        sent = schedule.next_send(step, state.clock)
+        if schedule.land_after_send:
+            return int(schedule.next_send(sent, state.clock))
+        return int(sent + np.max(schedule.delay))

@@ -134,7 +134,7 @@ def _meet(run: Run, state, restored: bool, console: Console, quiet: bool):
     if not quiet:
         console.print(f"region {exchange.region} waits for the others ...", highlight=False)
     try:
-        exchange.join(job.config["wait_minutes"] * 60)
+        exchange.join(job.config["wait_minutes"] * 60, int(state.clock.step))
     except (ValueError, TimeoutError, StoreUnavailable) as error:
         raise RefusedError([str(error)], "cannot meet the other regions") from error
     if exchange.awaited:

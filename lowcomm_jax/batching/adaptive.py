@@ -162,7 +162,7 @@ class InnerProductTest(Adaptive):
 
     Attributes:
       theta: the paper's vartheta. The published configuration says 0.01, which its code never
-        reads; the default is Bollapragada et al.'s as remembered, not checked.
+        reads; the default is our choice.
     """
 
     theta: float = 0.9
@@ -181,7 +181,8 @@ class AugmentedTest(InnerProductTest):
 
     Attributes:
       nu: tolerated noise orthogonal to the gradient. The published configuration says 0.3, for a
-        test about d times weaker; the default is Bollapragada et al.'s as remembered, not checked.
+        test about d times weaker; the default is our choice: of the noise of d coordinates nearly
+        all is orthogonal to the gradient.
     """
 
     nu: float = 5.84

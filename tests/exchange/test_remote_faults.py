@@ -73,6 +73,23 @@ def test_a_run_with_nobody_left_begins_anew_with_those_who_come(party):
         check(arrived, 3, [0, 1], 1)
 
 
+def test_who_comes_back_with_less_comes_into_the_run_of_the_furthest(party):
+    for x in party.run(3):
+        vanish(x)
+    again = [party.region(r, 3) for r in range(3)]
+    at_once(lambda x: x.join(20.0, step=5 if x.region == 0 else 9), again)
+    assert [x.awaited for x in again] == [False, True, True]
+    send(again[1:], "k")
+    for arrived in land(again[1:], "k"):
+        check(arrived, 3, [1, 2])
+    again[0].want_state()
+    until(again[1].owes_state)
+    assert again[1].give_state(9, {}, {}) and again[0].newest_state()[0] == 9
+    send(again, "l", 1)
+    for arrived in land(again, "l"):
+        check(arrived, 3, range(3), 1)
+
+
 def test_a_region_that_slept_through_a_new_beginning_must_end(party):
     regions = party.run(2)
     sleeping = regions[1]._office.beats

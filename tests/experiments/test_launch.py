@@ -1,6 +1,7 @@
 """Jobs of a run on one machine: the launcher, what it shows, and the merged report."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,11 +101,11 @@ def test_an_interrupted_run_continues_as_if_it_had_never_stopped(tiny, root, exc
     shown = launcher.communicate(timeout=120)[0]
     assert launcher.returncode == 75, shown
     steps = [read_run(root / stopped / f"region{r}").steps[-1]["step"] for r in range(2)]
-    assert 30 <= max(steps) < 1200
-    again = start(*arguments(stopped))
-    assert again.wait(300) == 0, again.stdout.read()
-    whole = start(*arguments(f"whole-{exchange}"))
-    assert whole.wait(300) == 0, whole.stdout.read()
+    assert 30 <= steps[0] == steps[1] < 1200
+    for name in (stopped, f"whole-{exchange}"):
+        again = start(*arguments(name))
+        shown = again.communicate(timeout=300)[0]
+        assert again.returncode == 0, shown
     for region in range(2):
         one, other = (
             read_run(root / f"{name}-{exchange}" / f"region{region}")
@@ -112,6 +113,27 @@ def test_an_interrupted_run_continues_as_if_it_had_never_stopped(tiny, root, exc
         )
         assert [s["loss"] for s in one.steps] == [s["loss"] for s in other.steps]
         assert one.evals[-1]["anchor"] == other.evals[-1]["anchor"]
+
+
+@pytest.mark.slow
+def test_a_region_that_has_lost_its_newest_checkpoint_comes_in_late(tiny, root):
+    steps, workdir = 1200, root / "behind"
+    arguments = command(tiny, root, f"--workdir={workdir}", f"--config.steps={steps}")
+    arguments += ["--config.log.every=10", "--config.checkpoint.every=30"]
+    launcher = start(*arguments)
+    reached(launcher, workdir / "region1", 70)
+    launcher.send_signal(signal.SIGTERM)
+    shown = launcher.communicate(timeout=120)[0]
+    assert launcher.returncode == 75, shown
+    newest = max((workdir / "region1" / "checkpoints").iterdir(), key=lambda x: int(x.name))
+    shutil.rmtree(newest)
+    again = start(*arguments)
+    shown = again.communicate(timeout=300)[0]
+    assert again.returncode == 0, shown
+    assert "came into the run at step" in shown
+    ends = [read_run(workdir / f"region{r}") for r in range(2)]
+    assert [end.end["step"] for end in ends] == [steps, steps]
+    assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]
 
 
 @pytest.mark.slow

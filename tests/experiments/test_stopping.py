@@ -16,12 +16,13 @@ class Away:
         self.asked.append((name, proposal))
         if len(self.asked) == 1:
             raise StoreUnavailable("away")
-        return {"step": 12}
+        return {"step": {"stop/0": 3, "stop/1": 12}[name]}
 
 
-def stopping(exchange, requested=True):
+def stopping(exchange, requested=True, **schedule):
     """Of a run that sends at every multiple of 4."""
-    schedule = SimpleNamespace(next_send=lambda step, clock: (step // 4 + 1) * 4)
+    schedule = {"delay": 3, "land_after_send": False, **schedule}
+    schedule = SimpleNamespace(next_send=lambda step, clock: (step // 4 + 1) * 4, **schedule)
     engine = SimpleNamespace(trips=lambda state: SimpleNamespace(schedule=schedule))
     run = SimpleNamespace(exchange=exchange, engine=engine)
     return Stopping(run, SimpleNamespace(requested=requested))
@@ -34,7 +35,15 @@ def test_alone_a_run_stops_at_once():
 
 
 def test_the_step_is_agreed_on_once_and_asked_for_again_when_the_store_was_away():
+    """What was agreed on in an earlier stop, for step 3, is passed over."""
     exchange, state = Away(), SimpleNamespace(clock=None)
     one = stopping(exchange)
     assert [one.at(step, state) for step in (5, 6, 11, 12)] == [False, False, False, True]
-    assert exchange.asked == [("stop", {"step": 8})] * 2
+    assert exchange.asked == [(f"stop/{n}", {"step": 11}) for n in (0, 0, 1)]
+
+
+def test_what_overlaps_a_whole_round_lands_with_the_send_after_it():
+    exchange, state = Away(), SimpleNamespace(clock=None)
+    exchange.asked = [None]
+    assert not stopping(exchange, land_after_send=True).at(5, state)
+    assert exchange.asked[1] == ("stop/0", {"step": 12})

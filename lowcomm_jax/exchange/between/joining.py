@@ -34,13 +34,15 @@ def register(office: Office, kind: str) -> None:
     office.store.anchor(RUN)
 
 
-def enter(office: Office, wait_s: float) -> dict[int, int]:
+def enter(office: Office, wait_s: float, step: int) -> dict[int, int]:
     """Beat, and wait for the others.
 
     Regions that begin together agree on a roster by a create-only record: an epoch of the run. A
     region that is not in it comes into a run that goes on, and the others do not wait for its
     payloads before it has sent its first. When nobody is left, those who come back begin a new
-    epoch: they may have gone back to a checkpoint, and must not land what was agreed on since.
+    epoch: they may have gone back to a checkpoint, and must not land what was agreed on since. Its
+    roster are the furthest of them: what is gone with the jobs before cannot bring the others up
+    to there.
 
     Returns:
       the roster: incarnation of the regions that began the epoch.
@@ -50,6 +52,7 @@ def enter(office: Office, wait_s: float) -> dict[int, int]:
     """
     beats = office.beats
     office.transport.start()
+    beats.update(step=step)
     beats.start()
     until = time.monotonic() + wait_s
     while True:
@@ -62,10 +65,17 @@ def enter(office: Office, wait_s: float) -> dict[int, int]:
             beats.update(epoch=epoch, awaited=began_it)
             beats.refresh()
             return roster
-        late = time.monotonic() >= until
-        if len(living) == office.count or (late and epoch):
+        # Those who have just begun it may not have said so yet.
+        begun = any(latest[r].incarnation == roster[r] for r in living & roster.keys())
+        late = time.monotonic() >= until and not begun
+        if (len(living) == office.count and not begun) or (late and epoch):
             key = f"epoch/{free}"
-            body = {str(region): latest[region].incarnation for region in sorted(living)}
+            furthest = max(latest[region].step for region in living)
+            body = {
+                str(region): latest[region].incarnation
+                for region in sorted(living)
+                if latest[region].step == furthest
+            }
             office.store.create(key, office.seal.close(key, body))
             continue
         if late:

@@ -45,11 +45,15 @@ class RemoteExchange:
 
     # -- membership ---------------------------------------------------------------------------
 
-    def join(self, wait_s: float) -> None:
+    def join(self, wait_s: float, step: int = 0) -> None:
         """Register, begin to beat, and wait until all regions of a new run are there.
 
         Into a run that goes on a region comes at once. One that was begun and has nobody left
-        begins anew after `wait_s` with those who are there: keys can then be used again.
+        begins anew, with all regions or after `wait_s` with those who are there: keys can then be
+        used again. Who is behind the furthest of them comes into their run as a latecomer.
+
+        Args:
+          step: inner steps of the state that this region brings with it.
 
         Raises:
           ValueError: the run stands there under another secret or with other settings.
@@ -59,7 +63,7 @@ class RemoteExchange:
         atexit.register(self._end)
         joining.register(self._office, self._kind)
         self._litter.adopt()
-        self._roster = joining.enter(self._office, wait_s)
+        self._roster = joining.enter(self._office, wait_s, step)
 
     @property
     def awaited(self) -> bool:
