@@ -25,6 +25,8 @@ _EVENT_OWN = (
     "left_out",
     "weight",
     "correction_ratio",
+    "travel_seconds",
+    "waited_seconds",
 )
 
 

@@ -13,16 +13,19 @@ from pathlib import Path
 POLL_SECONDS = 0.1
 
 
-def start(module: str, arguments: Sequence[str], output: Path) -> subprocess.Popen:
+def start(
+    module: str, arguments: Sequence[str], output: Path, before: Sequence[str] = ()
+) -> subprocess.Popen:
     """Run `python -m MODULE ARGUMENTS`, out of the reach of the terminal's Ctrl-C.
 
     Args:
       output: what it prints is appended to this file.
+      before: a command that runs this one.
     """
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     with output.open("ab") as opened:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [*before, sys.executable, "-m", module, *arguments],
             stdout=opened,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -61,6 +61,13 @@ class Carrier(Protocol):
           whether the regions of this job were counted.
         """
 
+    def times(self, key: str | None) -> dict[str, np.ndarray]:
+        """By real clocks, of a payload that has landed, float32 `[1]`; empty on a mesh.
+
+        `travel_seconds`: from being computed to everyone's being here; `waited_seconds`: of these,
+        how long this job stood still for it.
+        """
+
     def settled(self, state: TrainState) -> None:
         """A step with sends or landings is over."""
 
@@ -98,6 +105,10 @@ class OnMesh:
 
     def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
         return state, state.in_flight[key]
+
+    def times(self, key: str | None) -> dict[str, np.ndarray]:
+        del key
+        return {}
 
     def settled(self, state: TrainState) -> None:
         """Nobody else needs to hear of it."""

@@ -285,6 +285,7 @@ class RoundTrips:
         clock = state.clock
         clock.last_landed[p] = np.where(lands, step, clock.last_landed[p])
         clock.staleness[p] = np.where(lands, staleness, clock.staleness[p])
+        values = {**values, **self.carrier.times(key)}
         events.append(Event.of_landing(step, p, key, lands, staleness, values))
 
 

@@ -64,6 +64,7 @@ class BetweenJobs:
         self.silent = False
         self._trips: dict[str, Trip] = {}
         self._anchors: dict[str, PyTree] = {}
+        self._times: dict[str, dict[str, np.ndarray]] = {}
 
     def before(self, codec_state: PyTree) -> PyTree:
         return jax.tree.map(jnp.copy, codec_state)
@@ -112,7 +113,15 @@ class BetweenJobs:
                 "Engine.reconnect(state) before the first step"
             )
         flight, trip = state.in_flight[key], self._trips.pop(key)
-        arrived = self._heard(trip) if trip.silent else self.exchange.finish(trip.name, trip.like)
+        if trip.silent:
+            arrived = self._heard(trip)
+        else:
+            if not self.exchange.ready(trip.name):
+                # What the device has still to compute is no waiting for bytes.
+                jax.block_until_ready(state.inner.params)
+            arrived = self.exchange.finish(trip.name, trip.like)
+        taken = {"travel_seconds": arrived.seconds, "waited_seconds": arrived.waited}
+        self._times[key] = {name: np.array([x], np.float32) for name, x in taken.items()}
         rows = {name: x[list(trip.members), 0] for name, x in arrived.arrays.items()}
         counted_N = arrived.participants[list(trip.members)]
         if "digest" in rows:
@@ -145,6 +154,9 @@ class BetweenJobs:
         """Inner steps of the region that is furthest, this one left out; 0 if nobody is there."""
         others = {r: step for r, step in self.exchange.steps().items() if r != self.region}
         return max(others.values(), default=0)
+
+    def times(self, key: str | None) -> dict[str, np.ndarray]:
+        return self._times.pop(key, {})
 
     def settled(self, state: TrainState) -> None:
         """A step's events are over: tell the others, and give a newcomer what it asks for."""

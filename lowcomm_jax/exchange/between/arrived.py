@@ -22,7 +22,7 @@ class Arrived:
       arrays: `[R, ...]` each; zeros for regions that did not take part.
       notes: of the regions that gave one.
       bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
-      seconds: from the start to everything being here.
+      seconds: from our payload being computed to everything being here.
       waited: of these, how long `finish` was blocked.
     """
 

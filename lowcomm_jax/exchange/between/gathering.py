@@ -126,6 +126,7 @@ class Gathering:
         request, office = self.request, self._office
         payload, hint = None, {}
         host = {name: np.asarray(x) for name, x in request.arrays.items()}
+        self._began = time.monotonic()  # what came before was computing
         # The device's copies are not needed any longer.
         self.request = dataclasses.replace(request, arrays={})
         if self._insist(lambda: office.board.standing(request.name)) is not None:

@@ -1,0 +1,82 @@
+"""Two places on one machine, joined by a link of a given rate: network namespaces, a veth pair and
+token buckets. Linux, as root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+NAMES = ("lowcomm0", "lowcomm1")
+ADDRESSES = ("10.213.7.1", "10.213.7.2")
+# Of an Ethernet frame of 1514 bytes, what TCP with time stamps carries.
+GOODPUT = 1448 / 1514
+_BUCKET_SECONDS, _TWO_FRAMES, _QUEUE = 2.5e-4, 3_100, 64 << 20  # the queue never overflows
+
+
+def problems() -> list[str]:
+    """Why no such link can be made here, one line each."""
+    if not sys.platform.startswith("linux"):
+        return ["network namespaces need Linux"]
+    found = [f"{name} is missing: install iproute2" for name in ("ip", "tc") if not _has(name)]
+    if os.geteuid():
+        found.append("network namespaces and token buckets need root")
+    return found
+
+
+def _has(name: str) -> bool:
+    return shutil.which(name) is not None
+
+
+@contextlib.contextmanager
+def link(rate_mbit: float | None) -> Iterator[list[list[str]]]:
+    """Make the two places, and take them away in the end.
+
+    Args:
+      rate_mbit: Mbit/s in each direction, Ethernet headers included; None = not limited.
+
+    Yields:
+      for each place, the command that runs another one there.
+
+    Raises:
+      RuntimeError: the system refuses, with what it says.
+    """
+    _take_away()
+    try:
+        for name in NAMES:
+            _run("ip", "netns", "add", name)
+        ends = [f"{name}v" for name in NAMES]
+        _run("ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for name, end, address in zip(NAMES, ends, ADDRESSES):
+            _run("ip", "link", "set", end, "netns", name)
+            inside = ["ip", "netns", "exec", name]
+            _run(*inside, "ip", "address", "add", f"{address}/24", "dev", end)
+            for device in ("lo", end):
+                _run(*inside, "ip", "link", "set", device, "up")
+            if rate_mbit is not None:
+                _run(*inside, *_bucket(end, rate_mbit))
+        yield [["ip", "netns", "exec", name] for name in NAMES]
+    finally:
+        _take_away()
+
+
+def _bucket(device: str, rate_mbit: float) -> list[str]:
+    """A bucket so small that a payload gets nothing for free out of a full one."""
+    burst = max(_TWO_FRAMES, int(rate_mbit * 1e6 / 8 * _BUCKET_SECONDS))
+    shape = ["rate", f"{rate_mbit}mbit", "burst", str(burst), "limit", str(_QUEUE)]
+    return ["tc", "qdisc", "add", "dev", device, "root", "tbf", *shape]
+
+
+def _take_away() -> None:
+    for name in NAMES:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
