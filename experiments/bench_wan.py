@@ -1,11 +1,12 @@
-"""Time the network room: cost of a NoLoCo simulation as regions are added, and of the clock per
-step.
+"""Real links against the virtual clock, and what the clock itself costs.
 
-    python -m experiments bench wan
+    python -m experiments bench wan [--rates=25,100,500] [--methods=diloco,cocodc] [--periods=24]
 
-Prints seconds, the ratio between neighbouring sizes beside the ratio of the sizes (linear growth
-gives equal ratios), and the exponent fitted over all sizes; then how long regions stand idle with
-and without a global barrier.
+First what simulating costs: seconds, the ratio between neighbouring sizes beside the ratio of the
+sizes (linear growth gives equal ratios), the exponent fitted over all sizes, and how long regions
+stand idle with and without a global barrier. Then, on Linux as root, two jobs train over links that
+are held to each rate (Mbit/s): how much of an exchange they wait for, and how far off the clock is
+(`bench_links`); some ten minutes, on an otherwise idle machine with two cores.
 """
 
 import dataclasses
@@ -16,7 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import RefusedError
+from experiments import bench_links, shaped
+from experiments.cli import Flags, RefusedError, parse_flags, show_help
 from lowcomm_jax.network import Jitter, VirtualClock, every_step, uniform
 from lowcomm_jax.network.nolocosim import idle_table
 from lowcomm_jax.network.randomness import generator
@@ -79,14 +81,47 @@ def together_microseconds(steps: int = 2000, regions: int = 8) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark; it takes no flags."""
-    if argv and list(argv) != ["--help"]:
-        raise RefusedError([f"unexpected argument {a!r}" for a in argv], "bench wan")
-    if argv:
-        print(__doc__)
+    """Run the benchmark; see the module's docstring for the flags."""
+    options = Flags()
+    options.text("rates", ",".join(f"{r:g}" for r in bench_links.RATES), "Mbit/s of the real links")
+    options.text("methods", ",".join(bench_links.METHODS), "what trains over them")
+    options.whole("periods", 24, "periods of each run after its warm-up")
+    values = options.values
+    problems = [f"unexpected argument {a!r}" for a in parse_flags("bench wan", argv, values)]
+    if values.help:
+        show_help(values, __doc__)
         return 0
-    measure()
+    rates, methods, wrong = _chosen(values)
+    if problems + wrong:
+        raise RefusedError(problems + wrong, "bench wan")
+    console = Console()
+    measure(console=console)
+    missing = shaped.problems()
+    if missing:
+        console.print(f"real links are left out: {'; '.join(missing)}", highlight=False)
+        return 0
+    rows = list(bench_links.rows(methods, rates, values.periods, console))
+    console.print(bench_links.table(rows))
     return 0
+
+
+def _chosen(values) -> tuple[list[float], list[str], list[str]]:
+    """(rates, methods, what is wrong with them)."""
+    methods = values.methods.split(",")
+    wrong = [
+        f"--methods: {m!r} is none of {', '.join(bench_links.METHODS)}"
+        for m in methods
+        if m not in bench_links.METHODS
+    ]
+    try:
+        rates = [float(rate) for rate in values.rates.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < np.inf for rate in rates):
+        wrong.append(f"--rates={values.rates}: give Mbit/s above 0, with commas between them")
+    if values.periods < 1:
+        wrong.append(f"--periods={values.periods}: at least 1")
+    return rates, methods, wrong
 
 
 def measure(

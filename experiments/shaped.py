@@ -13,9 +13,11 @@ from collections.abc import Iterator
 
 NAMES = ("lowcomm0", "lowcomm1")
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
-# Of an Ethernet frame of 1514 bytes, what TCP with time stamps carries.
-GOODPUT = 1448 / 1514
-_BUCKET_SECONDS, _TWO_FRAMES, _QUEUE = 2.5e-4, 3_100, 64 << 20  # the queue never overflows
+# What TCP with time stamps carries, of an Ethernet frame and half the answer it gets.
+GOODPUT = 1448 / (1514 + 66 / 2)
+_BUCKET_SECONDS, _TWO_FRAMES = 2.5e-4, 3_100
+# Longer queues hold up the answers to what travels the other way.
+_QUEUE_SECONDS, _SHORTEST_QUEUE = 0.02, 32_000
 
 
 def problems() -> list[str]:
@@ -66,8 +68,10 @@ def link(rate_mbit: float | None) -> Iterator[list[list[str]]]:
 
 def _bucket(device: str, rate_mbit: float) -> list[str]:
     """A bucket so small that a payload gets nothing for free out of a full one."""
-    burst = max(_TWO_FRAMES, int(rate_mbit * 1e6 / 8 * _BUCKET_SECONDS))
-    shape = ["rate", f"{rate_mbit}mbit", "burst", str(burst), "limit", str(_QUEUE)]
+    bytes_per_second = rate_mbit * 1e6 / 8
+    burst = max(_TWO_FRAMES, int(bytes_per_second * _BUCKET_SECONDS))
+    queue = max(_SHORTEST_QUEUE, int(bytes_per_second * _QUEUE_SECONDS))
+    shape = ["rate", f"{rate_mbit}mbit", "burst", str(burst), "limit", str(queue)]
     return ["tc", "qdisc", "add", "dev", device, "root", "tbf", *shape]
 
 

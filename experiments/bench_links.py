@@ -1,0 +1,210 @@
+"""Jobs that train over a real link of a given rate, beside what the virtual clock foretells.
+
+Two jobs, each with a core and a network namespace of its own, exchange payloads over a link that
+token buckets hold to a rate. How long a step takes without waiting, and what an exchange costs
+beside its bytes, is measured once per method on the same link without a limit; everything else the
+clock must foretell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from experiments import shaped
+from experiments.metrics import read_records
+from experiments.processes import ended_at_last, start
+from experiments.runlog import RunLog, read_run
+from experiments.virtual import seconds_at
+from experiments.workdir import METRICS
+from lowcomm_jax.network import uniform
+
+RATES = (25.0, 100.0, 500.0)
+PERIOD, WARM_UP, TAU = 10, 4, 3
+TARGET_SHARE, TARGET_CLOCK = 0.05, 0.10
+_STREAMS = {"fragments": 3, "overlap": TAU}
+METHODS = {
+    "diloco": {},
+    "streaming_diloco": _STREAMS,
+    "cocodc": _STREAMS,
+    "dilocox": {"adaptive": None},
+    "noloco": {},
+}
+_MODEL = {"layers": 4, "width": 96, "heads": 4, "kv_heads": 4, "head_dim": 24, "mlp_width": 256}
+_SECONDS_TO_END = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A run over a link.
+
+    Attributes:
+      log: of both regions.
+      period_S: measured seconds of every period after the warm-up.
+      waited_S: of these, how long the slower region stood still for bytes.
+      travel_N: seconds of every exchange after the warm-up, from being computed to being there.
+    """
+
+    log: RunLog
+    period_S: np.ndarray
+    waited_S: np.ndarray
+    travel_N: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A method at a rate.
+
+    Attributes:
+      measured, p90, foretold: seconds of a period, median, 90th percentile, and by the clock.
+      travel: median seconds of an exchange.
+      exposed: waiting as a share of what the exchanges took.
+      hidden: whether tau inner steps take longer than an exchange.
+    """
+
+    method: str
+    rate: float
+    measured: float
+    p90: float
+    foretold: float
+    travel: float
+    exposed: float
+    hidden: bool
+
+    @property
+    def error(self) -> float:
+        return self.foretold / self.measured - 1
+
+
+def rows(methods: Sequence[str], rates: Sequence[float], periods: int, console: Console):
+    """Train every method at every rate; yields a `Row` each.
+
+    Raises:
+      RuntimeError: a job failed, with the end of what it printed.
+    """
+    for method in methods:
+        free = train(method, None, periods)
+        step = statistics.median((free.period_S - free.waited_S) / PERIOD)
+        constant = statistics.median(free.travel_N)
+        console.print(
+            f"{method}, no limit: {1e3 * step:.1f} ms a step, {1e3 * constant:.0f} ms an exchange"
+        )
+        for rate in rates:
+            yield row(method, rate, train(method, rate, periods), step, constant)
+
+
+def row(method: str, rate: float, trained: Trained, step: float, constant: float) -> Row:
+    """Compare a run with the clock's word; `step` and `constant`: see `rows`."""
+    goodput = rate / 1e3 * shaped.GOODPUT
+    network = uniform(2, goodput, compute_s=step, sync_constant_s=constant)
+    ends = range(WARM_UP * PERIOD, len(trained.log.steps) + 1, PERIOD)
+    foretold = np.diff(seconds_at(trained.log, network, step, list(ends)))
+    travel = float(np.median(trained.travel_N))
+    tau = {"diloco": 0, "noloco": 0, "dilocox": PERIOD}.get(method, TAU)
+    return Row(
+        method=method,
+        rate=rate,
+        measured=float(np.median(trained.period_S)),
+        p90=float(np.quantile(trained.period_S, 0.9)),
+        foretold=float(np.median(foretold)),
+        travel=travel,
+        exposed=float(trained.waited_S.sum() / trained.travel_N.sum()),
+        hidden=travel < tau * step,
+    )
+
+
+def train(method: str, rate: float | None, periods: int) -> Trained:
+    """One run of `WARM_UP + periods` periods."""
+    folder = Path(tempfile.mkdtemp(prefix="lowcomm-link-"))
+    processes: list[subprocess.Popen] = []
+    try:
+        with shaped.link(rate) as places, ended_at_last(processes):
+            cores = sorted(os.sched_getaffinity(0))
+            for region, place in enumerate(places):
+                workdir = folder / f"region{region}"
+                workdir.mkdir()
+                pinned = [*place, "taskset", "-c", str(cores[region % len(cores)])]
+                arguments = _arguments(method, region, folder, (WARM_UP + periods) * PERIOD)
+                output = workdir / "output.txt"
+                processes.append(start("experiments", arguments, output, before=pinned))
+            for region, process in enumerate(processes):
+                if process.wait(_SECONDS_TO_END):
+                    printed = (folder / f"region{region}" / "output.txt").read_text()
+                    raise RuntimeError(f"{method} at {rate} Mbit/s: {printed[-2000:]}")
+        return _read(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _arguments(method: str, region: int, folder: Path, steps: int) -> list[str]:
+    fields = {
+        "regions": 2,
+        "region": region,
+        "exchange": "peers",
+        "address": f"{shaped.ADDRESSES[region]}:0",
+        "rendezvous": f"file://{folder}/rendezvous",
+        "steps": steps,
+        "mesh.region": 1,
+        "mesh.fsdp": 1,
+        "data.seq_len": 64,
+        "eval.every": 0,
+        "log.every": PERIOD,
+        "checkpoint.every": 0,
+        "method.period": PERIOD,
+        **{f"model.{name}": value for name, value in _MODEL.items()},
+        **{f"method.{name}": value for name, value in METHODS[method].items()},
+    }
+    given = [f"--config.{name}={value}" for name, value in fields.items()]
+    workdir = f"--workdir={folder}/region{region}"
+    return ["train", f"--config=configs/{method}.py", *given, workdir, "--quiet"]
+
+
+def _read(folder: Path) -> Trained:
+    log = read_run(folder)
+    records = read_records(folder / "region0" / METRICS)
+    seconds = [r["seconds"] for r in records if r["kind"] == "interval"][WARM_UP - 1 :]
+    waited, travel = np.zeros(len(log.steps) // PERIOD), []
+    for step in log.steps:
+        for event in step["events"]:
+            if "travel_seconds" in event:
+                period = (step["step"] - 1) // PERIOD
+                waited[period] += max(event["waited_seconds"])
+                if period >= WARM_UP:
+                    travel.append(max(event["travel_seconds"]))
+    return Trained(log, np.diff(seconds), waited[WARM_UP:], np.array(travel))
+
+
+def table(found: Sequence[Row]) -> Table:
+    """The figures with their targets."""
+    made = Table(title="training over real links, seconds of a period of 10 steps")
+    for heading in (
+        "method",
+        "Mbit/s",
+        "measured",
+        "p90",
+        "clock",
+        f"clock off (<= {TARGET_CLOCK:.0%})",
+        "exchange",
+        "waited for",
+        f"hidden: <= {TARGET_SHARE:.0%}",
+    ):
+        made.add_column(heading, justify="left" if heading == "method" else "right")
+    for r in found:
+        near = "yes" if abs(r.error) <= TARGET_CLOCK else "NO"
+        met = ("yes" if r.exposed <= TARGET_SHARE else "NO") if r.hidden else "cannot be"
+        numbers = [f"{x:.3f}" for x in (r.measured, r.p90, r.foretold)]
+        off = f"{r.error:+.0%} {near}"
+        made.add_row(
+            r.method, f"{r.rate:g}", *numbers, off, f"{r.travel:.3f}", f"{r.exposed:.0%}", met
+        )
+    return made

@@ -1,0 +1,73 @@
+"""Jobs over links of a given rate, and what the virtual clock foretells of them."""
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments import bench_links, shaped
+from experiments.__main__ import main
+
+NBYTES, STEP, CONSTANT = 1_000_000, 0.02, 0.05
+
+
+def log_of(periods):
+    """A run of two regions that exchange at the end of every period and wait for it."""
+    steps = []
+    for step in range(1, periods * bench_links.PERIOD + 1):
+        event = {
+            "step": step,
+            "fragment": 0,
+            "key": f"0@{step}",
+            "participants": [True, True],
+            "nbytes": NBYTES,
+            "bytes_sent": [NBYTES] * 2,
+            "bytes_received": [NBYTES] * 2,
+            "route": "all_gather",
+            "groups": None,
+        }
+        ends = step % bench_links.PERIOD == 0
+        events = [{**event, "kind": kind} for kind in ("send", "land")] if ends else []
+        steps.append({"step": step, "events": events})
+    return SimpleNamespace(steps=steps, header={"regions": 2, "tokens_per_step": 1})
+
+
+def test_the_clock_foretells_steps_bytes_and_what_an_exchange_costs_beside_them():
+    periods = bench_links.WARM_UP + 3
+    travel = NBYTES / (100e6 / 8 * shaped.GOODPUT) + CONSTANT
+    whole = bench_links.PERIOD * STEP + travel
+    trained = bench_links.Trained(
+        log=log_of(periods),
+        period_S=np.array([whole, 2 * whole, whole]),
+        waited_S=np.full(3, travel),
+        travel_N=np.full(3, travel),
+    )
+    row = bench_links.row("diloco", 100.0, trained, STEP, CONSTANT)
+    assert row.foretold == pytest.approx(whole, rel=1e-6)
+    assert (row.measured, row.error) == (whole, pytest.approx(0, abs=1e-6))
+    assert row.exposed == 1 and not row.hidden
+    assert bench_links.row("cocodc", 100.0, trained, 2 * travel, CONSTANT).hidden
+
+
+def test_where_no_link_can_be_made_it_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert any("need root" in problem for problem in shaped.problems())
+
+
+def test_what_cannot_be_measured_is_refused_at_once(capsys):
+    flags = ["--rates=0,x", "--methods=diloco,pigeons", "--periods=0", "more"]
+    assert main(["bench", "wan", *flags]) == 2
+    shown = capsys.readouterr().err
+    for part in ("--rates=0,x", "'pigeons'", "--periods=0", "'more'"):
+        assert part in shown
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(shaped.problems()), reason="; ".join(shaped.problems()))
+def test_two_jobs_train_over_a_link(monkeypatch):
+    small = {**bench_links._MODEL, "layers": 2, "width": 32, "head_dim": 8}
+    monkeypatch.setattr(bench_links, "_MODEL", small)
+    [row] = bench_links.rows(["streaming_diloco"], [50.0], 3, Console(quiet=True))
+    assert row.measured > 0 and row.travel > 0 and row.foretold > 0 and 0 <= row.exposed <= 1
