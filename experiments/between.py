@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from experiments.workdir import identity
 from lowcomm_jax import exchange
+from lowcomm_jax.exchange.between.office import Heal
 from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.jobs.checks import method_problems
 from lowcomm_jax.methods import Method
@@ -30,8 +31,8 @@ def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
     if kind == "mesh":
         return [
             f"{name}={fields[name]!r} has no effect with exchange=mesh: leave it out"
-            for name in ("region", "rendezvous", "secret")
-            if fields[name] is not None
+            for name in ("region", "rendezvous", "secret", "heal")
+            if fields[name] not in (None, "stop")
         ]
     if not alone(fields):
         return [f"exchange={kind!r}: use mesh, {' or '.join(BETWEEN)}"]
@@ -42,6 +43,8 @@ def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
         found.append("rendezvous is missing: a folder all jobs reach, file:///..., gs:// or s3://")
     if fields["address"] != "127.0.0.1:0" and kind != "peers":
         found.append(f"address={fields['address']!r} has no effect with exchange={kind}")
+    if fields["heal"] not in get_args(Heal):
+        found.append(f"heal={fields['heal']!r}: use {', '.join(get_args(Heal))}")
     if not fields["wait_minutes"] > 0:
         found.append(f"wait_minutes={fields['wait_minutes']}: give a time above 0")
     if fields["participation"] != 1:
@@ -69,6 +72,7 @@ def open_exchange(job: Job) -> RemoteExchange | None:
         run_id(fields),
         secret=fields["secret"],
         timing=exchange.Timing(deadline_s=fields["deadline_s"]),
+        heal=fields["heal"],
         **given,
     )
 

@@ -42,18 +42,7 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     # Preset or file of the links between the regions: what the run would take there is booked on a
     # virtual clock, and a method may draw T_c and T_s from it.
     config.network = config_dict.placeholder(str)
-    # How payloads travel: mesh (all regions in this program), or one job per region: store (through
-    # the rendezvous) or peers (from job to job).
-    config.exchange = "mesh"
-    config.region = config_dict.placeholder(int)  # which region this job is, from 0
-    config.rendezvous = config_dict.placeholder(
-        str
-    )  # folder of all jobs: file:///..., gs://, s3://
-    config.secret = config_dict.placeholder(str)  # of the jobs: file:PATH or env:NAME
-    config.address = "127.0.0.1:0"  # of this job, as the other peers reach it; port 0 = a free one
-    config.wait_minutes = 10.0  # for the other jobs to appear
-    # How late a living region may be before the others go on without it; default: as was observed.
-    config.deadline_s = config_dict.placeholder(float)
+    _add_jobs(config)
     config.replicas = "map"  # regions that share a device: map = one after another, vmap = batched
     config.block = 16  # inner steps handed to the device at once
     config.offload = False  # anchor, outer state, residuals and snapshots in pinned host memory
@@ -75,21 +64,7 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.guards.outlier_factor = config_dict.placeholder(float)  # times the median norm
     config.guards.max_update_norm = config_dict.placeholder(float)  # clip of the outer update
 
-    config.eval = ConfigDict()
-    config.eval.every = 100  # inner steps between evaluations; 0 = only at the start and the end
-    config.eval.sequences = 128  # spread over all validation documents, the same every time
-    config.eval.batch = 16  # sequences evaluated at once
-    config.eval.per_region = False  # also every region's own weights
-
-    config.log = ConfigDict()
-    config.log.every = 20  # inner steps between two lines of progress
-    config.log.tensorboard = False  # also event files in WORKDIR/tensorboard
-    config.log.wandb = config_dict.placeholder(str)  # also a run in this Weights & Biases project
-
-    config.checkpoint = ConfigDict()
-    config.checkpoint.every = 200  # inner steps; 0 = only when interrupted and at the end
-    config.checkpoint.keep_last = 2
-    config.checkpoint.keep_best = True  # also the one of lowest evaluation loss
+    _add_upkeep(config)
     return config.lock()
 
 
@@ -108,6 +83,42 @@ def published(
     config.log.every = 100
     config.checkpoint.every = 2000
     return config
+
+
+def _add_jobs(config: ConfigDict) -> None:
+    """How payloads travel, and what a job that is one region of several must know."""
+    # mesh: all regions in this program; one job per region: store (through the rendezvous) or peers
+    # (from job to job).
+    config.exchange = "mesh"
+    config.region = config_dict.placeholder(int)  # which region this job is, from 0
+    # Folder of all jobs: file:///..., gs:// or s3://
+    config.rendezvous = config_dict.placeholder(str)
+    config.secret = config_dict.placeholder(str)  # of the jobs: file:PATH or env:NAME
+    config.address = "127.0.0.1:0"  # of this job, as the other peers reach it; port 0 = a free one
+    config.wait_minutes = 10.0  # for the other jobs to appear
+    # How late a living region may be before the others go on without it; default: as was observed.
+    config.deadline_s = config_dict.placeholder(float)
+    # Where anchors differ that must not: stop, or take that of the majority or the lowest region.
+    config.heal = "stop"
+
+
+def _add_upkeep(config: ConfigDict) -> None:
+    """When to evaluate, report and save."""
+    config.eval = ConfigDict()
+    config.eval.every = 100  # inner steps between evaluations; 0 = only at the start and the end
+    config.eval.sequences = 128  # spread over all validation documents, the same every time
+    config.eval.batch = 16  # sequences evaluated at once
+    config.eval.per_region = False  # also every region's own weights
+
+    config.log = ConfigDict()
+    config.log.every = 20  # inner steps between two lines of progress
+    config.log.tensorboard = False  # also event files in WORKDIR/tensorboard
+    config.log.wandb = config_dict.placeholder(str)  # also a run in this Weights & Biases project
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 200  # inner steps; 0 = only when interrupted and at the end
+    config.checkpoint.keep_last = 2
+    config.checkpoint.keep_best = True  # also the one of lowest evaluation loss
 
 
 def _adaptive_section() -> ConfigDict:

@@ -34,7 +34,7 @@ from experiments.writers import open_log
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError
 from lowcomm_jax.exchange import StoreUnavailable
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
-from lowcomm_jax.jobs import rejoin
+from lowcomm_jax.jobs import AnchorsDifferError, rejoin
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.stages import bubble
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         raise RefusedError(problems)
     compile_cache.enable(values.compile_cache)
     console = Console()
-    complete = train(job, console, values.quiet)
+    complete = train_and_heal(job, console, values.quiet)
     if not complete:
         console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
         return EXIT_INTERRUPTED
@@ -77,6 +77,17 @@ def main(argv: Sequence[str]) -> int:
     else:
         report.show([job.workdir], console)
     return 0
+
+
+def train_and_heal(job: Job, console: Console, quiet: bool = False) -> bool:
+    """`train`; a region whose anchor does not hold comes back with that of the others."""
+    while True:
+        try:
+            return train(job, console, quiet)
+        except AnchorsDifferError as error:
+            if not error.heals:
+                raise
+            console.print(f"{error}; it comes back", highlight=False, soft_wrap=True)
 
 
 def train(job: Job, console: Console, quiet: bool = False, display: Display | None = None) -> bool:

@@ -125,7 +125,7 @@ class BetweenJobs:
         rows = {name: x[list(trip.members), 0] for name, x in arrived.arrays.items()}
         counted_N = arrived.participants[list(trip.members)]
         if "digest" in rows:
-            compare(key, rows["digest"], counted_N)
+            compare(key, rows["digest"], counted_N, self.region, self.exchange.heal)
         else:
             named = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
             self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in named.items()}

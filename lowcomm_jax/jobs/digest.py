@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lowcomm_jax.exchange.between.office import Heal
+
+log = logging.getLogger(__name__)
 _ODD = (0x9E3779B1, 0x85EBCA77)  # large odd multipliers, so that every bit of an element counts
 
 
 class AnchorsDifferError(RuntimeError):
-    """Regions that must have the same anchor have not; the message gives every region's digest."""
+    """Regions that must have the same anchor have not; the message gives every region's digest.
+
+    Attributes:
+      heals: other regions go on; this one can come back and take their state.
+    """
+
+    def __init__(self, message: str, heals: bool):
+        super().__init__(message)
+        self.heals = heals
 
 
 @jax.jit
@@ -51,16 +65,33 @@ def _mixed(bits: jax.Array, place: jax.Array, odd: int) -> jax.Array:
     return (x ^ (x >> 15)) * jnp.uint32(_ODD[1])
 
 
-def compare(key: str, digest_Rx2: np.ndarray, counted_R: np.ndarray) -> None:
-    """Refuse to land on anchors that differ.
+def compare(
+    key: str, digest_Rx2: np.ndarray, counted_R: np.ndarray, region: int, heal: Heal
+) -> None:
+    """Refuse to land on an anchor that is not the one that holds.
 
     Args:
       digest_Rx2: every region's digest at the send; counted_R: bool `[R]`, whose are known.
+      region: which one we are.
+      heal: which anchor holds where they differ; see `exchange.store`.
 
     Raises:
-      AnchorsDifferError: with the digests.
+      AnchorsDifferError: with the digests; ours does not hold, or none does.
     """
     known = {int(r): f"{a:08x}{b:08x}" for r, (a, b) in enumerate(digest_Rx2) if counted_R[r]}
-    if len(set(known.values())) > 1:
-        listed = ", ".join(f"region {r}: {text}" for r, text in known.items())
-        raise AnchorsDifferError(f"the anchors differ at {key}: {listed}")
+    if len(set(known.values())) < 2:
+        return
+    holds = _holding(known, heal)
+    listed = ", ".join(f"region {r}: {text}" for r, text in known.items())
+    message = f"the anchors differ at {key}: {listed}"
+    if holds is None or known.get(region) != holds:
+        raise AnchorsDifferError(message, heals=holds is not None)
+    log.warning("%s; this region goes on", message)
+
+
+def _holding(known: dict[int, str], heal: Heal) -> str | None:
+    """The digest that holds; None = none does."""
+    if heal == "lowest":
+        return known[min(known)]
+    digest, votes = Counter(known.values()).most_common(1)[0]
+    return digest if heal == "majority" and 2 * votes > len(known) else None

@@ -11,9 +11,10 @@ def between(tmp_path):
     """`between(regions)(region)`: that region's exchange, joined; all are closed in the end."""
     every = []
 
-    def of(regions, timing=None):
+    def of(regions, timing=None, **options):
         def make(region):
-            made = exchange.store(f"file://{tmp_path}", region, regions, "run", timing=timing)
+            url = f"file://{tmp_path}"
+            made = exchange.store(url, region, regions, "run", timing=timing, **options)
             every.append(made)
             made.join(60)
             return made
@@ -28,4 +29,4 @@ def between(tmp_path):
 @pytest.fixture
 def brief(between):
     """The same, where a region is soon taken for dead."""
-    return lambda regions: between(regions, TIMING)
+    return lambda regions, **options: between(regions, TIMING, **options)

@@ -1,5 +1,6 @@
 """A run of several jobs ends with the same bits as the run in one process."""
 
+import jax
 import numpy as np
 import pytest
 from jobs.together import CUT, batches, engine, in_jobs, train
@@ -41,6 +42,20 @@ SLOW = [
     for regions in (2, 3)
     if (name, regions) not in QUICK
 ]
+
+
+def test_regions_of_one_and_of_two_devices(between):
+    """Payloads have a format of their own, whatever lies where; the inner sums are another's."""
+    meshes = [
+        lc.make_mesh(devices=jax.devices()[:1]),
+        lc.make_mesh(fsdp=2, devices=jax.devices()[1:3]),
+    ]
+    together = expected(METHODS["diloco"](), 2, 14)
+    jobs = in_jobs(between(2), METHODS["diloco"](), 2, 14, meshes=meshes)
+    for at in range(2):
+        for name, anchor in jobs[0][at][0].items():
+            np.testing.assert_array_equal(anchor, jobs[1][at][0][name], name)
+            np.testing.assert_allclose(anchor[0], together[at][0][name][0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name, regions", [*QUICK, *SLOW])

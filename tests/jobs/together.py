@@ -14,9 +14,9 @@ MESH = lc.make_mesh(devices=jax.devices()[:1])
 CUT = ["^a$|^s$", "^b$", "^c$"]
 
 
-def engine(method, regions, exchange="mesh", **kwargs):
+def engine(method, regions, exchange="mesh", mesh=MESH, **kwargs):
     inner = optax.sgd(0.05, momentum=0.8)
-    return lc.Engine(loss_fn, inner, method, regions, mesh=MESH, exchange=exchange, **kwargs)
+    return lc.Engine(loss_fn, inner, method, regions, mesh=mesh, exchange=exchange, **kwargs)
 
 
 def batches(steps, regions):
@@ -41,14 +41,15 @@ def values(state):
     return jax.tree.map(np.array, (state.anchor, state.inner.params))
 
 
-def in_jobs(make_exchange, method, regions, steps, participants=None, **kwargs):
-    """What every job of a run ends with, in order of the regions."""
+def in_jobs(make_exchange, method, regions, steps, participants=None, meshes=None, **kwargs):
+    """What every job of a run ends with, in order of the regions; each on its own mesh."""
+    meshes = meshes or [MESH] * regions
     data = batches(steps, regions)
 
     def job(region):
         exchange = make_exchange(region)
         try:
-            one = engine(method, regions, exchange, **kwargs)
+            one = engine(method, regions, exchange, meshes[region], **kwargs)
             return train(one, [rows(batch, region) for batch in data], participants)
         finally:
             exchange.close()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import Any
+from typing import Any, get_args
 
 from lowcomm_jax.exchange.between import kv
 from lowcomm_jax.exchange.between.beats import Beats
 from lowcomm_jax.exchange.between.commits import Board
 from lowcomm_jax.exchange.between.kv import Store
-from lowcomm_jax.exchange.between.office import Office
+from lowcomm_jax.exchange.between.office import Heal, Office
 from lowcomm_jax.exchange.between.peer_transport import PeerTransport
 from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.exchange.between.secret import Seal, read_secret
@@ -28,6 +28,7 @@ def store(
     *,
     timing: Timing | None = None,
     keep: int = 16,
+    heal: Heal = "stop",
 ) -> RemoteExchange:
     """Exchange whose payloads go through the key-value store; regions need no route to another.
 
@@ -39,12 +40,15 @@ def store(
         for damage only, and whoever can write to the store can join.
       timing: how long regions wait for one another.
       keep: keys whose payloads stay for regions that are late; more than may be in flight at once.
+      heal: what holds when regions that must have the same anchor have not. Nothing, all "stop";
+        that of the "majority", or that of the "lowest" region: the others stop, and take it when
+        they come back.
 
     Raises:
       ValueError: lists everything that is wrong with the arguments.
       StoreUnavailable: the store cannot be opened.
     """
-    parts = _parts(url, region, count, run_id, secret, timing, keep)
+    parts = _parts(url, region, count, run_id, secret, timing, keep, heal)
     transport = StoreTransport(parts["store"], parts["tally"])
     return RemoteExchange(Office(transport=transport, **parts), "store", keep)
 
@@ -59,6 +63,7 @@ def peers(
     address: str = "127.0.0.1:0",
     timing: Timing | None = None,
     keep: int = 4,
+    heal: Heal = "stop",
 ) -> RemoteExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
@@ -69,13 +74,13 @@ def peers(
       keep: keys whose payloads of all regions stay in this host's memory for regions that are
         late; more than may be in flight at once.
     """
-    parts = _parts(url, region, count, run_id, secret, timing, keep)
+    parts = _parts(url, region, count, run_id, secret, timing, keep, heal)
     names = ("store", "seal", "beats", "tally", "pace", "timing", "closing")
     transport = PeerTransport(*(parts[name] for name in names), address)
     return RemoteExchange(Office(transport=transport, **parts), "peers", keep)
 
 
-def _parts(url, region, count, run_id, secret, timing, keep) -> dict[str, Any]:
+def _parts(url, region, count, run_id, secret, timing, keep, heal) -> dict[str, Any]:
     """The parts of an office but for the transport; checks all arguments first."""
     timing = timing or Timing()
     wrong = timing.violations()
@@ -86,6 +91,8 @@ def _parts(url, region, count, run_id, secret, timing, keep) -> dict[str, Any]:
         wrong.append(f"region {region} of {count} must be one of 0..count-1")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
         wrong.append(f"run_id {run_id!r} must be made of letters, digits, '.', '_' and '-'")
+    if heal not in get_args(Heal):
+        wrong.append(f"heal={heal!r}: use {', '.join(get_args(Heal))}")
     if keep < 1:
         wrong.append(f"keep={keep} must be at least 1")
     try:
@@ -101,6 +108,7 @@ def _parts(url, region, count, run_id, secret, timing, keep) -> dict[str, Any]:
         "region": region,
         "count": count,
         "timing": timing,
+        "heal": heal,
         "tally": tally,
         "store": opened,
         "seal": seal,

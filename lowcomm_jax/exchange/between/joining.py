@@ -18,7 +18,13 @@ def register(office: Office, kind: str) -> None:
       ValueError: the record was signed with another secret, or describes another run.
       StoreUnavailable: the store does not answer.
     """
-    ours = {"format": _FORMAT, "run": office.run_id, "count": office.count, "exchange": kind}
+    ours = {
+        "format": _FORMAT,
+        "run": office.run_id,
+        "count": office.count,
+        "exchange": kind,
+        "heal": office.heal,
+    }
     office.store.create(RUN, office.seal.close(RUN, ours))
     data = office.store.read(RUN)
     try:

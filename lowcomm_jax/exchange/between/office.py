@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Literal
 
 from lowcomm_jax.exchange.between.beats import Beats
 from lowcomm_jax.exchange.between.commits import Board
@@ -12,6 +13,8 @@ from lowcomm_jax.exchange.between.secret import Seal
 from lowcomm_jax.exchange.between.tally import Tally
 from lowcomm_jax.exchange.between.timing import Pace, Timing
 from lowcomm_jax.exchange.between.transport import Transport
+
+Heal = Literal["stop", "majority", "lowest"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Office:
     region: int
     count: int
     timing: Timing
+    heal: Heal
     tally: Tally
     store: Store
     seal: Seal

@@ -28,13 +28,14 @@ class RemoteExchange:
 
     Attributes:
       region: which one we are; count: how many there are.
+      heal: see `exchange.store`.
 
     Methods may be called from one thread. Most raise `Superseded` when another job has taken this
     region's place.
     """
 
     def __init__(self, office: Office, kind: str, keep: int):
-        self.region, self.count = office.region, office.count
+        self.region, self.count, self.heal = office.region, office.count, office.heal
         self._office, self._kind = office, kind
         self._litter = Litter(office, keep)
         self._states = States(office)
