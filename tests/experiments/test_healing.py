@@ -1,0 +1,37 @@
+"""A region whose anchor does not hold comes back into its run."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from experiments import train
+from lowcomm_jax.jobs import AnchorsDifferError
+
+
+def trains(monkeypatch, *results):
+    """What `train` does when it is called once more."""
+    left = list(results)
+
+    def one(job, console, quiet):
+        result = left.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(train, "train", one)
+    return left
+
+
+def test_it_comes_back_and_says_so(monkeypatch):
+    console = Console(record=True, width=200, file=io.StringIO())
+    left = trains(monkeypatch, AnchorsDifferError("they differ", heals=True), True)
+    assert train.train_and_heal(None, console) and not left
+    assert "they differ; it comes back" in console.export_text()
+
+
+def test_where_nothing_holds_it_ends(monkeypatch):
+    left = trains(monkeypatch, AnchorsDifferError("they differ", heals=False), True)
+    with pytest.raises(AnchorsDifferError):
+        train.train_and_heal(None, Console(quiet=True))
+    assert left == [True]
