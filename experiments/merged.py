@@ -16,18 +16,19 @@ from experiments.workdir import METRICS
 _FOLDER = re.compile(r"region(\d+)")
 # What every region says of itself alone: lists of one entry, put side by side.
 _OWN = ("loss", "grad_norm", "skipped", "ce", "accuracy")
-_EVENT_OWN = (
-    "participants",
-    "staleness",
-    "bytes_sent",
-    "bytes_received",
-    "delta_norm",
-    "left_out",
-    "weight",
-    "correction_ratio",
-    "travel_seconds",
-    "waited_seconds",
-)
+# Of an event, and what stands there for a region that has not seen it.
+_EVENT_OWN = {
+    "participants": False,
+    "staleness": -1,
+    "bytes_sent": 0,
+    "bytes_received": 0,
+    "delta_norm": math.nan,
+    "left_out": 0.0,
+    "weight": 0.0,
+    "correction_ratio": math.nan,
+    "travel_seconds": math.nan,
+    "waited_seconds": math.nan,
+}
 
 
 def region_logs(workdir: Path) -> list[Path]:
@@ -43,7 +44,8 @@ def region_logs(workdir: Path) -> list[Path]:
 def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Records of one run from those of its regions.
 
-    A step's record has a row for every region, NaN for those that did not make it; its tokens and
+    A step's record has a row for every region, NaN for those that did not make it (`present` says
+    which did); its tokens and
     bytes are those of all regions up to then. Evaluations and intervals are those of the lowest
     region that has them: anchors are the same everywhere.
     """
@@ -65,7 +67,7 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 ends.append(record)
             else:
                 others.setdefault((kind, record.get("step", -1)), record)
-    totals = _Totals(header["here"])
+    totals = _Totals(range(header["regions"]))
     records = [totals.step(number, steps[number]) for number in sorted(steps)]
     end = [totals.end(ends)] if len(ends) == len(logs) else []
     order = {"eval_set": 0, "step": 1, "interval": 2, "eval": 3}
@@ -100,26 +102,32 @@ class _Totals:
         record = {**rows[0], **self._sum()}
         for name in [name for name in _OWN if name in rows[0]]:
             record[name] = [found[r][name][0] if r in found else math.nan for r in self._regions]
+        record["present"] = [r in found for r in self._regions]
         record["loss_mean"] = float(np.nanmean(record["loss"]))
         record["tokens_per_second"] = sum(row["tokens_per_second"] or 0.0 for row in rows)
         record["seconds"] = max(row["seconds"] for row in rows)
         shares = [r["participation"] for r in rows if r["participation"] is not None]
         record["participation"] = float(np.mean(shares)) if shares else None
-        record["events"] = _events(rows)
+        record["events"] = self._events(found)
         return record
+
+    def _events(self, found: Mapping[int, dict]) -> list[dict[str, Any]]:
+        """The regions' views of a step's sends and landings, side by side."""
+        views: dict[tuple, dict[int, dict]] = {}
+        for region, row in found.items():
+            for event in row["events"]:
+                name = (event["kind"], event["key"], event["fragment"])
+                views.setdefault(name, {})[region] = event
+        return [self._event(own) for own in views.values()]
+
+    def _event(self, views: Mapping[int, dict]) -> dict[str, Any]:
+        one = next(iter(views.values()))
+        return one | {
+            name: [views[r][name][0] if r in views else empty for r in self._regions]
+            for name, empty in _EVENT_OWN.items()
+            if name in one
+        }
 
     def end(self, ends: Sequence[dict]) -> dict[str, Any]:
         self._last = dict(zip(self._regions, ends))
         return {**ends[0], **self._sum(), "seconds": max(end["seconds"] for end in ends)}
-
-
-def _events(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The regions' views of a step's sends and landings, side by side."""
-    views: dict[tuple, list[dict]] = {}
-    for row in rows:
-        for event in row["events"]:
-            views.setdefault((event["kind"], event["key"], event["fragment"]), []).append(event)
-    return [
-        {**own[0], **{k: [x for e in own for x in e[k]] for k in _EVENT_OWN if k in own[0]}}
-        for own in views.values()
-    ]

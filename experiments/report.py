@@ -16,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments import html_report
+from experiments import by_region, html_report
 from experiments.cli import Flags, RefusedError, parse_flags, show_help
 from experiments.compare_columns import note
 from experiments.html_data import Entry
@@ -90,6 +90,9 @@ def show(
         raise RefusedError(problems, "report")
     links = check(runs, network, step_seconds) if network else None
     console.print(table([summarise(run) for run in runs]))
+    for run in runs:
+        if regions := by_region.by_region(run):
+            console.print(by_region.table(run, regions))
     documents = len(runs[0].eval_count)
     console.print(
         f"loss in nats per token on {documents} validation documents; ± is a 95 % interval over "

@@ -1,0 +1,70 @@
+"""What became of each region of a run of jobs: three numbers, and its waiting by real clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from experiments.runlog import RunLog
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """One region of a run.
+
+    Attributes:
+      participation: share of the run's landings that counted its payload.
+      liveness: share of the run's steps so far that it has made itself.
+      progress: its last step as a share of those the run is to make.
+      waited_s: seconds it stood still for bytes.
+      travel_s: median seconds of an exchange, from its payload's being computed to everyone's being
+        here; nan where it saw none.
+    """
+
+    participation: float
+    liveness: float
+    progress: float
+    waited_s: float
+    travel_s: float
+
+
+def by_region(run: RunLog) -> list[Region]:
+    """The regions in order; empty where the run was one process, whose regions share one fate."""
+    landings = [e for step in run.steps for e in step["events"] if "travel_seconds" in e]
+    if not landings:
+        return []
+    counted_LxR = np.array([e["participants"] for e in landings], bool)
+    travel_LxR = np.array([e["travel_seconds"] for e in landings], float)
+    waited_LxR = np.array([e["waited_seconds"] for e in landings], float)
+    made_SxR = np.array([step["present"] for step in run.steps], bool)
+    numbers_S = np.array([step["step"] for step in run.steps])
+    found = []
+    for r in range(made_SxR.shape[1]):
+        seen = travel_LxR[~np.isnan(travel_LxR[:, r]), r]
+        found.append(
+            Region(
+                participation=float(counted_LxR[:, r].mean()),
+                liveness=float(made_SxR[:, r].mean()),
+                progress=float((numbers_S * made_SxR[:, r]).max() / run.header["steps"]),
+                waited_s=float(np.nansum(waited_LxR[:, r])),
+                travel_s=float(np.median(seen)) if seen.size else math.nan,
+            )
+        )
+    return found
+
+
+def table(run: RunLog, regions: list[Region]) -> Table:
+    """A row a region."""
+    out = Table(box=box.SIMPLE_HEAD, title=f"regions of {run.name}")
+    for heading in ("region", "participation", "liveness", "progress", "waited", "an exchange"):
+        out.add_column(heading, justify="right")
+    for number, region in enumerate(regions):
+        shares = [region.participation, region.liveness, region.progress]
+        cells = [f"{share:.0%}" for share in shares]
+        seconds = [f"{region.waited_s:.1f} s", f"{1e3 * region.travel_s:.0f} ms"]
+        out.add_row(str(number), *cells, *seconds)
+    return out

@@ -1,0 +1,69 @@
+"""Logs of the jobs of one run, put together by hand-made examples."""
+
+import math
+from types import SimpleNamespace
+
+from experiments.by_region import by_region
+from experiments.merged import merged
+from experiments.metrics import VERSION, MetricsLog
+
+REGIONS, STEPS = 3, 4
+
+
+def record(region, step, *, waited=0.5):
+    """A step of one region that sends and lands at every second step."""
+    own = {"step": step, "fragment": 0, "key": f"0@{step}", "participants": [True]}
+    land = {"kind": "land", **own, "travel_seconds": [2 * waited], "waited_seconds": [waited]}
+    return {
+        "kind": "step",
+        "step": step,
+        "tokens": 10 * step,
+        "loss": [region + step / 10],
+        "bytes_sent": [100 * step],
+        "bytes_received": [200 * step],
+        "tokens_per_second": 5.0,
+        "seconds": float(step),
+        "participation": None,
+        "events": [land] if step % 2 == 0 else [],
+    }
+
+
+def run(folder, ends):
+    """Merged records of regions that end after so many steps each."""
+    paths = []
+    for region, last in enumerate(ends):
+        path = folder / f"{region}.jsonl"
+        header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
+        log = MetricsLog(path, -1)
+        log.write([{**header, "steps": STEPS}])
+        log.write([record(region, step) for step in range(1, last + 1)])
+        log.close()
+        paths.append(path)
+    return merged(paths)
+
+
+def test_a_lost_region_leaves_its_place_empty_and_keeps_what_it_had(tmp_path):
+    header, *records = run(tmp_path, [4, 2, 4])
+    assert header["here"] == [0, 1, 2]
+    steps = {r["step"]: r for r in records if r["kind"] == "step"}
+    assert steps[2]["loss"] == [0.2, 1.2, 2.2] and steps[2]["tokens"] == 60
+    assert steps[4]["loss"][::2] == [0.4, 2.4] and math.isnan(steps[4]["loss"][1])
+    assert steps[4]["tokens"] == 40 + 20 + 40 and steps[4]["bytes_sent"] == [400, 200, 400]
+    [event] = steps[4]["events"]
+    assert event["participants"] == [True, False, True]
+    assert event["waited_seconds"][::2] == [0.5, 0.5] and math.isnan(event["waited_seconds"][1])
+
+
+def test_three_numbers_and_the_waiting_of_every_region(tmp_path):
+    header, *records = run(tmp_path, [4, 2, 3])
+    steps = [r for r in records if r["kind"] == "step"]
+    found = by_region(SimpleNamespace(header=header, steps=steps))
+    assert [r.participation for r in found] == [1, 0.5, 0.5]
+    assert [r.liveness for r in found] == [1, 0.5, 0.75]
+    assert [r.progress for r in found] == [1, 0.5, 0.75]
+    assert [r.waited_s for r in found] == [1, 0.5, 0.5] and found[0].travel_s == 1
+
+
+def test_a_run_of_one_process_has_no_regions_of_its_own():
+    steps = [{"step": 1, "loss": [1.0, 2.0], "events": [{"kind": "land", "participants": [True]}]}]
+    assert by_region(SimpleNamespace(header={"steps": 1}, steps=steps)) == []
