@@ -39,7 +39,13 @@ setup(
         "tensorboard": ["tensorboardX>=2.6"],
         "wandb": ["wandb>=0.18"],
         "hf": ["datasets>=3.0", "pyarrow>=15"],
-        "test": ["chex>=0.1.90", "pytest>=8", "pytest-xdist>=3", "tensorboardX>=2.6"],
+        "test": [
+            "chex>=0.1.90",
+            "moto[s3,server]>=5.2",
+            "pytest>=8",
+            "pytest-xdist>=3",
+            "tensorboardX>=2.6",
+        ],
         "dev": ["ruff>=0.6"],
     },
 )

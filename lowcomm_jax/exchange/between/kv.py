@@ -3,7 +3,8 @@
 Built on TensorStore's kvstore. Coordination needs three guarantees: a key is created by one writer
 only, a value is read whole or not at all, and what was created is seen by the next read. Folders
 give them (of one machine, or a shared mount with hard links and no caches), and Google Cloud
-Storage; of S3-like stores only those with conditional writes do.
+Storage; of S3-like stores only those with conditional writes do (If-None-Match; Amazon's has them).
+`AWS_ENDPOINT_URL`, as for Amazon's own tools, leads to an S3-like store elsewhere.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SCHEMES = ("file", "gs", "s3")
 POLL_S = {"file": (0.002, 0.05)}
 """Shortest and longest pause between looks at the store, in seconds, by scheme of its url."""
 POLL_FAR_S = (0.05, 1.0)
+ENDPOINT = "AWS_ENDPOINT_URL"
 
 
 def segment(text: str) -> str:
@@ -47,7 +49,7 @@ class Store:
         self.poll_s = POLL_S.get(scheme, POLL_FAR_S)
         self.tally = tally
         self._timeout_s = timeout_s
-        self._kv = self._answer(ts.KvStore.open(self.root))
+        self._kv = self._answer(ts.KvStore.open(_spec(self.root)))
         local = urllib.parse.unquote(self.root.removeprefix("file://"))
         self._folder = pathlib.Path(local) if scheme == "file" else None
         self._anchor: str | None = None
@@ -150,3 +152,12 @@ class Store:
             # Drivers report every kind of trouble as ValueError, told apart by its text only.
             reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
             raise StoreUnavailable(f"{self.root}: {reason}") from error
+
+
+def _spec(root: str) -> str | dict[str, str]:
+    """What TensorStore opens for a url."""
+    endpoint, place = os.environ.get(ENDPOINT), urllib.parse.urlsplit(root)
+    if place.scheme != "s3" or not endpoint:
+        return root
+    path = urllib.parse.unquote(place.path.lstrip("/"))
+    return {"driver": "s3", "bucket": place.netloc, "path": path, "endpoint": endpoint}
