@@ -1,5 +1,5 @@
 """Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `hf`, `tensorboard`,
-`wandb`, `test`, `dev`."""
+`wandb`, `prometheus`, `test`, `dev`."""
 
 from setuptools import find_packages, setup
 
@@ -38,10 +38,12 @@ setup(
         "tpu": [f"jax[tpu]{JAX}"],
         "tensorboard": ["tensorboardX>=2.6"],
         "wandb": ["wandb>=0.18"],
+        "prometheus": ["prometheus-client>=0.20"],
         "hf": ["datasets>=3.0", "pyarrow>=15"],
         "test": [
             "chex>=0.1.90",
             "moto[s3,server]>=5.2",
+            "prometheus-client>=0.20",
             "pytest>=8",
             "pytest-xdist>=3",
             "tensorboardX>=2.6",

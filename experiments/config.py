@@ -114,6 +114,8 @@ def _add_upkeep(config: ConfigDict) -> None:
     config.log.every = 20  # inner steps between two lines of progress
     config.log.tensorboard = False  # also event files in WORKDIR/tensorboard
     config.log.wandb = config_dict.placeholder(str)  # also a run in this Weights & Biases project
+    # Also the newest numbers for Prometheus, on this port; with a job per region, port + region.
+    config.log.prometheus = config_dict.placeholder(int)
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 200  # inner steps; 0 = only when interrupted and at the end

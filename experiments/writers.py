@@ -1,13 +1,17 @@
-"""Where a run's records go: metrics.jsonl always, TensorBoard and Weights & Biases if asked for."""
+"""Where a run's records go: metrics.jsonl always; TensorBoard, Weights & Biases and Prometheus if
+asked for.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from experiments.cli import RefusedError
 from experiments.metrics import MetricsLog
 from experiments.tidy import numbers
 from experiments.workdir import METRICS
@@ -16,7 +20,11 @@ if TYPE_CHECKING:
     from experiments.job import Job
 
 TENSORBOARD = "tensorboard"  # folder in the work directory
-_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+_PACKAGES = {
+    "tensorboard": "tensorboardX",
+    "wandb": "wandb",
+    "prometheus": "prometheus_client",
+}
 _SHOWN = ("step", "eval")
 
 
@@ -72,6 +80,10 @@ def open_log(job: Job, step: int) -> AllLogs:
         writers.append(_TensorBoard(job.workdir / TENSORBOARD, step))
     if settings["wandb"]:
         writers.append(_WeightsAndBiases(settings["wandb"], job.workdir, job.config))
+    if settings["prometheus"]:
+        # Jobs of several regions may share a machine.
+        first = job.config["region"] or 0
+        writers.append(_Prometheus(settings["prometheus"] + first, first))
     return AllLogs(file, writers)
 
 
@@ -122,3 +134,46 @@ class _WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class _Prometheus:
+    """The newest value of every number as a gauge, `lowcomm_step_loss{region="0"}`, over HTTP.
+
+    Raises:
+      RefusedError: the port is taken.
+    """
+
+    def __init__(self, port: int, first: int):
+        """`first`: the lowest region of this job."""
+        import prometheus_client
+
+        self._first = first
+
+        self._gauge = prometheus_client.Gauge
+        self._registry = prometheus_client.CollectorRegistry()
+        self._gauges: dict[str, Any] = {}
+        try:
+            started = prometheus_client.start_http_server(port, registry=self._registry)
+        except OSError as error:
+            raise RefusedError([f"log.prometheus: port {port}: {error}"]) from error
+        self._server, self._thread = started
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        kind = record["kind"]
+        self._set(f"lowcomm_{kind}_number", "", record["step"])
+        for region, metric, value in numbers(record):
+            if value is not None:
+                label = "" if region == "" else str(region + self._first)
+                self._set(f"lowcomm_{kind}_{metric}", label, float(value))
+
+    def _set(self, name: str, region: str, value: float) -> None:
+        name = re.sub(r"[^a-zA-Z0-9_]", "_", name)
+        if name not in self._gauges:
+            about = "newest value; region is empty where it is one of all"
+            self._gauges[name] = self._gauge(name, about, ["region"], registry=self._registry)
+        self._gauges[name].labels(region).set(value)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
