@@ -98,7 +98,9 @@ def _config(given: Config | Mapping[str, Any] | Sequence[str]) -> Config:
 
 def _build(name: str, config: Config) -> Codec:
     rank = config.rank or max(config.size // 64, 1)
-    return compression.make(name, **({"rank": rank} if name.startswith("low_rank") else {}))
+    codec = compression.make(name, **({"rank": rank} if name.startswith("low_rank") else {}))
+    like = jax.ShapeDtypeStruct((config.size, config.size), jnp.float32)
+    return codec.on(codec.bases(like))
 
 
 def _gaussian(size: int) -> jax.Array:

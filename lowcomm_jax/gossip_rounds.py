@@ -32,6 +32,7 @@ class GossipRounds(Rounds):
         rows,
         draw,
         codec_state=None,
+        bases=(),
         *,
         if_news=False,
         level=0,
@@ -43,14 +44,14 @@ class GossipRounds(Rounds):
 
         Args:
           draw: of the round (`exchange.pairs.Draw`); the rest as in `Rounds.move`.
-          codec_state, level: not used: gossip has no personal codecs, and one level.
+          codec_state, bases, level: not used: gossip has no personal or shared codecs, one level.
           if_news: leave the anchors of a group alone whose mean is exactly 0.
 
         Returns:
-          (anchor, outer_state, None, metrics `[R]`): `pull_norm` is the distance of an anchor from
-          the mean of its group before it moves, 0 where it does not.
+          (anchor, outer_state, None, (), metrics `[R]`): `pull_norm` is the distance of an anchor
+          from the mean of its group before it moves, 0 where it does not.
         """
-        del codec_state, level
+        del codec_state, bases, level
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         anchors = base if draw.anchors is None else draw.anchors
@@ -74,4 +75,4 @@ class GossipRounds(Rounds):
             "pull_norm": jnp.where(moves_R, pull_norm, 0.0),
         }
         new_state = select(moves_R, new_state, outer_state)
-        return fragmentation.put(anchor, rows, moved), new_state, None, metrics
+        return fragmentation.put(anchor, rows, moved), new_state, None, (), metrics

@@ -50,5 +50,5 @@ def stow_sent(out: dict[str, Any]) -> dict[str, Any]:
 
 def stow_moved(out: tuple) -> tuple:
     """`Rounds.move`: anchor, outer state and a personal codec's state go to the host."""
-    *states, metrics = out
-    return *stow(states), metrics
+    anchor, outer, codec, bases, metrics = out
+    return *stow((anchor, outer, codec)), bases, metrics

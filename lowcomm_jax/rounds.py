@@ -39,7 +39,17 @@ class Rounds:
     # -- send ---------------------------------------------------------------------------------
 
     def send(
-        self, params, base, codec_state, rows, takes_part_R, weight_R, *, keep: bool, level: int = 0
+        self,
+        params,
+        base,
+        codec_state,
+        rows,
+        takes_part_R,
+        weight_R,
+        bases=(),
+        *,
+        keep: bool,
+        level: int = 0,
     ):
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
 
@@ -48,6 +58,7 @@ class Rounds:
           codec_state: residuals `[R, ...]`.
           takes_part_R: bool `[R]`; an absent region's residual stays as it is.
           weight_R: float32 `[R]`, weight of each region if it takes part.
+          bases: what the codec shares between regions (`Codec.bases`).
           keep: whether the landing needs the local values of this moment.
           level: of the codec (`Codec.at`).
 
@@ -57,11 +68,11 @@ class Rounds:
         theta = fragmentation.take(params, rows)
         anchor = fragmentation.take(base, rows)
         delta = {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
-        sent = self.encode(delta, codec_state, takes_part_R, weight_R, level)
+        sent = self.encode(delta, codec_state, takes_part_R, weight_R, bases, level)
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if keep else None}
 
-    def encode(self, delta, codec_state, takes_part_R, weight_R, level: int = 0):
+    def encode(self, delta, codec_state, takes_part_R, weight_R, bases=(), level: int = 0):
         """Weigh and encode what every region hands over, fp32 leaves `[R, ...]`.
 
         Returns:
@@ -73,7 +84,7 @@ class Rounds:
         payload, new_state = delta, codec_state
         exchange = self.exchange.at(level)
         if exchange.codec is not None:
-            payload, new_state = exchange.encode(delta, codec_state, self._specs(delta))
+            payload, new_state = exchange.encode(delta, codec_state, self._specs(delta), bases)
             new_state = select(accepted, new_state, codec_state)
         return {
             "payload": payload,
@@ -124,6 +135,7 @@ class Rounds:
         rows,
         own=None,
         codec_state=None,
+        bases=(),
         *,
         if_news=False,
         level=0,
@@ -135,19 +147,22 @@ class Rounds:
           own: for methods with an anchor per region, extra arguments of the outer rule with
             leaves `[R, ...]` (`boundary.own_parts`).
           codec_state: `[R, ...]` of a personal codec (`compression.Codec.receive`), else None.
+          bases: those that the payloads are coded on.
           if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
             not move it.
           level: of the codec, at which the payload was encoded.
 
         Returns:
-          (anchor, outer_state, codec_state, metrics `[A]`): unchanged when all weights are 0 and
-          `own` is None.
+          (anchor, outer_state, codec_state, bases, metrics `[A]`): unchanged when all weights are
+          0 and `own` is None.
         """
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         exchange = self.exchange.at(level)
         energy = self.method.rank_energy
-        mean, rank = exchange.reduce(payload, weight_R, like, self._specs(like), energy)
+        mean, rank, turned = exchange.reduce(
+            payload, weight_R, like, self._specs(like), energy, bases
+        )
         mean_norm = norm_per_row(mean)
         new_codec_state = codec_state
         if codec_state is not None:
@@ -158,9 +173,10 @@ class Rounds:
         if if_news:
             moves &= jnp.any(mean_norm > 0)
         moved = jax.tree.map(lambda b, u: jnp.where(moves, b + u, b), base, updates)
-        states = (outer_state, codec_state)
         states = jax.tree.map(
-            lambda n, o: jnp.where(moves, n, o), (new_state, new_codec_state), states
+            lambda n, o: jnp.where(moves, n, o),
+            (new_state, new_codec_state, turned),
+            (outer_state, codec_state, bases),
         )
         metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
         metrics |= {} if rank is None else {"rank": rank}

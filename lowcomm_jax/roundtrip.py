@@ -147,6 +147,7 @@ class RoundTrips:
             self._rows[p],
             mask,
             self._base_weights(state, p),
+            state.bases[p][int(state.clock.sends[p]) % len(state.bases[p])],
             keep=keep,
             level=level,
         )
@@ -247,7 +248,8 @@ class RoundTrips:
         """Move the anchor by a payload; returns (state, device metrics)."""
         p = int(flight.fragment)
         personal = self.method.codec is not None and self.method.codec.personal
-        anchor, outer, codec, values = self.programs.move(
+        turn = self._turn(state, flight)
+        anchor, outer, codec, bases, values = self.programs.move(
             self.fragments.leaves(state.anchor, p),
             state.outer[p],
             flight.payload,
@@ -255,11 +257,22 @@ class RoundTrips:
             self._rows[p],
             own,
             state.codec[p] if personal else None,
+            state.bases[p][turn],
             if_news=if_news,
             level=int(flight.level),
         )
-        state = state.replace(anchor={**state.anchor, **anchor}, outer=_set(state.outer, p, outer))
+        state = state.replace(
+            anchor={**state.anchor, **anchor},
+            outer=_set(state.outer, p, outer),
+            bases=_set(state.bases, p, _set(state.bases[p], turn, bases)),
+        )
         return state.replace(codec=_set(state.codec, p, codec)) if personal else state, values
+
+    def _turn(self, state: TrainState, flight: InFlight) -> int:
+        """Which of its fragment's bases a payload is coded on: as at its send."""
+        p = int(flight.fragment)
+        later = 1 if flight.sent == state.clock.last_sent[p] else 2  # one may have left since
+        return (int(state.clock.sends[p]) - later) % len(state.bases[p])
 
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
         """Let the regions of `lands` adopt the anchor by the landing rule."""

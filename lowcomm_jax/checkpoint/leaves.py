@@ -39,6 +39,7 @@ REGION_AXIS: dict[str, int | None] = {
     "received": 0,
     "outer": None,
     "codec": 0,
+    "bases": None,
     "landing": 0,
     "rate": None,
     "in_flight": 0,

@@ -71,7 +71,11 @@ def abstract_flight(programs: Programs, record: dict) -> InFlight:
     payload = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
     if codec is not None:
         codec = codec.at(record["level"])
-        payload = jax.eval_shape(lambda tree: codec.encode(tree, codec.init(like))[0], payload)
+
+        def encode(tree):
+            return codec.on(codec.bases(like)).encode(tree, codec.init(like))[0]
+
+        payload = jax.eval_shape(encode, payload)
     parts = {
         "payload": payload if record["payload"] else None,
         "snapshot": like if record["snapshot"] else None,

@@ -23,6 +23,7 @@ from lowcomm_jax.compression.optax_view import CompressState, compress, quantize
 from lowcomm_jax.compression.random_k import RandomK
 from lowcomm_jax.compression.registry import make, make_matrix, names
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
+from lowcomm_jax.compression.shared_basis import SharedBasis
 from lowcomm_jax.compression.sign import Sign
 from lowcomm_jax.compression.sliced import Sliced
 from lowcomm_jax.compression.staged import Staged
@@ -50,6 +51,7 @@ __all__ = [
     "PerTensor",
     "RandomK",
     "Route",
+    "SharedBasis",
     "Sign",
     "Sliced",
     "Staged",

@@ -24,9 +24,11 @@ class Codec(abc.ABC):
     Attributes:
       personal: whether regions make something of their own of the mean (`receive`), so that each
         needs an anchor of its own.
+      shares_basis: whether it encodes on bases that all regions share (`bases`).
     """
 
     personal: bool = False
+    shares_basis: bool = False
 
     @property
     @abc.abstractmethod
@@ -95,6 +97,29 @@ class Codec(abc.ABC):
         del payload_R, weight_R, like, energy
         return None
 
+    def bases(self, like: PyTree, turn: int = 0) -> PyTree:
+        """What all regions encode with, at step 0; () for codecs that share nothing.
+
+        Args:
+          turn: 0, 1, ... for bases that differ, where several are used in turn.
+        """
+        del like, turn
+        return ()
+
+    def on(self, bases: PyTree) -> Codec:
+        """The codec that encodes, decodes and averages with these bases."""
+        del bases
+        return self
+
+    def turned(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
+        """The bases that follow from these payloads, coded on those it is `on`.
+
+        Args:
+          payload_R, weight_R, like: as in `aggregate`.
+        """
+        del payload_R, weight_R, like
+        return ()
+
     def receive(self, mean: PyTree, state: PyTree, sent: jax.Array) -> tuple[PyTree, PyTree]:
         """What one region's outer rule gets of the mean, and the state after it; see `personal`.
 
@@ -116,6 +141,10 @@ class Wrapper(Codec):
 
     codec: Codec
 
+    @property
+    def shares_basis(self) -> bool:
+        return self.codec.shares_basis
+
     def decode(self, payload, like):
         return self.codec.decode(payload, like)
 
@@ -133,6 +162,15 @@ class Wrapper(Codec):
 
     def mean_rank(self, payload_R, weight_R, like, energy):
         return self.codec.mean_rank(payload_R, weight_R, like, energy)
+
+    def bases(self, like, turn=0):
+        return self.codec.bases(like, turn)
+
+    def on(self, bases):
+        return dataclasses.replace(self, codec=self.codec.on(bases))
+
+    def turned(self, payload_R, weight_R, like):
+        return self.codec.turned(payload_R, weight_R, like)
 
 
 def weighted_mean(

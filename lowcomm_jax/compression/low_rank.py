@@ -11,6 +11,7 @@ Source: PowerSGD, arXiv 1905.13727, Algorithm 1; with int4 factors the compresso
 Differs from the papers: one-shot, as every region sends factors of its own matrix with its own
 warm $Q$ (the papers reduce $P$ first and then $Q'$, two phases with one shared basis, so that the
 mean keeps rank r; here the mean over R regions has rank up to r R and nothing waits in between).
+`shared_basis` has bases that all regions share.
 Inside a region whose devices hold rows of $M$, $P$ is gathered and $Q'$ summed: r (N + M) fp32
 values a matrix, besides what `factors` regroups. $M$ stays where it lies.
 Columns of the kept $Q$ are scaled to unit size, and a column that came out zero keeps its old
@@ -98,7 +99,7 @@ class LowRank(MatrixCodec):
         coding_p, coding_q = state["coding"]
         sent_p, coding_p = self.factors.encode(jnp.swapaxes(p, 1, 2), coding_p)
         sent_q, coding_q = self.factors.encode(jnp.swapaxes(q, 1, 2), coding_q)
-        kept = jnp.concatenate([_unit_columns(q, basis), spare], axis=-1)
+        kept = jnp.concatenate([unit_columns(q, basis), spare], axis=-1)
         new_state = {"q": kept, "coding": (coding_p, coding_q)}
         return {"p": sent_p, "q": sent_q}, new_state
 
@@ -153,7 +154,7 @@ def power_iteration(x_LxNxM: jax.Array, q_LxMxR: jax.Array) -> tuple[jax.Array, 
     return p, jnp.swapaxes(q, 1, 2)
 
 
-def _unit_columns(q_LxMxR: jax.Array, old_LxMxR: jax.Array) -> jax.Array:
+def unit_columns(q_LxMxR: jax.Array, old_LxMxR: jax.Array) -> jax.Array:
     """Columns divided by their largest magnitude; zero columns keep the old ones."""
     largest = jnp.max(jnp.abs(q_LxMxR), axis=1, keepdims=True)
     scaled = q_LxMxR * cutting.reciprocal(largest)

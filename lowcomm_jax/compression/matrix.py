@@ -25,9 +25,11 @@ class MatrixCodec(abc.ABC):
     Attributes:
       requantizable: whether a mean of decoded values may be encoded again without a state, so that
         a two-shot reduction makes sense.
+      shares_basis: as in `Codec`.
     """
 
     requantizable: bool = False
+    shares_basis: bool = False
 
     @property
     @abc.abstractmethod
@@ -67,6 +69,19 @@ class MatrixCodec(abc.ABC):
         """Measured rank of the mean, averaged over L; None unless it travels as factors."""
         del payload_R, weight_R, shape, energy
         return None
+
+    def bases(self, shape: Shape, seed: int) -> PyTree:
+        """What all regions encode with, at step 0; see `Codec.bases`, `on` and `turned`."""
+        del shape, seed
+        return ()
+
+    def on(self, bases: PyTree) -> MatrixCodec:
+        del bases
+        return self
+
+    def turned(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> PyTree:
+        del payload_R, weight_R, shape
+        return ()
 
 
 def matrix_shape(shape: tuple[int, ...], stacked: bool) -> Shape:

@@ -41,7 +41,8 @@ def compress(
       A transform of any tree of floats; fp32 arithmetic, updates keep their dtype.
 
     Raises:
-      ValueError: unknown codec name, decay out of range, unknown kind of feedback.
+      ValueError: unknown codec name, a codec that shares bases between regions, decay out of
+        range, unknown kind of feedback.
 
     >>> import jax.numpy as jnp
     >>> rule = optax.chain(compress("sign"), optax.sgd(1.0))
@@ -50,6 +51,8 @@ def compress(
     Array([-2.,  2.], dtype=float32)
     """
     wire = make(codec) if isinstance(codec, str) else codec
+    if wire.shares_basis:
+        raise ValueError(f"compress: {wire.name} needs other regions; use low_rank")
     if isinstance(error_feedback, str):
         raise_all("compress", [one_of("error_feedback", error_feedback, ("ef21",))])
         wire = ef21(wire)

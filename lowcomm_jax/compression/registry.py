@@ -17,6 +17,7 @@ from lowcomm_jax.compression.low_rank import LowRank
 from lowcomm_jax.compression.matrix import MatrixCodec
 from lowcomm_jax.compression.random_k import RandomK
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
+from lowcomm_jax.compression.shared_basis import SharedBasis
 from lowcomm_jax.compression.sign import Sign
 from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.compression.top_k import TopK
@@ -48,6 +49,8 @@ CODECS: dict[str, tuple[Callable[..., MatrixCodec], float | None]] = {
     "sign_ef": (Sign, 1.0),
     "low_rank": (LowRank, None),
     "low_rank_int4": (functools.partial(LowRank, factors=INT4), None),
+    "low_rank_shared": (SharedBasis, None),
+    "low_rank_shared_int4": (functools.partial(SharedBasis, factors=INT4), None),
 }
 NESTED = ("values", "factors", "dense")
 

@@ -57,6 +57,7 @@ class PerTensor(Codec):
       seed: of random bases and choices; the same in every region.
       label: name in tables; default: the default codec's.
       cuts: (path, how the leaf is cut inside a region) pairs, from the exchange.
+      held: what the regions share of every leaf (`bases`), in order; () = nothing.
       reduce: how payloads are averaged: by the route of fewer bytes (`auto`), `all_gather` or
         `two_shot` (`two_shot.route`).
 
@@ -71,6 +72,7 @@ class PerTensor(Codec):
     label: str | None = None
     reduce: Literal["auto", "all_gather", "two_shot"] = "auto"
     cuts: tuple[tuple[str, Cut], ...] = ()
+    held: tuple[PyTree, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     def __post_init__(self):
         problems = [_broken(pattern) for pattern, _ in self.rules]
@@ -80,6 +82,10 @@ class PerTensor(Codec):
     @property
     def name(self) -> str:
         return self.label or self.default.name
+
+    @property
+    def shares_basis(self) -> bool:
+        return any(c.shares_basis for c in (self.default, *(codec for _, codec in self.rules)))
 
     def codec_of(self, path: str) -> MatrixCodec:
         """The codec of the leaf with this path."""
@@ -114,10 +120,13 @@ class PerTensor(Codec):
         """fn(leaf description, *entries of `rest`) for every leaf, in order."""
         with_path, treedef = jax.tree_util.tree_flatten_with_path(like)
         columns = [treedef.flatten_up_to(tree) for tree in rest]
+        held = self.held or ((),) * len(with_path)
         cuts, results = dict(self.cuts), []
-        for (path, leaf), *row in zip(with_path, *columns):
+        for (path, leaf), bases, *row in zip(with_path, held, *columns):
+            plain = self._leaf(path, leaf)
+            on_bases = dataclasses.replace(plain, codec=plain.codec.on(bases))
             with rows_cut(cuts.get(path_name(path), Cut())):
-                results.append(fn(self._leaf(path, leaf), *row))
+                results.append(fn(on_bases, *row))
         return results
 
     def init(self, like):
@@ -156,6 +165,19 @@ class PerTensor(Codec):
         found = [r for r in self._map(one, like, payload_R) if r is not None]
         total = sum(numel for _, numel in found)
         return sum(rank * (numel / total) for rank, numel in found) if found else None
+
+    def bases(self, like, turn=0):
+        bases = self._map(lambda leaf: leaf.codec.bases(leaf.matrices, leaf.seed + turn), like)
+        return tuple(bases) if jax.tree.leaves(bases) else ()
+
+    def on(self, bases):
+        return dataclasses.replace(self, held=bases)
+
+    def turned(self, payload_R, weight_R, like):
+        def one(leaf, coded_R):
+            return leaf.codec.turned(coded_R, weight_R, leaf.matrices)
+
+        return tuple(self._map(one, like, payload_R)) if self.held else ()
 
     def nbytes(self, like):
         return sum(self._map(lambda leaf: leaf.codec.nbytes(leaf.matrices), like))

@@ -31,11 +31,13 @@ class Staged(Codec):
       codec: of one stage's part.
       mesh: with a `stage` axis of S devices.
       specs: leaf name -> PartitionSpec of the whole leaf.
+      held: the bases that the regions share (`Codec.on`), of every stage.
     """
 
     codec: Codec
     mesh: Mesh
     specs: dict[str, P]
+    held: PyTree = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
     def stages(self) -> int:
@@ -44,6 +46,10 @@ class Staged(Codec):
     @property
     def personal(self) -> bool:
         return self.codec.personal
+
+    @property
+    def shares_basis(self) -> bool:
+        return self.codec.shares_basis
 
     @property
     def name(self) -> str:
@@ -60,29 +66,37 @@ class Staged(Codec):
         return dataclasses.replace(self, codec=self.codec.at(level))
 
     def init(self, like):
-        def spread(x):
-            x = jnp.asarray(x)
-            return jnp.broadcast_to(x[None], (self.stages, *x.shape))
+        return self._spread(self.codec.init(self.part(like)))
 
-        return jax.tree.map(spread, self.codec.init(self.part(like)))
+    def bases(self, like, turn=0):
+        return self._spread(self.codec.bases(self.part(like), turn))
+
+    def on(self, bases):
+        return dataclasses.replace(self, held=bases)
 
     def encode(self, tree, state):
-        def one(tree, state):
-            return _behind(self.codec.encode(tree, _own(state)))
+        def one(codec, tree, state):
+            return _behind(codec.encode(tree, _own(state)))
 
         return self._over((self._cut(tree), P(STAGE)), P(STAGE), one)(tree, state)
 
     def decode(self, payload, like):
-        def one(payload):
-            return self.codec.decode(_own(payload), self.part(like))
+        def one(codec, payload):
+            return codec.decode(_own(payload), self.part(like))
 
         return self._over((P(STAGE),), self._cut(like), one)(payload)
 
     def aggregate(self, payload_R, weight_R, like):
-        def one(payload_R, weight_R):
-            return self.codec.aggregate(_own(payload_R, axis=1), weight_R, self.part(like))
+        def one(codec, payload_R, weight_R):
+            return codec.aggregate(_own(payload_R, axis=1), weight_R, self.part(like))
 
         return self._over((P(None, STAGE), P()), self._cut(like), one)(payload_R, weight_R)
+
+    def turned(self, payload_R, weight_R, like):
+        def one(codec, payload_R, weight_R):
+            return _behind(codec.turned(_own(payload_R, axis=1), weight_R, self.part(like)))
+
+        return self._over((P(None, STAGE), P()), P(STAGE), one)(payload_R, weight_R)
 
     def nbytes(self, like):
         return self.stages * self.codec.nbytes(self.part(like))
@@ -90,16 +104,16 @@ class Staged(Codec):
     def mean_rank(self, payload_R, weight_R, like, energy):
         """The mean over the stages of what each measures."""
 
-        def one(payload_R, weight_R):
+        def one(codec, payload_R, weight_R):
             own = _own(payload_R, axis=1)
-            rank = self.codec.mean_rank(own, weight_R, self.part(like), energy)
+            rank = codec.mean_rank(own, weight_R, self.part(like), energy)
             return None if rank is None else total(rank) / self.stages
 
         return self._over((P(None, STAGE), P()), P(), one)(payload_R, weight_R)
 
     def receive(self, mean, state, sent):
-        def one(mean, state, sent):
-            mean, state = self.codec.receive(mean, _own(state), sent)
+        def one(codec, mean, state, sent):
+            mean, state = codec.receive(mean, _own(state), sent)
             return mean, _behind(state)
 
         cut = self._cut(mean)
@@ -120,7 +134,22 @@ class Staged(Codec):
         return {name: stage_part(self.specs[name]) for name in tree}
 
     def _over(self, in_specs, out_specs, one):
-        return over_stages(one, self.mesh, in_specs, out_specs)
+        """`one(codec, *args)` in every stage, with the codec on the stage's own bases."""
+
+        def stage(held, *args):
+            return one(self.codec.on(_own(held)), *args)
+
+        run = over_stages(stage, self.mesh, (P(STAGE), *in_specs), out_specs)
+        return lambda *args: run(self.held, *args)
+
+    def _spread(self, tree: PyTree) -> PyTree:
+        """The same in every stage, leaves `[S, ...]`."""
+
+        def one(x):
+            x = jnp.asarray(x)
+            return jnp.broadcast_to(x[None], (self.stages, *x.shape))
+
+        return jax.tree.map(one, tree)
 
 
 def _own(tree: PyTree, axis: int = 0) -> PyTree:

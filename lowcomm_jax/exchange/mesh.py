@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,6 +24,20 @@ from lowcomm_jax.regions import Regions
 from lowcomm_jax.topology import Groups
 
 PyTree = Any
+
+
+class Reduced(NamedTuple):
+    """What all regions make of their payloads.
+
+    Attributes:
+      mean: fp32 leaves `[1, ...]`.
+      rank: measured rank of the mean (`Codec.mean_rank`), or None.
+      bases: the bases that follow (`Codec.turned`).
+    """
+
+    mean: PyTree
+    rank: jax.Array | None
+    bases: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +64,23 @@ class MeshExchange:
         """Where leaves lie while they are coded."""
         return Rows(self.regions, self.codec, self.stacked)
 
-    def encode(self, delta_R: PyTree, state_R: PyTree, specs: PyTree) -> tuple[PyTree, PyTree]:
+    def encode(
+        self, delta_R: PyTree, state_R: PyTree, specs: PyTree, bases: PyTree = ()
+    ) -> tuple[PyTree, PyTree]:
         """Every region's payload and new codec state (traced), coded where the rows lie.
 
         Args:
           delta_R: fp32 leaves `[R, ...]`; state_R: codec states `[R, ...]`.
           specs: `PartitionSpec` of each leaf inside a region.
+          bases: what the regions share (`Codec.bases`).
         """
         rows, like = self.rows, _without_lead(delta_R)
-        dealt = rows.deal(delta_R, specs)
-        encode = self.regions.lift(rows.laid(like, specs).encode, (0, 0))
-        payload_R, new_state_R = encode(dealt, state_R)
+        dealt, codec = rows.deal(delta_R, specs), rows.laid(like, specs)
+
+        def encode(delta, state, bases):
+            return codec.on(bases).encode(delta, state)
+
+        payload_R, new_state_R = self.regions.lift(encode, (0, 0, None))(dealt, state_R, bases)
         lies = rows.state_specs(_without_lead(state_R), like, specs)
         return (
             rows.place(payload_R, self._payload_specs(payload_R, like, specs)),
@@ -68,7 +88,7 @@ class MeshExchange:
         )
 
     def decode(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
-        """What every region's payload decodes to, fp32 `[R, ...]` (traced)."""
+        """What every region's payload decodes to, fp32 `[R, ...]` (traced); without bases."""
         codec = self.rows.laid(like, specs)
         decoded = self.regions.lift(lambda one: codec.decode(one, like), (0,))(payload_R)
         return self.rows.back(decoded, specs)
@@ -80,8 +100,8 @@ class MeshExchange:
         return jax.tree.map(lambda spec: P(None, *spec), found)
 
     def mean(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, specs: PyTree) -> PyTree:
-        """`reduce` without a rank."""
-        return self.reduce(payload_R, weight_R, like, specs)[0]
+        """The mean of `reduce` alone."""
+        return self.reduce(payload_R, weight_R, like, specs).mean
 
     def reduce(
         self,
@@ -90,7 +110,8 @@ class MeshExchange:
         like: PyTree,
         specs: PyTree,
         energy: float | None = None,
-    ) -> tuple[PyTree, jax.Array | None]:
+        bases: PyTree = (),
+    ) -> Reduced:
         """Weighted mean of what the payloads decode to; fp32 leaves `[1, ...]` (traced).
 
         Dense payloads are reduced slice by slice; coded ones are handed to everyone, decoded, and
@@ -98,33 +119,31 @@ class MeshExchange:
 
         Args:
           energy: of the rank to measure (`Codec.mean_rank`); None = do not.
-
-        Returns:
-          (mean, rank or None).
+          bases: those that the payloads are coded on.
         """
         if self.codec is None:
-            return self.regions.mean(payload_R, weight_R, specs), None
-        rank = None
+            return Reduced(self.regions.mean(payload_R, weight_R, specs), None, ())
         if self.slices is not None:
-            mean = self._two_shot(payload_R, weight_R, like, specs)
+            found = Reduced(self._two_shot(payload_R, weight_R, like, specs), None, ())
         else:
-            mean, rank = self._one_shot(payload_R, weight_R, like, specs, energy)
-        return self.rows.back(jax.tree.map(lambda x: x[None], mean), specs, lead=None), rank
+            found = self._one_shot(payload_R, weight_R, like, specs, energy, bases)
+        mean = jax.tree.map(lambda x: x[None], found.mean)
+        return found._replace(mean=self.rows.back(mean, specs, lead=None))
 
-    def _one_shot(self, payload_R, weight_R, like, specs, energy):
-        """Every region decodes everyone's payload; (mean, rank or None)."""
+    def _one_shot(self, payload_R, weight_R, like, specs, energy, bases) -> Reduced:
+        """Every region decodes everyone's payload."""
+        laid = self.rows.laid(like, specs)
 
-        codec = self.rows.laid(like, specs)
-
-        def aggregate(payload_R, weight_R):
-            mean = codec.aggregate(payload_R, weight_R, like)
-            if energy is None:
-                return mean, None
-            return mean, codec.mean_rank(payload_R, weight_R, like, energy)
+        def aggregate(payload_R, weight_R, bases):
+            codec = laid.on(bases)
+            given = (payload_R, weight_R, like)
+            rank = None if energy is None else codec.mean_rank(*given, energy)
+            return Reduced(codec.aggregate(*given), rank, codec.turned(*given))
 
         lies = self._payload_specs(payload_R, like, specs)
         everyone = shares.gather(self.regions, payload_R, lies)
-        return self.regions.everywhere(aggregate)(everyone, weight_R)
+        found = self.regions.everywhere(aggregate)(everyone, weight_R, bases)
+        return found._replace(bases=self.rows.place_bases(found.bases))
 
     @property
     def slices(self) -> Sliced | None:

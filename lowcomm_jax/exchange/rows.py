@@ -142,6 +142,12 @@ class Rows:
 
         return jax.tree_util.tree_map_with_path(one, state)
 
+    def place_bases(self, bases: PyTree) -> PyTree:
+        """Pin what the regions share, the same in all of them and on all devices of one (traced).
+
+        Each stage has its own."""
+        return jax.lax.with_sharding_constraint(bases, self.regions.sharding(*self._front))
+
     def _names(self, spec: P, dim: int) -> tuple[str, ...]:
         """Mesh axes, of more than one device, that cut a dimension inside a stage."""
         entry = spec[dim] if dim < len(spec) else None

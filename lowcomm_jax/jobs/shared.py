@@ -8,7 +8,7 @@ import numpy as np
 
 from lowcomm_jax.state import TrainState
 
-SHARED = ("anchor", "outer", "rate")  # fields of a state, besides the clock
+SHARED = ("anchor", "outer", "rate", "bases")  # fields of a state, besides the clock
 
 
 def describe(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict]:

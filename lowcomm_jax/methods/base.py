@@ -144,6 +144,11 @@ class Method:
         if self.codec.personal and not fits:
             needed = "anchors='per_region', signal='progress' and a landing before the next send"
             return [f"codec {self.codec.name} needs {needed}"]
+        if self.codec.shares_basis and not (self.reduces_all and self.signal == "progress"):
+            return [
+                f"codec {self.codec.name}: the regions share its bases, which needs one anchor and "
+                "one mean of all regions, now and then; use low_rank, with bases of their own"
+            ]
         found = per_tensor(self.codec)
         if found is None or found.reduce != "two_shot" or self.reduces_all:
             return []

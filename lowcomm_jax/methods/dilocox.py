@@ -23,7 +23,11 @@ All regions hold the same anchor; the work of a round shows from the next but on
 boundary nothing has arrived and every region restarts from the unmoved anchor.
 
 Differs from the paper, whose listing was not at hand: factors are one-shot with each region's own
-warm basis (`compression.low_rank`), and rank and H adapt as `schedule.ranked` says.
+warm basis (`compression.low_rank`) or, with `shared_basis`, projections on bases that all regions
+have in common (`compression.shared_basis`): those of the payload that landed last before the send,
+which was sent two rounds earlier, so that even and odd rounds have bases of their own; without
+delay, of the round before. Either way one exchange a round and the same bytes. Rank and H adapt as
+`schedule.ranked` says.
 """
 
 from __future__ import annotations
@@ -41,6 +45,9 @@ from lowcomm_jax.compression import Codec, LowRank, names, registry
 from lowcomm_jax.compression.ladder import Ladder
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.schedule import Ranked, Schedule, Staggered
+
+# Codecs with bases of each region's own -> the same with shared ones.
+SHARED_BASIS = {"low_rank": "low_rank_shared", "low_rank_int4": "low_rank_shared_int4"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +101,7 @@ def dilocox(
     first_round: Literal["empty", "blocking"] = "empty",
     step_seconds: float | None = None,
     sync_seconds: float | None = None,
+    shared_basis: bool = False,
 ) -> Method:
     """Overlap a whole round, with compressed payloads whose rank and period adapt.
 
@@ -110,6 +118,7 @@ def dilocox(
       step_seconds, sync_seconds: T_step and T_comm of the largest payload: no round of delay 1 may
         be shorter than T_comm / T_step steps, and adaptive ones are not made so. Without them the
         engine's network decides, if any.
+      shared_basis: let the regions share the bases of a low-rank codec given by name.
     """
     timing = [x for x in (step_seconds, sync_seconds) if x is not None]
     problems = _timing_problems(timing)
@@ -118,6 +127,9 @@ def dilocox(
     if delay not in (0, 1):
         problems.append(f"delay={delay}: use 0 or 1 round")
         delay = 1
+    if shared_basis:
+        codec, found = _sharing(codec)
+        problems += found
     named = isinstance(codec, (str, Mapping))
     low_rank, found = _codec_problems(codec) if named else (False, [])
     problems += found
@@ -187,6 +199,16 @@ def _codec_problems(codec: str | Mapping[str, Any]) -> tuple[bool, list[str]]:
     if spec.get("reduce") == "two_shot":
         problems.append("codec.reduce='two_shot': factors cannot be encoded a second time")
     return True, problems
+
+
+def _sharing(codec) -> tuple[Any, list[str]]:
+    """(the codec, named as the one with shared bases, what keeps it from being so)."""
+    spec = {"name": codec} if isinstance(codec, str) else codec
+    name = spec.get("name") if isinstance(spec, Mapping) else None
+    if name not in SHARED_BASIS:
+        known = ", ".join(SHARED_BASIS)
+        return codec, [f"shared_basis needs a low-rank codec given by name: use one of {known}"]
+    return {**spec, "name": SHARED_BASIS[name]}, []
 
 
 def _adaptation(adaptive, low_rank: bool) -> tuple[AdaGradCmp | None, list[str]]:

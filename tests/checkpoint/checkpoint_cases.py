@@ -25,6 +25,11 @@ def streaming(overlap, codec=None):
     return lc.methods.streaming_diloco(5, 3, overlap, 0.3, pattern=CUT, codec=codec)
 
 
+def factored(**settings):
+    codec, rule = {"name": "low_rank_int4", "least": 1.0}, {"window": 1, "energy": 0.3}
+    return lc.methods.dilocox(4, codec, 2, adaptive={**rule, "shortest": 4}, **settings)
+
+
 METHODS = {
     "ddp": lambda: lc.methods.ddp(codec=feedback("topk", k=3)),
     "local_sgd": lambda: lc.methods.local_sgd(4),
@@ -37,9 +42,8 @@ METHODS = {
     "eager": lambda: lc.methods.eager_diloco(4),
     "delayed": lambda: lc.methods.delayed_diloco(4),
     # Half way the codec is at its second level, with a payload of the first in flight.
-    "dilocox": lambda: lc.methods.dilocox(
-        4, {"name": "low_rank_int4", "least": 1.0}, 2, adaptive={"window": 1, "energy": 0.3}
-    ),
+    "dilocox": factored,
+    "dilocox_shared": lambda: factored(shared_basis=True),
     # Regions 0 to 2 in pairs: at step 11 two rounds have passed, and the third's groups are known.
     "noloco": lambda: lc.methods.noloco(4, seed=1, codec=feedback("int4")),
     "async": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),
@@ -53,15 +57,19 @@ METHODS = {
     ),
 }
 TOKEN_WEIGHTS = ("diloco", "streaming_partly")
+# Large enough to travel as factors of two ranks.
+SHAPES = {**oracle.SHAPES, "a": (8, 9)}
+FACTORED = ("dilocox", "dilocox_shared")
 
 
 def one_device():
     return lc.make_mesh(devices=jax.devices()[:1])
 
 
-def bf16_params():
+def bf16_params(name=None):
     """The oracle's parameters; leaf `c` in bf16 and a frozen table of integers."""
-    params = {k: jnp.asarray(x) for k, x in oracle.make_params().items()}
+    shapes = SHAPES if name in FACTORED else oracle.SHAPES
+    params = {k: jnp.asarray(x) for k, x in oracle.make_params(shapes=shapes).items()}
     return {**params, "c": params["c"].astype(jnp.bfloat16), "table": jnp.arange(5)}
 
 
@@ -94,7 +102,8 @@ def train(engine, state, steps):
             return oracle.make_stream(3, trainer, start, count, regions)
 
         return engine.run(state, stream, steps=len(steps))[0]
-    batches = oracle.make_batches(steps=steps[-1], regions=engine.regions.count)
+    shapes = SHAPES if engine.method.name in FACTORED else oracle.SHAPES
+    batches = oracle.make_batches(steps=steps[-1], regions=engine.regions.count, shapes=shapes)
     for t in steps:
         state, _ = engine.step(state, oracle.step_batch(batches, t))
     return state

@@ -13,7 +13,7 @@ def main(directory: Path, names: list[str]) -> None:
     for name in names:
         engine = make_engine(name)
         with Checkpoints(directory / name) as checkpoints:
-            found = checkpoints.restore(engine, bf16_params(), config={"method": name})
+            found = checkpoints.restore(engine, bf16_params(name), config={"method": name})
         restored = values(found.state)
         state = train(engine, found.state, range(HALF + 1, 2 * HALF + 1))
         result = (found.step, found.extra, restored, values(state))

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 # Between them: payloads in flight, one of them landed in part; residuals; two levels of a codec in
 # use; an anchor per region; weights by tokens; trainers that merge.
-QUICK = ("streaming_partly", "cocodc", "dilocox", "noloco", "adloco")
+QUICK = ("streaming_partly", "cocodc", "dilocox", "dilocox_shared", "noloco", "adloco")
 OTHERS = tuple(name for name in METHODS if name not in QUICK)
 
 
@@ -37,7 +37,7 @@ def test_resume_is_exact(tmp_path, names):
     engines, states, halves = {}, {}, {}
     for name in names:
         engine = engines[name] = make_engine(name)
-        state = train(engine, engine.init(bf16_params()), range(1, HALF + 1))
+        state = train(engine, engine.init(bf16_params(name)), range(1, HALF + 1))
         halves[name] = values(state)
         with Checkpoints(tmp_path / name) as checkpoints:
             extra = {"position": [HALF, 2 * HALF], "name": name}
@@ -86,7 +86,13 @@ def check_what_is_saved(name, half):
         assert not any(n.startswith(f"in_flight/{moved[0]}/payload") for n in half)
         assert any(n.startswith(f"in_flight/{moved[0]}/snapshot") for n in half)
         assert 0 < half[f"in_flight/{moved[0]}/takes_part"].sum() < 3
-    if name in ("eager", "delayed", "cocodc"):
+    if name in ("dilocox", "dilocox_shared"):
+        levels = [half[f"in_flight/{k}/level"] for k in flights(half)]
+        assert (levels, half["clock/decided/level"]) == ([0], 1)
+    if name == "dilocox_shared":
+        pairs = {n for n in half if n.startswith("bases/")}
+        assert {n.rsplit("/", 1)[1] for n in pairs} == {"u", "v"} and len(pairs) == 4
+    if name in ("eager", "delayed", "cocodc", "dilocox_shared"):
         assert flights(half), name
     if name == "cocodc":
         assert np.all(half["rate"] > 0)

@@ -10,6 +10,7 @@ from codec_cases import build, compiled, tree
 from lowcomm_jax.compression import compress, ef21, error_feedback, integrate, quantize, top_k
 
 LOSSY = ["int4", "stat2", "e3m0", "topk_stat2", "random_k", "dct_topk", "sign", "low_rank_int4"]
+LOSSY += ["low_rank_shared_int4"]
 
 
 @pytest.mark.parametrize("name", LOSSY)

@@ -11,6 +11,7 @@ import lowcomm_jax as lc
 from lowcomm_jax.network import uniform
 
 MESH = lc.make_mesh(devices=jax.devices()[:1])
+SHARED = "the regions share its bases"
 
 
 def refusal(method, regions=3, **kwargs):
@@ -88,6 +89,12 @@ def test_everything_at_once():
         (lambda: lc.methods.dilocox(4, rank=True), "rank=True"),
         (lambda: lc.methods.dilocox(4, adaptive={"buckets": True}), "adaptive.buckets=True"),
         (lambda: lc.methods.dilocox(4, codec=5), "codec=5"),
+        (lambda: lc.methods.dilocox(4, "int4", shared_basis=True), "shared_basis needs a low-rank"),
+        (lambda: lc.methods.dilocox(4, None, shared_basis=True), "shared_basis needs a low-rank"),
+        (lambda: lc.methods.noloco(4, codec="low_rank_shared"), SHARED),
+        (lambda: lc.methods.ddp(codec="low_rank_shared"), SHARED),
+        (lambda: lc.methods.eager_diloco(4, codec="low_rank_shared"), SHARED),
+        (lambda: lc.methods.async_local_sgd(4, (1.0, 0.5), codec="low_rank_shared"), SHARED),
         (lambda: lc.methods.dilocox(4, "low_rnk", rank=3), "codec='low_rnk' is unknown"),
         (lambda: lc.methods.dilocox(4, {"name": "low_rank", "basis": 9}), "codec.basis is unused"),
         (

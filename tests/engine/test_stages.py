@@ -126,6 +126,9 @@ CODED = {
     "dilocox": lambda: lc.methods.dilocox(
         2, codec=error_feedback(make("low_rank_int4", rank=1, stacked=("blocks",)))
     ),
+    "dilocox_shared": lambda: lc.methods.dilocox(
+        2, codec=error_feedback(make("low_rank_shared_int4", rank=1, stacked=("blocks",)))
+    ),
     "strided": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, codec=make("int4")),
     "noloco": lambda: lc.methods.noloco(2, codec=make("bf16")),
 }
@@ -133,7 +136,7 @@ CODED = {
 
 @pytest.mark.parametrize(
     "name",
-    ["strided", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dilocox", "noloco"))],
+    ["strided", *(pytest.param(n, marks=pytest.mark.slow) for n in CODED if n != "strided")],
 )
 def test_outer_programs_do_not_talk_between_stages(name):
     """Strided rows, residuals, factors: nothing but norms (scalars) leaves a stage."""
@@ -144,7 +147,8 @@ def test_outer_programs_do_not_talk_between_stages(name):
     rows, weight = programs.fragments.rows(p), jnp.ones(R)
     anchor, params = (programs.fragments.leaves(t, p) for t in (state.anchor, state.inner.params))
     residuals, everyone = state.codec[p], np.ones(R, bool)
-    send = programs.send.lower(params, anchor, residuals, rows, everyone, weight, keep=True)
+    bases = state.bases[p][0]
+    send = programs.send.lower(params, anchor, residuals, rows, everyone, weight, bases, keep=True)
     sent = send.compile()
     payload = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -152,7 +156,8 @@ def test_outer_programs_do_not_talk_between_stages(name):
         sent.output_shardings["payload"],
     )
     draw = Draw(trips.exchange.draw(1)) if name == "noloco" else None
-    move = programs.move.lower(anchor, state.outer[p], payload, weight, rows, draw).compile()
+    landing = (anchor, state.outer[p], payload, weight, rows, draw, None, bases)
+    move = programs.move.lower(*landing).compile()
     for what, program in {"send": sent, "move": move}.items():
         found = between_stages(program.as_text())
         assert not found, f"{what}:\n" + "\n".join(found)

@@ -57,11 +57,12 @@ def compiled(engine, state):
     trips = engine.trips(state)
     made, rows = trips.programs, trips.fragments.rows(0)
     given = (state.inner.params, state.anchor, state.codec[0], rows, np.ones(R, bool))
-    given += (np.ones(R, np.float32),)
+    given += (np.ones(R, np.float32), state.bases[0][0])
     send = made.send.lower(*given, keep=False).compile()
     sent = send(*given)
     draw = Draw(trips.exchange.draw(0)) if engine.method.topology else None
     landing = (state.anchor, state.outer[0], sent["payload"], sent["weight"], rows, draw)
+    landing += (None, state.bases[0][0])
     return sized(send.as_text()), sized(made.move.lower(*landing).compile().as_text())
 
 
@@ -85,6 +86,7 @@ CODECS = {
     "stat4 with feedback": lambda: codec("stat4", error_feedback=0.9),
     "topk_stat2_ef": lambda: codec("topk_stat2_ef"),
     "low_rank_int4": lambda: codec("low_rank_int4", rank=4),
+    "low_rank_shared_int4": lambda: codec("low_rank_shared_int4", rank=4),
     "e3m0": lambda: codec("e3m0"),
     "dct_topk": lambda: codec("dct_topk"),
 }

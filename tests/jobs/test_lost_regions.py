@@ -32,16 +32,17 @@ def test_absent_regions_are_as_absent_as_on_the_mesh(name, between):
     assert_same(jobs, together, name == "noloco")
 
 
-def test_survivors_go_on_and_the_lost_region_comes_back(brief):
+@pytest.mark.parametrize("name", ["diloco", pytest.param("dilocox_shared", marks=pytest.mark.slow)])
+def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
     """Until it is back the anchors are those of a run in which it sits out from its death on."""
     steps, dies, back = 400, 9, 24
     data, entered = batches(steps, R), threading.Event()
-    whole = engine(lc.methods.diloco(4, RULE), R)
+    whole = engine(METHODS[name](), R)
     state, _ = whole.run(whole.init(oracle.make_params()), data[:back], lambda t: [1, 1, t < dies])
     anchor = jax.tree.map(np.array, state.anchor)
 
     def job(region, start, stop, state, exchange):
-        one = engine(lc.methods.diloco(4, RULE), R, exchange)
+        one = engine(METHODS[name](), R, exchange)
         with jax.numpy_dtype_promotion("standard"):
             state = one.init(oracle.make_params()) if state is None else state
             state, _ = one.run(state, [rows(batch, region) for batch in data[start:stop]])
@@ -74,7 +75,7 @@ def test_survivors_go_on_and_the_lost_region_comes_back(brief):
                 return values(one.finish(state))
 
         def again():
-            one = engine(lc.methods.diloco(4, RULE), R, brief(R)(2))
+            one = engine(METHODS[name](), R, brief(R)(2))
             with jax.numpy_dtype_promotion("standard"):
                 state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 2))
                 at = int(state.clock.step)

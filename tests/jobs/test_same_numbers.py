@@ -8,6 +8,7 @@ from jobs.together import CUT, batches, engine, in_jobs, train
 import lowcomm_jax as lc
 
 RULE = lc.outer.nesterov(0.6, 0.85)
+FACTORS = {"name": "low_rank_int4", "least": 1.0}  # the parameters' matrices are small
 METHODS = {
     "local_sgd": lambda: lc.methods.local_sgd(4),
     "diloco": lambda: lc.methods.diloco(4, RULE),
@@ -15,7 +16,8 @@ METHODS = {
     "cocodc": lambda: lc.methods.cocodc(
         6, 3, 2, syncs_per_period=4, taylor=0.5, pattern=CUT, outer=RULE
     ),
-    "dilocox": lambda: lc.methods.dilocox(4, rank=2, outer=RULE),
+    "dilocox": lambda: lc.methods.dilocox(4, FACTORS, 1, outer=RULE),
+    "dilocox_shared": lambda: lc.methods.dilocox(4, FACTORS, 1, outer=RULE, shared_basis=True),
     "noloco": lambda: lc.methods.noloco(4, seed=3),
     "sparseloco": lambda: lc.methods.sparseloco(4),
 }
@@ -35,7 +37,7 @@ def assert_same(jobs, together, gossip):
                 np.testing.assert_array_equal(value[0], all_params[name][region], name)
 
 
-QUICK = [("diloco", 3), ("streaming", 2), ("cocodc", 3), ("dilocox", 2), ("noloco", 3)]
+QUICK = [("diloco", 3), ("streaming", 2), ("cocodc", 3), ("dilocox_shared", 2), ("noloco", 3)]
 SLOW = [
     pytest.param(name, regions, marks=pytest.mark.slow)
     for name in METHODS

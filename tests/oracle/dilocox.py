@@ -1,7 +1,9 @@
 """DiLoCoX (arXiv 2506.21263): one-step delay, low-rank factors, error feedback, AdaGradCmp.
 
 Factors are M ~ P Q'^T with P an orthonormal basis of M Q and Q' = M^T P; every region keeps its
-own Q. The rank of a reduced payload is counted on the dense mean, by its singular values.
+own Q. With bases that all regions share, P = M V and Q = M^T U are projections on them instead, and
+the next bases are those of the mean projections. The rank of a reduced payload is counted on the
+dense mean, by its singular values.
 """
 
 from collections.abc import Callable
@@ -63,6 +65,63 @@ class Compressor:
         return decoded.astype(m.dtype)
 
 
+class OwnBases:
+    """Every region on bases of its own."""
+
+    def __init__(self, bases: dict[str, np.ndarray], like: Tree, count: int, rounding):
+        self.keys = tuple(bases)
+        self.senders = [Compressor(dict(bases), zeros_like(like), rounding) for _ in range(count)]
+
+    def send(self, deltas: dict[int, Tree], rank: int, weights) -> tuple[dict[int, Tree], Callable]:
+        """Return what is decoded of every region, by region, and what to call at the landing."""
+        del weights
+        return {r: self.senders[r].encode(d, rank) for r, d in deltas.items()}, lambda: None
+
+
+class SharedBases:
+    """One pair of bases U [rows, w], V [columns, w] of every matrix for all regions, both
+    orthonormal; round k uses, and its landing replaces, pair k modulo their number.
+    """
+
+    def __init__(self, pairs: list[dict[str, tuple]], like: Tree, count: int, rounding):
+        self.keys = tuple(pairs[0])
+        self.pairs = [dict(pair) for pair in pairs]
+        self.residuals = [zeros_like(like) for _ in range(count)]
+        self.rounding, self.round = rounding, 0
+
+    def send(self, deltas: dict[int, Tree], rank: int, weights) -> tuple[dict[int, Tree], Callable]:
+        """As `OwnBases.send`; a round that nobody sends in does not count."""
+        slot, factors, decoded = self.round % len(self.pairs), {}, {}
+        for r, delta in deltas.items():
+            total = {k: np.asarray(x + self.residuals[r][k]) for k, x in delta.items()}
+            factors[r] = {k: self._project(total[k], self.pairs[slot][k], rank) for k in self.keys}
+            decoded[r] = {k: np.array(x) for k, x in total.items()}
+            for k in self.keys:
+                decoded[r][k] = _on_both(*factors[r][k], *self.pairs[slot][k]).astype(np.float32)
+            self.residuals[r] = subtract(total, decoded[r])
+        self.round += bool(deltas)
+        return decoded, lambda: self._turn(slot, rank, factors, weights)
+
+    def _project(self, m: np.ndarray, pair: tuple, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        u, v = (basis[:, :rank] for basis in pair)
+        return self.rounding((m @ v).T).T, self.rounding((m.T @ u).T).T
+
+    def _turn(self, slot: int, rank: int, factors: dict[int, dict], weights) -> None:
+        """Let the mean factors' columns replace the first `rank` of the bases they were made on."""
+        total = sum(weights[r] for r in factors)
+        for k in self.keys:
+            means = [sum(weights[r] * factors[r][k][i] for r in factors) / total for i in (0, 1)]
+            spare = [basis[:, rank:] for basis in self.pairs[slot][k]]
+            new = [np.linalg.qr(np.concatenate(c, axis=1))[0] for c in zip(means, spare)]
+            self.pairs[slot][k] = tuple(new)
+
+
+def _on_both(p: np.ndarray, q: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """U U^T M + M V V^T - U U^T M V V^T, from P = M V and Q = M^T U."""
+    u, v = u[:, : p.shape[1]], v[:, : p.shape[1]]
+    return u @ q.T + p @ v.T - u @ (u.T @ p) @ v.T
+
+
 def rank_of(mean: np.ndarray, energy: float) -> int:
     """Count the largest singular values that hold this share of the squared norm."""
     squares = np.linalg.svd(mean.astype(np.float64), compute_uv=False) ** 2
@@ -121,18 +180,20 @@ def run_dilocox(
     rank: int,
     inner,
     outer,
-    bases: dict[str, np.ndarray],
+    bases: dict[str, np.ndarray] | list[dict[str, tuple]],
     adaptation: Adaptation | None = None,
     rounding: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     delay: int = 1,
     participants=None,
     weights=None,
 ) -> Trajectory:
-    """Run DiLoCoX; `bases` are the warm bases [columns, >= rank] every region starts from."""
+    """Run DiLoCoX; `bases` are the warm bases [columns, >= rank] every region starts from, or the
+    pairs that all regions share (`SharedBases`).
+    """
     steps, count = batches["x"].shape[:2]
     anchor, momentum = copy_tree(params), zeros_like(params)
     regions = Regions(params, inner, count)
-    senders = [Compressor(dict(bases), zeros_like(params), rounding) for _ in range(count)]
+    wire = (SharedBases if isinstance(bases, list) else OwnBases)(bases, params, count, rounding)
     plan = Plan(period, rank, adaptation)
     in_flight = None
     run = Trajectory()
@@ -142,20 +203,21 @@ def run_dilocox(
         boundary = t == plan.end
         if boundary:
             present = present_at(participants, t, count)
-            sent = [zeros_like(params) for _ in range(count)]
-            for r in present:
-                delta = subtract(anchor, regions.values[r])
-                sent[r] = senders[r].encode(delta, plan.rank)
-            reduced = reduce_over(sent, present, weights_at(weights, t, count))
-            payload = None if reduced is None else (t, reduced.mean, plan.rank)
+            row = weights_at(weights, t, count)
+            deltas = {r: subtract(anchor, regions.values[r]) for r in present}
+            decoded, turn = wire.send(deltas, plan.rank, row)
+            sent = [decoded.get(r, zeros_like(params)) for r in range(count)]
+            reduced = reduce_over(sent, present, row)
+            payload = None if reduced is None else (t, reduced.mean, plan.rank, turn)
             landing, in_flight = (payload, None) if delay == 0 else (in_flight, payload)
             measured = None
             if landing is not None:
-                sent_at, mean, its_rank = landing
+                sent_at, mean, its_rank, turn = landing
+                turn()
                 anchor, momentum = outer.step(anchor, mean, momentum)
                 run.events.append(Event(t, "land", 0, t - sent_at, present))
                 if adaptation is not None:
-                    measured = _mean_rank(mean, bases, adaptation.energy, its_rank)
+                    measured = _mean_rank(mean, wire.keys, adaptation.energy, its_rank)
             for r in present:
                 regions.values[r] = copy_tree(anchor)
             plan.turn(measured)
@@ -170,8 +232,8 @@ def run_dilocox(
     return run
 
 
-def _mean_rank(mean: Tree, bases, energy: float, sent_rank: int) -> float:
+def _mean_rank(mean: Tree, factored, energy: float, sent_rank: int) -> float:
     """Average the ranks of the factored tensors by their sizes; none exceeds the rank sent."""
-    sizes = {key: mean[key].size for key in bases}
-    ranks = {key: min(rank_of(mean[key], energy), sent_rank) for key in bases}
-    return sum(ranks[key] * sizes[key] for key in bases) / sum(sizes.values())
+    sizes = {key: mean[key].size for key in factored}
+    ranks = {key: min(rank_of(mean[key], energy), sent_rank) for key in factored}
+    return sum(ranks[key] * sizes[key] for key in factored) / sum(sizes.values())
