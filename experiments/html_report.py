@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.compare_columns import brief, columns
 from experiments.compare_costs import costs, mean_costs
 from experiments.compare_stats import estimate
@@ -169,6 +171,7 @@ def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
     figures = [staleness_chart(staleness(entries), colour)]
     for title, label, value in (
         ("disagreement of the regions", "distance from their mean", _disagreement),
+        ("codec error", "share of what was to be sent that is not read", _codec_error),
         ("measured rank", "rank of the mean change", rank_of),
         ("batch of a trainer", "sequences a region and step, asked for", batch_of),
         ("trainers", "trainers of a region", trainers_of),
@@ -186,8 +189,20 @@ def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
         figures,
         f"{dashed if growth else ''}"
         "Disagreement: root mean square distance of the regions' weights from their mean, over "
-        "what was sent, at the moment of the send; a codec's error is part of it.",
+        "what was sent, at the moment of the send; a codec's error is part of it. Codec error: "
+        "||decoded - change|| / ||change||; with error feedback the residual is part of it.",
     )
+
+
+def _codec_error(row: Mapping[str, Any]) -> float | None:
+    """Mean over the regions that sent and what they sent at this step."""
+    errors = [
+        error
+        for event in row["events"]
+        for error, took_part in zip(event.get("codec_error", ()), event["participants"])
+        if took_part
+    ]
+    return float(np.mean(errors)) if errors else None
 
 
 def _disagreement(row: Mapping[str, Any]) -> float | None:

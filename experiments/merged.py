@@ -24,6 +24,7 @@ _EVENT_OWN = {
     "bytes_received": 0,
     "delta_norm": math.nan,
     "left_out": 0.0,
+    "codec_error": math.nan,
     "weight": 0.0,
     "correction_ratio": math.nan,
     "travel_seconds": math.nan,

@@ -31,7 +31,8 @@ class Event:
         anchors were sent ahead to, those of the next round.
       ahead: landing: bytes of one region's anchor sent ahead; `bytes_sent` and `bytes_received`
         then count it.
-      values: fp32 device arrays: send `delta_norm` `[R]`, `left_out` `[R]`, `weight` `[R]`;
+      values: fp32 device arrays: send `delta_norm` `[R]`, `left_out` `[R]`, `weight` `[R]`, with a
+        codec `codec_error` `[R]`;
         landing `mean_norm` `[A]` or `[1]`, `update_norm` `[A]`, with gossip `pull_norm` `[R]`.
     """
 

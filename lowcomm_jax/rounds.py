@@ -17,6 +17,7 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.regions import Regions
 
 PyTree = Any
+_TINY = 1e-30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +64,19 @@ class Rounds:
           level: of the codec (`Codec.at`).
 
         Returns:
-          what `encode` returns, and `snapshot` (None unless `keep`).
+          what `encode` returns, `snapshot` (None unless `keep`), and, with a codec, `codec_error`
+          `[R]`: ||decoded - Delta|| / ||Delta||, of what a residual adds, too.
         """
         theta = fragmentation.take(params, rows)
         anchor = fragmentation.take(base, rows)
         delta = {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
         sent = self.encode(delta, codec_state, takes_part_R, weight_R, bases, level)
+        exchange = self.exchange.at(level)
+        if exchange.codec is not None:
+            like, specs = without_lead(delta), self._specs(delta)
+            decoded = exchange.decode(sent["payload"], like, specs, bases)
+            missed = norm_per_row({k: decoded[k] - delta[k] for k in delta})
+            sent["codec_error"] = missed / jnp.maximum(sent["delta_norm"], _TINY)
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if keep else None}
 

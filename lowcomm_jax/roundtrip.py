@@ -19,6 +19,8 @@ from lowcomm_jax.topology import Groups
 
 PyTree = Any
 
+_SENT_VALUES = ("delta_norm", "left_out", "weight", "codec_error")
+
 
 class RoundTrips:
     """Runs the events of one engine. Host-side; every numeric part is a compiled program.
@@ -173,7 +175,7 @@ class RoundTrips:
         )
         anchor = self.fragments.leaves(state.anchor, p)
         self.carrier.start(key, int(clock.sends[p]), flight, anchor, kept, groups)
-        values = {k: out[k] for k in ("delta_norm", "left_out", "weight")}
+        values = {k: out[k] for k in _SENT_VALUES if k in out}
         events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(
             codec=_set(state.codec, p, out["codec_state"]),

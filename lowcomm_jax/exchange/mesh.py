@@ -87,11 +87,14 @@ class MeshExchange:
             rows.place(new_state_R, lies),
         )
 
-    def decode(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
-        """What every region's payload decodes to, fp32 `[R, ...]` (traced); without bases."""
+    def decode(self, payload_R: PyTree, like: PyTree, specs: PyTree, bases: PyTree = ()) -> PyTree:
+        """What every region's payload decodes to, fp32 `[R, ...]` (traced); see `encode`."""
         codec = self.rows.laid(like, specs)
-        decoded = self.regions.lift(lambda one: codec.decode(one, like), (0,))(payload_R)
-        return self.rows.back(decoded, specs)
+
+        def decode(payload, bases):
+            return codec.on(bases).decode(payload, like)
+
+        return self.rows.back(self.regions.lift(decode, (0, None))(payload_R, bases), specs)
 
     def _payload_specs(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
         if self.slices is None:

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from exchange.faults import vanish
-from jobs.test_same_numbers import METHODS, RULE, assert_same, expected
+from jobs.test_same_numbers import METHODS, assert_same, expected
 from jobs.together import batches, engine, in_jobs, rows, values
 
 import lowcomm_jax as lc

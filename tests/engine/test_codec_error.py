@@ -1,0 +1,68 @@
+"""How much of a change its payload misses, as the send reports it."""
+
+import jax
+import ml_dtypes
+import numpy as np
+import optax
+import oracle
+import pytest
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+
+STEPS, REGIONS = 4, 2
+MESHES = [(1, 1), (2, 2)]
+
+
+def trained(method, mesh):
+    """(start, state, history) after `STEPS` steps."""
+    start = oracle.make_params()
+    one = lc.Engine(loss_fn, optax.sgd(0.05), method, REGIONS, mesh=mesh)
+    table = oracle.make_batches(steps=STEPS, regions=REGIONS)
+    with jax.numpy_dtype_promotion("standard"):
+        state, history = one.run(
+            one.init(start), [oracle.step_batch(table, t) for t in range(1, STEPS + 1)]
+        )
+    return start, state, history
+
+
+def sent(history):
+    [event] = [event for event in history.events if event.kind == "send"]
+    return event.fetch()
+
+
+@pytest.mark.parametrize("region, fsdp", MESHES)
+def test_it_is_the_relative_distance_of_what_is_read(region, fsdp):
+    mesh = lc.make_mesh(region=region, fsdp=fsdp, devices=jax.devices()[: region * fsdp])
+    _, _, history = trained(lc.methods.local_sgd(STEPS, codec="bf16"), mesh)
+    start, state, _ = trained(lc.methods.local_sgd(1000), mesh)
+    for r, error in enumerate(sent(history)["codec_error"]):
+        missed = whole = 0.0
+        for name, x in state.inner.params.items():
+            delta = np.asarray(start[name], np.float32) - np.asarray(x)[r]
+            read = delta.astype(ml_dtypes.bfloat16).astype(np.float32)
+            missed += float(np.sum((read - delta).astype(np.float64) ** 2))
+            whole += float(np.sum(delta.astype(np.float64) ** 2))
+        assert error == pytest.approx(np.sqrt(missed / whole), rel=2e-3)
+
+
+def test_without_a_codec_nothing_is_missed_and_nothing_said():
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    _, _, history = trained(lc.methods.local_sgd(STEPS), mesh)
+    assert "codec_error" not in sent(history)
+
+
+@pytest.mark.parametrize("shared_basis", [False, True])
+def test_of_rank_one_a_part_is_missed(shared_basis):
+    """Of a matrix of full rank; what is read is no longer than what was sent."""
+    wanted = np.random.default_rng(0).normal(size=(REGIONS, 1, 64, 48)).astype(np.float32)
+
+    def loss(params, batch, rng):
+        del rng
+        return ((params["w"] - batch["w"][0]) ** 2).sum(), {}
+
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    method = lc.methods.dilocox(2, "low_rank", 1, adaptive=None, shared_basis=shared_basis)
+    one = lc.Engine(loss, optax.sgd(0.1), method, REGIONS, mesh=mesh)
+    _, history = one.run(one.init({"w": np.zeros((64, 48), np.float32)}), [{"w": wanted}] * 2)
+    assert all(0.5 < error <= 1.0 for error in sent(history)["codec_error"])
