@@ -1,7 +1,7 @@
 """Jobs that meet in a temporary folder."""
 
 import pytest
-from exchange.party import TIMING
+from exchange.party import TIMING, Party
 
 from lowcomm_jax import exchange
 
@@ -24,6 +24,14 @@ def between(tmp_path):
     yield of
     for made in every:
         made.close()
+
+
+@pytest.fixture
+def party(tmp_path):
+    """Makes regions that meet in an empty folder, and closes them in the end."""
+    made = Party(exchange.store, f"file://{tmp_path}/meet")
+    yield made
+    made.close()
 
 
 @pytest.fixture
