@@ -7,6 +7,11 @@ regions, outer 0.4 / 0.9).
 
 Equal tokens, four regions, each of the three with outer momentum 0.9, as published, and with 0.3:
 what comes a round late bears less momentum. Expected: eager between DiLoCo and delayed with each.
+
+Measured (`small`, three seeds, 17 minutes on two busy cores): momentum 0.3: DiLoCo 2.155 ± 0.024,
+eager +0.078 ± 0.027, delayed +0.120 ± 0.019; momentum 0.9: DiLoCo 2.066 ± 0.039, eager
++0.398 ± 0.117, delayed +0.892 ± 0.047. Eager lies between the two, as published; the gap to DiLoCo
+is far from the published 0.01.
 """
 
 from ml_collections import ConfigDict

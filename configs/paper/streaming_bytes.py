@@ -9,6 +9,10 @@ is 100 (H) x 4 (16 bits to 4).
 Equal tokens, four regions: AllReduce, DiLoCo, Streaming (K = 3, tau = 1, alpha 0.5) dense and in
 E3M0 at H, and in E3M0 at 4 H. Expected at `small` (24 rounds): the codec costs little, every method
 that synchronises seldom is behind AllReduce, which has had 720 updates in common.
+
+Measured (`small`, three seeds, 13 minutes on two busy cores), loss and MB sent: AllReduce
+1.767 ± 0.009, 781; DiLoCo 2.066 ± 0.039, 26; Streaming 1.965 ± 0.059, 27; in E3M0 1.972 ± 0.052,
+3.7 (1/211); at 4 H 2.044 ± 0.035, 1.04 (1/754). E3M0 against fp32: +0.007 ± 0.009.
 """
 
 from ml_collections import ConfigDict
