@@ -18,6 +18,7 @@ from experiments import checks
 from experiments.between import alone, between_problems
 from experiments.cli import RefusedError, problems_of
 from experiments.config import plain
+from experiments.faults import Fault
 from experiments.methods import make_method
 from experiments.workdir import workdir_problems
 from experiments.writers import missing_packages
@@ -43,6 +44,7 @@ class Job:
         weights give it (`vocab_settled`).
       data, method, inner, mesh: what the sections describe.
       weights: `equal`, `tokens` or numbers.
+      faults: simulated ones.
     """
 
     config: dict[str, Any]
@@ -55,6 +57,7 @@ class Job:
     inner: InnerConfig
     mesh: jax.sharding.Mesh
     weights: str | tuple[float, ...]
+    faults: tuple[Fault, ...] = ()
 
     @property
     def regions(self) -> int:
@@ -118,7 +121,11 @@ def resolve(config: Any, workdir: str | Path) -> Job:
             f"data.seq_len={fields['data']['seq_len']} is longer than the model is meant for: use "
             f"at most {model.max_seq_len}, or raise model.max_seq_len"
         )
-    job = Job(fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights)
+    faults, found = checks.simulated_faults(fields, steps)
+    problems += found
+    job = Job(
+        fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, faults
+    )
     problems += checks.region_problems(fields, mesh) + checks.network_problems(fields, method)
     problems += checks.adaptive_problems(fields, method) + between_problems(fields, method)
     unstaged = checks.stage_problems(fields, mesh, model)

@@ -6,12 +6,14 @@ Every region is a program of its own, as it would be in another place: WORKDIR/r
 folder (output.txt is what it printed), WORKDIR/rendezvous the folder through which the jobs find
 one another. Overrides (--config.FIELD=VALUE) go to all of them. Ctrl-C lets every region save and
 exits with code 75; the same command then continues. A region that dies does not stop the others;
-with --restarts it is started again and catches up.
+with --restarts it is started again and catches up. --faults=FILE kills and stops regions, and takes
+the rendezvous away, by a script (experiments/faults.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -23,8 +25,10 @@ from experiments import report
 from experiments.between import BETWEEN
 from experiments.board import Board, last_line
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.faults import read
 from experiments.job import resolve
 from experiments.processes import POLL_SECONDS, ended_at_last, start
+from experiments.striking import Striker
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 OUTPUT, RENDEZVOUS = "output.txt", "rendezvous"
@@ -38,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     options.whole("regions", None, "how many jobs (default: the config's regions)")
     options.text("exchange", "peers", f"how payloads travel: {' or '.join(BETWEEN)}")
     options.whole("restarts", 0, "times a region that died is started again")
+    options.text("faults", None, "script of faults, or random:SEED:COUNT")
     options.text("workdir", None, "folder of the run (default runs/CONFIG-regions)")
     options.text("compile_cache", None, "folder of compiled programs, or off")
     values = options.values
@@ -56,28 +61,29 @@ def main(argv: Sequence[str]) -> int:
         ("rendezvous", f"file://{workdir / RENDEZVOUS}"),
     ]
     problems = [f"unexpected argument {argument!r}" for argument in rest]
-    regions = _check(path, shared, workdir, problems)
+    regions, faults = _check(path, shared, workdir, problems, values.faults)
     cache = [] if values.compile_cache is None else [f"--compile_cache={values.compile_cache}"]
     jobs = [_Job(path, shared, r, workdir, cache, values.restarts) for r in range(regions)]
     console = Console()
-    code = run(jobs, console)
+    code = run(jobs, console, Striker(faults, jobs, workdir / RENDEZVOUS))
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)
     return code
 
 
-def _check(path: str, shared, workdir: Path, problems: list[str]) -> int:
-    """Refuse what any region would refuse, before any is started; returns how many there are."""
+def _check(path: str, shared, workdir: Path, problems: list[str], script: str | None):
+    """Refuse what any region would refuse, before any is started; (how many there are, faults)."""
     config, found = load_config(path, [*shared, ("region", "0")])
     problems = problems + found
     try:
         job = resolve(config, workdir / "region0")
     except RefusedError as error:
         raise RefusedError(problems + error.problems, "launch") from error
-    if problems:
-        raise RefusedError(problems, "launch")
-    return job.regions
+    faults, wrong = read(script, job.regions, job.steps) if script else ([], [])
+    if problems + wrong:
+        raise RefusedError(problems + wrong, "launch")
+    return job.regions, faults
 
 
 @dataclasses.dataclass
@@ -87,6 +93,7 @@ class _Job:
     Attributes:
       restarts: how many are left.
       code: exit code once it has ended for good.
+      held: a fault is on it: it is not lost.
     """
 
     config: str
@@ -97,6 +104,7 @@ class _Job:
     restarts: int
     process: subprocess.Popen | None = None
     code: int | None = None
+    held: bool = False
 
     @property
     def name(self) -> str:
@@ -117,8 +125,11 @@ class _Job:
         arguments = ["train", f"--config={self.config}", *fields, *self.more]
         self.process = start("experiments", arguments, self.output)
 
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
 
-def run(jobs: list[_Job], console: Console) -> int:
+
+def run(jobs: list[_Job], console: Console, striker: Striker) -> int:
     """Watch the jobs until all have ended; returns the launcher's exit code."""
     processes: list[subprocess.Popen] = []
     with Interrupt() as interrupt, ended_at_last(processes), Board(console) as board:
@@ -126,18 +137,23 @@ def run(jobs: list[_Job], console: Console) -> int:
             job.start()
             processes.append(job.process)
         while any(job.code is None for job in jobs) and not interrupt.requested:
-            for job in [job for job in jobs if job.code is None]:
+            over = all(job.code is not None for job in jobs if not job.held)
+            for line in striker.act(over):
+                board.print(line)
+            for job in [job for job in jobs if job.code is None and not job.held]:
                 board.say(job.name, last_line(job.output) or "starts")
                 if job.process.poll() is not None:
-                    _ended(job, board, processes)
+                    _ended(job, board)
+            processes += [job.process for job in jobs if job.process not in processes]
             time.sleep(POLL_SECONDS)
+        striker.end_all()
     if interrupt.requested or any(job.code == EXIT_INTERRUPTED for job in jobs):
         console.print("interrupted and saved; run the same command to continue", highlight=False)
         return EXIT_INTERRUPTED
     return EXIT_LOST if any(job.code for job in jobs) else 0
 
 
-def _ended(job: _Job, board: Board, processes: list[subprocess.Popen]) -> None:
+def _ended(job: _Job, board: Board) -> None:
     """Start a job again that died, if that is wanted; else note how it ended."""
     code = job.process.returncode
     if code in (0, EXIT_INTERRUPTED):
@@ -151,4 +167,3 @@ def _ended(job: _Job, board: Board, processes: list[subprocess.Popen]) -> None:
     job.restarts -= 1
     board.print(f"{reason}; it is started again, {job.restarts} restarts are left")
     job.start()
-    processes.append(job.process)

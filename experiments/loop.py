@@ -16,6 +16,7 @@ import numpy as np
 from experiments.assemble import Run
 from experiments.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver
 from experiments.evaluation import Evaluation, Evaluator
+from experiments.faults import participants
 from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.records import StepRecords
@@ -129,11 +130,14 @@ class Loop:
 
     def _participants(self):
         """Who takes part in an exchange: a pure function of (seed, step)."""
-        chance, seed = self.run.job.config["participation"], self.run.job.config["seed"]
-        if chance == 1:
+        job = self.run.job
+        chance, seed, regions = job.config["participation"], job.config["seed"], job.regions
+        if chance == 1 and not job.faults:
             return None
-        regions = self.run.job.regions
-        return lambda step: np.random.default_rng((seed, step)).random(regions) < chance
+        up = participants(job.faults, regions)
+        return lambda step: (
+            up(step) & (np.random.default_rng((seed, step)).random(regions) < chance)
+        )
 
     # -- what is written ------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from experiments.progress import Display, open_display, size
 from experiments.workdir import CHECKPOINTS, identity, write_config
 from experiments.writers import open_log
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError
-from lowcomm_jax.exchange import StoreUnavailable
+from lowcomm_jax.exchange import Lost, StoreUnavailable
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 from lowcomm_jax.jobs import AnchorsDifferError, rejoin
 from lowcomm_jax.models import Pipeline
@@ -80,12 +80,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def train_and_heal(job: Job, console: Console, quiet: bool = False) -> bool:
-    """`train`; a region whose anchor does not hold comes back with that of the others."""
+    """`train`; a region comes back with the others' state where its own has become useless: its
+    anchor does not hold, or it was cut off for so long that a payload it has to land is gone.
+    """
     while True:
         try:
             return train(job, console, quiet)
-        except AnchorsDifferError as error:
-            if not error.heals:
+        except (AnchorsDifferError, Lost) as error:
+            if not getattr(error, "heals", True):
                 raise
             console.print(f"{error}; it comes back", highlight=False, soft_wrap=True)
 

@@ -16,6 +16,7 @@ from lowcomm_jax.exchange.between.arrived import Arrived
 from lowcomm_jax.exchange.between.errors import StoreUnavailable
 from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.digest import anchor_digest, compare
 from lowcomm_jax.jobs.shared import describe
 from lowcomm_jax.state import InFlight, TrainState
@@ -137,17 +138,17 @@ class BetweenJobs:
         """What the others have exchanged, as soon as they have.
 
         Raises:
-          RuntimeError: there is nobody left to do so.
+          Lost: there is nobody left to do so.
         """
+        company = Company(self.exchange)
         while True:
+            company.check(trip.name)
             try:
                 arrived = self.exchange.skip(trip.name, trip.like, members=trip.members)
             except StoreUnavailable:
                 arrived = None  # the exchange's heartbeat reports it
             if arrived is not None:
                 return arrived
-            if self.exchange.living() == {self.region}:
-                raise RuntimeError(f"all other regions are gone before {trip.name}: start again")
             time.sleep(_POLL_SECONDS)
 
     def frontier(self) -> int:

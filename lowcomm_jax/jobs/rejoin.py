@@ -19,9 +19,10 @@ import numpy as np
 from lowcomm_jax.checkpoint.leaves import named_leaves
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.exchange.between.errors import StoreUnavailable
+from lowcomm_jax.exchange.between.errors import Lost, StoreUnavailable
 from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.exchange.between.states import State
+from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.restart import expect
 from lowcomm_jax.jobs.shared import SHARED
 from lowcomm_jax.roundtrip import RoundTrips
@@ -43,7 +44,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
       the state at the others' step.
 
     Raises:
-      TimeoutError: nobody gave a state.
+      Lost: nobody gave a state.
     """
     exchange, trips = engine.recipe.carrier.exchange, engine.trips(state)
     if exchange.awaited:
@@ -55,8 +56,9 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
 
 def _newest(exchange: RemoteExchange, patience_s: float = 600.0) -> State:
     exchange.want_state()
-    until = time.monotonic() + patience_s
-    while time.monotonic() < until and exchange.living() != {exchange.region}:
+    company, until = Company(exchange), time.monotonic() + patience_s
+    while time.monotonic() < until:
+        company.check("one gave its state")
         try:
             found = exchange.newest_state()
         except StoreUnavailable:
@@ -64,7 +66,7 @@ def _newest(exchange: RemoteExchange, patience_s: float = 600.0) -> State:
         if found is not None:
             return found
         time.sleep(_POLL_SECONDS)
-    raise TimeoutError(f"no other region gave its state within {patience_s:g} s, or all are gone")
+    raise Lost(f"no other region gave its state within {patience_s:g} s: join again")
 
 
 def install(

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from experiments import train
+from lowcomm_jax.exchange import Lost
 from lowcomm_jax.jobs import AnchorsDifferError
 
 
@@ -25,9 +26,11 @@ def trains(monkeypatch, *results):
 
 def test_it_comes_back_and_says_so(monkeypatch):
     console = Console(record=True, width=200, file=io.StringIO())
-    left = trains(monkeypatch, AnchorsDifferError("they differ", heals=True), True)
+    differ, gone = AnchorsDifferError("they differ", heals=True), Lost("a payload is gone")
+    left = trains(monkeypatch, differ, gone, True)
     assert train.train_and_heal(None, console) and not left
-    assert "they differ; it comes back" in console.export_text()
+    shown = console.export_text()
+    assert "they differ; it comes back" in shown and "a payload is gone; it comes back" in shown
 
 
 def test_where_nothing_holds_it_ends(monkeypatch):

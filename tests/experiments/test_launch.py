@@ -137,6 +137,28 @@ def test_a_region_that_has_lost_its_newest_checkpoint_comes_in_late(tiny, root):
 
 
 @pytest.mark.slow
+def test_a_script_of_faults(tiny, root):
+    script, steps = root / "script.yaml", 2400
+    script.write_text("""
+    - {step: 60, kind: kill, region: 1, steps: 300}
+    - {step: 900, kind: outage, seconds: 4}
+    - {step: 1200, kind: stop, region: 2, steps: 60}
+    """)
+    workdir = root / "faults"
+    arguments = command(tiny, root, f"--workdir={workdir}", f"--faults={script}")
+    arguments += ["--config.regions=3", f"--config.steps={steps}", "--config.log.every=10"]
+    launcher = start(*arguments)
+    shown = launcher.communicate(timeout=400)[0]
+    assert launcher.returncode == 0, shown
+    for fault in ("kill of region 1", "outage", "stop of region 2"):
+        assert f"{fault} begins" in shown and f"{fault} ends" in shown, shown
+    assert "came into the run at step" in shown
+    ends = [read_run(workdir / f"region{r}") for r in range(3)]
+    assert [end.end["step"] for end in ends] == [steps] * 3
+    assert all(end.evals[-1]["anchor"] == ends[0].evals[-1]["anchor"] for end in ends)
+
+
+@pytest.mark.slow
 def test_a_killed_region_comes_back_and_ends_with_the_others(tiny, root):
     steps = 3000
     arguments = command(tiny, root, f"--workdir={root / 'killed'}", "--restarts=1")

@@ -55,12 +55,17 @@ class Job:
     def _live(self) -> None:
         try:
             with jax.numpy_dtype_promotion("standard"):
-                self._train()
+                while self.ended is None:
+                    # Cut off for so long that a payload is gone: it comes in again.
+                    with contextlib.suppress(exchange.Lost):
+                        self._train()
         except BaseException as error:
             if not self.dead:
                 self.error = error
 
     def _train(self) -> None:
+        if self.exchange is not None:
+            vanish(self.exchange)
         self.exchange = self.run.make(self.region)
         self.exchange.join(60.0)
         one = engine(self.run.method(), R, self.exchange)

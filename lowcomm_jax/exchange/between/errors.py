@@ -14,7 +14,7 @@ class Missing(Exception):
 
 
 class Lost(Exception):
-    """A payload that was agreed on is gone with everyone who held it: take a state instead."""
+    """What this region needs is gone with everyone who had it: it must come in anew."""
 
 
 class Superseded(Exception):
