@@ -62,11 +62,7 @@ class RoundTrips:
         return max(1, min([self.schedule.next_send(step, state.clock), *dues]) - step)
 
     def after(self, state: TrainState, steps: int, mask: np.ndarray):
-        """Advance the clock by `steps` inner steps, then run the events of the last one.
-
-        Returns:
-          (state, events).
-        """
+        """Advance the clock by `steps` steps and run the last one's events: (state, events)."""
         self.measurements.computed(state, steps)
         state, events = self._after(state, steps, mask)
         self.measurements.synchronised(state, len(events))
@@ -250,7 +246,7 @@ class RoundTrips:
         """Move the anchor by a payload; returns (state, device metrics)."""
         p = int(flight.fragment)
         personal = self.method.codec is not None and self.method.codec.personal
-        turn = self._turn(state, flight)
+        turn = state.clock.number(p, int(flight.sent)) % len(state.bases[p])
         anchor, outer, codec, bases, values = self.programs.move(
             self.fragments.leaves(state.anchor, p),
             state.outer[p],
@@ -263,18 +259,9 @@ class RoundTrips:
             if_news=if_news,
             level=int(flight.level),
         )
-        state = state.replace(
-            anchor={**state.anchor, **anchor},
-            outer=_set(state.outer, p, outer),
-            bases=_set(state.bases, p, _set(state.bases[p], turn, bases)),
-        )
+        state = state.replace(anchor={**state.anchor, **anchor}, outer=_set(state.outer, p, outer))
+        state = state.replace(bases=_set(state.bases, p, _set(state.bases[p], turn, bases)))
         return state.replace(codec=_set(state.codec, p, codec)) if personal else state, values
-
-    def _turn(self, state: TrainState, flight: InFlight) -> int:
-        """Which of its fragment's bases a payload is coded on: as at its send."""
-        p = int(flight.fragment)
-        later = 1 if flight.sent == state.clock.last_sent[p] else 2  # one may have left since
-        return (int(state.clock.sends[p]) - later) % len(state.bases[p])
 
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
         """Let the regions of `lands` adopt the anchor by the landing rule."""

@@ -116,6 +116,11 @@ class Clock:
             decided=dict(decided or {}),
         )
 
+    def number(self, fragment: int, sent: int) -> int:
+        """Which of the fragment's sends, from 0, left at this step: the last, or the one before."""
+        later = 1 if sent == self.last_sent[fragment] else 2
+        return int(self.sends[fragment]) - later
+
     def copy(self) -> Clock:
         return jax.tree.map(np.copy, self)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from lowcomm_jax.inside import axes_inside
 
-PIECE = 4096  # values per matrix product: their one-hot rows stay in a CPU core's cache
+ONE_HOT = 16384  # fp32 values of a piece's one-hot rows: they stay in a CPU core's cache
 
 
 def bin_sums(
@@ -50,35 +50,33 @@ def _by_masks(x_GxW, classify, grid, bins):
 
 
 def _by_products(x_GxW, classify, grid, bins):
-    """One-hot of (bin // 4) times one-hot of (bin % 4), contracted over the values."""
+    """Rows of ones where a value is in the bin, times the values; added up piece by piece."""
     groups, size = x_GxW.shape
-    pieces, rest = divmod(size, PIECE)
+    width = ONE_HOT // max(bins, 4)
+    pieces, rest = divmod(size, width)
     parts = []
     if pieces:
-        body = x_GxW[:, : pieces * PIECE].reshape(groups * pieces, 1, PIECE)
-        spread = [jnp.repeat(g, pieces, axis=0)[:, None] for g in grid]
-        parts.append(_each_product(body, classify, spread).reshape(groups, -1, 2, 16))
+        body = x_GxW[:, : pieces * width].reshape(groups * pieces, width)
+        spread = [jnp.repeat(g[:, 0], pieces) for g in grid]
+        parts.append(_each_product(body, classify, spread, bins).reshape(groups, -1, 2, bins))
     if rest:
-        body = x_GxW[:, None, pieces * PIECE :]
-        parts.append(_each_product(body, classify, [g[:, None] for g in grid])[:, None])
+        body = x_GxW[:, pieces * width :]
+        parts.append(_each_product(body, classify, [g[:, 0] for g in grid], bins)[:, None])
     total = jnp.sum(jnp.concatenate(parts, axis=1), axis=1)
-    return total[:, 0, :bins], total[:, 1, :bins]
+    return total[:, 0], total[:, 1]
 
 
-def _each_product(x_Px1xW, classify, grid):
-    """Sums and counts of every piece, one after the other: `[P, 2, 16]`."""
-    # Always 4 x 4: the product kernels are no faster for fewer bins, and slow for 2 x 2.
-    digits = jnp.arange(4, dtype=jnp.float32)[:, None]
+def _each_product(x_PxW, classify, grid, bins):
+    """Sums and counts of every piece, one after the other: `[P, 2, bins]`.
+
+    With an axis of length 1 between P and W, a CPU compiler would copy all values first.
+    """
+    numbers_Bx1 = jnp.arange(bins, dtype=jnp.float32)[:, None]
 
     def one(piece):
-        x_1xW, *own = piece
-        codes = classify(x_1xW, *own)
-        high = jnp.floor(codes * 0.25)
-        rows = (digits == high).astype(jnp.float32)
-        columns = (digits == codes - 4.0 * high).astype(jnp.float32).T
-        exact = jax.lax.Precision.HIGHEST
-        sums = jnp.matmul(rows * x_1xW, columns, precision=exact)
-        counts = jnp.matmul(rows, columns, precision=exact)
-        return jnp.stack([sums.reshape(-1), counts.reshape(-1)])
+        x_W, *own = piece
+        hit_BxW = (numbers_Bx1 == classify(x_W, *own)[None]).astype(jnp.float32)
+        sums = jnp.matmul(hit_BxW, x_W, precision=jax.lax.Precision.HIGHEST)
+        return jnp.stack([sums, jnp.sum(hit_BxW, axis=1)])
 
-    return jax.lax.map(one, (x_Px1xW, *grid))
+    return jax.lax.map(one, (x_PxW, *grid))

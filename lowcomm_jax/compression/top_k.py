@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
+from lowcomm_jax.compression.bands import in_bands
 from lowcomm_jax.compression.base import fold_regions
 from lowcomm_jax.compression.blocks import Chunks
 from lowcomm_jax.compression.cast import FP32
@@ -72,7 +73,7 @@ class TopK(MatrixCodec):
 
     def encode(self, x_LxNxM, state):
         chunks = cutting.tile(x_LxNxM.shape, self.block)
-        chosen = on_rows(lambda x, _: self._choose(x, chunks), chunks.down, x_LxNxM)
+        chosen = _on_rows(lambda x: self._choose(x, chunks), chunks, chunks.height, x_LxNxM)
         values, state = self.values.encode(chosen.pop("values"), state)
         return {"values": values, **chosen}, state
 
@@ -116,12 +117,12 @@ class TopK(MatrixCodec):
 
         total, weight = fold_regions(term, weight_R.shape[0])
         mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
-        return on_rows(lambda rows, _: self._back(rows, chunks), chunks.down, mean)
+        return _on_rows(lambda rows: self._back(rows, chunks), chunks, 1, mean)
 
     def _on_chunks(self, fn, payload, values_LxCxK: jax.Array, chunks: Chunks) -> jax.Array:
         """`fn` of the kept values and indices of some rows of chunks."""
         kept = {k: x for k, x in payload.items() if k == "index"} | {"values": values_LxCxK}
-        return on_rows(lambda kept, _: fn(kept), chunks.down, kept)
+        return _on_rows(fn, chunks, chunks.across, kept)
 
     def rows_together(self, shape):
         return cutting.tile(shape, self.block).height
@@ -140,6 +141,12 @@ class TopK(MatrixCodec):
     def _back(self, rows: jax.Array, chunks: Chunks) -> jax.Array:
         """From rows of chunks (see `_place`) to `[L, N, M]`."""
         return rows.reshape(rows.shape[0], -1, rows.shape[-1])
+
+
+def _on_rows(fn, chunks: Chunks, each: int, tree):
+    """`fn` of some rows of chunks; of leaves `[L, n, ...]`, `each` of n are a row of chunks."""
+    values = chunks.across * chunks.size
+    return on_rows(lambda own, _: in_bands(fn, each, values, own), chunks.down, tree)
 
 
 def _index_bits(chunks: Chunks) -> int:

@@ -17,7 +17,7 @@ from lowcomm_jax.network.routes import ROUTES
 from lowcomm_jax.network.shapes import Param
 
 BLOCK = 256  # elements that share one fp32 scale in the block quantisers
-SPARSE = "topk_2bit"
+SPARSE, COSINE = "topk_2bit", "dct_topk"
 BITS = {
     "fp32": 32.0,
     "bf16": 16.0,
@@ -25,8 +25,10 @@ BITS = {
     "int4": 4.0 + 32.0 / BLOCK,
     "e3m0": 4.0 + 32.0 / BLOCK,
     SPARSE: 64.0 * (12 + 2) / 4096.0,
+    COSINE: 32.0 * (12 + 32) / 4096.0,
 }
 LOW_RANK = "low_rank_int4"
+PARTIAL = (LOW_RANK, SPARSE, COSINE)  # a mean of such payloads is not sent on as another
 CODECS = (*BITS, LOW_RANK)
 ONE_PERIOD, AUTO = "period", "auto"
 DATA_PARALLEL, DILOCO = "data_parallel", "diloco"
@@ -88,7 +90,7 @@ class PlanMethod:
             return self.route
         if self.codec == "fp32":
             return "two_shot"
-        whole = self.eager or self.codec in (LOW_RANK, SPARSE) or not isinstance(self.codec, str)
+        whole = self.eager or self.codec in PARTIAL or not isinstance(self.codec, str)
         return "all_gather" if whole or self.payload_nbytes is not None else "two_shot"
 
     def payload_bytes(self, params: Sequence[Param]) -> float:
@@ -220,6 +222,9 @@ PRESETS = {
             "sparseloco", period=30, codec="topk_2bit", law=DILOCO, state={**ANCHOR, **RESIDUAL}
         ),
         PlanMethod("muloco", period=30, codec="int4", state={**OUTER, **RESIDUAL}),
+        # The residual is the momentum; there are no Adam moments.
+        PlanMethod("demo", codec=COSINE, state={"adam m": 0.0, "adam v": 0.0, **RESIDUAL}),
+        PlanMethod("decoupled_momentum", period=30, codec=COSINE, state={**ANCHOR, **RESIDUAL}),
     )
 }
 

@@ -148,6 +148,24 @@ def test_codecs_are_hashable_values():
         assert hash(codec_cases.build(name)) == hash(codec_cases.build(name))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_takes_and_gives_any_structure(name):
+    f32 = jnp.float32
+    x = {
+        "list": [jax.ShapeDtypeStruct((5,), f32), (jax.ShapeDtypeStruct((3, 2, 4), f32),)],
+        "none": None,
+        "half": jax.ShapeDtypeStruct((40, 60), jnp.bfloat16),
+        "scalar": jax.ShapeDtypeStruct((), f32),
+    }
+    codec = codec_cases.build(name, x)
+    payload, state = jax.eval_shape(codec.encode, x, codec.init(x))
+    assert jax.tree.structure(state) == jax.tree.structure(codec.init(x))
+    y = jax.eval_shape(lambda coded: codec.decode(coded, x), payload)
+    assert jax.tree.structure(y) == jax.tree.structure(x)
+    assert jax.tree.map(lambda a: a.shape, y) == jax.tree.map(lambda a: a.shape, x)
+    assert {a.dtype for a in jax.tree.leaves(y)} == {np.dtype("float32")}
+
+
 def test_works_on_any_pytree():
     codec = compression.make("int8")
     x = {"a": [jnp.arange(5.0), (jnp.ones((3, 2)), jnp.float32(0.3))], "b": None}

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from lowcomm_jax.compression import Cast, Integer, PerTensor, Statistical, TopK, make, names
@@ -80,3 +81,16 @@ def test_bytes_of_the_published_settings():
     assert make("low_rank_int4", rank=512).nbytes(big) == 512 * 8192 // 2 * 129 // 128 + (
         512 * 8192 // 256 * 4 - 512 * 8192 // 2 // 128
     )
+
+
+def test_norms_and_biases_travel_exactly_and_embeddings_row_by_row():
+    rng = np.random.default_rng(0)
+    x = {k: rng.standard_normal(s.shape).astype("f4") for k, s in LIKE.items()}
+    x["embed/table"][3] *= 1e4  # with one scale for all it would drown the other rows
+    codec = make("int4", rules="language_model")
+    y = codec.decode(codec.encode(x, codec.init(x))[0], x)
+    for key in ("blocks/0/attention/bias", "blocks/0/norm1/scale"):
+        np.testing.assert_array_equal(y[key], x[key])
+    assert np.abs(y["blocks/0/mlp/up"] - x["blocks/0/mlp/up"]).max() > 0.1
+    rows = np.linalg.norm(y["embed/table"] - x["embed/table"], axis=1)
+    assert (rows / np.linalg.norm(x["embed/table"], axis=1)).max() < 0.05

@@ -16,7 +16,7 @@ from lowcomm_jax.network.plan_methods import PRESETS, PlanMethod, plan_method
 from lowcomm_jax.network.plan_search import search
 from lowcomm_jax.network.planner import Workload, plan
 from lowcomm_jax.network.reproduction import dilocox_methods, dilocox_table, dilocox_workload
-from lowcomm_jax.network.shapes import MODELS
+from lowcomm_jax.network.shapes import MODELS, Param
 
 
 def test_dilocox_speedup_with_its_errors_stated():
@@ -191,6 +191,26 @@ def test_the_baseline_is_the_exchange_that_really_runs():
     row, ring = plan(work, [PRESETS["allreduce"], replace(PRESETS["allreduce"], route="ring")])
     assert row.speedup == 1.0 and ring.speedup < 1.0
     assert row.transfer_s == sync_seconds(network, 4 * work.model.size, "two_shot")
+
+
+def test_cosine_coefficients_every_step_and_every_round():
+    """DeMo at every step, decoupled momentum every 30: bytes of the methods' own codec, to all."""
+    network = uniform(3, 1.0, compute_s=0.1)
+    work = Workload(MODELS["35m"].shapes(), 1e9, 1e5, network)
+    demo, decoupled = plan(work, [PRESETS["demo"], PRESETS["decoupled_momentum"]])
+    like = {"w": jax.ShapeDtypeStruct((128, 192), np.float32)}
+    shapes = [Param("w", (128, 192), (None, None))]
+    methods = {"demo": lowcomm_jax.methods.demo()}
+    methods["decoupled_momentum"] = lowcomm_jax.methods.decoupled_momentum(30)
+    for name, method in methods.items():
+        chosen = route(method.codec, [like], 3)
+        assert PRESETS[name].travels == chosen.name == "all_gather"
+        assert PRESETS[name].payload_bytes(shapes) == chosen.codec.nbytes(like)
+    assert demo.payload_bytes == decoupled.payload_bytes == 0.04296875 * work.model.size
+    np.testing.assert_allclose(demo.sent_bytes_per_period, 2 * demo.payload_bytes)
+    assert demo.hours > decoupled.hours
+    assert demo.penalty_nats is decoupled.penalty_nats is None
+    assert "adam m" not in demo.memory.state and "residual" in demo.memory.state
 
 
 def test_real_codec_bytes_override_the_analytic_ones():
