@@ -193,6 +193,8 @@ def make_engine(
     make, settings, inner = Engine, {"accumulate": job.config["accumulate"]}, job.inner
     if exchange is not None:
         settings["exchange"] = exchange
+    if job.config["random_routing"]:
+        settings["hops"] = model.hops
     if job.method.adapts:
         make, settings = AdaptiveEngine, _adaptive_settings(job)
         inner = dataclasses.replace(inner, schedule="constant", warmup_steps=0)

@@ -52,6 +52,7 @@ class Recipe:
     skip_nonfinite: bool
     network: Network | None
     offload: bool
+    routed: bool  # the loss function moves values between regions
     carrier: Carrier
 
 

@@ -21,15 +21,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax import stages
+from lowcomm_jax import routing, stages
 from lowcomm_jax.models import loss as losses
 from lowcomm_jax.models.model import Model, Params
 from lowcomm_jax.models.pipeline_layout import StageLayout
 from lowcomm_jax.models.transformer import Transformer
+from lowcomm_jax.routing import LABEL_BYTES, Hop, Paths
 from lowcomm_jax.stages import STAGE
 
 _HIDDEN = -1e30  # logit of a padding token: its share underflows to exactly 0, yet stays finite
@@ -48,8 +50,8 @@ class Pipeline:
       microbatches: M, into which a region's batch is cut.
       routed: in the loss, let every microbatch take a random path through the regions' stages
         (NoLoCo, arXiv 2506.10911, section 3): a stage sees the data of all regions, and regions
-        drift apart less. For an engine whose regions have a slot of the mesh each. `logits` takes
-        the fixed path.
+        drift apart less. For an engine whose regions have a slot of the mesh each, and that books
+        the traffic (`hops=`). `logits` takes the fixed path.
 
     Raises:
       ValueError: a model that is not scanned, more stages than blocks, no microbatch.
@@ -79,15 +81,25 @@ class Pipeline:
         return stages.bubble(self.layout.stages, self.microbatches)
 
     @property
-    def regions(self) -> int:
-        """Slots of the mesh's region axis, between which microbatches are routed."""
-        return self.mesh.shape[stages.REGION]
+    def paths(self) -> Paths:
+        """Ways of the microbatches through the stages of the regions, a slot of the mesh each."""
+        return Paths(self.mesh.shape[stages.REGION], self.layout.stages, self.microbatches)
 
-    def sources(self, region: Array | int, shift_T: Array) -> Array:
-        """Region in which each microbatch started that ends in `region`, int32 [M]."""
-        count = self.microbatches
-        hops = [shift_T[s : s + count] for s in range(self.layout.stages - 1)]
-        return (region - sum(hops)) % self.regions
+    def hops(self, batch: Mapping[str, Any], keys_N: Array) -> list[list[Hop]]:
+        """What `loss_fn` and its gradient move between regions, where microbatches are routed.
+
+        Args:
+          batch: one region's, or its shapes.
+          keys_N: region 0's `rng` of N calls.
+
+        Returns:
+          The transfers of each call, in order.
+        """
+        count, length = batch["tokens"].shape
+        tokens = count // self.microbatches * (length - 1)
+        sizes = tokens * self.config.width * jnp.dtype(self.config.compute_dtype).itemsize
+        shift_NxT = np.asarray(_drawn(jax.random.key_data(keys_N), self.paths))
+        return [self.paths.hops(shift_T, sizes, tokens * LABEL_BYTES) for shift_T in shift_NxT]
 
     def report(self) -> dict[str, float]:
         """Stages, blocks of one, microbatches, and the shares of idle ticks and of padding."""
@@ -164,15 +176,12 @@ class Pipeline:
         module = self._bind(params)
         target_MxN = tokens_MxBxT[:, :, 1:].reshape(self.microbatches, -1)
         weight_MxN = weight_MxBxT.reshape(self.microbatches, -1)
-        shift_T = None
+        hand_on = None
         if self.routed:
-            ticks = self.microbatches + self.layout.stages - 1
-            shift_T = stages.shifts(key_data, ticks, self.regions)
-            # Labels and weights come from where the activations started.
-            source_M = self.sources(stages.this_region(), shift_T)
-            target_MxN = stages.from_region(target_MxN, source_M)
-            weight_MxN = stages.from_region(weight_MxN, source_M)
-        hidden_MxNxD = self._hidden(module, tokens_MxBxT[:, :, :-1], shift_T)
+            shift_T = routing.shifts(key_data, self.paths.ticks, self.paths.regions)
+            hand_on = functools.partial(self.paths.hand_on, shift_T=shift_T)
+            target_MxN, weight_MxN = self.paths.labels(target_MxN, weight_MxN, shift_T)
+        hidden_MxNxD = self._hidden(module, tokens_MxBxT[:, :, :-1], hand_on)
 
         def one(hidden_NxD, target_N, weight_N):
             logits_NxC = self._part_of_logits(module, hidden_NxD)
@@ -203,7 +212,7 @@ class Pipeline:
             scale = stages.whole(scale)
         return self.model.bind({**params, "final_norm": {"scale": scale}})
 
-    def _hidden(self, module: Transformer, tokens_MxBxT, shift_T=None) -> Array:
+    def _hidden(self, module: Transformer, tokens_MxBxT, hand_on=None) -> Array:
         """Activations behind the last block, [M, N, D]; of use in the last stage alone."""
         layout, (count, batch, length) = self.layout, tokens_MxBxT.shape
         token_N = tokens_MxBxT.reshape(-1)
@@ -218,7 +227,7 @@ class Pipeline:
             block_L = stages.index() * layout.blocks + jnp.arange(layout.blocks)
             real_L = block_L < self.config.layers
         apply = lambda x: module.through(x, context, real_L)  # noqa: E731
-        return stages.gpipe(apply, x_MxNxD, layout.stages, shift_T, self.regions)
+        return stages.gpipe(apply, x_MxNxD, layout.stages, hand_on)
 
     def _part_of_logits(self, module: Transformer, hidden_NxD) -> Array:
         """Logits of this stage's tokens, float32 [N, C], from the last stage's activations."""
@@ -230,6 +239,11 @@ class Pipeline:
             return logits_NxC
         token_C = stages.index() * self.layout.rows + jnp.arange(self.layout.rows)
         return jnp.where((token_C < self.config.vocab_size)[None], logits_NxC, _HIDDEN)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _drawn(key_data_N: Array, paths: Paths) -> Array:
+    return jax.vmap(lambda key: routing.draw(key, paths.ticks, paths.regions))(key_data_N)
 
 
 def pipeline_problems(config: Any, count: int, microbatches: int) -> list[str]:

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
-from lowcomm_jax import stages
+from lowcomm_jax import routing, stages
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.network.memory import compiled_memory
 from lowcomm_jax.regions import Regions
@@ -157,7 +157,7 @@ def test_what_cannot_be_cut_is_refused():
 
 def routed_gradients(pipe, params, batch, rng):
     """Loss [R] and gradients [R, ...] of the regions together; each with a key of its own."""
-    regions = pipe.regions
+    regions = pipe.paths.regions
 
     def one(params, batch, region):
         key = jax.random.fold_in(rng, region)
@@ -214,7 +214,7 @@ def test_random_routes_are_followed_forward_and_backward():
 
 def test_routes_that_lead_straight_on_change_nothing(monkeypatch):
     mesh, tokens = lc.make_mesh(2, 2), jax.random.randint(RNG, (2, 4, 7), 0, 41)
-    monkeypatch.setattr(stages, "shifts", lambda key, ticks, regions: jnp.zeros(ticks, jnp.int32))
+    monkeypatch.setattr(routing, "shifts", lambda key, ticks, regions: jnp.zeros(ticks, jnp.int32))
     losses = []
     for routed in (False, True):
         pipe = Pipeline(model_of(), mesh, 2, routed)
@@ -226,7 +226,7 @@ def test_routes_that_lead_straight_on_change_nothing(monkeypatch):
 
 def test_every_two_replicas_meet_equally_often():
     mesh = lc.make_mesh(4)
-    draw = Regions(4, mesh).lift(lambda key: stages.shifts(key, 4000, 4), (0,))
+    draw = Regions(4, mesh).lift(lambda key: routing.shifts(key, 4000, 4), (0,))
     keys = jax.random.key_data(jax.random.split(RNG, 4))
     shift_RxT = np.asarray(jax.jit(draw)(keys))
     np.testing.assert_array_equal(shift_RxT, shift_RxT[:1].repeat(4, 0))  # all regions agree
