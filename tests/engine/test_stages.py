@@ -1,7 +1,7 @@
 """Pipeline stages and the two optimizers: every stage's outer state lives, and travels, alone.
 
-The model is a toy in stages, written with `lowcomm_jax.stages` as a user would; the transformer's
-own stages are in tests/models/test_pipeline.py.
+The model is the toy of `staged_runs`; the transformer's own stages are in
+tests/models/test_pipeline.py.
 """
 
 import dataclasses
@@ -10,77 +10,21 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from engine.collectives import collectives
+from engine.staged_runs import CODED, METHODS, SHAPE, SPECS, R, batches, engine_of, start
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
 from lowcomm_jax import fragments, stages
-from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make, make_matrix
+from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make_matrix
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.fragments import partition
 
-R, LAYERS, WIDTH, M = 2, 4, 6, 2
-SPECS = {"blocks/w": P("stage"), "blocks/scale": P("stage"), "head": P(None, "stage")}
-SHAPE = (2, 2, 1, 1)
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
 
-def one_stage(count, params, x_MxBxD):
-    def apply(x):
-        def block(x, leaves):
-            return x + jnp.tanh(x @ leaves["w"]) * leaves["scale"][None], None
-
-        return jax.lax.scan(block, x, params["blocks"])[0]
-
-    out = stages.gpipe(apply, x_MxBxD, count)
-    last = stages.index() == count - 1
-    out = stages.total(jnp.where(last, out, 0.0))
-    return stages.total(jnp.sum(jnp.square(out @ params["head"] - 1.0)))
-
-
-def engine_of(method, shape, **kwargs):
-    mesh = lc.make_mesh(*shape)
-    cut = {"blocks": {"w": P("stage"), "scale": P("stage")}, "head": P(None, "stage")}
-    run = stages.over_stages(functools.partial(one_stage, shape[1]), mesh, (cut, P()), P())
-
-    def loss_fn(params, batch, rng):
-        return run(params, batch["x"].reshape(M, -1, WIDTH)) / batch["x"].size
-
-    return lc.Engine(
-        loss_fn,
-        optax.adamw(1e-2),
-        method,
-        R,
-        mesh=mesh,
-        specs=lambda name, leaf: SPECS[name],
-        **{"stacked": ("blocks",), **kwargs},
-    )
-
-
-def start():
-    rng = np.random.default_rng(0)
-    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
-    blocks = {"w": 0.5 * draw(LAYERS, WIDTH, WIDTH), "scale": draw(LAYERS, WIDTH)}
-    return {"blocks": blocks, "head": draw(WIDTH, 8)}
-
-
-def batches(steps):
-    rng = np.random.default_rng(1)
-    return [{"x": rng.standard_normal((R, 4, WIDTH)).astype(np.float32)} for _ in range(steps)]
-
-
-METHODS = {
-    "diloco": lambda: lc.methods.diloco(2),
-    "streaming_diloco": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, pattern=PATTERN),
-    "cocodc": lambda: lc.methods.cocodc(2, 2, 1, pattern=PATTERN),
-    "dilocox": lambda: lc.methods.dilocox(2, codec=None),
-    "noloco": lambda: lc.methods.noloco(2),
-}
 QUICK = ("dilocox",)  # the others compile for long
-# The same leaves in a fragment however many stages there are.
-PATTERN = ("blocks/w", "blocks/scale|head")
 
 
 @pytest.fixture(scope="module")
@@ -120,15 +64,6 @@ def test_every_leaf_of_the_state_lies_in_its_stage(runs, name):
             assert axis is not None, (jax.tree_util.keystr(path), leaf.sharding)
             stage = leaf.sharding.shard_shape(leaf.shape)
             assert stage[axis] * 2 == leaf.shape[axis]
-
-
-CODED = {
-    "dilocox": lambda: lc.methods.dilocox(
-        2, codec=error_feedback(make("low_rank_int4", rank=1, stacked=("blocks",)))
-    ),
-    "strided": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, codec=make("int4")),
-    "noloco": lambda: lc.methods.noloco(2, codec=make("bf16")),
-}
 
 
 @pytest.mark.parametrize(
