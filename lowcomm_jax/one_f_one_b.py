@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.stages import STAGE, index, pass_on
+from lowcomm_jax.stages import hand_back, index, pass_on
 
 PyTree = Any
 
@@ -129,11 +129,6 @@ class OneFOneB:
         pull = jax.vjp(lambda p: self.enter(p, entered), params)[1]
         (first,) = pull(jnp.where(index() == 0, before, 0))
         return carry._replace(behind=hand_back(before, self.stages), grads=_plus(grads, first))
-
-
-def hand_back(x: jax.Array, stages: int) -> jax.Array:
-    """What the stage behind this one has as `x`; zeros in the last stage."""
-    return jax.lax.ppermute(x, STAGE, [(s + 1, s) for s in range(stages - 1)])
 
 
 def _plus(grads: PyTree, more: PyTree) -> PyTree:

@@ -1,4 +1,4 @@
-"""Pipeline stages inside a region: the one file that calls collectives over the `stage` axis.
+"""Pipeline stages inside a region: collectives over the `stage` axis, and GPipe's schedule.
 
 A region's program sees its stages by a `shard_map` that is manual over `stage` alone; `fsdp` and
 `tensor` stay with the compiler. It works in a program of its own and, nested, inside the program
@@ -82,6 +82,11 @@ def whole(part: jax.Array) -> jax.Array:
 def pass_on(x: jax.Array, stages: int) -> jax.Array:
     """What the stage before this one has as `x`; zeros in the first stage."""
     return jax.lax.ppermute(x, STAGE, [(s, s + 1) for s in range(stages - 1)])
+
+
+def hand_back(x: jax.Array, stages: int) -> jax.Array:
+    """What the stage behind this one has as `x`; zeros in the last stage."""
+    return jax.lax.ppermute(x, STAGE, [(s + 1, s) for s in range(stages - 1)])
 
 
 def gpipe(

@@ -10,9 +10,11 @@ from engine.collectives import groups
 
 import lowcomm_jax as lc
 from lowcomm_jax.fragments import path_name
+from lowcomm_jax.microbatches import size_problems
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.network import replay, uniform
-from lowcomm_jax.routing import Paths
+from lowcomm_jax.routed_steps import RoutedSteps
+from lowcomm_jax.routing import Hop, Paths
 
 R, S, M, STEPS, SEED = 3, 2, 2, 3, 7
 BATCH, LENGTH, WIDTH = 4, 6, 16
@@ -161,6 +163,28 @@ def test_the_compiled_step_moves_what_is_booked(run):
     expected |= {(by, (1, 0), ACTIVATION) for by in (1, 2)}
     expected |= {(by, (last, last), LABELS) for by in (1, 2)}
     assert found == expected
+
+
+def test_every_part_of_a_step_has_its_own_paths(run):
+    engine, state, _ = run
+    asked = []
+
+    def hops(batch, keys_N):
+        asked.append(batch["tokens"].shape)
+        return [[Hop(1, int(n))] for n in np.asarray(jax.random.key_data(keys_N))[:, 0]]
+
+    booked = RoutedSteps(hops, SEED, 2, R).book
+    staged = {"tokens": np.zeros((R, 8, BATCH, LENGTH + 1), np.int32)}
+    after, events = booked(state, range(300, 302), staged, ["later"])
+    assert asked == [(BATCH // 2, LENGTH + 1)] and events[-1] == "later"
+    total = 0
+    for step, event in zip((300, 301), events):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), 0), step - 1)
+        parts = [int(jax.random.key_data(jax.random.fold_in(key, i))[0]) for i in range(2)]
+        assert [hop.nbytes for hop in event.hops] == parts and event.step == step
+        total += sum(parts)
+    np.testing.assert_array_equal(after.clock.bytes_sent - state.clock.bytes_sent, [total] * R)
+    assert size_problems(engine.recipe, [2])[0].startswith("hops: regions that route")
 
 
 def test_what_paths_do_not_fit_is_refused():
