@@ -50,11 +50,9 @@ ODD = (1, 4, 1, 2), 1, {"layers": 5, "width": 15, "qk_norm": True, "remat": "dot
     [
         ("gpipe", 4, *EVEN),
         ("gpipe", 4, *ODD),
+        # Quick on a toy: tests/engine/test_one_f_one_b.py.
         pytest.param("1f1b", 4, *EVEN, marks=pytest.mark.slow),
         pytest.param("1f1b", 8, *ODD, marks=pytest.mark.slow),
-        # Fewer microbatches than stages; then one stage alone.
-        ("1f1b", 2, (1, 3, 1, 1), 1, {}),
-        pytest.param("1f1b", 2, (1, 1, 1, 1), 1, {}, marks=pytest.mark.slow),
     ],
 )
 def test_loss_and_gradients_equal_the_model_in_one_piece(schedule, count, shape, regions, changes):
