@@ -41,7 +41,13 @@ def layout_problems(
 
 
 def mode_problems(
-    method: Method, regions: Regions, alone: bool, counts: dict[str, Any], offload: bool, hops: Any
+    method: Method,
+    regions: Regions,
+    alone: bool,
+    counts: dict[str, Any],
+    offload: bool,
+    hops: Any,
+    loss_fn: Any,
 ) -> list[str]:
     """Counts that are none; offloading, or routing, that does not fit the method or the mesh.
 
@@ -52,12 +58,14 @@ def mode_problems(
     if offload and method.signal == "gradient":
         problems.append(f"offload: {name} needs its anchor at every step; leave it out")
     if hops is None:
-        return problems
+        routed = getattr(getattr(loss_fn, "__self__", None), "routed", False)
+        unbooked = "hops is missing: this loss_fn moves values between regions; give Pipeline.hops"
+        return problems + [unbooked] * routed
     if alone:
         problems.append(
             "hops: paths lead through one program; use exchange='mesh', or do not route"
         )
-    elif regions.count != regions.slots:
+    elif not regions.violations() and regions.count != regions.slots:
         problems.append(
             f"hops: {regions.count} regions on {regions.slots} slots of the mesh; paths lead from "
             f"slot to slot: use a region axis of {regions.count}"

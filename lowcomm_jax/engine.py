@@ -115,7 +115,7 @@ class Engine:
         problems = layout_problems(everyone, method, weights, guard, network) + unusable
         problems += exchange_problems(exchange, regions, method, mesh, guard)
         counts = {"accumulate": accumulate, "block": block}
-        problems += mode_problems(method, self.regions, alone, counts, offload, hops)
+        problems += mode_problems(method, self.regions, alone, counts, offload, hops, loss_fn)
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
         self.recipe = Recipe(
@@ -135,9 +135,8 @@ class Engine:
             carrier=BetweenJobs(exchange) if alone else OnMesh(regions),
         )
         ids_R = np.array([exchange.region] if alone else range(regions), np.int32)
-        self.weights = weights
-        if not isinstance(weights, str):
-            self.weights = np.asarray(weights, np.float32)[ids_R]
+        named = isinstance(weights, str)
+        self.weights = weights if named else np.asarray(weights, np.float32)[ids_R]
         if alone:
             self.clock = None  # a virtual clock books all regions; here real time passes
         region = self.regions.sharding(REGION)

@@ -194,5 +194,7 @@ def test_what_paths_do_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=part):
             engine_of(method)
+    with pytest.raises(ValueError, match="hops is missing"):
+        engine_of(lc.methods.diloco(2), hops=None)
     with pytest.raises(ValueError, match="3 regions on 1 slots of the mesh"):
         engine_of(lc.methods.diloco(2), mesh=lc.make_mesh(1, 2))
