@@ -85,6 +85,9 @@ CODED = {
     ),
     "strided": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, codec=make("int4")),
     "noloco": lambda: lc.methods.noloco(2, codec=make("bf16")),
+    "slices": lambda: lc.methods.diloco(
+        2, codec=make("int8", stacked=("blocks",), reduce="two_shot")
+    ),
 }
 
 # Between them every method, residuals, payloads in flight, decisions, an anchor per region.

@@ -17,9 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
 from lowcomm_jax import fragments, stages
-from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make_matrix
+from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make_matrix, route
+from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.fragments import partition
+from lowcomm_jax.regions import Regions
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
@@ -68,7 +70,7 @@ def test_every_leaf_of_the_state_lies_in_its_stage(runs, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["strided", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dilocox", "noloco"))],
+    ["strided", *(pytest.param(n, marks=pytest.mark.slow) for n in CODED if n != "strided")],
 )
 def test_outer_programs_do_not_talk_between_stages(name):
     """Strided rows, residuals, factors: nothing but norms (scalars) leaves a stage."""
@@ -150,6 +152,54 @@ def test_a_stage_codes_its_own_part_alone():
             close(found["norm"], expected["norm"])
 
 
+@pytest.mark.parametrize("codec", ["int8", "int4_ef"])
+def test_a_stage_reduces_slices_of_its_own_part(codec):
+    """Two-shot in two stages against each stage's part reduced on a mesh without stages."""
+    made = make_matrix("int4") if codec == "int4_ef" else make_matrix("int8")
+    inner = PerTensor(made, reduce="two_shot", stacked=("blocks",))
+    inner = error_feedback(inner, 0.9) if codec == "int4_ef" else inner
+    rng = np.random.default_rng(2)
+    shapes = {"blocks/w": (4, 6, 6), "blocks/scale": (4, 6), "head": (6, 8), "norm": (5,)}
+    specs = {**SPECS, "norm": P()}
+    delta_R = {k: rng.standard_normal((R, *s)).astype(np.float32) for k, s in shapes.items()}
+    weight_R = jnp.array([1.0, 3.0])
+
+    def mean_of(mesh, delta_R, codec, specs):
+        regions = Regions(R, mesh)
+        exchange = MeshExchange(regions, codec, ("blocks",))
+        assert exchange.slices is not None
+        like = {k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in delta_R.items()}
+        state = jax.tree.map(lambda x: jnp.stack([x] * R), codec.init(like))
+
+        def reduce(delta_R, state):
+            for _ in range(2):  # the second round has residuals
+                payload, state = exchange.encode(delta_R, state, specs)
+            return exchange.mean(payload, weight_R, like, specs), payload
+
+        place = {k: regions.sharding("region", *specs[k]) for k in delta_R}
+        run = jax.jit(reduce).lower(jax.device_put(delta_R, place), state).compile()
+        mean, payload = run(jax.device_put(delta_R, place), state)
+        assert codec.nbytes(like) * R == sum(x.nbytes for x in jax.tree.leaves(payload))
+        return mean, run.as_text(), exchange.traffic(like, np.ones(R, bool))
+
+    whole = {name: jax.ShapeDtypeStruct(s, np.float32) for name, s in shapes.items()}
+    bare = Staged(inner, lc.make_mesh(*SHAPE), specs)
+    staged = dataclasses.replace(bare, codec=route(inner, [bare.part(whole)], R).codec)
+    mean, text, traffic = mean_of(lc.make_mesh(*SHAPE), delta_R, staged, specs)
+    assert traffic.route == "two_shot" and not between_stages(text)
+    for stage in range(2):
+
+        def own(x, name, lead, stage=stage):
+            axis = stages.stage_axis(specs[name])
+            return x if axis is None else np.split(np.asarray(x), 2, axis + lead)[stage]
+
+        part = {k: own(x, k, 1) for k, x in delta_R.items()}
+        nowhere = {name: P() for name in part}
+        alone, _, _ = mean_of(lc.make_mesh(2), part, staged.codec, nowhere)
+        for name, found in alone.items():
+            np.testing.assert_allclose(own(mean[name], name, 1), found, rtol=1e-5, atol=1e-6)
+
+
 def flat(tree):
     return {f"blocks.{k}": v for k, v in tree["blocks"].items()} | {"head": tree["head"]}
 
@@ -178,7 +228,3 @@ def test_what_does_not_fit_stages_is_refused():
     with pytest.raises(ValueError, match="2 stages, but specs cut no leaf over them"):
         engine.recipe = bare
         engine.init(start())
-    codec = PerTensor(make_matrix("int4"), reduce="two_shot")
-    coded = engine_of(lc.methods.diloco(2, codec=codec), SHAPE)
-    with pytest.raises(ValueError, match="reduce='two_shot' does not work with pipeline stages"):
-        coded.init(start())
