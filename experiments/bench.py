@@ -11,7 +11,7 @@ from pathlib import Path
 
 from experiments.cli import RefusedError, closest
 
-NAMES = ("engine", "codec", "exchange", "wan")
+NAMES = ("engine", "codec", "exchange", "wan", "pipeline")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -25,7 +25,7 @@ from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import Source
 from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig, preset
-from lowcomm_jax.models.pipeline import pipeline_problems
+from lowcomm_jax.models.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.models.weights import config_from_llama
 from lowcomm_jax.regions import Regions, default_mesh
 from lowcomm_jax.rounds import Guard
@@ -210,12 +210,16 @@ def stage_problems(
         fix = "they are for pipeline stages; use accumulate, or mesh.stage above 1"
         found = [f"microbatches={given}: {fix}"] * (given > 0)
         fix = "needs pipeline stages: set mesh.stage above 1"
+        found += [f"pipeline_schedule {fix}"] * (fields["pipeline_schedule"] != "gpipe")
         return found + [f"random_routing {fix}"] * fields["random_routing"]
     if mesh is None:
         return []
     fsdp, part = mesh.shape["fsdp"], fields["batch"] // max(fields["accumulate"], 1)
     count = microbatch_count(fields, fsdp)
-    found = []
+    found = [
+        f"pipeline_schedule: {line}"
+        for line in schedule_problems(fields["pipeline_schedule"], fields["random_routing"])
+    ]
     slots, regions = mesh.shape["region"], fields["regions"]
     if fields["random_routing"] and slots != regions:
         found.append(

@@ -35,6 +35,7 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.accumulate = 1  # parts of a region's batch whose gradients are added up
     # Microbatches that go through pipeline stages; 0 = of one sequence on every device of a stage.
     config.microbatches = 0
+    config.pipeline_schedule = "gpipe"  # or 1f1b: less memory, every stage goes forward twice
     # Let every microbatch take a random path through the stages of all regions (NoLoCo).
     config.random_routing = False
     config.weights = "equal"  # of regions in a mean: equal, tokens, or R numbers "0.5,0.2,0.3"

@@ -167,7 +167,8 @@ def make_model(job: Job, config: TransformerConfig) -> Model | Pipeline:
     """The model of a job with this config, in stages where the mesh has some."""
     if job.mesh.shape["stage"] == 1:
         return build(config)
-    return Pipeline(build(config), job.mesh, job.microbatches, job.config["random_routing"])
+    routed, schedule = job.config["random_routing"], job.config["pipeline_schedule"]
+    return Pipeline(build(config), job.mesh, job.microbatches, routed, schedule)
 
 
 def abstract_params(model: Model | Pipeline) -> Any:
@@ -200,6 +201,8 @@ def make_engine(
     make, settings, inner = Engine, {"accumulate": job.config["accumulate"]}, job.inner
     if exchange is not None:
         settings["exchange"] = exchange
+    if job.config["random_routing"]:
+        settings["hops"] = model.hops
     if job.method.adapts:
         make, settings = AdaptiveEngine, _adaptive_settings(job)
         inner = dataclasses.replace(inner, schedule="constant", warmup_steps=0)

@@ -82,7 +82,8 @@ def _compiled(request: Request) -> dict:
         return compiled_bytes(name, work.mesh, work.microbatch_tokens, work.remat)
     from experiments.plan_stages import staged_bytes
 
-    return staged_bytes(name, request.work, _rank(request.methods))
+    schedule = request.fields["pipeline_schedule"]
+    return staged_bytes(name, request.work, _rank(request.methods), schedule)
 
 
 def _rank(rows: Sequence[PlanMethod]) -> int:

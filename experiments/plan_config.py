@@ -38,6 +38,7 @@ DEFAULTS = {
     "microbatch_tokens": 0,
     "remat": True,
     "compile": False,
+    "pipeline_schedule": "gpipe",
     "loss_bound": 0.03,
     "published": "",
 }
@@ -103,8 +104,9 @@ def _compile_violations(
         return compile_violations(model, mesh, tokens)
     from experiments.plan_stages import staged_violations
 
-    regions = 1 if network is None else network.size
-    return staged_violations(model.name, regions, mesh, tokens, fields.get("tokens_per_step", 0))
+    regions, schedule = 1 if network is None else network.size, fields["pipeline_schedule"]
+    per_step = fields.get("tokens_per_step", 0)
+    return staged_violations(model.name, regions, mesh, tokens, per_step, schedule)
 
 
 def _number_violations(fields: Mapping[str, Any]) -> list[str]:
@@ -131,6 +133,10 @@ def _number_violations(fields: Mapping[str, Any]) -> list[str]:
         for name in ("remat", "compile")
         if not isinstance(fields[name], bool)
     ]
+    mesh = fields["mesh"]
+    staged = fields["compile"] is True and isinstance(mesh, Mapping) and mesh.get("stage", 1) != 1
+    if not staged and fields["pipeline_schedule"] != DEFAULTS["pipeline_schedule"]:
+        found.append("pipeline_schedule needs compile=True and mesh.stage above 1: leave it out")
     if fields["published"] not in tuple(COMPARISONS):
         known = ", ".join(map(repr, COMPARISONS))
         found.append(f"published {fields['published']!r} is unknown: use one of {known}")

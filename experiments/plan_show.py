@@ -72,8 +72,10 @@ def _show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Cons
 def _show_stages(compiled: dict, console: Console) -> None:
     """The compiler's figures of DiLoCoX in stages: state included, nothing estimated."""
     console.print(
-        "{stages} stages of {blocks_per_stage} blocks, {microbatches} microbatches: bubble "
-        "{bubble:.1%}, padding {padding:.1%} of the parameters".format(**compiled["pipeline"])
+        "{stages} stages of {blocks_per_stage} blocks, {microbatches} microbatches ({schedule}): "
+        "bubble {bubble:.1%}, padding {padding:.1%} of the parameters".format(
+            **compiled["pipeline"]
+        )
     )
     names = {"inner": "inner step", "send": "send", "move": "landing"}
     for key, name in names.items():

@@ -21,7 +21,7 @@ from lowcomm_jax.abstract import abstract_state, region_batch
 from lowcomm_jax.fragments import path_name
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.models import PRESETS, Pipeline, build
-from lowcomm_jax.models.pipeline import pipeline_problems
+from lowcomm_jax.models.pipeline import Schedule, pipeline_problems, schedule_problems
 from lowcomm_jax.network.memory import compiled_memory, memory_of
 from lowcomm_jax.network.planner import Workload
 from lowcomm_jax.network.ranges import whole
@@ -32,7 +32,12 @@ PERIOD = 125  # H of the published run; no program depends on it
 
 
 def staged_violations(
-    name: str | None, regions: int, mesh: Mapping[str, int], tokens: Any, step_tokens: Any
+    name: str | None,
+    regions: int,
+    mesh: Mapping[str, int],
+    tokens: Any,
+    step_tokens: Any,
+    schedule: str = "gpipe",
 ) -> list[str]:
     """Say why stages cannot be compiled here, each with its fix."""
     if name not in PRESETS:
@@ -40,6 +45,7 @@ def staged_violations(
     stages = mesh["stage"]
     need, have = regions * math.prod(mesh.values()), jax.device_count()
     found = pipeline_problems(_config(name, True), stages, 1)
+    found += [f"pipeline_schedule: {line}" for line in schedule_problems(schedule, False)]
     if need > have:
         found.append(
             f"compile=True: {regions} regions of {dict(mesh)} are {need} devices, here are {have}: "
@@ -55,7 +61,9 @@ def staged_violations(
     return found
 
 
-def staged_bytes(name: str, work: Workload, rank: int) -> dict[str, Any]:
+def staged_bytes(
+    name: str, work: Workload, rank: int, schedule: Schedule = "gpipe"
+) -> dict[str, Any]:
     """Let the compiler say what the programs of DiLoCoX need.
 
     Args:
@@ -72,7 +80,7 @@ def staged_bytes(name: str, work: Workload, rank: int) -> dict[str, Any]:
     config = _config(name, work.remat)
     length = min(tokens, config.max_seq_len)
     count = _microbatches(regions, work.mesh, tokens, work.tokens_per_step)
-    pipe = Pipeline(build(config), make_mesh(regions, **work.mesh), count)
+    pipe = Pipeline(build(config), make_mesh(regions, **work.mesh), count, schedule=schedule)
     sequences = count * work.mesh.get("fsdp", 1) * -(-tokens // length)
     params = jax.eval_shape(pipe.init, jax.random.key(0))
     found = _programs(pipe, regions, params, rank)

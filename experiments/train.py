@@ -227,8 +227,10 @@ def describe(run: Run, step: int, console: Console) -> None:
     ]
     if isinstance(run.model, Pipeline):
         lines.append(
-            "stages   {stages} of {blocks_per_stage} blocks, {microbatches} microbatches: bubble "
-            "{bubble:.1%}, padding {padding:.1%} of the parameters".format(**run.model.report())
+            "stages   {stages} of {blocks_per_stage} blocks, {microbatches} microbatches "
+            "({schedule}): bubble {bubble:.1%}, padding {padding:.1%} of the parameters".format(
+                **run.model.report()
+            )
         )
     if step:
         lines.append(f"continues after step {step}")

@@ -40,6 +40,43 @@ def layout_problems(
     return problems
 
 
+def mode_problems(
+    method: Method,
+    regions: Regions,
+    alone: bool,
+    counts: dict[str, Any],
+    offload: bool,
+    hops: Any,
+    loss_fn: Any,
+) -> list[str]:
+    """Counts that are none; offloading, or routing, that does not fit the method or the mesh.
+
+    Args:
+      alone: whether this job is one region of several.
+    """
+    problems, name = counting_problems(**counts), method.name
+    if offload and method.signal == "gradient":
+        problems.append(f"offload: {name} needs its anchor at every step; leave it out")
+    if hops is None:
+        routed = getattr(getattr(loss_fn, "__self__", None), "routed", False)
+        unbooked = "hops is missing: this loss_fn moves values between regions; give Pipeline.hops"
+        return problems + [unbooked] * routed
+    if alone:
+        problems.append(
+            "hops: paths lead through one program; use exchange='mesh', or do not route"
+        )
+    elif not regions.violations() and regions.count != regions.slots:
+        problems.append(
+            f"hops: {regions.count} regions on {regions.slots} slots of the mesh; paths lead from "
+            f"slot to slot: use a region axis of {regions.count}"
+        )
+    if method.signal == "gradient":
+        problems.append(f"hops: the regions of {name} are equal, paths would mix nothing")
+    if method.schedule.uneven:
+        problems.append(f"hops: regions of {name} stand still at times, and paths lead through all")
+    return problems
+
+
 def weight_problems(weights: Any, count: int) -> list[str]:
     """`equal`, `tokens` or one finite number >= 0 per region, not all 0."""
     if isinstance(weights, str):

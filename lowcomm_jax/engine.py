@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from lowcomm_jax import history, initial, microbatches, programs
 from lowcomm_jax.carrying import OnMesh
-from lowcomm_jax.checks import check_batch, counting_problems, layout_problems, virtual_clock
+from lowcomm_jax.checks import check_batch, layout_problems, mode_problems, virtual_clock
 from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.finish import finish
 from lowcomm_jax.gossip_trips import round_trips
@@ -31,6 +31,7 @@ from lowcomm_jax.network import follow
 from lowcomm_jax.programs import Recipe
 from lowcomm_jax.regions import REGION, Regions, Replicas, default_mesh
 from lowcomm_jax.roundtrip import RoundTrips
+from lowcomm_jax.routed_steps import HopsFn, RoutedSteps
 from lowcomm_jax.sharding import SpecFn
 from lowcomm_jax.stage_runner import Participants, StageRunner
 from lowcomm_jax.staging import Stage, Stager
@@ -66,6 +67,8 @@ class Engine:
       skip_nonfinite: leave a region as it was when its gradient is not finite (counted in the
         metric `skipped`), so that a bad batch cannot poison its parameters and moments.
       outlier_factor, max_update_norm: see `guard.Guard`.
+      hops: where `loss_fn` itself moves values between regions (random routing): region 0's batch
+        and keys -> the transfers of each call, `Pipeline.hops`; they are booked at every step.
       block: steps staged on the device at once by `run`; where batches are cut (`microbatch=`),
         microbatches.
       offload: keep anchor, outer state, residuals and snapshots in pinned host memory.
@@ -94,6 +97,7 @@ class Engine:
         skip_nonfinite: bool = True,
         outlier_factor: float | None = None,
         max_update_norm: float | None = None,
+        hops: HopsFn | None = None,
         block: int = 16,
         offload: bool = False,
     ):
@@ -110,9 +114,8 @@ class Engine:
         everyone = Regions(regions, mesh, replicas)
         problems = layout_problems(everyone, method, weights, guard, network) + unusable
         problems += exchange_problems(exchange, regions, method, mesh, guard)
-        problems += counting_problems(accumulate=accumulate, block=block)
-        if offload and method.signal == "gradient":
-            problems.append(f"offload: {method.name} needs its anchor at every step; leave it out")
+        counts = {"accumulate": accumulate, "block": block}
+        problems += mode_problems(method, self.regions, alone, counts, offload, hops, loss_fn)
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
         self.recipe = Recipe(
@@ -128,18 +131,19 @@ class Engine:
             skip_nonfinite=skip_nonfinite,
             network=None if self.clock is None else self.clock.network,
             offload=offload,
+            routed=hops is not None,
             carrier=BetweenJobs(exchange) if alone else OnMesh(regions),
         )
         ids_R = np.array([exchange.region] if alone else range(regions), np.int32)
-        self.weights = weights
-        if not isinstance(weights, str):
-            self.weights = np.asarray(weights, np.float32)[ids_R]
+        named = isinstance(weights, str)
+        self.weights = weights if named else np.asarray(weights, np.float32)[ids_R]
         if alone:
             self.clock = None  # a virtual clock books all regions; here real time passes
         region = self.regions.sharding(REGION)
         self.region_ids = jax.device_put(ids_R, region)
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
-        self._runner = StageRunner(method, self.region_ids, ids_R, regions)
+        routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
+        self._runner = StageRunner(method, self.region_ids, ids_R, regions, routed)
         self._trips: dict[Any, RoundTrips] = {}
 
     # -- state --------------------------------------------------------------------------------

@@ -88,14 +88,14 @@ class InnerStep:
         Args:
           part: `i -> batch` of microbatch i, all of one shape.
           count: number of microbatches, at least 1; may be traced.
-          rng: microbatch i gets `fold_in(rng, i)`.
+          rng: microbatch i gets `part_key(rng, i)`.
 
         Returns:
           As `gradients`; metrics other than `tokens` are means weighted by tokens.
         """
 
         def one(i, buffers):
-            batch, key = part(i), jax.random.fold_in(rng, i)
+            batch, key = part(i), part_key(rng, i)
             (loss, (aux, buffers)), grads = self._grad_fn(params, buffers, frozen, batch, key)
             metrics = _metrics(loss, aux, batch)
             tokens = metrics.pop("tokens")
@@ -136,7 +136,17 @@ class InnerStep:
         return dataclasses.replace(kept, step=new.step), metrics
 
     def rng(self, region: jax.Array, step: jax.Array) -> jax.Array:
-        return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), region), step)
+        return step_key(self.seed, region, step)
+
+
+def step_key(seed: int, region: jax.Array | int, step: jax.Array) -> jax.Array:
+    """Key of a region's inner step, 0-based: a pure function."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), region), step)
+
+
+def part_key(rng: jax.Array, part: jax.Array) -> jax.Array:
+    """Key of one of several microbatches of a step."""
+    return jax.random.fold_in(rng, part)
 
 
 def _metrics(loss, aux, batch) -> dict[str, jax.Array]:

@@ -85,6 +85,11 @@ def size_problems(recipe: Recipe, sizes: Sequence[int]) -> list[str]:
         problems.append(
             f"accumulate={recipe.accumulate} cuts batches too: leave it out of the engine"
         )
+    if recipe.routed:
+        problems.append(
+            "hops: regions that route microbatches to one another need as many of them; cut the "
+            "batch with Engine(accumulate=)"
+        )
     return problems + _unfit(method, recipe.network is not None)
 
 

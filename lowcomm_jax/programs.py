@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ from lowcomm_jax import offload
 from lowcomm_jax.accumulating import make_accumulating_program
 from lowcomm_jax.carrying import Carrier
 from lowcomm_jax.compression import Codec, Staged, route
-from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
 from lowcomm_jax.gossip_rounds import GossipRounds
@@ -52,6 +51,7 @@ class Recipe:
     skip_nonfinite: bool
     network: Network | None
     offload: bool
+    routed: bool  # the loss function moves values between regions
     carrier: Carrier
 
 
@@ -104,7 +104,8 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     schedule = method.schedule
     stages = regions.mesh.shape[STAGE]
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked, stages)
-    codec = in_stages(recipe, shapes) if stages > 1 else coded(method, cut, regions.count)
+    likes = [cut.like(p) for p in range(len(cut))]
+    codec = in_stages(recipe, shapes, likes) if stages > 1 else coded(method, likes, regions.count)
     exchange = MeshExchange(regions, codec, recipe.stacked)
     spec_fn = recipe.spec_fn or default_specs(exchange)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
@@ -179,26 +180,24 @@ def offloaded(programs: Programs) -> Programs:
     )
 
 
-def in_stages(recipe: Recipe, shapes: dict[str, jax.ShapeDtypeStruct]) -> Codec | None:
+def in_stages(recipe: Recipe, shapes: dict[str, jax.ShapeDtypeStruct], likes) -> Codec | None:
     """The method's codec, at work in every pipeline stage on its own.
 
     Raises:
-      ValueError: no leaf is cut over the stages, or a two-shot is asked for.
+      ValueError: no leaf is cut over the stages.
     """
-    regions, codec = recipe.regions, recipe.method.codec
+    regions, method = recipe.regions, recipe.method
     specs = {name: recipe.spec_fn(name, x) for name, x in shapes.items()} if recipe.spec_fn else {}
     if all(stage_axis(spec) is None for spec in specs.values()):
         raise ValueError(
             f"the mesh has {regions.mesh.shape[STAGE]} stages, but specs cut no leaf over them: "
             "train a models.Pipeline with its specs, or use stage=1"
         )
-    inner = None if codec is None else per_tensor(codec)
-    if inner is not None and inner.reduce == "two_shot":
-        raise ValueError(
-            f"{codec.name}: reduce='two_shot' does not work with pipeline stages, whose coded "
-            "payloads are all-gathered: use 'auto'"
-        )
-    return None if codec is None else Staged(codec, regions.mesh, specs)
+    if method.codec is None:
+        return None
+    staged = Staged(method.codec, regions.mesh, specs)
+    parts = [staged.part(like) for like in likes]
+    return dataclasses.replace(staged, codec=coded(method, parts, regions.count))
 
 
 def default_specs(exchange: MeshExchange) -> SpecFn:
@@ -208,11 +207,14 @@ def default_specs(exchange: MeshExchange) -> SpecFn:
     return longest if devices == 1 or exchange.codec is None else exchange.rows.first(longest)
 
 
-def coded(method: Method, cut: Fragments, regions: int) -> Codec | None:
-    """The method's codec as the exchange uses it: in slices where a two-shot sends less."""
+def coded(method: Method, likes: Sequence[PyTree], regions: int) -> Codec | None:
+    """The method's codec as the exchange uses it: in slices where a two-shot sends less.
+
+    `likes`: shapes of every fragment.
+    """
     if method.codec is None or not method.reduces_all:
         return method.codec
-    return route(method.codec, [cut.like(p) for p in range(len(cut))], regions).codec
+    return route(method.codec, likes, regions).codec
 
 
 def settled(method: Method, exchange: MeshExchange, cut: Fragments, recipe: Recipe) -> Method:

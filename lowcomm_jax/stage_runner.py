@@ -15,6 +15,7 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.microbatches import Cut, first_step
 from lowcomm_jax.network import VirtualClock, drive
 from lowcomm_jax.roundtrip import RoundTrips
+from lowcomm_jax.routed_steps import RoutedSteps
 from lowcomm_jax.staging import Stage
 from lowcomm_jax.state import TrainState
 
@@ -33,6 +34,7 @@ class StageRunner:
     region_ids: jax.Array
     here: np.ndarray  # the same on the host: numbers of the regions in this job
     total: int
+    routed: RoutedSteps | None = None  # where the loss function moves values between regions
 
     @property
     def count(self) -> int:
@@ -65,6 +67,8 @@ class StageRunner:
             mask = self._mask(participants, steps[-1])
             state, events = trips.after(state.replace(inner=inner), stage.steps, mask)
             pace = {} if active is None else {"active": active}
+        if self.routed is not None:
+            state, events = self.routed.book(state, steps, stage.batches, events)
         if clock is not None:
             book(clock, steps, events, pace)
         return state, with_pace(metrics, pace, single), events

@@ -1,6 +1,4 @@
-"""Pipeline stages inside a region: the one file that calls collectives over the `stage` axis.
-
-Random routing (`shifts`, `route`) is the one place where activations cross regions within a step.
+"""Pipeline stages inside a region: collectives over the `stage` axis, and GPipe's schedule.
 
 A region's program sees its stages by a `shard_map` that is manual over `stage` alone; `fsdp` and
 `tensor` stay with the compiler. It works in a program of its own and, nested, inside the program
@@ -40,7 +38,7 @@ def over_stages(fn: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -
             in_specs=in_specs,
             out_specs=out_specs,
             axis_names={STAGE},
-            # Proofs of equality end at values that come from another region (`route`).
+            # Proofs of equality end at values that come from another region (`routing`).
             check_vma=False,
         )(*args)
 
@@ -86,46 +84,16 @@ def pass_on(x: jax.Array, stages: int) -> jax.Array:
     return jax.lax.ppermute(x, STAGE, [(s, s + 1) for s in range(stages - 1)])
 
 
-def shifts(key_data: jax.Array, ticks: int, regions: int) -> jax.Array:
-    """Draw by how many regions activations move on behind each tick, int32 `[T]`.
-
-    The draw is that of region 0's key in all regions. Any two replicas of neighbouring stages are
-    equally likely to meet.
-
-    Differs from NoLoCo (arXiv 2506.10911), which draws among all permutations of the replicas:
-    cyclic ones alone, which are the same for R = 2, so that a program holds R transfers, not R!.
-    """
-    common = jax.lax.all_gather(key_data, REGION)[0]
-    return jax.random.randint(jax.random.wrap_key_data(common), (ticks,), 0, regions)
-
-
-def route(x: jax.Array, shift: jax.Array, regions: int) -> jax.Array:
-    """What region r - shift has as `x`, in region r; backward the same way back."""
-
-    def moved(by):
-        pairs = [(r, (r + by) % regions) for r in range(regions)]
-        return lambda x: jax.lax.ppermute(x, REGION, pairs)
-
-    return jax.lax.switch(shift, [lambda x: x, *map(moved, range(1, regions))], x)
-
-
-def from_region(x_M: jax.Array, source_M: jax.Array) -> jax.Array:
-    """Entry m of region source_M[m]'s `x_M`, for every m; without a gradient."""
-    x_RxM = jax.lax.all_gather(jax.lax.stop_gradient(x_M), REGION)
-    return x_RxM[source_M, jnp.arange(x_M.shape[0])]
-
-
-def this_region() -> jax.Array:
-    """Number of this region's slot of the mesh, int32 scalar."""
-    return jax.lax.axis_index(REGION)
+def hand_back(x: jax.Array, stages: int) -> jax.Array:
+    """What the stage behind this one has as `x`; zeros in the last stage."""
+    return jax.lax.ppermute(x, STAGE, [(s + 1, s) for s in range(stages - 1)])
 
 
 def gpipe(
     apply: Callable[[jax.Array], jax.Array],
     x_M: jax.Array,
     stages: int,
-    shift_T: jax.Array | None = None,
-    regions: int = 1,
+    hand_on: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
     """Pass M microbatches through the stages, from within one of them.
 
@@ -141,23 +109,23 @@ def gpipe(
         zeros, and so must its derivatives be.
       x_M: inputs `[M, ...]` of the first stage; the others look at their shape alone.
       stages: S.
-      shift_T: int32 `[M + S - 1]`, random routing: behind tick t all activations move on by so
-        many of the `regions` (`shifts`); microbatch m leaves stage s behind tick m + s.
+      hand_on: (values, int32 tick) -> what the stage before this one has as values; default
+        `pass_on`. `routing.Paths.hand_on` takes it from another region.
 
     Returns:
       `[M, ...]`: in the last stage what has been through all of them; elsewhere of no use.
     """
     first = index() == 0
+    hand_on = hand_on or (lambda y, tick: pass_on(y, stages))
 
-    def tick(held, x_and_shift):
-        x, shift = x_and_shift
+    def work(held, x_and_tick):
+        x, tick = x_and_tick
         y = apply(jnp.where(first, x, held))
-        moved = pass_on(y, stages)
-        return (moved if shift is None else route(moved, shift, regions)), y
+        return hand_on(y, tick), y
 
     idle = jnp.zeros_like(x_M[:1])
     fed = jnp.concatenate([x_M, *[idle] * (stages - 1)])
-    return jax.lax.scan(tick, idle[0], (fed, shift_T))[1][stages - 1 :]
+    return jax.lax.scan(work, idle[0], (fed, jnp.arange(len(fed))))[1][stages - 1 :]
 
 
 def bubble(stages: int, microbatches: int) -> float:

@@ -52,6 +52,11 @@ class Sliced(Wrapper):
     def aggregate(self, payload_R, weight_R, like):
         return Codec.aggregate(self, payload_R, weight_R, like)
 
+    def reduce_slice(self, slice_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
+        """The coded weighted mean of one slice of everyone's payload; leaves `[R, ...]`."""
+        one = self.slice_like(like)
+        return self.codec.encode(self.codec.aggregate(slice_R, weight_R, one), ())[0]
+
     def nbytes(self, like):
         return self.parts * self.codec.nbytes(self.slice_like(like))
 

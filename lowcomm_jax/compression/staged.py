@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.two_shot import slices_of
 from lowcomm_jax.stages import STAGE, over_stages, stage_axis, stage_part, total
 
 PyTree = Any
@@ -24,6 +25,8 @@ Leaves = dict[str, Any]
 @dataclasses.dataclass(frozen=True)
 class Staged(Codec):
     """Trees are flat dicts by leaf name; leaves of payloads and states are `[S, ...]`.
+
+    Payloads in slices (`Sliced`) are `[parts, S, ...]`: every stage has its part of each slice.
 
     A leaf that every stage has whole is coded, and travels, in each of them.
 
@@ -76,15 +79,17 @@ class Staged(Codec):
 
     def encode(self, tree, state):
         def one(codec, tree, state):
-            return _behind(codec.encode(tree, _own(state)))
+            payload, state = codec.encode(tree, _own(state))
+            return _behind(payload, self._at), _behind(state)
 
-        return self._over((self._cut(tree), P(STAGE)), P(STAGE), one)(tree, state)
+        out = (self._payload_spec(), P(STAGE))
+        return self._over((self._cut(tree), P(STAGE)), out, one)(tree, state)
 
     def decode(self, payload, like):
         def one(codec, payload):
-            return codec.decode(_own(payload), self.part(like))
+            return codec.decode(_own(payload, self._at), self.part(like))
 
-        return self._over((P(STAGE),), self._cut(like), one)(payload)
+        return self._over((self._payload_spec(),), self._cut(like), one)(payload)
 
     def aggregate(self, payload_R, weight_R, like):
         def one(codec, payload_R, weight_R):
@@ -97,6 +102,15 @@ class Staged(Codec):
             return _behind(codec.turned(_own(payload_R, axis=1), weight_R, self.part(like)))
 
         return self._over((P(None, STAGE), P()), P(STAGE), one)(payload_R, weight_R)
+
+    def reduce_slice(self, slice_R, weight_R, like):
+        """`Sliced.reduce_slice` in every stage; leaves `[R, S, ...]` -> `[S, ...]`."""
+
+        def one(codec, slice_R, weight_R):
+            own = _own(slice_R, axis=1)
+            return _behind(codec.reduce_slice(own, weight_R, self.part(like)))
+
+        return self._over((P(None, STAGE), P()), P(STAGE), one)(slice_R, weight_R)
 
     def nbytes(self, like):
         return self.stages * self.codec.nbytes(self.part(like))
@@ -130,6 +144,14 @@ class Staged(Codec):
 
         return {name: one(name, leaf) for name, leaf in like.items()}
 
+    @property
+    def _at(self) -> int:
+        """Where payload leaves carry the stages."""
+        return 0 if slices_of(self.codec) is None else 1
+
+    def _payload_spec(self) -> P:
+        return P(*(None,) * self._at, STAGE)
+
     def _cut(self, tree: Leaves) -> dict[str, P]:
         return {name: stage_part(self.specs[name]) for name in tree}
 
@@ -156,5 +178,5 @@ def _own(tree: PyTree, axis: int = 0) -> PyTree:
     return jax.tree.map(lambda x: jnp.squeeze(x, axis), tree)
 
 
-def _behind(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
+def _behind(tree: PyTree, axis: int = 0) -> PyTree:
+    return jax.tree.map(lambda x: jnp.expand_dims(x, axis), tree)

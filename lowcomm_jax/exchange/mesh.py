@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.sliced import Sliced
+from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.compression.two_shot import slices_of
 from lowcomm_jax.exchange import shares
 from lowcomm_jax.exchange.rows import Rows
@@ -149,18 +150,16 @@ class MeshExchange:
         return found._replace(bases=self.rows.place_bases(found.bases))
 
     @property
-    def slices(self) -> Sliced | None:
+    def slices(self) -> Sliced | Staged | None:
         """The codec in slices, where payloads are reduced two-shot."""
-        return slices_of(self.codec)
+        return _slices(self.codec)
 
     def _two_shot(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, specs) -> PyTree:
         """Region r averages slice r of everyone's payload, and hands the coded mean to all."""
-        sliced = slices_of(self.rows.laid(like, specs))
-        again, one_slice = sliced.codec, sliced.slice_like(like)
+        sliced = _slices(self.rows.laid(like, specs))
 
         def reduce_slice(slice_R, weight_R):
-            mean = again.aggregate(slice_R, weight_R, one_slice)
-            return again.encode(mean, ())[0]
+            return sliced.reduce_slice(slice_R, weight_R, like)
 
         lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
         own_slice_R = shares.deal(self.regions, payload_R, lies)
@@ -190,6 +189,14 @@ class MeshExchange:
             return pair(nbytes, takes_part_R, groups)
         sliced = self.codec is None or self.slices is not None
         return (two_shot if sliced else all_gather)(nbytes, takes_part_R)
+
+
+def _slices(codec: Any) -> Sliced | Staged | None:
+    """The sliced codec, in every pipeline stage where there are some."""
+    if not isinstance(codec, Staged):
+        return slices_of(codec)
+    inner = slices_of(codec.codec)
+    return None if inner is None else dataclasses.replace(codec, codec=inner)
 
 
 def _without_lead(tree: PyTree) -> PyTree:

@@ -1,11 +1,14 @@
-"""A transformer cut into pipeline stages, trained by GPipe's schedule (`stages.gpipe`).
+"""A transformer cut into pipeline stages, trained by one of two schedules.
 
-Source: GPipe, arXiv 1811.06965, section 2; stages as in DiLoCoX, arXiv 2506.21263.
+GPipe's (`stages.gpipe`, arXiv 1811.06965, section 2) keeps what the backward pass needs of all M
+microbatches. 1F1B (`one_f_one_b`) keeps the stage's inputs of 2 S - 1 of them, at the same bubble,
+and goes forward through a stage once more (`experiments bench pipeline` compares them). Stages as
+in DiLoCoX, arXiv 2506.21263.
 
 Differs from the papers: embedding and output layer are not part of the first and last stage, which
 would then be the slowest. Each stage holds a slice of the vocabulary and works on all microbatches
-with it, the output layer's after the ticks: balanced for any depth and vocabulary, no stage idle,
-at the price of one fp32 sum of activations over the stages per microbatch.
+with it: balanced for any depth and vocabulary, no stage idle, at the price of one fp32 sum of
+activations over the stages per microbatch.
 
 Shape suffixes: M microbatches, B sequences of one, T time, N = B * T, D width, C the stage's part
 of the vocabulary, L the stage's blocks.
@@ -16,23 +19,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax import stages
-from lowcomm_jax.models import loss as losses
+from lowcomm_jax import routing, stages
 from lowcomm_jax.models.model import Model, Params
 from lowcomm_jax.models.pipeline_layout import StageLayout
-from lowcomm_jax.models.transformer import Transformer
+from lowcomm_jax.models.stage_part import StagePart
+from lowcomm_jax.one_f_one_b import OneFOneB
+from lowcomm_jax.routing import LABEL_BYTES, Hop, Paths
 from lowcomm_jax.stages import STAGE
 
-_HIDDEN = -1e30  # logit of a padding token: its share underflows to exactly 0, yet stays finite
+Schedule = Literal["gpipe", "1f1b"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,20 +54,25 @@ class Pipeline:
       microbatches: M, into which a region's batch is cut.
       routed: in the loss, let every microbatch take a random path through the regions' stages
         (NoLoCo, arXiv 2506.10911, section 3): a stage sees the data of all regions, and regions
-        drift apart less. For an engine whose regions have a slot of the mesh each. `logits` takes
-        the fixed path.
+        drift apart less. For an engine whose regions have a slot of the mesh each, and that books
+        the traffic (`hops=`). `logits` takes the fixed path. With GPipe's schedule alone.
+      schedule: of the loss's gradients. With 1F1B those of its aux are taken as 0.
 
     Raises:
-      ValueError: a model that is not scanned, more stages than blocks, no microbatch.
+      ValueError: a model that is not scanned, more stages than blocks, no microbatch, a schedule
+        that is unknown or does not fit.
     """
 
     model: Model
     mesh: Mesh
     microbatches: int
     routed: bool = False
+    schedule: Schedule = "gpipe"
 
     def __post_init__(self):
-        problems = pipeline_problems(self.model.config, self.mesh.shape[STAGE], self.microbatches)
+        count = self.mesh.shape[STAGE]
+        problems = pipeline_problems(self.model.config, count, self.microbatches)
+        problems += schedule_problems(self.schedule, self.routed)
         if problems:
             raise ValueError("this pipeline cannot work:\n- " + "\n- ".join(problems))
 
@@ -79,23 +90,34 @@ class Pipeline:
         return stages.bubble(self.layout.stages, self.microbatches)
 
     @property
-    def regions(self) -> int:
-        """Slots of the mesh's region axis, between which microbatches are routed."""
-        return self.mesh.shape[stages.REGION]
+    def paths(self) -> Paths:
+        """Ways of the microbatches through the stages of the regions, a slot of the mesh each."""
+        return Paths(self.mesh.shape[stages.REGION], self.layout.stages, self.microbatches)
 
-    def sources(self, region: Array | int, shift_T: Array) -> Array:
-        """Region in which each microbatch started that ends in `region`, int32 [M]."""
-        count = self.microbatches
-        hops = [shift_T[s : s + count] for s in range(self.layout.stages - 1)]
-        return (region - sum(hops)) % self.regions
+    def hops(self, batch: Mapping[str, Any], keys_N: Array) -> list[list[Hop]]:
+        """What `loss_fn` and its gradient move between regions, where microbatches are routed.
 
-    def report(self) -> dict[str, float]:
-        """Stages, blocks of one, microbatches, and the shares of idle ticks and of padding."""
+        Args:
+          batch: one region's, or its shapes.
+          keys_N: region 0's `rng` of N calls.
+
+        Returns:
+          The transfers of each call, in order.
+        """
+        count, length = batch["tokens"].shape
+        tokens = count // self.microbatches * (length - 1)
+        sizes = tokens * self.config.width * jnp.dtype(self.config.compute_dtype).itemsize
+        shift_NxT = np.asarray(_drawn(jax.random.key_data(keys_N), self.paths))
+        return [self.paths.hops(shift_T, sizes, tokens * LABEL_BYTES) for shift_T in shift_NxT]
+
+    def report(self) -> dict[str, Any]:
+        """What a run reports; `bubble` and `padding` are shares of ticks and of parameters."""
         layout = self.layout
         return {
             "stages": layout.stages,
             "blocks_per_stage": layout.blocks,
             "microbatches": self.microbatches,
+            "schedule": self.schedule,
             "bubble": self.bubble,
             "padding": layout.waste,
         }
@@ -131,14 +153,15 @@ class Pipeline:
         count = jnp.sum(mask)
         weight = mask / jnp.maximum(count, 1.0)
         cut = functools.partial(_microbatches, count=self.microbatches)
-        key = jax.random.key_data(rng) if self.routed else None
-        run = stages.over_stages(
-            self._stage_loss,
-            self.mesh,
-            (self._stage_specs(params), P(), P(), P()),
-            P(),
-        )
-        loss, aux = run(params, cut(tokens), cut(weight), key)
+        specs = self._stage_specs(params)
+        loss_of = stages.over_stages(self._stage_loss, self.mesh, (specs, P(), P(), P()), P())
+        if self.schedule == "1f1b":
+            gradients = functools.partial(self._stage_gradients, specs)
+            run = stages.over_stages(gradients, self.mesh, (specs, P(), P()), (P(), specs))
+            loss, aux = _with_gradients(loss_of, run)(params, cut(tokens), cut(weight))
+        else:
+            key = jax.random.key_data(rng) if self.routed else None
+            loss, aux = loss_of(params, cut(tokens), cut(weight), key)
         return loss, {**aux, "tokens": count}
 
     def logits(self, params: Params, tokens: Array) -> Array:
@@ -160,27 +183,22 @@ class Pipeline:
 
     # -- one stage ----------------------------------------------------------------------------
 
+    @property
+    def _part(self) -> StagePart:
+        return StagePart(self.model, self.layout)
+
     def _stage_loss(self, params, tokens_MxBxT, weight_MxBxT, key_data):
-        module = self._bind(params)
+        """GPipe, forward; the backward pass is left to differentiation."""
+        part, module = self._part, self._part.bind(params)
         target_MxN = tokens_MxBxT[:, :, 1:].reshape(self.microbatches, -1)
         weight_MxN = weight_MxBxT.reshape(self.microbatches, -1)
-        shift_T = None
+        hand_on = None
         if self.routed:
-            ticks = self.microbatches + self.layout.stages - 1
-            shift_T = stages.shifts(key_data, ticks, self.regions)
-            # Labels and weights come from where the activations started.
-            source_M = self.sources(stages.this_region(), shift_T)
-            target_MxN = stages.from_region(target_MxN, source_M)
-            weight_MxN = stages.from_region(weight_MxN, source_M)
-        hidden_MxNxD = self._hidden(module, tokens_MxBxT[:, :, :-1], shift_T)
-
-        def one(hidden_NxD, target_N, weight_N):
-            logits_NxC = self._part_of_logits(module, hidden_NxD)
-            first = stages.index() * self.layout.rows
-            reductions = {"total": stages.total, "largest": stages.largest}
-            found = losses.scores(logits_NxC, target_N, first, **reductions)
-            return losses.weighted_loss(found, weight_N, self.config.z_loss)
-
+            shift_T = routing.shifts(key_data, self.paths.ticks, self.paths.regions)
+            hand_on = functools.partial(self.paths.hand_on, shift_T=shift_T)
+            target_MxN, weight_MxN = self.paths.labels(target_MxN, weight_MxN, shift_T)
+        hidden_MxNxD = self._hidden(module, tokens_MxBxT[:, :, :-1], hand_on)
+        one = functools.partial(part.loss, module)
         if self.config.remat != "none":
             one = jax.checkpoint(one)
 
@@ -191,45 +209,56 @@ class Pipeline:
         sums = zero, {"ce": zero, "accuracy": zero}
         return jax.lax.scan(add, sums, (hidden_MxNxD, target_MxN, weight_MxN))[0]
 
+    def _stage_gradients(self, specs, params, tokens_MxBxT, weight_MxBxT):
+        """1F1B: ((loss, aux), gradients of this stage's part); `specs` of the whole leaves."""
+        part, (_, batch, length) = self._part, tokens_MxBxT.shape
+        target_MxN = tokens_MxBxT[:, :, 1:].reshape(self.microbatches, -1)
+        weight_MxN = weight_MxBxT.reshape(self.microbatches, -1)
+        run = OneFOneB(
+            enter=lambda p, m: part.enter(part.bind(p), tokens_MxBxT[m, :, :-1].reshape(-1)),
+            apply=lambda p, x: part.through(part.bind(p), x, batch, length - 1),
+            leave=lambda p, y, m: part.loss(part.bind(p), y, target_MxN[m], weight_MxN[m]),
+            stages=self.layout.stages,
+            microbatches=self.microbatches,
+        )
+        sums, grads = run(params)
+
+        def shared(gradient, spec):
+            """Of a leaf that every stage has whole each has found a share."""
+            return stages.total(gradient) if stages.stage_axis(spec) is None else gradient
+
+        return sums, jax.tree.map(shared, grads, specs)
+
     def _stage_logits(self, params, tokens_MxBxT):
-        module = self._bind(params)
+        part, module = self._part, self._part.bind(params)
         hidden_MxNxD = self._hidden(module, tokens_MxBxT)
-        return jax.lax.map(lambda hidden: self._part_of_logits(module, hidden), hidden_MxNxD)
+        return jax.lax.map(lambda hidden: part.logits(module, hidden), hidden_MxNxD)
 
-    def _bind(self, params) -> Transformer:
-        """The NNX module of this stage's part."""
-        scale = params["final_norm"]["scale"]
-        if scale.shape[0] < self.config.width:
-            scale = stages.whole(scale)
-        return self.model.bind({**params, "final_norm": {"scale": scale}})
-
-    def _hidden(self, module: Transformer, tokens_MxBxT, shift_T=None) -> Array:
+    def _hidden(self, module, tokens_MxBxT, hand_on=None) -> Array:
         """Activations behind the last block, [M, N, D]; of use in the last stage alone."""
-        layout, (count, batch, length) = self.layout, tokens_MxBxT.shape
-        token_N = tokens_MxBxT.reshape(-1)
-        rows = stages.total(module.embedding.part(token_N, stages.index() * layout.rows))
-        # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
-        known = (token_N >= 0) & (token_N < self.config.vocab_size)
-        rows = jnp.where(known[:, None], rows, jnp.nan)
-        x_MxNxD = rows.astype(self.config.compute_dtype).reshape(count, batch * length, -1)
-        context = module.context(batch, jnp.arange(length))
-        real_L = None
-        if layout.padded.layers > self.config.layers:
-            block_L = stages.index() * layout.blocks + jnp.arange(layout.blocks)
-            real_L = block_L < self.config.layers
-        apply = lambda x: module.through(x, context, real_L)  # noqa: E731
-        return stages.gpipe(apply, x_MxNxD, layout.stages, shift_T, self.regions)
+        part, (count, batch, length) = self._part, tokens_MxBxT.shape
+        x_MxNxD = part.enter(module, tokens_MxBxT.reshape(-1)).reshape(count, batch * length, -1)
+        apply = lambda x: part.through(module, x, batch, length)  # noqa: E731
+        return stages.gpipe(apply, x_MxNxD, self.layout.stages, hand_on)
 
-    def _part_of_logits(self, module: Transformer, hidden_NxD) -> Array:
-        """Logits of this stage's tokens, float32 [N, C], from the last stage's activations."""
-        last = stages.index() == self.layout.stages - 1
-        hidden = jnp.where(last, hidden_NxD, jnp.zeros_like(hidden_NxD))
-        shared = stages.total(hidden).astype(hidden_NxD.dtype)
-        logits_NxC = module.leave(shared)
-        if self.layout.padded.vocab_size == self.config.vocab_size:
-            return logits_NxC
-        token_C = stages.index() * self.layout.rows + jnp.arange(self.layout.rows)
-        return jnp.where((token_C < self.config.vocab_size)[None], logits_NxC, _HIDDEN)
+
+def _with_gradients(loss_fn, gradients_fn):
+    """A loss whose gradients a function of its own works out; those of its aux are taken as 0."""
+
+    @jax.custom_vjp
+    def run(params, tokens, weight):
+        return loss_fn(params, tokens, weight, None)
+
+    def backward(grads, cotangent):
+        return jax.tree.map(lambda g: g * cotangent[0], grads), None, None
+
+    run.defvjp(gradients_fn, backward)
+    return run
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _drawn(key_data_N: Array, paths: Paths) -> Array:
+    return jax.vmap(lambda key: routing.draw(key, paths.ticks, paths.regions))(key_data_N)
 
 
 def pipeline_problems(config: Any, count: int, microbatches: int) -> list[str]:
@@ -245,6 +274,18 @@ def pipeline_problems(config: Any, count: int, microbatches: int) -> list[str]:
     if microbatches < 1:
         found.append(f"microbatches={microbatches}: at least 1 is needed")
     return found
+
+
+def schedule_problems(schedule: str, routed: bool) -> list[str]:
+    """A schedule that is unknown, or does not fit random routing."""
+    if schedule not in typing.get_args(Schedule):
+        return [f"schedule {schedule!r} is unknown: use {' or '.join(typing.get_args(Schedule))}"]
+    if routed and schedule != "gpipe":
+        return [
+            f"random routing with {schedule}: its stages go back through different microbatches at "
+            "the same time, and gradients would have to go different ways; use gpipe"
+        ]
+    return []
 
 
 def _microbatches(x: Array, count: int) -> Array:

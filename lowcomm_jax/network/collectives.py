@@ -87,7 +87,7 @@ def profile(
 
 def _dependence(route, pairs, members, listeners) -> tuple[np.ndarray, ...]:
     """Give the links each member's result depends on: those into it where nothing is relayed."""
-    if route in ("all_gather", "pair") or len(members) == 1:
+    if route in ("all_gather", "pair", "pass") or len(members) == 1:
         targets = np.array([p[1] for p in pairs])
         return tuple(np.flatnonzero(targets == m) for m in (*members, *listeners))
     return (np.arange(len(pairs)),) * (len(members) + len(listeners))

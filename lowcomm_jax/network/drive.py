@@ -6,7 +6,9 @@ network from its metrics alone.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,8 @@ from lowcomm_jax.network.clock import VirtualClock
 from lowcomm_jax.network.every_step import every_step
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.routes import HEARD
+
+ACTIVATIONS = "activations"  # the ledger's label of what is routed between stages
 
 # In records written before there was gossip, and those of a single trainer.
 LEFT_OUT = {"groups": None, "ahead": 0, "trainer": None}
@@ -65,6 +69,9 @@ def follow(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
         if kind == "send":
             for event in group:
                 _send(clock, step, event)
+        elif kind == "route":
+            for event in group:
+                _route(clock, step, event)
         else:
             _land(clock, step, group)
 
@@ -86,6 +93,27 @@ def _send(clock: VirtualClock, step: int, event: Any) -> None:
         listeners_R=~sends_R if event.groups is None else None,
         label=_label(event),
     )
+
+
+def _route(clock: VirtualClock, step: int, event: Any) -> None:
+    """Activations that regions pass on within a step: one transfer after the other.
+
+    The next tick needs what the last one passed on, so everyone waits; that all of the step's
+    computing is booked before its first transfer changes no sum.
+    """
+    for number, (shift, nbytes) in enumerate(event.hops):
+        key = f"{ACTIVATIONS}{number}"
+        rings = _rings(clock.network.size, shift)
+        clock.send(step, key, nbytes, event.route, groups=rings, label=ACTIVATIONS)
+        clock.land(step, key)
+
+
+@functools.cache
+def _rings(regions: int, shift: int) -> tuple[tuple[int, ...], ...]:
+    """Who passes on to whom, r to r + shift, as closed rings."""
+    count = math.gcd(regions, shift)
+    length = regions // count
+    return tuple(tuple((r + i * shift) % regions for i in range(length)) for r in range(count))
 
 
 def _land(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:

@@ -13,7 +13,7 @@ from lowcomm_jax.network.penalties import (
     total,
 )
 from lowcomm_jax.network.ranges import above_zero, not_negative, whole
-from lowcomm_jax.network.routes import ROUTES
+from lowcomm_jax.network.routes import EXCHANGES
 from lowcomm_jax.network.shapes import Param
 
 BLOCK = 256  # elements that share one fp32 scale in the block quantisers
@@ -47,7 +47,7 @@ class PlanMethod:
         margin: see tau.
         codec: one of `CODECS`, or a number of bits per parameter.
         rank: of the low-rank codec.
-        route: how it travels, see `routes.ROUTES`; None = as the exchange sends it (`travels`).
+        route: one of `routes.EXCHANGES`; None = as the exchange sends it (`travels`).
         tensors: dense tensors that travel per exchange (2 for NoLoCo: pseudo-gradient and anchor).
         critical: share of the bytes on the critical path (NoLoCo sends the anchor early: 0.5).
         eager: one-period methods that use their own fresh part.
@@ -119,7 +119,7 @@ class PlanMethod:
         found = [f"{self.name}: {line}" for line in self._number_violations()]
         known = (
             ("codec", self.codec, CODECS, " or a number of bits per parameter above 0"),
-            ("route", self.route, ROUTES, " or leave it out"),
+            ("route", self.route, EXCHANGES, " or leave it out"),
             ("law", self.law, (DATA_PARALLEL, DILOCO), " or leave it out"),
         )
         found += [

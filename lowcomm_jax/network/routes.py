@@ -10,6 +10,7 @@ Routes (n members, b_i payload bytes of member i, b when all are equal):
 | tree | b up to its parent (binary heap), b down to each child | its parent's message is in |
 | star | b to the server (member 0), which sends b back to each | the server's message is in |
 | pair | as all_gather, inside small groups | its partners' payloads are in |
+| pass | b_i, to the next member, the last to the first | the payload of the member before is in |
 
 A ring, two_shot, tree and star carry values that can be added on the way, so all members' payloads
 have one size; the second leg of two_shot carries re-encoded slices of the same size.
@@ -25,7 +26,8 @@ from collections.abc import Sequence
 from lowcomm_jax.network.errors import raise_all
 from lowcomm_jax.network.flows import Flow
 
-ROUTES = ("ring", "two_shot", "all_gather", "tree", "star", "pair")
+EXCHANGES = ("ring", "two_shot", "all_gather", "tree", "star", "pair")  # afterwards all have all
+ROUTES = (*EXCHANGES, "pass")
 EQUAL_SIZE = frozenset({"ring", "two_shot", "tree", "star"})
 HEARD = ("two_shot", "all_gather")  # of the exchange: routes that may have listeners
 
@@ -81,6 +83,8 @@ def flows_of(
         return _two_shot(nbytes_M[0], members, listeners)
     if route in ("all_gather", "pair"):
         return _all_gather(nbytes_M, members, listeners)
+    if route == "pass":
+        return _pass(nbytes_M, members)
     builders = {"tree": _tree, "star": _star, "ring": _ring}
     return builders[route](nbytes_M[0], members)
 
@@ -94,6 +98,12 @@ def _all_gather(nbytes_M, members, listeners):
                 waits[j].append(len(flows))
                 flows.append(Flow(source, target, nbytes_M[i]))
     return flows, waits
+
+
+def _pass(nbytes_M, members):
+    after = (*members[1:], members[0])
+    flows = [Flow(*flow) for flow in zip(members, after, nbytes_M, strict=True)]
+    return flows, [[(i - 1) % len(members)] for i in range(len(members))]
 
 
 def _two_shot(nbytes, members, listeners):
@@ -181,4 +191,6 @@ def sent_bytes(route: str, nbytes: float, members: int, listeners: int = 0) -> f
     """
     if route in ("all_gather", "pair"):
         return nbytes * (members - 1 + listeners)
+    if route == "pass":
+        return nbytes * (members > 1)
     return nbytes * (2 * (members - 1) + listeners) / members

@@ -1,7 +1,7 @@
 """Pipeline stages and the two optimizers: every stage's outer state lives, and travels, alone.
 
-The model is a toy in stages, written with `lowcomm_jax.stages` as a user would; the transformer's
-own stages are in tests/models/test_pipeline.py.
+The model is the toy of `staged_runs`; the transformer's own stages are in
+tests/models/test_pipeline.py.
 """
 
 import dataclasses
@@ -10,77 +10,23 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from engine.collectives import collectives
+from engine.staged_runs import CODED, METHODS, SHAPE, SPECS, R, batches, engine_of, start
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
 from lowcomm_jax import fragments, stages
-from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make, make_matrix
+from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make_matrix, route
+from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.fragments import partition
+from lowcomm_jax.regions import Regions
 
-R, LAYERS, WIDTH, M = 2, 4, 6, 2
-SPECS = {"blocks/w": P("stage"), "blocks/scale": P("stage"), "head": P(None, "stage")}
-SHAPE = (2, 2, 1, 1)
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
 
-def one_stage(count, params, x_MxBxD):
-    def apply(x):
-        def block(x, leaves):
-            return x + jnp.tanh(x @ leaves["w"]) * leaves["scale"][None], None
-
-        return jax.lax.scan(block, x, params["blocks"])[0]
-
-    out = stages.gpipe(apply, x_MxBxD, count)
-    last = stages.index() == count - 1
-    out = stages.total(jnp.where(last, out, 0.0))
-    return stages.total(jnp.sum(jnp.square(out @ params["head"] - 1.0)))
-
-
-def engine_of(method, shape, **kwargs):
-    mesh = lc.make_mesh(*shape)
-    cut = {"blocks": {"w": P("stage"), "scale": P("stage")}, "head": P(None, "stage")}
-    run = stages.over_stages(functools.partial(one_stage, shape[1]), mesh, (cut, P()), P())
-
-    def loss_fn(params, batch, rng):
-        return run(params, batch["x"].reshape(M, -1, WIDTH)) / batch["x"].size
-
-    return lc.Engine(
-        loss_fn,
-        optax.adamw(1e-2),
-        method,
-        R,
-        mesh=mesh,
-        specs=lambda name, leaf: SPECS[name],
-        **{"stacked": ("blocks",), **kwargs},
-    )
-
-
-def start():
-    rng = np.random.default_rng(0)
-    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
-    blocks = {"w": 0.5 * draw(LAYERS, WIDTH, WIDTH), "scale": draw(LAYERS, WIDTH)}
-    return {"blocks": blocks, "head": draw(WIDTH, 8)}
-
-
-def batches(steps):
-    rng = np.random.default_rng(1)
-    return [{"x": rng.standard_normal((R, 4, WIDTH)).astype(np.float32)} for _ in range(steps)]
-
-
-METHODS = {
-    "diloco": lambda: lc.methods.diloco(2),
-    "streaming_diloco": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, pattern=PATTERN),
-    "cocodc": lambda: lc.methods.cocodc(2, 2, 1, pattern=PATTERN),
-    "dilocox": lambda: lc.methods.dilocox(2, codec=None),
-    "noloco": lambda: lc.methods.noloco(2),
-}
 QUICK = ("dilocox",)  # the others compile for long
-# The same leaves in a fragment however many stages there are.
-PATTERN = ("blocks/w", "blocks/scale|head")
 
 
 @pytest.fixture(scope="module")
@@ -120,18 +66,6 @@ def test_every_leaf_of_the_state_lies_in_its_stage(runs, name):
             assert axis is not None, (jax.tree_util.keystr(path), leaf.sharding)
             stage = leaf.sharding.shard_shape(leaf.shape)
             assert stage[axis] * 2 == leaf.shape[axis]
-
-
-CODED = {
-    "dilocox": lambda: lc.methods.dilocox(
-        2, codec=error_feedback(make("low_rank_int4", rank=1, stacked=("blocks",)))
-    ),
-    "dilocox_shared": lambda: lc.methods.dilocox(
-        2, codec=error_feedback(make("low_rank_shared_int4", rank=1, stacked=("blocks",)))
-    ),
-    "strided": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, codec=make("int4")),
-    "noloco": lambda: lc.methods.noloco(2, codec=make("bf16")),
-}
 
 
 @pytest.mark.parametrize(
@@ -220,6 +154,54 @@ def test_a_stage_codes_its_own_part_alone():
             close(found["norm"], expected["norm"])
 
 
+@pytest.mark.parametrize("codec", ["int8", "int4_ef"])
+def test_a_stage_reduces_slices_of_its_own_part(codec):
+    """Two-shot in two stages against each stage's part reduced on a mesh without stages."""
+    made = make_matrix("int4") if codec == "int4_ef" else make_matrix("int8")
+    inner = PerTensor(made, reduce="two_shot", stacked=("blocks",))
+    inner = error_feedback(inner, 0.9) if codec == "int4_ef" else inner
+    rng = np.random.default_rng(2)
+    shapes = {"blocks/w": (4, 6, 6), "blocks/scale": (4, 6), "head": (6, 8), "norm": (5,)}
+    specs = {**SPECS, "norm": P()}
+    delta_R = {k: rng.standard_normal((R, *s)).astype(np.float32) for k, s in shapes.items()}
+    weight_R = jnp.array([1.0, 3.0])
+
+    def mean_of(mesh, delta_R, codec, specs):
+        regions = Regions(R, mesh)
+        exchange = MeshExchange(regions, codec, ("blocks",))
+        assert exchange.slices is not None
+        like = {k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in delta_R.items()}
+        state = jax.tree.map(lambda x: jnp.stack([x] * R), codec.init(like))
+
+        def reduce(delta_R, state):
+            for _ in range(2):  # the second round has residuals
+                payload, state = exchange.encode(delta_R, state, specs)
+            return exchange.mean(payload, weight_R, like, specs), payload
+
+        place = {k: regions.sharding("region", *specs[k]) for k in delta_R}
+        run = jax.jit(reduce).lower(jax.device_put(delta_R, place), state).compile()
+        mean, payload = run(jax.device_put(delta_R, place), state)
+        assert codec.nbytes(like) * R == sum(x.nbytes for x in jax.tree.leaves(payload))
+        return mean, run.as_text(), exchange.traffic(like, np.ones(R, bool))
+
+    whole = {name: jax.ShapeDtypeStruct(s, np.float32) for name, s in shapes.items()}
+    bare = Staged(inner, lc.make_mesh(*SHAPE), specs)
+    staged = dataclasses.replace(bare, codec=route(inner, [bare.part(whole)], R).codec)
+    mean, text, traffic = mean_of(lc.make_mesh(*SHAPE), delta_R, staged, specs)
+    assert traffic.route == "two_shot" and not between_stages(text)
+    for stage in range(2):
+
+        def own(x, name, lead, stage=stage):
+            axis = stages.stage_axis(specs[name])
+            return x if axis is None else np.split(np.asarray(x), 2, axis + lead)[stage]
+
+        part = {k: own(x, k, 1) for k, x in delta_R.items()}
+        nowhere = {name: P() for name in part}
+        alone, _, _ = mean_of(lc.make_mesh(2), part, staged.codec, nowhere)
+        for name, found in alone.items():
+            np.testing.assert_allclose(own(mean[name], name, 1), found, rtol=1e-5, atol=1e-6)
+
+
 def flat(tree):
     return {f"blocks.{k}": v for k, v in tree["blocks"].items()} | {"head": tree["head"]}
 
@@ -248,7 +230,3 @@ def test_what_does_not_fit_stages_is_refused():
     with pytest.raises(ValueError, match="2 stages, but specs cut no leaf over them"):
         engine.recipe = bare
         engine.init(start())
-    codec = PerTensor(make_matrix("int4"), reduce="two_shot")
-    coded = engine_of(lc.methods.diloco(2, codec=codec), SHAPE)
-    with pytest.raises(ValueError, match="reduce='two_shot' does not work with pipeline stages"):
-        coded.init(start())

@@ -19,7 +19,8 @@ from experiments.trained import load_trained
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 @pytest.mark.slow
-def test_a_run_in_stages_trains_and_leaves_a_model_in_one_piece(tmp_path, tiny):
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_run_in_stages_trains_and_leaves_a_model_in_one_piece(tmp_path, tiny, schedule):
     tiny.corpus(tmp_path / "texts")
     command = tiny.arguments(
         tmp_path,
@@ -29,6 +30,7 @@ def test_a_run_in_stages_trains_and_leaves_a_model_in_one_piece(tmp_path, tiny):
         "--config.regions=2",
         "--config.model.layers=3",
         "--config.mesh.stage=2",
+        f"--config.pipeline_schedule={schedule}",
         f"--workdir={tmp_path / 'run'}",
         "--quiet",
     )
@@ -40,6 +42,7 @@ def test_a_run_in_stages_trains_and_leaves_a_model_in_one_piece(tmp_path, tiny):
         "stages": 2,
         "blocks_per_stage": 2,
         "microbatches": 2,
+        "schedule": schedule,
         "bubble": 1 / 3,
         "padding": pytest.approx(trained.run.model.layout.waste),
     }
@@ -55,10 +58,11 @@ def test_stages_that_do_not_fit_are_refused(tmp_path):
     config.mesh.region, config.mesh.fsdp, config.mesh.stage = 1, 1, 8
     config.batch, config.microbatches = 4, 3
     config.model.layer_loop = "unrolled"
-    config.random_routing = True
+    config.random_routing, config.pipeline_schedule = True, "1f1b"
     with pytest.raises(RefusedError) as error:
         resolve(config, tmp_path)
     for part in (
+        "pipeline_schedule: random routing with 1f1b",
         "8 stages for 4 blocks: use at most 4",
         "need layer_loop='scan'",
         "4 regions on 1 slots of the mesh",
@@ -71,6 +75,7 @@ def test_stages_that_do_not_fit_are_refused(tmp_path):
         resolve(config, tmp_path)
     assert "microbatches=3: they are for pipeline stages" in str(error.value)
     assert "random_routing needs pipeline stages" in str(error.value)
+    assert "pipeline_schedule needs pipeline stages" in str(error.value)
 
 
 def test_fewer_microbatches_than_stages_warn_with_the_bubble(tmp_path, monkeypatch):

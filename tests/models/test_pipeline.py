@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
-from lowcomm_jax import stages
+from lowcomm_jax import routing, stages
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.network.memory import compiled_memory
 from lowcomm_jax.regions import Regions
@@ -39,18 +39,25 @@ def placed(tree, specs, mesh):
     return jax.device_put(tree, shardings)
 
 
+# Replicas that take turns in a slot, FSDP within stages; everything divides.
+EVEN = (2, 2, 2, 1), 4, {"layers": 4, "vocab_size": 40, "remat": "full", "tie_embeddings": True}
+# 5 blocks in 4 stages of 2, 41 tokens in slices of 11, and a width that does not divide.
+ODD = (1, 4, 1, 2), 1, {"layers": 5, "width": 15, "qk_norm": True, "remat": "dots"}
+
+
 @pytest.mark.parametrize(
-    ("shape", "regions", "changes"),
+    ("schedule", "count", "shape", "regions", "changes"),
     [
-        # Replicas that take turns in a slot, FSDP within stages; everything divides.
-        ((2, 2, 2, 1), 4, {"layers": 4, "vocab_size": 40, "remat": "full", "tie_embeddings": True}),
-        # 5 blocks in 4 stages of 2, 41 tokens in slices of 11, and a width that does not divide.
-        ((1, 4, 1, 2), 1, {"layers": 5, "width": 15, "qk_norm": True, "remat": "dots"}),
+        ("gpipe", 4, *EVEN),
+        ("gpipe", 4, *ODD),
+        # Quick on a toy: tests/engine/test_one_f_one_b.py.
+        pytest.param("1f1b", 4, *EVEN, marks=pytest.mark.slow),
+        pytest.param("1f1b", 8, *ODD, marks=pytest.mark.slow),
     ],
 )
-def test_loss_and_gradients_equal_the_model_in_one_piece(shape, regions, changes):
+def test_loss_and_gradients_equal_the_model_in_one_piece(schedule, count, shape, regions, changes):
     model, mesh = model_of(**changes), lc.make_mesh(*shape)
-    pipe = Pipeline(model, mesh, microbatches=4)
+    pipe = Pipeline(model, mesh, count, schedule=schedule)
     params = jax.vmap(model.init)(jax.random.split(RNG, regions))
     batch = {
         "tokens": jax.random.randint(RNG, (regions, 8, 7), 0, model.config.vocab_size),
@@ -88,9 +95,11 @@ def test_logits_equal_the_model_in_one_piece():
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_bfloat16_reduces_in_float32():
+@pytest.mark.parametrize("schedule", ["gpipe", pytest.param("1f1b", marks=pytest.mark.slow)])
+def test_bfloat16_reduces_in_float32(schedule):
     """A bfloat16 reduction in a partly manual program aborts the process (jax 0.10, CPU)."""
-    pipe = Pipeline(model_of(compute_dtype="bfloat16"), lc.make_mesh(1, 2, 2), microbatches=2)
+    model, mesh = model_of(compute_dtype="bfloat16"), lc.make_mesh(1, 2, 2)
+    pipe = Pipeline(model, mesh, microbatches=2, schedule=schedule)
     batch = {"tokens": jax.random.randint(RNG, (4, 7), 0, 41)}
     grads = jax.jit(jax.grad(lambda p: pipe.loss_fn(p, batch, RNG)[0]))(pipe.init(RNG))
     assert all(bool(jnp.isfinite(g).all()) for g in jax.tree.leaves(grads))
@@ -102,24 +111,42 @@ def test_an_unknown_token_shows_in_the_loss():
     assert np.isnan(jax.jit(pipe.loss_fn)(pipe.init(RNG), batch, RNG)[0])
 
 
+def temporaries(one, batch=16):
+    """Bytes a device of a gradient step, beside arguments and results."""
+    params = jax.eval_shape(one.init, RNG)
+    shape = {"tokens": jax.ShapeDtypeStruct((batch, 65), jnp.int32)}
+    if isinstance(one, Pipeline):
+        shardings = jax.tree.map(lambda s: NamedSharding(one.mesh, s), one.specs(params))
+        params = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings
+        )
+    step = jax.jit(jax.grad(lambda p, b: one.loss_fn(p, b, RNG)[0]))
+    return compiled_memory(step, params, shape)["temporaries"]
+
+
+DEEP = {"layers": 8, "width": 32, "mlp_width": 128, "vocab_size": 64}
+
+
 @pytest.mark.parametrize("remat", ["full", pytest.param("none", marks=pytest.mark.slow)])
 def test_stages_need_less_memory_for_activations(remat):
-    model = model_of(layers=8, width=32, mlp_width=128, vocab_size=64, remat=remat)
-
-    def temporaries(one):
-        params = jax.eval_shape(one.init, RNG)
-        shape = {"tokens": jax.ShapeDtypeStruct((16, 65), jnp.int32)}
-        if isinstance(one, Pipeline):
-            shardings = jax.tree.map(lambda s: NamedSharding(one.mesh, s), one.specs(params))
-            params = jax.tree.map(
-                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings
-            )
-        step = jax.jit(jax.grad(lambda p, b: one.loss_fn(p, b, RNG)[0]))
-        return compiled_memory(step, params, shape)["temporaries"]
-
+    model = model_of(**DEEP, remat=remat)
     whole, staged = temporaries(model), temporaries(Pipeline(model, lc.make_mesh(1, 4), 8))
     # Of 8 x 16 block inputs 2 x 22 remain (idle ticks included): 0.34, and the logits' quarter.
     assert staged < 0.5 * whole
+
+
+@pytest.mark.slow
+def test_1f1b_keeps_fewer_activations():
+    model, mesh = model_of(**DEEP, remat="full"), lc.make_mesh(1, 2)
+    few, many = (
+        temporaries(Pipeline(model, mesh, count, schedule="1f1b"), batch=2 * count)
+        for count in (4, 16)
+    )
+    # Four times the tokens: but for their numbers and masks nothing grows.
+    assert many < 1.1 * few
+    # GPipe keeps the inputs of 4 blocks, of the stage and of the output layer in 17 ticks; what one
+    # block needs at a time, attention first, is in both.
+    assert 1.5 * many < temporaries(Pipeline(model, mesh, 16), batch=32)
 
 
 def test_bubble_and_waste():
@@ -138,6 +165,19 @@ def test_bubble_and_waste():
     assert sorted(ticks) == [2, 6, 7]
 
 
+def test_1f1b_goes_forward_and_back_in_as_many_ticks():
+    pipe = Pipeline(model_of(layers=4), lc.make_mesh(1, 4), 6, schedule="1f1b")
+    batch = {"tokens": jax.ShapeDtypeStruct((6, 5), jnp.int32)}
+    loss = jax.grad(lambda p, b: pipe.loss_fn(p, b, RNG)[0])
+    found = list(equations(jax.make_jaxpr(loss)(jax.eval_shape(pipe.init, RNG), batch).jaxpr))
+    # S - 1 ticks forward, M both ways, S - 1 back: M + S - 1 each way. The stage has one block.
+    scans = [eqn.params["length"] for eqn in found if eqn.primitive.name == "scan"]
+    assert [length for length in scans if length > 1] == [3, 6, 3]
+    # Inputs of 2 S - 1 microbatches of 4 tokens are kept, and nothing of all M.
+    shapes = {var.aval.shape for eqn in found for var in eqn.outvars}
+    assert (7, 4, 16) in shapes and not any(s[:1] == (6,) and 16 in s[1:] for s in shapes)
+
+
 def equations(jaxpr):
     for eqn in jaxpr.eqns:
         yield eqn
@@ -150,14 +190,19 @@ def test_what_cannot_be_cut_is_refused():
         Pipeline(model_of(), lc.make_mesh(1, 4), microbatches=0)
     with pytest.raises(ValueError, match="need layer_loop='scan'"):
         Pipeline(model_of(layer_loop="unrolled"), lc.make_mesh(1, 2), microbatches=1)
-    pipe = Pipeline(model_of(), lc.make_mesh(1, 2), microbatches=3)
+    mesh = lc.make_mesh(1, 2)
+    with pytest.raises(ValueError, match="schedule 'zb' is unknown: use gpipe or 1f1b"):
+        Pipeline(model_of(), mesh, microbatches=2, schedule="zb")
+    with pytest.raises(ValueError, match="random routing with 1f1b"):
+        Pipeline(model_of(), mesh, microbatches=2, routed=True, schedule="1f1b")
+    pipe = Pipeline(model_of(), mesh, microbatches=3)
     with pytest.raises(ValueError, match="batch of 4 does not divide into 3 microbatches"):
         pipe.loss_fn(pipe.init(RNG), {"tokens": jnp.zeros((4, 5), jnp.int32)}, RNG)
 
 
 def routed_gradients(pipe, params, batch, rng):
     """Loss [R] and gradients [R, ...] of the regions together; each with a key of its own."""
-    regions = pipe.regions
+    regions = pipe.paths.regions
 
     def one(params, batch, region):
         key = jax.random.fold_in(rng, region)
@@ -214,7 +259,7 @@ def test_random_routes_are_followed_forward_and_backward():
 
 def test_routes_that_lead_straight_on_change_nothing(monkeypatch):
     mesh, tokens = lc.make_mesh(2, 2), jax.random.randint(RNG, (2, 4, 7), 0, 41)
-    monkeypatch.setattr(stages, "shifts", lambda key, ticks, regions: jnp.zeros(ticks, jnp.int32))
+    monkeypatch.setattr(routing, "shifts", lambda key, ticks, regions: jnp.zeros(ticks, jnp.int32))
     losses = []
     for routed in (False, True):
         pipe = Pipeline(model_of(), mesh, 2, routed)
@@ -226,7 +271,7 @@ def test_routes_that_lead_straight_on_change_nothing(monkeypatch):
 
 def test_every_two_replicas_meet_equally_often():
     mesh = lc.make_mesh(4)
-    draw = Regions(4, mesh).lift(lambda key: stages.shifts(key, 4000, 4), (0,))
+    draw = Regions(4, mesh).lift(lambda key: routing.shifts(key, 4000, 4), (0,))
     keys = jax.random.key_data(jax.random.split(RNG, 4))
     shift_RxT = np.asarray(jax.jit(draw)(keys))
     np.testing.assert_array_equal(shift_RxT, shift_RxT[:1].repeat(4, 0))  # all regions agree

@@ -120,6 +120,14 @@ def test_pair_exchanges_both_ways_at_once():
     np.testing.assert_allclose(shape.ready_M, [3 / 2 + 0.03, 1 / 0.5 + 0.02])
 
 
+def test_pass_waits_for_the_member_before_alone():
+    shape = co.profile(three_regions(), "pass", [1 * GB, 3 * GB, 2 * GB], (0, 2, 1))
+    # 2 -> 1 at 2 GB/s, 1 -> 0 at 2 GB/s, 0 -> 2 at 2 GB/s; delays 30 ms each.
+    np.testing.assert_allclose(shape.ready_M, [2 / 2 + 0.03, 1 / 2 + 0.03, 3 / 2 + 0.03])
+    links = routes.link_bytes("pass", (1.0, 3.0, 2.0), (0, 2, 1))
+    assert links == {(0, 2): 1.0, (2, 1): 3.0, (1, 0): 2.0}
+
+
 @pytest.mark.parametrize("route", routes.ROUTES)
 def test_link_bytes_match_the_closed_form_and_are_conserved(route):
     members = (0, 2, 3, 5, 6)

@@ -96,6 +96,14 @@ def test_a_preset_is_planned_leaf_by_leaf(name):
             {"compile": True, "model": "nano", "mesh": {"fsdp": 64, "stage": 2}},
             ["are 512 devices, here are 8", "microbatch_tokens is 0"],
         ),
+        (
+            {"compile": True, "mesh": "8", "pipeline_schedule": "1f1b"},
+            ["mesh is '8'", "pipeline_schedule needs compile=True and mesh.stage above 1"],
+        ),
+        (
+            {"compile": True, "model": "nano", "mesh": {"stage": 2}, "pipeline_schedule": "zb"},
+            ["schedule 'zb' is unknown: use gpipe or 1f1b"],
+        ),
         ({"published": "everything", "speed": 1}, ["published 'everything'", "field 'speed'"]),
     ],
 )

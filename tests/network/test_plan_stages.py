@@ -46,8 +46,23 @@ def test_what_cannot_be_compiled_is_refused():
     found = staged_violations("nano", 2, {"stage": 5, "fsdp": 4}, 0, 1e6)
     for part in ("5 stages for 4 blocks", "are 40 devices, here are", "microbatch_tokens is 0"):
         assert any(part in line for line in found), found
+    found = staged_violations("nano", 2, {"stage": 2}, 64, 1e6, "zb")
+    assert found == ["pipeline_schedule: schedule 'zb' is unknown: use gpipe or 1f1b"]
     assert "less than a microbatch" in staged_violations("nano", 2, {"stage": 2}, 2048, 2048.0)[0]
     assert "needs a program" in staged_violations("1t", 2, {"stage": 2}, 2048, 1e6)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+def test_1f1b_needs_less_in_the_inner_step_alone():
+    # Enough tokens for activations, not the optimizer, to need the most.
+    work = workload({"stage": 2}, microbatch_tokens=1024, tokens_per_step=2 * 16 * 1024.0)
+    with jax.numpy_dtype_promotion("standard"):
+        found = {s: staged_bytes("nano", work, 4, s) for s in ("gpipe", "1f1b")}
+    assert found["1f1b"]["pipeline"]["schedule"] == "1f1b"
+    used = {s: found[s]["inner"]["temporaries"] for s in found}
+    assert used["1f1b"] < used["gpipe"]
+    assert found["1f1b"]["move"] == found["gpipe"]["move"]
 
 
 @pytest.mark.slow

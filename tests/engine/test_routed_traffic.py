@@ -1,0 +1,200 @@
+"""Random routing in the books: bytes and seconds of what crosses regions inside a step."""
+
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from engine.collectives import groups
+
+import lowcomm_jax as lc
+from lowcomm_jax.fragments import path_name
+from lowcomm_jax.microbatches import size_problems
+from lowcomm_jax.models import Pipeline, TransformerConfig, build
+from lowcomm_jax.network import replay, uniform
+from lowcomm_jax.routed_steps import RoutedSteps
+from lowcomm_jax.routing import Hop, Paths
+
+R, S, M, STEPS, SEED = 3, 2, 2, 3, 7
+BATCH, LENGTH, WIDTH = 4, 6, 16
+ACTIVATION, LABELS = BATCH // M * LENGTH * WIDTH * 4, BATCH // M * LENGTH * 8
+NETWORK = uniform(R, 0.01, 0.005, compute_s=0.25)
+pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+
+
+def walked(shift_T, regions, stages, microbatches, activation, labels):
+    """Bytes on every directed link: each microbatch followed there, its gradients back."""
+    links = np.zeros((regions, regions), int)
+    for start in range(regions):
+        for m in range(microbatches):
+            here = start
+            for s in range(stages - 1):
+                there = (here + shift_T[m + s]) % regions
+                links[here, there] += activation
+                links[there, here] += activation
+                here = there
+            links[start, here] += labels if stages > 1 else 0
+    return links * (1 - np.eye(regions, dtype=int))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 2), (4, 3, 5), (2, 2, 1), (3, 1, 2), (1, 2, 2)])
+def test_hops_are_those_of_every_microbatch_on_its_path(shape):
+    paths = Paths(*shape)
+    for seed in range(5):
+        shift_T = np.random.default_rng(seed).integers(0, shape[0], paths.ticks)
+        links = np.zeros((shape[0], shape[0]), int)
+        for shift, nbytes in paths.hops(shift_T, 100, 3):
+            for r in range(shape[0]):
+                links[r, (r + shift) % shape[0]] += nbytes
+        np.testing.assert_array_equal(links, walked(shift_T, *shape, 100, 3))
+
+
+def drawn(step):
+    """The shifts of a 1-based step, from the seed alone."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), 0), step - 1)
+    return np.asarray(jax.random.randint(key, (M + S - 1,), 0, R))
+
+
+def engine_of(method, **settings):
+    config = TransformerConfig(
+        vocab_size=41,
+        layers=2,
+        width=WIDTH,
+        heads=4,
+        kv_heads=2,
+        head_dim=4,
+        mlp_width=24,
+        layer_loop="scan",
+    )
+    pipe = Pipeline(build(config), lc.make_mesh(R, S), M, routed=True)
+    params = jax.jit(pipe.init)(jax.random.key(0))
+    specs = {
+        path_name(path): spec
+        for path, spec in jax.tree_util.tree_leaves_with_path(pipe.specs(params))
+    }
+    engine = lc.Engine(
+        pipe.loss_fn,
+        optax.adamw(1e-2),
+        method,
+        R,
+        specs=lambda name, leaf: specs[name],
+        stacked=("blocks",),
+        seed=SEED,
+        **{"mesh": pipe.mesh, "hops": pipe.hops, "network": NETWORK, "block": 2, **settings},
+    )
+    return engine, params
+
+
+def batches(steps=STEPS):
+    rng = np.random.default_rng(0)
+    return [
+        {"tokens": rng.integers(0, 41, (R, BATCH, LENGTH + 1)).astype(np.int32)}
+        for _ in range(steps)
+    ]
+
+
+@pytest.fixture(scope="module")
+def run():
+    with jax.numpy_dtype_promotion("standard"):
+        engine, params = engine_of(lc.methods.noloco(10))
+        state, history = engine.run(engine.init(params), batches())
+        return engine, state, history
+
+
+def expected_links(steps=STEPS):
+    each = [walked(drawn(t), R, S, M, ACTIVATION, LABELS) for t in range(1, steps + 1)]
+    assert any(links.any() for links in each)
+    return sum(each)
+
+
+def test_bytes_are_booked_per_region_step_and_link(run):
+    engine, state, history = run
+    links = expected_links()
+    np.testing.assert_array_equal(state.clock.bytes_sent, links.sum(1))
+    np.testing.assert_array_equal(state.clock.bytes_received, links.sum(0))
+    booked = engine.clock.ledger.links("activations")
+    assert {pair: n for pair, n in booked.items() if n} == {
+        (int(a), int(b)): links[a, b] for a, b in zip(*np.nonzero(links))
+    }
+    rows = list(history.rows())
+    assert [[event["kind"] for event in row["events"]] for row in rows] == [["route"]] * STEPS
+    for row in rows:
+        one = walked(drawn(row["step"]), R, S, M, ACTIVATION, LABELS)
+        assert row["events"][0]["bytes_sent"] == one.sum(1).tolist()
+
+
+def test_the_clock_waits_for_every_hop(run):
+    engine, _, history = run
+    seconds = 0.0
+    for step in range(1, STEPS + 1):
+        shift_T = drawn(step)
+        labels = (shift_T[:M] % R > 0).sum()
+        activations = (shift_T[:M] > 0).sum()  # the last tick hands on nothing: S - 1 = 1
+        seconds += 0.25 + (2 * activations + labels) * 0.005
+        seconds += (2 * activations * ACTIVATION + labels * LABELS) / (0.01 * 1e9 / 8)
+    np.testing.assert_allclose(engine.clock.now_R, seconds)
+    # A finished run can be replayed from its metrics alone.
+    again = replay(NETWORK, history.rows(), seed=SEED)
+    np.testing.assert_array_equal(again.now_R, engine.clock.now_R)
+    np.testing.assert_array_equal(again.ledger.sent_R(), engine.clock.ledger.sent_R())
+
+
+def test_the_compiled_step_moves_what_is_booked(run):
+    """Every transfer the program holds is one of a hop; which of them run, the seed says."""
+    engine, state, _ = run
+    block = engine.trips(state).programs.block
+    staged = engine.place(jax.tree.map(lambda *x: np.stack(x, 1), *batches(2)))
+    given = (state.inner, state.frozen, staged, engine.region_ids, None, np.int32(2))
+    text = block.lower(*given).compile().as_text()
+    found = set()
+    for line in text.splitlines():
+        match = re.search(r"= (\w+)\[([\d,]*)\]\S* collective-permute\(", line)
+        pairs = match and [(a // S, a % S, b // S, b % S) for a, b in groups(line)]
+        if not pairs or all(here == there for here, _, there, _ in pairs):
+            continue
+        (shift,) = {(there - here) % R for here, _, there, _ in pairs}
+        stages = sorted({(a, b) for _, a, _, b in pairs})
+        assert len(pairs) == R * len(stages)
+        size = int(np.prod([int(n) for n in match.group(2).split(",")]))
+        found.add((shift, *stages, 4 * size))
+    last = S - 1
+    expected = {(by, (0, 1), ACTIVATION) for by in (1, 2)}
+    expected |= {(by, (1, 0), ACTIVATION) for by in (1, 2)}
+    expected |= {(by, (last, last), LABELS) for by in (1, 2)}
+    assert found == expected
+
+
+def test_every_part_of_a_step_has_its_own_paths(run):
+    engine, state, _ = run
+    asked = []
+
+    def hops(batch, keys_N):
+        asked.append(batch["tokens"].shape)
+        return [[Hop(1, int(n))] for n in np.asarray(jax.random.key_data(keys_N))[:, 0]]
+
+    booked = RoutedSteps(hops, SEED, 2, R).book
+    staged = {"tokens": np.zeros((R, 8, BATCH, LENGTH + 1), np.int32)}
+    after, events = booked(state, range(300, 302), staged, ["later"])
+    assert asked == [(BATCH // 2, LENGTH + 1)] and events[-1] == "later"
+    total = 0
+    for step, event in zip((300, 301), events):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), 0), step - 1)
+        parts = [int(jax.random.key_data(jax.random.fold_in(key, i))[0]) for i in range(2)]
+        assert [hop.nbytes for hop in event.hops] == parts and event.step == step
+        total += sum(parts)
+    np.testing.assert_array_equal(after.clock.bytes_sent - state.clock.bytes_sent, [total] * R)
+    assert size_problems(engine.recipe, [2])[0].startswith("hops: regions that route")
+
+
+def test_what_paths_do_not_fit_is_refused():
+    for method, part in (
+        (lc.methods.ddp(), "hops: the regions of ddp are equal"),
+        (lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)), "stand still at times"),
+    ):
+        with pytest.raises(ValueError, match=part):
+            engine_of(method)
+    with pytest.raises(ValueError, match="hops is missing"):
+        engine_of(lc.methods.diloco(2), hops=None)
+    with pytest.raises(ValueError, match="3 regions on 1 slots of the mesh"):
+        engine_of(lc.methods.diloco(2), mesh=lc.make_mesh(1, 2))
