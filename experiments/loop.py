@@ -25,6 +25,7 @@ from experiments.workdir import identity
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.interrupt import Interrupt
+from lowcomm_jax.jobs import rejoin
 from lowcomm_jax.network import clock_state, restore_clock
 from lowcomm_jax.state import TrainState
 from lowcomm_jax.views import whole
@@ -242,6 +243,8 @@ class Loop:
             end["virtual"] = self.run.engine.clock.report().as_dict()
         self.log.write([end])
         self._save(finished=True)
+        if self.run.exchange is not None:
+            rejoin.serve(self.run.engine, self.state)
 
     @contextmanager
     def _phase(self, name: str):

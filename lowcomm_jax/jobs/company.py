@@ -1,4 +1,4 @@
-"""Whether a region that waits for the others still has any."""
+"""Whether a region that waits for the others still has any that could help it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _ALONE_SECONDS = 10.0
 
 
 class Company:
-    """Gives up on the others when nobody was seen for a while: they may be cut off for a moment."""
+    """Gives up on the others when nobody was seen for a while: they may be cut off for a moment.
+
+    Those that ask for a state themselves are no help: they would wait for one another for ever.
+    """
 
     def __init__(self, exchange: RemoteExchange):
         self._exchange = exchange
@@ -23,7 +26,7 @@ class Company:
           Lost: all others are gone; `awaited` says before what.
         """
         now = time.monotonic()
-        if self._exchange.living() != {self._exchange.region}:
+        if self._exchange.donors():
             self._seen = now
         elif now > self._seen + _ALONE_SECONDS:
             raise Lost(f"all other regions are gone before {awaited}: join again")

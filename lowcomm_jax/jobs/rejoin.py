@@ -8,6 +8,7 @@ its checkpoint, or a fresh one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from typing import Any
@@ -24,7 +25,7 @@ from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.exchange.between.states import State
 from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.restart import expect
-from lowcomm_jax.jobs.shared import SHARED
+from lowcomm_jax.jobs.shared import SHARED, describe
 from lowcomm_jax.roundtrip import RoundTrips
 from lowcomm_jax.state import TrainState, with_inner
 
@@ -67,6 +68,16 @@ def _newest(exchange: RemoteExchange, patience_s: float = 600.0) -> State:
             return found
         time.sleep(_POLL_SECONDS)
     raise Lost(f"no other region gave its state within {patience_s:g} s: join again")
+
+
+def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
+    """After the end: give the state to regions that are just coming in, which have no one else."""
+    exchange, until = engine.recipe.carrier.exchange, time.monotonic() + linger_s
+    while exchange.asking() and time.monotonic() < until:
+        if exchange.owes_state():
+            with contextlib.suppress(StoreUnavailable):
+                exchange.give_state(*describe(state))
+        time.sleep(_POLL_SECONDS)
 
 
 def install(

@@ -43,7 +43,7 @@ def test_asking_giving_and_taking(party):
     assert not second.give_state(12, {"other": np.zeros(3)}, {})
     same(second.newest_state(), 12)
     send([second], "k", takes_part=False)
-    until(lambda: not first._states._asking())
+    until(lambda: not first.asking())
 
 
 def test_who_asks_gets_a_state_of_now_and_gets_it_once(party):
@@ -70,6 +70,7 @@ def test_the_lowest_that_does_not_ask_gives_and_the_next_one_when_it_is_gone(par
     for x in regions[::3]:
         x.want_state()
     until(regions[1].owes_state)
+    until(lambda: regions[0].donors() == {1, 2} and regions[1].asking() == {0, 3})
     assert not any(x.owes_state() for x in (regions[0], *regions[2:]))
     vanish(regions[1])
     until(regions[2].owes_state)
@@ -81,7 +82,7 @@ def test_the_lowest_that_does_not_ask_gives_and_the_next_one_when_it_is_gone(par
 def test_nobody_waits_for_a_region_that_asks(party):
     regions = party.run(2)
     regions[1].want_state()
-    until(lambda: regions[0]._states._asking())
+    until(lambda: regions[0].asking() == {1})
     send(regions[:1], "k")
     check(land(regions[:1], "k")[0], 2, [0])
 
@@ -114,9 +115,9 @@ def test_a_region_keeps_its_two_newest_states(party):
 
 def test_steps_are_told_with_the_heartbeat(party):
     regions = party.run(2)
-    assert regions[0].steps() == {0: -1, 1: -1}
+    assert regions[0].steps() == {0: 0, 1: 0}
     regions[1].beat(40)
-    until(lambda: regions[0].steps() == {0: -1, 1: 40})
+    until(lambda: regions[0].steps() == {0: 0, 1: 40})
 
 
 def rounds(regions, first, last):

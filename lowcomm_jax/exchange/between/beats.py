@@ -30,7 +30,7 @@ class Beat:
     Attributes:
       incarnation: rises with every job that takes the region's place.
       counter: rises with every heartbeat.
-      step: inner steps of the engine; -1 = not told yet.
+      step: inner steps of the engine.
       epoch: of the run that it takes part in; 0 while it joins.
       awaited: others shall wait for its payloads.
       wants: it asks for a state.
@@ -42,7 +42,7 @@ class Beat:
 
     incarnation: int
     counter: int = 0
-    step: int = -1
+    step: int = 0
     epoch: int = 0
     awaited: bool = False
     wants: bool = False

@@ -66,7 +66,9 @@ def enter(office: Office, wait_s: float, step: int) -> dict[int, int]:
         living, latest = beats.living(), beats.latest()
         epoch, roster, free = _newest(office)
         began_it = roster.get(office.region) == beats.own.incarnation
-        goes_on = any(latest[r].epoch == epoch > 0 for r in living - {office.region})
+        # One that asks for a state itself has none to come in with.
+        others = [latest[r] for r in living - {office.region}]
+        goes_on = any(beat.epoch == epoch > 0 and not beat.wants for beat in others)
         if began_it or goes_on:
             beats.update(epoch=epoch, awaited=began_it)
             beats.refresh()

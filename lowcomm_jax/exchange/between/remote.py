@@ -30,8 +30,7 @@ class RemoteExchange:
       region: which one we are; count: how many there are.
       heal: see `exchange.store`.
 
-    Methods may be called from one thread. Most raise `Superseded` when another job has taken this
-    region's place.
+    Methods may be called from one thread; most raise `Superseded` when the place is taken.
     """
 
     def __init__(self, office: Office, kind: str, keep: int):
@@ -76,7 +75,7 @@ class RemoteExchange:
         return self._office.beats.living()
 
     def steps(self) -> dict[int, int]:
-        """Inner steps of the living regions, as they told; -1 = not yet."""
+        """Inner steps of the living regions, as they told."""
         latest = self._office.beats.latest()
         return {region: latest[region].step for region in sorted(self.living())}
 
@@ -226,6 +225,14 @@ class RemoteExchange:
     def want_state(self) -> None:
         """Ask the others for a state; they do not wait for our payloads until the next `start`."""
         self._office.beats.update(wants=True, awaited=False)
+
+    def asking(self) -> set[int]:
+        """Other living regions that ask for a state, until they send something."""
+        return set(self._states.asking())
+
+    def donors(self) -> set[int]:
+        """Other living regions, without those that ask for a state themselves."""
+        return self.living() - self.asking() - {self.region}
 
     def owes_state(self) -> bool:
         """Whether this region is to give a state: others ask, and it is the lowest that does not.

@@ -37,7 +37,7 @@ class States:
         Raises:
           StoreUnavailable: try again later.
         """
-        asking = self._asking()
+        asking = self.asking()
         key = f"{self._prefix}{step:012d}"
         if self._office.store.read(key) is not None:
             return False
@@ -68,7 +68,7 @@ class States:
 
     def owed(self) -> bool:
         """See `RemoteExchange.owes_state`."""
-        asking, beats = self._asking(), self._office.beats
+        asking, beats = self.asking(), self._office.beats
         if beats.own.wants or all(map(self._lately, asking.items())):
             return False
         return self._office.region == min(beats.living() - asking.keys())
@@ -94,8 +94,8 @@ class States:
                 self._office.tally.add("rejected_state")
         return None
 
-    def _asking(self) -> dict[int, int]:
-        """Incarnations of the living regions that ask for a state."""
+    def asking(self) -> dict[int, int]:
+        """Incarnations of the other living regions that ask for a state."""
         latest = self._office.beats.latest()
         others = self._office.beats.living() - {self._office.region}
         return {r: latest[r].incarnation for r in sorted(others) if latest[r].wants}
