@@ -1,5 +1,6 @@
 """Regions that die, leave, come back or are replaced, and a store that goes away."""
 
+import dataclasses
 import shutil
 import time
 
@@ -88,6 +89,25 @@ def test_who_comes_back_with_less_comes_into_the_run_of_the_furthest(party):
     send(again, "l", 1)
     for arrived in land(again, "l"):
         check(arrived, 3, range(3), 1)
+
+
+def test_a_region_that_fell_behind_is_waited_for_again_though_it_is_no_faster(party):
+    timing = dataclasses.replace(TIMING, deadline_s=0.6)
+    regions, rounds = party.run(2, timing=timing), 60
+
+    def train(x):
+        """The keys at which this region's payload counted."""
+        counted = []
+        for number in range(1, rounds):
+            time.sleep(1.2 if (x.region, number) == (1, 5) else 0.1)
+            x.beat(number)
+            send([x], f"{number}", number)
+            counted += [number] * int(x.finish(f"{number}", LIKE).participants[1])
+        return counted
+
+    counted, seen = at_once(train, regions)
+    assert counted == seen and 5 not in counted
+    assert counted[-10:] == list(range(rounds - 10, rounds))
 
 
 def test_a_region_that_slept_through_a_new_beginning_must_end(party):

@@ -138,15 +138,17 @@ def test_a_region_that_has_lost_its_newest_checkpoint_comes_in_late(tiny, root):
 
 @pytest.mark.slow
 def test_a_script_of_faults(tiny, root):
-    script, steps = root / "script.yaml", 2400
+    # A new job takes as long to start as hundreds of these steps.
+    script, steps = root / "script.yaml", 3000
     script.write_text("""
-    - {step: 60, kind: kill, region: 1, steps: 300}
-    - {step: 900, kind: outage, seconds: 4}
-    - {step: 1200, kind: stop, region: 2, steps: 60}
+    - {step: 60, kind: kill, region: 1, steps: 60}
+    - {step: 1000, kind: stop, region: 2, steps: 30}
+    - {step: 2000, kind: outage, seconds: 4}
     """)
     workdir = root / "faults"
     arguments = command(tiny, root, f"--workdir={workdir}", f"--faults={script}")
     arguments += ["--config.regions=3", f"--config.steps={steps}", "--config.log.every=10"]
+    arguments += ["--config.batch=64"]
     launcher = start(*arguments)
     shown = launcher.communicate(timeout=400)[0]
     assert launcher.returncode == 0, shown

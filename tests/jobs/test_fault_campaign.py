@@ -57,7 +57,7 @@ class Job:
             with jax.numpy_dtype_promotion("standard"):
                 while self.ended is None:
                     # Cut off for so long that a payload is gone: it comes in again.
-                    with contextlib.suppress(exchange.Lost):
+                    with contextlib.suppress(exchange.Lost, exchange.StoreUnavailable):
                         self._train()
         except BaseException as error:
             if not self.dead:

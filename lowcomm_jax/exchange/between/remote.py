@@ -17,7 +17,7 @@ import numpy as np
 from lowcomm_jax.exchange.between import joining
 from lowcomm_jax.exchange.between.arrived import Arrived, arrange
 from lowcomm_jax.exchange.between.commits import name_of
-from lowcomm_jax.exchange.between.gathering import Gathering, Request
+from lowcomm_jax.exchange.between.gathering import Gathered, Gathering, Request
 from lowcomm_jax.exchange.between.litter import Litter
 from lowcomm_jax.exchange.between.office import Office
 from lowcomm_jax.exchange.between.states import State, States
@@ -283,9 +283,23 @@ class RemoteExchange:
         if beat is None or beat.wants or region not in beats.living(certain=False):
             return False
         began_with_us = self._roster.get(region) == beat.incarnation
-        # One that was left out is not waited for again before it has come to where we were.
+        # See `_note_silent`.
         caught_up = beat.step >= self._behind.get(region, beat.step)
         return (began_with_us or beat.awaited) and caught_up
+
+    def _note_silent(self, others: set[int], gathered: Gathered) -> None:
+        """Whoever was waited for in vain is waited for again once it comes to where we are now.
+
+        Not later: one that goes on as fast as we do would never come to where we are then.
+        """
+        beats = self._office.beats
+        heard = gathered.heard | gathered.commit.payloads.keys()
+        for region in others & heard:
+            self._behind.pop(region, None)
+        for region in others - heard:
+            beat = beats.latest().get(region)
+            if region not in self._behind or (beat and beat.step >= self._behind[region]):
+                self._behind[region] = beats.own.step
 
     def _done(self, gathering: Gathering) -> None:
         """On the thread of an exchange, when it is over."""
@@ -293,8 +307,6 @@ class RemoteExchange:
             return
         request, gathered = gathering.request, gathering.outcome.result()
         if request.joins:
-            silent = set(request.members) - gathered.heard - gathered.commit.payloads.keys()
-            for region in silent - {self.region}:
-                self._behind[region] = self._office.beats.own.step
+            self._note_silent(set(request.members) - {self.region}, gathered)
         self._litter.done(request.key, request.name, gathering.digests)
         self._litter.sweep()
