@@ -54,8 +54,6 @@ def get_config() -> ConfigDict:
             "cocodc": {"preset": "cocodc", "period": 100, "fragments": 4, "tau": 5},
             "noloco": {"preset": "noloco", "period": 50},
             "sparseloco": {"preset": "sparseloco", "period": 30},
-            "decoupled_momentum": {"preset": "decoupled_momentum", "period": 30},
-            "demo": {"preset": "demo"},
         }
     )
     # Largest published loss penalty (nats beside H = 30) the search for the best H, K, tau and
