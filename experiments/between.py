@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
+from experiments.mishaps import Scripted
 from experiments.workdir import identity
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange.between.office import Heal
@@ -73,6 +74,7 @@ def open_exchange(job: Job) -> RemoteExchange | None:
         secret=fields["secret"],
         timing=exchange.Timing(deadline_s=fields["deadline_s"]),
         heal=fields["heal"],
+        mishaps=Scripted(job.faults, fields["region"]) if job.faults else None,
         **given,
     )
 

@@ -276,12 +276,10 @@ def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[
     return found
 
 
-def simulated_faults(fields: Mapping[str, Any], steps: int) -> tuple[tuple[Fault, ...], list[str]]:
+def faults(fields: Mapping[str, Any], steps: int) -> tuple[tuple[Fault, ...], list[str]]:
     """(the script's faults, what is wrong with it)."""
     script = fields["faults"]
     if script is None:
         return (), []
-    if alone(fields):
-        return (), [f"faults={script!r}: these jobs are real; give it to launch as --faults"]
     found, problems = read_faults(script, max(fields["regions"], 1), max(steps, 1))
     return tuple(found), problems

@@ -44,7 +44,7 @@ class Job:
         weights give it (`vocab_settled`).
       data, method, inner, mesh: what the sections describe.
       weights: `equal`, `tokens` or numbers.
-      faults: simulated ones.
+      faults: simulated ones, or those a real job must do to itself.
     """
 
     config: dict[str, Any]
@@ -121,7 +121,7 @@ def resolve(config: Any, workdir: str | Path) -> Job:
             f"data.seq_len={fields['data']['seq_len']} is longer than the model is meant for: use "
             f"at most {model.max_seq_len}, or raise model.max_seq_len"
         )
-    faults, found = checks.simulated_faults(fields, steps)
+    faults, found = checks.faults(fields, steps)
     problems += found
     job = Job(
         fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, faults

@@ -6,8 +6,8 @@ Every region is a program of its own, as it would be in another place: WORKDIR/r
 folder (output.txt is what it printed), WORKDIR/rendezvous the folder through which the jobs find
 one another. Overrides (--config.FIELD=VALUE) go to all of them. Ctrl-C lets every region save and
 exits with code 75; the same command then continues. A region that dies does not stop the others;
-with --restarts it is started again and catches up. --faults=FILE kills and stops regions, and takes
-the rendezvous away, by a script (experiments/faults.py).
+with --restarts it is started again and catches up. --faults=FILE kills, stops and cuts off regions,
+damages, delays and slows what they send, by a script (experiments/faults.py).
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from experiments import report
 from experiments.between import BETWEEN
 from experiments.board import Board, last_line
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
-from experiments.faults import read
 from experiments.job import resolve
 from experiments.processes import POLL_SECONDS, ended_at_last, start
-from experiments.striking import Striker
+from experiments.striking import Striker, door, open_door
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 OUTPUT, RENDEZVOUS = "output.txt", "rendezvous"
@@ -54,25 +53,30 @@ def main(argv: Sequence[str]) -> int:
         raise RefusedError(["which method? give --config=configs/diloco.py (or another)"], "launch")
     workdir = Path(values.workdir or f"runs/{Path(path.partition(':')[0]).stem}-regions").absolute()
     given = [] if values.regions is None else [("regions", str(values.regions))]
-    shared = [
-        *overrides,
-        *given,
-        ("exchange", values.exchange),
-        ("rendezvous", f"file://{workdir / RENDEZVOUS}"),
-    ]
+    shared = [*overrides, *given, ("exchange", values.exchange)]
+    shared += [] if values.faults is None else [("faults", values.faults)]
+    rendezvous = workdir / RENDEZVOUS
     problems = [f"unexpected argument {argument!r}" for argument in rest]
-    regions, faults = _check(path, shared, workdir, problems, values.faults)
+    regions, faults = _check(
+        path, [*shared, ("rendezvous", f"file://{rendezvous}")], workdir, problems
+    )
     cache = [] if values.compile_cache is None else [f"--compile_cache={values.compile_cache}"]
-    jobs = [_Job(path, shared, r, workdir, cache, values.restarts) for r in range(regions)]
+    jobs = [
+        _Job(path, shared, r, workdir, door(rendezvous, r), cache, values.restarts)
+        for r in range(regions)
+    ]
+    rendezvous.mkdir(parents=True, exist_ok=True)
+    for region in range(regions):
+        open_door(rendezvous, region)
     console = Console()
-    code = run(jobs, console, Striker(faults, jobs, workdir / RENDEZVOUS))
+    code = run(jobs, console, Striker(faults, jobs, rendezvous))
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)
     return code
 
 
-def _check(path: str, shared, workdir: Path, problems: list[str], script: str | None):
+def _check(path: str, shared, workdir: Path, problems: list[str]):
     """Refuse what any region would refuse, before any is started; (how many there are, faults)."""
     config, found = load_config(path, [*shared, ("region", "0")])
     problems = problems + found
@@ -80,10 +84,9 @@ def _check(path: str, shared, workdir: Path, problems: list[str], script: str | 
         job = resolve(config, workdir / "region0")
     except RefusedError as error:
         raise RefusedError(problems + error.problems, "launch") from error
-    faults, wrong = read(script, job.regions, job.steps) if script else ([], [])
-    if problems + wrong:
-        raise RefusedError(problems + wrong, "launch")
-    return job.regions, faults
+    if problems:
+        raise RefusedError(problems, "launch")
+    return job.regions, job.faults
 
 
 @dataclasses.dataclass
@@ -100,6 +103,7 @@ class _Job:
     shared: list[tuple[str, str]]
     region: int
     folder: Path
+    rendezvous: Path
     more: list[str]
     restarts: int
     process: subprocess.Popen | None = None
@@ -121,6 +125,7 @@ class _Job:
     def start(self) -> None:
         self.workdir.mkdir(parents=True, exist_ok=True)
         fields = [f"--config.{name}={value}" for name, value in self.shared]
+        fields += [f"--config.rendezvous=file://{self.rendezvous}"]
         fields += [f"--config.region={self.region}", f"--workdir={self.workdir}"]
         arguments = ["train", f"--config={self.config}", *fields, *self.more]
         self.process = start("experiments", arguments, self.output)

@@ -133,7 +133,7 @@ class Loop:
         """Who takes part in an exchange: a pure function of (seed, step)."""
         job = self.run.job
         chance, seed, regions = job.config["participation"], job.config["seed"], job.regions
-        if chance == 1 and not job.faults:
+        if self.run.exchange is not None or (chance == 1 and not job.faults):
             return None
         up = participants(job.faults, regions)
         return lambda step: (

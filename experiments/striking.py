@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from experiments.board import last_line
-from experiments.faults import Fault
+from experiments.faults import INSIDE, Fault
 from experiments.workdir import METRICS
 
 
@@ -32,11 +33,11 @@ class Striker:
 
     Args:
       targets: by region.
-      rendezvous: the folder where they meet.
+      rendezvous: the folder where they meet; every region goes there by a `door` of its own.
     """
 
     def __init__(self, faults: Sequence[Fault], targets: Sequence[Target], rendezvous: Path):
-        self._waiting = list(faults)
+        self._waiting = [fault for fault in faults if fault.kind not in INSIDE]
         self._running: dict[Fault, float] = {}  # and when it began
         self._targets, self._rendezvous = targets, rendezvous
 
@@ -78,7 +79,10 @@ class Striker:
             return
         target = self._targets[fault.region]
         target.held = True
-        target.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+        if fault.kind == "partition":
+            _lead(door(self._rendezvous, fault.region), os.devnull)
+        else:
+            target.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
     def _end(self, fault: Fault) -> None:
         if fault.kind == "outage":
@@ -86,11 +90,32 @@ class Striker:
             _away(self._rendezvous).rename(self._rendezvous)
             return
         target = self._targets[fault.region]
-        if fault.kind == "kill":
+        if fault.kind == "partition":
+            open_door(self._rendezvous, fault.region)
+        elif fault.kind == "kill":
             target.start()
         else:
             target.signal(signal.SIGCONT)
         target.held = False
+
+
+def door(rendezvous: Path, region: int) -> Path:
+    """The name by which a region knows the folder, so that it alone can be cut off."""
+    return rendezvous.with_name("doors") / f"region{region}"
+
+
+def open_door(rendezvous: Path, region: int) -> None:
+    """Let a region's door lead to the folder."""
+    _lead(door(rendezvous, region), rendezvous)
+
+
+def _lead(link: Path, target: Path | str) -> None:
+    """Point a symbolic link elsewhere, in one step."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    new = link.with_name(f"{link.name}.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target)
+    new.rename(link)
 
 
 def _named(fault: Fault) -> str:

@@ -15,6 +15,7 @@ from lowcomm_jax.measurements import Measurements, measured_by
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.schedule import delay_per_region
 from lowcomm_jax.state import InFlight, TrainState, flight_key, in_send_order, with_inner, without
+from lowcomm_jax.token_mean import restart_count
 from lowcomm_jax.topology import Groups
 
 PyTree = Any
@@ -179,7 +180,7 @@ class RoundTrips:
             clock=clock,
         )
         if self.by_tokens:
-            counted = _restart_count(state.inner.tokens, mask, np.int32(p))
+            counted = restart_count(state.inner.tokens, mask, np.int32(p))
             state = with_inner(state, tokens=counted)
         return self._average(state, mask, flight) if p == 0 and self._averaged else state
 
@@ -293,9 +294,3 @@ class RoundTrips:
 
 def _set(items: tuple, index: int, value: PyTree) -> tuple:
     return (*items[:index], value, *items[index + 1 :])
-
-
-@jax.jit
-def _restart_count(tokens_RxK: jax.Array, mask_R: jax.Array, p: jax.Array) -> jax.Array:
-    """Zero the tokens since the last send of fragment p in the regions that sent it."""
-    return tokens_RxK.at[:, p].set(jax.numpy.where(mask_R, 0.0, tokens_RxK[:, p]))

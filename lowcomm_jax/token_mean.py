@@ -1,4 +1,4 @@
-"""The mean over a number of microbatches that is known only when the step runs."""
+"""Tokens as weights: the mean over microbatches whose number is known only when the step runs."""
 
 from __future__ import annotations
 
@@ -44,3 +44,9 @@ def weighted_mean(
     sums, total, buffers = jax.lax.fori_loop(0, count, body, start)
     share = jnp.where(total > 0, 1.0 / jnp.where(total > 0, total, 1.0), 0.0)
     return jax.tree.map(lambda x: x * share, sums), total, buffers
+
+
+@jax.jit
+def restart_count(tokens_RxK: jax.Array, mask_R: jax.Array, p: jax.Array) -> jax.Array:
+    """Zero the tokens since the last send of fragment p in the regions that sent it."""
+    return tokens_RxK.at[:, p].set(jnp.where(mask_R, 0.0, tokens_RxK[:, p]))

@@ -171,3 +171,4 @@ def test_payloads_of_the_dead_and_of_earlier_jobs_are_removed(party):
         land([again], f"{number}")
     until(lambda: stored(again, "said/") == [6, 7])
     until(lambda: len(again._office.store.list("blob/")) in (0, 2))
+    assert stored(again, "said/") == [6, 7]

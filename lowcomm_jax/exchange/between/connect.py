@@ -10,6 +10,7 @@ from lowcomm_jax.exchange.between import kv
 from lowcomm_jax.exchange.between.beats import Beats
 from lowcomm_jax.exchange.between.commits import Board
 from lowcomm_jax.exchange.between.kv import Store
+from lowcomm_jax.exchange.between.mishaps import Mishaps, NoMishaps
 from lowcomm_jax.exchange.between.office import Heal, Office
 from lowcomm_jax.exchange.between.peer_transport import PeerTransport
 from lowcomm_jax.exchange.between.remote import RemoteExchange
@@ -29,6 +30,7 @@ def store(
     timing: Timing | None = None,
     keep: int = 16,
     heal: Heal = "stop",
+    mishaps: Mishaps | None = None,
 ) -> RemoteExchange:
     """Exchange whose payloads go through the key-value store; regions need no route to another.
 
@@ -43,12 +45,13 @@ def store(
       heal: what holds when regions that must have the same anchor have not. Nothing, all "stop";
         that of the "majority", or that of the "lowest" region: the others stop, and take it when
         they come back.
+      mishaps: what goes wrong on purpose; None = nothing.
 
     Raises:
       ValueError: lists everything that is wrong with the arguments.
       StoreUnavailable: the store cannot be opened.
     """
-    parts = _parts(url, region, count, run_id, secret, timing, keep, heal)
+    parts = _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
     transport = StoreTransport(parts["store"], parts["tally"])
     return RemoteExchange(Office(transport=transport, **parts), "store", keep)
 
@@ -64,6 +67,7 @@ def peers(
     timing: Timing | None = None,
     keep: int = 4,
     heal: Heal = "stop",
+    mishaps: Mishaps | None = None,
 ) -> RemoteExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
@@ -74,13 +78,13 @@ def peers(
       keep: keys whose payloads of all regions stay in this host's memory for regions that are
         late; more than may be in flight at once.
     """
-    parts = _parts(url, region, count, run_id, secret, timing, keep, heal)
+    parts = _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
     names = ("store", "seal", "beats", "tally", "pace", "timing", "closing")
     transport = PeerTransport(*(parts[name] for name in names), address)
     return RemoteExchange(Office(transport=transport, **parts), "peers", keep)
 
 
-def _parts(url, region, count, run_id, secret, timing, keep, heal) -> dict[str, Any]:
+def _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps) -> dict[str, Any]:
     """The parts of an office but for the transport; checks all arguments first."""
     timing = timing or Timing()
     wrong = timing.violations()
@@ -115,6 +119,7 @@ def _parts(url, region, count, run_id, secret, timing, keep, heal) -> dict[str, 
         "board": Board(opened, seal),
         "beats": Beats(opened, seal, region, count, timing),
         "pace": Pace(timing),
+        "mishaps": mishaps or NoMishaps(),
         "closing": threading.Event(),
         "halted": threading.Event(),
     }

@@ -100,6 +100,7 @@ class Fetch:
         office, payload = self._office, self.payload
         began = time.monotonic()
         data = office.transport.get(payload.digest, payload.nbytes, self._holders, self._hint)
+        office.mishaps.received(self._key, len(data))
         if wire.digest(data) != payload.digest:
             raise Rejected(f"what came for {payload.digest} was damaged")
         self._missing_since_s = None

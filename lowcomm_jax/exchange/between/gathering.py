@@ -134,6 +134,7 @@ class Gathering:
         if request.takes_part:
             data = wire.pack(office.run_id, request.key, office.region, host)
             payload = Payload(wire.digest(data), len(data))
+            data = office.mishaps.sent(request.key, data)
             readers = [r for r in request.members if r != office.region]
             hint = self._insist(lambda: office.transport.put(payload.digest, data, readers))
             self._own = payload, host
@@ -195,13 +196,15 @@ class Gathering:
             if confirmed is not None:
                 self._held[region] = confirmed
         living = office.beats.living(certain=False)
-        if not self._over([r for r in published.keys() - self._held.keys() if r in living]):
+        # A region may wait as long for payloads before it confirms: later than we began to wait.
+        unsure = [r for r in published.keys() - self._held.keys() if r in living]
+        if not self._over(unsure, deadlines=2):
             return None
         digests = {r: p.digest for r, p in published.items()}
         chosen = participants(digests, self._held)
         if not all(self._has(r) for r in chosen):
             # We are the odd one out, and the record is theirs to write as long as they live.
-            if not self._over([r for r in chosen if r in living]):
+            if not self._over([r for r in chosen if r in living], deadlines=2):
                 return None
             chosen = participants({r: d for r, d in digests.items() if self._has(r)}, self._held)
         notes = {r: said.note for r, said in self._said.items() if said.note is not None}
@@ -212,10 +215,10 @@ class Gathering:
     def _waited_s(self) -> float:
         return self._office.beats.clock_s - self._since_s
 
-    def _over(self, waiting: list[int]) -> bool:
+    def _over(self, waiting: list[int], deadlines: int = 1) -> bool:
         """Whether waiting is over: for nobody any more, or for too long."""
         nbytes = sum(said.payload.nbytes for said in self._said.values() if said.payload)
-        return not waiting or self._waited_s >= self._office.pace.deadline_s(nbytes)
+        return not waiting or self._waited_s >= deadlines * self._office.pace.deadline_s(nbytes)
 
     def _hear(self) -> None:
         """Look for announcements, and fetch what they announce."""

@@ -9,6 +9,7 @@ from typing import Literal
 from lowcomm_jax.exchange.between.beats import Beats
 from lowcomm_jax.exchange.between.commits import Board
 from lowcomm_jax.exchange.between.kv import Store
+from lowcomm_jax.exchange.between.mishaps import Mishaps
 from lowcomm_jax.exchange.between.secret import Seal
 from lowcomm_jax.exchange.between.tally import Tally
 from lowcomm_jax.exchange.between.timing import Pace, Timing
@@ -33,5 +34,6 @@ class Office:
     beats: Beats
     transport: Transport
     pace: Pace
+    mishaps: Mishaps
     closing: threading.Event
     halted: threading.Event

@@ -17,10 +17,11 @@ import numpy as np
 from lowcomm_jax.exchange.between import joining
 from lowcomm_jax.exchange.between.arrived import Arrived, arrange
 from lowcomm_jax.exchange.between.commits import name_of
-from lowcomm_jax.exchange.between.gathering import Gathered, Gathering, Request
+from lowcomm_jax.exchange.between.gathering import Gathering, Request
 from lowcomm_jax.exchange.between.litter import Litter
 from lowcomm_jax.exchange.between.office import Office
 from lowcomm_jax.exchange.between.states import State, States
+from lowcomm_jax.exchange.between.waiting import Waiting
 
 
 class RemoteExchange:
@@ -40,8 +41,7 @@ class RemoteExchange:
         self._states = States(office)
         self._open: dict[str, Gathering] = {}
         self._running: list[Gathering] = []
-        self._roster: dict[int, int] = {}
-        self._behind: dict[int, int] = {}
+        self._waiting = Waiting(office.beats)
 
     # -- membership ---------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class RemoteExchange:
         atexit.register(self._end)
         joining.register(self._office, self._kind)
         self._litter.adopt()
-        self._roster = joining.enter(self._office, wait_s, step)
+        self._waiting.roster = joining.enter(self._office, wait_s, step)
 
     @property
     def awaited(self) -> bool:
@@ -271,35 +271,10 @@ class RemoteExchange:
 
     def _gather(self, request: Request) -> Gathering:
         self._litter.begin(request.key)
-        gathering = Gathering(self._office, request, self._awaited, self._done)
+        gathering = Gathering(self._office, request, self._waiting.awaited, self._done)
         self._running = [g for g in self._running if g.running] + [gathering]
         gathering.begin()
         return gathering
-
-    def _awaited(self, region: int) -> bool:
-        """Whether a region is alive and may be expected to announce."""
-        beats = self._office.beats
-        beat = beats.latest().get(region)
-        if beat is None or beat.wants or region not in beats.living(certain=False):
-            return False
-        began_with_us = self._roster.get(region) == beat.incarnation
-        # See `_note_silent`.
-        caught_up = beat.step >= self._behind.get(region, beat.step)
-        return (began_with_us or beat.awaited) and caught_up
-
-    def _note_silent(self, others: set[int], gathered: Gathered) -> None:
-        """Whoever was waited for in vain is waited for again once it comes to where we are now.
-
-        Not later: one that goes on as fast as we do would never come to where we are then.
-        """
-        beats = self._office.beats
-        heard = gathered.heard | gathered.commit.payloads.keys()
-        for region in others & heard:
-            self._behind.pop(region, None)
-        for region in others - heard:
-            beat = beats.latest().get(region)
-            if region not in self._behind or (beat and beat.step >= self._behind[region]):
-                self._behind[region] = beats.own.step
 
     def _done(self, gathering: Gathering) -> None:
         """On the thread of an exchange, when it is over."""
@@ -307,6 +282,6 @@ class RemoteExchange:
             return
         request, gathered = gathering.request, gathering.outcome.result()
         if request.joins:
-            self._note_silent(set(request.members) - {self.region}, gathered)
+            self._waiting.note(set(request.members) - {self.region}, gathered)
         self._litter.done(request.key, request.name, gathering.digests)
         self._litter.sweep()

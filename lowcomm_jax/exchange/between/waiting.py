@@ -1,0 +1,44 @@
+"""Whom a region waits for in an exchange."""
+
+from __future__ import annotations
+
+from lowcomm_jax.exchange.between.beats import Beats
+from lowcomm_jax.exchange.between.gathering import Gathered
+
+
+class Waiting:
+    """Tells who may be expected to announce, of those that are alive.
+
+    Whoever began the epoch with us is waited for, and whoever came in later from its first payload
+    on; not one that asks for a state, nor one that was waited for in vain, until it has caught up.
+
+    Attributes:
+      roster: incarnation of the regions that began the epoch.
+    """
+
+    def __init__(self, beats: Beats):
+        self.roster: dict[int, int] = {}
+        self._beats = beats
+        self._behind: dict[int, int] = {}
+
+    def awaited(self, region: int) -> bool:
+        """Whether a region is alive and may be expected to announce."""
+        beat = self._beats.latest().get(region)
+        if beat is None or beat.wants or region not in self._beats.living(certain=False):
+            return False
+        began_with_us = self.roster.get(region) == beat.incarnation
+        caught_up = beat.step >= self._behind.get(region, beat.step)
+        return (began_with_us or beat.awaited) and caught_up
+
+    def note(self, others: set[int], gathered: Gathered) -> None:
+        """Whoever was waited for in vain is waited for again once it comes to where we are now.
+
+        Not later: one that goes on as fast as we do would never come to where we are then.
+        """
+        heard = gathered.heard | gathered.commit.payloads.keys()
+        for region in others & heard:
+            self._behind.pop(region, None)
+        for region in others - heard:
+            beat = self._beats.latest().get(region)
+            if region not in self._behind or (beat and beat.step >= self._behind[region]):
+                self._behind[region] = self._beats.own.step
