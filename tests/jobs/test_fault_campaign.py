@@ -105,7 +105,7 @@ class Job:
         store = self.exchange._office.store
         answer = store._answer
 
-        def away(future):
+        def away(future, nbytes=0):
             raise exchange.StoreUnavailable("cut off")
 
         store._answer = away

@@ -9,7 +9,7 @@ import numpy as np
 
 from lowcomm_jax.exchange.between import wire
 from lowcomm_jax.exchange.between.errors import Rejected
-from lowcomm_jax.exchange.between.gathering import Gathered
+from lowcomm_jax.exchange.between.request import Gathered
 from lowcomm_jax.exchange.between.tally import Tally
 
 
@@ -33,6 +33,12 @@ class Arrived:
     bytes_received: int
     seconds: float
     waited: float
+
+
+def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
+    """An exchange in which nobody took part."""
+    arrays = {n: np.zeros((count, *s.shape), s.dtype) for n, s in like.items()}
+    return Arrived(np.zeros(count, bool), arrays, {}, 0, 0, 0.0, 0.0)
 
 
 def arrange(

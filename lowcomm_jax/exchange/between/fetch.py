@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from lowcomm_jax.exchange.between.office import Office
 
 _DAMAGED_TRIES = 3
 _PATIENCE_S = 10.0
+log = logging.getLogger(__name__)
 
 
 class Fetch:
@@ -24,12 +26,15 @@ class Fetch:
       region, payload: whose, and which.
       arrays: what it holds, once it is here and verified.
       refused: why it is not what this exchange needs; final, since it is named by its content.
+
+    An error of any other kind ends the whole exchange (`Beats.fail`).
     """
 
     def __init__(
         self,
         office: Office,
         key: str,
+        name: str,
         region: int,
         payload: Payload,
         like: wire.Shapes | None,
@@ -39,7 +44,8 @@ class Fetch:
         self.region, self.payload = region, payload
         self.arrays: dict[str, np.ndarray] | None = None
         self.refused: Rejected | None = None
-        self._office, self._key, self._like = office, key, like
+        self._office, self._like = office, like
+        self._key, self._name = key, name
         self._holders, self._hint = holders, hint
         self._damaged = 0
         self._missing_since_s: float | None = None
@@ -78,13 +84,20 @@ class Fetch:
         self._finished.wait(seconds)
 
     def _run(self) -> None:
+        try:
+            self._insist()
+        except Exception as error:
+            self._office.beats.fail(error)
+
+    def _insist(self) -> None:
         for pause in self._office.store.pauses():
             if self._cancelled.is_set():
                 return
             try:
                 self._try()
-            except StoreUnavailable:
-                pass  # The heartbeat reports it.
+            except StoreUnavailable as error:
+                # The heartbeat reports an outage, but knows nothing of what is too large.
+                log.info("payload of region %d for %s: %s", self.region, self._key, error)
             except (Missing, Rejected) as error:
                 if isinstance(error, Rejected):
                     self._office.tally.add("rejected_damaged")
@@ -107,7 +120,7 @@ class Fetch:
         office.pace.moved(len(data), time.monotonic() - began)
         try:
             arrays = wire.unpack(
-                data, run_id=office.run_id, key=self._key, region=self.region, like=self._like
+                data, run_id=office.run_id, key=self._name, region=self.region, like=self._like
             )
         except Rejected as error:
             office.tally.add("rejected_content")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,40 +18,10 @@ from lowcomm_jax.exchange.between.commits import Commit, Payload, Said
 from lowcomm_jax.exchange.between.errors import Lost, StoreUnavailable
 from lowcomm_jax.exchange.between.fetch import Fetch
 from lowcomm_jax.exchange.between.office import Office
+from lowcomm_jax.exchange.between.request import Gathered, Request
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What one exchange is about.
-
-    Attributes:
-      key, name: as the caller calls it, and as the store does.
-      members: regions of the group, ascending.
-      arrays: of this region, without a region axis.
-      takes_part: publish them, or announce absence.
-      note: small JSON for the others.
-      joins: False = only read a commit that stands.
-    """
-
-    key: str
-    name: str
-    members: tuple[int, ...]
-    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
-    takes_part: bool = False
-    note: dict | None = None
-    joins: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Gathered:
-    """The end of an exchange: the commit record, and the arrays of those who took part."""
-
-    commit: Commit
-    arrays: dict[int, dict[str, np.ndarray]]
-    heard: frozenset[int]
-    seconds: float
+log = logging.getLogger(__name__)
 
 
 class Gathering:
@@ -132,7 +103,8 @@ class Gathering:
         if self._insist(lambda: office.board.standing(request.name)) is not None:
             return
         if request.takes_part:
-            data = wire.pack(office.run_id, request.key, office.region, host)
+            # By its name, which has the epoch: equal payloads of two epochs are not one.
+            data = wire.pack(office.run_id, request.name, office.region, host)
             payload = Payload(wire.digest(data), len(data))
             data = office.mishaps.sent(request.key, data)
             readers = [r for r in request.members if r != office.region]
@@ -149,7 +121,8 @@ class Gathering:
             self._check()
             try:
                 return act()
-            except StoreUnavailable:
+            except StoreUnavailable as error:
+                log.info("%s: %s", self.request.key, error)
                 self._office.closing.wait(pause)
         raise AssertionError("pauses never end")
 
@@ -264,8 +237,9 @@ class Gathering:
         if region in self._fetches:
             self._fetches[region].cancel()
         holders = [region] + [r for r in self.request.members if r != region]
+        key, name = self.request.key, self.request.name
         self._fetches[region] = Fetch(
-            self._office, self.request.key, region, payload, self._like, holders, hint
+            self._office, key, name, region, payload, self._like, holders, hint
         )
 
     # -- complete -----------------------------------------------------------------------------

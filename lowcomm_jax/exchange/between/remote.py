@@ -8,6 +8,7 @@ while the job trains. Bytes are authenticated, not encrypted.
 from __future__ import annotations
 
 import atexit
+import itertools
 import time
 from typing import Any
 
@@ -17,9 +18,11 @@ import numpy as np
 from lowcomm_jax.exchange.between import joining
 from lowcomm_jax.exchange.between.arrived import Arrived, arrange
 from lowcomm_jax.exchange.between.commits import name_of
-from lowcomm_jax.exchange.between.gathering import Gathering, Request
+from lowcomm_jax.exchange.between.errors import Rejected
+from lowcomm_jax.exchange.between.gathering import Gathering
 from lowcomm_jax.exchange.between.litter import Litter
 from lowcomm_jax.exchange.between.office import Office
+from lowcomm_jax.exchange.between.request import Request
 from lowcomm_jax.exchange.between.states import State, States
 from lowcomm_jax.exchange.between.waiting import Waiting
 
@@ -31,7 +34,8 @@ class RemoteExchange:
       region: which one we are; count: how many there are.
       heal: see `exchange.store`.
 
-    Methods may be called from one thread; most raise `Superseded` when the place is taken.
+    Methods may be called from one thread; most raise `Superseded` when the place is taken, and
+    `Lost` when the others have begun the run anew.
     """
 
     def __init__(self, office: Office, kind: str, keep: int):
@@ -57,13 +61,14 @@ class RemoteExchange:
 
         Raises:
           ValueError: the run stands there under another secret or with other settings.
-          TimeoutError: not all regions of a new run came in time.
-          StoreUnavailable: the store does not answer.
+          TimeoutError: not all regions of a new run came in time, or only fresh ones came back.
+          StoreUnavailable: the store does not answer all that time.
         """
         atexit.register(self._end)
-        joining.register(self._office, self._kind)
-        self._litter.adopt()
-        self._waiting.roster = joining.enter(self._office, wait_s, step)
+        office, until = self._office, time.monotonic() + wait_s
+        joining.insist(office, until, lambda: joining.register(office, self._kind))
+        joining.insist(office, until, self._litter.adopt)
+        self._waiting.roster = joining.enter(office, until, step)
 
     @property
     def awaited(self) -> bool:
@@ -93,9 +98,14 @@ class RemoteExchange:
           StoreUnavailable: try again later.
         """
         seal, store = self._office.seal, self._office.store
-        key = f"agreed/{self._office.beats.own.epoch}/{name}"
-        store.create(key, seal.close(key, proposal))
-        return seal.open(key, store.read(key) or b"")
+        for number in itertools.count():
+            key = f"agreed/{self._office.beats.own.epoch}/{name}/{number}"
+            store.create(key, seal.close(key, proposal))
+            try:
+                return seal.open(key, store.read(key) or b"")
+            except Rejected:  # not signed: the next number takes its place
+                self._office.tally.add("rejected_record")
+        raise AssertionError("numbers never end")
 
     def counts(self) -> dict[str, int]:
         """What was counted since the start.
@@ -144,8 +154,10 @@ class RemoteExchange:
         office.closing.set()
         for gathering in self._running:
             gathering.join()
+        self._states.join()
         office.beats.stop()
         office.transport.close()
+        self._running = []
 
     # -- exchanges ----------------------------------------------------------------------------
 
@@ -231,8 +243,8 @@ class RemoteExchange:
         return set(self._states.asking())
 
     def donors(self) -> set[int]:
-        """Other living regions, without those that ask for a state themselves."""
-        return self.living() - self.asking() - {self.region}
+        """Other living regions that train, or have trained, with the others."""
+        return self._states.donors()
 
     def owes_state(self) -> bool:
         """Whether this region is to give a state: others ask, and it is the lowest that does not.
@@ -241,12 +253,13 @@ class RemoteExchange:
         """
         return self._states.owed()
 
-    def give_state(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
-        """Publish a state; False: another region has given this step's."""
-        return self._states.give(step, arrays, document)
+    def give_state(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> None:
+        """Publish a state, on a thread of its own; not when this step's stands for all who ask."""
+        self._states.give_soon(step, arrays, document)
 
     def newest_state(self) -> State | None:
         """(step, arrays, document) of the highest step that verifies. See `States.newest`."""
+        self._office.beats.check()
         return self._states.newest()
 
     # -- inside -------------------------------------------------------------------------------
