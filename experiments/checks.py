@@ -25,7 +25,7 @@ from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import Source
 from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig, preset
-from lowcomm_jax.models.pipeline import pipeline_problems, schedule_problems
+from lowcomm_jax.models.pipeline_checks import pipeline_problems, schedule_problems
 from lowcomm_jax.models.weights import config_from_llama
 from lowcomm_jax.regions import Regions, default_mesh
 from lowcomm_jax.rounds import Guard

@@ -168,7 +168,8 @@ def make_model(job: Job, config: TransformerConfig) -> Model | Pipeline:
     if job.mesh.shape["stage"] == 1:
         return build(config)
     routed, schedule = job.config["random_routing"], job.config["pipeline_schedule"]
-    return Pipeline(build(config), job.mesh, job.microbatches, routed, schedule)
+    seed = job.config["seed"]
+    return Pipeline(build(config), job.mesh, job.microbatches, routed, schedule, seed)
 
 
 def abstract_params(model: Model | Pipeline) -> Any:
