@@ -45,6 +45,8 @@ def placed(tree, specs, mesh):
 EVEN = (2, 2, 2, 1), 4, {"layers": 4, "vocab_size": 40, "remat": "full", "tie_embeddings": True}
 # 5 blocks in 4 stages of 2, 41 tokens in slices of 11, and a width that does not divide.
 ODD = (1, 4, 1, 2), 1, {"layers": 5, "width": 15, "qk_norm": True, "remat": "dots"}
+# One stage, of microbatches all the same.
+ALONE = (2, 1, 2, 1), 2, {"layers": 2}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,7 @@ ODD = (1, 4, 1, 2), 1, {"layers": 5, "width": 15, "qk_norm": True, "remat": "dot
     [
         ("gpipe", 4, *EVEN),
         ("gpipe", 4, *ODD),
+        ("gpipe", 2, *ALONE),
         # Quick on a toy: tests/engine/test_one_f_one_b.py.
         pytest.param("1f1b", 4, *EVEN, marks=pytest.mark.slow),
         pytest.param("1f1b", 8, *ODD, marks=pytest.mark.slow),
