@@ -34,11 +34,13 @@ class Run:
 
     Attributes:
       last: the step at which all end, once that is known.
+      over: all have; until then those who come late are given a state.
     """
 
     def __init__(self, make, method):
         self.make, self.method = make, method
         self.last: int | None = None
+        self.over = threading.Event()
 
 
 class Job:
@@ -77,7 +79,10 @@ class Job:
             count = PERIOD if self.run.last is None else min(PERIOD, self.run.last - at)
             state, _ = one.run(state, self._batches(at, count))
             self.step = int(state.clock.step)
-        self.ended = values(one.finish(state))
+        state = one.finish(state)
+        self.ended = values(state)
+        while not (self.run.over.wait(0.1) or self.dead):
+            rejoin.serve(one, state)
 
     def _batches(self, at: int, count: int):
         for step in range(at, at + count):
@@ -157,8 +162,11 @@ def campaign(party, method, faults: int, seed: int) -> tuple:
 
     until(healed, 120.0)
     run.last = max(job.step for job in jobs.values()) + 10 * PERIOD
+    with contextlib.suppress(AssertionError):
+        until(lambda: all(job.ended or job.error for job in jobs.values()), 120.0)
+    run.over.set()
     for job in [*jobs.values(), *dead]:
-        job.thread.join(120.0)
+        job.thread.join(20.0)
         if job.thread.is_alive():
             faulthandler.dump_traceback(all_threads=True)
         assert not job.thread.is_alive(), f"region {job.region} waits for ever, at step {job.step}"
