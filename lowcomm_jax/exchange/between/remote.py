@@ -17,9 +17,12 @@ import numpy as np
 from lowcomm_jax.exchange.between import joining
 from lowcomm_jax.exchange.between.arrived import Arrived, arrange
 from lowcomm_jax.exchange.between.commits import name_of
-from lowcomm_jax.exchange.between.gathering import Gathering, Request
+from lowcomm_jax.exchange.between.gathering import Gathering
+from lowcomm_jax.exchange.between.halves import Halves, stands
 from lowcomm_jax.exchange.between.litter import Litter
 from lowcomm_jax.exchange.between.office import Office
+from lowcomm_jax.exchange.between.requests import Request
+from lowcomm_jax.exchange.between.slices import Reduction
 from lowcomm_jax.exchange.between.states import State, States
 from lowcomm_jax.exchange.between.waiting import Waiting
 
@@ -39,8 +42,8 @@ class RemoteExchange:
         self._office, self._kind = office, kind
         self._litter = Litter(office, keep)
         self._states = States(office)
-        self._open: dict[str, Gathering] = {}
-        self._running: list[Gathering] = []
+        self._open: dict[str, Gathering | Halves] = {}
+        self._running: list[Gathering | Halves] = []
         self._waiting = Waiting(office.beats)
 
     # -- membership ---------------------------------------------------------------------------
@@ -157,6 +160,7 @@ class RemoteExchange:
         takes_part: bool = True,
         members: tuple[int, ...] | None = None,
         note: dict | None = None,
+        reduction: Reduction | None = None,
     ) -> None:
         """Begin to exchange; returns at once.
 
@@ -166,12 +170,14 @@ class RemoteExchange:
           takes_part: False announces absence; the arrays then only tell the shapes.
           members: the group that exchanges; None = all regions.
           note: small JSON that travels with the announcement.
+          reduction: how the arrays are reduced in slices; None = everyone gets those of all.
 
         Raises:
           ValueError: lists what is wrong with the arguments.
         """
         self._office.beats.check()
-        request = self._request(key, members, arrays=dict(arrays), takes_part=takes_part, note=note)
+        given = {"arrays": dict(arrays), "takes_part": takes_part, "note": note}
+        request = self._request(key, members, reduction=reduction, **given)
         for x in arrays.values():
             if isinstance(x, jax.Array):
                 x.copy_to_host_async()
@@ -189,7 +195,8 @@ class RemoteExchange:
         """Wait until the commit record stands and all its payloads are here.
 
         Args:
-          like: shapes and dtypes of the arrays, without a region axis.
+          like: shapes and dtypes of the arrays, without a region axis; where they are reduced, of
+            what comes beside the slices.
 
         Raises:
           Rejected: a region's payload has other shapes than `like`.
@@ -207,6 +214,7 @@ class RemoteExchange:
         like: dict[str, jax.ShapeDtypeStruct],
         *,
         members: tuple[int, ...] | None = None,
+        reduction: Reduction | None = None,
     ) -> Arrived | None:
         """Read an exchange that we did not start ourselves; None = no commit record stands yet.
 
@@ -214,8 +222,8 @@ class RemoteExchange:
           StoreUnavailable: try again later; and what `finish` raises.
         """
         self._office.beats.check()
-        request = self._request(key, members, joins=False)
-        if self._office.board.standing(request.name) is None:
+        request = self._request(key, members, joins=False, reduction=reduction)
+        if not stands(self._office.board, request):
             return None
         self._open[key] = self._gather(request)
         return self.finish(key, like)
@@ -269,19 +277,20 @@ class RemoteExchange:
         name = name_of(epoch, key, group, self.count)
         return Request(key, name, group, **rest)
 
-    def _gather(self, request: Request) -> Gathering:
+    def _gather(self, request: Request) -> Gathering | Halves:
         self._litter.begin(request.key)
-        gathering = Gathering(self._office, request, self._waiting.awaited, self._done)
+        kind = Gathering if request.reduction is None else Halves
+        gathering = kind(self._office, request, self._waiting.awaited, self._done)
         self._running = [g for g in self._running if g.running] + [gathering]
         gathering.begin()
         return gathering
 
-    def _done(self, gathering: Gathering) -> None:
+    def _done(self, gathering: Gathering | Halves) -> None:
         """On the thread of an exchange, when it is over."""
         if gathering.outcome.exception() is not None:
             return
         request, gathered = gathering.request, gathering.outcome.result()
         if request.joins:
             self._waiting.note(set(request.members) - {self.region}, gathered)
-        self._litter.done(request.key, request.name, gathering.digests)
+        self._litter.done(request.key, gathering.published)
         self._litter.sweep()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowcomm_jax.exchange.between.beats import Beats
-from lowcomm_jax.exchange.between.gathering import Gathered
+from lowcomm_jax.exchange.between.requests import Gathered
 
 
 class Waiting:

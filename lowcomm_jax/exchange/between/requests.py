@@ -1,0 +1,61 @@
+"""What an exchange is about, and what comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from lowcomm_jax.exchange.between import wire
+from lowcomm_jax.exchange.between.commits import Commit
+from lowcomm_jax.exchange.between.slices import Reduction
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What one exchange is about.
+
+    Attributes:
+      key, name: as the caller calls it, and as the store does.
+      members: regions of the group, ascending.
+      arrays: of this region, without a region axis.
+      takes_part: publish them, or announce absence.
+      note: small JSON for the others.
+      joins: False = only read a commit that stands.
+      reduction: how payloads are reduced in slices; None = everyone gets all of everything.
+      like: what the payload of each region must hold; None = what this region's does, if it has
+        one.
+      follows: it continues another exchange, so that nobody has computed before it.
+    """
+
+    key: str
+    name: str
+    members: tuple[int, ...]
+    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+    takes_part: bool = False
+    note: dict | None = None
+    joins: bool = True
+    reduction: Reduction | None = None
+    like: dict[int, wire.Shapes] | None = None
+    follows: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """The end of an exchange.
+
+    Attributes:
+      commit: the record that says who took part.
+      arrays: of those.
+      heard: the regions that announced.
+      seconds: it took.
+      reduced: `[parts, ...]`, what became of payloads that are reduced in slices; `arrays` are then
+        what came beside them.
+    """
+
+    commit: Commit
+    arrays: dict[int, dict[str, np.ndarray]]
+    heard: frozenset[int]
+    seconds: float
+    reduced: dict[str, np.ndarray] | None = None
