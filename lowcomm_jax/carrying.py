@@ -41,6 +41,8 @@ class Carrier(Protocol):
         anchor: dict[str, Any],
         kept: PyTree,
         groups: Groups | None,
+        exchange: MeshExchange,
+        like: PyTree,
     ) -> None:
         """Send off a payload; returns at once.
 
@@ -51,6 +53,7 @@ class Carrier(Protocol):
           anchor: the fragment's anchor, `[A, ...]`, at the send.
           kept: what `before` returned.
           groups: who exchanges with whom; None = all regions.
+          exchange: that of the payload's level; like: shapes of the fragment's leaves.
         """
 
     def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
@@ -100,7 +103,7 @@ class OnMesh:
         del codec_state
         return None
 
-    def start(self, key, number, flight, anchor, kept, groups) -> None:
+    def start(self, key, number, flight, anchor, kept, groups, exchange, like) -> None:
         """The landing program does it all."""
 
     def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.methods.base import Method
@@ -56,7 +55,4 @@ def method_problems(method: Method) -> list[str]:
         refuse("it applies a region's own part apart from the others'", "use exchange='mesh'")
     if np.ndim(schedule.delay):
         refuse("one overlap for all regions is needed", "give a single number")
-    codec = None if method.codec is None else per_tensor(method.codec)
-    if codec is not None and codec.reduce == "two_shot":
-        refuse("payloads are gathered", "use reduce='auto' in the codec")
     return found
