@@ -37,7 +37,19 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
             f"outlier_factor={guard.outlier_factor}: a job does not know the other regions' norms "
             "when it sends; leave it out"
         )
+    if regions > 2 and method.reduces_all and not _on_host():
+        found.append(
+            "payloads are averaged on the host's processor, beside the training: add cpu to "
+            "JAX_PLATFORMS"
+        )
     return found + method_problems(method)
+
+
+def _on_host() -> bool:
+    try:
+        return bool(jax.local_devices(backend="cpu"))
+    except RuntimeError:
+        return False
 
 
 def method_problems(method: Method) -> list[str]:
