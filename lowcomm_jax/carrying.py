@@ -2,7 +2,7 @@
 
 On the mesh all regions are in one program and nothing needs carrying: the landing program reads
 every region's rows. Between jobs, `jobs.BetweenJobs` hands a payload to an exchange at the send and
-waits for everybody's at the landing.
+waits for everybody's, or for what they were reduced to, at the landing.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Carrier(Protocol):
         """Wait for everyone's payload.
 
         Returns:
-          (state, flight): the flight with the rows of all who exchange it; in the state, it says
-          whether the regions of this job were counted.
+          (state, flight): the flight with the rows of all who exchange it, or with what their
+          payloads were reduced to (`exchange.InSlices`); in the state, it says whether the regions of this job were counted.
         """
 
     def times(self, key: str | None) -> dict[str, np.ndarray]:

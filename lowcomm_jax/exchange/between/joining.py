@@ -8,7 +8,7 @@ from lowcomm_jax.exchange.between.errors import Rejected
 from lowcomm_jax.exchange.between.office import Office
 
 RUN = "run"
-_FORMAT = 1
+_FORMAT = 2
 
 
 def register(office: Office, kind: str) -> None:

@@ -1,8 +1,9 @@
 """Exchange between independent jobs, one per region: nothing is shared but a key-value store.
 
 An exchange of a key goes: publish our payload; announce it; fetch what others announce; agree on
-who took part by one create-only commit record; have all that it names. All of it runs on threads
-while the job trains. Bytes are authenticated, not encrypted.
+who took part by one create-only commit record; have all that it names. Payloads that are reduced in
+slices go through that twice (`halves`). All of it runs on threads while the job trains. Bytes are
+authenticated, not encrypted.
 """
 
 from __future__ import annotations
