@@ -61,7 +61,8 @@ class Carrier(Protocol):
 
         Returns:
           (state, flight): the flight with the rows of all who exchange it, or with what their
-          payloads were reduced to (`exchange.InSlices`); in the state, it says whether the regions of this job were counted.
+          payloads were reduced to (`exchange.InSlices`); in the state, it says whether the regions
+          of this job were counted.
         """
 
     def times(self, key: str | None) -> dict[str, np.ndarray]:
