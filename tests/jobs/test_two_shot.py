@@ -45,6 +45,21 @@ def test_anchors_and_parameters_are_those_of_the_mesh(name, regions, kind, betwe
     assert_same(jobs, together, False)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "int4"])
+def test_regions_of_different_meshes_have_one_anchor(name, between):
+    devices = jax.devices()
+    meshes = [
+        lc.make_mesh(devices=devices[:1]),
+        lc.make_mesh(fsdp=2, devices=devices[1:3]),
+        lc.make_mesh(tensor=2, devices=devices[3:5]),
+    ]
+    jobs = in_jobs(between(3), METHODS[name](), 3, 9, meshes=meshes)
+    for other in jobs[1:]:
+        for (anchor, _), (expected_anchor, _) in zip(other, jobs[0], strict=True):
+            jax.tree.map(np.testing.assert_array_equal, anchor, expected_anchor)
+
+
 @pytest.mark.parametrize("name", ["int4", pytest.param("dense", marks=pytest.mark.slow)])
 def test_who_is_killed_between_the_halves_counts_as_absent(name, brief):
     """Survivors go on as if it had sat out from the payload on that it did not average."""
