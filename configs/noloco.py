@@ -9,8 +9,8 @@ bf16, the anchors in fp32.
 
 `:published` is the setting of the paper's code for 125M parameters: 16 regions, H = 50, pairs,
 alpha = 0.5, beta = gamma = 0.7, 25,000 steps of 512 sequences. There the tokenizer is larger and
-the stages of the model are routed at random too: here with --config.mesh.stage=2 or more and
---config.random_routing=True.
+the stages of the model are routed at random too: here with --config.mesh.stage=2 or more,
+--config.mesh.region= as many as there are regions, and --config.random_routing=True.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,7 @@
 """Real links against the virtual clock, and what the clock itself costs.
 
     python -m experiments bench wan [--rates=25,100,500] [--methods=diloco,cocodc] [--periods=24]
+        [--batch=16]
 
 First what simulating costs: seconds, the ratio between neighbouring sizes beside the ratio of the
 sizes (linear growth gives equal ratios), the exponent fitted over all sizes, and how long regions
@@ -86,6 +87,9 @@ def main(argv: Sequence[str]) -> int:
     options.text("rates", ",".join(f"{r:g}" for r in bench_links.RATES), "Mbit/s of the real links")
     options.text("methods", ",".join(bench_links.METHODS), "what trains over them")
     options.whole("periods", 24, "periods of each run after its warm-up")
+    options.whole(
+        "batch", 16, "sequences of a step: more of them, and more of an exchange is hidden"
+    )
     values = options.values
     problems = [f"unexpected argument {a!r}" for a in parse_flags("bench wan", argv, values)]
     if values.help:
@@ -100,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
     if missing:
         console.print(f"real links are left out: {'; '.join(missing)}", highlight=False)
         return 0
-    rows = list(bench_links.rows(methods, rates, values.periods, console))
+    rows = list(bench_links.rows(methods, rates, values.periods, values.batch, console))
     console.print(bench_links.table(rows))
     return 0
 
@@ -119,8 +123,11 @@ def _chosen(values) -> tuple[list[float], list[str], list[str]]:
         rates = []
     if not rates or not all(0 < rate < np.inf for rate in rates):
         wrong.append(f"--rates={values.rates}: give Mbit/s above 0, with commas between them")
-    if values.periods < 1:
-        wrong.append(f"--periods={values.periods}: at least 1")
+    wrong += [
+        f"--{name}={getattr(values, name)}: at least 1"
+        for name in ("periods", "batch")
+        if getattr(values, name) < 1
+    ]
     return rates, methods, wrong
 
 

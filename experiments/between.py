@@ -79,8 +79,12 @@ def open_exchange(job: Job) -> RemoteExchange | None:
     )
 
 
+_OWN = ("region", "mesh", "microbatches", "accumulate", "replicas", "block", "offload")
+"""Fields in which the jobs of a run may differ: where and how each of them computes."""
+
+
 def run_id(fields: Mapping[str, Any]) -> str:
     """Digest of what all jobs of a run have in common: jobs of another config are strangers."""
-    shared = {k: v for k, v in identity(fields).items() if k != "region"}
+    shared = {k: v for k, v in identity(fields).items() if k not in _OWN}
     text = json.dumps(shared, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

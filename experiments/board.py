@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-_TAIL_BYTES = 4096
+_TAIL_BYTES = 1 << 20  # an evaluation of many documents is one line
 
 
 class Board:

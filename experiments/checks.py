@@ -14,6 +14,7 @@ import jax
 from experiments.between import alone
 from experiments.cli import closest, problems_of
 from experiments.config import base, plain
+from experiments.devices import FLAG
 from experiments.faults import Fault
 from experiments.faults import read as read_faults
 from experiments.methods import METHODS
@@ -25,7 +26,7 @@ from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import Source
 from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig, preset
-from lowcomm_jax.models.pipeline import pipeline_problems, schedule_problems
+from lowcomm_jax.models.pipeline_checks import pipeline_problems, schedule_problems
 from lowcomm_jax.models.weights import config_from_llama
 from lowcomm_jax.regions import Regions, default_mesh
 from lowcomm_jax.rounds import Guard
@@ -171,7 +172,9 @@ def make_mesh_of(fields: Mapping[str, Any]) -> tuple[jax.sharding.Mesh | None, l
     room = devices // (stage * tensor)
     region = shape["region"] or math.gcd(regions, max(room // max(shape["fsdp"], 1), 1))
     fsdp = shape["fsdp"] or max(room // region, 1)
-    return problems_of(lambda: make_mesh(region, stage, fsdp, tensor), "mesh: ")
+    mesh, found = problems_of(lambda: make_mesh(region, stage, fsdp, tensor), "mesh: ")
+    fix = f"XLA_FLAGS={FLAG}={region * stage * fsdp * tensor} cuts a processor into as many"
+    return mesh, [f"{line}; use a smaller mesh (mesh.stage=1), or {fix}" for line in found]
 
 
 def region_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -> list[str]:

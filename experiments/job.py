@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import checks
+from experiments import checks, devices
 from experiments.between import alone, between_problems
 from experiments.cli import RefusedError, problems_of
 from experiments.config import plain
@@ -90,6 +90,8 @@ class Job:
 def resolve(config: Any, workdir: str | Path) -> Job:
     """Check a config and its work directory.
 
+    The first call also settles how many devices a processor is cut into (`devices.provide`).
+
     Raises:
       RefusedError: every violation, each with its fix.
     """
@@ -97,6 +99,7 @@ def resolve(config: Any, workdir: str | Path) -> Job:
     problems = checks.shape_problems(fields)
     if problems:
         raise RefusedError(problems)
+    devices.provide(fields["mesh"])
     problems = checks.number_problems(fields)
     steps, found = checks.count_steps(fields)
     problems += found
@@ -168,7 +171,8 @@ def make_model(job: Job, config: TransformerConfig) -> Model | Pipeline:
     if job.mesh.shape["stage"] == 1:
         return build(config)
     routed, schedule = job.config["random_routing"], job.config["pipeline_schedule"]
-    return Pipeline(build(config), job.mesh, job.microbatches, routed, schedule)
+    seed = job.config["seed"]
+    return Pipeline(build(config), job.mesh, job.microbatches, routed, schedule, seed)
 
 
 def abstract_params(model: Model | Pipeline) -> Any:

@@ -125,7 +125,8 @@ class Loop:
         if every["eval"] and self.progress >= _next(done, every["eval"]):
             self._read()
             self._evaluate()
-        if every["checkpoint"] and self.progress >= _next(done, every["checkpoint"]):
+        due = every["checkpoint"] and self.progress >= _next(done, every["checkpoint"])
+        if due or stopping.begins():
             self._read()
             self._save()
 

@@ -21,7 +21,7 @@ from lowcomm_jax.abstract import abstract_state, region_batch
 from lowcomm_jax.fragments import path_name
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.models import PRESETS, Pipeline, build
-from lowcomm_jax.models.pipeline import Schedule, pipeline_problems, schedule_problems
+from lowcomm_jax.models.pipeline_checks import Schedule, pipeline_problems, schedule_problems
 from lowcomm_jax.network.memory import compiled_memory, memory_of
 from lowcomm_jax.network.planner import Workload
 from lowcomm_jax.network.ranges import whole

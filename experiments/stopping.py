@@ -2,7 +2,9 @@
 
 Jobs that stopped just anywhere would leave payloads behind that the others wait for. All stop where
 the next payload lands of the first one that heard of it: nobody can be past that without it, so all
-are at the same step, and the run continues as if it had never stopped.
+are at the same step, and the run continues as if it had never stopped. Pairs wait for one another
+only: there it is two rounds past the furthest, who may in the worst case still get past that, and
+then stops later, alone.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class Stopping:
     def __init__(self, run: Run, interrupt: Interrupt):
         self._run, self._interrupt = run, interrupt
         self._last: int | None = None
+        self._begun = False
 
     def at(self, step: int, state: TrainState) -> bool:
         """Whether `step` is the last one.
@@ -42,6 +45,12 @@ class Stopping:
                 return False  # asked again after the next steps
         return step >= self._last
 
+    def begins(self) -> bool:
+        """Whether the run goes on for a while after a signal; true once, so that it is saved."""
+        begins = self._interrupt.requested and not self._begun
+        self._begun = self._begun or begins
+        return begins
+
     def _agree(self, step: int, state: TrainState) -> int:
         """The step that all stop at; what was agreed on for an earlier one is over."""
         proposal = {"step": self._next_landing(step, state)}
@@ -52,8 +61,11 @@ class Stopping:
 
     def _next_landing(self, step: int, state: TrainState) -> int:
         """Where the first payload lands that is sent after `step`."""
-        schedule = self._run.engine.trips(state).schedule
+        trips = self._run.engine.trips(state)
+        schedule = trips.schedule
+        if trips.groups(0) is not None:
+            furthest = max(step, *self._run.exchange.steps().values())
+            return (furthest // schedule.period + 3) * schedule.period
         sent = schedule.next_send(step, state.clock)
-        if schedule.land_after_send:
-            return int(schedule.next_send(sent, state.clock))
-        return int(sent + np.max(schedule.delay))
+        # The round that begins with a send can be no longer than that.
+        return int(sent + (schedule.period if schedule.land_after_send else np.max(schedule.delay)))

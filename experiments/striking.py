@@ -75,7 +75,7 @@ class Striker:
 
     def _begin(self, fault: Fault) -> None:
         if fault.kind == "outage":
-            _take_away(self._rendezvous)
+            take_away(self._rendezvous)
             return
         target = self._targets[fault.region]
         target.held = True
@@ -86,8 +86,7 @@ class Striker:
 
     def _end(self, fault: Fault) -> None:
         if fault.kind == "outage":
-            self._rendezvous.unlink()
-            _away(self._rendezvous).rename(self._rendezvous)
+            bring_back(self._rendezvous)
             return
         target = self._targets[fault.region]
         if fault.kind == "partition":
@@ -133,7 +132,7 @@ def _away(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.away")
 
 
-def _take_away(folder: Path) -> None:
+def take_away(folder: Path) -> None:
     """A file stands where the folder was: nothing can be read, listed or written there."""
     folder.rename(_away(folder))
     while not folder.is_file():
@@ -141,3 +140,9 @@ def _take_away(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(IsADirectoryError):
             folder.write_text("")
+
+
+def bring_back(folder: Path) -> None:
+    """Undo `take_away`."""
+    folder.unlink()
+    _away(folder).rename(folder)

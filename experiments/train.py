@@ -3,7 +3,8 @@
     python -m experiments train --config=configs/diloco.py --config.steps=2000 --workdir=runs/a
 
 Every field of experiments/config.py can be overridden with --config.FIELD=VALUE. SIGTERM or SIGINT
-(Ctrl-C) finishes the step, saves, and exits with code 75; the same command then continues.
+(Ctrl-C) finishes the step, saves, and exits with code 75; the same command then continues. One of
+several jobs saves, too, and goes on to a step at which all stop.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from experiments.workdir import CHECKPOINTS, identity, write_config
 from experiments.writers import open_log
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError
 from lowcomm_jax.exchange import Lost, StoreUnavailable
-from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED, InterruptedBeforeError, raised
 from lowcomm_jax.jobs import AnchorsDifferError, rejoin
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.stages import bubble
@@ -126,7 +127,11 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         for damaged, reason in restored.skipped if restored else ():
             console.print(f"checkpoint of step {damaged} is left out: {reason}", highlight=False)
         state = run.engine.init(run.starting_params()) if restored is None else restored.state
-        state = _meet(run, state, restored is not None, console, quiet)
+        try:
+            with raised():
+                state = _meet(run, state, restored is not None, console, quiet)
+        except InterruptedBeforeError:
+            return False
         display = display or open_display(console, job.steps, quiet)
         with contextlib.closing(display):
             complete = _loop(run, state, restored, checkpoints, display)

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Callable, Iterator
 from types import FrameType
+
+Handler = Callable[[int, FrameType | None], None]
 
 EXIT_INTERRUPTED = 75
 """Exit code of a run that was interrupted, saved its state and can be continued (EX_TEMPFAIL)."""
+
+
+class InterruptedBeforeError(Exception):
+    """A signal came while there was nothing to save yet."""
+
+
+@contextlib.contextmanager
+def raised(*signals: signal.Signals) -> Iterator[None]:
+    """Turn SIGTERM and SIGINT into `InterruptedBeforeError`, where the main thread only waits."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise InterruptedBeforeError(signal.Signals(number).name)
+
+    with Interrupt(*signals, handle=handle):
+        yield
 
 
 class Interrupt:
@@ -23,8 +42,9 @@ class Interrupt:
       ValueError: entered outside the main thread, where Python handles no signals.
     """
 
-    def __init__(self, *signals: signal.Signals):
+    def __init__(self, *signals: signal.Signals, handle: Handler | None = None):
         self.signals = signals or (signal.SIGTERM, signal.SIGINT)
+        self._handler = handle or self._handle
         self.signal: signal.Signals | None = None
         self._previous: dict[signal.Signals, object] = {}
 
@@ -35,7 +55,7 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         self.signal = None
-        self._previous = {s: signal.signal(s, self._handle) for s in self.signals}
+        self._previous = {s: signal.signal(s, self._handler) for s in self.signals}
         return self
 
     def __exit__(self, *error) -> None:

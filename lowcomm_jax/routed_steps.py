@@ -24,19 +24,21 @@ CHUNK = 256  # steps drawn at once: a draw waits its turn on the device's queue
 
 @dataclasses.dataclass
 class RouteEvent(Event):
-    """What one inner step moved between regions; the same for all of them.
+    """What one inner step moved between regions.
 
     Attributes:
-      hops: transfers one after the other; `nbytes` of the event is their sum.
+      hops: transfers one after the other; `nbytes` of the event is the most that a region sends.
     """
 
     hops: tuple[Hop, ...] = ()
 
     @classmethod
     def of(cls, step: int, hops: list[Hop], regions: int) -> RouteEvent:
-        total = sum(hop.nbytes for hop in hops)
-        moved_R = np.full(regions, total, np.int64)
-        traffic = Traffic("pass", total, moved_R, moved_R.copy())
+        moved_R = np.zeros(regions, np.int64)
+        for hop in hops:
+            for way in hop.ways:  # a region that is sent something sends as much
+                moved_R += hop.nbytes * (np.array(way) != np.arange(regions))
+        traffic = Traffic("pass", int(moved_R.max()), moved_R, moved_R.copy())
         event = Event.of_send(step, -1, None, np.ones(regions, bool), traffic, {})
         fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
         return cls(**{**fields, "kind": "route"}, hops=tuple(hops))

@@ -1,44 +1,98 @@
 """Random pipeline routing: the one place where activations cross regions within a step.
 
-Behind every tick of the pipeline the activations of all regions move on by one drawn number of
-regions, on their way to the next stage; gradients go the same way back, labels go straight from
-where a microbatch starts to where it ends. Source: NoLoCo, arXiv 2506.10911, section 3.
+Between two stages a permutation of the regions says who takes on what a region hands on. It is
+drawn for every microbatch and every boundary between stages; gradients go the same way back,
+labels travel with the activations. Source: NoLoCo, arXiv 2506.10911, section 3, and its code.
 
-Differs from the paper, which draws among all permutations of the replicas: cyclic shifts alone,
-which are the same for R = 2, so that a program holds R - 1 transfers and not R!. Any two replicas
-of neighbouring stages are equally likely to meet.
+Differs from the paper in that a compiled program holds every transfer it may make. Microbatch m
+passes boundary s in tick t = m + s. A tick is one transfer over all boundaries at once and draws
+one row of a fixed table, which has a permutation for each boundary (`table`):
+
+- Rows of different ticks are independent. So are therefore the permutations along a microbatch's
+  path, and those of all microbatches at one boundary. Only microbatch m at boundary s and m - k at
+  s + k share a row: independent too where the table holds all combinations, otherwise as they
+  stand in it.
+- Up to 4 regions a permutation is any of all R!, equally likely, as in the paper. From 5 regions
+  on it is one of some random ones and their cyclic shifts: any two replicas of neighbouring stages
+  are equally likely to meet, but most permutations are never drawn.
+
+A table has at most 24 rows for up to 12 regions, 2 R above. Of S stages a program holds at most
+2 S - 3 transfers a row, and as many backward; it runs one of them a tick.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+import itertools
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.stages import REGION, STAGE, index, pass_on
+from lowcomm_jax.stages import REGION, STAGE, index
+from lowcomm_jax.topology import raw_stream
 
 LABEL_BYTES = 8  # of a token: int32 target and fp32 weight
+ROWS = 24  # of a table, about
+PATHS = 4  # what a stream of random numbers is for, see `topology`
+
+PyTree = Any
+Way = tuple[int, ...]  # region r sends to region way[r]; to itself: nothing
 
 
 class Hop(NamedTuple):
-    """One transfer between regions: each region sends `nbytes` on to region r + `shift`."""
+    """Transfers between regions at one time: along each way every region sends `nbytes`."""
 
-    shift: int
+    ways: tuple[Way, ...]
     nbytes: int
 
 
-def draw(key_data: jax.Array, ticks: int, regions: int) -> jax.Array:
-    """By how many regions activations move on behind each tick, int32 `[T]`."""
-    return jax.random.randint(jax.random.wrap_key_data(key_data), (ticks,), 0, regions)
+@functools.lru_cache(maxsize=64)
+def table(regions: int, boundaries: int, seed: int) -> np.ndarray:
+    """What ticks draw from, int32 `[P, B, R]`: a permutation of the regions for each boundary.
+
+    At every boundary a region hands on to each region in equally many of the P rows.
+    """
+    stream = raw_stream(seed, regions, PATHS)
+    columns = [_permutations(regions, stream) for _ in range(boundaries)]
+    if math.prod(map(len, columns)) <= ROWS:
+        rows = list(itertools.product(*columns))
+    else:
+        longer = [np.tile(column, (max(1, ROWS // len(column)), 1)) for column in columns]
+        rows = list(zip(*(column[_order(len(column), stream)] for column in longer), strict=True))
+    found = np.array(rows, np.int32).reshape(len(rows), boundaries, regions)
+    found.flags.writeable = False
+    return found
 
 
-def shifts(key_data: jax.Array, ticks: int, regions: int) -> jax.Array:
-    """`draw` from region 0's key, the same in all regions: 8 bytes a device cross, not booked."""
-    return draw(jax.lax.all_gather(key_data, REGION)[0], ticks, regions)
+def _permutations(regions: int, stream: np.random.PCG64) -> np.ndarray:
+    """All permutations where they are few, else random ones and their shifts, `[N, R]`."""
+    if math.factorial(regions) <= ROWS:
+        return np.array(list(itertools.permutations(range(regions))))
+    some = np.stack([_order(regions, stream) for _ in range(max(2, ROWS // regions))])
+    shifted = (some[:, None] + np.arange(regions)[:, None]) % regions
+    return shifted.reshape(-1, regions)
+
+
+def _order(count: int, stream: np.random.PCG64) -> np.ndarray:
+    """A random order of 0 ... count - 1."""
+    return np.argsort(stream.random_raw(count), kind="stable")
+
+
+def label(target_MxN: jax.Array, weight_MxN: jax.Array) -> jax.Array:
+    """int32 targets and fp32 weights as the one array that travels, int32 `[M, 2, N]`."""
+    bits_MxN = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(weight_MxN), jnp.int32)
+    return jnp.stack([target_MxN, bits_MxN], axis=1)
+
+
+def read_labels(came_Mx2xN: jax.Array, stages: int) -> tuple[jax.Array, jax.Array]:
+    """(targets, weights) that came to the last stage, told to all stages."""
+    came_Mx2xN = jnp.where(index() == stages - 1, came_Mx2xN, 0)
+    target_MxN, bits_MxN = jnp.moveaxis(jax.lax.psum(came_Mx2xN, STAGE), 1, 0)
+    return target_MxN, jax.lax.bitcast_convert_type(bits_MxN, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,85 +100,91 @@ class Paths:
     """Ways of M microbatches through S stages of R regions; M + S - 1 ticks.
 
     Microbatch m leaves stage s behind tick m + s. What idle stages compute crosses to no region.
+
+    Attributes:
+      seed: of the table.
     """
 
     regions: int
     stages: int
     microbatches: int
+    seed: int = 0
 
     @property
     def ticks(self) -> int:
         return self.microbatches + self.stages - 1
 
+    @property
+    def table(self) -> np.ndarray:
+        return table(self.regions, self.stages - 1, self.seed)
+
     def leaving(self, tick: int) -> range:
         """Stages whose result of this tick goes on to the next stage."""
         return range(max(0, tick - self.microbatches + 1), min(tick, self.stages - 2) + 1)
 
-    def hand_on(self, y: jax.Array, tick: jax.Array, shift_T: jax.Array) -> jax.Array:
-        """What stage s - 1 of region r - shift has as `y`, in stage s of region r (traced).
+    def draw(self, key_data: jax.Array) -> jax.Array:
+        """Row of the table that each tick takes, int32 `[T]`."""
+        key = jax.random.wrap_key_data(key_data)
+        return jax.random.randint(key, (self.ticks,), 0, len(self.table))
 
-        Zeros where nothing was sent; backward the same way back.
+    def agreed(self, key_data: jax.Array) -> jax.Array:
+        """`draw` from region 0's key, the same in all regions: 8 bytes a device cross, unbooked."""
+        return self.draw(jax.lax.all_gather(key_data, REGION)[0])
+
+    def hand_on(self, held: PyTree, tick: jax.Array, row_T: jax.Array) -> PyTree:
+        """What came to this stage from the stage before, of the region that the row says (traced).
+
+        Zeros where nothing was sent; gradients go the same way back.
         """
-        leaving = [self.leaving(t) for t in range(self.ticks)]
-        senders = [who for who in dict.fromkeys(leaving) if who]
-        moves = [
-            self._move([(s, s + 1) for s in who], by)
-            for who in senders
-            for by in range(1, self.regions)
-        ]
-        first_T = [
-            senders.index(who) * (self.regions - 1) if who else -self.regions for who in leaving
-        ]
-        shift = shift_T[tick]
-        moved = jnp.where(shift > 0, jnp.array(first_T)[tick] + shift, 0)
-        stay = functools.partial(pass_on, stages=self.stages)
-        return jax.lax.switch(jnp.maximum(moved, 0), [stay, *moves], y)
+        transfers, number_TxP = _transfers(self)
+        moves = [functools.partial(_move, pairs) for pairs in transfers]
+        return jax.lax.switch(jnp.asarray(number_TxP)[tick, row_T[tick]], moves, held)
 
-    def totals(self, shift_T):
-        """By how many regions each microbatch moves on altogether, int32 `[M]`."""
-        count = self.microbatches
-        return sum(shift_T[s : s + count] for s in range(self.stages - 1)) % self.regions
-
-    def labels(self, target_MxN: jax.Array, weight_MxN: jax.Array, shift_T: jax.Array):
-        """int32 targets and fp32 weights of the microbatches that end here, in all stages.
-
-        They travel between the last stages alone. Without a gradient.
-        """
-        last = self.stages - 1
-        moves = [self._move([(last, last)], by) for by in range(1, self.regions)]
-        weight_MxN = jax.lax.stop_gradient(weight_MxN)
-        bits_MxN = jax.lax.bitcast_convert_type(weight_MxN, jnp.int32)
-        both_Mx2xN = jnp.stack([target_MxN, bits_MxN], axis=1)
-
-        def one(total, both_2xN):
-            return jax.lax.switch(total, [lambda x: x, *moves], both_2xN)
-
-        came_Mx2xN = jax.lax.map(lambda pair: one(*pair), (self.totals(shift_T), both_Mx2xN))
-        came_Mx2xN = jnp.where(index() == last, came_Mx2xN, 0)
-        target_MxN, bits_MxN = jnp.moveaxis(jax.lax.psum(came_Mx2xN, STAGE), 1, 0)
-        return target_MxN, jax.lax.bitcast_convert_type(bits_MxN, jnp.float32)
-
-    def hops(self, shift_T: np.ndarray, activation: int, labels: int) -> list[Hop]:
-        """Every transfer of a gradient step, in order: forward, labels, backward.
+    def hops(self, row_T: np.ndarray, activation: int, labels: int) -> list[Hop]:
+        """Every transfer of a gradient step, in order: forward, then backward.
 
         Args:
-          shift_T: as drawn, on the host.
+          row_T: as drawn, on the host.
           activation, labels: bytes of one microbatch's.
         """
-        there = [
-            Hop(int(shift_T[t]), len(self.leaving(t)) * activation)
-            for t in range(self.ticks)
-            if shift_T[t] and self.leaving(t)
-        ]
-        carried = [] if self.stages == 1 else [Hop(int(n), labels) for n in self.totals(shift_T)]
-        back = [Hop(self.regions - shift, nbytes) for shift, nbytes in reversed(there)]
-        return there + [hop for hop in carried if hop.shift] + back
+        ways_T = [_between_regions(self, self.leaving(t), int(row_T[t])) for t in range(self.ticks)]
+        there = [Hop(ways, activation + labels) for ways, _ in ways_T if ways]
+        return there + [Hop(back, activation) for _, back in reversed(ways_T) if back]
 
-    def _move(self, stage_pairs: list[tuple[int, int]], by: int):
-        """A transfer from stage a of region r to stage b of region r + `by`, for all pairs a, b."""
-        pairs = [
-            (r * self.stages + a, (r + by) % self.regions * self.stages + b)
-            for r in range(self.regions)
-            for a, b in stage_pairs
-        ]
-        return lambda x: jax.lax.ppermute(x, (REGION, STAGE), pairs)
+
+@functools.lru_cache(maxsize=64)
+def _transfers(paths: Paths) -> tuple[list[tuple[tuple[int, int], ...]], np.ndarray]:
+    """(all that a program may transfer, which of them a tick does with a row, int32 `[T, P]`).
+
+    A transfer is (from, to) pairs of devices, in the order of the axes (region, stage).
+    """
+    numbers: dict[tuple[tuple[int, int], ...], int] = {}
+
+    def number(leaving: range, row: np.ndarray) -> int:
+        pairs = tuple(
+            (r * paths.stages + s, int(row[s, r]) * paths.stages + s + 1)
+            for s in leaving
+            for r in range(paths.regions)
+        )
+        return numbers.setdefault(pairs, len(numbers))
+
+    ticks = [paths.leaving(t) for t in range(paths.ticks)]
+    rows = {who: [number(who, row) for row in paths.table] for who in dict.fromkeys(ticks)}
+    return list(numbers), np.array([rows[who] for who in ticks], np.int32)
+
+
+def _move(pairs: tuple[tuple[int, int], ...], held: PyTree) -> PyTree:
+    if not pairs:
+        return jax.tree.map(jnp.zeros_like, held)
+    return jax.lax.ppermute(held, (REGION, STAGE), pairs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _between_regions(
+    paths: Paths, leaving: range, row: int
+) -> tuple[tuple[Way, ...], tuple[Way, ...]]:
+    """A row's ways from these stages on, and back, without those where every region stays."""
+    ways = [paths.table[row, s] for s in leaving]
+    moved = [way for way in ways if (way != np.arange(paths.regions)).any()]
+    back = [np.argsort(way) for way in moved]
+    return tuple(tuple(way.tolist()) for way in moved), tuple(tuple(way.tolist()) for way in back)

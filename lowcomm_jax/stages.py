@@ -8,6 +8,7 @@ partly manual program aborts XLA on CPU (jax 0.10), in the forward as in the bac
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -90,11 +91,11 @@ def hand_back(x: jax.Array, stages: int) -> jax.Array:
 
 
 def gpipe(
-    apply: Callable[[jax.Array], jax.Array],
-    x_M: jax.Array,
+    apply: Callable[[PyTree], PyTree],
+    x_M: PyTree,
     stages: int,
-    hand_on: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
-) -> jax.Array:
+    hand_on: Callable[[PyTree, jax.Array], PyTree] | None = None,
+) -> PyTree:
     """Pass M microbatches through the stages, from within one of them.
 
     In tick t stage s works on microbatch t - s and hands what comes out to stage s + 1; the
@@ -107,25 +108,29 @@ def gpipe(
     Args:
       apply: this stage's layers, from one microbatch to values of its shape and dtype; finite on
         zeros, and so must its derivatives be.
-      x_M: inputs `[M, ...]` of the first stage; the others look at their shape alone.
+      x_M: inputs of the first stage, leaves `[M, ...]`; the others look at their shape alone.
       stages: S.
       hand_on: (values, int32 tick) -> what the stage before this one has as values; default
         `pass_on`. `routing.Paths.hand_on` takes it from another region.
 
     Returns:
-      `[M, ...]`: in the last stage what has been through all of them; elsewhere of no use.
+      Leaves `[M, ...]`: in the last stage what has been through all of them; elsewhere of no use.
     """
     first = index() == 0
     hand_on = hand_on or (lambda y, tick: pass_on(y, stages))
 
     def work(held, x_and_tick):
         x, tick = x_and_tick
-        y = apply(jnp.where(first, x, held))
+        y = apply(jax.tree.map(functools.partial(jnp.where, first), x, held))
         return hand_on(y, tick), y
 
-    idle = jnp.zeros_like(x_M[:1])
-    fed = jnp.concatenate([x_M, *[idle] * (stages - 1)])
-    return jax.lax.scan(work, idle[0], (fed, jnp.arange(len(fed))))[1][stages - 1 :]
+    def with_idle(x):
+        return jnp.concatenate([x, jnp.zeros((stages - 1, *x.shape[1:]), x.dtype)])
+
+    fed_T, held = jax.tree.map(with_idle, x_M), jax.tree.map(lambda x: jnp.zeros_like(x[0]), x_M)
+    ticks = len(jax.tree.leaves(fed_T)[0])
+    y_T = jax.lax.scan(work, held, (fed_T, jnp.arange(ticks)))[1]
+    return jax.tree.map(lambda y: y[stages - 1 :], y_T)
 
 
 def bubble(stages: int, microbatches: int) -> float:

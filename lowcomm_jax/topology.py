@@ -90,7 +90,7 @@ class Gossip:
 
     def draw(self, round: int, regions: int) -> int:
         """Number of the partition of a round, uniform over `count`."""
-        return int(_stream(self.seed, round, DRAW).random_raw() % self.count(regions))
+        return int(raw_stream(self.seed, round, DRAW).random_raw() % self.count(regions))
 
     def partition(self, number: int, regions: int) -> Groups:
         """The groups of partition `number`, as `groups` gives them."""
@@ -116,7 +116,8 @@ def _whole(value: object, low: int, high: float = np.inf) -> bool:
     return isinstance(value, int | np.integer) and low <= value <= high
 
 
-def _stream(seed: int, number: int, purpose: int) -> np.random.PCG64:
+def raw_stream(seed: int, number: int, purpose: int) -> np.random.PCG64:
+    """Random numbers of this name; read them raw, see above."""
     return np.random.PCG64(np.random.SeedSequence((int(seed), int(number), purpose)))
 
 
@@ -128,7 +129,7 @@ def _circle(regions: int, group_size: int) -> int:
 @functools.lru_cache(maxsize=64)
 def _labels(seed: int, regions: int) -> np.ndarray:
     """A random order of the regions, int64 `[R]`."""
-    return np.argsort(_stream(seed, regions, RELABEL).random_raw(regions), kind="stable")
+    return np.argsort(raw_stream(seed, regions, RELABEL).random_raw(regions), kind="stable")
 
 
 @functools.lru_cache(maxsize=64)
@@ -148,7 +149,7 @@ def _even_partition(regions: int, group_size: int, circle: int) -> np.ndarray:
     Rotations carry a pair of points to all pairs of the same distance, so these then meet equally
     often. Pairs with the middle point do so in any case.
     """
-    stream = _stream(group_size, regions, SEARCH)
+    stream = raw_stream(group_size, regions, SEARCH)
     best, least = None, np.inf
     for _ in range(STARTS):
         points = np.argsort(stream.random_raw(regions), kind="stable")

@@ -62,7 +62,7 @@ def methods(period: int, fragments: int, overlap: int) -> dict:
             "streaming_diloco", method={**staggered, "alpha": 0.5, "codec": "e3m0"}
         ),
         "cocodc": variant("cocodc", method=staggered),
-        "dilocox": variant("dilocox", method={**shared, "outer": late, **ranks}),
+        "dilocox": variant("dilocox", method={**shared, "outer": late, **ranks}, mesh={"stage": 1}),
         # Two trainers of half a batch each, and one microbatch size: one step to compile.
         "adloco": variant(
             "adloco",

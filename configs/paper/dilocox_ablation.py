@@ -33,12 +33,14 @@ def variants(common: dict, period: int) -> dict:
     """AllReduce, the whole method, and the method without each of its parts."""
     shared = {"period": period, "outer": nesterov(0.4, 0.3)}
     coded, dense = {**shared, "rank": 16}, {"codec": None, "rank": None, "adaptive": None}
-    found = {
-        "allreduce": variant("ddp"),
-        "without_compression": variant("dilocox", method={**shared, **dense}),
-        "without_overlap": variant("dilocox", method={**coded, "adaptive": False, "delay": 0}),
-        "without_adapting": variant("dilocox", method={**coded, "adaptive": False}),
-        "whole": variant("dilocox", method={**coded, "adaptive": {"buckets": 3}}),
+    methods = {
+        "without_compression": {**shared, **dense},
+        "without_overlap": {**coded, "adaptive": False, "delay": 0},
+        "without_adapting": {**coded, "adaptive": False},
+        "whole": {**coded, "adaptive": {"buckets": 3}},
     }
+    # Without stages, as AllReduce is.
+    parts = {k: variant("dilocox", method=m, mesh={"stage": 1}) for k, m in methods.items()}
+    found = {"allreduce": variant("ddp"), **parts}
     panels = {"1": panel("the parts of DiLoCoX", tuple(found), "allreduce")}
     return {"common": common, "variants": found, "panels": panels, "baseline": "allreduce"}

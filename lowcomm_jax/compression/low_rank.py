@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.cast import FP32
+from lowcomm_jax.compression.factorise import orthonormal, singular_values, triangular
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.inside import pin_rows, pin_whole
 from lowcomm_jax.outer.checks import in_range, raise_all
@@ -145,10 +146,10 @@ def power_iteration(x_LxNxM: jax.Array, q_LxMxR: jax.Array) -> tuple[jax.Array, 
     largest = jnp.max(cutting.largest_magnitude(x_LxNxM), axis=1)
     # Q is scaled by 1 / max |X|, so that X Q is of size 1 and its squares stay within fp32.
     unit_q = q_LxMxR * cutting.reciprocal(largest)[:, None, None]
-    p = jnp.linalg.qr(jnp.einsum("lnm,lmr->lnr", x_LxNxM, unit_q, precision=exact))[0]
-    # Inside a region P is gathered and Q' summed over devices; without being told, the compiler
+    # Inside a region X Q is gathered and Q' summed over devices; without being told, the compiler
     # would gather X.
-    p = pin_whole(p)
+    p = pin_whole(jnp.einsum("lnm,lmr->lnr", x_LxNxM, unit_q, precision=exact))
+    p = pin_whole(jax.vmap(orthonormal)(p))
     # As P^T X, which a CPU multiplies three times faster than X^T P.
     q = pin_whole(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(p), precision=exact))
     return p, jnp.swapaxes(q, 1, 2)
@@ -171,8 +172,7 @@ def measured_rank(p_NxR: jax.Array, q_MxR: jax.Array, energy: float = 0.99) -> j
     Returns:
       int32 scalar between 0 (zero matrix) and r.
     """
-    core = jnp.linalg.qr(p_NxR)[1] @ jnp.linalg.qr(q_MxR)[1].T
-    values = jnp.linalg.svd(core, compute_uv=False)
+    values = singular_values(triangular(p_NxR) @ triangular(q_MxR).T)
     squares = jnp.square(values * cutting.reciprocal(values[0]))
     kept = jnp.cumsum(squares)
     short = (kept < energy * kept[-1]) & (kept[-1] > 0)

@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.base import weighted_mean
+from lowcomm_jax.compression.factorise import orthonormal
 from lowcomm_jax.compression.low_rank import LowRank, measured_rank, unit_columns
 from lowcomm_jax.compression.matrix import Shape
 from lowcomm_jax.inside import pin_rows, pin_whole
@@ -65,7 +66,7 @@ class SharedBasis(LowRank):
         layers, n, m = shape
 
         def start(seed, rows):
-            return jnp.linalg.qr(jax.random.normal(seed, (layers, rows, self.width)))[0]
+            return jax.vmap(orthonormal)(jax.random.normal(seed, (layers, rows, self.width)))
 
         of_u, of_v = jax.random.split(jax.random.key(seed))
         return {"u": start(of_u, n), "v": start(of_v, m)}
@@ -134,7 +135,7 @@ class SharedBasis(LowRank):
         def turn(mean_LxRxN, old):
             used, spare = old[..., : self.rank], old[..., self.rank :]
             fresh = unit_columns(jnp.swapaxes(mean_LxRxN, 1, 2), used)
-            return jnp.linalg.qr(jnp.concatenate([fresh, spare], axis=-1))[0]
+            return jax.vmap(orthonormal)(jnp.concatenate([fresh, spare], axis=-1))
 
         return {"u": turn(p, self.held["u"]), "v": turn(q, self.held["v"])}
 

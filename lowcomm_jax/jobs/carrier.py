@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from typing import Any
@@ -12,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, in_halves, pair
-from lowcomm_jax.exchange.between.arrived import Arrived
+from lowcomm_jax.exchange.between.arrived import Arrived, nothing
 from lowcomm_jax.exchange.between.errors import StoreUnavailable
 from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.exchange.between.wire import shapes_of
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.digest import anchor_digest, compare
-from lowcomm_jax.jobs.shared import describe
+from lowcomm_jax.jobs.shared import give
 from lowcomm_jax.jobs.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.state import InFlight, TrainState
 from lowcomm_jax.topology import Groups, member_table
@@ -116,7 +115,8 @@ class BetweenJobs:
         if kind not in self._slicings:
             payload = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flight.payload)
             rest = shapes_of({k: x for k, x in shapes.items() if k not in named(payload)})
-            self._slicings[kind] = Slicing(exchange.slices, like, payload, rest, self.total)
+            how = {"parts": self.total, "heal": self.exchange.heal}
+            self._slicings[kind] = Slicing(exchange.slices, like, payload, rest, **how)
         return self._slicings[kind]
 
     def _own_group(self, groups: Groups) -> tuple[int, ...]:
@@ -136,7 +136,8 @@ class BetweenJobs:
             )
         flight, trip = state.in_flight[key], self._trips.pop(key)
         if trip.silent:
-            arrived = self._heard(trip)
+            alone = len(trip.members) < self.total
+            arrived = nothing(trip.like, self.total) if alone else self._heard(trip)
         else:
             if not self.exchange.ready(trip.name):
                 # What the device has still to compute is no waiting for bytes.
@@ -147,10 +148,11 @@ class BetweenJobs:
         rows = {name: x[list(trip.members), 0] for name, x in arrived.arrays.items()}
         counted_N = arrived.participants[list(trip.members)]
         if "digest" in rows:
-            compare(key, rows["digest"], counted_N, self.region, self.exchange.heal)
+            own = None if trip.silent else self.region
+            counted_N = compare(key, rows["digest"], counted_N, own, self.exchange.heal)
         else:
-            named = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
-            self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in named.items()}
+            anchors = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
+            self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
         if flight.takes_part.any() and not arrived.participants[self.region]:
             state = self._left_out(state, key, trip)
         if trip.slicing is None:
@@ -161,6 +163,8 @@ class BetweenJobs:
 
     def _heard(self, trip: Trip) -> Arrived:
         """What the others have exchanged, as soon as they have.
+
+        Not of groups: they have anchors of their own, and one may never exchange without us.
 
         Raises:
           Lost: there is nobody left to do so.
@@ -179,8 +183,8 @@ class BetweenJobs:
 
     def frontier(self) -> int:
         """Inner steps of the region that is furthest, this one left out; 0 if nobody is there."""
-        others = {r: step for r, step in self.exchange.steps().items() if r != self.region}
-        return max(others.values(), default=0)
+        steps = self.exchange.steps()
+        return max((steps.get(region, 0) for region in self.exchange.donors()), default=0)
 
     def times(self, key: str | None) -> dict[str, np.ndarray]:
         return self._times.pop(key, {})
@@ -188,17 +192,17 @@ class BetweenJobs:
     def settled(self, state: TrainState) -> None:
         """A step's events are over: tell the others, and give a newcomer what it asks for."""
         self.exchange.beat(int(state.clock.step))
-        if self.exchange.owes_state():
-            with contextlib.suppress(StoreUnavailable):  # it still asks at the next step's events
-                self.exchange.give_state(*describe(state))
+        give(self.exchange, state)
 
     def _left_out(self, state: TrainState, key: str, trip: Trip) -> TrainState:
         """The others went on without this region: as if it had not sent at all."""
         flight = state.in_flight[key]
-        p = int(flight.fragment)
-        kept = (*state.codec[:p], trip.kept, *state.codec[p + 1 :])
+        p, codec = int(flight.fragment), state.codec
+        if flight.sent == state.clock.last_sent[p]:
+            # Not where a later payload was encoded since: its residual follows from this one's.
+            codec = (*codec[:p], trip.kept, *codec[p + 1 :])
         flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
-        return state.replace(codec=kept, in_flight={**state.in_flight, key: flight})
+        return state.replace(codec=codec, in_flight={**state.in_flight, key: flight})
 
     def draw(self, groups: GroupExchange, number: int, key: str) -> Draw:
         """Of the one group there is: its members' rows, as `finish` has put them side by side."""

@@ -66,27 +66,45 @@ def _mixed(bits: jax.Array, place: jax.Array, odd: int) -> jax.Array:
 
 
 def compare(
-    key: str, digest_Rx2: np.ndarray, counted_R: np.ndarray, region: int, heal: Heal
-) -> None:
+    key: str, digest_Rx2: np.ndarray, counted_R: np.ndarray, region: int | None, heal: Heal
+) -> np.ndarray:
     """Refuse to land on an anchor that is not the one that holds.
 
     Args:
       digest_Rx2: every region's digest at the send; counted_R: bool `[R]`, whose are known.
-      region: which one we are.
+      region: which one we are; None = one that only listens.
       heal: which anchor holds where they differ; see `exchange.store`.
+
+    Returns:
+      bool `[R]`: those that count, whose anchor holds. What the others did was done from another.
 
     Raises:
       AnchorsDifferError: with the digests; ours does not hold, or none does.
     """
-    known = {int(r): f"{a:08x}{b:08x}" for r, (a, b) in enumerate(digest_Rx2) if counted_R[r]}
+    known = _known(digest_Rx2, counted_R)
     if len(set(known.values())) < 2:
-        return
+        return counted_R
     holds = _holding(known, heal)
     listed = ", ".join(f"region {r}: {text}" for r, text in known.items())
     message = f"the anchors differ at {key}: {listed}"
-    if holds is None or known.get(region) != holds:
+    if holds is None or (region is not None and known.get(region) != holds):
         raise AnchorsDifferError(message, heals=holds is not None)
     log.warning("%s; this region goes on", message)
+    return counting(digest_Rx2, counted_R, heal)
+
+
+def counting(digest_Rx2: np.ndarray, counted_R: np.ndarray, heal: Heal) -> np.ndarray:
+    """What `compare` returns in the regions where it does not raise; never raises itself."""
+    known = _known(digest_Rx2, counted_R)
+    holds = _holding(known, heal) if len(set(known.values())) > 1 else None
+    if holds is None:
+        return counted_R
+    return np.array([known.get(r) == holds for r in range(len(counted_R))])
+
+
+def _known(digest_Rx2: np.ndarray, counted_R: np.ndarray) -> dict[int, str]:
+    """Digests in hex, of the regions that are counted."""
+    return {int(r): f"{a:08x}{b:08x}" for r, (a, b) in enumerate(digest_Rx2) if counted_R[r]}
 
 
 def _holding(known: dict[int, str], heal: Heal) -> str | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lowcomm_jax.state import TrainState
+
+if TYPE_CHECKING:
+    from lowcomm_jax.exchange.between.remote import RemoteExchange
 
 SHARED = ("anchor", "outer", "rate", "bases")  # fields of a state, besides the clock
 
@@ -20,3 +23,9 @@ def describe(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict]:
     for field in (*SHARED, "clock"):
         named |= named_leaves(field, getattr(state, field))
     return int(state.clock.step), to_host(named), {"in_flight": flight_records(state)}
+
+
+def give(exchange: RemoteExchange, state: TrainState) -> None:
+    """Give the state to those who ask for one, if that is this region's to do."""
+    if exchange.owes_state():
+        exchange.give_state(*describe(state))

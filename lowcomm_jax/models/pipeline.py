@@ -19,9 +19,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import typing
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,13 +31,12 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax import routing, stages
 from lowcomm_jax.models.model import Model, Params
+from lowcomm_jax.models.pipeline_checks import Schedule, pipeline_problems, schedule_problems
 from lowcomm_jax.models.pipeline_layout import StageLayout
 from lowcomm_jax.models.stage_part import StagePart
 from lowcomm_jax.one_f_one_b import OneFOneB
 from lowcomm_jax.routing import LABEL_BYTES, Hop, Paths
 from lowcomm_jax.stages import STAGE
-
-Schedule = Literal["gpipe", "1f1b"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +55,7 @@ class Pipeline:
         drift apart less. For an engine whose regions have a slot of the mesh each, and that books
         the traffic (`hops=`). `logits` takes the fixed path. With GPipe's schedule alone.
       schedule: of the loss's gradients. With 1F1B those of its aux are taken as 0.
+      seed: of the permutations that paths are made of (`routing.table`).
 
     Raises:
       ValueError: a model that is not scanned, more stages than blocks, no microbatch, a schedule
@@ -68,6 +67,7 @@ class Pipeline:
     microbatches: int
     routed: bool = False
     schedule: Schedule = "gpipe"
+    seed: int = 0
 
     def __post_init__(self):
         count = self.mesh.shape[STAGE]
@@ -92,7 +92,8 @@ class Pipeline:
     @property
     def paths(self) -> Paths:
         """Ways of the microbatches through the stages of the regions, a slot of the mesh each."""
-        return Paths(self.mesh.shape[stages.REGION], self.layout.stages, self.microbatches)
+        regions = self.mesh.shape[stages.REGION]
+        return Paths(regions, self.layout.stages, self.microbatches, self.seed)
 
     def hops(self, batch: Mapping[str, Any], keys_N: Array) -> list[list[Hop]]:
         """What `loss_fn` and its gradient move between regions, where microbatches are routed.
@@ -107,8 +108,8 @@ class Pipeline:
         count, length = batch["tokens"].shape
         tokens = count // self.microbatches * (length - 1)
         sizes = tokens * self.config.width * jnp.dtype(self.config.compute_dtype).itemsize
-        shift_NxT = np.asarray(_drawn(jax.random.key_data(keys_N), self.paths))
-        return [self.paths.hops(shift_T, sizes, tokens * LABEL_BYTES) for shift_T in shift_NxT]
+        row_NxT = np.asarray(_drawn(jax.random.key_data(keys_N), self.paths))
+        return [self.paths.hops(row_T, sizes, tokens * LABEL_BYTES) for row_T in row_NxT]
 
     def report(self) -> dict[str, Any]:
         """What a run reports; `bubble` and `padding` are shares of ticks and of parameters."""
@@ -192,12 +193,13 @@ class Pipeline:
         part, module = self._part, self._part.bind(params)
         target_MxN = tokens_MxBxT[:, :, 1:].reshape(self.microbatches, -1)
         weight_MxN = weight_MxBxT.reshape(self.microbatches, -1)
-        hand_on = None
         if self.routed:
-            shift_T = routing.shifts(key_data, self.paths.ticks, self.paths.regions)
-            hand_on = functools.partial(self.paths.hand_on, shift_T=shift_T)
-            target_MxN, weight_MxN = self.paths.labels(target_MxN, weight_MxN, shift_T)
-        hidden_MxNxD = self._hidden(module, tokens_MxBxT[:, :, :-1], hand_on)
+            labels = routing.label(target_MxN, weight_MxN)
+            hand_on = functools.partial(self.paths.hand_on, row_T=self.paths.agreed(key_data))
+            hidden_MxNxD, came = self._hidden(module, tokens_MxBxT[:, :, :-1], labels, hand_on)
+            target_MxN, weight_MxN = routing.read_labels(came, self.layout.stages)
+        else:
+            hidden_MxNxD, _ = self._hidden(module, tokens_MxBxT[:, :, :-1])
         one = functools.partial(part.loss, module)
         if self.config.remat != "none":
             one = jax.checkpoint(one)
@@ -231,15 +233,22 @@ class Pipeline:
 
     def _stage_logits(self, params, tokens_MxBxT):
         part, module = self._part, self._part.bind(params)
-        hidden_MxNxD = self._hidden(module, tokens_MxBxT)
+        hidden_MxNxD, _ = self._hidden(module, tokens_MxBxT)
         return jax.lax.map(lambda hidden: part.logits(module, hidden), hidden_MxNxD)
 
-    def _hidden(self, module, tokens_MxBxT, hand_on=None) -> Array:
-        """Activations behind the last block, [M, N, D]; of use in the last stage alone."""
+    def _hidden(self, module, tokens_MxBxT, labels_M=None, hand_on=None):
+        """Activations behind the last block, [M, N, D], and the labels that came with them.
+
+        Of use in the last stage alone.
+        """
         part, (count, batch, length) = self._part, tokens_MxBxT.shape
         x_MxNxD = part.enter(module, tokens_MxBxT.reshape(-1)).reshape(count, batch * length, -1)
-        apply = lambda x: part.through(module, x, batch, length)  # noqa: E731
-        return stages.gpipe(apply, x_MxNxD, self.layout.stages, hand_on)
+
+        def apply(held):
+            x, labels = held
+            return part.through(module, x, batch, length), labels
+
+        return stages.gpipe(apply, (x_MxNxD, labels_M), self.layout.stages, hand_on)
 
 
 def _with_gradients(loss_fn, gradients_fn):
@@ -258,34 +267,7 @@ def _with_gradients(loss_fn, gradients_fn):
 
 @functools.partial(jax.jit, static_argnums=1)
 def _drawn(key_data_N: Array, paths: Paths) -> Array:
-    return jax.vmap(lambda key: routing.draw(key, paths.ticks, paths.regions))(key_data_N)
-
-
-def pipeline_problems(config: Any, count: int, microbatches: int) -> list[str]:
-    """What keeps a model of `config` from running in `count` stages, with its fix."""
-    found = []
-    if config.layer_loop != "scan":
-        found.append(
-            f"layer_loop={config.layer_loop!r}: pipeline stages need layer_loop='scan', whose "
-            "blocks are stacked"
-        )
-    if count > config.layers:
-        found.append(f"{count} stages for {config.layers} blocks: use at most {config.layers}")
-    if microbatches < 1:
-        found.append(f"microbatches={microbatches}: at least 1 is needed")
-    return found
-
-
-def schedule_problems(schedule: str, routed: bool) -> list[str]:
-    """A schedule that is unknown, or does not fit random routing."""
-    if schedule not in typing.get_args(Schedule):
-        return [f"schedule {schedule!r} is unknown: use {' or '.join(typing.get_args(Schedule))}"]
-    if routed and schedule != "gpipe":
-        return [
-            f"random routing with {schedule}: its stages go back through different microbatches at "
-            "the same time, and gradients would have to go different ways; use gpipe"
-        ]
-    return []
+    return jax.vmap(paths.draw)(key_data_N)
 
 
 def _microbatches(x: Array, count: int) -> Array:

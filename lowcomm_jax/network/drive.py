@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -98,22 +97,29 @@ def _send(clock: VirtualClock, step: int, event: Any) -> None:
 def _route(clock: VirtualClock, step: int, event: Any) -> None:
     """Activations that regions pass on within a step: one transfer after the other.
 
-    The next tick needs what the last one passed on, so everyone waits; that all of the step's
+    The next tick needs what the last one passed on, so who receives waits; that all of the step's
     computing is booked before its first transfer changes no sum.
     """
-    for number, (shift, nbytes) in enumerate(event.hops):
-        key = f"{ACTIVATIONS}{number}"
-        rings = _rings(clock.network.size, shift)
-        clock.send(step, key, nbytes, event.route, groups=rings, label=ACTIVATIONS)
-        clock.land(step, key)
+    for number, (ways, nbytes) in enumerate(event.hops):
+        keys = [f"{ACTIVATIONS}{number}.{i}" for i in range(len(ways))]
+        for key, way in zip(keys, ways, strict=True):
+            rings = _rings(tuple(way))
+            clock.send(step, key, nbytes, event.route, groups=rings, label=ACTIVATIONS)
+        for key in keys:
+            clock.land(step, key)
 
 
 @functools.cache
-def _rings(regions: int, shift: int) -> tuple[tuple[int, ...], ...]:
-    """Who passes on to whom, r to r + shift, as closed rings."""
-    count = math.gcd(regions, shift)
-    length = regions // count
-    return tuple(tuple((r + i * shift) % regions for i in range(length)) for r in range(count))
+def _rings(way: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Who passes on to whom, r to way[r], as closed rings; who stays is in none."""
+    found, left = [], {r for r, target in enumerate(way) if r != target}
+    while left:
+        ring = [min(left)]
+        while (target := way[ring[-1]]) != ring[0]:
+            ring.append(target)
+        left -= set(ring)
+        found.append(tuple(ring))
+    return tuple(found)
 
 
 def _land(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:

@@ -29,8 +29,7 @@ def one_stage(count, routed, params, x_MxBxD, key_data):
     hand_on = None
     if routed:
         paths = routing.Paths(R, count, M)
-        shift_T = routing.shifts(key_data, paths.ticks, R)
-        hand_on = functools.partial(paths.hand_on, shift_T=shift_T)
+        hand_on = functools.partial(paths.hand_on, row_T=paths.agreed(key_data))
     out = stages.gpipe(apply, x_MxBxD, count, hand_on)
     last = stages.index() == count - 1
     out = stages.total(jnp.where(last, out, 0.0))

@@ -1,5 +1,6 @@
 """Random routing in the books: bytes and seconds of what crosses regions inside a step."""
 
+import itertools
 import re
 
 import jax
@@ -13,47 +14,56 @@ from lowcomm_jax.fragments import path_name
 from lowcomm_jax.microbatches import size_problems
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.network import replay, uniform
-from lowcomm_jax.routed_steps import RoutedSteps
+from lowcomm_jax.routed_steps import RoutedSteps, RouteEvent
 from lowcomm_jax.routing import Hop, Paths
 
 R, S, M, STEPS, SEED = 3, 2, 2, 3, 7
+WAYS = list(itertools.permutations(range(R)))
 BATCH, LENGTH, WIDTH = 4, 6, 16
 ACTIVATION, LABELS = BATCH // M * LENGTH * WIDTH * 4, BATCH // M * LENGTH * 8
 NETWORK = uniform(R, 0.01, 0.005, compute_s=0.25)
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
 
-def walked(shift_T, regions, stages, microbatches, activation, labels):
+def walked(ways_TxBxR, microbatches, activation, labels):
     """Bytes on every directed link: each microbatch followed there, its gradients back."""
+    _, boundaries, regions = ways_TxBxR.shape
     links = np.zeros((regions, regions), int)
     for start in range(regions):
         for m in range(microbatches):
             here = start
-            for s in range(stages - 1):
-                there = (here + shift_T[m + s]) % regions
-                links[here, there] += activation
+            for s in range(boundaries):
+                there = ways_TxBxR[m + s, s, here]
+                links[here, there] += activation + labels
                 links[there, here] += activation
                 here = there
-            links[start, here] += labels if stages > 1 else 0
     return links * (1 - np.eye(regions, dtype=int))
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 2), (4, 3, 5), (2, 2, 1), (3, 1, 2), (1, 2, 2)])
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 2), (4, 3, 5), (2, 2, 1), (3, 1, 2), (1, 2, 2), (8, 3, 4)]
+)
 def test_hops_are_those_of_every_microbatch_on_its_path(shape):
     paths = Paths(*shape)
     for seed in range(5):
-        shift_T = np.random.default_rng(seed).integers(0, shape[0], paths.ticks)
-        links = np.zeros((shape[0], shape[0]), int)
-        for shift, nbytes in paths.hops(shift_T, 100, 3):
-            for r in range(shape[0]):
-                links[r, (r + shift) % shape[0]] += nbytes
-        np.testing.assert_array_equal(links, walked(shift_T, *shape, 100, 3))
+        row_T = np.random.default_rng(seed).integers(0, len(paths.table), paths.ticks)
+        links, hops = np.zeros((shape[0], shape[0]), int), paths.hops(row_T, 100, 3)
+        for ways, nbytes in hops:
+            for way in ways:
+                for r, target in enumerate(way):
+                    links[r, target] += nbytes * (r != target)
+        np.testing.assert_array_equal(links, walked(paths.table[row_T], shape[2], 100, 3))
+        sent = RouteEvent.of(1, hops, shape[0])
+        np.testing.assert_array_equal(sent.bytes_sent, links.sum(1))
+        np.testing.assert_array_equal(sent.bytes_received, links.sum(0))
+        assert sent.nbytes == links.sum(1).max()
 
 
 def drawn(step):
-    """The shifts of a 1-based step, from the seed alone."""
+    """The permutations of a 1-based step, from the seed alone; `[T, 1, R]`."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), 0), step - 1)
-    return np.asarray(jax.random.randint(key, (M + S - 1,), 0, R))
+    row_T = jax.random.randint(key, (M + S - 1,), 0, len(WAYS))
+    return np.array(WAYS)[np.asarray(row_T)][:, None]
 
 
 def engine_of(method, **settings):
@@ -103,7 +113,7 @@ def run():
 
 
 def expected_links(steps=STEPS):
-    each = [walked(drawn(t), R, S, M, ACTIVATION, LABELS) for t in range(1, steps + 1)]
+    each = [walked(drawn(t), M, ACTIVATION, LABELS) for t in range(1, steps + 1)]
     assert any(links.any() for links in each)
     return sum(each)
 
@@ -120,20 +130,24 @@ def test_bytes_are_booked_per_region_step_and_link(run):
     rows = list(history.rows())
     assert [[event["kind"] for event in row["events"]] for row in rows] == [["route"]] * STEPS
     for row in rows:
-        one = walked(drawn(row["step"]), R, S, M, ACTIVATION, LABELS)
+        one = walked(drawn(row["step"]), M, ACTIVATION, LABELS)
         assert row["events"][0]["bytes_sent"] == one.sum(1).tolist()
+    # Some permutation leaves a region where it is, which then sends nothing.
+    assert (links.sum(1) != links.sum(1)[0]).any()
 
 
 def test_the_clock_waits_for_every_hop(run):
     engine, _, history = run
-    seconds = 0.0
+    now_R = np.zeros(R)
     for step in range(1, STEPS + 1):
-        shift_T = drawn(step)
-        labels = (shift_T[:M] % R > 0).sum()
-        activations = (shift_T[:M] > 0).sum()  # the last tick hands on nothing: S - 1 = 1
-        seconds += 0.25 + (2 * activations + labels) * 0.005
-        seconds += (2 * activations * ACTIVATION + labels * LABELS) / (0.01 * 1e9 / 8)
-    np.testing.assert_allclose(engine.clock.now_R, seconds)
+        now_R += 0.25
+        ways = drawn(step)[:M, 0]  # the last tick hands on nothing: S - 1 = 1
+        there = [(way, ACTIVATION + LABELS) for way in ways]
+        for way, nbytes in [*there, *((np.argsort(way), ACTIVATION) for way in ways[::-1])]:
+            moved = way != np.arange(R)  # one ring: of 3 regions at most one stays
+            taken = 0.005 + nbytes / (0.01 * 1e9 / 8)
+            now_R[moved] = now_R[moved].max(initial=0.0) + taken
+    np.testing.assert_allclose(engine.clock.now_R, now_R)
     # A finished run can be replayed from its metrics alone.
     again = replay(NETWORK, history.rows(), seed=SEED)
     np.testing.assert_array_equal(again.now_R, engine.clock.now_R)
@@ -153,15 +167,13 @@ def test_the_compiled_step_moves_what_is_booked(run):
         pairs = match and [(a // S, a % S, b // S, b % S) for a, b in groups(line)]
         if not pairs or all(here == there for here, _, there, _ in pairs):
             continue
-        (shift,) = {(there - here) % R for here, _, there, _ in pairs}
-        stages = sorted({(a, b) for _, a, _, b in pairs})
-        assert len(pairs) == R * len(stages)
         size = int(np.prod([int(n) for n in match.group(2).split(",")]))
-        found.add((shift, *stages, 4 * size))
-    last = S - 1
-    expected = {(by, (0, 1), ACTIVATION) for by in (1, 2)}
-    expected |= {(by, (1, 0), ACTIVATION) for by in (1, 2)}
-    expected |= {(by, (last, last), LABELS) for by in (1, 2)}
+        found.add((tuple(sorted(pairs)), 4 * size))
+    expected = set()
+    for way in WAYS[1:]:
+        there = tuple((r, 0, way[r], 1) for r in range(R))
+        back = tuple(sorted((way[r], 1, r, 0) for r in range(R)))
+        expected |= {(there, ACTIVATION), (there, LABELS), (back, ACTIVATION)}
     assert found == expected
 
 
@@ -171,7 +183,7 @@ def test_every_part_of_a_step_has_its_own_paths(run):
 
     def hops(batch, keys_N):
         asked.append(batch["tokens"].shape)
-        return [[Hop(1, int(n))] for n in np.asarray(jax.random.key_data(keys_N))[:, 0]]
+        return [[Hop(((1, 2, 0),), int(n))] for n in np.asarray(jax.random.key_data(keys_N))[:, 0]]
 
     booked = RoutedSteps(hops, SEED, 2, R).book
     staged = {"tokens": np.zeros((R, 8, BATCH, LENGTH + 1), np.int32)}

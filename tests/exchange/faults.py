@@ -2,8 +2,8 @@
 
 import contextlib
 import pathlib
-import shutil
 
+from experiments.striking import bring_back, take_away
 from lowcomm_jax.exchange.between.secret import Seal
 
 
@@ -21,20 +21,12 @@ def vanish(region) -> None:
 
 @contextlib.contextmanager
 def outage(party):
-    """A file stands where the folder was: nothing can be read, listed or written."""
-    place = folder(party)
-    away = place.with_name("away")
-    place.rename(away)
-    while not place.is_file():
-        # A write that was under way may have made the folder anew.
-        shutil.rmtree(place, ignore_errors=True)
-        with contextlib.suppress(IsADirectoryError):
-            place.write_text("")
+    """Nothing can be read, listed or written."""
+    take_away(folder(party))
     try:
         yield
     finally:
-        place.unlink()
-        away.rename(place)
+        bring_back(folder(party))
 
 
 def forge(party, key: str, body: dict) -> None:

@@ -142,13 +142,26 @@ def test_a_region_left_out_is_not_waited_for_before_it_has_caught_up(party):
     send(regions[:1], "b")
     land(regions[:1], "b")
     assert time.monotonic() - began < 0.5
-    slow.beat(10)
+    slow.beat(11)
     time.sleep(0.5)
     send(regions[:1], "c", 3)
     time.sleep(0.3)
     send(regions[1:], "c", 3)
     for arrived in land(regions, "c"):
         check(arrived, 2, [0, 1], 3)
+
+
+def test_a_region_that_hangs_where_the_others_are_costs_one_deadline(party):
+    timing = dataclasses.replace(TIMING, deadline_s=1.0)
+    regions = party.run(2, timing=timing)
+    for x in regions:
+        x.beat(4)
+    send(regions[:1], "a")
+    land(regions[:1], "a")
+    began = time.monotonic()
+    send(regions[:1], "b")
+    land(regions[:1], "b")
+    assert time.monotonic() - began < 0.5
 
 
 def test_skip_reads_what_stands_without_taking_part(party):

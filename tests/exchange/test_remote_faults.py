@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import threading
 import time
 
 import pytest
@@ -63,7 +64,7 @@ def test_a_run_with_nobody_left_begins_anew_with_those_who_come(party):
     regions = party.run(3)
     send(regions, "k")
     land(regions, "k")
-    assert regions[0].give_state(9, {}, {})
+    assert regions[0]._states.give(9, {}, {})
     for x in regions:
         vanish(x)
     again = [party.region(r, 3) for r in range(2)]
@@ -85,10 +86,71 @@ def test_who_comes_back_with_less_comes_into_the_run_of_the_furthest(party):
         check(arrived, 3, [1, 2])
     again[0].want_state()
     until(again[1].owes_state)
-    assert again[1].give_state(9, {}, {}) and again[0].newest_state()[0] == 9
+    assert again[1]._states.give(9, {}, {}) and again[0].newest_state()[0] == 9
     send(again, "l", 1)
     for arrived in land(again, "l"):
         check(arrived, 3, range(3), 1)
+
+
+def test_who_has_nothing_of_a_run_does_not_begin_it_anew(party):
+    """What the others have in their checkpoints would be replaced by its fresh state."""
+    regions = party.run(2)
+    regions[0].beat(1000)
+    until(lambda: regions[1].steps()[0] == 1000)
+    for x in regions:
+        vanish(x)
+    with pytest.raises(
+        TimeoutError, match=r"regions \[1\] have no checkpoint .* steps \{0: 1000\}"
+    ):
+        party.region(1, 2).join(1.5)
+    again = party.region(0, 2)
+    again.join(1.5, step=900)
+    assert again.awaited
+
+
+def test_who_waits_in_a_run_that_has_ended_is_no_part_of_the_next_one(party):
+    """Neither of its roster, where it would be waited for, nor kept waiting for a state."""
+    regions = party.run(3)
+    regions[2].want_state()
+    until(lambda: regions[0].asking() == {2})
+    for x in regions[:2]:
+        vanish(x)
+    again = [party.region(r, 3) for r in range(2)]
+    until(lambda: regions[2].living() == {2})
+    waiting = threading.Thread(target=at_once, args=(lambda x: x.join(20.0), again))
+    waiting.start()
+    until(lambda: regions[2].living() == {0, 1, 2})
+    assert not regions[2].donors()
+    vanish(regions[2])
+    waiting.join(20.0)
+    send(again, "k")
+    for arrived in land(again, "k"):
+        check(arrived, 3, [0, 1])
+
+
+def test_a_job_may_come_back_while_the_store_is_away(party):
+    regions = party.run(2)
+    vanish(regions[1])
+    again = party.region(1, 2)
+    joining = threading.Thread(target=again.join, args=(20.0,))
+    with outage(party):
+        joining.start()
+        time.sleep(0.5)
+    joining.join(20.0)
+    assert again.living() == {0, 1} and not again.awaited
+
+
+def test_equal_payloads_of_two_beginnings_are_not_one(party):
+    """A run repeats what it sent after its checkpoint: what is removed must be the old one."""
+    names = []
+    for number in range(2):
+        x = party.region(0, 1)
+        x.join(1.5, step=number)
+        send([x], "k")
+        land([x], "k")
+        names.append(x._office.board.standing(f"{number + 1}.k").payloads[0].digest)
+        vanish(x)
+    assert names[0] != names[1]
 
 
 def test_a_region_that_fell_behind_is_waited_for_again_though_it_is_no_faster(party):
@@ -117,8 +179,8 @@ def test_a_region_that_slept_through_a_new_beginning_must_end(party):
     vanish(regions[0])
     party.region(0, 2).join(1.5)
     del sleeping._look
-    until(lambda: sleeping._superseded)
-    with pytest.raises(exchange.Superseded, match="begun anew without it"):
+    until(lambda: sleeping._over)
+    with pytest.raises(exchange.Lost, match="begun anew without it"):
         send(regions[1:], "k")
 
 
@@ -130,7 +192,7 @@ def test_a_new_run_needs_everyone(party):
 def test_a_replaced_job_must_end(party):
     regions = party.run(2)
     party.region(1, 2).join(20.0)
-    until(lambda: regions[1]._office.beats._superseded)
+    until(lambda: regions[1]._office.beats._over)
     with pytest.raises(exchange.Superseded, match="another job"):
         send(regions[1:], "k")
 

@@ -83,7 +83,7 @@ def test_regions_exchange_and_one_dies_and_comes_back(cloud, kind):
         again.join(20.0)
         again.want_state()
         until(regions[0].owes_state)
-        assert regions[0].give_state(7, {}, {}) and again.newest_state()[0] == 7
+        assert regions[0]._states.give(7, {}, {}) and again.newest_state()[0] == 7
         everyone = [*alive, again]
         send(everyone, "together", 3)
         for arrived in land(everyone, "together"):

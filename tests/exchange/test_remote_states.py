@@ -1,5 +1,6 @@
 """States given to regions that come back, and payloads removed when nobody needs them."""
 
+import threading
 import time
 
 import ml_dtypes
@@ -38,9 +39,9 @@ def test_asking_giving_and_taking(party):
     assert second.newest_state() is None and not first.owes_state()
     second.want_state()
     until(first.owes_state)
-    assert first.give_state(12, ARRAYS, DOCUMENT)
+    assert first._states.give(12, ARRAYS, DOCUMENT)
     same(second.newest_state(), 12)
-    assert not second.give_state(12, {"other": np.zeros(3)}, {})
+    assert not second._states.give(12, {"other": np.zeros(3)}, {})
     same(second.newest_state(), 12)
     send([second], "k", takes_part=False)
     until(lambda: not first.asking())
@@ -49,19 +50,19 @@ def test_asking_giving_and_taking(party):
 def test_who_asks_gets_a_state_of_now_and_gets_it_once(party):
     """An old one leads nowhere, and a new one every step would never be fetched whole."""
     first, second = party.run(2)
-    assert first.give_state(3, ARRAYS, {})
+    assert first._states.give(3, ARRAYS, {})
     same(second.newest_state(), 3, document={})
     second.want_state()
     until(first.owes_state)
     assert second.newest_state() is None
-    assert first.give_state(4, ARRAYS, DOCUMENT) and not first.owes_state()
+    assert first._states.give(4, ARRAYS, DOCUMENT) and not first.owes_state()
     same(second.newest_state(), 4)
     # The job that takes its place has not been given anything yet.
     again = party.region(1, 2)
     again.join(20.0)
     again.want_state()
     until(first.owes_state)
-    assert first.give_state(10, ARRAYS, DOCUMENT)
+    assert first._states.give(10, ARRAYS, DOCUMENT)
     same(again.newest_state(), 10)
 
 
@@ -74,7 +75,7 @@ def test_the_lowest_that_does_not_ask_gives_and_the_next_one_when_it_is_gone(par
     assert not any(x.owes_state() for x in (regions[0], *regions[2:]))
     vanish(regions[1])
     until(regions[2].owes_state)
-    assert regions[2].give_state(5, ARRAYS, DOCUMENT) and not regions[2].owes_state()
+    assert regions[2]._states.give(5, ARRAYS, DOCUMENT) and not regions[2].owes_state()
     for x in regions[::3]:
         same(x.newest_state(), 5)
 
@@ -91,11 +92,11 @@ def test_a_damaged_or_forged_newest_state_is_passed_over(party):
     first, second = party.run(2)
     first._states._chunk_bytes = 8
     put = first._office.transport.put
-    assert first.give_state(5, ARRAYS, DOCUMENT)
+    assert first._states.give(5, ARRAYS, DOCUMENT)
     first._office.transport.put = lambda name, data: put(name, data[:-1] + b"!")
-    assert first.give_state(9, ARRAYS, {})
+    assert first._states.give(9, ARRAYS, {})
     body = {"step": 20, "donor": 0, "arrays": {}, "document": {}}
-    key = "state/1/000000000020"
+    key = "state/1/000000000020.000000"
     first._office.store.write(key, Seal("run", b"a secret of a stranger").close(key, body))
     same(second.newest_state(), 5)
     assert second.counts()["rejected_state"] == 2
@@ -104,11 +105,11 @@ def test_a_damaged_or_forged_newest_state_is_passed_over(party):
 def test_a_region_keeps_its_two_newest_states(party):
     first, second = party.run(2)
     for step in (1, 2, 3):
-        assert first.give_state(step, ARRAYS, {"step": step})
+        assert first._states.give(step, ARRAYS, {"step": step})
     assert {name.split(".")[1] for name in pieces(first)} == {"2", "3"}
     assert second._office.store.list("state/1/") == [
-        "state/1/000000000002",
-        "state/1/000000000003",
+        "state/1/000000000002.000000",
+        "state/1/000000000003.000000",
     ]
     same(second.newest_state(), 3, document={"step": 3})
 
@@ -172,3 +173,44 @@ def test_payloads_of_the_dead_and_of_earlier_jobs_are_removed(party):
     until(lambda: stored(again, "said/") == [6, 7])
     until(lambda: len(again._office.store.list("blob/")) in (0, 2))
     assert stored(again, "said/") == [6, 7]
+
+
+def test_who_asks_after_a_state_of_this_step_was_given_gets_one_too(party):
+    """As at the end of a run, where the step stands still."""
+    regions = party.run(3)
+    for x in regions[1:]:
+        x.want_state()
+        until(regions[0].owes_state)
+        assert regions[0]._states.give(7, ARRAYS, DOCUMENT)
+        same(x.newest_state(), 7)
+    assert not regions[0]._states.give(7, ARRAYS, DOCUMENT)
+
+
+def test_who_is_only_coming_in_is_no_donor(party):
+    """It may compile for long before it asks for a state itself."""
+    regions = party.run(3)
+    vanish(regions[0])
+    until(lambda: regions[1].living() == {1, 2})
+    again = party.region(0, 3)
+    again.join(20.0)
+    regions[2].want_state()
+    until(regions[1].owes_state)
+    assert not again.owes_state()
+
+
+def test_a_state_is_given_while_the_donor_goes_on(party):
+    first, second = party.run(2)
+    second.want_state()
+    until(first.owes_state)
+    put, going = first._office.transport.put, threading.Event()
+
+    def slowly(*args):
+        going.wait(5.0)
+        return put(*args)
+
+    first._office.transport.put = slowly
+    first.give_state(7, ARRAYS, DOCUMENT)
+    assert not first.owes_state() and second.newest_state() is None
+    going.set()
+    until(lambda: second.newest_state() is not None)
+    same(second.newest_state(), 7)

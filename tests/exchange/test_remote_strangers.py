@@ -51,6 +51,15 @@ def test_forged_records_are_ignored_and_counted(party):
     assert regions[0].counts()["rejected_record"] > 0
 
 
+def test_a_heartbeat_that_cannot_be_read_stops_nobody(party):
+    regions = party.run(2)
+    (folder(party) / "run" / "beat" / "1").write_bytes(b"[" * 200_000)
+    until(lambda: regions[0].counts().get("rejected_record"))
+    send(regions, "k")
+    for arrived in land(regions, "k"):
+        check(arrived, 2, [0, 1])
+
+
 def test_a_true_record_means_nothing_elsewhere(party):
     """A stranger copies what the regions signed themselves to where it would help the stranger."""
     regions = party.run(2)

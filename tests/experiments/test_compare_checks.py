@@ -128,6 +128,8 @@ def test_the_studies_pass_their_checks(name, size, tmp_path):
     found = plan(config, tmp_path)
     used = {v for p in found.panels for v in p.variants}
     assert used == set(found.variants)
+    # All of one comparison in one piece, whatever stages a method's own config has.
+    assert {run.fields["mesh"]["stage"] for run in found.runs} == {1}
 
 
 def test_an_unknown_size_names_the_known_ones(tmp_path):

@@ -156,6 +156,20 @@ def test_overrides_are_checked_together(capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "setting,parts",
+    [
+        ("--config.method.group_size=9", ("method.group_size=9", "groups of 2 to 4")),
+        ("--config.method.alpha=0.9", ("method.gamma=0.7", "0 < gamma < 0.543")),
+    ],
+)
+def test_gossip_that_cannot_keep_together_is_refused(capsys, tmp_path, setting, parts):
+    assert main(["train", "--config=noloco", setting, f"--workdir={tmp_path / 'run'}"]) == 2
+    printed = capsys.readouterr().err
+    assert all(part in printed for part in parts), printed
+    assert not (tmp_path / "run").exists()
+
+
 def test_tokens_in_place_of_steps(tmp_path):
     changes = [("steps", "0"), ("tokens", "50000"), ("inner.warmup_steps", "5")]
     config, problems = load_config("diloco", [*changes, *ONE_DEVICE])

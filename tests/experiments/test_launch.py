@@ -143,7 +143,11 @@ def test_a_script_of_faults(tiny, root):
     script.write_text("""
     - {step: 60, kind: kill, region: 1, steps: 60}
     - {step: 1000, kind: stop, region: 2, steps: 30}
-    - {step: 2000, kind: outage, seconds: 4}
+    - {step: 1200, kind: corrupt, region: 0, steps: 30}
+    - {step: 1300, kind: late, region: 1, steps: 12, seconds: 1}
+    - {step: 1400, kind: slow, region: 2, steps: 12, mbit: 1}
+    - {step: 1600, kind: partition, region: 0, steps: 60}
+    - {step: 2300, kind: outage, seconds: 4}
     """)
     workdir = root / "faults"
     arguments = command(tiny, root, f"--workdir={workdir}", f"--faults={script}")
@@ -152,7 +156,7 @@ def test_a_script_of_faults(tiny, root):
     launcher = start(*arguments)
     shown = launcher.communicate(timeout=400)[0]
     assert launcher.returncode == 0, shown
-    for fault in ("kill of region 1", "outage", "stop of region 2"):
+    for fault in ("kill of region 1", "outage", "stop of region 2", "partition of region 0"):
         assert f"{fault} begins" in shown and f"{fault} ends" in shown, shown
     assert "came into the run at step" in shown
     ends = [read_run(workdir / f"region{r}") for r in range(3)]

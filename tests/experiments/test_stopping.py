@@ -19,11 +19,12 @@ class Away:
         return {"step": {"stop/0": 3, "stop/1": 12}[name]}
 
 
-def stopping(exchange, requested=True, **schedule):
+def stopping(exchange, requested=True, groups=None, **schedule):
     """Of a run that sends at every multiple of 4."""
-    schedule = {"delay": 3, "land_after_send": False, **schedule}
+    schedule = {"delay": 3, "period": 4, "land_after_send": False, **schedule}
     schedule = SimpleNamespace(next_send=lambda step, clock: (step // 4 + 1) * 4, **schedule)
-    engine = SimpleNamespace(trips=lambda state: SimpleNamespace(schedule=schedule))
+    trips = SimpleNamespace(schedule=schedule, groups=lambda number: groups)
+    engine = SimpleNamespace(trips=lambda state: trips)
     run = SimpleNamespace(exchange=exchange, engine=engine)
     return Stopping(run, SimpleNamespace(requested=requested))
 
@@ -47,3 +48,10 @@ def test_what_overlaps_a_whole_round_lands_with_the_send_after_it():
     exchange.asked = [None]
     assert not stopping(exchange, land_after_send=True).at(5, state)
     assert exchange.asked[1] == ("stop/0", {"step": 12})
+
+
+def test_pairs_stop_past_the_furthest_of_all():
+    exchange, state = Away(), SimpleNamespace(clock=None)
+    exchange.asked, exchange.steps = [None], lambda: {0: 5, 1: 13}
+    assert not stopping(exchange, groups=((0, 1),)).at(5, state)
+    assert exchange.asked[1] == ("stop/0", {"step": 24})

@@ -54,6 +54,7 @@ def test_a_round_that_cannot_hide_its_payload_is_refused(tiny, tmp_path, capsys)
     arguments = tiny.arguments(
         tmp_path,
         "--config=dilocox",
+        "--config.mesh.stage=1",
         "--config.method.rank=2",
         f"--config.network={tmp_path / 'slow.yaml'}",
         f"--workdir={tmp_path / 'run'}",

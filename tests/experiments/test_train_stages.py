@@ -11,10 +11,11 @@ from experiments import train
 from experiments.__main__ import main
 from experiments.cli import RefusedError
 from experiments.config import base
-from experiments.job import resolve
+from experiments.job import make_model, resolve
 from experiments.metrics import read_records
 from experiments.sample import sample
 from experiments.trained import load_trained
+from lowcomm_jax.routing import Paths
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
@@ -76,6 +77,15 @@ def test_stages_that_do_not_fit_are_refused(tmp_path):
     assert "microbatches=3: they are for pipeline stages" in str(error.value)
     assert "random_routing needs pipeline stages" in str(error.value)
     assert "pipeline_schedule needs pipeline stages" in str(error.value)
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+def test_paths_are_drawn_from_the_seed_of_the_run(tmp_path):
+    config = base("diloco", period=2)
+    config.regions = config.mesh.region = config.mesh.stage = 2
+    config.mesh.fsdp, config.random_routing, config.seed = 1, True, 5
+    job = resolve(config, tmp_path)
+    assert make_model(job, job.model).paths == Paths(regions=2, stages=2, microbatches=4, seed=5)
 
 
 def test_fewer_microbatches_than_stages_warn_with_the_bubble(tmp_path, monkeypatch):

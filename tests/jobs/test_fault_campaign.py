@@ -1,6 +1,7 @@
 """Training through many random faults: whatever happens, those who live end with one anchor."""
 
 import contextlib
+import faulthandler
 import threading
 import time
 
@@ -55,7 +56,7 @@ class Job:
     def _live(self) -> None:
         try:
             with jax.numpy_dtype_promotion("standard"):
-                while self.ended is None:
+                while self.ended is None and not self.dead:
                     # Cut off for so long that a payload is gone: it comes in again.
                     with contextlib.suppress(exchange.Lost, exchange.StoreUnavailable):
                         self._train()
@@ -105,7 +106,7 @@ class Job:
         store = self.exchange._office.store
         answer = store._answer
 
-        def away(future):
+        def away(future, nbytes=0):
             raise exchange.StoreUnavailable("cut off")
 
         store._answer = away
@@ -158,7 +159,9 @@ def campaign(party, method, faults: int, seed: int) -> tuple:
     run.last = max(job.step for job in jobs.values()) + 10 * PERIOD
     for job in [*jobs.values(), *dead]:
         job.thread.join(120.0)
-        assert not job.thread.is_alive()
+        if job.thread.is_alive():
+            faulthandler.dump_traceback(all_threads=True)
+        assert not job.thread.is_alive(), f"region {job.region} waits for ever, at step {job.step}"
     with contextlib.suppress(StopIteration):
         raise next(job.error for job in jobs.values() if job.error)
     return jobs, method, run.last

@@ -32,7 +32,10 @@ def test_absent_regions_are_as_absent_as_on_the_mesh(name, between):
     assert_same(jobs, together, name == "noloco")
 
 
-@pytest.mark.parametrize("name", ["diloco", pytest.param("dilocox_shared", marks=pytest.mark.slow)])
+BACK = [pytest.param(name, marks=pytest.mark.slow) for name in ("noloco", "dilocox_shared")]
+
+
+@pytest.mark.parametrize("name", ["diloco", *BACK])
 def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
     """Until it is back the anchors are those of a run in which it sits out from its death on."""
     steps, dies, back = 400, 9, 24
@@ -60,8 +63,10 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
             return one, state
 
         jobs = list(pool.map(lambda r: (lost if r == 2 else first)(r), range(R)))
-        for _, state in jobs[:2]:
-            jax.tree.map(np.testing.assert_array_equal, state.anchor, anchor)
+        for region, (_, state) in enumerate(jobs[:2]):
+            row = region if name == "noloco" else 0
+            for leaf, value in state.anchor.items():
+                np.testing.assert_array_equal(value[0], anchor[leaf][row], leaf)
 
         def unhurried(region):
             for batch in data[back:]:
@@ -88,7 +93,7 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
         at, ended, events = newcomer.result()
     assert back <= at < steps
     assert any(event.kind == "send" for event in events)
-    for anchors, _ in survivors:
+    for anchors, _ in survivors if name != "noloco" else ():
         jax.tree.map(np.testing.assert_array_equal, anchors, ended[0])
 
 

@@ -20,14 +20,16 @@ LIKE = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in {"a": (5, 3), "b": (),
 REST = {"weight": np.ones(1, np.float32), "digest": np.zeros((1, 2), np.uint32)}
 
 
-def slicing(codec, like, payload):
+def slicing(codec, like, payload, heal="stop"):
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), payload)
-    return Slicing(codec, like, shapes, shapes_of(REST), R)
+    return Slicing(codec, like, shapes, shapes_of(REST), R, heal)
 
 
-def reduced(one, payloads, weights):
+def reduced(one, payloads, weights, digests=(0, 0, 0)):
     """What everyone holds in the end, of all regions' payloads `[1, ...]`."""
     arrays = [{**named(x), **REST, "weight": np.array([w])} for x, w in zip(payloads, weights)]
+    for own, digest in zip(arrays, digests):
+        own["digest"] = np.full((1, 2), digest, np.uint32)
     split = [one.split(x) for x in arrays]
     rest_R = side_by_side({r: rest for r, (rest, _) in enumerate(split)}, R, one.rest)
     slices = []
@@ -51,6 +53,14 @@ def test_the_mean_of_dense_payloads_of_odd_shapes():
         mean = (2 * payloads[0][name][0] + 3 * payloads[2][name][0]) / 5
         assert found[name].shape == leaf.shape
         np.testing.assert_allclose(found[name], mean, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("heal, mean", [("stop", 2.0), ("majority", 2.5), ("lowest", 1.0)])
+def test_what_was_done_from_another_anchor_does_not_count(heal, mean):
+    payloads = [{"a": np.full((1, 5), x, np.float32)} for x in (1, 2, 3)]
+    one = slicing(None, {"a": jax.ShapeDtypeStruct((5,), "float32")}, payloads[0], heal)
+    found = reduced(one, payloads, np.ones(R, np.float32), digests=(7, 8, 8))
+    np.testing.assert_array_equal(found["a"], np.full(5, mean, np.float32))
 
 
 def test_stages_reduce_what_they_would_on_their_own_devices():

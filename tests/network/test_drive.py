@@ -1,5 +1,7 @@
 """Real training in virtual time: what is waited for, and that learning does not look at it."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import optax
@@ -8,7 +10,7 @@ import pytest
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.network import replay, uniform
+from lowcomm_jax.network import VirtualClock, drive, replay, uniform
 
 R, STEPS, STEP_SECONDS = 3, 24, 0.5
 SIZE = 4 * oracle.SIZE
@@ -101,6 +103,19 @@ def test_an_engine_with_a_network_keeps_the_same_clock():
     replayed = replay(links, history.rows())
     assert engine.clock.now_R.tolist() == replayed.now_R.tolist()
     assert engine.clock.now_R[0] > STEPS * STEP_SECONDS
+
+
+def test_routed_hops_share_links_and_wait_for_their_ring_alone():
+    links = uniform(4, 8.0, delay_s=0.1).with_compute(np.array([0.5, 0.5, 0.5, 3.0]))
+    clock = VirtualClock(links)
+    # 0 and 1 swap while 0, 1, 2 turn around: the link 0 -> 1 carries both. Then 2 and 3 swap.
+    hops = [[[[1, 0, 2, 3], [1, 2, 0, 3]], 1e9], [[[0, 1, 3, 2]], 1e9]]
+    drive(clock, 1, [SimpleNamespace(kind="route", route="pass", hops=hops)])
+    both = 0.5 + 2 + 0.1
+    assert clock.now_R == pytest.approx([both, both, 3.0 + 1 + 0.1, 3.0 + 1 + 0.1])
+    moved = {(0, 1): 2e9, (1, 0): 1e9, (1, 2): 1e9, (2, 0): 1e9, (2, 3): 1e9, (3, 2): 1e9}
+    assert clock.ledger.links("activations") == moved
+    assert clock.ledger.discrepancy() == 0
 
 
 def test_a_network_that_does_not_fit_is_refused():

@@ -9,7 +9,7 @@ import numpy as np
 
 from lowcomm_jax.exchange.between import wire
 from lowcomm_jax.exchange.between.errors import Rejected
-from lowcomm_jax.exchange.between.requests import Gathered
+from lowcomm_jax.exchange.between.request import Gathered
 from lowcomm_jax.exchange.between.slices import side_by_side
 from lowcomm_jax.exchange.between.tally import Tally
 
@@ -37,6 +37,12 @@ class Arrived:
     bytes_received: int
     seconds: float
     waited: float
+
+
+def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
+    """An exchange in which nobody took part."""
+    arrays = side_by_side({}, count, wire.shapes_of(like))
+    return Arrived(np.zeros(count, bool), arrays, None, {}, 0, 0, 0.0, 0.0)
 
 
 def arrange(

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 
-from lowcomm_jax.exchange.between.errors import Rejected, StoreUnavailable, Superseded
+from lowcomm_jax.exchange.between.errors import Lost, Rejected, StoreUnavailable, Superseded
 from lowcomm_jax.exchange.between.kv import Store
 from lowcomm_jax.exchange.between.secret import Seal
 from lowcomm_jax.exchange.between.timing import Timing
@@ -79,7 +79,7 @@ class Beats:
         self._seen: dict[int, _Seen] = {}
         self._clock_s = 0.0
         self._looks = 0
-        self._superseded = ""
+        self._over: Exception | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -127,9 +127,9 @@ class Beats:
         return self._clock_s
 
     def check(self) -> None:
-        """Raises `Superseded` when we are no longer part of the run."""
-        if self._superseded:
-            raise Superseded(f"region {self.region}: {self._superseded}")
+        """Raises `Superseded` when the place is taken, `Lost` when the run has begun anew."""
+        if self._over is not None:
+            raise self._over
 
     def refresh(self) -> None:
         """Wait until everyone's beat was read anew."""
@@ -162,9 +162,19 @@ class Beats:
     # -- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._beat_and_look()
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Let `check` raise this, which has ended a thread that nobody waits for."""
+        self._over = self._over or error
+
+    def _beat_and_look(self) -> None:
         next_beat = last_look = time.monotonic()
         pause = self._timing.beat_s / _LOOKS_PER_BEAT
-        while not self._superseded:
+        while self._over is None:
             stopping = self._stop.is_set()
             now = time.monotonic()
             try:
@@ -190,7 +200,7 @@ class Beats:
         self.outage = error
 
     def _beat(self) -> None:
-        if self._superseded:
+        if self._over is not None:
             return
         with self._lock:
             self._own = dataclasses.replace(self._own, counter=self._own.counter + 1)
@@ -207,11 +217,12 @@ class Beats:
         found = {region: self._read(region) for region in range(self._count)}
         own = found.pop(self.region)
         if own is not None and own.incarnation > self._own.incarnation:
-            self._superseded = (
-                "another job has taken its place; end this one, or give the two different regions"
+            self._over = Superseded(
+                f"region {self.region}: another job has taken its place; end this one, or give the "
+                "two different regions"
             )
         elif any(beat and beat.epoch > self._own.epoch > 0 for beat in found.values()):
-            self._superseded = "the run was begun anew without it; start it again"
+            self._over = Lost(f"region {self.region}: the run was begun anew without it")
         with self._lock:
             self._looks += 1
             self._clock_s += passed_s

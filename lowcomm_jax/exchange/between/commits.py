@@ -153,6 +153,17 @@ class Board:
                 return stands
             self._store.create(key, self._seal.close(key, dataclasses.asdict(commit)))
 
+    def agree(self, name: str, proposal: dict) -> dict:
+        """What was proposed first under this name."""
+        for number in itertools.count():
+            key = f"agreed/{name}/{number}"
+            self._store.create(key, self._seal.close(key, proposal))
+            # Not signed as it should be: the next number takes its place.
+            body = self._open(key, self._store.read(key))
+            if body is not None:
+                return body
+        raise AssertionError("numbers never end")
+
     def _standing(self, name: str) -> tuple[Commit | None, str]:
         """(the commit record, or None and the key it can be created under).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,13 +17,14 @@ from lowcomm_jax.exchange.between.office import Office
 
 _DAMAGED_TRIES = 3
 _PATIENCE_S = 10.0
+log = logging.getLogger(__name__)
 
 
 class Piece(NamedTuple):
     """Bytes to fetch.
 
     Attributes:
-      key: under which they were packed.
+      key: of the exchange; name: under which they were packed.
       payload: names them by their content.
       like: what they must hold; None = whatever they do.
       holders: the regions that may have them, tried in turn.
@@ -30,6 +32,7 @@ class Piece(NamedTuple):
     """
 
     key: str
+    name: str
     payload: Payload
     like: wire.Shapes | None
     holders: Sequence[int]
@@ -43,6 +46,8 @@ class Fetch:
       region: whose.
       got: what the pieces hold that are here and verified, in their order.
       refused: why one is not what this exchange needs; final, since it is named by its content.
+
+    An error of any other kind ends the whole exchange (`Beats.fail`).
     """
 
     def __init__(self, office: Office, region: int, pieces: Sequence[Piece]):
@@ -114,13 +119,20 @@ class Fetch:
         return self.got[0]
 
     def _run(self) -> None:
+        try:
+            self._insist()
+        except Exception as error:
+            self._office.beats.fail(error)
+
+    def _insist(self) -> None:
         for pause in self._office.store.pauses():
             if self._cancelled.is_set():
                 return
             try:
                 self._try()
-            except StoreUnavailable:
-                pass  # The heartbeat reports it.
+            except StoreUnavailable as error:
+                # The heartbeat reports an outage, but knows nothing of what is too large.
+                log.info("payload of region %d for %s: %s", self.region, self._pieces[0].key, error)
             except (Missing, Rejected) as error:
                 if isinstance(error, Rejected):
                     self._office.tally.add("rejected_damaged")
@@ -141,7 +153,7 @@ class Fetch:
                 arrays = wire.unpack(
                     data,
                     run_id=self._office.run_id,
-                    key=piece.key,
+                    key=piece.name,
                     region=self.region,
                     like=piece.like,
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from lowcomm_jax.exchange.between.commits import Commit, Payload, Said
 from lowcomm_jax.exchange.between.errors import Lost, Missing, StoreUnavailable
 from lowcomm_jax.exchange.between.fetch import Fetch, Piece
 from lowcomm_jax.exchange.between.office import Office
-from lowcomm_jax.exchange.between.requests import Gathered, Request
+from lowcomm_jax.exchange.between.request import Gathered, Request
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Gathering:
@@ -106,7 +108,8 @@ class Gathering:
             return
         if request.takes_part:
             readers = [r for r in request.members if r != office.region]
-            packed = parcels.pack(office, request.key, self.parcel)
+            # By its name, which has the epoch: equal payloads of two epochs are not one.
+            packed = parcels.pack(office, request.name, self.parcel)
             hint = parcels.publish(office, request.key, packed, readers, self._insist)
             self.own = packed.payload
         said = Said(office.region, office.beats.own.incarnation, self.own, request.note, hint)
@@ -120,7 +123,8 @@ class Gathering:
             self.check()
             try:
                 return act()
-            except StoreUnavailable:
+            except StoreUnavailable as error:
+                log.info("%s: %s", self.request.key, error)
                 self._office.closing.wait(pause)
         raise AssertionError("pauses never end")
 
@@ -245,7 +249,8 @@ class Gathering:
         if region in self.fetches:
             self.fetches[region].cancel()
         holders = [region] + [r for r in self.request.members if r != region]
-        whole = Piece(self.request.key, payload, self._like(region), holders, hint)
+        key, name = self.request.key, self.request.name
+        whole = Piece(key, name, payload, self._like(region), holders, hint)
         pieces = [whole]
         if ours and self.request.joins and self.request.reduction is not None:
             pieces.append(parcels.slice_piece(whole, self.request.reduction, self._office.region))

@@ -19,7 +19,7 @@ from lowcomm_jax.exchange.between.errors import Missing, Rejected
 from lowcomm_jax.exchange.between.fetch import Fetch, Piece
 from lowcomm_jax.exchange.between.gathering import Gathering
 from lowcomm_jax.exchange.between.office import Office
-from lowcomm_jax.exchange.between.requests import Gathered, Request
+from lowcomm_jax.exchange.between.request import Gathered, Request
 from lowcomm_jax.exchange.between.slices import Arrays, one_slice, owners, side_by_side
 
 
@@ -165,7 +165,7 @@ class Halves:
             elif number == self._office.region and fetch is not None and fetch.complete:
                 found[region] = fetch.got[1]
             else:
-                whole = Piece(self.request.key, payload, None, [region], {})
+                whole = Piece(self.request.key, self.request.name, payload, None, [region], {})
                 piece = parcels.slice_piece(whole, self.request.reduction, number)
                 waiting[region] = Fetch(self._office, region, [piece])
                 self._fetches.append(waiting[region])

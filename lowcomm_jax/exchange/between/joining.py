@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from lowcomm_jax.exchange.between.errors import Rejected
+from lowcomm_jax.exchange.between.errors import Rejected, StoreUnavailable
 from lowcomm_jax.exchange.between.office import Office
 
 RUN = "run"
 _FORMAT = 2
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+def insist(office: Office, until: float, act: Callable[[], T]) -> T:
+    """Do something that needs the store, again until that answers: a job may come back meanwhile.
+
+    Raises:
+      StoreUnavailable: it did not until then, by `time.monotonic`.
+    """
+    told = False
+    while True:
+        try:
+            return act()
+        except StoreUnavailable as error:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise
+            if not told:
+                log.warning("%s; it is tried for another %.0f s", error, left)
+            told = True
+            time.sleep(min(left, office.timing.beat_s / 2))
 
 
 def register(office: Office, kind: str) -> None:
@@ -40,7 +65,7 @@ def register(office: Office, kind: str) -> None:
     office.store.anchor(RUN)
 
 
-def enter(office: Office, wait_s: float, step: int) -> dict[int, int]:
+def enter(office: Office, until: float, step: int) -> dict[int, int]:
     """Beat, and wait for the others.
 
     Regions that begin together agree on a roster by a create-only record: an epoch of the run. A
@@ -54,21 +79,22 @@ def enter(office: Office, wait_s: float, step: int) -> dict[int, int]:
       the roster: incarnation of the regions that began the epoch.
 
     Raises:
-      TimeoutError: after `wait_s` not all regions of a new run were there.
+      TimeoutError: until then, by `time.monotonic`, not all regions of a new run were there; or of
+        an old one only some that have nothing of it.
+      StoreUnavailable: the store did not answer.
     """
     beats = office.beats
     office.transport.start()
     beats.update(step=step)
-    beats.start()
-    until = time.monotonic() + wait_s
+    insist(office, until, beats.start)
     while True:
         beats.check()
         living, latest = beats.living(), beats.latest()
-        epoch, roster, free = _newest(office)
+        epoch, roster, free = insist(office, until, lambda: _newest(office))
         began_it = roster.get(office.region) == beats.own.incarnation
         # One that asks for a state itself has none to come in with.
         others = [latest[r] for r in living - {office.region}]
-        goes_on = any(beat.epoch == epoch > 0 and not beat.wants for beat in others)
+        goes_on = any(b.epoch == epoch > 0 and not b.wants and not b.paused for b in others)
         if began_it or goes_on:
             beats.update(epoch=epoch, awaited=began_it)
             beats.refresh()
@@ -76,22 +102,44 @@ def enter(office: Office, wait_s: float, step: int) -> dict[int, int]:
         # Those who have just begun it may not have said so yet.
         begun = any(latest[r].incarnation == roster[r] for r in living & roster.keys())
         late = time.monotonic() >= until and not begun
-        if (len(living) == office.count and not begun) or (late and epoch):
-            key = f"epoch/{free}"
-            furthest = max(latest[region].step for region in living)
+        # Not those of a run that has ended under them: they will see that, and come in anew.
+        coming = {region for region in living if not latest[region].epoch}
+        if (len(coming) == office.count and not begun) or (late and epoch):
+            _check_not_fresh(office, coming)
+            furthest = max(latest[region].step for region in coming)
             body = {
                 str(region): latest[region].incarnation
-                for region in sorted(living)
+                for region in sorted(coming)
                 if latest[region].step == furthest
             }
-            office.store.create(key, office.seal.close(key, body))
+            _begin(office, until, f"epoch/{free}", body)
             continue
         if late:
             missing = sorted(set(range(office.count)) - living)
-            raise TimeoutError(
-                f"regions {missing} of run {office.run_id!r} were not there after {wait_s:g} s"
-            )
+            raise TimeoutError(f"regions {missing} of run {office.run_id!r} were not there in time")
         time.sleep(office.timing.beat_s / 4)
+
+
+def _begin(office: Office, until: float, key: str, roster: dict[str, int]) -> None:
+    """Begin an epoch, unless another region has."""
+    record = office.seal.close(key, roster)
+    insist(office, until, lambda: office.store.create(key, record))
+
+
+def _check_not_fresh(office: Office, coming: set[int]) -> None:
+    """Regions that have nothing of a run must not begin it anew while others may have.
+
+    Raises:
+      TimeoutError: they would.
+    """
+    latest = office.beats.latest()
+    further = {r: beat.step for r, beat in latest.items() if r not in coming and beat.step}
+    if further and not any(latest[region].step for region in coming):
+        raise TimeoutError(
+            f"regions {sorted(coming)} have no checkpoint of run {office.run_id!r}, and those that "
+            f"may have one, last seen at steps {further}, were not there in time: start one of "
+            "them, or begin again in another rendezvous"
+        )
 
 
 def _newest(office: Office) -> tuple[int, dict[int, int], int]:

@@ -25,6 +25,8 @@ SCHEMES = ("file", "gs", "s3")
 POLL_S = {"file": (0.002, 0.05)}
 """Shortest and longest pause between looks at the store, in seconds, by scheme of its url."""
 POLL_FAR_S = (0.05, 1.0)
+SLOWEST_BYTES_PER_S = 1e5
+"""A slower way to the store counts as none."""
 ENDPOINT = "AWS_ENDPOINT_URL"
 
 
@@ -62,9 +64,9 @@ class Store:
         """
         self._anchor = key
 
-    def read(self, key: str) -> bytes | None:
-        """The value of a key; None = there is none."""
-        found = self._get(key)
+    def read(self, key: str, nbytes: int = 0) -> bytes | None:
+        """The value of a key; None = there is none. `nbytes`: how large it is, if that matters."""
+        found = self._get(key, nbytes)
         if found.state != "value":
             self._check_anchor()
             return None
@@ -112,7 +114,7 @@ class Store:
     def write(self, key: str, value: bytes) -> None:
         """Write a key, whether it exists or not."""
         self._check_anchor()
-        self._answer(self._kv.write(key, value))
+        self._answer(self._kv.write(key, value), len(value))
         self.tally.add("store_written", len(value))
 
     def delete(self, key: str) -> None:
@@ -134,8 +136,8 @@ class Store:
             yield pause
             pause = min(1.5 * pause, longest)
 
-    def _get(self, key: str):
-        found = self._answer(self._kv.read(key))
+    def _get(self, key: str, nbytes: int = 0):
+        found = self._answer(self._kv.read(key), nbytes)
         self.tally.add("store_read", len(found.value))
         return found
 
@@ -145,10 +147,12 @@ class Store:
         if self._get(self._anchor).state != "value":
             raise StoreUnavailable(f"{self.root}: the run's record {self._anchor!r} is not there")
 
-    def _answer(self, future: ts.Future):
+    def _answer(self, future: ts.Future, nbytes: int = 0):
+        """The result of an operation that moves so many bytes."""
         try:
-            return future.result(timeout=self._timeout_s)
+            return future.result(timeout=self._timeout_s + nbytes / SLOWEST_BYTES_PER_S)
         except Exception as error:
+            future.cancel()  # else it goes on beside the next try
             # Drivers report every kind of trouble as ValueError, told apart by its text only.
             reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
             raise StoreUnavailable(f"{self.root}: {reason}") from error

@@ -63,12 +63,17 @@ class Litter:
     def sweep(self) -> None:
         """Remove what every living region has left behind; tried again when the store is away."""
         with self._lock:
+            passed = {name: self._done.pop(name) for name in self._passed()}
+        # Without the lock, which the training thread takes to begin an exchange.
+        while passed:
+            name, done = next(iter(passed.items()))
             try:
-                for name in self._passed():
-                    self._remove(name, self._done[name])
-                    del self._done[name]
+                self._remove(name, done)
             except StoreUnavailable:
+                with self._lock:
+                    self._done |= passed
                 return
+            del passed[name]
 
     def _reach(self, region: int, key: str) -> None:
         place = self._positions.get(key, -1)

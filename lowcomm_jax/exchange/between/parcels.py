@@ -14,7 +14,7 @@ from lowcomm_jax.exchange.between import wire
 from lowcomm_jax.exchange.between.commits import Payload
 from lowcomm_jax.exchange.between.fetch import Piece
 from lowcomm_jax.exchange.between.office import Office
-from lowcomm_jax.exchange.between.slices import Arrays, Reduction, key_of, one_slice
+from lowcomm_jax.exchange.between.slices import Arrays, Reduction, name_of_slice, one_slice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +51,14 @@ def on_host(arrays: dict[str, Any], reduction: Reduction | None) -> Parcel:
     return Parcel(host, *((host, {}) if reduction is None else reduction.split(host)))
 
 
-def pack(office: Office, key: str, parcel: Parcel) -> Packed:
-    """As bytes that tell the run, the key and the region."""
-    data = wire.pack(office.run_id, key, office.region, parcel.rest)
+def pack(office: Office, name: str, parcel: Parcel) -> Packed:
+    """As bytes that tell the run, the name of the exchange and the region."""
+    data = wire.pack(office.run_id, name, office.region, parcel.rest)
     parts = len(next(iter(parcel.slices.values()), ()))
     slices = {
-        s: wire.pack(office.run_id, key_of(key, s), office.region, one_slice(parcel.slices, s))
+        s: wire.pack(
+            office.run_id, name_of_slice(name, s), office.region, one_slice(parcel.slices, s)
+        )
         for s in range(parts)
         if s != office.region
     }
@@ -85,7 +87,8 @@ def publish(
 def slice_piece(whole: Piece, reduction: Reduction, number: int) -> Piece:
     """What to fetch of a region for its slice of this number, given what to fetch of it at all."""
     return Piece(
-        key_of(whole.key, number),
+        whole.key,
+        name_of_slice(whole.name, number),
         whole.payload.slices[number],
         reduction.like,
         whole.holders[:1],  # nobody else has any use for it

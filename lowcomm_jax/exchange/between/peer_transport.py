@@ -55,7 +55,7 @@ class PeerTransport:
         """
         self._store, self._seal, self._beats, self._tally = store, seal, beats, tally
         self._pace, self._timing, self._closing = pace, timing, closing
-        self._server = ByteServer(address)
+        self._server: ByteServer | None = ByteServer(address)
         self._connections: dict[str, object] = {}
         self._held: dict[str, jax.Array] = {}
         self._offers: dict[str, dict[int, int]] = {}
@@ -74,6 +74,9 @@ class PeerTransport:
             self._thread.join()
         for name in list(self._held):
             self.drop(name, shared=True)
+        # The port is free once nobody refers to these.
+        self._connections.clear()
+        self._server = None
 
     # -- serving ------------------------------------------------------------------------------
 
@@ -83,20 +86,22 @@ class PeerTransport:
         Returns:
           our address, and the number for each region: {"address": ..., "1": ...}.
         """
-        self.keep(name, data)
+        array = self.keep(name, data)
         hint: dict = {"address": self._server.address}
         for region in set(readers) & self._beats.living(certain=False) if data else ():
             number = secrets.randbits(63)
-            self._offer(name, number, region)
+            self._offer(name, array, number, region)
             hint[str(region)] = number
         return hint
 
-    def keep(self, name: str, data: bytes) -> None:
+    def keep(self, name: str, data: bytes) -> jax.Array | None:
         """Hold the bytes for whoever asks; nobody can be given none."""
-        if data:
-            array = self._server.array(data)
-            with self._lock:
-                self._held[name] = array
+        if not data:
+            return None
+        array = self._server.array(data)
+        with self._lock:
+            self._held[name] = array
+        return array
 
     def drop(self, name: str, shared: bool) -> None:
         """Let go of the bytes, and withdraw what was offered to regions that are gone."""
@@ -110,14 +115,19 @@ class PeerTransport:
                 self._server.offer(number, self._server.array(b"!"))
                 self._tally.add("sent", -array.size)
 
-    def _offer(self, name: str, number: int, region: int) -> None:
+    def _offer(self, name: str, array: jax.Array, number: int, region: int) -> None:
         with self._lock:
-            array = self._held[name]
             self._offers.setdefault(name, {})[number] = region
         self._server.offer(number, array)
         self._tally.add("sent", array.size)
 
     def _serve(self) -> None:
+        try:
+            self._answer_all()
+        except Exception as error:
+            self._beats.fail(error)
+
+    def _answer_all(self) -> None:
         """Answer questions until closed."""
         pauses = self._store.pauses()
         prefix = f"ask/{self._beats.region}/"
@@ -145,7 +155,7 @@ class PeerTransport:
             array = self._held.get(ask["name"])
         have = array is not None and array.size == ask["nbytes"]
         if have:
-            self._offer(ask["name"], ask["number"], ask["region"])
+            self._offer(ask["name"], array, ask["number"], ask["region"])
         told = f"answer/{ask['region']}/{ask['number']}"
         self._store.write(told, self._seal.close(told, {"have": have}))
 
@@ -202,13 +212,13 @@ class PeerTransport:
         A pull has no time limit of its own. It is looked at, never waited for: a thread that hangs
         in it would bring the process down when that ends.
         """
-        with self._lock:
-            self._used.add(number)
-            connection = self._connections.get(address) or self._server.connect(address)
-            self._connections[address] = connection
         expected_s = self._pace.transfer_s(nbytes) or nbytes / _SLOWEST_BYTES_PER_S
         until = time.monotonic() + self._timing.answer_s + 4 * expected_s
         try:
+            with self._lock:
+                self._used.add(number)
+                connection = self._connections.get(address) or self._server.connect(address)
+                self._connections[address] = connection
             array = self._server.pull(connection, number, nbytes)
             pause = _LOOK_S[0]
             while not array.is_ready():

@@ -22,7 +22,7 @@ from lowcomm_jax.exchange.between.gathering import Gathering
 from lowcomm_jax.exchange.between.halves import Halves, stands
 from lowcomm_jax.exchange.between.litter import Litter
 from lowcomm_jax.exchange.between.office import Office
-from lowcomm_jax.exchange.between.requests import Request
+from lowcomm_jax.exchange.between.request import Request, problems
 from lowcomm_jax.exchange.between.slices import Reduction
 from lowcomm_jax.exchange.between.states import State, States
 from lowcomm_jax.exchange.between.waiting import Waiting
@@ -35,7 +35,8 @@ class RemoteExchange:
       region: which one we are; count: how many there are.
       heal: see `exchange.store`.
 
-    Methods may be called from one thread; most raise `Superseded` when the place is taken.
+    Methods may be called from one thread; most raise `Superseded` when the place is taken, and
+    `Lost` when the others have begun the run anew.
     """
 
     def __init__(self, office: Office, kind: str, keep: int):
@@ -61,13 +62,14 @@ class RemoteExchange:
 
         Raises:
           ValueError: the run stands there under another secret or with other settings.
-          TimeoutError: not all regions of a new run came in time.
-          StoreUnavailable: the store does not answer.
+          TimeoutError: not all regions of a new run came in time, or only fresh ones came back.
+          StoreUnavailable: the store does not answer all that time.
         """
         atexit.register(self._end)
-        joining.register(self._office, self._kind)
-        self._litter.adopt()
-        self._waiting.roster = joining.enter(self._office, wait_s, step)
+        office, until = self._office, time.monotonic() + wait_s
+        joining.insist(office, until, lambda: joining.register(office, self._kind))
+        joining.insist(office, until, self._litter.adopt)
+        self._waiting.roster = joining.enter(office, until, step)
 
     @property
     def awaited(self) -> bool:
@@ -96,10 +98,7 @@ class RemoteExchange:
         Raises:
           StoreUnavailable: try again later.
         """
-        seal, store = self._office.seal, self._office.store
-        key = f"agreed/{self._office.beats.own.epoch}/{name}"
-        store.create(key, seal.close(key, proposal))
-        return seal.open(key, store.read(key) or b"")
+        return self._office.board.agree(f"{self._office.beats.own.epoch}/{name}", proposal)
 
     def counts(self) -> dict[str, int]:
         """What was counted since the start.
@@ -148,8 +147,10 @@ class RemoteExchange:
         office.closing.set()
         for gathering in self._running:
             gathering.join()
+        self._states.join()
         office.beats.stop()
         office.transport.close()
+        self._running = []
 
     # -- exchanges ----------------------------------------------------------------------------
 
@@ -240,8 +241,8 @@ class RemoteExchange:
         return set(self._states.asking())
 
     def donors(self) -> set[int]:
-        """Other living regions, without those that ask for a state themselves."""
-        return self.living() - self.asking() - {self.region}
+        """Other living regions that train, or have trained, with the others."""
+        return self._states.donors()
 
     def owes_state(self) -> bool:
         """Whether this region is to give a state: others ask, and it is the lowest that does not.
@@ -250,33 +251,28 @@ class RemoteExchange:
         """
         return self._states.owed()
 
-    def give_state(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
-        """Publish a state; False: another region has given this step's."""
-        return self._states.give(step, arrays, document)
+    def give_state(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> None:
+        """Publish a state, on a thread of its own; not when this step's stands for all who ask."""
+        self._states.give_soon(step, arrays, document)
 
     def newest_state(self) -> State | None:
         """(step, arrays, document) of the highest step that verifies. See `States.newest`."""
+        self._office.beats.check()
         return self._states.newest()
 
     # -- inside -------------------------------------------------------------------------------
 
     def _request(self, key: str, members: tuple[int, ...] | None, **rest: Any) -> Request:
         group = tuple(range(self.count)) if members is None else tuple(sorted(members))
-        epoch, wrong = self._office.beats.own.epoch, []
+        epoch = self._office.beats.own.epoch
+        wrong = problems(key, group, self.region, self.count)
         if not epoch:
             wrong.append("this region has not joined the run: call join() first")
-        if not key:
-            wrong.append("the key is empty")
         if key in self._open:
             wrong.append(f"key {key!r} was started and not finished; every exchange needs its own")
-        if len(set(group)) != len(group) or not set(group) <= set(range(self.count)):
-            wrong.append(f"members {members} must be different regions of 0..{self.count - 1}")
-        if self.region not in group:
-            wrong.append(f"members {members} must contain this region, {self.region}")
         if wrong:
             raise ValueError("; ".join(wrong))
-        name = name_of(epoch, key, group, self.count)
-        return Request(key, name, group, **rest)
+        return Request(key, name_of(epoch, key, group, self.count), group, **rest)
 
     def _gather(self, request: Request) -> Gathering | Halves:
         self._litter.begin(request.key)

@@ -69,7 +69,7 @@ class Seal:
             record = json.loads(data)
             text, mac = record["body"], record["mac"]
             same = hmac.compare_digest(mac.encode(), self._mac(key, text).encode())
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise Rejected(f"{key}: not a signed record") from None
         if not same:
             raise Rejected(f"{key}: not signed for this run with this secret")

@@ -48,9 +48,9 @@ def one_slice(slices: Arrays, number: int) -> Arrays:
     return {name: x[number] for name, x in slices.items()}
 
 
-def key_of(key: str, number: int) -> str:
+def name_of_slice(name: str, number: int) -> str:
     """Under which a slice of a payload is packed."""
-    return f"{key}/slice {number}"
+    return f"{name}/slice {number}"
 
 
 def side_by_side(by_region: Mapping[int, Arrays], count: int, like: Shapes) -> Arrays:

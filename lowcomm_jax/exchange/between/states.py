@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections import deque
 from typing import Any
 
 import numpy as np
 
 from lowcomm_jax.exchange.between import wire
-from lowcomm_jax.exchange.between.errors import Missing, Rejected
+from lowcomm_jax.exchange.between.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.exchange.between.office import Office
 
 CHUNK_BYTES = 64 << 20
 _KEPT = 2
 _FETCHED_AFTER_S = 30.0
+log = logging.getLogger(__name__)
 
 State = tuple[int, dict[str, np.ndarray], dict]
 """Step, arrays, document."""
@@ -27,19 +30,40 @@ class States:
         # When each incarnation of a region was given so many bytes.
         self._served: dict[tuple[int, int], tuple[float, int]] = {}
         self._given: deque[tuple[str, list[str]]] = deque()
+        self._giving: threading.Thread | None = None
+
+    def give_soon(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> None:
+        """`give` on a thread of its own, so that training goes on meanwhile."""
+        args = step, arrays, document
+        self._giving = threading.Thread(target=self._give, args=args, name="lowcomm-give")
+        self._giving.daemon = True
+        self._giving.start()
+
+    def join(self) -> None:
+        """Wait for the state that is being given, if any."""
+        if self._giving is not None:
+            self._giving.join()
+
+    def _give(self, *args) -> None:
+        try:
+            self.give(*args)
+        except StoreUnavailable as error:
+            log.warning("no state was given, it is tried again: %s", error)
+        except Exception as error:
+            self._office.beats.fail(error)
 
     def give(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
         """Publish a state for the regions that ask; the two newest ones of a donor are kept.
 
         Returns:
-          False: another region has given this step's already.
+          False: this step's has been given already to all who ask.
 
         Raises:
           StoreUnavailable: try again later.
         """
         asking = self.asking()
-        key = f"{self._prefix}{step:012d}"
-        if self._office.store.read(key) is not None:
+        key = self._free(step, asking)
+        if key is None:
             return False
         pieces = {name: self._put(step, np.asarray(x)) for name, x in arrays.items()}
         body = {
@@ -69,9 +93,11 @@ class States:
     def owed(self) -> bool:
         """See `RemoteExchange.owes_state`."""
         asking, beats = self.asking(), self._office.beats
+        if self._giving is not None and self._giving.is_alive():
+            return False
         if beats.own.wants or all(map(self._lately, asking.items())):
             return False
-        return self._office.region == min(beats.living() - asking.keys())
+        return beats.own.awaited and all(beats.region < region for region in self.donors())
 
     def newest(self) -> State | None:
         """The state of the highest step that can be had whole and undamaged, if any.
@@ -99,6 +125,27 @@ class States:
         latest = self._office.beats.latest()
         others = self._office.beats.living() - {self._office.region}
         return {r: latest[r].incarnation for r in sorted(others) if latest[r].wants}
+
+    def donors(self) -> set[int]:
+        """Other living regions that train, or have trained, with the others."""
+        latest, others = self._office.beats.latest(), self._office.beats.living()
+        others -= {self._office.region}
+        return {r for r in others if latest[r].awaited and not latest[r].wants}
+
+    def _free(self, step: int, asking: dict[int, int]) -> str | None:
+        """A key for a state of this step; None = one stands that is for all who ask."""
+        store, start = self._office.store, f"{self._prefix}{step:012d}."
+        stand = store.list(start)
+        for key in stand:
+            try:
+                asked = self._office.seal.open(key, store.read(key) or b"")["asked"]
+            except Rejected:
+                self._office.tally.add("rejected_state")
+                continue
+            if all(asked.get(str(region)) == n for region, n in asking.items()):
+                return None
+        number = int(stand[-1].removeprefix(start)) + 1 if stand else 0
+        return f"{start}{number:06d}"
 
     def _lately(self, one: tuple[int, int]) -> bool:
         """Whether this incarnation of a region was given a state that it may still be fetching."""

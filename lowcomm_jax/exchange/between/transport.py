@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from lowcomm_jax.exchange.between.errors import Missing
 from lowcomm_jax.exchange.between.kv import Store
@@ -41,7 +41,7 @@ class Transport(Protocol):
           Rejected: not even the first one has what it has published.
         """
 
-    def keep(self, name: str, data: bytes) -> None:
+    def keep(self, name: str, data: bytes) -> Any:
         """Bytes of another region that were verified: they may be served to others."""
 
     def drop(self, name: str, shared: bool) -> None:
@@ -70,7 +70,7 @@ class StoreTransport:
 
     def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
         """Read the bytes, whoever wrote them."""
-        data = self._store.read(f"blob/{name}")
+        data = self._store.read(f"blob/{name}", nbytes)
         if data is None:
             raise Missing(f"no blob {name} in the store")
         self._tally.add("received", len(data))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowcomm_jax.exchange.between.beats import Beats
-from lowcomm_jax.exchange.between.requests import Gathered
+from lowcomm_jax.exchange.between.request import Gathered
 
 
 class Waiting:
@@ -27,18 +27,20 @@ class Waiting:
         if beat is None or beat.wants or region not in self._beats.living(certain=False):
             return False
         began_with_us = self.roster.get(region) == beat.incarnation
-        caught_up = beat.step >= self._behind.get(region, beat.step)
+        caught_up = beat.step > self._behind.get(region, -1)
         return (began_with_us or beat.awaited) and caught_up
 
     def note(self, others: set[int], gathered: Gathered) -> None:
-        """Whoever was waited for in vain is waited for again once it comes to where we are now.
+        """Whoever was waited for in vain is waited for again once it is past where we are now.
 
-        Not later: one that goes on as fast as we do would never come to where we are then.
+        A region tells the step of its last landing or send: one that stands still where we are has
+        not come past. Nor must it come to where we are later: one that goes on as fast as we do
+        never would.
         """
         heard = gathered.heard | gathered.commit.payloads.keys()
         for region in others & heard:
             self._behind.pop(region, None)
         for region in others - heard:
             beat = self._beats.latest().get(region)
-            if region not in self._behind or (beat and beat.step >= self._behind[region]):
+            if region not in self._behind or (beat and beat.step > self._behind[region]):
                 self._behind[region] = self._beats.own.step

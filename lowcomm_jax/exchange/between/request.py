@@ -1,4 +1,4 @@
-"""What an exchange is about, and what comes of it."""
+"""What an exchange is about, and what it ends with."""
 
 from __future__ import annotations
 
@@ -59,3 +59,13 @@ class Gathered:
     heard: frozenset[int]
     seconds: float
     reduced: dict[str, np.ndarray] | None = None
+
+
+def problems(key: str, group: tuple[int, ...], region: int, count: int) -> list[str]:
+    """What keeps this region of so many from exchanging this key in this group."""
+    wrong = [] if key else ["the key is empty"]
+    if len(set(group)) != len(group) or not set(group) <= set(range(count)):
+        wrong.append(f"members {group} must be different regions of 0..{count - 1}")
+    if region not in group:
+        wrong.append(f"members {group} must contain this region, {region}")
+    return wrong

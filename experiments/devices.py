@@ -1,0 +1,28 @@
+"""Virtual CPU devices for a mesh of several, where the processor is all there is."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+
+import jax
+
+FLAG = "--xla_force_host_platform_device_count"
+
+
+def provide(mesh: Mapping[str, int]) -> None:
+    """Cut the processor into as many devices as the sizes of a mesh ask for; 0 asks for nothing.
+
+    Accelerators are left as they are, and so is a number that XLA_FLAGS or JAX's own setting gives.
+    JAX settles its devices when they are first used: later calls change nothing, and a mesh that
+    does not fit is refused when it is made.
+    """
+    wanted = math.prod(size for size in mesh.values() if size > 0)
+    settled = FLAG in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices >= 0
+    if wanted < 2 or settled:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", wanted)
+    except RuntimeError:
+        return  # JAX has its devices already

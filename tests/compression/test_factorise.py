@@ -1,0 +1,56 @@
+"""Matrices are factorised one at a time: batches on all threads at once never end (jaxlib 0.10)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from lowcomm_jax.compression import make_matrix
+from lowcomm_jax.compression.factorise import orthonormal, singular_values, triangular
+
+FACTORISATIONS = ("geqrf", "qr", "householder_product", "svd")
+SHAPE = (3, 12, 10)
+
+
+def test_each_matrix_of_a_batch():
+    x = np.random.default_rng(0).standard_normal((2, 3, 7, 4)).astype(np.float32)
+    both = lambda fn: jax.jit(jax.vmap(jax.vmap(fn)))(x)  # noqa: E731
+    q, r = both(orthonormal), both(triangular)
+    np.testing.assert_allclose(q @ r, x, atol=1e-5)
+    np.testing.assert_allclose(np.swapaxes(q, 2, 3) @ q, np.eye(4) + np.zeros_like(r), atol=1e-5)
+    expected = np.linalg.svd(x, compute_uv=False)
+    np.testing.assert_allclose(both(singular_values), expected, rtol=1e-5)
+
+
+def factorised(fn, *args):
+    """Ranks of the arrays that are factorised, by the name of the operation."""
+
+    def walk(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in FACTORISATIONS:
+                yield eqn.primitive.name, eqn.invars[0].aval.ndim
+            for inner in jaxprs_in_params(eqn.params):
+                yield from walk(inner)
+
+    return set(walk(jax.make_jaxpr(fn)(*args).jaxpr))
+
+
+@pytest.mark.parametrize("name", ["low_rank_int4", "low_rank_shared_int4"])
+def test_codecs_factorise_one_matrix_at_a_time(name):
+    """Of several layers and, under `vmap`, several regions."""
+    codec = make_matrix(name, rank=2, least=1.0)
+    bases = codec.bases(SHAPE, 0) if codec.shares_basis else ()
+
+    def all_of_it(x):
+        used = codec.on(bases) if codec.shares_basis else codec
+        payload, state = used.encode(x, used.init(SHAPE, 0))
+        one = jax.tree.map(lambda leaf: leaf[None], payload)
+        rank = used.mean_rank(one, jnp.ones(1), SHAPE, 0.9)
+        turned = used.turned(one, jnp.ones(1), SHAPE) if codec.shares_basis else ()
+        return payload, state, rank, turned
+
+    found = factorised(jax.vmap(all_of_it), jnp.ones((2, *SHAPE)))
+    assert {ndim for _, ndim in found} == {2} and "svd" in {kind for kind, _ in found}
+    # The test sees what it looks for.
+    assert ("svd", 3) in factorised(lambda x: jnp.linalg.svd(x), jnp.ones(SHAPE))
