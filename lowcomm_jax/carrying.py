@@ -2,7 +2,7 @@
 
 On the mesh all regions are in one program and nothing needs carrying: the landing program reads
 every region's rows. Between jobs, `jobs.BetweenJobs` hands a payload to an exchange at the send and
-waits for everybody's at the landing.
+waits for everybody's, or for what they were reduced to, at the landing.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Carrier(Protocol):
         anchor: dict[str, Any],
         kept: PyTree,
         groups: Groups | None,
+        exchange: MeshExchange,
+        like: PyTree,
     ) -> None:
         """Send off a payload; returns at once.
 
@@ -51,14 +53,16 @@ class Carrier(Protocol):
           anchor: the fragment's anchor, `[A, ...]`, at the send.
           kept: what `before` returned.
           groups: who exchanges with whom; None = all regions.
+          exchange: that of the payload's level; like: shapes of the fragment's leaves.
         """
 
     def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
         """Wait for everyone's payload.
 
         Returns:
-          (state, flight): the flight with the rows of all who exchange it; in the state, it says
-          whether the regions of this job were counted.
+          (state, flight): the flight with the rows of all who exchange it, or with what their
+          payloads were reduced to (`exchange.InSlices`); in the state, it says whether the regions
+          of this job were counted.
         """
 
     def times(self, key: str | None) -> dict[str, np.ndarray]:
@@ -100,7 +104,7 @@ class OnMesh:
         del codec_state
         return None
 
-    def start(self, key, number, flight, anchor, kept, groups) -> None:
+    def start(self, key, number, flight, anchor, kept, groups, exchange, like) -> None:
         """The landing program does it all."""
 
     def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:

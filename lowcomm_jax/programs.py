@@ -105,7 +105,8 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     stages = regions.mesh.shape[STAGE]
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked, stages)
     likes = [cut.like(p) for p in range(len(cut))]
-    codec = in_stages(recipe, shapes, likes) if stages > 1 else coded(method, likes, regions.count)
+    total = recipe.carrier.total
+    codec = in_stages(recipe, shapes, likes) if stages > 1 else coded(method, likes, total)
     exchange = MeshExchange(regions, codec, recipe.stacked)
     spec_fn = recipe.spec_fn or default_specs(exchange)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
@@ -197,7 +198,7 @@ def in_stages(recipe: Recipe, shapes: dict[str, jax.ShapeDtypeStruct], likes) ->
         return None
     staged = Staged(method.codec, regions.mesh, specs)
     parts = [staged.part(like) for like in likes]
-    return dataclasses.replace(staged, codec=coded(method, parts, regions.count))
+    return dataclasses.replace(staged, codec=coded(method, parts, recipe.carrier.total))
 
 
 def default_specs(exchange: MeshExchange) -> SpecFn:
@@ -210,7 +211,9 @@ def default_specs(exchange: MeshExchange) -> SpecFn:
 def coded(method: Method, likes: Sequence[PyTree], regions: int) -> Codec | None:
     """The method's codec as the exchange uses it: in slices where a two-shot sends less.
 
-    `likes`: shapes of every fragment.
+    Args:
+      likes: shapes of every fragment.
+      regions: of the run, whichever of them are in this job.
     """
     if method.codec is None or not method.reduces_all:
         return method.codec

@@ -189,13 +189,12 @@ class Regions:
         Returns:
           float32 leaves `[1, ...]`, the same in every region.
         """
-        total = _ordered_sum(weight_R)
-        scale = jax.numpy.where(total > 0, 1.0 / jax.numpy.where(total > 0, total, 1.0), 0.0)
         if self.slots == 1:
-            return jax.tree.map(lambda x: (_weighted_sum(x, weight_R) * scale)[None], tree_R)
+            return jax.tree.map(lambda x: ordered_mean(x, weight_R)[None], tree_R)
         leaves, treedef = jax.tree.flatten(tree_R)
         leaf_specs = treedef.flatten_up_to(specs)
         idle = [self.idle_axes(spec) for spec in leaf_specs]
+        scale = _mean_scale(weight_R)
         reduced = jax.shard_map(
             lambda xs, w, s: [_two_shot(x, w, self.slots, axes) * s for x, axes in zip(xs, idle)],
             mesh=self.mesh,
@@ -216,6 +215,16 @@ def _ordered_sum(x_RxN: jax.Array) -> jax.Array:
     for r in range(1, x_RxN.shape[0]):
         total = total + x_RxN[r]
     return total
+
+
+def ordered_mean(x_RxN: jax.Array, weight_R: jax.Array) -> jax.Array:
+    """Weighted fp32 mean over the leading axis, in region order; see `Regions.mean`."""
+    return _weighted_sum(x_RxN, weight_R) * _mean_scale(weight_R)
+
+
+def _mean_scale(weight_R: jax.Array) -> jax.Array:
+    total = _ordered_sum(weight_R)
+    return jax.numpy.where(total > 0, 1.0 / jax.numpy.where(total > 0, total, 1.0), 0.0)
 
 
 def _weighted_sum(x_RxN: jax.Array, weight_R: jax.Array) -> jax.Array:

@@ -171,7 +171,9 @@ class RoundTrips:
             header=self.measurements.header(state, step),
         )
         anchor = self.fragments.leaves(state.anchor, p)
-        self.carrier.start(key, int(clock.sends[p]), flight, anchor, kept, groups)
+        exchange, like = self.programs.exchange.at(level), self._like[p]
+        number = int(clock.sends[p])
+        self.carrier.start(key, number, flight, anchor, kept, groups, exchange, like)
         values = {k: out[k] for k in _SENT_VALUES if k in out}
         events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(

@@ -10,13 +10,14 @@ from lowcomm_jax.exchange.between.errors import (
 )
 from lowcomm_jax.exchange.between.remote import Arrived, RemoteExchange
 from lowcomm_jax.exchange.between.timing import Timing
-from lowcomm_jax.exchange.mesh import MeshExchange
+from lowcomm_jax.exchange.mesh import InSlices, MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
-from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
+from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, two_shot
 
 __all__ = [
     "Arrived",
     "GroupExchange",
+    "InSlices",
     "Lost",
     "MeshExchange",
     "Missing",
@@ -27,6 +28,7 @@ __all__ = [
     "Timing",
     "Traffic",
     "all_gather",
+    "in_halves",
     "pair",
     "peers",
     "store",

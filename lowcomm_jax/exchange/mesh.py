@@ -41,6 +41,16 @@ class Reduced(NamedTuple):
     bases: PyTree
 
 
+class InSlices(NamedTuple):
+    """Payloads that were reduced slice by slice before the landing (`jobs.slicing`).
+
+    Attributes:
+      tree: of the mean; dense, its leaves `[...]`; coded, all its slices `[parts, ...]`.
+    """
+
+    tree: PyTree
+
+
 @dataclasses.dataclass(frozen=True)
 class MeshExchange:
     """Reduces payloads over the regions of a mesh.
@@ -122,17 +132,25 @@ class MeshExchange:
         added in region order, or reduced slice by slice and encoded a second time.
 
         Args:
+          payload_R: leaves `[R, ...]`, or `InSlices`.
           energy: of the rank to measure (`Codec.mean_rank`); None = do not.
           bases: those that the payloads are coded on.
         """
         if self.codec is None:
-            return Reduced(self.regions.mean(payload_R, weight_R, specs), None, ())
+            return Reduced(self._dense_mean(payload_R, weight_R, specs), None, ())
         if self.slices is not None:
             found = Reduced(self._two_shot(payload_R, weight_R, like, specs), None, ())
         else:
             found = self._one_shot(payload_R, weight_R, like, specs, energy, bases)
         mean = jax.tree.map(lambda x: x[None], found.mean)
         return found._replace(mean=self.rows.back(mean, specs, lead=None))
+
+    def _dense_mean(self, payload_R, weight_R, specs) -> PyTree:
+        if isinstance(payload_R, InSlices):
+            return jax.tree.map(lambda x: x[None], payload_R.tree)
+        # Rounded here, wherever it is made: within one loop with what follows, the last
+        # multiplication could become part of a fused multiply-add.
+        return jax.lax.optimization_barrier(self.regions.mean(payload_R, weight_R, specs))
 
     def _one_shot(self, payload_R, weight_R, like, specs, energy, bases) -> Reduced:
         """Every region decodes everyone's payload."""
@@ -154,9 +172,17 @@ class MeshExchange:
         """The codec in slices, where payloads are reduced two-shot."""
         return _slices(self.codec)
 
-    def _two_shot(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, specs) -> PyTree:
+    def _two_shot(self, payload_R, weight_R, like, specs) -> PyTree:
         """Region r averages slice r of everyone's payload, and hands the coded mean to all."""
         sliced = _slices(self.rows.laid(like, specs))
+        if isinstance(payload_R, InSlices):
+            everyone = payload_R.tree
+        else:
+            everyone = self._averages(sliced, payload_R, weight_R, like, specs)
+        return self.regions.everywhere(lambda p: sliced.decode(p, like))(everyone)
+
+    def _averages(self, sliced, payload_R, weight_R, like, specs) -> PyTree:
+        """All slices of the mean, coded: `[R slices, ...]`."""
 
         def reduce_slice(slice_R, weight_R):
             return sliced.reduce_slice(slice_R, weight_R, like)
@@ -164,8 +190,7 @@ class MeshExchange:
         lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
         own_slice_R = shares.deal(self.regions, payload_R, lies)
         reduced_R = self.regions.lift(reduce_slice, (0, None))(own_slice_R, weight_R)
-        everyone = shares.gather(self.regions, reduced_R, lies)
-        return self.regions.everywhere(lambda p: sliced.decode(p, like))(everyone)
+        return shares.gather(self.regions, reduced_R, lies)
 
     def nbytes(self, like: PyTree) -> int:
         """Bytes of one region's payload for a fragment of these shapes."""

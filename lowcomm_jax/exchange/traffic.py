@@ -52,6 +52,22 @@ def two_shot(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
     return Traffic("two_shot", nbytes, sent.astype(np.int64), received.astype(np.int64))
 
 
+def in_halves(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
+    """`two_shot` between jobs, where whoever takes no part still reduces a slice of the others'.
+
+    Args:
+      nbytes: of a payload in as many equal slices as there are regions.
+    """
+    part = np.asarray(takes_part_R, bool)
+    m = int(part.sum())
+    if m == 0:
+        return _nothing("two_shot", nbytes, part)
+    each, others = nbytes // part.size, part.size - 1
+    sent = each * others * (1 + part.astype(np.int64))
+    received = each * (m - part + others)
+    return Traffic("two_shot", nbytes, sent, received.astype(np.int64))
+
+
 def all_gather(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
     """Every participant sends its payload to every other region."""
     part = np.asarray(takes_part_R, bool)

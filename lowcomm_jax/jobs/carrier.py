@@ -10,20 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, pair
+from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, in_halves, pair
 from lowcomm_jax.exchange.between.arrived import Arrived, nothing
 from lowcomm_jax.exchange.between.errors import StoreUnavailable
 from lowcomm_jax.exchange.between.remote import RemoteExchange
+from lowcomm_jax.exchange.between.wire import shapes_of
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.digest import anchor_digest, compare
 from lowcomm_jax.jobs.shared import give
+from lowcomm_jax.jobs.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.state import InFlight, TrainState
 from lowcomm_jax.topology import Groups, member_table
 
 PyTree = Any
 _POLL_SECONDS = 0.02
-PAYLOAD, HEADER, ANCHOR = "payload", "header", "anchor"
+HEADER, ANCHOR = "header", "anchor"
 
 
 @dataclasses.dataclass
@@ -34,8 +36,9 @@ class Trip:
       name: under which the jobs exchange it.
       members: the regions that do, ascending.
       kept: the codec's state from before the send.
-      like: shapes and dtypes of what travels, by name.
+      like: shapes and dtypes of what comes of each region, by name.
       silent: this region only listens.
+      slicing: how payloads are reduced in slices; None = everyone gets those of all.
     """
 
     name: str
@@ -43,14 +46,15 @@ class Trip:
     kept: PyTree
     like: dict[str, jax.ShapeDtypeStruct]
     silent: bool
+    slicing: Slicing | None
 
 
 class BetweenJobs:
     """The `carrying.Carrier` of a job that is one region of several.
 
-    Every region's payload goes to all others (with gossip: to its partners, with its anchor). They
-    are added in region order by the same landing program as on the mesh, so that the anchors are
-    the same, bit for bit.
+    Payloads are reduced as on the mesh: in slices, of which every region averages one, or by every
+    region for itself, where each gets those of all others (with gossip: its partners', with their
+    anchors). The arithmetic is that of the mesh, so that the anchors are the same, bit for bit.
 
     Attributes:
       silent: listen to what the others exchange, and say nothing (`rejoin.catch_up`).
@@ -65,6 +69,7 @@ class BetweenJobs:
         self._trips: dict[str, Trip] = {}
         self._anchors: dict[str, PyTree] = {}
         self._times: dict[str, dict[str, np.ndarray]] = {}
+        self._slicings: dict[tuple[int, int], Slicing] = {}
 
     def before(self, codec_state: PyTree) -> PyTree:
         return jax.tree.map(jnp.copy, codec_state)
@@ -77,25 +82,42 @@ class BetweenJobs:
         anchor: dict[str, Any],
         kept: PyTree,
         groups: Groups | None,
+        exchange: MeshExchange,
+        like: PyTree,
     ) -> None:
         members = tuple(range(self.total)) if groups is None else self._own_group(groups)
         name = f"{key}.{number}"
         parcel = self._parcel(flight, anchor, alone=groups is not None)
-        like = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in parcel.items()}
-        self._trips[key] = Trip(name, members, kept, like, self.silent)
+        shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in parcel.items()}
+        slicing = None
+        if groups is None and goes_in_slices(exchange, self.total):
+            slicing = self._slicing(flight, shapes, exchange, like)
+            shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
+        self._trips[key] = Trip(name, members, kept, shapes, self.silent, slicing)
         if not self.silent:
-            takes_part = bool(flight.takes_part.any())
-            self.exchange.start(name, parcel, takes_part=takes_part, members=members)
+            how = {"members": members, "reduction": slicing}
+            self.exchange.start(name, parcel, takes_part=bool(flight.takes_part.any()), **how)
 
     def _parcel(self, flight: InFlight, anchor: dict[str, Any], alone: bool) -> dict[str, Any]:
         """What travels, leaves `[1, ...]` by name; `alone`: the anchor is this region's own."""
-        parcel = {f"{PAYLOAD}/{i}": x for i, x in enumerate(jax.tree.leaves(flight.payload))}
-        parcel |= {f"{HEADER}/{name}": x for name, x in flight.header.items()}
+        parcel = named(flight.payload) | {
+            f"{HEADER}/{name}": x for name, x in flight.header.items()
+        }
         parcel["weight"] = flight.weight
         if alone:
             # A copy: the landing donates the anchor, perhaps before it has been read.
             return parcel | {f"{ANCHOR}/{k}": jnp.copy(x) for k, x in anchor.items()}
         return parcel | {"digest": anchor_digest(anchor)[None]}
+
+    def _slicing(self, flight: InFlight, shapes: dict, exchange, like: PyTree) -> Slicing:
+        """Made once for each fragment and level, so that each is compiled once."""
+        kind = int(flight.fragment), int(flight.level)
+        if kind not in self._slicings:
+            payload = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flight.payload)
+            rest = shapes_of({k: x for k, x in shapes.items() if k not in named(payload)})
+            how = {"parts": self.total, "heal": self.exchange.heal}
+            self._slicings[kind] = Slicing(exchange.slices, like, payload, rest, **how)
+        return self._slicings[kind]
 
     def _own_group(self, groups: Groups) -> tuple[int, ...]:
         return next(tuple(group) for group in groups if self.region in group)
@@ -129,11 +151,15 @@ class BetweenJobs:
             own = None if trip.silent else self.region
             counted_N = compare(key, rows["digest"], counted_N, own, self.exchange.heal)
         else:
-            named = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
-            self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in named.items()}
+            anchors = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
+            self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
         if flight.takes_part.any() and not arrived.participants[self.region]:
             state = self._left_out(state, key, trip)
-        return state, _everyones(flight, rows, counted_N)
+        if trip.slicing is None:
+            payload = _everyones(flight.payload, rows)
+        else:
+            payload = trip.slicing.join(arrived.reduced)
+        return state, _counted(flight, payload, rows, counted_N)
 
     def _heard(self, trip: Trip) -> Arrived:
         """What the others have exchanged, as soon as they have.
@@ -147,7 +173,8 @@ class BetweenJobs:
         while True:
             company.check(trip.name)
             try:
-                arrived = self.exchange.skip(trip.name, trip.like, members=trip.members)
+                how = {"members": trip.members, "reduction": trip.slicing}
+                arrived = self.exchange.skip(trip.name, trip.like, **how)
             except StoreUnavailable:
                 arrived = None  # the exchange's heartbeat reports it
             if arrived is not None:
@@ -200,6 +227,9 @@ class BetweenJobs:
         everyone[self.region] = mask.any()
         if groups is not None:
             return self._own(pair(nbytes, everyone, groups))
+        if goes_in_slices(exchange, self.total):
+            padded = padded_nbytes(exchange, like, self.total)
+            return self._own(in_halves(padded, everyone).plus(all_gather(header, everyone)))
         return self._own(all_gather(nbytes, everyone))
 
     def _own(self, traffic: Traffic) -> Traffic:
@@ -207,10 +237,15 @@ class BetweenJobs:
         return traffic._replace(sent=traffic.sent[own], received=traffic.received[own])
 
 
-def _everyones(flight: InFlight, rows: dict[str, np.ndarray], counted_N: np.ndarray) -> InFlight:
-    """The flight with a row for every member, `[N, ...]`; those left out have weight 0."""
-    leaves, treedef = jax.tree.flatten(flight.payload)
-    payload = treedef.unflatten([rows[f"{PAYLOAD}/{i}"] for i in range(len(leaves))])
+def _everyones(payload: PyTree, rows: dict[str, np.ndarray]) -> PyTree:
+    """A payload with a row for every member, `[N, ...]`."""
+    return jax.tree.structure(payload).unflatten(rows[name] for name in named(payload))
+
+
+def _counted(
+    flight: InFlight, payload: PyTree, rows: dict[str, np.ndarray], counted_N: np.ndarray
+) -> InFlight:
+    """The flight as all members' together; those left out have weight 0."""
     return dataclasses.replace(
         flight,
         payload=payload,

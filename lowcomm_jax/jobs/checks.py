@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.methods.base import Method
@@ -38,7 +37,19 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
             f"outlier_factor={guard.outlier_factor}: a job does not know the other regions' norms "
             "when it sends; leave it out"
         )
+    if regions > 2 and method.reduces_all and not _on_host():
+        found.append(
+            "payloads are averaged on the host's processor, beside the training: add cpu to "
+            "JAX_PLATFORMS"
+        )
     return found + method_problems(method)
+
+
+def _on_host() -> bool:
+    try:
+        return bool(jax.local_devices(backend="cpu"))
+    except RuntimeError:
+        return False
 
 
 def method_problems(method: Method) -> list[str]:
@@ -56,7 +67,4 @@ def method_problems(method: Method) -> list[str]:
         refuse("it applies a region's own part apart from the others'", "use exchange='mesh'")
     if np.ndim(schedule.delay):
         refuse("one overlap for all regions is needed", "give a single number")
-    codec = None if method.codec is None else per_tensor(method.codec)
-    if codec is not None and codec.reduce == "two_shot":
-        refuse("payloads are gathered", "use reduce='auto' in the codec")
     return found

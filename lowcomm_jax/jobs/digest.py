@@ -81,7 +81,7 @@ def compare(
     Raises:
       AnchorsDifferError: with the digests; ours does not hold, or none does.
     """
-    known = {int(r): f"{a:08x}{b:08x}" for r, (a, b) in enumerate(digest_Rx2) if counted_R[r]}
+    known = _known(digest_Rx2, counted_R)
     if len(set(known.values())) < 2:
         return counted_R
     holds = _holding(known, heal)
@@ -90,7 +90,21 @@ def compare(
     if holds is None or (region is not None and known.get(region) != holds):
         raise AnchorsDifferError(message, heals=holds is not None)
     log.warning("%s; this region goes on", message)
+    return counting(digest_Rx2, counted_R, heal)
+
+
+def counting(digest_Rx2: np.ndarray, counted_R: np.ndarray, heal: Heal) -> np.ndarray:
+    """What `compare` returns in the regions where it does not raise; never raises itself."""
+    known = _known(digest_Rx2, counted_R)
+    holds = _holding(known, heal) if len(set(known.values())) > 1 else None
+    if holds is None:
+        return counted_R
     return np.array([known.get(r) == holds for r in range(len(counted_R))])
+
+
+def _known(digest_Rx2: np.ndarray, counted_R: np.ndarray) -> dict[int, str]:
+    """Digests in hex, of the regions that are counted."""
+    return {int(r): f"{a:08x}{b:08x}" for r, (a, b) in enumerate(digest_Rx2) if counted_R[r]}
 
 
 def _holding(known: dict[int, str], heal: Heal) -> str | None:

@@ -27,4 +27,6 @@ def reconnect(trips: RoundTrips, state: TrainState) -> None:
         p = int(flight.fragment)
         number = int(state.clock.sends[p])
         anchor, kept = trips.fragments.leaves(state.anchor, p), trips.carrier.before(state.codec[p])
-        trips.carrier.start(key, number, flight, anchor, kept, trips.groups(number - 1))
+        exchange, like = trips.programs.exchange.at(int(flight.level)), trips.fragments.like(p)
+        groups = trips.groups(number - 1)
+        trips.carrier.start(key, number, flight, anchor, kept, groups, exchange, like)

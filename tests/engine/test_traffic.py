@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lowcomm_jax.exchange import all_gather, two_shot
+from lowcomm_jax.exchange import all_gather, in_halves, two_shot
 
 
 @pytest.mark.parametrize("route", [two_shot, all_gather])
@@ -34,6 +34,18 @@ def test_two_shot_by_hand():
     alone = two_shot(120, [False, True, False])
     assert alone.sent.tolist() == [0, 240, 0]
     assert alone.received.tolist() == [120, 0, 120]
+
+
+def test_in_halves_by_hand():
+    # 3 regions of 120 bytes: two slices of 40 go out, and one finished one to each of two.
+    traffic = in_halves(120, [True] * 3)
+    assert traffic.sent.tolist() == traffic.received.tolist() == [160] * 3
+    assert traffic.route == "two_shot" and traffic.sent.dtype == np.int64
+    # Who is absent sends no slices, and gets those that it is to reduce.
+    traffic = in_halves(120, [True, False, True])
+    assert traffic.sent.tolist() == [160, 80, 160]
+    assert traffic.received.tolist() == [120, 160, 120]
+    assert in_halves(120, [False] * 3).sent.tolist() == [0, 0, 0]
 
 
 def test_all_gather_by_hand():

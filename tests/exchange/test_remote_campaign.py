@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 from exchange.faults import outage, vanish
 from exchange.party import LIKE, TIMING, payload, until
+from exchange.test_remote_halves import LIKE as BESIDE
+from exchange.test_remote_halves import Averaging
+from exchange.test_remote_halves import payload as weighted
 
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange.between import wire
@@ -18,9 +22,10 @@ FAST = dataclasses.replace(TIMING, deadline_s=2.0)
 
 
 class Worker:
-    """A region that exchanges one key after another until it is ended."""
+    """A region that exchanges one key after another, whole or in slices, until it is ended."""
 
-    def __init__(self, party, region: int):
+    def __init__(self, party, region: int, sliced: bool):
+        self.sliced = sliced
         self.one = party.region(region, COUNT, timing=FAST, keep=8)
         self.landed: dict[int, tuple] = {}
         self.rests = 0.0
@@ -49,15 +54,18 @@ class Worker:
             except exchange.Lost:
                 number = max(number + 1, *self.one.steps().values())
                 continue
-            data = b"".join(x.tobytes() for _, x in sorted(arrived.arrays.items()))
+            arrays = {**arrived.arrays, **(arrived.reduced or {})}
+            data = b"".join(x.tobytes() for _, x in sorted(arrays.items()))
             self.landed[number] = (tuple(arrived.participants.tolist()), wire.digest(data))
             number += 1
 
     def _exchange(self, number: int) -> exchange.Arrived:
-        arrived = self.one.skip(f"{number}", LIKE)
+        how = {"reduction": Averaging(COUNT) if self.sliced else None}
+        like, make = (BESIDE, weighted) if self.sliced else (LIKE, payload)
+        arrived = self.one.skip(f"{number}", like, **how)
         if arrived is None:
-            self.one.start(f"{number}", payload(self.one.region, number))
-            arrived = self.one.finish(f"{number}", LIKE)
+            self.one.start(f"{number}", make(self.one.region, number), **how)
+            arrived = self.one.finish(f"{number}", like)
         return arrived
 
     def corrupt(self) -> None:
@@ -71,33 +79,33 @@ class Worker:
         transport.put = once
 
 
-def strike(kind: str, region: int, workers: dict[int, Worker], dead: list[Worker], party) -> None:
-    """One fault."""
+def strike(kind: str, region: int, workers: dict[int, Worker], dead: list[Worker], make) -> None:
+    """One fault; `make(region)`: a new worker."""
     if kind == "kill" and len(workers) > 1 and region in workers:
         vanish(workers[region].one)
         dead.append(workers.pop(region))
     elif kind == "rejoin" and region not in workers:
-        workers[region] = Worker(party, region)
+        workers[region] = make(region)
     elif kind == "late" and region in workers:
         workers[region].rests = 3.0
     elif kind == "corrupt" and region in workers:
         workers[region].corrupt()
     elif kind == "outage":
-        with outage(party):
+        with outage(make.args[0]):
             time.sleep(1.5)
 
 
-def campaign(party, faults: int, seed: int) -> list[dict[int, tuple]]:
+def campaign(party, faults: int, seed: int, sliced: bool) -> list[dict[int, tuple]]:
     """Run, strike and heal; what every job has landed, by key."""
-    rng = np.random.default_rng(seed)
-    workers, dead = {r: Worker(party, r) for r in range(COUNT)}, []
+    rng, make = np.random.default_rng(seed), functools.partial(Worker, party, sliced=sliced)
+    workers, dead = {r: make(r) for r in range(COUNT)}, []
     until(lambda: all(len(w.landed) > 2 for w in workers.values()), 30.0)
     kinds = ["kill", "kill", "rejoin", "rejoin", "late", "corrupt", "outage"]
     for _ in range(faults):
-        strike(str(rng.choice(kinds)), int(rng.integers(COUNT)), workers, dead, party)
+        strike(str(rng.choice(kinds)), int(rng.integers(COUNT)), workers, dead, make)
         time.sleep(float(rng.uniform(0.05, 0.8)))
     for region in range(COUNT):
-        strike("rejoin", region, workers, dead, party)
+        strike("rejoin", region, workers, dead, make)
 
     def healed():
         assert not [w.error for w in workers.values() if w.error]
@@ -121,11 +129,13 @@ def assert_agreed(landed: list[dict[int, tuple]]) -> None:
         assert len({one[number] for one in landed if number in one}) == 1
 
 
-def test_few_faults(party):
-    assert_agreed(campaign(party, 8, seed=0))
+@pytest.mark.parametrize("sliced", [False, True])
+def test_few_faults(party, sliced):
+    assert_agreed(campaign(party, 8, 0, sliced))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sliced", [False, True])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_many_faults(party, seed):
-    assert_agreed(campaign(party, 60, seed))
+def test_many_faults(party, seed, sliced):
+    assert_agreed(campaign(party, 60, seed, sliced))

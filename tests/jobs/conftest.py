@@ -11,10 +11,10 @@ def between(tmp_path):
     """`between(regions)(region)`: that region's exchange, joined; all are closed in the end."""
     every = []
 
-    def of(regions, timing=None, **options):
+    def of(regions, timing=None, kind=exchange.store, **options):
         def make(region):
             url = f"file://{tmp_path}"
-            made = exchange.store(url, region, regions, "run", timing=timing, **options)
+            made = kind(url, region, regions, "run", timing=timing, **options)
             every.append(made)
             made.join(60)
             return made

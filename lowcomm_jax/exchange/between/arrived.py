@@ -10,6 +10,7 @@ import numpy as np
 from lowcomm_jax.exchange.between import wire
 from lowcomm_jax.exchange.between.errors import Rejected
 from lowcomm_jax.exchange.between.request import Gathered
+from lowcomm_jax.exchange.between.slices import side_by_side
 from lowcomm_jax.exchange.between.tally import Tally
 
 
@@ -20,6 +21,8 @@ class Arrived:
     Attributes:
       participants: bool `[R]`, as the commit record says; False outside the group.
       arrays: `[R, ...]` each; zeros for regions that did not take part.
+      reduced: `[parts, ...]`, of payloads that were reduced in slices; `arrays` are then what came
+        beside them.
       notes: of the regions that gave one.
       bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
       seconds: from our payload being computed to everything being here.
@@ -28,6 +31,7 @@ class Arrived:
 
     participants: np.ndarray
     arrays: dict[str, np.ndarray]
+    reduced: dict[str, np.ndarray] | None
     notes: dict[int, dict]
     bytes_sent: int
     bytes_received: int
@@ -37,8 +41,8 @@ class Arrived:
 
 def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
     """An exchange in which nobody took part."""
-    arrays = {n: np.zeros((count, *s.shape), s.dtype) for n, s in like.items()}
-    return Arrived(np.zeros(count, bool), arrays, {}, 0, 0, 0.0, 0.0)
+    arrays = side_by_side({}, count, wire.shapes_of(like))
+    return Arrived(np.zeros(count, bool), arrays, None, {}, 0, 0, 0.0, 0.0)
 
 
 def arrange(
@@ -54,18 +58,16 @@ def arrange(
       Rejected: a region's payload has other shapes than `like`.
     """
     expected = wire.shapes_of(like)
-    arrays = {n: np.zeros((count, *s.shape), s.dtype) for n, s in like.items()}
     for region, own in gathered.arrays.items():
         found = wire.shapes_of(own)
         if found != expected:
             raise Rejected(f"payload of region {region} is {found}, expected {expected}")
-        for name, x in own.items():
-            arrays[name][region] = x
     participants = np.zeros(count, bool)
     participants[list(gathered.commit.payloads)] = True
     return Arrived(
         participants=participants,
-        arrays=arrays,
+        arrays=side_by_side(gathered.arrays, count, expected),
+        reduced=gathered.reduced,
         notes=dict(sorted(gathered.commit.notes.items())),
         bytes_sent=tally.take("sent"),
         bytes_received=tally.take("received"),

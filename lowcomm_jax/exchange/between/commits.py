@@ -8,6 +8,7 @@ write it; the first stands, and everyone lands what it says.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import re
 
@@ -18,10 +19,39 @@ from lowcomm_jax.exchange.between.secret import Seal
 
 @dataclasses.dataclass(frozen=True)
 class Payload:
-    """A payload by its content: SHA-256 in hex, and bytes."""
+    """A payload by its content.
+
+    Attributes:
+      digest, nbytes: SHA-256 in hex, and bytes.
+      slices: where it travels in slices beside these bytes, one for each region of the run that
+        reduces them; None in the place of the sender's own, which nobody else needs.
+    """
 
     digest: str
     nbytes: int
+    slices: tuple[Payload | None, ...] = ()
+
+    @classmethod
+    def read(cls, body: dict) -> Payload:
+        """Of a record."""
+        slices = (one and cls.read(one) for one in body["slices"])
+        return cls(body["digest"], body["nbytes"], tuple(slices))
+
+    @property
+    def digests(self) -> list[str]:
+        """Of the bytes and of all slices."""
+        return [self.digest, *(one.digest for one in self.slices if one)]
+
+    def nbytes_for(self, region: int) -> int:
+        """Of the bytes and of the slice that this region reduces."""
+        own = self.slices[region] if self.slices else None
+        return self.nbytes + (own.nbytes if own else 0)
+
+    @property
+    def content(self) -> str:
+        """One digest of all."""
+        found = self.digests
+        return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +80,13 @@ class Commit:
       payloads: of the regions that took part.
       notes: of the regions that gave one.
       writer: region that wrote the record, and has all payloads.
+      present: the regions that took part, and those that were there without: ascending.
     """
 
     payloads: dict[int, Payload]
     notes: dict[int, dict]
     writer: int
+    present: tuple[int, ...] = ()
 
 
 def name_of(epoch: int, key: str, members: tuple[int, ...], count: int) -> str:
@@ -85,10 +117,10 @@ class Board:
         body = self._open(key, self._store.read(key))
         if body is None or body["region"] != region:
             return None
-        return Said(**{**body, "payload": body["payload"] and Payload(**body["payload"])})
+        return Said(**{**body, "payload": body["payload"] and Payload.read(body["payload"])})
 
     def confirm(self, name: str, region: int, held: dict[int, str]) -> None:
-        """Say which payloads a region holds and has verified: the digest by region."""
+        """Say which payloads a region holds and has verified: `Payload.content` by region."""
         key = f"held/{name}/{region}"
         body = {str(r): digest for r, digest in held.items()}
         self._store.write(key, self._seal.close(key, body))
@@ -121,6 +153,17 @@ class Board:
                 return stands
             self._store.create(key, self._seal.close(key, dataclasses.asdict(commit)))
 
+    def agree(self, name: str, proposal: dict) -> dict:
+        """What was proposed first under this name."""
+        for number in itertools.count():
+            key = f"agreed/{name}/{number}"
+            self._store.create(key, self._seal.close(key, proposal))
+            # Not signed as it should be: the next number takes its place.
+            body = self._open(key, self._store.read(key))
+            if body is not None:
+                return body
+        raise AssertionError("numbers never end")
+
     def _standing(self, name: str) -> tuple[Commit | None, str]:
         """(the commit record, or None and the key it can be created under).
 
@@ -134,9 +177,9 @@ class Board:
                 return None, key
             body = self._open(key, data)
             if body is not None:
-                payloads = {int(r): Payload(**one) for r, one in body["payloads"].items()}
+                payloads = {int(r): Payload.read(one) for r, one in body["payloads"].items()}
                 notes = {int(r): note for r, note in body["notes"].items()}
-                return Commit(payloads, notes, body["writer"]), key
+                return Commit(payloads, notes, body["writer"], tuple(body["present"])), key
 
     def _open(self, key: str, data: bytes | None) -> dict | None:
         if data is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,45 +20,63 @@ _PATIENCE_S = 10.0
 log = logging.getLogger(__name__)
 
 
-class Fetch:
-    """A payload on its way here.
+class Piece(NamedTuple):
+    """Bytes to fetch.
 
     Attributes:
-      region, payload: whose, and which.
-      arrays: what it holds, once it is here and verified.
-      refused: why it is not what this exchange needs; final, since it is named by its content.
+      key: of the exchange; name: under which they were packed.
+      payload: names them by their content.
+      like: what they must hold; None = whatever they do.
+      holders: the regions that may have them, tried in turn.
+      hint: of the transport.
+    """
+
+    key: str
+    name: str
+    payload: Payload
+    like: wire.Shapes | None
+    holders: Sequence[int]
+    hint: dict
+
+
+class Fetch:
+    """A payload on its way here, piece after piece.
+
+    Attributes:
+      region: whose.
+      got: what the pieces hold that are here and verified, in their order.
+      refused: why one is not what this exchange needs; final, since it is named by its content.
 
     An error of any other kind ends the whole exchange (`Beats.fail`).
     """
 
-    def __init__(
-        self,
-        office: Office,
-        key: str,
-        name: str,
-        region: int,
-        payload: Payload,
-        like: wire.Shapes | None,
-        holders: Sequence[int],
-        hint: dict,
-    ):
-        self.region, self.payload = region, payload
-        self.arrays: dict[str, np.ndarray] | None = None
+    def __init__(self, office: Office, region: int, pieces: Sequence[Piece]):
+        self.region = region
+        self.got: list[dict[str, np.ndarray]] = []
         self.refused: Rejected | None = None
-        self._office, self._like = office, like
-        self._key, self._name = key, name
-        self._holders, self._hint = holders, hint
+        self._office, self._pieces = office, pieces
         self._damaged = 0
+        self._moved = (0, 0.0)
         self._missing_since_s: float | None = None
-        self._finished = threading.Event()
+        self._begun = threading.Event()
         self._cancelled = threading.Event()
         name = f"lowcomm-fetch-{region}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
+    def payload(self) -> Payload:
+        """What names the first piece."""
+        return self._pieces[0].payload
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pieces are here."""
+        return len(self.got) == len(self._pieces)
+
+    @property
     def missing_s(self) -> float | None:
-        """For how long nobody who could be reached has had it; None = somebody may."""
+        """For how long nobody who could be reached has had the next piece; None = somebody may."""
         since_s = self._missing_since_s
         return None if since_s is None else self._office.beats.clock_s - since_s
 
@@ -79,9 +98,25 @@ class Fetch:
         """Wait for the thread, which is cancelled or done."""
         self._thread.join(_PATIENCE_S)
 
-    def wait(self, seconds: float) -> None:
-        """Wait until it is here or refused, or so long."""
-        self._finished.wait(seconds)
+    def first(self, check: Callable[[], None]) -> dict[str, np.ndarray]:
+        """Wait for the first piece.
+
+        Args:
+          check: called again and again; may raise.
+
+        Raises:
+          Rejected: it is not what is needed.
+          Missing: nobody who could be reached has had it for a while.
+        """
+        patience_s = 2 * self._office.timing.answer_s
+        while not self.got:
+            check()
+            if self.refused is not None:
+                raise self.refused
+            if self.missing_s is not None and self.missing_s > patience_s:
+                raise Missing(f"the payload of region {self.region} is gone with all who had it")
+            self._begun.wait(self._office.store.poll_s[1])
+        return self.got[0]
 
     def _run(self) -> None:
         try:
@@ -97,34 +132,47 @@ class Fetch:
                 self._try()
             except StoreUnavailable as error:
                 # The heartbeat reports an outage, but knows nothing of what is too large.
-                log.info("payload of region %d for %s: %s", self.region, self._key, error)
+                log.info("payload of region %d for %s: %s", self.region, self._pieces[0].key, error)
             except (Missing, Rejected) as error:
                 if isinstance(error, Rejected):
                     self._office.tally.add("rejected_damaged")
                     self._damaged += 1
                 if self._missing_since_s is None:
                     self._missing_since_s = self._office.beats.clock_s
-            if self.arrays is not None or self.refused is not None:
-                self._finished.set()
+            if self.complete or self.refused is not None:
+                self._office.pace.moved(*self._moved)
+                self._begun.set()
                 return
             self._cancelled.wait(pause)
 
     def _try(self) -> None:
-        office, payload = self._office, self.payload
+        """Get the pieces that are not here yet."""
+        for piece in self._pieces[len(self.got) :]:
+            data = self._bytes(piece)
+            try:
+                arrays = wire.unpack(
+                    data,
+                    run_id=self._office.run_id,
+                    key=piece.name,
+                    region=self.region,
+                    like=piece.like,
+                )
+            except Rejected as error:
+                self._office.tally.add("rejected_content")
+                self.refused = error
+                return
+            self._office.transport.keep(piece.payload.digest, data)
+            self.got.append(arrays)
+            self._begun.set()
+
+    def _bytes(self, piece: Piece) -> bytes:
+        office, payload = self._office, piece.payload
         began = time.monotonic()
-        data = office.transport.get(payload.digest, payload.nbytes, self._holders, self._hint)
-        office.mishaps.received(self._key, len(data))
+        data = office.transport.get(payload.digest, payload.nbytes, piece.holders, piece.hint)
+        office.mishaps.received(piece.key, len(data))
         if wire.digest(data) != payload.digest:
             raise Rejected(f"what came for {payload.digest} was damaged")
         self._missing_since_s = None
-        office.pace.moved(len(data), time.monotonic() - began)
-        try:
-            arrays = wire.unpack(
-                data, run_id=office.run_id, key=self._name, region=self.region, like=self._like
-            )
-        except Rejected as error:
-            office.tally.add("rejected_content")
-            self.refused = error
-            return
-        office.transport.keep(payload.digest, data)
-        self.arrays = arrays
+        nbytes, seconds = self._moved
+        self._moved = nbytes + len(data), seconds + time.monotonic() - began
+        return data

@@ -11,7 +11,7 @@ from lowcomm_jax.exchange.between.errors import Rejected, StoreUnavailable
 from lowcomm_jax.exchange.between.office import Office
 
 RUN = "run"
-_FORMAT = 1
+_FORMAT = 2
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ class _Done:
     """An exchange that is over: its place in our order, and the payloads published for it."""
 
     position: int
-    digests: dict[int, str | None]
+    digests: dict[int, list[str]]
 
 
 class Litter:
@@ -36,18 +36,19 @@ class Litter:
         """Take over what earlier jobs have left announced."""
         for name, region in self._office.board.all_said():
             said = self._office.board.heard(name, region)
-            digest = said.payload.digest if said is not None and said.payload else None
-            self._done.setdefault(name, _Done(-1, {})).digests[region] = digest
+            digests = said.payload.digests if said is not None and said.payload else []
+            self._done.setdefault(name, _Done(-1, {})).digests[region] = digests
 
     def begin(self, key: str) -> None:
         """A key's place in our order is when we first hear of it."""
         with self._lock:
             self._positions.setdefault(key, len(self._positions))
 
-    def done(self, key: str, name: str, digests: dict[int, str]) -> None:
-        """We have everything of this key."""
+    def done(self, key: str, published: dict[str, dict[int, list[str]]]) -> None:
+        """We have everything of this key; `published`: digests by name and region."""
         with self._lock:
-            self._done[name] = _Done(self._positions[key], dict(digests))
+            for name, digests in published.items():
+                self._done[name] = _Done(self._positions[key], digests)
             self._reach(self._office.region, key)
         self._office.beats.update(passed=key)
 
@@ -90,9 +91,9 @@ class Litter:
 
     def _remove(self, name: str, done: _Done) -> None:
         living = self._office.beats.living(certain=False)
-        for region, digest in done.digests.items():
+        for region, digests in done.digests.items():
             ours = self._office.region == (region if region in living else min(living))
-            if digest is not None:
+            for digest in digests:
                 self._office.transport.drop(digest, shared=ours)
             if ours:
                 self._office.board.forget(name, region)

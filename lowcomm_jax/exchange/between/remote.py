@@ -1,14 +1,14 @@
 """Exchange between independent jobs, one per region: nothing is shared but a key-value store.
 
 An exchange of a key goes: publish our payload; announce it; fetch what others announce; agree on
-who took part by one create-only commit record; have all that it names. All of it runs on threads
-while the job trains. Bytes are authenticated, not encrypted.
+who took part by one create-only commit record; have all that it names. Payloads that are reduced in
+slices go through that twice (`halves`). All of it runs on threads while the job trains. Bytes are
+authenticated, not encrypted.
 """
 
 from __future__ import annotations
 
 import atexit
-import itertools
 import time
 from typing import Any
 
@@ -18,11 +18,12 @@ import numpy as np
 from lowcomm_jax.exchange.between import joining
 from lowcomm_jax.exchange.between.arrived import Arrived, arrange
 from lowcomm_jax.exchange.between.commits import name_of
-from lowcomm_jax.exchange.between.errors import Rejected
 from lowcomm_jax.exchange.between.gathering import Gathering
+from lowcomm_jax.exchange.between.halves import Halves, stands
 from lowcomm_jax.exchange.between.litter import Litter
 from lowcomm_jax.exchange.between.office import Office
-from lowcomm_jax.exchange.between.request import Request
+from lowcomm_jax.exchange.between.request import Request, problems
+from lowcomm_jax.exchange.between.slices import Reduction
 from lowcomm_jax.exchange.between.states import State, States
 from lowcomm_jax.exchange.between.waiting import Waiting
 
@@ -43,8 +44,8 @@ class RemoteExchange:
         self._office, self._kind = office, kind
         self._litter = Litter(office, keep)
         self._states = States(office)
-        self._open: dict[str, Gathering] = {}
-        self._running: list[Gathering] = []
+        self._open: dict[str, Gathering | Halves] = {}
+        self._running: list[Gathering | Halves] = []
         self._waiting = Waiting(office.beats)
 
     # -- membership ---------------------------------------------------------------------------
@@ -97,15 +98,7 @@ class RemoteExchange:
         Raises:
           StoreUnavailable: try again later.
         """
-        seal, store = self._office.seal, self._office.store
-        for number in itertools.count():
-            key = f"agreed/{self._office.beats.own.epoch}/{name}/{number}"
-            store.create(key, seal.close(key, proposal))
-            try:
-                return seal.open(key, store.read(key) or b"")
-            except Rejected:  # not signed: the next number takes its place
-                self._office.tally.add("rejected_record")
-        raise AssertionError("numbers never end")
+        return self._office.board.agree(f"{self._office.beats.own.epoch}/{name}", proposal)
 
     def counts(self) -> dict[str, int]:
         """What was counted since the start.
@@ -169,6 +162,7 @@ class RemoteExchange:
         takes_part: bool = True,
         members: tuple[int, ...] | None = None,
         note: dict | None = None,
+        reduction: Reduction | None = None,
     ) -> None:
         """Begin to exchange; returns at once.
 
@@ -178,12 +172,14 @@ class RemoteExchange:
           takes_part: False announces absence; the arrays then only tell the shapes.
           members: the group that exchanges; None = all regions.
           note: small JSON that travels with the announcement.
+          reduction: how the arrays are reduced in slices; None = everyone gets those of all.
 
         Raises:
           ValueError: lists what is wrong with the arguments.
         """
         self._office.beats.check()
-        request = self._request(key, members, arrays=dict(arrays), takes_part=takes_part, note=note)
+        given = {"arrays": dict(arrays), "takes_part": takes_part, "note": note}
+        request = self._request(key, members, reduction=reduction, **given)
         for x in arrays.values():
             if isinstance(x, jax.Array):
                 x.copy_to_host_async()
@@ -201,7 +197,8 @@ class RemoteExchange:
         """Wait until the commit record stands and all its payloads are here.
 
         Args:
-          like: shapes and dtypes of the arrays, without a region axis.
+          like: shapes and dtypes of the arrays, without a region axis; where they are reduced, of
+            what comes beside the slices.
 
         Raises:
           Rejected: a region's payload has other shapes than `like`.
@@ -219,6 +216,7 @@ class RemoteExchange:
         like: dict[str, jax.ShapeDtypeStruct],
         *,
         members: tuple[int, ...] | None = None,
+        reduction: Reduction | None = None,
     ) -> Arrived | None:
         """Read an exchange that we did not start ourselves; None = no commit record stands yet.
 
@@ -226,8 +224,8 @@ class RemoteExchange:
           StoreUnavailable: try again later; and what `finish` raises.
         """
         self._office.beats.check()
-        request = self._request(key, members, joins=False)
-        if self._office.board.standing(request.name) is None:
+        request = self._request(key, members, joins=False, reduction=reduction)
+        if not stands(self._office.board, request):
             return None
         self._open[key] = self._gather(request)
         return self.finish(key, like)
@@ -266,35 +264,30 @@ class RemoteExchange:
 
     def _request(self, key: str, members: tuple[int, ...] | None, **rest: Any) -> Request:
         group = tuple(range(self.count)) if members is None else tuple(sorted(members))
-        epoch, wrong = self._office.beats.own.epoch, []
+        epoch = self._office.beats.own.epoch
+        wrong = problems(key, group, self.region, self.count)
         if not epoch:
             wrong.append("this region has not joined the run: call join() first")
-        if not key:
-            wrong.append("the key is empty")
         if key in self._open:
             wrong.append(f"key {key!r} was started and not finished; every exchange needs its own")
-        if len(set(group)) != len(group) or not set(group) <= set(range(self.count)):
-            wrong.append(f"members {members} must be different regions of 0..{self.count - 1}")
-        if self.region not in group:
-            wrong.append(f"members {members} must contain this region, {self.region}")
         if wrong:
             raise ValueError("; ".join(wrong))
-        name = name_of(epoch, key, group, self.count)
-        return Request(key, name, group, **rest)
+        return Request(key, name_of(epoch, key, group, self.count), group, **rest)
 
-    def _gather(self, request: Request) -> Gathering:
+    def _gather(self, request: Request) -> Gathering | Halves:
         self._litter.begin(request.key)
-        gathering = Gathering(self._office, request, self._waiting.awaited, self._done)
+        kind = Gathering if request.reduction is None else Halves
+        gathering = kind(self._office, request, self._waiting.awaited, self._done)
         self._running = [g for g in self._running if g.running] + [gathering]
         gathering.begin()
         return gathering
 
-    def _done(self, gathering: Gathering) -> None:
+    def _done(self, gathering: Gathering | Halves) -> None:
         """On the thread of an exchange, when it is over."""
         if gathering.outcome.exception() is not None:
             return
         request, gathered = gathering.request, gathering.outcome.result()
         if request.joins:
             self._waiting.note(set(request.members) - {self.region}, gathered)
-        self._litter.done(request.key, request.name, gathering.digests)
+        self._litter.done(request.key, gathering.published)
         self._litter.sweep()

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.exchange.between import wire
 from lowcomm_jax.exchange.between.commits import Commit
+from lowcomm_jax.exchange.between.slices import Reduction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +23,10 @@ class Request:
       takes_part: publish them, or announce absence.
       note: small JSON for the others.
       joins: False = only read a commit that stands.
+      reduction: how payloads are reduced in slices; None = everyone gets all of everything.
+      like: what the payload of each region must hold; None = what this region's does, if it has
+        one.
+      follows: it continues another exchange, so that nobody has computed before it.
     """
 
     key: str
@@ -30,13 +36,36 @@ class Request:
     takes_part: bool = False
     note: dict | None = None
     joins: bool = True
+    reduction: Reduction | None = None
+    like: dict[int, wire.Shapes] | None = None
+    follows: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """The end of an exchange: the commit record, and the arrays of those who took part."""
+    """The end of an exchange.
+
+    Attributes:
+      commit: the record that says who took part.
+      arrays: of those.
+      heard: the regions that announced.
+      seconds: it took.
+      reduced: `[parts, ...]`, what became of payloads that are reduced in slices; `arrays` are then
+        what came beside them.
+    """
 
     commit: Commit
     arrays: dict[int, dict[str, np.ndarray]]
     heard: frozenset[int]
     seconds: float
+    reduced: dict[str, np.ndarray] | None = None
+
+
+def problems(key: str, group: tuple[int, ...], region: int, count: int) -> list[str]:
+    """What keeps this region of so many from exchanging this key in this group."""
+    wrong = [] if key else ["the key is empty"]
+    if len(set(group)) != len(group) or not set(group) <= set(range(count)):
+        wrong.append(f"members {group} must be different regions of 0..{count - 1}")
+    if region not in group:
+        wrong.append(f"members {group} must contain this region, {region}")
+    return wrong
