@@ -12,16 +12,20 @@ from lowcomm_jax.inner import InnerStep, empty_log, where_active
 from lowcomm_jax.regions import Regions
 
 
-def make_accumulating_program(step: InnerStep, regions: Regions):
+def make_accumulating_program(step: InnerStep, regions: Regions, apart: bool = False):
     """Build the program of inner steps of several microbatches each, not yet jitted.
 
+    Args:
+      apart: whether stride and n are each region's own, int32 `[R]`, instead of two numbers for
+        all. With `vmap` that costs a few percent.
+
     Returns:
-      `block(inner, frozen, batches, region_ids, active, counts_R, strides_R, steps_R)`: makes the
-      first steps_R[r] steps of region r out of a staged buffer of C microbatches, leaves
-      `[R, C, m, ...]`. Its step t takes the microbatches [t strides_R[r], t strides_R[r] +
-      counts_R[r]); all three, int32 `[R]`, are traced. `active` is None or bool `[R, C]` (by
-      step). Returns (inner, metrics `[R, C]` by step).
+      `block(inner, frozen, batches, region_ids, active, counts_R, stride, n)`: runs the first n
+      steps of a staged buffer of C microbatches, leaves `[R, C, m, ...]`. Step t of region r takes
+      the microbatches [t stride, t stride + counts_R[r]); n, stride and counts_R are traced.
+      `active` is None or bool `[R, C]` (by step). Returns (inner, metrics `[R, C]` by step).
     """
+    own = 0 if apart else None
 
     def region_step(inner, frozen, batches, region, moving, first, count):
         def part(i):
@@ -30,24 +34,23 @@ def make_accumulating_program(step: InnerStep, regions: Regions):
         new, metrics = step.over_microbatches(inner, frozen, part, count, region)
         return where_active(moving, new, inner, metrics)
 
-    def region_block(carry, frozen, batches, region, active, count, stride, steps):
+    def region_block(carry, frozen, batches, region, active, count, stride, n):
         def body(t, carry):
             inner, log = carry
             moving = None if active is None else active[t]
             inner, new = region_step(inner, frozen, batches, region, moving, t * stride, count)
             return inner, jax.tree.map(lambda buffer, v: buffer.at[t].set(v), log, new)
 
-        return jax.lax.fori_loop(0, steps, body, carry)
+        return jax.lax.fori_loop(0, n, body, carry)
 
-    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, 0, 0))
-    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, 0, 0, 0))
+    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, own, 0))
+    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, 0, own, own))
 
-    def block(inner, frozen, batches, region_ids, active, counts_R, strides_R, steps_R):
+    def block(inner, frozen, batches, region_ids, active, counts_R, stride, n):
         moving = None if active is None else active[:, 0]
-        args = (inner, frozen, batches, region_ids, moving, strides_R, counts_R)
+        args = (inner, frozen, batches, region_ids, moving, stride, counts_R)
         shapes = jax.eval_shape(lifted_step, *args)[1]
         log = empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
-        given = (frozen, batches, region_ids, active, counts_R, strides_R, steps_R)
-        return lifted_block((inner, log), *given)
+        return lifted_block((inner, log), frozen, batches, region_ids, active, counts_R, stride, n)
 
     return block

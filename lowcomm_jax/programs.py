@@ -167,8 +167,9 @@ def _inner_programs(recipe: Recipe, step: InnerStep, rounds: Rounds, specs):
 def accumulating_program(
     recipe: Recipe, step: InnerStep, specs: dict[str, P], replicas: int = 1
 ) -> Callable:
-    """`Programs.accumulating`; of several replicas of every region stacked, `[R replicas, ...]`."""
-    program = make_accumulating_program(step, recipe.regions.stacked(replicas))
+    """`Programs.accumulating`; or over several replicas of every region, stacked and `apart`."""
+    regions = recipe.regions.stacked(replicas)
+    program = make_accumulating_program(step, regions, apart=replicas > 1)
     return jax.jit(program, donate_argnums=0, out_shardings=_inner_out(recipe, step, specs))
 
 

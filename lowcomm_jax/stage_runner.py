@@ -83,15 +83,12 @@ class StageRunner:
         cut: Cut | None,
     ):
         """The inner steps of a stage alone: (inner, metrics)."""
-        programs = trips.programs
+        n, programs = np.int32(stage.steps), trips.programs
         given = (state.inner, state.frozen, stage.batches, self.region_ids, active)
         if cut is None:
-            return programs.block(*given, np.int32(stage.steps), single=single)
+            return programs.block(*given, n, single=single)
         counts_R = cut.counts(stage.stride, self.count)
-        strides_R, steps_R = (
-            np.full(self.count, number, np.int32) for number in (stage.stride, stage.steps)
-        )
-        inner, metrics = programs.accumulating(*given, counts_R, strides_R, steps_R)
+        inner, metrics = programs.accumulating(*given, counts_R, np.int32(stage.stride), n)
         return inner, first_step(metrics) if single else metrics
 
     def _gradient(self, trips, state, stage: Stage, participants, single: bool, steps: range):

@@ -52,7 +52,8 @@ def step_bytes(
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=placed)
 
     active = jax.ShapeDtypeStruct((count, engine.block), bool)
-    whole = jax.ShapeDtypeStruct((count,), np.int32)
+    counts = jax.ShapeDtypeStruct((count,), np.int32)
+    whole = jax.ShapeDtypeStruct((), np.int32) if trainers == 1 else counts
     needed = compiled_memory(
         accumulating_program(programs.recipe, programs.step, programs.specs, trainers),
         jax.tree.map(stacked, state.inner),
@@ -60,7 +61,9 @@ def step_bytes(
         jax.tree.map(staged, batch),
         stacked(engine.region_ids),
         active if engine.method.schedule.uneven else None,
-        *(whole,) * 3,
+        counts,
+        whole,
+        whole,
     )
     beside = (state.anchor, state.received, state.outer, state.codec, state.landing)
     return needed["total"] + trainers * device_bytes(beside)

@@ -110,7 +110,7 @@ class Stacked:
             plan = StepPlan(size, size, (1,) * self.engine.regions.count)
             one = Stager([microbatches.repeated(batch, size)], self.engine.block, size).take(1)
             stages, plans = ([x] * len(states) for x in (one._replace(steps=0), plan))
-            stack, _ = self._block(programs, stack, states[0], stages, plans)
+            stack, _ = self._block(programs, stack, states[0].frozen, stages, plans, 0)
         return _unstacked(programs, stack, states)
 
     def run(
@@ -156,14 +156,14 @@ class Stacked:
 
         A block is (steps, metrics of every trainer by name).
         """
-        programs = self._programs(states[0], len(states))
+        like, blocks = states[0], []
+        programs, done = self._programs(like, len(states)), int(like.clock.step)
         stack = _stacked(programs, [state.inner for state in states])
         room = min(self.engine.block // plan.stride for plan in plans)
-        blocks = []
-        for done in range(0, steps, room):
-            n = min(room, steps - done)
+        for first in range(done, done + steps, room):
+            n = min(room, done + steps - first)
             stages = [stager.take(n) for stager in stagers]
-            stack, metrics = self._block(programs, stack, states[0], stages, plans, done)
+            stack, metrics = self._block(programs, stack, like.frozen, stages, plans, first)
             blocks.append((n, metrics))
         return _unstacked(programs, stack, states), blocks
 
@@ -171,19 +171,15 @@ class Stacked:
         self,
         programs: StackPrograms,
         stack: Inner,
-        like: TrainState,
+        frozen: dict[str, jax.Array],
         stages: Sequence[Stage],
         plans: Sequence[StepPlan],
-        done: int = 0,
+        done: int,
     ) -> tuple[Inner, list[dict[str, Any]]]:
-        """A stage of every trainer, one call for each size of microbatches.
-
-        Args:
-          like: a trainer's state; its clock says where the run stands, but for `done` steps.
-        """
-        trainers, first = len(stages), int(like.clock.step) + done
+        """A stage of every trainer after `done` steps, one call for each size of microbatches."""
+        trainers = len(stages)
         metrics: list[dict[str, Any]] = [{}] * trainers
-        steps = range(first + 1, first + stages[0].steps + 1)
+        steps = range(done + 1, done + stages[0].steps + 1)
         active_RxS = self.engine.runner.active(steps, stages[0].capacity)
         active = None if active_RxS is None else np.repeat(active_RxS, trainers, axis=0)
         pace = {} if active_RxS is None else {"active": active_RxS}
@@ -191,7 +187,7 @@ class Stacked:
             turn = [plan.microbatch == size for plan in plans]
             numbers = _numbers(plans, turn, stages[0].steps)
             batches = self.engine.place(_staged(stages, turn), trainers)
-            given = (stack, like.frozen, batches, programs.region_ids, active, *numbers)
+            given = (stack, frozen, batches, programs.region_ids, active, *numbers)
             stack, found = programs.steps(*given)
             for i in np.flatnonzero(turn):
                 own = {name: Rows(x, i, trainers) for name, x in found.items()}
