@@ -70,24 +70,13 @@ def test_a_batch_that_grows_64_fold_compiles_nothing(fresh):
     assert state.first.batch == 128
 
 
-def test_a_merge_compiles_once_and_frees_its_trainer(fresh):
+def test_a_merge_frees_its_trainer(fresh):
     state, _ = fresh.run(fresh.init(oracle.make_params()), stream, rounds=2)
     gone = weakref.ref(state.trainers[2].state.inner.params["a"])
-    state = asking(state, t0=6, t1=4, t2=2)
-
-    def merge():
-        nonlocal state
-        state, _ = fresh.run(state, stream, rounds=1)
-        return values(state)
-
-    assert compilations(merge) <= 1
+    state, _ = fresh.run(asking(state, t0=6, t1=4, t2=2), stream, rounds=1)
     assert list(state.trainers) == [0, 1]
     assert state.trainers[1].batch == 4  # the survivor's own
     assert gone() is None
-    state = asking(state, t0=6, t1=4)
-    assert compilations(merge) == 0  # a round without one
-    assert compilations(merge) <= 1 and list(state.trainers) == [0]
-    assert compilations(merge) == 0
 
 
 def test_a_merge_that_hurts_is_undone(fresh):

@@ -162,30 +162,30 @@ def test_one_call_steps_all_trainers(monkeypatch):
     assert [size for *_, size in calls[1:]] == [2, 4]
 
 
-def test_what_is_compiled():
-    """Nothing while batches grow through both sizes; at a merge each size once, and no more."""
-    one, source = make(), stream
-    state, _ = one.run(one.init(oracle.make_params()), source, rounds=1)
+@pytest.mark.parametrize("stacked,per_merge", [(True, 2), (False, 0)])
+def test_what_is_compiled(stacked, per_merge):
+    """Nothing while batches grow; at a merge each size of microbatches once, if at all."""
+    one = make(stack_trainers=stacked)
+    state, _ = one.run(one.init(oracle.make_params()), stream, rounds=1)
 
-    def rounds(state, *requests, count=1):
-        for asked in requests:
-            named = {f"t{i}": b for i, b in zip(state.trainers, asked)}
-            state, history = one.run(asking(state, **named), source, rounds=count)
-            list(history.rows())
-        return state
+    def rounds(*requests):
+        """How many programs rounds compile before which the living trainers ask for these."""
 
-    found = []
-    assert compilations(lambda: found.append(rounds(state, (24, 3, 4)))) == 0  # one size, and two
-    state = found[-1]
-    assert compilations(lambda: found.append(rounds(state, (24, 3, 2)))) == 2
-    state = found[-1]
-    assert list(state.trainers) == [0, 1]
-    assert compilations(lambda: found.append(rounds(state, (2, 2)))) == 0
-    state = found[-1]
-    assert compilations(lambda: found.append(rounds(state, (24, 3)))) == 2  # the last one, alone
-    state = found[-1]
-    assert list(state.trainers) == [0]
-    assert compilations(lambda: found.append(rounds(state, (2,), (24,)))) == 0
+        def go():
+            nonlocal state
+            for asked in requests:
+                named = {f"t{i}": b for i, b in zip(state.trainers, asked)}
+                state, history = one.run(asking(state, **named), stream, rounds=1)
+                list(history.rows())
+            return values(state)
+
+        return compilations(go)
+
+    assert rounds((24, 3, 2)) == 0  # both sizes
+    assert rounds((24, 3, 2)) == per_merge and list(state.trainers) == [0, 1]
+    assert rounds((2, 2)) == 0
+    assert rounds((24, 3)) == per_merge and list(state.trainers) == [0]
+    assert rounds((2,), (24,)) == 0
 
 
 def test_what_is_freed():
