@@ -89,7 +89,8 @@ class AdaptiveEngine:
         stack_trainers: bool = True,
         **engine: Any,
     ):
-        problems = checks.problems(method, regions, reference_batch, scaling, engine)
+        given = (reference_batch, scaling, stack_trainers, engine)
+        problems = checks.problems(method, regions, *given)
         problems += checks.size_problems(method, regions, largest_microbatch, memory)
         self.clock, unusable = virtual_clock(network, regions, seed)
         plain, found = checks.engine(

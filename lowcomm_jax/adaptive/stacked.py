@@ -3,8 +3,8 @@
 Row r of trainer i's leaves `[R, ...]` is row r T + i of the stack's `[RT, ...]`, so that a region's
 trainers lie where the region does. To the program of inner steps a trainer is one more replica in
 the region's slot of the mesh (`Regions.replicas`): with `map` they run one after the other inside
-it and give what they give alone, bit for bit; with `vmap` they are batched (equal within 2e-7), and
-each waits for the one with the most microbatches.
+it and give what they give alone, bit for bit; with `vmap` they are batched, equal but for rounding,
+and each waits for the one with the most microbatches.
 
 Requests may differ: counts, strides and steps are traced, per trainer. A program has one size of
 microbatches; where trainers need several, there is one call for each, in which the trainers of

@@ -214,7 +214,13 @@ def test_everything_wrong_is_listed_at_once():
     )
     text = refusal(
         lambda: engine(
-            method, accumulate=2, scaling="cube", reference_batch=0, memory=0, network="nowhere"
+            method,
+            accumulate=2,
+            scaling="cube",
+            reference_batch=0,
+            memory=0,
+            network="nowhere",
+            stack_trainers="no",
         )
     )
     for part in (
@@ -229,6 +235,7 @@ def test_everything_wrong_is_listed_at_once():
         "microbatches=1: one gradient",
         "accumulate=2",
         "scaling='cube'",
+        "stack_trainers='no'",
         "reference_batch=0",
         "largest_microbatch and memory",
         "network",
