@@ -14,8 +14,8 @@ from experiments.timing import interleave, ratio
 TRAINERS, REGIONS, PERIOD = 4, 1, 30  # H and the trainers of configs/adloco.py
 FORMS = {
     "by turns": {"stack_trainers": False},
-    "stacked (map)": {"replicas": "map"},
-    "stacked (vmap)": {"replicas": "vmap"},
+    "stacked (map)": {"stack_trainers": True, "replicas": "map"},
+    "stacked (vmap)": {"stack_trainers": True, "replicas": "vmap"},
 }
 
 

@@ -40,7 +40,7 @@ def growing(**changes):
 
 def make(method=None, **kwargs):
     """As `adaptive_cases.engine`, with moments, and microbatches of 2 and 4."""
-    kwargs = {"largest_microbatch": 4, "mesh": MESH, **kwargs}
+    kwargs = {"largest_microbatch": 4, "mesh": MESH, "stack_trainers": True, **kwargs}
     method = growing() if method is None else method
     return lc.AdaptiveEngine(loss_fn, optax.adamw(0.02), method, REGIONS, **kwargs)
 
