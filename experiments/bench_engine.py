@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lowcomm_jax as lc
-from experiments import bench_events, bench_gossip, bench_torch
+from experiments import bench_events, bench_gossip, bench_torch, bench_trainers
 from experiments.cli import Flags, RefusedError, parse_flags, show_help
 from experiments.timing import interleave, median, ratio
 from lowcomm_jax.models import Model, TransformerConfig, build
@@ -227,6 +227,7 @@ def main(argv: Sequence[str]) -> int:
     rows = throughput(values.size, values.repeats, values.torch)
     rows += memory(values.size)
     rows += bench_events.rows(make_work(values.size, steps=1), values.repeats)
+    rows += bench_trainers.rows(make_work(values.size, steps=1), values.repeats)
     rows += bench_gossip.rows(values.repeats)
     show(rows, f"engine ({values.size}): {machine()}")
     if values.json:

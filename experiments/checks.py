@@ -256,7 +256,8 @@ def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         return []
     given = fields["adaptive"]
     if not method.adapts:
-        unused = [k for k, v in given.items() if v != ("none" if k == "scaling" else None)]
+        unset = plain(base("ddp"))["adaptive"]
+        unused = [k for k, v in given.items() if v != unset[k]]
         return [
             f"adaptive.{key}={given[key]!r} has no effect: {method.name} has a fixed batch; leave "
             "it out, or give method.inner_batching"

@@ -241,4 +241,5 @@ def _adaptive_settings(job: Job) -> dict[str, Any]:
         "reference_batch": job.batch,
         "largest_microbatch": given["largest_microbatch"],
         "memory": given["memory_gb"] and int(given["memory_gb"] * 1e9),
+        "stack_trainers": given["stack_trainers"],
     }

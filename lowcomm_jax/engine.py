@@ -143,7 +143,7 @@ class Engine:
         self.region_ids = jax.device_put(ids_R, region)
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
         routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
-        self._runner = StageRunner(method, self.region_ids, ids_R, regions, routed)
+        self.runner = StageRunner(method, self.region_ids, ids_R, regions, routed)
         self._trips: dict[Any, RoundTrips] = {}
 
     # -- state --------------------------------------------------------------------------------
@@ -265,15 +265,15 @@ class Engine:
             batch = batch if size is None else microbatches.repeated(batch, size)
             one = Stager([batch], self.block, size).take(1)
             stage = self._staged(one._replace(steps=0))
-            active = self._runner.active(range(0), stage.capacity)
+            active = self.runner.active(range(0), stage.capacity)
             cut = None if size is None else microbatches.Cut(size)
-            inner, _ = self._runner.inner_steps(trips, state, stage, active, False, cut)
+            inner, _ = self.runner.inner_steps(trips, state, stage, active, False, cut)
             state = state.replace(inner=inner)
         return state
 
     def _run(self, state: TrainState, stage: Stage, participants, single: bool, cut):
         given = (self.trips(state), state, self._staged(stage), participants, single, cut)
-        return self._runner.run(*given, self.clock)
+        return self.runner.run(*given, self.clock)
 
     def _staged(self, stage: Stage) -> Stage:
         return stage._replace(batches=self.place(stage.batches))
@@ -291,10 +291,10 @@ class Engine:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def place(self, batches: PyTree) -> PyTree:
-        """Put staged batches `[R, S, b, ...]` on the mesh: regions and samples are sharded."""
+    def place(self, batches: PyTree, replicas: int = 1) -> PyTree:
+        """Put staged batches `[R replicas, S, b, ...]` on the mesh, cut by region and sample."""
         shape = jax.tree.leaves(batches)[0].shape
-        check_batch(shape, self.regions, self.recipe.accumulate)
+        check_batch(shape, self.regions.stacked(replicas), self.recipe.accumulate)
         if self.regions.mesh.size == 1:
             return batches  # the call itself transfers them, and faster
         return jax.device_put(batches, self._batch_sharding)

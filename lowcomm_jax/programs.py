@@ -125,7 +125,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
         recipe.accumulate,
         recipe.skip_nonfinite,
     )
-    block, accumulating = _inner_programs(recipe, step, rounds, shapes, specs)
+    block, accumulating = _inner_programs(recipe, step, rounds, specs)
     programs = Programs(
         recipe=recipe,
         method=method,
@@ -151,21 +151,34 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     return offloaded(programs) if recipe.offload else programs
 
 
-def _inner_programs(recipe: Recipe, step: InnerStep, rounds: Rounds, shapes, specs):
+def _inner_programs(recipe: Recipe, step: InnerStep, rounds: Rounds, specs):
     """(`block`, `accumulating`) of `Programs`."""
     if recipe.method.signal == "gradient":
         block = make_gradient_program(step, rounds)
         return jax.jit(block, donate_argnums=0, static_argnames="single"), None
-    regions = recipe.regions
-    out = (inner_shardings(recipe, step.layout, shapes, specs), regions.sharding(REGION))
     block = jax.jit(
-        make_inner_program(step, regions),
+        make_inner_program(step, recipe.regions),
         donate_argnums=0,
         static_argnames="single",
-        out_shardings=out,
+        out_shardings=_inner_out(recipe, step, specs),
     )
-    accumulating = make_accumulating_program(step, regions)
-    return block, jax.jit(accumulating, donate_argnums=0, out_shardings=out)
+    return block, accumulating_program(recipe, step, specs)
+
+
+def accumulating_program(
+    recipe: Recipe, step: InnerStep, specs: dict[str, P], replicas: int = 1
+) -> Callable:
+    """`Programs.accumulating`; or over several replicas of every region, stacked and `apart`."""
+    regions = recipe.regions.stacked(replicas)
+    program = make_accumulating_program(step, regions, apart=replicas > 1)
+    return jax.jit(program, donate_argnums=0, out_shardings=_inner_out(recipe, step, specs))
+
+
+def _inner_out(recipe: Recipe, step: InnerStep, specs: dict[str, P]):
+    """Where the results of inner steps lie: (inner state, metrics)."""
+    layout = step.layout
+    inner = inner_shardings(recipe, layout, layout.train_shapes(), specs)
+    return inner, recipe.regions.sharding(REGION)
 
 
 def offloaded(programs: Programs) -> Programs:

@@ -92,6 +92,10 @@ class Regions:
             problems.append(f"replicas={self.replicas!r}: use 'vmap' or 'map'")
         return problems
 
+    def stacked(self, replicas: int) -> Regions:
+        """So many replicas of every region as regions of their own, region by region."""
+        return dataclasses.replace(self, count=self.count * replicas)
+
     def sharding(self, *spec) -> NamedSharding:
         return NamedSharding(self.mesh, P(*spec))
 

@@ -12,13 +12,16 @@ from lowcomm_jax import microbatches
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.network.memory import compiled_memory
 from lowcomm_jax.offload import HOST
+from lowcomm_jax.programs import accumulating_program
 from lowcomm_jax.regions import REGION
 from lowcomm_jax.state import TrainState
 
 PyTree = Any
 
 
-def step_bytes(engine: Engine, state: TrainState, batch: PyTree, microbatch: int) -> int:
+def step_bytes(
+    engine: Engine, state: TrainState, batch: PyTree, microbatch: int, trainers: int = 1
+) -> int:
     """Bytes on the fullest device while inner steps of one microbatch size run.
 
     The compiler's sum of arguments (inner state of the regions a device holds, and the staged
@@ -29,15 +32,19 @@ def step_bytes(engine: Engine, state: TrainState, batch: PyTree, microbatch: int
     Args:
       batch: host batch `[R, b, ...]`; its shapes and dtypes count, its b does not.
       microbatch: m.
+      trainers: how many such states are stacked, for one program to step them all.
 
     Raises:
       ValueError: microbatches the engine cannot run.
     """
     microbatches.refuse(microbatches.size_problems(engine.recipe, [microbatch]))
-    programs, count = engine.trips(state).programs, engine.regions.count
+    programs, count = engine.trips(state).programs, engine.regions.count * trainers
     placed = (
         None if engine.regions.mesh.size == 1 else engine.regions.sharding(REGION, None, "fsdp")
     )
+
+    def stacked(x: jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype, sharding=x.sharding)
 
     def staged(x: Any) -> jax.ShapeDtypeStruct:
         x = np.asarray(x)
@@ -45,19 +52,21 @@ def step_bytes(engine: Engine, state: TrainState, batch: PyTree, microbatch: int
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=placed)
 
     active = jax.ShapeDtypeStruct((count, engine.block), bool)
-    whole = jax.ShapeDtypeStruct((), np.int32)
+    counts = jax.ShapeDtypeStruct((count,), np.int32)
+    whole = jax.ShapeDtypeStruct((), np.int32) if trainers == 1 else counts
     needed = compiled_memory(
-        programs.accumulating,
-        *jax.tree.map(_abstract, (state.inner, state.frozen)),
+        accumulating_program(programs.recipe, programs.step, programs.specs, trainers),
+        jax.tree.map(stacked, state.inner),
+        jax.tree.map(_abstract, state.frozen),
         jax.tree.map(staged, batch),
-        _abstract(engine.region_ids),
+        stacked(engine.region_ids),
         active if engine.method.schedule.uneven else None,
-        jax.ShapeDtypeStruct((count,), np.int32),
+        counts,
         whole,
         whole,
     )
     beside = (state.anchor, state.received, state.outer, state.codec, state.landing)
-    return needed["total"] + device_bytes(beside)
+    return needed["total"] + trainers * device_bytes(beside)
 
 
 def device_bytes(tree: PyTree) -> int:

@@ -28,7 +28,8 @@ one_trainer 2.364 ± 0.021, 12, 10; no_merge 2.692 ± 0.069, 30, 6; reset 2.510 
 2.072 ± 0.024, 104, 84; no_switch 2.562 ± 0.060; sqrt_rate 2.458 ± 0.053; diloco_norm
 2.466 ± 0.365, 8.3, 7.
 Batches that grow 32-fold within 720 steps leave too few steps: at equal tokens they cost more than
-anything else; where tokens are plenty and bytes dear the comparison is another (`equal=bytes`).
+anything else; where tokens are plenty and bytes dear the comparison is another (`equal=bytes`). At
+equal time it is the same: `adloco_equal_time.py`.
 """
 
 from ml_collections import ConfigDict

@@ -31,7 +31,12 @@ def stripped(method: Method) -> Method:
 
 
 def problems(
-    method: Method, regions: int, reference_batch: Any, scaling: Any, engine: Mapping[str, Any]
+    method: Method,
+    regions: int,
+    reference_batch: Any,
+    scaling: Any,
+    stack_trainers: Any,
+    engine: Mapping[str, Any],
 ) -> list[str]:
     """What the adaptive part itself cannot do with these settings."""
     found = []
@@ -48,6 +53,8 @@ def problems(
         found += counting_problems(reference_batch=reference_batch)
     if scaling not in SCALINGS:
         found.append(f"scaling={scaling!r}: use {', '.join(SCALINGS)}")
+    if not isinstance(stack_trainers, bool):
+        found.append(f"stack_trainers={stack_trainers!r}: use True or False")
     if engine.get("accumulate", 1) != 1:
         found.append(
             f"accumulate={engine['accumulate']}: the batch policy decides how batches are cut; "

@@ -25,7 +25,9 @@ from lowcomm_jax.adaptive.looking import Looker
 from lowcomm_jax.adaptive.meeting import Meeting
 from lowcomm_jax.adaptive.pace import SCALINGS, Factors, Scaling, Schedule, paced, set_pace
 from lowcomm_jax.adaptive.plans import Planner, StepPlan
+from lowcomm_jax.adaptive.stacked import Stacked
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
+from lowcomm_jax.adaptive.turns import InTurn, Task
 from lowcomm_jax.batching import Switch, find_cap
 from lowcomm_jax.checks import virtual_clock
 from lowcomm_jax.engine import Engine
@@ -33,9 +35,8 @@ from lowcomm_jax.finish import finish
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.microbatches import size_problems
 from lowcomm_jax.network import drive, follow
-from lowcomm_jax.probe import Probe
+from lowcomm_jax.probe import Measurement, Probe
 from lowcomm_jax.programs import Programs
-from lowcomm_jax.step_memory import device_bytes, step_bytes
 
 PyTree = Any
 Participants = Callable[[int], Sequence[bool] | None] | None
@@ -45,12 +46,10 @@ Source = Callable[[int, int, int], PyTree]
 class AdaptiveEngine:
     """Trains one model with a method that adapts its batches or has several trainers.
 
-    Every trainer is an ordinary `TrainState` of one ordinary `Engine`, `engine`: on one device
-    trainers run one after the other, share every compiled program, may ask for different batches,
-    and free their memory as soon as they are merged. One program over stacked trainers would gain
-    little and take that away: three stacked replicas of one region took 0.96 (`map`) and 0.92
-    (`vmap`) of the time of three calls at width 64, 1.02 and 1.15 at width 256 (two CPU cores;
-    `bench engine` compares four). The random numbers of a step are the same for all of them.
+    Every trainer is an ordinary `TrainState` of one ordinary `Engine`, `engine`; for the inner
+    steps of a segment they take turns (`turns`), or are stacked into one program (`stacked`), with
+    the same results. They may ask for different batches, and free their memory as soon as they are
+    merged. The random numbers of a step are the same for all of them.
 
     Args:
       loss_fn, inner, regions, seed: see `Engine`. The learning rate of `inner` is the peak.
@@ -65,6 +64,10 @@ class AdaptiveEngine:
       scaling: of the learning rate with batch / reference_batch: none, sqrt or linear.
       schedule: samples consumed by all trainers of all regions (a traced int32; multiply by the
         tokens of one) -> factor on the learning rate.
+      stack_trainers: one program for the inner steps of all trainers. Not the default: one call
+        after the other compiles nothing at a merge, holds no second copy of the inner state, and
+        is no slower on a CPU (`bench engine`; stacked, processor time was 1.0 to 1.07 times that of
+        turns at 0.1M and 1M parameters with H = 30, and a merge compiles every microbatch size).
       **engine: any other keyword of `Engine`.
 
     Raises:
@@ -85,9 +88,11 @@ class AdaptiveEngine:
         reference_batch: int | None = None,
         scaling: Scaling = "none",
         schedule: Schedule | None = None,
+        stack_trainers: bool = False,
         **engine: Any,
     ):
-        problems = checks.problems(method, regions, reference_batch, scaling, engine)
+        given = (reference_batch, scaling, stack_trainers, engine)
+        problems = checks.problems(method, regions, *given)
         problems += checks.size_problems(method, regions, largest_microbatch, memory)
         self.clock, unusable = virtual_clock(network, regions, seed)
         plain, found = checks.engine(
@@ -110,7 +115,8 @@ class AdaptiveEngine:
         self.probe = None
         if self.policy.adapts:
             self.probe = Probe(plain, self.policy.microbatches, self.policy.scope)
-        self._memory, self._block, self._warm = memory, plain.block, False
+        self._memory, self._block, self._begun = memory, plain.block, False
+        self._together = Stacked(plain) if stack_trainers else InTurn(plain)
         self._settle(largest_microbatch or self.policy.cap)
         checks.refuse(size_problems(plain.recipe, self.planner.microbatches()))
 
@@ -176,38 +182,51 @@ class AdaptiveEngine:
         opening, merges, looks = state.step % self.period == 0, [], {}
         if opening:
             state, merges = self.meeting.open(state, self._programs(state), evaluate)
+            state = self._warmed(state, source)
         plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
         per_step = sum(plan.total for plan in plans.values())
         start, n, shares = state.step, goal.steps(state, per_step, self.period), {}
         mask_R = participants and participants((start // self.period + 1) * self.period)
         work_SxR = np.tile(sum(plan.samples_R for plan in plans.values()), (n, 1))
-        for number, plan in plans.items():
-            trainer = state.trainers[number]
-            seen = None
-            if opening:
-                draw = functools.partial(self._draw, source, number, trainer.used_R)
-                seen = self.looker.look(trainer, plan, draw, mask_R)
-            scale = self._scale(plan.total / self.regions.count / self.reference_batch)
-            ready = set_pace(trainer.state, state.samples, per_step, scale)
-            ended, history = self.engine.run(
-                ready,
-                self._batches(source, number, trainer.used_R, plan, n),
-                participants,
-                microbatch=plan.microbatch,
-                counts_R=plan.counts_R,
-            )
+        seen = self._looks(state, plans, source, mask_R) if opening else {}
+        tasks = self._tasks(state, plans, per_step, source, n)
+        for number, (ended, history) in self._together.run(tasks, participants).items():
+            plan, trainer = plans[number], state.trainers[number]
             steps = range(start + 1, start + n + 1)
             ended, sent = self.looker.exchange(ended, steps, self.period, mask_R)
             trainer = trainer.replace(state=ended, used_R=trainer.used_R + n * plan.samples_R)
-            if seen is not None:
-                trainer, looks[number] = self.looker.decide(trainer, seen)
+            if seen.get(number) is not None:
+                trainer, looks[number] = self.looker.decide(trainer, seen[number])
                 work_SxR[0] += self.looker.work(plan)
-            rate = functools.partial(self._factors, state.samples, per_step, scale, n)
+            given = (state.samples, per_step, self._scale_of(plan), n)
+            rate = functools.partial(self._factors, *given)
             shares[number] = Share(history, plan, rate, sent)
             state = state.with_trainer(number, trainer)
         work_SxR = work_SxR / self.reference_batch
         segment = Segment(start, n, shares, work_SxR, merges, looks)
         return state.replace(samples=state.samples + n * per_step), segment
+
+    def _looks(self, state, plans, source, mask_R) -> dict[int, Measurement | None]:
+        """Start every trainer's measurement of its noise."""
+        seen = {}
+        for number, plan in plans.items():
+            trainer = state.trainers[number]
+            draw = functools.partial(self._draw, source, number, trainer.used_R)
+            seen[number] = self.looker.look(trainer, plan, draw, mask_R)
+        return seen
+
+    def _tasks(self, state, plans, per_step: int, source, n: int) -> dict[int, Task]:
+        """The next n steps of every trainer; `per_step`: samples of all of them at a step."""
+        tasks = {}
+        for number, plan in plans.items():
+            trainer = state.trainers[number]
+            ready = set_pace(trainer.state, state.samples, per_step, self._scale_of(plan))
+            batches = self._batches(source, number, trainer.used_R, plan, n)
+            tasks[number] = Task(ready, batches, n, plan)
+        return tasks
+
+    def _scale_of(self, plan: StepPlan) -> float:
+        return self._scale(plan.total / self.regions.count / self.reference_batch)
 
     def _batches(self, source: Source, number: int, used_R: np.ndarray, plan: StepPlan, n: int):
         for k in range(n):
@@ -218,28 +237,35 @@ class AdaptiveEngine:
         return source(number, int(start_R[0]) if even else start_R, count)
 
     def _warmed(self, state: AdaptiveState, source: Source) -> AdaptiveState:
-        """Compile everything that growing batches will need, once."""
-        if self._warm:
+        """Compile everything that growing batches of so many trainers will need, once."""
+        if self._begun and self._together.ready(len(state.trainers)):
             return state
-        number, trainer = next(iter(state.trainers.items()))
-        example = source(number, 0, 1)
+        example = source(next(iter(state.trainers)), 0, 1)
+        if not self._begun:
+            self._begin(state, example)
+        states = [trainer.state for trainer in state.trainers.values()]
+        warm = self._together.warm(states, example, self.planner.microbatches())
+        for (number, trainer), one in zip(state.trainers.items(), warm, strict=True):
+            state = state.with_trainer(number, trainer.replace(state=one))
+        return state
+
+    def _begin(self, state: AdaptiveState, example: PyTree) -> None:
+        """Find the largest microbatch, and compile what does not depend on the trainers' number."""
         if self._memory is not None:
             nbytes = self._bytes(state, example)
             self._settle(find_cap(nbytes, self._memory, self.policy.start, self.policy.cap))
         self._factors(0, 0, 1.0, 1)
-        self.looker.warm(trainer.state, example)
-        ready = self.engine.warm(trainer.state, example, self.planner.microbatches())
-        self._warm = True
-        return state.with_trainer(number, trainer.replace(state=ready))
+        self.looker.warm(state.first.state, example)
+        self.meeting.warm(state, self._programs(state))
+        self._begun = True
 
     def _bytes(self, state: AdaptiveState, example: PyTree) -> Callable[[int], int]:
-        """Largest microbatch -> bytes of a device, the trainers that wait their turn included."""
-        one = state.first.state
-        waiting = device_bytes(one.replace(clock=None)) * (len(state.trainers) - 1)
+        """Largest microbatch -> bytes of a device that the trainers of the start need."""
 
         def needed(microbatch: int) -> int:
             self._settle(microbatch)
-            return step_bytes(self.engine, one, example, microbatch) + waiting
+            given = (state.first.state, example, microbatch, self.trainers.count)
+            return self._together.nbytes(*given)
 
         return needed
 

@@ -54,6 +54,11 @@ class Meeting:
         self.trainers, self.period = trainers, period
         self._merger = Merger(trainers.moments)
 
+    def warm(self, state: AdaptiveState, programs: Programs) -> None:
+        """Compile a merge, if there will be one; nothing is merged."""
+        if self.trainers.merge_every is not None and len(state.trainers) > 1:
+            self._merged(state, programs, *self.trainers.pair(state.requests))
+
     def open(
         self, state: AdaptiveState, programs: Programs, evaluate: Evaluate
     ) -> tuple[AdaptiveState, list[Merge]]:

@@ -30,9 +30,14 @@ class StepPlan:
         return np.asarray(self.counts_R, np.int64) * self.microbatch
 
     @property
+    def stride(self) -> int:
+        """Microbatches of a region that are read: those of the region that takes the most."""
+        return max(self.counts_R)
+
+    @property
     def read(self) -> int:
-        """Samples of a region that are read: those of the region that takes the most."""
-        return max(self.counts_R) * self.microbatch
+        """Samples of a region that are read."""
+        return self.stride * self.microbatch
 
     @property
     def total(self) -> int:

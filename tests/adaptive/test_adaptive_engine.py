@@ -8,31 +8,31 @@ import numpy as np
 import optax
 import oracle
 import pytest
+from adaptive.adaptive_cases import (
+    MESH,
+    PERIOD,
+    REGIONS,
+    asking,
+    engine,
+    same,
+    stream,
+    uneven_stream,
+    values,
+)
 from compilations import compilations
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive import engine as adaptive_engine
 from lowcomm_jax.adaptive.meeting import Meeting
-from lowcomm_jax.batching import Fixed, NormTest, find_cap
+from lowcomm_jax.batching import Fixed, NormTest
 from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.trainers import Trainers
 
-REGIONS, PERIOD, STEP_SECONDS = 2, 3, 0.5
+STEP_SECONDS = 0.5
 SIZE = 4 * oracle.SIZE
-MESH = lc.make_mesh(devices=jax.devices()[:1])
 # The model of one trainer travels in 2 s; the batch test's three scalars take their share of it.
 SLOW = uniform(REGIONS, 8 * SIZE / 2.0 / 1e9, delay_s=0.0, compute_s=STEP_SECONDS)
 EXCHANGE = 2.0 * (1 + 12 / SIZE)
-
-
-def stream(trainer, start, count):
-    return oracle.make_stream(7, trainer, start, count, REGIONS)
-
-
-def engine(method, regions=REGIONS, **kwargs):
-    kwargs = {"largest_microbatch": 2, "mesh": MESH, **kwargs}
-    return lc.AdaptiveEngine(loss_fn, optax.sgd(0.02), method, regions, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -53,23 +53,6 @@ def fresh(run):
     return run
 
 
-def asking(state, **requests):
-    """The state with other requests, `t0=...`."""
-    asked = {int(name[1:]): b for name, b in requests.items()}
-    trainers = {i: t.replace(request=asked.get(i, t.request)) for i, t in state.trainers.items()}
-    return state.replace(trainers=trainers)
-
-
-def values(state):
-    """What tells two states apart, on the host."""
-    parts = {i: (t.state.anchor, t.state.inner) for i, t in state.trainers.items()}
-    return [np.array(x) for x in jax.tree.leaves(parts)]
-
-
-def same(a, b):
-    return len(a) == len(b) and all(x.tobytes() == y.tobytes() for x, y in zip(a, b))
-
-
 def test_a_batch_that_grows_64_fold_compiles_nothing(fresh):
     fresh.meeting = Meeting(Trainers(3, None), PERIOD)
     state, _ = fresh.run(fresh.init(oracle.make_params()), stream, rounds=1)
@@ -87,22 +70,13 @@ def test_a_batch_that_grows_64_fold_compiles_nothing(fresh):
     assert state.first.batch == 128
 
 
-def test_a_merge_compiles_once_and_frees_its_trainer(fresh):
+def test_a_merge_frees_its_trainer(fresh):
     state, _ = fresh.run(fresh.init(oracle.make_params()), stream, rounds=2)
     gone = weakref.ref(state.trainers[2].state.inner.params["a"])
-    state = asking(state, t0=6, t1=4, t2=2)
-
-    def merge():
-        nonlocal state
-        state, _ = fresh.run(state, stream, rounds=1)
-        return values(state)
-
-    assert compilations(merge) <= 1
+    state, _ = fresh.run(asking(state, t0=6, t1=4, t2=2), stream, rounds=1)
     assert list(state.trainers) == [0, 1]
     assert state.trainers[1].batch == 4  # the survivor's own
     assert gone() is None
-    state, _ = fresh.run(asking(state, t0=6, t1=4), stream, rounds=1)
-    assert compilations(lambda: values(fresh.run(state, stream, rounds=1)[0])) == 0
 
 
 def test_a_merge_that_hurts_is_undone(fresh):
@@ -212,67 +186,6 @@ def test_a_region_that_sits_out(fresh):
     assert not history.segments[0].looks and state.requests == dict(enumerate(alone))
 
 
-def test_memory_decides_the_largest_microbatch(fresh, monkeypatch):
-    """A step of m samples is said to take 1000 m bytes; two more trainers wait beside it."""
-    state = fresh.init(oracle.make_params())
-    one = state.first.state.replace(clock=None)
-    waiting = 2 * sum(x.nbytes for x in jax.tree.leaves(one) if isinstance(x, jax.Array))
-    monkeypatch.setattr(adaptive_engine, "step_bytes", lambda engine, state, batch, m: 1000 * m)
-    needed = fresh._bytes(state, stream(0, 0, 1))
-    try:
-        assert needed(6) == 6000 + waiting
-        assert fresh.planner.microbatches() == (2, 4, 6) and fresh.engine.block == 22
-        assert find_cap(needed, 9999 + waiting, 2, 128) == 8
-    finally:
-        fresh._settle(2)
-
-
-def test_memory_is_measured_on_the_compiled_step(run):
-    """What the compiler says of steps of 4 samples is enough for 4, and not for 6."""
-    method = lc.methods.adloco(PERIOD, 2, 2, "norm", start_batch=2, max_batch=8, microbatches=2)
-    plain = engine(method)
-    state = plain.init(oracle.make_params())
-    needed = plain._bytes(state, stream(0, 0, 1))
-    four, six = needed(4), needed(6)
-    assert four < six
-    found = engine(method, largest_microbatch=None, memory=four)
-    state, _ = found.run(found.init(oracle.make_params()), stream, rounds=1)
-    assert found.planner.microbatches()[-1] == 4
-    assert engine(method, largest_microbatch=None, memory=six)._memory == six
-
-
-@pytest.fixture(scope="module")
-def merging():
-    """A method, and what four rounds of it end with on one device: 3, 2 and 1 trainers."""
-    method = lc.methods.adloco(PERIOD, 3, 1, "norm", start_batch=2, max_batch=8, microbatches=2)
-    with jax.numpy_dtype_promotion("standard"):
-        return method, rounds_of(engine(method, regions=4), 4)
-
-
-def rounds_of(one, regions):
-    def batches(trainer, start, count):
-        return oracle.make_stream(7, trainer, start, count, regions)
-
-    state, _ = one.run(one.init(oracle.make_params()), batches, rounds=4)
-    return state
-
-
-def test_offload_does_not_change_trainers_and_merges(merging):
-    method, plain = merging
-    state = rounds_of(engine(method, regions=4, offload=True), 4)
-    assert list(state.trainers) == list(plain.trainers) and len(state.trainers) == 1
-    assert same(values(state), values(plain))
-
-
-def test_several_devices_a_region_train_the_same_trainers(merging):
-    method, plain = merging
-    mesh = lc.make_mesh(region=2, fsdp=2)
-    state = rounds_of(engine(method, regions=4, mesh=mesh), 4)
-    assert state.requests == plain.requests and list(state.trainers) == list(plain.trainers)
-    for a, b in zip(values(state), values(plain)):
-        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
-
-
 def test_regions_of_uneven_hardware_share_a_step():
     """Shares 3 to 1 of a mean of 4: batches of 6 and 2, each region at its own pace."""
     slow = uniform(REGIONS, 1000.0, delay_s=0.0, compute_s=STEP_SECONDS)
@@ -280,14 +193,8 @@ def test_regions_of_uneven_hardware_share_a_step():
     method = dataclasses.replace(method, threshold=1.0)
     run = engine(method, largest_microbatch=1, network=slow, reference_batch=4)
     starts = []
-
-    def source(trainer, start_R, count):
-        starts.append((start_R.tolist() if isinstance(start_R, np.ndarray) else start_R, count))
-        parts = [stream(trainer, start, count) for start in np.broadcast_to(start_R, (REGIONS,))]
-        return {k: np.stack([part[k][r] for r, part in enumerate(parts)]) for k in ("x", "y")}
-
     state = asking(run.init(oracle.make_params()), t0=4)
-    state, history = run.run(state, source, steps=3)
+    state, history = run.run(state, uneven_stream(starts), steps=3)
     assert state.first.used_R.tolist() == [18, 6] and state.samples == 24
     assert starts[1:] == [([0, 0], 6), ([6, 2], 6), ([12, 4], 6)]
     assert [row["tokens"] for row in history.rows()] == [[6.0, 2.0]] * 3
@@ -307,7 +214,13 @@ def test_everything_wrong_is_listed_at_once():
     )
     text = refusal(
         lambda: engine(
-            method, accumulate=2, scaling="cube", reference_batch=0, memory=0, network="nowhere"
+            method,
+            accumulate=2,
+            scaling="cube",
+            reference_batch=0,
+            memory=0,
+            network="nowhere",
+            stack_trainers="no",
         )
     )
     for part in (
@@ -322,6 +235,7 @@ def test_everything_wrong_is_listed_at_once():
         "microbatches=1: one gradient",
         "accumulate=2",
         "scaling='cube'",
+        "stack_trainers='no'",
         "reference_batch=0",
         "largest_microbatch and memory",
         "network",

@@ -1,81 +1,23 @@
 """A tiny comparison end to end: arithmetic, resuming, a failing variant, a signal."""
 
 import csv
-import functools
 import json
 import math
 import os
 import shutil
 import signal
-import types
-from pathlib import Path
 
 import jax
 import pytest
-from rich.console import Console
+from compare_cases import STEPS, compared, config, recording
 
-from experiments import compare, compare_equal, compare_runs, sweep
+from experiments import compare, compare_runs, sweep
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError
-from experiments.compare import main
-from experiments.compare_config import comparison, panel, variant
 from experiments.loop import Loop
 from experiments.metrics import read_records
 from experiments.sweep_config import sweep as sweep_of
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
-
-STEPS = 12
-
-
-def config(root, **changes):
-    common = {
-        "steps": STEPS,
-        "regions": 3,
-        "batch": 2,
-        "model": {
-            "layers": 1,
-            "width": 16,
-            "heads": 2,
-            "kv_heads": 1,
-            "head_dim": 8,
-            "mlp_width": 24,
-        },
-        "data": {
-            "corpus": f"text:{root / 'texts'}",
-            "cache_dir": str(root / "cache"),
-            "val_fraction": 0.3,
-            "seq_len": 32,
-        },
-        "mesh": {"region": 1, "fsdp": 1},
-        "inner": {"warmup_steps": 2},
-        "eval": {"every": 4, "sequences": 20, "batch": 8},
-        "checkpoint": {"every": 0},
-    }
-    variants = {
-        "often": variant("diloco", method={"period": 3}),
-        "seldom": variant("diloco", method={"period": 6}),
-    }
-    panels = {"one": panel("both", ("seldom", "often"), equal_bytes=True)}
-    fields = {
-        "seeds": (0, 7),
-        "common": common,
-        "panels": panels,
-        "networks": ("aws:Oregon,Virginia,Tokyo",),
-        "step_seconds": 0.05,
-        "compile_cache": "off",
-    }
-    return comparison(variants, "often", **{**fields, **changes})
-
-
-def recording():
-    return Console(width=200, record=True, file=open(os.devnull, "w"))
-
-
-def compared(root, workdir, **changes):
-    console = recording()
-    code = main(config(root, **changes), workdir, console)
-    file = workdir / "compare.json"
-    return code, json.loads(file.read_text()) if file.is_file() else None, console.export_text()
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +89,9 @@ def test_finished_runs_are_not_trained_again(whole, monkeypatch, capsys):
     monkeypatch.setattr(compare_runs, "train", lambda *_, **__: pytest.fail("trained again"))
     file = root / "config_of_it.py"
     file.write_text(
-        f"from test_compare import *\n\nget_config = lambda: config(Path({str(root)!r}))\n"
+        "from pathlib import Path\nfrom compare_cases import config\n"
+        f"\nget_config = lambda: config(Path({str(root)!r}))\n"
     )
-    monkeypatch.syspath_prepend(Path(__file__).parent)
     assert command(["compare", f"--config={file}", f"--workdir={root / 'whole'}"]) == 0
     assert "4 of 4 runs are complete already" in capsys.readouterr().out
     assert json.loads((root / "whole" / "compare.json").read_text()) == result
@@ -238,70 +180,6 @@ def test_processes_side_by_side_and_a_signal(whole, monkeypatch):
     assert code == 0 and len(started) == 4, shown
     for part in ("variants", "panels"):
         assert without_seconds(found[part]) == without_seconds(result[part])
-
-
-ONE_SEED = {"seeds": (0,), "panels": {}}
-
-
-@pytest.mark.slow
-def test_at_equal_bytes(whole):
-    root = whole[0]
-    code, result, shown = compared(root, root / "bytes", equal="bytes", **ONE_SEED)
-    rows = result["variants"]
-    assert code == 0
-    # The baseline synchronises every 3 steps, the other every 6: it gets twice the steps.
-    assert (rows["often"]["steps"], rows["seldom"]["steps"]) == (STEPS, 2 * STEPS)
-    assert rows["seldom"]["bytes_sent"] == rows["often"]["bytes_sent"]
-    assert result["apart"] == {"often": 0, "seldom": 0}
-    assert "at equal bytes, against often" in shown
-    again = compared(root, root / "bytes", equal="bytes", **ONE_SEED)
-    assert again[1] == result  # nothing was trained again, nothing refused
-
-
-@pytest.mark.slow
-def test_at_equal_time(whole):
-    root, pace = whole[0], {"equal": "time", "step_seconds": 0.01}
-    code, result, _ = compared(root, root / "time", **pace, **ONE_SEED)
-    assert code == 0
-    rows, (network,) = result["variants"], result["networks"]
-    seldom, often = (rows[name]["networks"][network]["seconds"] for name in ("seldom", "often"))
-    assert rows["seldom"]["steps"] > STEPS and rows["seldom"]["steps"] % 6 == 0
-    period = seldom / rows["seldom"]["steps"] * 6
-    assert often - period < seldom <= often * 1.0001  # as many whole periods as fit
-    assert result["apart"]["seldom"] == pytest.approx(seldom / often - 1)
-
-
-def test_steps_that_differ_are_counted_to_where_the_budget_was_spent():
-    """A step of 1, 2, 3 nominal steps; each sends 10 bytes, and the end 5 more."""
-    sent, tokens = [10, 20, 30], [100, 300, 600]
-    steps = [
-        {"step": i, "tokens": t, "bytes_sent": [b, b], "trainers": {}}
-        for i, (t, b) in enumerate(zip(tokens, sent), 1)
-    ]
-    run = types.SimpleNamespace(
-        steps=steps,
-        header={"tokens_per_step": 100},
-        evals=[{"final": True, "step": 3}],
-        end={"step": 3, "bytes_sent": [35, 35]},
-    )
-    comparison = types.SimpleNamespace(equal="bytes")
-    reached = functools.partial(compare_equal._reached, comparison, run)
-    assert [reached(budget) for budget in (5, 15, 20, 25, 35)] == [0, 1, 2, 3, 6]
-    assert reached(45) == 9  # as in the second half: 10 bytes in 3 nominal steps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("equal", ["bytes", "time"])
-def test_growing_batches_end_near_the_budget(whole, equal):
-    method = {"name": "adloco", "period": 3, "trainers": 2, "merge_every": 2, "microbatches": 2}
-    growing = {"method": {**method, "max_batch": 4}, "adaptive": {"largest_microbatch": 1}}
-    root = whole[0]
-    given = config(root, step_seconds=0.01, equal=equal, **ONE_SEED)
-    with given.unlocked():
-        given.variants.growing = variant("adloco", **growing)
-    assert main(given, root / equal, recording()) == 0
-    result = json.loads((root / equal / "compare.json").read_text())
-    assert abs(result["apart"]["growing"]) < 0.5
 
 
 def test_a_sweep(whole):
