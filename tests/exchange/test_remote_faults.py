@@ -117,7 +117,7 @@ def test_who_waits_in_a_run_that_has_ended_is_no_part_of_the_next_one(party):
         vanish(x)
     again = [party.region(r, 3) for r in range(2)]
     until(lambda: regions[2].living() == {2})
-    waiting = threading.Thread(target=at_once, args=(lambda x: x.join(20.0), again))
+    waiting = threading.Thread(target=at_once, args=(lambda x: x.join(3.0), again))
     waiting.start()
     until(lambda: regions[2].living() == {0, 1, 2})
     assert not regions[2].donors()

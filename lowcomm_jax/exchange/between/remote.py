@@ -258,6 +258,8 @@ class RemoteExchange:
     def newest_state(self) -> State | None:
         """(step, arrays, document) of the highest step that verifies. See `States.newest`."""
         self._office.beats.check()
+        if self._office.closing.is_set():
+            raise RuntimeError("this region has left the run")
         return self._states.newest()
 
     # -- inside -------------------------------------------------------------------------------
