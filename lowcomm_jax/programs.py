@@ -105,7 +105,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     stages = regions.mesh.shape[STAGE]
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked, stages)
     likes = [cut.like(p) for p in range(len(cut))]
-    codec = in_stages(recipe, shapes, likes) if stages > 1 else coded(method, likes, regions.count)
+    codec = in_stages(recipe, shapes, likes) if stages > 1 else coded(method, likes, regions)
     exchange = MeshExchange(regions, codec, recipe.stacked)
     spec_fn = recipe.spec_fn or default_specs(exchange)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
@@ -197,7 +197,7 @@ def in_stages(recipe: Recipe, shapes: dict[str, jax.ShapeDtypeStruct], likes) ->
         return None
     staged = Staged(method.codec, regions.mesh, specs)
     parts = [staged.part(like) for like in likes]
-    return dataclasses.replace(staged, codec=coded(method, parts, regions.count))
+    return dataclasses.replace(staged, codec=coded(method, parts, regions))
 
 
 def default_specs(exchange: MeshExchange) -> SpecFn:
@@ -207,14 +207,15 @@ def default_specs(exchange: MeshExchange) -> SpecFn:
     return longest if devices == 1 or exchange.codec is None else exchange.rows.first(longest)
 
 
-def coded(method: Method, likes: Sequence[PyTree], regions: int) -> Codec | None:
+def coded(method: Method, likes: Sequence[PyTree], regions: Regions) -> Codec | None:
     """The method's codec as the exchange uses it: in slices where a two-shot sends less.
 
-    `likes`: shapes of every fragment.
+    `likes`: shapes of every fragment, or of a stage's part of it.
     """
     if method.codec is None or not method.reduces_all:
         return method.codec
-    return route(method.codec, likes, regions).codec
+    devices = regions.mesh.shape["fsdp"] * regions.mesh.shape["tensor"]
+    return route(method.codec, likes, regions.count, devices).codec
 
 
 def settled(method: Method, exchange: MeshExchange, cut: Fragments, recipe: Recipe) -> Method:

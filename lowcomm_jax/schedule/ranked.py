@@ -12,8 +12,9 @@ settled at a boundary, from what has landed by then, before the round's first st
 Differs from the paper, whose listing was not at hand: the rank is rounded up to a bucket, so that
 nothing compiles more than once per bucket; the smallest bucket is the floor; a round is never
 shorter than `shortest`, nor than the payload that leaves at its start needs to travel (T_comm <=
-H T_step; that payload has the rank of the round before), nor longer than H_1. As r' is at most the rank that was sent, the rule only ever lowers the rank; with `probe` every
-so many rounds are sent one bucket higher, so that it can rise again.
+H T_step; that payload has the rank of the round before), nor longer than H_1. As r' is at most the
+rank that was sent, the rule only ever lowers the rank; with `probe` every so many rounds are sent
+one bucket higher, so that it can rise again.
 """
 
 from __future__ import annotations
