@@ -61,17 +61,17 @@ class E3M0(MatrixCodec):
         return {"codes": pack(code, 4), "scale": scale}, state
 
     def decode(self, payload, shape):
-        width = cutting.cut(shape, self.block).width
+        _, width, by_row = cutting.cut(shape, self.block)
         codes = unpack(payload["codes"], 4, width).astype(jnp.int32)
         code = codes & 7
         power = jax.lax.bitcast_convert_type((code + CODE_OF_EXPONENT) << 23, jnp.float32)
         magnitude = jnp.where(code == 0, 0.0, power)
         x = jnp.where(codes >= SIGN, -magnitude, magnitude) * payload["scale"][..., None]
-        return cutting.from_blocks(x, shape)
+        return cutting.from_blocks(x, shape, by_row)
 
     def rows_together(self, shape):
         return cutting.rows_together(shape, self.block)
 
     def nbytes(self, shape: Shape) -> int:
-        count, width = cutting.cut(shape, self.block)
+        count, width, _ = cutting.cut(shape, self.block)
         return shape[0] * count * (packed_width(width, 4) + 4)

@@ -51,20 +51,22 @@ def test_statistical_rows_have_their_own_grid():
     np.testing.assert_allclose(y[2], 0.7, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(5, 256), (7, 67), (1000,)])
+@pytest.mark.parametrize("shape", [(5, 256), (7, 67), (3, 257), (9, 36), (1000,)])
 def test_e3m0_takes_the_nearest_magnitude(shape):
     x = noise(shape, 3)
     y, payload = matrix_round_trip(E3M0(), x)
-    blocks = payload["scale"].shape[1]
-    flat = x.reshape(-1)
-    width = -(-flat.size // blocks)
+    rows, got = x.reshape(-1, shape[-1]), y.reshape(-1, shape[-1])
+    blocks = payload["scale"].shape[1] // len(rows)
+    assert payload["scale"].shape[1] == blocks * len(rows), "a row's blocks are its own"
+    width = -(-shape[-1] // blocks)
     levels = np.concatenate([[0.0], 2.0 ** np.arange(-2, 5)])
     levels = np.concatenate([-levels[::-1], levels])
-    for b in range(blocks):
-        part = flat[b * width : (b + 1) * width].astype(np.float64)
-        scale = np.abs(part).max() / 16
-        want = levels[np.abs(part[:, None] / scale - levels[None]).argmin(1)] * scale
-        np.testing.assert_allclose(y.reshape(-1)[b * width : (b + 1) * width], want, rtol=1e-5)
+    for row, found in zip(rows, got):
+        for b in range(blocks):
+            part = row[b * width : (b + 1) * width].astype(np.float64)
+            scale = np.abs(part).max() / 16
+            want = levels[np.abs(part[:, None] / scale - levels[None]).argmin(1)] * scale
+            np.testing.assert_allclose(found[b * width : (b + 1) * width], want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
