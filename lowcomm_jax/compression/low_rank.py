@@ -12,8 +12,9 @@ Differs from the papers: one-shot, as every region sends factors of its own matr
 warm $Q$ (the papers reduce $P$ first and then $Q'$, two phases with one shared basis, so that the
 mean keeps rank r; here the mean over R regions has rank up to r R and nothing waits in between).
 `shared_basis` has bases that all regions share.
-Inside a region whose devices hold rows of $M$, $P$ is gathered and $Q'$ summed: r (N + M) fp32
-values a matrix, besides what `factors` regroups. $M$ stays where it lies.
+Inside a region whose devices hold rows of $M$, $P$ is gathered and $Q'$ summed, of columns the
+other way round: r (N + M) fp32 values a matrix, besides what `factors` regroups. $M$ stays where it
+lies.
 Columns of the kept $Q$ are scaled to unit size, and a column that came out zero keeps its old
 value, so that a round of zeros does not lose the basis.
 """
@@ -28,7 +29,7 @@ import jax.numpy as jnp
 from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
-from lowcomm_jax.inside import pin_rows, pin_whole
+from lowcomm_jax.inside import pin_columns, pin_rows, pin_whole
 from lowcomm_jax.outer.checks import in_range, raise_all
 
 
@@ -131,7 +132,8 @@ class LowRank(MatrixCodec):
         return jnp.mean(jnp.minimum(ranks, self.rank).astype(jnp.float32))
 
     def rows_together(self, shape):
-        return 1 if self.factored(shape) else self.dense.rows_together(shape)
+        # Of products with M, the compiler sums over whatever axis is cut.
+        return 0 if self.factored(shape) else self.dense.rows_together(shape)
 
     def nbytes(self, shape: Shape) -> int:
         if not self.factored(shape):
@@ -144,14 +146,14 @@ def power_iteration(x_LxNxM: jax.Array, q_LxMxR: jax.Array) -> tuple[jax.Array, 
     exact = jax.lax.Precision.HIGHEST
     largest = jnp.max(cutting.largest_magnitude(x_LxNxM), axis=1)
     # Q is scaled by 1 / max |X|, so that X Q is of size 1 and its squares stay within fp32.
-    unit_q = q_LxMxR * cutting.reciprocal(largest)[:, None, None]
-    p = jnp.linalg.qr(jnp.einsum("lnm,lmr->lnr", x_LxNxM, unit_q, precision=exact))[0]
-    # Inside a region P is gathered and Q' summed over devices; without being told, the compiler
-    # would gather X.
-    p = pin_whole(p)
+    unit_q = pin_whole(q_LxMxR * cutting.reciprocal(largest)[:, None, None])
+    # Inside a region X Q and Q' are gathered or summed over devices; without being told, the
+    # compiler would gather X.
+    product = pin_rows(jnp.einsum("lnm,lmr->lnr", x_LxNxM, unit_q, precision=exact))
+    p = pin_whole(jnp.linalg.qr(pin_whole(product))[0])
     # As P^T X, which a CPU multiplies three times faster than X^T P.
-    q = pin_whole(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(p), precision=exact))
-    return p, jnp.swapaxes(q, 1, 2)
+    q = pin_columns(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(p), precision=exact))
+    return p, jnp.swapaxes(pin_whole(q), 1, 2)
 
 
 def unit_columns(q_LxMxR: jax.Array, old_LxMxR: jax.Array) -> jax.Array:

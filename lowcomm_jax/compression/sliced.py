@@ -84,8 +84,13 @@ class Sliced(Wrapper):
         return self.parts * self.codec.nbytes(self.slice_like(like))
 
     def rows_together(self, path, shape):
-        within = self._dealt(shape, self.codec.is_stacked(path)).groups > 1
-        return (1 if within else self.parts) * self.codec.rows_together(path, shape)
+        stacked, together = self.codec.is_stacked(path), self.codec.rows_together(path, shape)
+        dealt = self._dealt(shape, stacked)
+        # Rows that no devices can share are dealt out alike in every part of the columns.
+        whole = dealt.row and math.gcd(matrix_shape(shape, stacked)[1], self.devices) == 1
+        if dealt.groups > 1 or (whole and not together):
+            return together
+        return self.parts * max(together, 1)
 
     def slice_like(self, like: PyTree) -> PyTree:
         """Shapes of one slice of every leaf."""

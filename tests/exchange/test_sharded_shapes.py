@@ -22,12 +22,15 @@ def gathered(codec, shape, spec):
     where = regions.sharding("region", *spec)
     delta_R = {"w": jax.ShapeDtypeStruct((R, *shape), np.float32, sharding=where)}
     states = jax.tree.map(lambda s: np.stack([s] * R), codec.init(like))
+    bases = codec.bases(like)
 
-    def one_round(delta_R, states):
-        payload, states = exchange.encode(delta_R, states, specs)
-        return exchange.mean(payload, np.ones(R, np.float32), like, specs), payload, states
+    def one_round(delta_R, states, bases):
+        payload, states = exchange.encode(delta_R, states, specs, bases)
+        weight_R = np.ones(R, np.float32)
+        reduced = exchange.reduce(payload, weight_R, like, specs, bases=bases)
+        return reduced, payload, states
 
-    program = jax.jit(one_round).lower(delta_R, states)
+    program = jax.jit(one_round).lower(delta_R, states, bases)
     sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(program.out_info[1])]
     assert sum(sizes) == R * exchange.nbytes(like)
     found = sized(program.compile().as_text())
@@ -48,3 +51,19 @@ def test_rows_are_coded_where_they_lie(name, shape, spec):
     found = gathered(make(name, reduce="all_gather"), shape, spec)
     # Books and sums over the devices; less than a bit a value.
     assert max((c.nbytes for c in found), default=0) < np.prod(shape) / 16
+
+
+BY_COLUMNS = [((255, 256), P(None, "fsdp")), ((6, 64, 256), P(None, None, "fsdp"))]
+
+
+@pytest.mark.parametrize("shape,spec", [*BY_COLUMNS, ((130, 4), P(None, "fsdp"))])
+@pytest.mark.parametrize("name", ["bf16", "low_rank", "low_rank_int4", "low_rank_shared_int4"])
+@pytest.mark.parametrize("reduce", ["all_gather", "two_shot"])
+def test_columns_stay_where_they_lie(name, shape, spec, reduce):
+    """Casts and products with factors need no rows."""
+    if reduce == "two_shot" and name != "bf16":
+        pytest.skip("factors travel whole")
+    rank = {"rank": 4} if name.startswith("low_rank") else {}
+    found = gathered(make(name, reduce=reduce, **rank), shape, spec)
+    # A factor of r N or r M values in fp32, or of 2 r.
+    assert max((c.nbytes for c in found), default=0) <= 4 * 8 * 400 * bool(rank)
