@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax import offload
 from lowcomm_jax.accumulating import make_accumulating_program
 from lowcomm_jax.carrying import Carrier
-from lowcomm_jax.compression import Codec, Staged, route
+from lowcomm_jax.compression import Codec, Staged, integrates, route
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
 from lowcomm_jax.gossip_rounds import GossipRounds
@@ -98,13 +98,14 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     Raises:
       ValueError: the parameters cannot be cut as the method asks (`fragments.partition`), what the
         schedule draws from the network does not fit it, the mesh has stages that nothing lies in,
-        or the codec cannot work in stages.
+        the codec cannot work in stages, or the outer rule does not sum up its increments.
     """
     regions, method, shapes = recipe.regions, recipe.method, layout.train_shapes()
     schedule = method.schedule
     stages = regions.mesh.shape[STAGE]
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked, stages)
     likes = [cut.like(p) for p in range(len(cut))]
+    check_increments(method, likes[0])
     codec = in_stages(recipe, shapes, likes) if stages > 1 else coded(method, likes, regions)
     exchange = MeshExchange(regions, codec, recipe.stacked)
     spec_fn = recipe.spec_fn or default_specs(exchange)
@@ -198,6 +199,22 @@ def in_stages(recipe: Recipe, shapes: dict[str, jax.ShapeDtypeStruct], likes) ->
     staged = Staged(method.codec, regions.mesh, specs)
     parts = [staged.part(like) for like in likes]
     return dataclasses.replace(staged, codec=coded(method, parts, regions))
+
+
+def check_increments(method: Method, like: PyTree) -> None:
+    """Refuse increments (`Codec.increments`) that the outer rule would take for the mean itself.
+
+    Raises:
+      ValueError: with the fix.
+    """
+    if method.codec is None or not method.codec.increments:
+        return
+    outer = method.outer
+    if outer is None or not integrates(jax.eval_shape(outer.init, like)):
+        raise ValueError(
+            f"codec {method.codec.name}: its payloads are increments, and nothing sums them up; "
+            "use outer=optax.chain(lowcomm_jax.compression.integrate(), your outer rule)"
+        )
 
 
 def default_specs(exchange: MeshExchange) -> SpecFn:
