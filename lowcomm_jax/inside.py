@@ -64,12 +64,13 @@ def pin_rows(x_LxNxM: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x_LxNxM, P(layers or None, rows or None))
 
 
-def pin_columns(x_LxRxM: jax.Array) -> jax.Array:
-    """Let every device of the region hold its columns of x."""
+def pin_columns(x: jax.Array, axis: int = 2) -> jax.Array:
+    """Let every device of the region hold its columns of x `[L, ..., M, ...]`, M being `axis`."""
     if not axes_inside():
-        return x_LxRxM
+        return x
     layers, _, columns = _CUT.get() or Cut()
-    return jax.lax.with_sharding_constraint(x_LxRxM, P(layers or None, None, columns or None))
+    spec = P(layers or None, *(None,) * (axis - 1), columns or None)
+    return jax.lax.with_sharding_constraint(x, spec)
 
 
 def on_rows(fn: Callable, groups: int, cut: PyTree, whole: PyTree = ()) -> PyTree:

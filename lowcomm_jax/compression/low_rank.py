@@ -146,9 +146,9 @@ def power_iteration(x_LxNxM: jax.Array, q_LxMxR: jax.Array) -> tuple[jax.Array, 
     exact = jax.lax.Precision.HIGHEST
     largest = jnp.max(cutting.largest_magnitude(x_LxNxM), axis=1)
     # Q is scaled by 1 / max |X|, so that X Q is of size 1 and its squares stay within fp32.
-    unit_q = pin_whole(q_LxMxR * cutting.reciprocal(largest)[:, None, None])
     # Inside a region X Q and Q' are gathered or summed over devices; without being told, the
     # compiler would gather X.
+    unit_q = pin_columns(q_LxMxR * cutting.reciprocal(largest)[:, None, None], axis=1)
     product = pin_rows(jnp.einsum("lnm,lmr->lnr", x_LxNxM, unit_q, precision=exact))
     p = pin_whole(jnp.linalg.qr(pin_whole(product))[0])
     # As P^T X, which a CPU multiplies three times faster than X^T P.

@@ -94,6 +94,7 @@ class SharedBasis(LowRank):
             return self.dense.encode(x_LxNxM, state)
         u, v = self._used()
         # Transposed, as they travel. Inside a region P and Q are summed over devices, or gathered.
+        v = pin_columns(v, axis=1)
         p = pin_whole(jnp.einsum("lnm,lmr->lrn", x_LxNxM, v, precision=_EXACT))
         q = pin_columns(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(u), precision=_EXACT))
         q = pin_whole(q)

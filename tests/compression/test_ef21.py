@@ -64,6 +64,14 @@ def test_absent_regions_keep_their_share_of_the_mean(name, k):
         np.testing.assert_allclose(state.anchor["w"][0], want, atol=2e-5, err_msg=f"round {t}")
 
 
+def test_the_error_of_an_increment_means_nothing_and_is_not_reported():
+    method = lc.methods.diloco(1, optax.chain(integrate()), codec=ef21(make("topk", k=2)))
+    engine = engine_of(method)
+    _, metrics = engine.step(engine.init({"w": np.zeros(6, "f4")}), {"pull": PULLS[:, None]})
+    [send] = [event for event in metrics["events"] if event.kind == "send"]
+    assert "codec_error" not in send.values and "delta_norm" in send.values
+
+
 def test_increments_that_nobody_sums_up_are_refused():
     engine = engine_of(lc.methods.diloco(PERIOD, codec=ef21(make("topk"))))
     with pytest.raises(ValueError, match=r"nothing sums them up; use outer=optax\.chain"):
