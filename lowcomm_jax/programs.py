@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax import offload
 from lowcomm_jax.accumulating import make_accumulating_program
 from lowcomm_jax.carrying import Carrier
-from lowcomm_jax.compression import Codec, Staged, integrates, route
+from lowcomm_jax.compression import Codec, PerTensor, Staged, integrates, route
+from lowcomm_jax.compression.base import Wrapper
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
 from lowcomm_jax.gossip_rounds import GossipRounds
@@ -33,6 +35,7 @@ from lowcomm_jax.stages import STAGE, stage_axis
 from lowcomm_jax.state import Inner
 
 PyTree = Any
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +109,7 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked, stages)
     likes = [cut.like(p) for p in range(len(cut))]
     check_increments(method, likes[0])
+    warn_of_whole(method, likes)
     codec = in_stages(recipe, shapes, likes) if stages > 1 else coded(method, likes, regions)
     exchange = MeshExchange(regions, codec, recipe.stacked)
     spec_fn = recipe.spec_fn or default_specs(exchange)
@@ -214,6 +218,22 @@ def check_increments(method: Method, like: PyTree) -> None:
         raise ValueError(
             f"codec {method.codec.name}: its payloads are increments, and nothing sums them up; "
             "use outer=optax.chain(lowcomm_jax.compression.integrate(), your outer rule)"
+        )
+
+
+def warn_of_whole(method: Method, likes: Sequence[PyTree]) -> None:
+    """Say which matrices a sparse codec does not shrink: a silent loss of all compression."""
+    codec = method.codec
+    while isinstance(codec, Wrapper):
+        codec = codec.codec
+    known = isinstance(codec, PerTensor)
+    whole = [path for like in likes for path in codec.sent_whole(like)] if known else []
+    if whole:
+        log.warning(
+            "codec %s sends all of %s: no divisors up to 64 of their dimensions make chunks of more "
+            "than k values; pad a dimension to a multiple of 64, or give them a codec by rules",
+            codec.name,
+            ", ".join(dict.fromkeys(whole)),
         )
 
 

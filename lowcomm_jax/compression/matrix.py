@@ -61,6 +61,11 @@ class MatrixCodec(abc.ABC):
         del shape
         return 1
 
+    def sends_all(self, shape: Shape) -> bool:
+        """Whether a codec that is meant to choose would send every value of this shape."""
+        del shape
+        return False
+
     def aggregate(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> jax.Array:
         """Weighted mean over regions, fp32 `[L, N, M]`; see `Codec.aggregate`."""
         return weighted_mean(lambda payload: self.decode(payload, shape), payload_R, weight_R)

@@ -69,6 +69,16 @@ def test_e3m0_takes_the_nearest_magnitude(shape):
             np.testing.assert_allclose(found[b * width : (b + 1) * width], want, rtol=1e-5)
 
 
+def test_e3m0_relative_error():
+    x = np.linspace(1e-3, 16, 4001, dtype="f4")  # the largest magnitude is 16 s, so that s = 1
+    y, _ = matrix_round_trip(E3M0(block=x.size), x)
+    error = np.abs(y - x) / x
+    assert 0.33 < error[x >= 3 / 16].max() <= 1 / 3 + 1e-6
+    between = (x >= 1 / 8) & (x < 3 / 16)
+    assert (y[between] == 0.25).all() and 0.9 < error[between].max() <= 1
+    assert (y[x < 1 / 8] == 0).all()
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("affine", [False, True])
 def test_integer_error_is_half_a_step_of_its_block(bits, affine):
