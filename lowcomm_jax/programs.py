@@ -230,7 +230,7 @@ def warn_of_whole(method: Method, likes: Sequence[PyTree]) -> None:
     whole = [path for like in likes for path in codec.sent_whole(like)] if known else []
     if whole:
         log.warning(
-            "codec %s sends all of %s: no divisors up to 64 of their dimensions make chunks of more "
+            "codec %s sends all of %s: no divisors up to 64 of their sides make chunks of more "
             "than k values; pad a dimension to a multiple of 64, or give them a codec by rules",
             codec.name,
             ", ".join(dict.fromkeys(whole)),

@@ -109,10 +109,9 @@ def test_compress_keeps_dtypes_takes_extra_arguments_and_feeds_back():
     np.testing.assert_allclose(copy.update(x, copy.init(x))[0], x)
 
 
-@pytest.mark.parametrize("name", ["fp32", "int8"])
-def test_what_rounding_to_bfloat16_loses_is_sent_later(name):
+def test_what_rounding_to_bfloat16_loses_is_sent_later():
     """Sum of what was returned + residual == sum of updates, over many rounds."""
-    rule = compress(name, error_feedback=1.0)
+    rule = compress("int8", error_feedback=1.0)
     x = jnp.asarray(np.random.default_rng(0).standard_normal(40), jnp.bfloat16)
     state, update = rule.init(x), jax.jit(rule.update)
     returned, total = np.zeros(40), np.zeros(40)
