@@ -11,8 +11,8 @@ $$c_r = C(\Delta_r - h_r), \qquad h_r \leftarrow h_r + D(c_r), \qquad
 Payloads decode to *increments*: chain `integrate()` before the outer rule. The mean is over all
 regions, of equal weight: the copy of one that is absent stays as it is, and so does its share in
 the running mean, which is therefore exact whoever takes part. A region that is absent for long
-keeps pulling in its old direction, and the mean of another number of regions is another sum: such a
-run cannot go on with more or fewer of them.
+keeps pulling in its old direction, and the mean of another number of regions is another sum: a run
+that is to go on with more or fewer of them is refused.
 
 Source: arXiv 2106.05203, Algorithm 2.
 """
