@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.compression import Codec
 from lowcomm_jax.exchange import GroupExchange
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.methods.base import Method
@@ -26,6 +27,11 @@ def layout_problems(
         if method.topology is not None and not problems + unfit:
             unfit = GroupExchange(regions, method.topology).violations()
         problems += unfit + weight_problems(weights, count)
+        if isinstance(method.codec, Codec) and method.codec.increments and weights != "equal":
+            problems.append(
+                f"weights={weights!r}: codec {method.codec.name} keeps a running mean of equal "
+                "regions; use weights='equal', or error_feedback"
+            )
     if method.adapts:
         problems.append(
             f"{method.name} has a batch policy or trainers (inner_batching, trainers): use "

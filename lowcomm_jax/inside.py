@@ -22,10 +22,11 @@ PyTree = Any
 
 
 class Cut(NamedTuple):
-    """Mesh axes that cut the layers and the rows of a stack of matrices `[L, N, M]`."""
+    """Mesh axes that cut the layers, rows and columns of a stack of matrices `[L, N, M]`."""
 
     layers: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 _CUT: contextvars.ContextVar[Cut | None] = contextvars.ContextVar("cut", default=None)
@@ -59,8 +60,17 @@ def pin_rows(x_LxNxM: jax.Array) -> jax.Array:
     """Let every device of the region hold its rows of x."""
     if not axes_inside():
         return x_LxNxM
-    layers, rows = _CUT.get() or Cut()
+    layers, rows, _ = _CUT.get() or Cut()
     return jax.lax.with_sharding_constraint(x_LxNxM, P(layers or None, rows or None))
+
+
+def pin_columns(x: jax.Array, axis: int = 2) -> jax.Array:
+    """Let every device of the region hold its columns of x `[L, ..., M, ...]`, M being `axis`."""
+    if not axes_inside():
+        return x
+    layers, _, columns = _CUT.get() or Cut()
+    spec = P(layers or None, *(None,) * (axis - 1), columns or None)
+    return jax.lax.with_sharding_constraint(x, spec)
 
 
 def on_rows(fn: Callable, groups: int, cut: PyTree, whole: PyTree = ()) -> PyTree:
@@ -76,7 +86,7 @@ def on_rows(fn: Callable, groups: int, cut: PyTree, whole: PyTree = ()) -> PyTre
     axes = axes_inside()
     if not axes:
         return fn(cut, whole)
-    layers, rows = _CUT.get() or Cut()
+    layers, rows, _ = _CUT.get() or Cut()
     divides = groups % math.prod(axes[a] for a in rows if a in axes) == 0
     spec = P(layers or None, rows or None) if divides else P()
     run = jax.shard_map(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax import offload
 from lowcomm_jax.accumulating import make_accumulating_program
 from lowcomm_jax.carrying import Carrier
-from lowcomm_jax.compression import Codec, Staged, route
+from lowcomm_jax.coding import check_increments, coded, in_stages, warn_of_whole
 from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.fragments import Fragments, partition
 from lowcomm_jax.gossip_rounds import GossipRounds
@@ -29,7 +29,7 @@ from lowcomm_jax.regions import REGION, Regions
 from lowcomm_jax.rounds import Rounds
 from lowcomm_jax.schedule import Timing
 from lowcomm_jax.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
-from lowcomm_jax.stages import STAGE, stage_axis
+from lowcomm_jax.stages import STAGE
 from lowcomm_jax.state import Inner
 
 PyTree = Any
@@ -98,15 +98,16 @@ def build(recipe: Recipe, layout: Layout) -> Programs:
     Raises:
       ValueError: the parameters cannot be cut as the method asks (`fragments.partition`), what the
         schedule draws from the network does not fit it, the mesh has stages that nothing lies in,
-        or the codec cannot work in stages.
+        the codec cannot work in stages, or the outer rule does not sum up its increments.
     """
     regions, method, shapes = recipe.regions, recipe.method, layout.train_shapes()
     schedule = method.schedule
     stages = regions.mesh.shape[STAGE]
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, recipe.stacked, stages)
     likes = [cut.like(p) for p in range(len(cut))]
-    total = recipe.carrier.total
-    codec = in_stages(recipe, shapes, likes) if stages > 1 else coded(method, likes, total)
+    check_increments(method, likes[0])
+    warn_of_whole(method, likes)
+    codec = in_stages(recipe, shapes, likes) if stages > 1 else coded(recipe, likes)
     exchange = MeshExchange(regions, codec, recipe.stacked)
     spec_fn = recipe.spec_fn or default_specs(exchange)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
@@ -194,43 +195,11 @@ def offloaded(programs: Programs) -> Programs:
     )
 
 
-def in_stages(recipe: Recipe, shapes: dict[str, jax.ShapeDtypeStruct], likes) -> Codec | None:
-    """The method's codec, at work in every pipeline stage on its own.
-
-    Raises:
-      ValueError: no leaf is cut over the stages.
-    """
-    regions, method = recipe.regions, recipe.method
-    specs = {name: recipe.spec_fn(name, x) for name, x in shapes.items()} if recipe.spec_fn else {}
-    if all(stage_axis(spec) is None for spec in specs.values()):
-        raise ValueError(
-            f"the mesh has {regions.mesh.shape[STAGE]} stages, but specs cut no leaf over them: "
-            "train a models.Pipeline with its specs, or use stage=1"
-        )
-    if method.codec is None:
-        return None
-    staged = Staged(method.codec, regions.mesh, specs)
-    parts = [staged.part(like) for like in likes]
-    return dataclasses.replace(staged, codec=coded(method, parts, recipe.carrier.total))
-
-
 def default_specs(exchange: MeshExchange) -> SpecFn:
     """FSDP on the longest axis, or, where a codec then finds whole blocks, on the rows."""
     devices = exchange.regions.mesh.shape["fsdp"]
     longest = fsdp_specs(devices)
     return longest if devices == 1 or exchange.codec is None else exchange.rows.first(longest)
-
-
-def coded(method: Method, likes: Sequence[PyTree], regions: int) -> Codec | None:
-    """The method's codec as the exchange uses it: in slices where a two-shot sends less.
-
-    Args:
-      likes: shapes of every fragment.
-      regions: of the run, whichever of them are in this job.
-    """
-    if method.codec is None or not method.reduces_all:
-        return method.codec
-    return route(method.codec, likes, regions).codec
 
 
 def settled(method: Method, exchange: MeshExchange, cut: Fragments, recipe: Recipe) -> Method:

@@ -65,36 +65,48 @@ class Rounds:
 
         Returns:
           what `encode` returns, `snapshot` (None unless `keep`), and, with a codec, `codec_error`
-          `[R]`: ||decoded - Delta|| / ||Delta||, of what a residual adds, too.
+          `[R]`: ||decoded - Delta|| / ||Delta||, of what a residual adds, too; not with one whose
+          payloads are increments.
         """
         theta = fragmentation.take(params, rows)
         anchor = fragmentation.take(base, rows)
         delta = {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
-        sent = self.encode(delta, codec_state, takes_part_R, weight_R, bases, level)
-        exchange = self.exchange.at(level)
-        if exchange.codec is not None:
-            like, specs = without_lead(delta), self._specs(delta)
-            decoded = exchange.decode(sent["payload"], like, specs, bases)
-            missed = norm_per_row({k: decoded[k] - delta[k] for k in delta})
-            sent["codec_error"] = missed / jnp.maximum(sent["delta_norm"], _TINY)
+        codec = self.exchange.codec
+        measure = codec is not None and not codec.increments
+        sent = self.encode(delta, codec_state, takes_part_R, weight_R, bases, level, measure)
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if keep else None}
 
-    def encode(self, delta, codec_state, takes_part_R, weight_R, bases=(), level: int = 0):
+    def encode(
+        self,
+        delta,
+        codec_state,
+        takes_part_R,
+        weight_R,
+        bases=(),
+        level: int = 0,
+        measure: bool = False,
+    ):
         """Weigh and encode what every region hands over, fp32 leaves `[R, ...]`.
 
         Returns:
           dict with payload, codec_state, `accepted` `[R]`, `weight` `[R]` (0 where not accepted),
-          `delta_norm` `[R]`, `left_out` `[R]` (took part, but is not accepted).
+          `delta_norm` `[R]`, `left_out` `[R]` (took part, but is not accepted), and, to `measure`,
+          `codec_error` (`send`).
         """
         norm_R = norm_per_row(delta)
         accepted = self.guard.accepts(norm_R, takes_part_R)
-        payload, new_state = delta, codec_state
+        payload, new_state, measured = delta, codec_state, {}
         exchange = self.exchange.at(level)
         if exchange.codec is not None:
-            payload, new_state = exchange.encode(delta, codec_state, self._specs(delta), bases)
+            given = (delta, codec_state, self._specs(delta), bases)
+            if measure:
+                payload, new_state, missed_R = exchange.encode_and_measure(*given)
+                measured["codec_error"] = missed_R / jnp.maximum(norm_R, _TINY)
+            else:
+                payload, new_state = exchange.encode(*given)
             new_state = select(accepted, new_state, codec_state)
-        return {
+        return measured | {
             "payload": payload,
             "codec_state": new_state,
             "accepted": accepted,

@@ -70,6 +70,11 @@ def load(
     problems = trainers.origin_problems(document, engine)
     problems += _origin_problems(document, engine, config, ignore)
     problems += _region_problems(flights, regions, change_regions)
+    codec = plain.method.codec
+    if codec is not None and codec.increments and regions[0] != regions[1]:
+        problems.append(
+            f"regions: {codec.name} keeps a running mean of {regions[0]} of them: keep as many"
+        )
     saved = leaves.saved_shapes(document["arrays"])
     expected = trainers.all_leaves({part: target.state for part, target in targets.items()})
     problems += compare.differing_leaves(saved, expected, regions)

@@ -9,7 +9,7 @@ from lowcomm_jax.compression.decoupled_momentum import (
     decoupled_momentum,
 )
 from lowcomm_jax.compression.e3m0 import E3M0
-from lowcomm_jax.compression.ef21 import EF21, EF21State, ef21, integrate
+from lowcomm_jax.compression.ef21 import EF21, EF21State, ef21, integrate, integrates
 from lowcomm_jax.compression.error_feedback import (
     ErrorFeedback,
     ErrorFeedbackState,
@@ -62,6 +62,7 @@ __all__ = [
     "ef21",
     "error_feedback",
     "integrate",
+    "integrates",
     "make",
     "make_matrix",
     "measured_rank",

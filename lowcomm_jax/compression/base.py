@@ -25,10 +25,13 @@ class Codec(abc.ABC):
       personal: whether regions make something of their own of the mean (`receive`), so that each
         needs an anchor of its own.
       shares_basis: whether it encodes on bases that all regions share (`bases`).
+      increments: whether payloads decode to changes of what receivers already hold (`ef21`), which
+        the outer rule must sum up.
     """
 
     personal: bool = False
     shares_basis: bool = False
+    increments: bool = False
 
     @property
     @abc.abstractmethod
@@ -66,7 +69,9 @@ class Codec(abc.ABC):
         return weighted_mean(lambda payload: self.decode(payload, like), payload_R, weight_R)
 
     def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
-        """How many rows of a leaf are coded together: what a device should hold a multiple of."""
+        """How many rows of a leaf are coded together: what a device should hold a multiple of; 0 =
+        none, and its columns may be cut as well.
+        """
         del path, shape
         return 1
 
@@ -144,6 +149,10 @@ class Wrapper(Codec):
     @property
     def shares_basis(self) -> bool:
         return self.codec.shares_basis
+
+    @property
+    def increments(self) -> bool:
+        return self.codec.increments
 
     def decode(self, payload, like):
         return self.codec.decode(payload, like)

@@ -32,42 +32,59 @@ def largest_divisor(n: int, limit: int) -> int:
     return next(d for d in range(min(n, limit), 0, -1) if n % d == 0)
 
 
+SHORT_ROW = 16  # values; rows of fewer share blocks
+
+
 class Blocks(NamedTuple):
-    """`count` blocks of `width` values per matrix; the last ones may be padding."""
+    """`count` blocks of `width` values per matrix.
+
+    With `by_row` every row has blocks of its own, the last of them padded; else they are pieces of
+    the flat matrix, of which the last ones may be padding.
+    """
 
     count: int
     width: int
+    by_row: bool = False
 
 
 def cut(shape: Shape, block: int | None) -> Blocks:
     """Choose the blocks of a matrix: about `block` values each, a row each when None.
 
-    Blocks lie inside rows when a divisor of M between block / 4 and block exists, so that shards
-    cut along rows hold whole blocks; otherwise equal pieces of the flat matrix (fewer padding
-    values than blocks).
+    Blocks lie inside rows of 16 values or more, so that shards cut along rows hold whole blocks:
+    as wide as the largest divisor of M where one lies between block / 4 and block, else as few
+    equal ones as fit (fewer padding values than blocks). Shorter rows are cut as one flat matrix.
 
-    >>> cut((1, 8, 768), 256), cut((1, 3, 67), 64), cut((1, 3, 67), None)
-    (Blocks(count=24, width=256), Blocks(count=4, width=51), Blocks(count=3, width=67))
+    >>> cut((1, 8, 768), 256)[:2], cut((1, 3, 67), 64)[:2], cut((1, 9, 32), 256)[:2]
+    ((24, 256), (6, 34), (9, 32))
+    >>> cut((1, 100, 3), 64), cut((1, 3, 67), None)
+    (Blocks(count=5, width=60, by_row=False), Blocks(count=3, width=67, by_row=True))
     """
     _, rows, columns = shape
     if block is None:
-        return Blocks(rows, columns)
+        return Blocks(rows, columns, by_row=True)
     width = largest_divisor(columns, block)
     if 4 * width >= block:
-        return Blocks(rows * columns // width, width)
-    size = rows * columns
-    count = -(-size // block)
-    return Blocks(count, -(-size // count))
+        return Blocks(rows * columns // width, width, by_row=True)
+    by_row = columns >= SHORT_ROW
+    size = columns if by_row else rows * columns
+    each = -(-size // block)
+    return Blocks(each * (rows if by_row else 1), -(-size // each), by_row)
+
+
+def whole_rows(shape: Shape) -> Blocks:
+    """One block a row, or of the whole matrix where rows are short."""
+    _, rows, columns = shape
+    by_row = columns >= SHORT_ROW
+    return Blocks(rows, columns, True) if by_row else Blocks(1, rows * columns)
 
 
 def rows_together(shape: Shape, block: int | None) -> int:
     """Rows that share blocks: one where blocks lie inside rows, else all of them.
 
-    >>> rows_together((1, 8, 768), 256), rows_together((1, 3, 67), 64)
-    (1, 3)
+    >>> rows_together((1, 8, 768), 256), rows_together((1, 8, 3), 64)
+    (1, 8)
     """
-    _, rows, columns = shape
-    return 1 if columns % cut(shape, block).width == 0 else rows
+    return 1 if cut(shape, block).by_row else shape[1]
 
 
 def to_blocks(x_LxNxM: jax.Array, blocks: Blocks) -> jax.Array:
@@ -75,17 +92,22 @@ def to_blocks(x_LxNxM: jax.Array, blocks: Blocks) -> jax.Array:
 
     Repeating keeps the range of an affine block; a zero could widen it.
     """
-    flat = x_LxNxM.reshape(x_LxNxM.shape[0], -1)
-    missing = blocks.count * blocks.width - flat.shape[1]
+    count, width, by_row = blocks
+    layers, rows, _ = x_LxNxM.shape
+    pieces = rows if by_row else 1
+    x = x_LxNxM.reshape(layers, pieces, -1)
+    missing = count // pieces * width - x.shape[2]
     if missing:
-        flat = jnp.pad(flat, ((0, 0), (0, missing)), mode="edge")
-    return flat.reshape(-1, *blocks)
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, missing)), mode="edge")
+    return x.reshape(layers, count, width)
 
 
-def from_blocks(x_LxBxW: jax.Array, shape: Shape) -> jax.Array:
+def from_blocks(x_LxBxW: jax.Array, shape: Shape, by_row: bool) -> jax.Array:
     """Inverse of `to_blocks`."""
     layers, rows, columns = shape
-    return x_LxBxW.reshape(layers, -1)[:, : rows * columns].reshape(shape)
+    pieces = rows if by_row else 1
+    x = x_LxBxW.reshape(layers, pieces, -1)
+    return x[:, :, : rows * columns // pieces].reshape(shape)
 
 
 class Chunks(NamedTuple):

@@ -55,6 +55,9 @@ class Cast(MatrixCodec):
         dtype = jnp.float16 if self.format == "fp16" else jnp.bfloat16
         return jax.lax.bitcast_convert_type(payload, dtype).astype(jnp.float32)
 
+    def rows_together(self, shape):
+        return 0
+
     def nbytes(self, shape: Shape) -> int:
         return WIDTHS[self.format] * math.prod(shape)
 

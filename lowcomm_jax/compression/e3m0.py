@@ -1,8 +1,8 @@
 r"""E3M0: a 4-bit float of one sign and three exponent bits, one scale per block.
 
 Magnitudes are 0 and $s \cdot 2^e$, $e = -2 \dots 4$, with $s = \max|x| / 16$ over the block, and
-every value goes to the nearest one (halfway: away from zero). Relative error of a value that is
-not rounded to zero: at most 1/3.
+every value goes to the nearest one (halfway: away from zero). Relative error: at most 1/3 from
+$3s/16$ on; up to 1 in $[s/8, 3s/16)$, which goes to $s/4$, too; below, all is lost.
 
 Source: Streaming DiLoCo, arXiv 2501.18512, which casts outer gradients to E3M0 before they are
 sent and accumulates in fp32.
@@ -61,17 +61,17 @@ class E3M0(MatrixCodec):
         return {"codes": pack(code, 4), "scale": scale}, state
 
     def decode(self, payload, shape):
-        width = cutting.cut(shape, self.block).width
+        _, width, by_row = cutting.cut(shape, self.block)
         codes = unpack(payload["codes"], 4, width).astype(jnp.int32)
         code = codes & 7
         power = jax.lax.bitcast_convert_type((code + CODE_OF_EXPONENT) << 23, jnp.float32)
         magnitude = jnp.where(code == 0, 0.0, power)
         x = jnp.where(codes >= SIGN, -magnitude, magnitude) * payload["scale"][..., None]
-        return cutting.from_blocks(x, shape)
+        return cutting.from_blocks(x, shape, by_row)
 
     def rows_together(self, shape):
         return cutting.rows_together(shape, self.block)
 
     def nbytes(self, shape: Shape) -> int:
-        count, width = cutting.cut(shape, self.block)
+        count, width, _ = cutting.cut(shape, self.block)
         return shape[0] * count * (packed_width(width, 4) + 4)

@@ -8,9 +8,11 @@ $$c_r = C(\Delta_r - h_r), \qquad h_r \leftarrow h_r + D(c_r), \qquad
 | $h_r$ | the receivers' copy of region r's pseudo-gradient, fp32; state of the codec |
 | $\bar h$ | mean of the copies; state of `integrate`, the direction the outer rule descends along |
 
-Payloads decode to *increments*: chain `integrate()` before the outer rule. The running mean is
-exact as long as the same regions take part in every round (an increment that only part of the
-regions sent is averaged over that part, and the two sides drift apart).
+Payloads decode to *increments*: chain `integrate()` before the outer rule. The mean is over all
+regions, of equal weight: the copy of one that is absent stays as it is, and so does its share in
+the running mean, which is therefore exact whoever takes part. A region that is absent for long
+keeps pulling in its old direction, and the mean of another number of regions is another sum: a run
+that is to go on with more or fewer of them is refused.
 
 Source: arXiv 2106.05203, Algorithm 2.
 """
@@ -40,6 +42,8 @@ class EF21State(NamedTuple):
 class EF21(Wrapper):
     """See `ef21`."""
 
+    increments = True
+
     @property
     def name(self) -> str:
         return f"{self.codec.name}_ef21"
@@ -55,10 +59,22 @@ class EF21(Wrapper):
         received = jax.lax.optimization_barrier(self.codec.decode(payload, change))
         return payload, EF21State(jax.tree.map(jnp.add, state.copy, received), inner)
 
+    def aggregate(self, payload_R, weight_R, like):
+        """The increment of the mean over all regions; weights are 1, or 0 of those left out."""
+        mean = self.codec.aggregate(payload_R, weight_R, like)
+        share = jnp.sum(weight_R) / weight_R.shape[0]
+        return jax.tree.map(lambda x: x * share, mean)
+
 
 def ef21(codec: Codec) -> EF21:
     """Let a codec send differences; chain `integrate()` before the outer rule (see the module)."""
     return EF21(codec)
+
+
+class IntegrateState(NamedTuple):
+    """The running sum, fp32."""
+
+    total: PyTree
 
 
 def integrate() -> optax.GradientTransformationExtraArgs:
@@ -72,11 +88,17 @@ def integrate() -> optax.GradientTransformationExtraArgs:
     """
 
     def init(params):
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+        return IntegrateState(jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params))
 
     def update(updates, state, params=None, **extra):
         del params, extra
-        total = jax.tree.map(lambda h, c: h + c.astype(jnp.float32), state, updates)
-        return total, total
+        total = jax.tree.map(lambda h, c: h + c.astype(jnp.float32), state.total, updates)
+        return total, IntegrateState(total)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def integrates(outer_state: PyTree) -> bool:
+    """Whether the state of an outer rule is that of one with `integrate()` in it."""
+    nodes = jax.tree.leaves(outer_state, is_leaf=lambda x: isinstance(x, IntegrateState))
+    return any(isinstance(node, IntegrateState) for node in nodes)

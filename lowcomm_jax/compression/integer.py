@@ -72,18 +72,18 @@ class Integer(MatrixCodec):
         return {"codes": pack(codes.astype(jnp.uint8), self.bits), **side}, state
 
     def decode(self, payload, shape):
-        width = cutting.cut(shape, self.block).width
+        _, width, by_row = cutting.cut(shape, self.block)
         codes = unpack(payload["codes"], self.bits, width).astype(jnp.float32)
         scale = payload["scale"][..., None]
         if self.affine:
             x = codes * scale + payload["low"][..., None]
         else:
             x = (codes - 2.0 ** (self.bits - 1)) * scale
-        return cutting.from_blocks(x, shape)
+        return cutting.from_blocks(x, shape, by_row)
 
     def rows_together(self, shape):
         return cutting.rows_together(shape, self.block)
 
     def nbytes(self, shape: Shape) -> int:
-        count, width = cutting.cut(shape, self.block)
+        count, width, _ = cutting.cut(shape, self.block)
         return shape[0] * count * (packed_width(width, self.bits) + (8 if self.affine else 4))

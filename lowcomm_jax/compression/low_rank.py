@@ -12,8 +12,9 @@ Differs from the papers: one-shot, as every region sends factors of its own matr
 warm $Q$ (the papers reduce $P$ first and then $Q'$, two phases with one shared basis, so that the
 mean keeps rank r; here the mean over R regions has rank up to r R and nothing waits in between).
 `shared_basis` has bases that all regions share.
-Inside a region whose devices hold rows of $M$, $P$ is gathered and $Q'$ summed: r (N + M) fp32
-values a matrix, besides what `factors` regroups. $M$ stays where it lies.
+Inside a region whose devices hold rows of $M$, $P$ is gathered and $Q'$ summed, of columns the
+other way round: r (N + M) fp32 values a matrix, besides what `factors` regroups. $M$ stays where it
+lies.
 Columns of the kept $Q$ are scaled to unit size, and a column that came out zero keeps its old
 value, so that a round of zeros does not lose the basis.
 """
@@ -29,7 +30,7 @@ from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.factorise import orthonormal, singular_values, triangular
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
-from lowcomm_jax.inside import pin_rows, pin_whole
+from lowcomm_jax.inside import pin_columns, pin_rows, pin_whole
 from lowcomm_jax.outer.checks import in_range, raise_all
 
 
@@ -132,7 +133,8 @@ class LowRank(MatrixCodec):
         return jnp.mean(jnp.minimum(ranks, self.rank).astype(jnp.float32))
 
     def rows_together(self, shape):
-        return 1 if self.factored(shape) else self.dense.rows_together(shape)
+        # Of products with M, the compiler sums over whatever axis is cut.
+        return 0 if self.factored(shape) else self.dense.rows_together(shape)
 
     def nbytes(self, shape: Shape) -> int:
         if not self.factored(shape):
@@ -145,14 +147,14 @@ def power_iteration(x_LxNxM: jax.Array, q_LxMxR: jax.Array) -> tuple[jax.Array, 
     exact = jax.lax.Precision.HIGHEST
     largest = jnp.max(cutting.largest_magnitude(x_LxNxM), axis=1)
     # Q is scaled by 1 / max |X|, so that X Q is of size 1 and its squares stay within fp32.
-    unit_q = q_LxMxR * cutting.reciprocal(largest)[:, None, None]
-    # Inside a region X Q is gathered and Q' summed over devices; without being told, the compiler
-    # would gather X.
-    p = pin_whole(jnp.einsum("lnm,lmr->lnr", x_LxNxM, unit_q, precision=exact))
-    p = pin_whole(jax.vmap(orthonormal)(p))
+    # Inside a region X Q and Q' are gathered or summed over devices; without being told, the
+    # compiler would gather X.
+    unit_q = pin_columns(q_LxMxR * cutting.reciprocal(largest)[:, None, None], axis=1)
+    product = pin_rows(jnp.einsum("lnm,lmr->lnr", x_LxNxM, unit_q, precision=exact))
+    p = pin_whole(jax.vmap(orthonormal)(pin_whole(product)))
     # As P^T X, which a CPU multiplies three times faster than X^T P.
-    q = pin_whole(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(p), precision=exact))
-    return p, jnp.swapaxes(q, 1, 2)
+    q = pin_columns(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(p), precision=exact))
+    return p, jnp.swapaxes(pin_whole(q), 1, 2)
 
 
 def unit_columns(q_LxMxR: jax.Array, old_LxMxR: jax.Array) -> jax.Array:

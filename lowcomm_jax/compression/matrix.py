@@ -55,9 +55,16 @@ class MatrixCodec(abc.ABC):
 
     def rows_together(self, shape: Shape) -> int:
         """How many of the N rows are coded together: a device of a region that holds a multiple of
-        them codes what it holds, and statistics of the whole are summed over the devices."""
+        them codes what it holds, and statistics of the whole are summed over the devices. 0 = none,
+        and columns may be cut as well.
+        """
         del shape
         return 1
+
+    def sends_all(self, shape: Shape) -> bool:
+        """Whether a codec that is meant to choose would send every value of this shape."""
+        del shape
+        return False
 
     def aggregate(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> jax.Array:
         """Weighted mean over regions, fp32 `[L, N, M]`; see `Codec.aggregate`."""
@@ -92,8 +99,18 @@ def matrix_shape(shape: tuple[int, ...], stacked: bool) -> Shape:
     >>> matrix_shape((12, 5, 7), True), matrix_shape((12,), True)
     ((12, 5, 7), (12, 1, 1))
     """
-    layers, rest = (shape[0], shape[1:]) if stacked else (1, shape)
-    if len(rest) < 2:
-        return layers, 1, math.prod(rest)
-    cuts = [(math.prod(rest[:i]), math.prod(rest[i:])) for i in range(1, len(rest))]
-    return layers, *min(cuts, key=sum)
+    at, lead = first_column(shape, stacked), int(stacked)
+    return math.prod(shape[:lead]), math.prod(shape[lead:at]), math.prod(shape[at:])
+
+
+def first_column(shape: tuple[int, ...], stacked: bool) -> int:
+    """Axis of a leaf with which the columns of its matrices begin.
+
+    >>> first_column((4, 6, 9), False), first_column((12, 5, 7), True), first_column((7,), False)
+    (2, 2, 0)
+    """
+    lead = int(stacked)
+    if len(shape) - lead < 2:
+        return lead
+    cuts = range(lead + 1, len(shape))
+    return min(cuts, key=lambda i: math.prod(shape[lead:i]) + math.prod(shape[i:]))

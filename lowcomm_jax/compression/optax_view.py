@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from lowcomm_jax.compression.base import Codec
-from lowcomm_jax.compression.ef21 import ef21
+from lowcomm_jax.compression.ef21 import EF21State, ef21
+from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
 from lowcomm_jax.compression.error_feedback import error_feedback as with_error_feedback
 from lowcomm_jax.compression.registry import make
 from lowcomm_jax.outer.checks import one_of, raise_all
@@ -38,11 +40,12 @@ def compress(
         then the receivers' copy); None for none.
 
     Returns:
-      A transform of any tree of floats; fp32 arithmetic, updates keep their dtype.
+      A transform of any tree of floats; fp32 arithmetic, updates keep their dtype. What rounding to
+      that dtype loses enters the residual, too.
 
     Raises:
-      ValueError: unknown codec name, a codec that shares bases between regions, decay out of
-        range, unknown kind of feedback.
+      ValueError: unknown codec name, a codec that shares bases between regions or needs the mean
+        of all of them, decay out of range, unknown kind of feedback.
 
     >>> import jax.numpy as jnp
     >>> rule = optax.chain(compress("sign"), optax.sgd(1.0))
@@ -53,6 +56,11 @@ def compress(
     wire = make(codec) if isinstance(codec, str) else codec
     if wire.shares_basis:
         raise ValueError(f"compress: {wire.name} needs other regions; use low_rank")
+    if wire.personal:
+        raise ValueError(
+            f"compress: {wire.name} makes something of its own of the regions' mean, which an "
+            "Optax transform never sees; use error_feedback"
+        )
     if isinstance(error_feedback, str):
         raise_all("compress", [one_of("error_feedback", error_feedback, ("ef21",))])
         wire = ef21(wire)
@@ -65,9 +73,14 @@ def compress(
     def update(updates, state, params=None, **extra):
         del params, extra
         payload, new = wire.encode(updates, state.codec)
-        received = new.copy if error_feedback == "ef21" else wire.decode(payload, updates)
-        received = jax.tree.map(lambda r, u: r.astype(u.dtype), received, updates)
-        return received, CompressState(new)
+        received = new.copy if isinstance(new, EF21State) else wire.decode(payload, updates)
+        returned = jax.tree.map(lambda r, u: r.astype(u.dtype), received, updates)
+        if isinstance(new, ErrorFeedbackState):
+            rest = jax.tree.map(
+                lambda e, r, u: e + (r - u.astype(jnp.float32)), new.residual, received, returned
+            )
+            new = new._replace(residual=rest)
+        return returned, CompressState(new)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -72,7 +72,7 @@ class RandomK(MatrixCodec):
         groups = self._groups(shape)
         flat = x_LxNxM.reshape(shape[0], -1)
         padding = groups.count * groups.width - flat.shape[1]
-        x = jnp.pad(flat, ((0, 0), (0, padding))).reshape(-1, *groups)
+        x = jnp.pad(flat, ((0, 0), (0, padding))).reshape(-1, groups.count, groups.width)
         kept = jnp.sum(jnp.where(self._mask(key, shape), x, 0.0), axis=-1)
         values, inner = self.values.encode(kept[:, None], state["values"])
         after = {"key": key + jnp.array([0, 1], jnp.uint32), "values": inner}
@@ -83,7 +83,7 @@ class RandomK(MatrixCodec):
         if self.unbiased:
             values = values * float(self.one_in)
         x = jnp.where(self._mask(payload["key"], shape), values, 0.0)
-        return cutting.from_blocks(x, shape)
+        return cutting.from_blocks(x, shape, by_row=False)
 
     def nbytes(self, shape: Shape) -> int:
         return 8 + self.values.nbytes(self._kept(shape))

@@ -21,6 +21,7 @@ from lowcomm_jax.inside import Cut, rows_cut
 from lowcomm_jax.outer.checks import one_of, raise_all
 
 PyTree = Any
+_SMALL_MATRIX = 64 * 64
 Rules = tuple[tuple[str, MatrixCodec], ...]
 
 NORMS_AND_BIASES = r"(?i)(^|[/_.])(bias|scale|norm\w*|\w*norm|ln\w*)($|[/_.])"
@@ -95,6 +96,19 @@ class PerTensor(Codec):
         """path -> codec, for a look at what the rules do."""
         paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(like)]
         return {path: self.codec_of(path) for path in paths}
+
+    def sent_whole(self, like: PyTree) -> list[str]:
+        """Paths of the matrices larger than 64 x 64 of which a codec sends all, though it should
+        choose (`MatrixCodec.sends_all`).
+        """
+
+        def one(leaf, path):
+            _, n, m = leaf.matrices
+            large = min(n, m) > 1 and n * m > _SMALL_MATRIX
+            return path if large and leaf.codec.sends_all(leaf.matrices) else None
+
+        names = jax.tree_util.tree_map_with_path(lambda path, _: path_name(path), like)
+        return [path for path in self._map(one, like, names) if path is not None]
 
     def is_stacked(self, name: str) -> bool:
         """Whether the leaf of this path carries a leading layer axis."""

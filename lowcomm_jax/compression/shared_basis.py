@@ -38,7 +38,7 @@ from lowcomm_jax.compression.base import weighted_mean
 from lowcomm_jax.compression.factorise import orthonormal
 from lowcomm_jax.compression.low_rank import LowRank, measured_rank, unit_columns
 from lowcomm_jax.compression.matrix import Shape
-from lowcomm_jax.inside import pin_rows, pin_whole
+from lowcomm_jax.inside import pin_columns, pin_rows, pin_whole
 
 PyTree = Any
 _EXACT = jax.lax.Precision.HIGHEST
@@ -94,9 +94,11 @@ class SharedBasis(LowRank):
         if not self.factored(x_LxNxM.shape):
             return self.dense.encode(x_LxNxM, state)
         u, v = self._used()
-        # Transposed, as they travel. Inside a region P is gathered and Q summed over devices.
+        # Transposed, as they travel. Inside a region P and Q are summed over devices, or gathered.
+        v = pin_columns(v, axis=1)
         p = pin_whole(jnp.einsum("lnm,lmr->lrn", x_LxNxM, v, precision=_EXACT))
-        q = pin_whole(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(u), precision=_EXACT))
+        q = pin_columns(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(u), precision=_EXACT))
+        q = pin_whole(q)
         coding_p, coding_q = state["coding"] if state != () else ((), ())
         sent_p, coding_p = self.factors.encode(p, coding_p)
         sent_q, coding_q = self.factors.encode(q, coding_q)

@@ -10,13 +10,15 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
 
 
 @dataclasses.dataclass(frozen=True)
 class Sign(MatrixCodec):
-    """Keep the sign of every value; an eighth of a byte each and one fp32 scale per matrix."""
+    """Keep the sign of every value; an eighth of a byte each (rows apart, so that each ends with a
+    whole byte) and one fp32 scale per matrix."""
 
     @property
     def name(self) -> str:
@@ -24,12 +26,14 @@ class Sign(MatrixCodec):
 
     def encode(self, x_LxNxM, state):
         scale = jnp.mean(jnp.abs(x_LxNxM), axis=(1, 2))
-        flat = x_LxNxM.reshape(x_LxNxM.shape[0], -1)
-        return {"codes": pack((flat >= 0).astype(jnp.uint8), 1), "scale": scale}, state
+        x = cutting.to_blocks(x_LxNxM, cutting.whole_rows(x_LxNxM.shape))
+        return {"codes": pack((x >= 0).astype(jnp.uint8), 1), "scale": scale}, state
 
     def decode(self, payload, shape):
-        positive = unpack(payload["codes"], 1, shape[1] * shape[2]).reshape(shape)
+        _, width, by_row = cutting.whole_rows(shape)
+        positive = cutting.from_blocks(unpack(payload["codes"], 1, width), shape, by_row)
         return (2.0 * positive.astype(jnp.float32) - 1.0) * payload["scale"][:, None, None]
 
     def nbytes(self, shape: Shape) -> int:
-        return shape[0] * (packed_width(shape[1] * shape[2], 1) + 4)
+        count, width, _ = cutting.whole_rows(shape)
+        return shape[0] * (count * packed_width(width, 1) + 4)

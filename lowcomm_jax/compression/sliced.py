@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.base import Codec, Wrapper
+from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.compression.rules import PerTensor
 from lowcomm_jax.fragments import path_name
 
@@ -17,21 +18,43 @@ PyTree = Any
 Shape = tuple[int, ...]
 
 
+class Dealt(NamedTuple):
+    """How one leaf, `[*lead, groups, held, *row]`, is dealt out: a slice has `each` of held.
+
+    Attributes:
+      lead: the layer axis, if stacked.
+      groups: neighbouring rows of one device or, with 1, all of them.
+      held: rows of a group; or values, where they are dealt out one by one.
+      each: of them in a slice, padding included.
+      row: shape of a row, () of a value.
+    """
+
+    lead: Shape
+    groups: int
+    held: int
+    each: int
+    row: Shape
+
+
 @dataclasses.dataclass(frozen=True)
 class Sliced(Wrapper):
     """Encode `parts` slices of every leaf; payload leaves carry a leading axis of that length.
 
     Matrices are dealt out row by row, short ones and vectors value by value; stacked leaves within
-    each layer. So a device that holds some of the rows holds its part of every slice. The last ones
-    are padded by repeating the edge, and scales and codebooks are those of a slice.
+    each layer. Rows are dealt out, and padded by repeating the last one, within each device's share
+    of them, so that a device that holds some of the rows holds its part of every slice; where that
+    would pad by more than a quarter, and values, all together. Scales and codebooks are those of a
+    slice.
 
     Attributes:
       codec: a `PerTensor` without state.
       parts: how many.
+      devices: that rows may be cut over.
     """
 
     codec: PerTensor
     parts: int
+    devices: int = 1
 
     @property
     def name(self) -> str:
@@ -61,14 +84,20 @@ class Sliced(Wrapper):
         return self.parts * self.codec.nbytes(self.slice_like(like))
 
     def rows_together(self, path, shape):
-        return self.parts * self.codec.rows_together(path, shape)
+        stacked, together = self.codec.is_stacked(path), self.codec.rows_together(path, shape)
+        dealt = self._dealt(shape, stacked)
+        # Rows that no devices can share are dealt out alike in every part of the columns.
+        whole = dealt.row and math.gcd(matrix_shape(shape, stacked)[1], self.devices) == 1
+        if dealt.groups > 1 or (whole and not together):
+            return together
+        return self.parts * max(together, 1)
 
     def slice_like(self, like: PyTree) -> PyTree:
         """Shapes of one slice of every leaf."""
 
         def one(leaf, stacked):
-            lead, rest = _split(leaf.shape, stacked, self.parts)
-            shape = (*lead, -(-rest[0] // self.parts), *rest[1:])
+            dealt = self._dealt(leaf.shape, stacked)
+            shape = (*dealt.lead, dealt.groups * dealt.each, *dealt.row)
             return jax.ShapeDtypeStruct(shape, jnp.float32)
 
         return self._map(one, like)
@@ -81,29 +110,35 @@ class Sliced(Wrapper):
 
         return jax.tree_util.tree_map_with_path(one, tree, *rest)
 
+    def _dealt(self, shape: Shape, stacked: bool) -> Dealt:
+        """How a leaf of this shape is dealt out."""
+        lead, rest = (shape[:1], shape[1:]) if stacked else ((), shape)
+        _, rows, columns = matrix_shape(shape, stacked)
+        if len(rest) < 2 or rows < self.parts:
+            count = math.prod(rest)
+            return Dealt(lead, 1, count, -(-count // self.parts), ())
+        groups = math.gcd(rows, self.devices)
+        held = rows // groups
+        each = -(-held // self.parts)
+        if 4 * each * self.parts > 5 * held:
+            groups, held, each = 1, rows, -(-rows // self.parts)
+        return Dealt(lead, groups, held, each, (columns,))
+
     def _cut(self, x: jax.Array, stacked: bool) -> jax.Array:
         """`[(L,) rows, ...]` -> `[parts, (L,) rows / parts, ...]`: row i goes to i mod parts."""
-        lead, rest = _split(x.shape, stacked, self.parts)
-        x, axis = x.reshape(*lead, *rest), len(lead)
-        each = -(-rest[0] // self.parts)
-        missing = each * self.parts - rest[0]
+        lead, groups, held, each, row = self._dealt(x.shape, stacked)
+        x, axis = x.reshape(*lead, groups, held, *row), len(lead) + 1
+        missing = each * self.parts - held
         if missing:
             width = [(0, missing if a == axis else 0) for a in range(x.ndim)]
             x = jnp.pad(x, width, mode="edge")
-        x = x.reshape(*lead, each, self.parts, *rest[1:])
-        return jnp.moveaxis(x, axis + 1, 0)
+        x = jnp.moveaxis(x.reshape(*lead, groups, each, self.parts, *row), axis + 1, 0)
+        return x.reshape(self.parts, *lead, groups * each, *row)
 
     def _join(self, like: Any, slices: jax.Array, stacked: bool) -> jax.Array:
         """Inverse of `_cut`, without the padding."""
-        lead, rest = _split(like.shape, stacked, self.parts)
-        axis = len(lead)
-        x = jnp.moveaxis(slices, 0, axis + 1).reshape(*lead, -1, *rest[1:])
-        return jax.lax.slice_in_dim(x, 0, rest[0], axis=axis).reshape(like.shape)
-
-
-def _split(shape: Shape, stacked: bool, parts: int) -> tuple[Shape, Shape]:
-    """(layer axis if stacked, the axes that are cut along the first): flat where rows are few."""
-    lead, rest = (shape[:1], shape[1:]) if stacked else ((), shape)
-    if len(rest) < 2 or rest[0] < parts:
-        rest = (math.prod(rest),)
-    return lead, rest
+        lead, groups, held, each, row = self._dealt(like.shape, stacked)
+        axis = len(lead) + 1
+        x = jnp.moveaxis(slices.reshape(self.parts, *lead, groups, each, *row), 0, axis + 1)
+        x = x.reshape(*lead, groups, each * self.parts, *row)
+        return jax.lax.slice_in_dim(x, 0, held, axis=axis).reshape(like.shape)

@@ -55,12 +55,16 @@ class Staged(Codec):
         return self.codec.shares_basis
 
     @property
+    def increments(self) -> bool:
+        return self.codec.increments
+
+    @property
     def name(self) -> str:
         return self.codec.name
 
     def rows_together(self, path, shape):
-        part = self.part({path: jax.ShapeDtypeStruct(shape, jnp.float32)})
-        return self.codec.rows_together(path, part[path].shape)
+        """Of a stage's part, which is what `shape` is of."""
+        return self.codec.rows_together(path, shape)
 
     def laid(self, cuts):
         return dataclasses.replace(self, codec=self.codec.laid(cuts))

@@ -158,9 +158,9 @@ class Statistical(MatrixCodec):
 
     def _look_up(self, packed: jax.Array, book: jax.Array, shape: Shape) -> jax.Array:
         """Decode some rows of a stack of this shape, by their own books or the matrix's."""
-        count, width = self._blocks(shape)
+        count, width, by_row = self._blocks(shape)
         shape = (packed.shape[0], shape[1] * packed.shape[1] // count, shape[2])
-        codes = cutting.from_blocks(unpack(packed, self.bits, width), shape)
+        codes = cutting.from_blocks(unpack(packed, self.bits, width), shape, by_row)
         if self.bits == 8:
             centres = self._centres(Grid(book[..., 0:1], book[..., 1:2]))
             book = jnp.concatenate([book[..., 2:3], centres[..., 1:-1], book[..., 3:4]], axis=2)
@@ -173,7 +173,7 @@ class Statistical(MatrixCodec):
         return cutting.cut(shape, PACKING_BLOCK)
 
     def nbytes(self, shape: Shape) -> int:
-        count, width = self._blocks(shape)
+        count, width, _ = self._blocks(shape)
         groups = 1 if self.scope == "matrix" else shape[1]
         book = 4 if self.bits == 8 else self.bins
         return shape[0] * (count * packed_width(width, self.bits) + groups * 4 * book)

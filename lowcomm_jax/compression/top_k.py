@@ -124,6 +124,9 @@ class TopK(MatrixCodec):
         kept = {k: x for k, x in payload.items() if k == "index"} | {"values": values_LxCxK}
         return _on_rows(fn, chunks, chunks.across, kept)
 
+    def sends_all(self, shape):
+        return cutting.tile(shape, self.block).size <= self.k
+
     def rows_together(self, shape):
         return cutting.tile(shape, self.block).height
 

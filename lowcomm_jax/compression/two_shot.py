@@ -37,7 +37,7 @@ class Route(NamedTuple):
     codec: Codec
 
 
-def route(codec: Codec, likes: Sequence[PyTree], regions: int) -> Route:
+def route(codec: Codec, likes: Sequence[PyTree], regions: int, devices: int = 1) -> Route:
     """Choose how payloads of these shapes travel: by `PerTensor.reduce`, else by fewer bytes.
 
     The all-gather, quantised once, wins ties.
@@ -45,6 +45,7 @@ def route(codec: Codec, likes: Sequence[PyTree], regions: int) -> Route:
     Args:
       codec: as the method has it.
       likes: shapes of every fragment.
+      devices: of a region, that rows may be cut over.
 
     Raises:
       ValueError: two-shot is asked for where it makes no sense.
@@ -56,7 +57,7 @@ def route(codec: Codec, likes: Sequence[PyTree], regions: int) -> Route:
         if wanted == "two_shot":
             raise ValueError(f"{codec.name}: reduce='two_shot' cannot encode a mean a second time")
         return Route("all_gather", gather, None, codec)
-    cut = _in_slices(codec, regions)
+    cut = _in_slices(codec, regions, devices)
     shot = round(2 * (regions - 1) * sum(cut.nbytes(like) for like in likes) / regions)
     if wanted == "two_shot" or (wanted == "auto" and shot < gather):
         return Route("two_shot", gather, shot, cut)
@@ -77,7 +78,7 @@ def slices_of(codec: Codec | None) -> Sliced | None:
     return codec if isinstance(codec, Sliced) else None
 
 
-def _in_slices(codec: Codec, parts: int) -> Codec:
+def _in_slices(codec: Codec, parts: int, devices: int) -> Codec:
     if isinstance(codec, ErrorFeedback):
-        return dataclasses.replace(codec, codec=_in_slices(codec.codec, parts))
-    return Sliced(codec, parts)
+        return dataclasses.replace(codec, codec=_in_slices(codec.codec, parts, devices))
+    return Sliced(codec, parts, devices)

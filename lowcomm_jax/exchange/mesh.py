@@ -12,7 +12,9 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.sliced import Sliced
@@ -85,18 +87,35 @@ class MeshExchange:
           specs: `PartitionSpec` of each leaf inside a region.
           bases: what the regions share (`Codec.bases`).
         """
+        return self._encode(delta_R, state_R, specs, bases, measure=False)[:2]
+
+    def encode_and_measure(
+        self, delta_R: PyTree, state_R: PyTree, specs: PyTree, bases: PyTree = ()
+    ) -> tuple[PyTree, PyTree, jax.Array]:
+        """As `encode`, and ||decoded - delta|| of every region, fp32 `[R]`.
+
+        Taken where the rows lie, so that nothing but sums moves for it.
+        """
+        return self._encode(delta_R, state_R, specs, bases, measure=True)
+
+    def _encode(self, delta_R, state_R, specs, bases, measure: bool):
         rows, like = self.rows, _without_lead(delta_R)
         dealt, codec = rows.deal(delta_R, specs), rows.laid(like, specs)
 
         def encode(delta, state, bases):
-            return codec.on(bases).encode(delta, state)
+            own = codec.on(bases)
+            payload, new_state = own.encode(delta, state)
+            if not measure:
+                return payload, new_state, None
+            missed = jax.tree.map(jnp.subtract, own.decode(payload, delta), delta)
+            return payload, new_state, optax.tree.norm(missed)
 
-        payload_R, new_state_R = self.regions.lift(encode, (0, 0, None))(dealt, state_R, bases)
-        lies = rows.state_specs(_without_lead(state_R), like, specs)
-        return (
-            rows.place(payload_R, self._payload_specs(payload_R, like, specs)),
-            rows.place(new_state_R, lies),
+        payload_R, new_state_R, missed_R = self.regions.lift(encode, (0, 0, None))(
+            dealt, state_R, bases
         )
+        lies = rows.state_specs(_without_lead(state_R), like, specs)
+        placed = rows.place(payload_R, self._payload_specs(payload_R, like, specs))
+        return placed, rows.place(new_state_R, lies), missed_R
 
     def decode(self, payload_R: PyTree, like: PyTree, specs: PyTree, bases: PyTree = ()) -> PyTree:
         """What every region's payload decodes to, fp32 `[R, ...]` (traced); see `encode`."""

@@ -3,9 +3,10 @@
 Blocks and chunks of a codec are cut on the global shape, along rows. A matrix whose columns are
 sharded is therefore dealt out by rows before it is encoded (one all-to-all inside the region: a
 device hands on all but one n-th of its own shard, and nobody holds the whole matrix), and what is
-decoded is dealt back. Sharded leaves that cannot be cut so are gathered inside the region: vectors,
-tensors whose rows do not divide over the devices, and those of which a device would hold a part
-of a block or chunk (`Codec.rows_together`).
+decoded is dealt back. Codecs that code value by value, or by matrix products, take a matrix as it
+lies (`Codec.rows_together` of 0). Sharded leaves that cannot be cut so are gathered inside the
+region: vectors, tensors whose rows do not divide over the devices, and those of which a device
+would hold a part of a block or chunk.
 
 What lies in a pipeline stage stays there: a stage's part of a leaf is laid out as a leaf of its own
 (`compression.Staged`), and leaves of payloads and states carry the stages in front.
@@ -22,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import DictKey
 
 from lowcomm_jax.compression.base import Codec
-from lowcomm_jax.compression.matrix import matrix_shape
+from lowcomm_jax.compression.matrix import first_column, matrix_shape
 from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.fragments import path_name
 from lowcomm_jax.inside import Cut
@@ -34,12 +35,13 @@ PyTree = Any
 
 
 class Plan(NamedTuple):
-    """How one leaf is laid out by rows.
+    """How one leaf is laid out while it is coded.
 
     Attributes:
       spec: the layout inside a stage, without its axis.
       row: axis of the rows.
-      moves: the (axis, mesh axes) whose cuts the rows take over; None = gathered instead.
+      moves: the (axis, mesh axes) whose cuts the rows take over, () = the leaf stays as it lies;
+        None = gathered instead.
     """
 
     spec: P
@@ -76,8 +78,9 @@ class Rows:
         """The codec, told how these leaves are cut."""
 
         def cut(name, leaf, spec):
-            row, by_rows = self._row(name), self._plan(name, leaf.shape, spec).spec
-            return name, Cut(self._names(by_rows, 0) if row else (), self._names(by_rows, row))
+            by_rows = self._plan(name, leaf.shape, spec).spec
+            matrix = self._matrix_cut(name, self._own_shape(name, leaf.shape), by_rows)
+            return name, Cut(*(axis_names(entry) for entry in matrix))
 
         pairs = jax.tree.structure(like).flatten_up_to(self._map(cut, like, specs))
         return self.codec.laid(dict(pairs))
@@ -105,24 +108,30 @@ class Rows:
         return self._reshard(tree, specs, lead, back=True)
 
     def payload_specs(self, payload: PyTree, like: PyTree, specs: PyTree, lead: int = 1) -> PyTree:
-        """How payload leaves lie behind their first `lead` axes: cut like the rows they encode.
+        """How payload leaves lie behind their first `lead` axes: cut like the rows, or the rows and
+        columns, that they encode.
 
         Where no axis of a payload leaf divides, it is replicated inside the region.
         """
-        by_rows, front = self.specs(like, specs), self._front
+        front = self._front
 
-        def one(spec, x):
-            axes = tuple(a for entry in spec for a in axis_names(entry))
-            count = math.prod(self.regions.mesh.shape[a] for a in axes)
+        def one(x, matrix):
+            axes = tuple(a for entry in matrix for a in axis_names(entry))
             # Behind the layers come the rows, blocks or chunks.
             shape = x.shape[lead + len(front) :]
-            fitting = [i for i, n in enumerate(shape) if i and n and n % count == 0]
-            cut = count > 1 and fitting
+            counts = [self._devices(axis_names(entry)) for entry in matrix]
+            if len(shape) == 3 and not any(n % count for n, count in zip(shape, counts)):
+                return P(*front, *matrix)
+            fitting = [i for i, n in enumerate(shape) if i and n and n % self._devices(axes) == 0]
+            cut = axes and fitting
             return P(*front, *(None,) * fitting[0], axes) if cut else P(*front)
 
-        treedef = jax.tree.structure(like)
-        pairs = zip(treedef.flatten_up_to(by_rows), treedef.flatten_up_to(payload))
-        return treedef.unflatten([jax.tree.map(lambda x, s=s: one(s, x), p) for s, p in pairs])
+        def leaf(name, like, spec, coded):
+            plan = self._plan(name, like.shape, spec)
+            matrix = self._matrix_cut(name, self._own_shape(name, like.shape), plan.spec)
+            return jax.tree.map(lambda x: one(x, matrix), coded)
+
+        return self._map(leaf, like, specs, payload)
 
     def place(self, tree_R: PyTree, specs: PyTree) -> PyTree:
         """Pin leaves `[R, ...]` to `specs` of what stands behind the region axis (traced)."""
@@ -157,23 +166,43 @@ class Rows:
     def _row(self, name: str) -> int:
         return int(any(name == s or name.startswith(f"{s}/") for s in self.stacked))
 
+    def _own_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of a stage's part of a leaf."""
+        if not self._front:
+            return shape
+        return self.codec.part({name: jax.ShapeDtypeStruct(shape, "float32")})[name].shape
+
     def _plan(self, name: str, shape: tuple[int, ...], spec: P) -> Plan:
+        shape = self._own_shape(name, shape)
         if self._front:
-            whole = {name: jax.ShapeDtypeStruct(shape, "float32")}
-            shape = self.codec.part(whole)[name].shape
             spec = P(*(self._names(spec, dim) or None for dim in range(len(spec))))
         row = self._row(name)
         cuts = [(dim, self._names(spec, dim)) for dim in range(row, len(shape))]
         axes = tuple(axis for _, names in cuts for axis in names)
         if not axes:
             return Plan(spec, row, ())
-        devices = math.prod(self.regions.mesh.shape[a] for a in axes)
-        held, rest = divmod(shape[row], devices)
+        together = self.codec.rows_together(name, shape)
+        if together == 0 and self._matrix_cut(name, shape, spec) is not None:
+            return Plan(spec, row, ())
+        held, rest = divmod(shape[row], self._devices(axes))
         held *= matrix_shape(shape, row == 1)[1] // max(shape[row], 1)
-        if len(shape) < row + 2 or rest or held % self.codec.rows_together(name, shape):
+        if len(shape) < row + 2 or rest or held % max(together, 1):
             return Plan(P(), row, None)
         moves = tuple((dim, names) for dim, names in cuts[1:] if names)
         return Plan(P(*list(spec)[:row], *(None,) * (row - len(spec)), axes), row, moves)
+
+    def _matrix_cut(self, name: str, shape: tuple[int, ...], spec: P) -> P | None:
+        """How `[L, N, M]` of a leaf of this layout is cut; None where devices hold no submatrix."""
+        row = self._row(name)
+        at = first_column(shape, row == 1)
+        cuts = {dim: names for dim in range(row, len(shape)) if (names := self._names(spec, dim))}
+        if any(dim not in (row, at) or shape[dim] % self._devices(cuts[dim]) for dim in cuts):
+            return None
+        rows, columns = cuts.get(row) if at > row else None, cuts.get(at)
+        return P(self._names(spec, 0) or None if row else None, rows, columns)
+
+    def _devices(self, axes: tuple[str, ...]) -> int:
+        return math.prod(self.regions.mesh.shape[a] for a in axes)
 
     def _reshard(self, tree: PyTree, specs: PyTree, lead: str | None, back: bool) -> PyTree:
         plans = self._map(lambda name, x, spec: self._plan(name, x.shape[1:], spec), tree, specs)

@@ -149,6 +149,11 @@ class Method:
                 f"codec {self.codec.name}: the regions share its bases, which needs one anchor and "
                 "one mean of all regions, now and then; use low_rank, with bases of their own"
             ]
+        if self.codec.increments and not self.reduces_all:
+            return [
+                f"codec {self.codec.name} sends changes of a mean over all regions, which needs one"
+                " anchor and one mean of all of them; use error_feedback"
+            ]
         found = per_tensor(self.codec)
         if found is None or found.reduce != "two_shot" or self.reduces_all:
             return []

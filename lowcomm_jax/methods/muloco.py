@@ -22,8 +22,10 @@ The inner optimizer is the engine's: Muon for matrices, AdamW for the rest
 (`lowcomm_jax.optimizers`, `optimizer="muon"`; `configs/muloco.py`).
 
 Differs from the paper: the learning rate stays out of the residual (the authors' code scales what
-enters it and steps with the rate again); the mean is not quantised a second time (every region
-decodes all payloads and averages in fp32, where the authors' code models a two-shot reduction).
+enters it and steps with the rate again). As in the authors' code the reduction is two-shot, and the
+mean of every slice quantised a second time, where that sends fewer bytes (from three regions on,
+unless leaves are so small that codebooks outweigh their values); with two regions, or a codec with
+`reduce="all_gather"`, every region decodes all payloads and averages in fp32.
 """
 
 from __future__ import annotations

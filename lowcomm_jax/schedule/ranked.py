@@ -11,9 +11,10 @@ settled at a boundary, from what has landed by then, before the round's first st
 
 Differs from the paper, whose listing was not at hand: the rank is rounded up to a bucket, so that
 nothing compiles more than once per bucket; the smallest bucket is the floor; a round is never
-shorter than `shortest`, nor than its payload needs to travel (T_comm <= H T_step), nor longer than
-H_1. As r' is at most the rank that was sent, the rule only ever lowers the rank; with `probe` every
-so many rounds are sent one bucket higher, so that it can rise again.
+shorter than `shortest`, nor than the payload that leaves at its start needs to travel (T_comm <=
+H T_step; that payload has the rank of the round before), nor longer than H_1. As r' is at most the
+rank that was sent, the rule only ever lowers the rank; with `probe` every so many rounds are sent
+one bucket higher, so that it can rise again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from lowcomm_jax.schedule.base import (
     steps_to_travel,
 )
 from lowcomm_jax.state import Clock
+
+_ROUNDING = 1e-5  # relative; a measured rank is a mean in fp32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +104,11 @@ class Ranked(Schedule):
                 measured = np.append(measured[1:], np.float32(rank))
                 known = min(known + 1, self.window)
         level, length = self.round_after(measured if known == self.window else None)
+        # What leaves now, at the level of the round that ends, travels during the next round.
+        length = min(self.period, max(length, self._travel(int(now["level"]))))
         rounds = int(now["rounds"]) + 1
         if self.probe is not None and rounds % self.probe == 0 and level > 0:
             level -= 1
-            length = max(length, self._travel(level))
         return {
             "boundary": np.int64(step + length),
             "level": np.int64(level),
@@ -114,13 +118,16 @@ class Ranked(Schedule):
         }
 
     def round_after(self, measured: np.ndarray | None) -> tuple[int, int]:
-        """(level, length) of a round by the window's measured ranks; None = the first rounds."""
+        """(level, length) of a round by the window's measured ranks, whatever travels during it;
+        None = the first rounds.
+        """
         if measured is None:
             return 0, self.period
-        rank = float(np.mean(measured, dtype=np.float64))
-        level = max(k for k, bucket in enumerate(self.ranks) if bucket >= rank)
+        rank = min(float(np.mean(measured, dtype=np.float64)), self.ranks[0])
+        enough = rank * (1 - _ROUNDING)
+        level = max(k for k, bucket in enumerate(self.ranks) if bucket >= enough)
         length = round(self.period * rank / self.ranks[0])
-        return level, min(self.period, max(length, self.shortest, self._travel(level)))
+        return level, min(self.period, max(length, self.shortest))
 
     def _travel(self, level: int) -> int:
         return self.travel[level] if self.travel else 1

@@ -21,6 +21,11 @@ def feedback(name, **settings):
     return compression.error_feedback(compression.make(name, **settings), 0.9)
 
 
+def increments():
+    outer = optax.chain(compression.integrate(), lc.outer.nesterov(0.7, 0.9))
+    return lc.methods.diloco(4, outer, codec=compression.ef21(compression.make("topk", k=3)))
+
+
 def streaming(overlap, codec=None):
     return lc.methods.streaming_diloco(5, 3, overlap, 0.3, pattern=CUT, codec=codec)
 
@@ -49,6 +54,7 @@ METHODS = {
     "async": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),
     "sparseloco": lambda: lc.methods.sparseloco(4, k=2, block=4),
     "muloco": lambda: lc.methods.muloco(4, bits=2),
+    "ef21": increments,
     "demo": lambda: lc.methods.demo(k=3),
     "as_coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", k=3),
     # In round 2, two of three trainers left, all batches different; another merge before round 4.

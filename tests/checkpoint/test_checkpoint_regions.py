@@ -126,3 +126,11 @@ def test_refused_without_the_flag_and_with_payloads_in_flight(tmp_path):
     for leaf in "abcs":
         local = np.asarray(found.state.inner.params[leaf])
         np.testing.assert_array_equal(local[3], local[0])
+
+
+def test_a_running_mean_of_the_regions_is_not_that_of_more(tmp_path):
+    saved(tmp_path, "ef21", 3, 4)
+    engine = make_engine("ef21", 4)
+    refusal = pytest.raises(ValueError, match="keeps a running mean of 3 of them")
+    with Checkpoints(tmp_path) as checkpoints, refusal:
+        checkpoints.restore(engine, bf16_params(), change_regions=True)

@@ -73,16 +73,31 @@ def test_slices_are_encoded_on_their_own():
     np.testing.assert_array_equal(sliced.decode(payload, like)["w"], codec.decode(whole, like)["w"])
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 11), (9, 2, 3), (0, 4)])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 11), (9, 2, 3), (22, 3), (0, 4)])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_cutting_and_joining_are_inverse(shape, stacked):
+@pytest.mark.parametrize("devices", [1, 2])
+def test_cutting_and_joining_are_inverse(shape, stacked, devices):
     shape = (2, *shape) if stacked else shape
     x = np.arange(math.prod(shape), dtype="f4").reshape(shape) + 1
-    sliced = Sliced(make("fp32", stacked=("blocks",) if stacked else ()), 4)
+    sliced = Sliced(make("fp32", stacked=("blocks",) if stacked else ()), 4, devices)
     tree = {"blocks": jnp.asarray(x)}
     payload, _ = sliced.encode(tree, ())
     np.testing.assert_array_equal(sliced.decode(payload, tree)["blocks"], x)
     assert sliced.slice_like(tree)["blocks"].shape[:1] == ((2,) if stacked else ()) or not stacked
+
+
+def test_rows_are_dealt_out_within_each_device():
+    """10 rows a device in 3 slices: 4 each, of which the last repeats where there are but 3."""
+    x = np.arange(40, dtype="f4")[:, None] * np.ones(2, "f4")
+    sliced = Sliced(make("fp32"), 3, devices=4)
+    payload, _ = sliced.encode({"w": jnp.asarray(x)}, ())
+    of_a_device = np.array([[0, 3, 6, 9], [1, 4, 7, 9], [2, 5, 8, 9]])
+    want = [np.concatenate([row + 10 * d for d in range(4)]) for row in of_a_device]
+    np.testing.assert_array_equal(payload["w"][:, 0, :, 0], want)
+    np.testing.assert_array_equal(sliced.decode(payload, {"w": x})["w"], x)
+    # 4 rows a device would be padded to 6, so that all 16 are dealt out together, padded to 18.
+    few = {"w": jax.ShapeDtypeStruct((16, 2), jnp.float32)}
+    assert sliced.nbytes(few) == 4 * 18 * 2
 
 
 @pytest.mark.parametrize("mesh", [{"region": 1}, {"region": 2}, {"region": 2, "fsdp": 2}])

@@ -142,6 +142,18 @@ def test_scale_does_not_matter(name, scale):
         assert np.mean(close) > 0.97, key  # a value on an edge may fall to the other side
 
 
+@pytest.mark.parametrize("name", ["int4", "stat4", "topk_stat2", "low_rank_int4"])
+def test_bfloat16_values_are_coded_as_the_same_values_in_fp32(name):
+    x = {"w": jnp.asarray(tree(6)["odd"], jnp.bfloat16), "b": jnp.arange(7, dtype=jnp.bfloat16)}
+    wide = jax.tree.map(lambda v: v.astype(jnp.float32), x)
+    codec = compression.error_feedback(codec_cases.build(name, wide), 0.9)
+    encode, state = jax.jit(codec.encode), codec.init(x)
+    for _ in range(2):
+        narrow, same = encode(x, state), encode(wide, state)
+        jax.tree.map(np.testing.assert_array_equal, narrow, same)
+        state = same[1]
+
+
 def test_codecs_are_hashable_values():
     for name in NAMES:
         assert codec_cases.build(name) == codec_cases.build(name)

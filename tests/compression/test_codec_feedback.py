@@ -7,7 +7,15 @@ import optax
 import pytest
 from codec_cases import build, compiled, tree
 
-from lowcomm_jax.compression import compress, ef21, error_feedback, integrate, quantize, top_k
+from lowcomm_jax.compression import (
+    compress,
+    decoupled_momentum,
+    ef21,
+    error_feedback,
+    integrate,
+    quantize,
+    top_k,
+)
 
 LOSSY = ["int4", "stat2", "e3m0", "topk_stat2", "random_k", "dct_topk", "sign", "low_rank_int4"]
 LOSSY += ["low_rank_shared_int4"]
@@ -99,6 +107,26 @@ def test_compress_keeps_dtypes_takes_extra_arguments_and_feeds_back():
     copy = compress("topk", error_feedback="ef21")
     x = jnp.array([0.3, -0.2])
     np.testing.assert_allclose(copy.update(x, copy.init(x))[0], x)
+
+
+def test_what_rounding_to_bfloat16_loses_is_sent_later():
+    """Sum of what was returned + residual == sum of updates, over many rounds."""
+    rule = compress("int8", error_feedback=1.0)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(40), jnp.bfloat16)
+    state, update = rule.init(x), jax.jit(rule.update)
+    returned, total = np.zeros(40), np.zeros(40)
+    for t in range(30):
+        step = (x * (1 + 0.37 * t)).astype(jnp.bfloat16)
+        total += np.asarray(step, np.float64)
+        got, state = update(step, state)
+        returned += np.asarray(got, np.float64)
+    np.testing.assert_allclose(returned + np.asarray(state.codec.residual), total, atol=1e-4)
+
+
+def test_a_codec_that_needs_the_mean_is_refused():
+    codec = decoupled_momentum(build("dct_topk"))
+    with pytest.raises(ValueError, match="never sees; use error_feedback"):
+        compress(codec)
 
 
 def test_quantize_names_and_refusals():

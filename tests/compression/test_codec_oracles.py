@@ -51,20 +51,32 @@ def test_statistical_rows_have_their_own_grid():
     np.testing.assert_allclose(y[2], 0.7, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(5, 256), (7, 67), (1000,)])
+@pytest.mark.parametrize("shape", [(5, 256), (7, 67), (3, 257), (9, 36), (1000,)])
 def test_e3m0_takes_the_nearest_magnitude(shape):
     x = noise(shape, 3)
     y, payload = matrix_round_trip(E3M0(), x)
-    blocks = payload["scale"].shape[1]
-    flat = x.reshape(-1)
-    width = -(-flat.size // blocks)
+    rows, got = x.reshape(-1, shape[-1]), y.reshape(-1, shape[-1])
+    blocks = payload["scale"].shape[1] // len(rows)
+    assert payload["scale"].shape[1] == blocks * len(rows), "a row's blocks are its own"
+    width = -(-shape[-1] // blocks)
     levels = np.concatenate([[0.0], 2.0 ** np.arange(-2, 5)])
     levels = np.concatenate([-levels[::-1], levels])
-    for b in range(blocks):
-        part = flat[b * width : (b + 1) * width].astype(np.float64)
-        scale = np.abs(part).max() / 16
-        want = levels[np.abs(part[:, None] / scale - levels[None]).argmin(1)] * scale
-        np.testing.assert_allclose(y.reshape(-1)[b * width : (b + 1) * width], want, rtol=1e-5)
+    for row, found in zip(rows, got):
+        for b in range(blocks):
+            part = row[b * width : (b + 1) * width].astype(np.float64)
+            scale = np.abs(part).max() / 16
+            want = levels[np.abs(part[:, None] / scale - levels[None]).argmin(1)] * scale
+            np.testing.assert_allclose(found[b * width : (b + 1) * width], want, rtol=1e-5)
+
+
+def test_e3m0_relative_error():
+    x = np.linspace(1e-3, 16, 4001, dtype="f4")  # the largest magnitude is 16 s, so that s = 1
+    y, _ = matrix_round_trip(E3M0(block=x.size), x)
+    error = np.abs(y - x) / x
+    assert 0.33 < error[x >= 3 / 16].max() <= 1 / 3 + 1e-6
+    between = (x >= 1 / 8) & (x < 3 / 16)
+    assert (y[between] == 0.25).all() and 0.9 < error[between].max() <= 1
+    assert (y[x < 1 / 8] == 0).all()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -207,7 +219,6 @@ def test_all_kept_and_many_bits_equal_dense():
         "fp32": {},
         "topk": {"k": 4096},
         "random_k": {"one_in": 1},
-        "low_rank": {"rank": 64},
     }.items():
         codec = make(name, **settings)
         y = codec.decode(codec.encode(x, codec.init(x))[0], x)
@@ -217,6 +228,16 @@ def test_all_kept_and_many_bits_equal_dense():
     y = quantised.decode(quantised.encode(x, ())[0], x)
     plain = make("int8").decode(make("int8").encode(x, ())[0], x)
     np.testing.assert_allclose(y["v"], plain["v"], atol=1e-6)
+    for key in x:
+        rows = x[key].reshape(-1, x[key].shape[-1])
+        half_step = np.abs(rows).max(axis=1, keepdims=True) / 127 / 2  # a block a row
+        assert np.all(np.abs(plain[key].reshape(rows.shape) - rows) <= 1.0001 * half_step)
+    # 256 bins that reach beyond every value: half a bin at most.
+    wide = make("stat8", sigmas=80.0)
+    y = wide.decode(wide.encode(x, ())[0], x)
+    for key in x:
+        assert np.abs(x[key] - x[key].mean()).max() < 39 * x[key].std()
+        assert np.abs(y[key] - x[key]).max() <= 0.5001 * 80 * x[key].std(ddof=1) / 256
 
 
 def test_stacked_layers_are_matrices_of_their_own():

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import lowcomm_jax as lc
 from lowcomm_jax.compression import Cast, Integer, PerTensor, Statistical, TopK, make, names
 from lowcomm_jax.compression.rules import PRESETS
 
@@ -94,3 +96,27 @@ def test_norms_and_biases_travel_exactly_and_embeddings_row_by_row():
     assert np.abs(y["blocks/0/mlp/up"] - x["blocks/0/mlp/up"]).max() > 0.1
     rows = np.linalg.norm(y["embed/table"] - x["embed/table"], axis=1)
     assert (rows / np.linalg.norm(x["embed/table"], axis=1)).max() < 0.05
+
+
+def test_matrices_that_top_k_sends_whole_are_named():
+    f32 = jnp.float32
+    shapes = {"table": (32003, 768), "prime": (509, 509), "fine": (128, 96), "small": (61, 59)}
+    like = {k: jax.ShapeDtypeStruct(s, f32) for k, s in {**shapes, "bias": (4096,)}.items()}
+    assert make("topk", reduce="all_gather").sent_whole(like) == ["prime", "table"]
+    assert make("topk", rules=(("prime", "int4"),)).sent_whole(like) == ["table"]
+    assert make("int4").sent_whole(like) == []
+
+
+def test_the_engine_warns_of_them_once(caplog):
+    def loss_fn(params, batch, rng):
+        del batch, rng
+        return params["w"].sum()
+
+    for name, warnings in (("topk_stat2_ef", 1), ("int4", 0)):
+        method = lc.methods.diloco(2, codec=make(name))
+        engine = lc.Engine(loss_fn, optax.sgd(0.1), method, 1, mesh=lc.make_mesh())
+        caplog.clear()
+        for _ in range(2):
+            engine.init({"w": jnp.zeros((127, 67))})
+        assert [r.levelname for r in caplog.records] == ["WARNING"] * warnings
+        assert all("sends all of w" in r.message for r in caplog.records)

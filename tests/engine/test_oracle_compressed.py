@@ -1,10 +1,24 @@
 """SparseLoCo, MuLoCo, DeMo and decoupled momentum against their NumPy re-derivation."""
 
+import jax
 import numpy as np
 import optax
 import oracle
 import pytest
-from engine.test_oracle import ADAMW, SGD, STEPS, absent, anchors, check, close, train
+from engine.test_oracle import (
+    ADAMW,
+    CUT,
+    SGD,
+    STEPS,
+    absent,
+    anchors,
+    check,
+    close,
+    fragments,
+    train,
+)
+from oracle.codecs import e3m0
+from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 
@@ -69,6 +83,38 @@ def test_muloco(bits, regions, who):
     method = lc.methods.muloco(4, bits)
     state, end = compare(method, oracle.run_muloco, regions, who, bits=bits)
     check_residuals(state.codec[0].residual, end.extra["residuals"])
+
+
+def test_muloco_two_shot():
+    """On leaves of a usual size the mean of every slice is quantised a second time."""
+    shapes = {"b": (6,), "v": (30, 24), "w": (24, 36)}
+    method, regions, steps = lc.methods.muloco(4, 4), 3, 12
+    batches = oracle.make_batches(steps=steps, regions=regions, shapes=shapes)
+    mask = absent(steps, regions)
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(loss_fn, SGD[1], method, regions, mesh=mesh)
+    state, seen = engine.init(oracle.make_params(shapes=shapes)), []
+    for t in range(1, steps + 1):
+        state, _ = engine.step(state, oracle.step_batch(batches, t), mask[t - 1])
+        seen.append((anchors(state), jax.tree.map(np.array, lc.region_params(state))))
+    assert engine.trips(state).programs.exchange.slices is not None
+    params, common = oracle.make_params(shapes=shapes), {"period": 4, "inner": SGD[0]}
+    common["participants"] = mask
+    check(seen, oracle.run_muloco(params, batches, slices=regions, **common))
+    with pytest.raises(AssertionError):
+        check(seen, oracle.run_muloco(params, batches, **common))
+
+
+@pytest.mark.parametrize("regions", [2, 3])
+def test_streaming_in_e3m0(regions):
+    codec = {"name": "e3m0", "reduce": "all_gather"}
+    outer = lc.outer.nesterov(0.4, 0.9)
+    method = lc.methods.streaming_diloco(5, 3, 2, 0.3, pattern=CUT, codec=codec, outer=outer)
+    mask = absent(STEPS, regions)
+    _, seen, batches = train(method, SGD[1], regions, participants=mask)
+    settings = {"fragments": fragments(3), "period": 5, "overlap": 2, "alpha": 0.3}
+    settings |= {"inner": SGD[0], "outer": oracle.Nesterov(0.4, 0.9), "participants": mask}
+    check(seen, oracle.run_streaming(oracle.make_params(), batches, wire=e3m0, **settings))
 
 
 @pytest.mark.parametrize("regions,who", CASES)

@@ -1,9 +1,11 @@
 """DiLoCoX against its NumPy re-derivation: factors, residuals, delay, adaptive rank and H."""
 
+import dataclasses
 import itertools
 
 import jax
 import numpy as np
+import optax
 import oracle
 import pytest
 from compilations import compilations
@@ -87,6 +89,47 @@ def test_a_round_is_as_long_as_its_payload_travels():
     ends = sorted({int(d["boundary"]) for _, _, d in seen})
     assert min(b - a for a, b in itertools.pairwise(ends)) == 4
     check(seen, run, tolerance=1e-4)
+
+
+def test_a_large_payload_has_time_to_arrive_when_the_next_is_small():
+    """Each rank travels for a time of its own."""
+    travel, settings = (6, 5, 3, 1), {"window": 1, "energy": 0.5, "shortest": 1, "probe": 2}
+    method = lc.methods.dilocox(6, codec(), RANK, 1, {**settings, "floor": 1}, CALM["engine"])
+    schedule = dataclasses.replace(method.schedule, travel=travel)
+    method = dataclasses.replace(method, schedule=schedule)
+    _, seen, batches = train(method, 2, 40)
+    adaptation = oracle.Adaptation(schedule.ranks, 1, 0.5, travel=travel, probe=2)
+    run = run_oracle(method, batches, 6, CALM["oracle"], adaptation=adaptation)
+    ends = [(int(d["boundary"]), int(d["level"])) for _, _, d in seen]
+    rounds = [a for a, b in itertools.pairwise(ends) if a != b]
+    waits = [(b - a, level) for (a, level), (b, _) in itertools.pairwise(rounds)]
+    assert all(wait >= travel[level] for wait, level in waits), waits
+    assert len({level for _, level in waits}) > 2
+    check(seen, run, tolerance=1e-4)
+
+
+def test_full_rank_everywhere_keeps_the_rank():
+    """The mean over tensors of different sizes rounds to a little above r_1."""
+    settings = {"window": 1, "energy": 0.95}
+    method = lc.methods.dilocox(
+        2, {"name": "low_rank", "least": 1.0}, 8, delay=1, adaptive=settings
+    )
+    shapes = {"a": (24, 48), "b": (24, 32), "c": (48, 24), "d": (40, 24)}
+    rng = np.random.default_rng(0)
+    params = {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+    def loss_fn(params, batch, rng):
+        del rng
+        return sum((params[k] * batch[k][0]).sum() for k in shapes)
+
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(loss_fn, optax.sgd(0.1), method, 2, mesh=mesh)
+    state = engine.init(params)
+    for _ in range(8):
+        batch = {k: rng.standard_normal((2, 1, *s)).astype(np.float32) for k, s in shapes.items()}
+        state, _ = engine.step(state, batch)
+    assert (int(state.clock.decided["level"]), int(state.clock.decided["boundary"])) == (0, 10)
+    np.testing.assert_allclose(state.clock.decided["measured"], 8.0, rtol=1e-5)
 
 
 def test_a_bucket_compiles_once():

@@ -5,7 +5,14 @@ import functools
 import numpy as np
 import pytest
 
-from lowcomm_jax.schedule import Adaptive, Staggered, delay_per_region, syncs_per_period
+from lowcomm_jax import history
+from lowcomm_jax.schedule import (
+    Adaptive,
+    Ranked,
+    Staggered,
+    delay_per_region,
+    syncs_per_period,
+)
 from lowcomm_jax.state import Clock
 
 
@@ -153,3 +160,44 @@ def test_syncs_per_period_by_hand(setting, expected):
 def test_delay_per_region():
     assert delay_per_region(3, 2).tolist() == [3, 3]
     assert delay_per_region((0, 5), 2).tolist() == [0, 5]
+
+
+def landed(rank):
+    never = np.full(1, -1)
+    values = {"rank": np.float32(rank)}
+    return history.Event("land", 0, 0, "k", never >= 0, never, 0, never, never, "", values)
+
+
+def ranked_rounds(schedule, measured, rounds):
+    """Drive `Ranked` alone; returns [(level sent, steps until the next boundary)]."""
+    clock, found = Clock.start(1, 1, schedule.start()), []
+    for k in range(rounds):
+        boundary, level = int(clock.decided["boundary"]), schedule.level(clock)
+        assert schedule.next_send(boundary - 1, clock) == boundary
+        landings = [landed(measured(k))] if k else []
+        clock.decided = schedule.decide(boundary, clock, landings)
+        found.append((level, int(clock.decided["boundary"]) - boundary))
+    return found
+
+
+@pytest.mark.parametrize("probe", [None, 2])
+def test_a_payload_travels_during_the_round_after_it(probe):
+    """T_comm <= H T_step holds for what leaves at a boundary and the round that then begins."""
+    travel = (40, 20, 10, 5)
+    schedule = Ranked(60, (32, 16, 8, 4), window=1, travel=travel, probe=probe)
+    rounds = ranked_rounds(schedule, lambda k: 4.0, 8)
+    assert all(length >= travel[level] for level, length in rounds), rounds
+    if probe is None:
+        # Rank 4 is known at the second boundary, where rank 32 still leaves; 60 * 4 / 32 = 8.
+        assert rounds == [(0, 60), (0, 40)] + [(3, 8)] * 6
+    else:
+        assert rounds[2:] == [(3, 8), (2, 10)] * 3
+
+
+def test_rounding_of_the_mean_rank_is_not_a_higher_rank():
+    """A float32 mean of ranks may lie a few ulp above them."""
+    schedule = Ranked(60, (8, 4, 2), window=1)
+    for rank, level in ((8, 0), (4, 1), (2, 2)):
+        above = np.nextafter(np.float32(rank), np.float32(99))
+        assert ranked_rounds(schedule, lambda k, r=above: r, 3)[2] == (level, round(60 * rank / 8))
+    assert ranked_rounds(schedule, lambda k: 4.01, 3)[2][0] == 0

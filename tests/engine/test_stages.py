@@ -154,6 +154,13 @@ def test_a_stage_codes_its_own_part_alone():
             close(found["norm"], expected["norm"])
 
 
+def test_rows_are_coded_together_in_a_stages_part():
+    """The exchange asks with the part's shape, which is not to be divided over the stages again."""
+    codec = Staged(PerTensor(make_matrix("topk")), lc.make_mesh(1, 2), {"table": P("stage")})
+    assert codec.part({"table": jnp.zeros((128, 64))})["table"].shape == (64, 64)
+    assert codec.rows_together("table", (64, 64)) == 64
+
+
 @pytest.mark.parametrize("codec", ["int8", "int4_ef"])
 def test_a_stage_reduces_slices_of_its_own_part(codec):
     """Two-shot in two stages against each stage's part reduced on a mesh without stages."""

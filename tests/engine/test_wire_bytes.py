@@ -36,13 +36,13 @@ def loss_fn(params, batch, rng):
     return jnp.mean((hidden - batch["x"]) ** 2) + 1e-3 * rest
 
 
-def make(shape, method):
+def make(shape, method, regions=R):
     mesh = lc.make_mesh(*shape, devices=jax.devices()[: int(np.prod(shape))])
     engine = lc.Engine(
         loss_fn,
         optax.sgd(0.05),
         method,
-        R,
+        regions,
         mesh=mesh,
         specs=lambda name, leaf: SPECS.get(name, jax.P()),
         stacked=("blocks",),
@@ -56,8 +56,9 @@ def compiled(engine, state):
     """Collectives of the send and of the move of the one fragment."""
     trips = engine.trips(state)
     made, rows = trips.programs, trips.fragments.rows(0)
-    given = (state.inner.params, state.anchor, state.codec[0], rows, np.ones(R, bool))
-    given += (np.ones(R, np.float32), state.bases[0][0])
+    count = engine.recipe.regions.count
+    given = (state.inner.params, state.anchor, state.codec[0], rows, np.ones(count, bool))
+    given += (np.ones(count, np.float32), state.bases[0][0])
     send = made.send.lower(*given, keep=False).compile()
     sent = send(*given)
     draw = Draw(trips.exchange.draw(0)) if engine.method.topology else None
@@ -69,7 +70,7 @@ def compiled(engine, state):
 def check_bytes(found, booked, shape):
     """Booked <= sent <= booked + padding + weights and norms of single regions."""
     devices = int(np.prod(shape[1:]))
-    sent = sent_across(found, devices, R)
+    sent = sent_across(found, devices, shape[0])
     # Padding: under `devices` values for each dtype and layout; control: some floats a device.
     assert (sent >= booked).all(), (sent, booked)
     assert (sent <= booked + 4 * devices * 20).all(), (sent, booked)
@@ -110,10 +111,40 @@ def test_a_payload_crosses_once_and_no_matrix_is_gathered(name, shape):
     check_bytes(move, traffic.sent, shape)
     if name == "dense":
         return  # devices that hold the same take a share each, and hand one another the sums
+    # A matrix is dealt out by rows once, and not back: each device hands on its own share at most.
+    dealt = sum(c.nbytes for c in send if c.kind == "all-to-all" and "f32" in c.dtypes)
+    sizes = dict(zip(("region", "stage", "fsdp", "tensor"), shape))
+    shares = [
+        4 * np.prod(SHAPES[k]) / np.prod([sizes[axis] for axis in SPECS[k] if axis])
+        for k in ("up", "down", "blocks/w")
+    ]
+    assert dealt <= sum(shares)
     # Of one device's share of the smallest matrix at most.
-    inside = [c for c in send + move if not sent_across([c], devices, R).any()]
+    assert gathered_inside(send + move, shape) <= MATRIX // devices
+
+
+def gathered_inside(found, shape):
+    """Bytes of the largest fp32 all-gather inside a region."""
+    devices = int(np.prod(shape[1:]))
+    inside = [c for c in found if not sent_across([c], devices, shape[0]).any()]
     gathered = [c.nbytes for c in inside if c.kind == "all-gather" and "f32" in c.dtypes]
-    assert max(gathered, default=0) <= MATRIX // devices
+    return max(gathered, default=0)
+
+
+SLICED = ["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("stat4", "bf16"))]
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_of_rows_that_do_not_divide_over_the_regions_are_cut_where_they_lie(name):
+    """128 rows a device, 3 regions: each device pads its own."""
+    shape = (3, 1, 2, 1)
+    engine, state = make(shape, lc.methods.diloco(2, codec=codec(name)), regions=3)
+    trips = engine.trips(state)
+    traffic = trips.programs.exchange.traffic(trips.fragments.like(0), np.ones(3, bool))
+    assert traffic.route == "two_shot"
+    send, move = compiled(engine, state)
+    check_bytes(move, traffic.sent, shape)
+    assert gathered_inside(send + move, shape) <= MATRIX // 2
 
 
 @pytest.mark.parametrize("name", ["dense", "int4"])

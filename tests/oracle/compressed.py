@@ -6,9 +6,11 @@ import numpy as np
 
 from oracle.codecs import (
     CosineTopK,
+    InSlices,
     Message,
     Quantised,
     TopK,
+    mean_encoded_again,
     mean_over_regions,
     mean_over_senders,
 )
@@ -86,9 +88,13 @@ def run_muloco(
     decay: float = 0.95,
     lr: float = 0.7,
     momentum: float = 0.6,
+    slices: int | None = None,
     **who,
 ) -> Trajectory:
-    """Run MuLoCo (arXiv 2505.23725): u <- mu u + lr Delta; Theta <- Theta - mu u - lr Delta."""
+    """Run MuLoCo (arXiv 2505.23725): u <- mu u + lr Delta; Theta <- Theta - mu u - lr Delta.
+
+    With `slices` as many parts are coded on their own, and their means a second time.
+    """
 
     def step(anchor, mean, u):
         moved = {}
@@ -97,8 +103,10 @@ def run_muloco(
             moved[key] = np.asarray(anchor[key] - momentum * u[key] - lr * mean[key])
         return moved, u
 
-    codec = Quantised(bits)
-    return _rounds(params, batches, period, inner, codec, decay, step, **who)
+    if slices is None:
+        return _rounds(params, batches, period, inner, Quantised(bits), decay, step, **who)
+    codec, mean = InSlices(Quantised(bits), slices), mean_encoded_again
+    return _rounds(params, batches, period, inner, codec, decay, step, mean=mean, **who)
 
 
 def run_decoupled(

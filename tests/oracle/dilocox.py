@@ -27,7 +27,7 @@ from oracle.problem import Tree
 
 @dataclass(frozen=True)
 class Adaptation:
-    """AdaGradCmp; `travel[k]` are the fewest steps of a round of rank `ranks[k]`."""
+    """AdaGradCmp; a payload of rank `ranks[k]` travels for `travel[k]` steps."""
 
     ranks: tuple[int, ...]
     window: int
@@ -151,7 +151,12 @@ class Plan:
         if measured:
             self.history.append(measured)
         self.rounds += 1
+        sent = self.rank
         self.rank, self.length = self._choose()
+        if self.rule and self.rule.travel:
+            # Until the next boundary travels what was sent at this one.
+            needed = dict(zip(self.rule.ranks, self.rule.travel))
+            self.length = min(max(self.length, needed[sent]), self.first[1])
         self.end += self.length
 
     def _choose(self) -> tuple[int, int]:
@@ -159,17 +164,12 @@ class Plan:
         if rule is None or len(self.history) < rule.window:
             return self.first
         first_rank, first_length = self.first
-        wanted = sum(self.history[-rule.window :]) / rule.window
-        rank = min(r for r in rule.ranks if r >= wanted)
-        needed = dict(zip(rule.ranks, rule.travel or [1] * len(rule.ranks)))
-        length = min(
-            max(round(first_length * wanted / first_rank), rule.shortest, needed[rank]),
-            first_length,
-        )
+        wanted = min(sum(self.history[-rule.window :]) / rule.window, first_rank)
+        rank = min(r for r in rule.ranks if r >= wanted * (1 - 1e-5))
+        length = max(round(first_length * wanted / first_rank), rule.shortest)
         if rule.probe and self.rounds % rule.probe == 0 and rank < first_rank:
             rank = min(r for r in rule.ranks if r > rank)
-            length = max(length, needed[rank])
-        return rank, length
+        return rank, min(length, first_length)
 
 
 def run_dilocox(

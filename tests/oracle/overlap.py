@@ -64,6 +64,7 @@ class _Overlapped:
         self.fragments, self.outer = [list(keys) for keys in fragments], outer
         self.delays, self.land_rule, self.count = delays, land_rule, count
         self.flights: list[Flight] = []
+        self.wire = lambda x: x
         size = len(self.fragments)
         self.clocks = Clocks([None] * size, [0] * size, [0.0] * size)
         self.run = Trajectory()
@@ -83,7 +84,8 @@ class _Overlapped:
     def deltas(self, fragment):
         keys = self.fragments[fragment]
         base = take(self.anchor, keys)
-        return [subtract(base, take(self.regions.values[r], keys)) for r in range(self.count)]
+        deltas = [subtract(base, take(self.regions.values[r], keys)) for r in range(self.count)]
+        return [{key: self.wire(x) for key, x in delta.items()} for delta in deltas]
 
     def outer_step(self, fragment, mean):
         keys = self.fragments[fragment]
@@ -183,8 +185,11 @@ def run_streaming(
     participants=None,
     weights=None,
     finish=False,
+    wire=None,
 ) -> Trajectory:
     """Run Streaming DiLoCo (arXiv 2501.18512, Algorithm 2) with the shared anchor as base.
+
+    `wire` gives what receivers read of an array; None = the array.
 
     `overlap` is tau, one for all or one per region. With different ones the anchor moves when
     the first region lands, the others land on that same anchor later, and the fragment is in
@@ -194,6 +199,7 @@ def run_streaming(
     steps, count = batches["x"].shape[:2]
     delays = _delays(overlap, count)
     state = _Overlapped(params, fragments, inner, outer, delays, blend_landing(alpha), count)
+    state.wire = wire or state.wire
     state.run.record(**state.fields(0))
     for t in range(1, steps + 1):
         losses = state.regions.step(batches, t)
