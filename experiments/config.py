@@ -131,7 +131,7 @@ def _adaptive_section() -> ConfigDict:
     fields.scaling = "none"  # of the learning rate with batch / nominal: none, sqrt, linear
     fields.largest_microbatch = config_dict.placeholder(int)  # samples in memory at once
     fields.memory_gb = config_dict.placeholder(float)  # of a device, to find it from
-    fields.stack_trainers = False  # steps of all of them in one program, not one call each
+    fields.stack_trainers = True  # steps of all of them in one program, not one call each
     return fields
 
 

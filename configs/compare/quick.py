@@ -63,7 +63,7 @@ def methods(period: int, fragments: int, overlap: int) -> dict:
         ),
         "cocodc": variant("cocodc", method=staggered),
         "dilocox": variant("dilocox", method={**shared, "outer": late, **ranks}, mesh={"stage": 1}),
-        # Two trainers of half a batch each, and one microbatch size: one step to compile.
+        # Two trainers of half a batch each, by turns, and one microbatch size: one step to compile.
         "adloco": variant(
             "adloco",
             method={
@@ -74,7 +74,7 @@ def methods(period: int, fragments: int, overlap: int) -> dict:
                 "microbatches": 2,
                 "outer": {"name": "sgd", "learning_rate": 0.7},
             },
-            adaptive={"largest_microbatch": 2},
+            adaptive={"largest_microbatch": 2, "stack_trainers": False},
         ),
         "noloco": variant("noloco", method={"period": period}, eval={"per_region": False}),
     }

@@ -47,7 +47,7 @@ class AdaptiveEngine:
     """Trains one model with a method that adapts its batches or has several trainers.
 
     Every trainer is an ordinary `TrainState` of one ordinary `Engine`, `engine`; for the inner
-    steps of a segment they take turns (`turns`), or are stacked into one program (`stacked`), with
+    steps of a segment they are stacked into one program (`stacked`), or take turns (`turns`), with
     the same results. They may ask for different batches, and free their memory as soon as they are
     merged. The random numbers of a step are the same for all of them.
 
@@ -64,10 +64,11 @@ class AdaptiveEngine:
       scaling: of the learning rate with batch / reference_batch: none, sqrt or linear.
       schedule: samples consumed by all trainers of all regions (a traced int32; multiply by the
         tokens of one) -> factor on the learning rate.
-      stack_trainers: one program for the inner steps of all trainers. Not the default: one call
-        after the other compiles nothing at a merge, holds no second copy of the inner state, and
-        is no slower on a CPU (`bench engine`; stacked, processor time was 1.0 to 1.07 times that of
-        turns at 0.1M and 1M parameters with H = 30, and a merge compiles every microbatch size).
+      stack_trainers: one program for the inner steps of all trainers; a merge compiles it anew for
+        every microbatch size. False = one call after the other, which compiles nothing at a merge
+        and holds no second copy of the inner state. On a CPU neither is faster (`bench engine`;
+        stacked, processor time was 1.0 to 1.07 times that of turns at 0.1M and 1M parameters with
+        H = 30).
       **engine: any other keyword of `Engine`.
 
     Raises:
@@ -88,7 +89,7 @@ class AdaptiveEngine:
         reference_batch: int | None = None,
         scaling: Scaling = "none",
         schedule: Schedule | None = None,
-        stack_trainers: bool = False,
+        stack_trainers: bool = True,
         **engine: Any,
     ):
         given = (reference_batch, scaling, stack_trainers, engine)
