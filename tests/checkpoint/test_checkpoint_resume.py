@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 # Between them: payloads in flight, one of them landed in part; residuals; two levels of a codec in
 # use; an anchor per region; weights by tokens; trainers that merge.
-QUICK = ("streaming_partly", "cocodc", "dilocox", "dilocox_shared", "noloco", "adloco")
+QUICK = ("cocodc", "dilocox", "adloco")
 OTHERS = tuple(name for name in METHODS if name not in QUICK)
 
 
