@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 POLL_SECONDS = 0.1
+# The threads of OpenBLAS wait for one another by spinning. Where another process has the cores, the
+# factorisations of a low-rank codec then take a hundred times as long.
+ALONE = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def start(
@@ -23,13 +26,14 @@ def start(
       before: a command that runs this one.
     """
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    settings = {**ALONE, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     with output.open("ab") as opened:
         return subprocess.Popen(
             [*before, sys.executable, "-m", module, *arguments],
             stdout=opened,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env=settings,
         )
 
 

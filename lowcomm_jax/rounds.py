@@ -77,16 +77,7 @@ class Rounds:
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if keep else None}
 
-    def encode(
-        self,
-        delta,
-        codec_state,
-        takes_part_R,
-        weight_R,
-        bases=(),
-        level: int = 0,
-        measure: bool = False,
-    ):
+    def encode(self, delta, codec_state, takes_part_R, weight_R, bases=(), level=0, measure=False):
         """Weigh and encode what every region hands over, fp32 leaves `[R, ...]`.
 
         Returns:

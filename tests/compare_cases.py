@@ -11,10 +11,10 @@ from experiments.compare_config import comparison, panel, variant
 STEPS = 12
 
 
-def config(root, **changes):
-    common = {
+def tiny(root):
+    """Settings of a tiny run on the texts of a folder."""
+    return {
         "steps": STEPS,
-        "regions": 3,
         "batch": 2,
         "model": {
             "layers": 1,
@@ -35,6 +35,9 @@ def config(root, **changes):
         "eval": {"every": 4, "sequences": 20, "batch": 8},
         "checkpoint": {"every": 0},
     }
+
+
+def config(root, **changes):
     variants = {
         "often": variant("diloco", method={"period": 3}),
         "seldom": variant("diloco", method={"period": 6}),
@@ -42,7 +45,7 @@ def config(root, **changes):
     panels = {"one": panel("both", ("seldom", "often"), equal_bytes=True)}
     fields = {
         "seeds": (0, 7),
-        "common": common,
+        "common": {**tiny(root), "regions": 3},
         "panels": panels,
         "networks": ("aws:Oregon,Virginia,Tokyo",),
         "step_seconds": 0.05,

@@ -62,8 +62,8 @@ def walked(w_RxS, x_RxMxD, c_RxMxD, ways_TxBxR):
     return out, source, grad_w, grad_x
 
 
-def follow(paths):
-    """Compare a pipeline on these paths with `walked`."""
+def assert_followed(paths):
+    """A pipeline on these paths gives what `walked` does."""
     regions, count, microbatches = shape = paths.regions, paths.stages, paths.microbatches
     rng = np.random.default_rng(1)
     w = rng.uniform(0.5, 1.5, (regions, count)).astype(np.float32)
@@ -100,7 +100,7 @@ def follow(paths):
 @eight
 @pytest.mark.parametrize("shape", [(2, 2, 3), (2, 3, 5), (2, 4, 2), (4, 2, 3)])
 def test_values_gradients_and_labels_follow_the_path(shape):
-    follow(Paths(*shape, seed=3))
+    assert_followed(Paths(*shape, seed=3))
 
 
 def test_four_regions_of_three_stages():
@@ -171,4 +171,4 @@ def test_all_regions_take_the_draw_of_the_first():
 
 
 if __name__ == "__main__":
-    follow(Paths(*map(int, sys.argv[1:])))
+    assert_followed(Paths(*map(int, sys.argv[1:])))

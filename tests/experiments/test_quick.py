@@ -3,9 +3,11 @@
 import json
 import re
 
+import compare_cases
 import jax
 import numpy as np
 import pytest
+from compare_cases import STEPS
 from rich.console import Console
 from scipy import stats
 
@@ -16,7 +18,7 @@ from experiments.compare import main
 from experiments.compare_plan import plan
 from experiments.metrics import read_records
 
-STEPS, PERIOD, R, STEP_SECONDS = 12, 4, 4, 0.02
+PERIOD, R, STEP_SECONDS = 4, 4, 0.02
 
 
 def config(root):
@@ -27,26 +29,8 @@ def config(root):
         found.panels.all.variants = tuple(found.variants)[::-1]
         found.parallel = 1
         found.compile_cache = "off"
-        found.common.steps = STEPS
-        found.common.batch = 2
-        found.common.eval = {"every": 4, "sequences": 20, "batch": 8}
+        found.common.update(compare_cases.tiny(root))
         found.common.log = {"every": 4}
-        found.common.model = {
-            "layers": 1,
-            "width": 16,
-            "heads": 2,
-            "kv_heads": 1,
-            "head_dim": 8,
-            "mlp_width": 24,
-        }
-        found.common.data = {
-            "corpus": f"text:{root / 'texts'}",
-            "cache_dir": str(root / "cache"),
-            "val_fraction": 0.3,
-            "seq_len": 32,
-        }
-        found.common.mesh = {"region": 1, "fsdp": 1}
-        found.common.inner = {"warmup_steps": 2}
     return found
 
 
