@@ -52,8 +52,10 @@ class Trained:
     Attributes:
       log: of both regions.
       period_S: measured seconds of every period after the warm-up.
-      waited_S: of these, how long the slower region stood still for bytes.
-      travel_N: seconds of every exchange after the warm-up, from being computed to being there.
+      waited_S: of these, how long the region stood still for bytes that came last itself: what the
+        other one waits beyond that it waits for steps, not for bytes.
+      travel_N: seconds of every exchange after the warm-up, from the last payload being computed to
+        everything being there.
     """
 
     log: RunLog
@@ -183,9 +185,9 @@ def _read(folder: Path) -> Trained:
         for event in step["events"]:
             if "travel_seconds" in event:
                 period = (step["step"] - 1) // PERIOD
-                waited[period] += max(event["waited_seconds"])
+                waited[period] += min(event["waited_seconds"])
                 if period >= WARM_UP:
-                    travel.append(max(event["travel_seconds"]))
+                    travel.append(min(event["travel_seconds"]))
     return Trained(log, np.diff(seconds), waited[WARM_UP:], np.array(travel))
 
 

@@ -11,9 +11,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 POLL_SECONDS = 0.1
-# The threads of OpenBLAS wait for one another by spinning. Where another process has the cores, the
-# factorisations of a low-rank codec then take a hundred times as long.
-ALONE = {"OPENBLAS_NUM_THREADS": "1"}
+
+
+def cores() -> int:
+    """How many this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # there is no such thing on macOS
+        return os.cpu_count() or 1
+
+
+SETTINGS = {
+    # The threads of OpenBLAS wait for one another by spinning. Where another process has the cores,
+    # the factorisations of a low-rank codec then take a hundred times as long.
+    "OPENBLAS_NUM_THREADS": "1",
+    # XLA runs programs and transfers on as many threads as it sees cores: with a single one, what
+    # is to arrive while a job trains waits for its steps.
+    "PJRT_NPROC": str(max(2, cores())),
+}
 
 
 def start(
@@ -21,12 +36,14 @@ def start(
 ) -> subprocess.Popen:
     """Run `python -m MODULE ARGUMENTS`, out of the reach of the terminal's Ctrl-C.
 
+    `SETTINGS` hold unless the environment has others.
+
     Args:
       output: what it prints is appended to this file.
       before: a command that runs this one.
     """
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    settings = {**ALONE, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    settings = {**SETTINGS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     with output.open("ab") as opened:
         return subprocess.Popen(
             [*before, sys.executable, "-m", module, *arguments],

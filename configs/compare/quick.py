@@ -3,10 +3,10 @@
     python -m experiments
 
 AllReduce, DiLoCo, Streaming DiLoCo with payloads of 4 bits, CoCoDC, DiLoCoX, AdLoCo and NoLoCo at
-equal tokens: 1M parameters, 240 steps, H = 30, K = 3, tau = 5. Virtual time is that of the preset
+equal tokens: 1M parameters, 140 steps, H = 20, K = 3, tau = 5. Virtual time is that of the preset
 us_4_regions (2 to 5 Gbit/s) with 0.02 s a step, about what a core or two need for one region's.
 
-One seed: the intervals are over the evaluation documents and say nothing of other seeds. Eight
+One seed: the intervals are over the evaluation documents and say nothing of other seeds. Seven
 rounds are few, so the outer rules have less momentum than in the methods' own configs; DiLoCoX,
 whose outer step comes a whole round late, bears the least. `--config.seeds="(0,1,2)"` gives
 intervals over seeds, `--config.common.steps=1500` more rounds.
@@ -21,7 +21,7 @@ from experiments.compare_config import comparison, panel, variant
 
 def get_config() -> ConfigDict:
     """Give the config."""
-    variants = methods(period=30, fragments=3, overlap=5)
+    variants = methods(period=20, fragments=3, overlap=5)
     return comparison(
         variants,
         baseline="allreduce",
@@ -33,10 +33,10 @@ def get_config() -> ConfigDict:
         step_seconds=0.02,
         keep_checkpoints=False,
         common={
-            "steps": 240,
+            "steps": 140,
             "regions": 4,
             "batch": 4,
-            "eval": {"every": 40, "sequences": 128},
+            "eval": {"every": 35, "sequences": 128},
             "log": {"every": 15},
             "checkpoint": {"every": 0},
         },
@@ -53,8 +53,8 @@ def methods(period: int, fragments: int, overlap: int) -> dict:
     shared = {"period": period, "outer": outer}
     staggered = {**shared, "fragments": fragments, "overlap": overlap}
     late = {"name": "nesterov", "learning_rate": 0.4, "momentum": 0.3}
-    # Every rank is a program of its own, compiled when it is first used: three are enough here.
-    ranks = {"rank": 32, "adaptive": {"buckets": 3}}
+    # Every rank is a program of its own, compiled when it is first used: two are enough here.
+    ranks = {"rank": 32, "adaptive": {"buckets": 2}}
     return {
         "allreduce": variant("ddp"),
         "diloco": variant("diloco", method=shared),
