@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from experiments.mishaps import Scripted
 from experiments.workdir import identity
 from lowcomm_jax import exchange
+from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.exchange.between.office import Heal
-from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.jobs.checks import method_problems
 from lowcomm_jax.methods import Method
 
@@ -56,7 +56,7 @@ def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
     return found if method is None else found + method_problems(method)
 
 
-def open_exchange(job: Job) -> RemoteExchange | None:
+def open_exchange(job: Job) -> JobExchange | None:
     """The exchange of a checked job, not joined yet; None on a mesh.
 
     Raises:
