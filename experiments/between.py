@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
+from experiments.distributed import process_problems
 from experiments.mishaps import Scripted
 from experiments.workdir import identity
 from lowcomm_jax import exchange
@@ -29,15 +30,16 @@ def alone(fields: Mapping[str, Any]) -> bool:
 def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
     """Settings of the exchange that cannot work, or that nothing would read."""
     kind, count = fields["exchange"], fields["regions"]
+    found = process_problems(fields)
     if kind == "mesh":
-        return [
+        return found + [
             f"{name}={fields[name]!r} has no effect with exchange=mesh: leave it out"
             for name in ("region", "rendezvous", "secret", "heal")
             if fields[name] not in (None, "stop")
         ]
     if not alone(fields):
-        return [f"exchange={kind!r}: use mesh, {' or '.join(BETWEEN)}"]
-    found, region, url = [], fields["region"], fields["rendezvous"]
+        return [*found, f"exchange={kind!r}: use mesh, {' or '.join(BETWEEN)}"]
+    region, url = fields["region"], fields["rendezvous"]
     if region is None or not 0 <= region < count:
         found.append(f"region={region}: say which of the {count} this job is, 0 to {count - 1}")
     if not url:

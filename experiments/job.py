@@ -99,7 +99,7 @@ def resolve(config: Any, workdir: str | Path) -> Job:
     problems = checks.shape_problems(fields)
     if problems:
         raise RefusedError(problems)
-    devices.provide(fields["mesh"])
+    devices.provide(fields["mesh"], fields["processes"])
     problems = checks.number_problems(fields)
     steps, found = checks.count_steps(fields)
     problems += found

@@ -5,7 +5,7 @@ import numpy as np
 from jax._src import distributed
 from jax.experimental import transfer
 
-__all__ = ["ByteServer", "all_gather_invariant", "coordinator_host"]
+__all__ = ["ByteServer", "all_gather_invariant", "coordinator_host", "process_count"]
 
 
 def coordinator_host() -> str:
@@ -23,6 +23,11 @@ def coordinator_host() -> str:
 def all_gather_invariant(x: jax.Array, axis_name: str | tuple[str, ...], *, axis: int) -> jax.Array:
     """Gather `x` along `axis_name`; the result is typed equal on every device of that axis."""
     return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True, to="invarying")
+
+
+def process_count() -> int:
+    """How many processes this job has; other than JAX's own does it not settle the devices."""
+    return distributed.global_state.num_processes
 
 
 class ByteServer:

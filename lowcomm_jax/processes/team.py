@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from lowcomm_jax.processes.line import open_line
+from lowcomm_jax.processes.line import Line, open_line
 
 _PATIENCE_S = 10.0
 T = TypeVar("T")
@@ -32,22 +32,27 @@ class Team:
 
     All processes call the same methods in the same order, each from one thread.
 
+    Args:
+      connect: `line.open_line`.
+
     Attributes:
       leads: whether this is the first process, which decides.
       count, index: of the processes.
     """
 
-    def __init__(self, count: int = 1, index: int = 0):
+    def __init__(self, count: int = 1, index: int = 0, connect: Callable[..., Line] = open_line):
         self.count, self.index, self.leads = count, index, index == 0
         self._inbox: queue.Queue[tuple[int, tuple]] = queue.Queue()
         self._deciding = False
-        self._failed: dict[int, str] = {}  # why, by process; of the first one once we have read it
+        # What ended which process; of the first one as soon as we have read so far.
+        self._failed: dict[int, Exception | None] = {}
         self._gone: set[int] = set()
+        self._parted = False  # not all are in step, nor will be
         self._round = 0  # of the errors that all have left a block with
         self._change = threading.Condition()
         self._on_failure: Callable[[Exception], None] | None = None
         self._on_signal: Callable[[int], None] | None = None
-        self._line = open_line(self._hear) if count > 1 else None
+        self._line = connect(self._hear) if count > 1 else None
         if self._line is not None:
             # Before jax.distributed waits for all: whoever listens must not be waited for.
             atexit.register(self._line.close)
@@ -82,7 +87,8 @@ class Team:
     def _tell(self, what: str, act: Callable[[], T]) -> T:
         self._deciding = True  # first: who fails from now on ends what we may wait for
         try:
-            self.check()
+            if not self._parted:
+                self.check()
             result = act()
         except Exception as error:
             self._line.say("told", what, None, _portable(error))
@@ -129,8 +135,14 @@ class Team:
           ProcessLostError: a process has ended, or failed; says which, and why.
         """
         if self._failed:
-            process, reason = next(iter(self._failed.items()))
-            raise ProcessLostError(f"process {process} of this job {reason}")
+            raise self._loss(next(iter(self._failed)))
+
+    def _loss(self, process: int) -> ProcessLostError:
+        cause = self._failed[process]
+        what = "has ended" if cause is None else f"failed: {type(cause).__name__}: {cause}"
+        error = ProcessLostError(f"process {process} of this job {what}")
+        error.__cause__ = cause
+        return error
 
     def on_failure(self, act: Callable[[Exception], None]) -> None:
         """Call this in the first process, on another thread, when one fails while it decides."""
@@ -148,10 +160,13 @@ class Team:
         except Exception as error:
             if self._line is not None:
                 self._fail_together(error)
+                if self._failed:
+                    # It may be what has failed here, too: collectives do.
+                    raise self._loss(next(iter(self._failed))) from error
             raise
 
     def _fail_together(self, error: Exception) -> None:
-        self._line.say("raised", f"{type(error).__name__}: {error}")
+        self._line.say("raised", _portable(error))
         if self.leads:
             others = set(range(1, self.count))
             with self._change:
@@ -162,8 +177,9 @@ class Team:
                 while not self._failed:
                     self._next(_PATIENCE_S)
         silent = others - self._failed.keys()
-        self._failed = {p: reason for p, reason in self._failed.items() if p in self._gone}
-        self._failed |= dict.fromkeys(silent, "does not answer")
+        self._failed = {p: cause for p, cause in self._failed.items() if p in self._gone}
+        self._failed |= dict.fromkeys(silent)
+        self._parted = bool(self._failed)
         self._round += 1
 
     def _hear(self, process: int, message: tuple) -> None:
@@ -178,11 +194,11 @@ class Team:
                 self._note_failure(process, kind, rest)
                 self._change.notify_all()
             if self._deciding and self._on_failure is not None:
-                self._on_failure(ProcessLostError(f"process {process} of this job has failed"))
+                self._on_failure(self._loss(process))
         self._inbox.put((process, message))
 
     def _note_failure(self, process: int, kind: str, rest: list) -> None:
-        self._failed.setdefault(process, f"has failed: {rest[0]}" if rest else "has ended")
+        self._failed.setdefault(process, rest[0] if rest else None)
         self._gone |= {process} if kind == "gone" else set()
 
     # -- signals ------------------------------------------------------------------------------

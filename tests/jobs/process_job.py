@@ -17,7 +17,7 @@ class Settings:
     Attributes:
       url: of the rendezvous; out: file for what the anchors and the parameters end with.
       region, regions; process, processes; coordinator: which process of what.
-      method: a key of `test_same_numbers.METHODS`, behind a dot a kind of exchange.
+      method: a key of `METHODS`.
     """
 
     url: str
@@ -29,13 +29,12 @@ class Settings:
     coordinator: str
     method: str
     steps: int
-    devices: int = 1
-    exchange: str = "store"
+    exchange: str
 
 
 def main(settings: Settings) -> None:
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", settings.devices)
+    jax.config.update("jax_num_cpu_devices", 1)
     if settings.processes > 1:
         jax.distributed.initialize(settings.coordinator, settings.processes, settings.process)
     # The suite imports JAX with settings of its own; these need its devices.
