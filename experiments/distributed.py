@@ -91,3 +91,20 @@ def refuse(problems: Sequence[str]) -> None:
     ]
     if found:
         raise RefusedError(found if len(everyones) > 1 else list(problems))
+
+
+def insist_on_the_same(**values: Any) -> None:
+    """Refuse to start where the processes of this job do not hold equal values.
+
+    Raises:
+      RefusedError: naming what differs, and where.
+    """
+    everyones = team().everyones("same", values)
+    found = [
+        f"{name} of process {i} is not that of process 0: give all processes the same"
+        for name in values
+        for i, own in enumerate(everyones)
+        if own[name] != everyones[0][name]
+    ]
+    if found:
+        raise RefusedError(found, "the processes of this job differ")

@@ -114,6 +114,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
     with team().together():
         run = assemble(job)
+        distributed.insist_on_the_same(config=identity(job.config), corpus=run.data.identity)
     if team().leads:
         write_config(job.workdir, job.config)
     keep = job.config["checkpoint"]

@@ -52,7 +52,7 @@ def train(method, counts, exchange, folder):
             given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             jobs.append(subprocess.Popen(command, env=env, **given))
     for job in jobs:
-        shown = job.communicate(timeout=120)[0]
+        shown = job.communicate(timeout=600)[0]
         assert job.returncode == 0, shown
     return [[np.load(out) for out in region] for region in outs]
 

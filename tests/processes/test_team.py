@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from processes_in_threads import teams, together
 
+from lowcomm_jax import make_mesh
 from lowcomm_jax.processes import ProcessLostError, fetch, opened, place, team
+from lowcomm_jax.regions import Regions
 
 
 @pytest.fixture
@@ -139,13 +141,11 @@ def test_signals_are_passed_on_to_the_first(job):
     assert there.wait(10) and heard == [15]
 
 
-def test_arrays_of_one_process(tmp_path):
-    import jax
-
-    import lowcomm_jax as lc
-
-    sharding = lc.Regions(1, lc.make_mesh(fsdp=2)).sharding("fsdp")
+def test_arrays_of_one_process():
+    sharding = Regions(1, make_mesh(fsdp=2)).sharding("fsdp")
     tree = {"a": np.arange(4.0, dtype=np.float32), "b": np.ones((2, 3), np.float32)}
     placed = place(tree, sharding)
-    assert all(x.sharding == sharding for x in jax.tree.leaves(placed))
-    jax.tree.map(np.testing.assert_array_equal, fetch(placed), tree)
+    assert all(x.sharding == sharding for x in placed.values())
+    for name, x in fetch(placed).items():
+        np.testing.assert_array_equal(x, tree[name])
+    assert fetch(placed, here=False) == {}
