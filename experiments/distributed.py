@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
 from experiments import devices
 from experiments.cli import RefusedError
-from lowcomm_jax.processes import team
+from lowcomm_jax.processes import ProcessLostError, team
 
-_SILENT_SECONDS = 30  # after which a process that answers nothing is taken for dead
+EXIT_LOST = 1
+"""Exit code of a process whose job has lost another one."""
 
 
 def process_problems(fields: Mapping[str, Any]) -> list[str]:
@@ -66,13 +69,21 @@ def start(fields: Mapping[str, Any]) -> None:
             fields["processes"] or None,
             fields["process"],
             initialization_timeout=max(1, round(60 * fields["wait_minutes"])),
-            heartbeat_timeout_seconds=_SILENT_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
         fix = "give processes, process and coordinator, the same coordinator in all of them"
         raise RefusedError(
             [f"processes: {error}; {fix}"], "cannot meet this job's processes"
         ) from (error)
+
+
+def end(lost: ProcessLostError) -> NoReturn:
+    """End this process at once, after everything is closed: `jax.distributed` would wait for the
+    lost one."""
+    print(f"{lost}; this one ends, too", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_LOST)
 
 
 def refuse(problems: Sequence[str]) -> None:

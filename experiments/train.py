@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         complete = train_and_heal(job, console, values.quiet or not team().leads)
     except ProcessLostError as error:
-        raise RefusedError([str(error)], "this process ends, too") from error
+        distributed.end(error)
     if not complete:
         console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
         return EXIT_INTERRUPTED

@@ -35,7 +35,7 @@ class Line:
 
     Args:
       hear: called as `hear(peer, message)` on threads of the line; `("gone",)` when a peer's end is
-        closed.
+        closed, after `("bye",)` if it closed it itself.
     """
 
     def __init__(self, peers: Mapping[int, Connection], hear: Hear):
@@ -52,6 +52,7 @@ class Line:
 
     def close(self, wait_s: float = 10.0) -> None:
         """Send what is left, for `wait_s` at most, and close this end."""
+        self.say("bye")
         self._outbox.put(None)
         self._sender.join(wait_s)
         for connection in self._peers.values():

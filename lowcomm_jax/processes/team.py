@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import pickle
 import queue
 import threading
@@ -20,6 +21,7 @@ import jax
 from lowcomm_jax.processes.line import Line, open_line
 
 _PATIENCE_S = 10.0
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -46,6 +48,7 @@ class Team:
         self._deciding = False
         # What ended which process; of the first one as soon as we have read so far.
         self._failed: dict[int, Exception | None] = {}
+        self._left: set[int] = set()
         self._gone: set[int] = set()
         self._parted = False  # not all are in step, nor will be
         self._round = 0  # of the errors that all have left a block with
@@ -189,6 +192,12 @@ class Team:
             if self._on_signal is not None:
                 self._on_signal(*rest)
             return
+        if kind == "bye":
+            self._left.add(process)
+            return
+        if kind == "gone" and process not in self._left:
+            # Said at once: we may hang in a collective, or be ended by JAX, before we raise it.
+            log.error("process %d of this job has ended without a word", process)
         if self.leads and kind != "value":
             with self._change:
                 self._note_failure(process, kind, rest)
