@@ -58,7 +58,7 @@ def start(fields: Mapping[str, Any]) -> None:
     Raises:
       RefusedError: that is not known, or the others do not come within `wait_minutes`.
     """
-    if fields["processes"] == 1 or process_problems(fields):
+    if fields["processes"] in (1, None) or process_problems(fields):
         return  # `resolve` refuses
     devices.provide(fields["mesh"], fields["processes"])
     # SIGTERM is ours: what it starts is agreed on here (`lowcomm_jax.interrupt`).

@@ -67,10 +67,10 @@ def main(argv: Sequence[str]) -> int:
         job = resolve(config, workdir)
     except RefusedError as error:
         job, problems = None, problems + error.problems
-    distributed.refuse(problems)
-    compile_cache.enable(values.compile_cache)
-    console = Console(quiet=not team().leads)
     try:
+        distributed.refuse(problems)
+        compile_cache.enable(values.compile_cache)
+        console = Console(quiet=not team().leads)
         complete = train_and_heal(job, console, values.quiet or not team().leads)
     except ProcessLostError as error:
         distributed.end(error)

@@ -36,10 +36,15 @@ def main(settings: Settings) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     if settings.processes > 1:
-        jax.distributed.initialize(settings.coordinator, settings.processes, settings.process)
+        jax.distributed.initialize(
+            settings.coordinator,
+            settings.processes,
+            settings.process,
+            heartbeat_timeout_seconds=600,  # a busy machine may stand still
+        )
     # The suite imports JAX with settings of its own; these need its devices.
     import numpy as np
-    from jobs.test_same_numbers import METHODS
+    from jobs.test_process_regions import METHODS
     from jobs.together import batches, engine, rows, train
 
     from lowcomm_jax import exchange, make_mesh
