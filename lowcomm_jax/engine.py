@@ -104,8 +104,7 @@ class Engine:
     ):
         alone = isinstance(exchange, JobExchange)
         here = 1 if alone else regions
-        if mesh is None:
-            mesh = default_mesh(here if isinstance(here, int) and here > 0 else 1)
+        mesh = mesh or default_mesh(here if isinstance(here, int) and here > 0 else 1)
         self.regions = Regions(here, mesh, replicas)
         self.method = method
         self.roles = roles
