@@ -10,6 +10,7 @@ from etils import epath
 
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import compare, leaves, store, trainers
+from lowcomm_jax.checkpoint.apart import alone
 from lowcomm_jax.checkpoint.resize import resize
 from lowcomm_jax.checkpoint.target import Target, fill, make_target
 from lowcomm_jax.engine import Engine
@@ -62,7 +63,7 @@ def load(
       DamagedError: it cannot be read back as it was written.
       ValueError: it does not belong to this engine and config, with every difference.
     """
-    document = team().told("document", lambda: store.read_document(path))
+    document = team().told("document", lambda: alone(store.read_document, path))
     if document["format"] != compare.FORMAT:
         raise _refusal(path, [f"format: {document['format']} -> {compare.FORMAT}"])
     flights, plain = trainers.saved_flights(document), trainers.plain_engine(engine)
@@ -82,7 +83,7 @@ def load(
     if problems:
         raise _refusal(path, problems)
     # By the first process for all: the others need not reach the folder.
-    arrays = team().told("arrays", lambda: leaves.gather(store.read_arrays(path, document)))
+    arrays = team().told("arrays", lambda: leaves.gather(alone(store.read_arrays, path, document)))
     for line in compare.differing_fields(document["packages"], compare.package_versions()):
         log.warning("%s: other packages, so perhaps not bit for bit: %s", path, line)
     states = {

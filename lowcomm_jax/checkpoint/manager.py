@@ -15,6 +15,7 @@ from etils import epath
 
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import leaves, store
+from lowcomm_jax.checkpoint.apart import alone
 from lowcomm_jax.checkpoint.load import describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
 from lowcomm_jax.checkpoint.trainers import State, all_leaves, one_of, parts
@@ -143,7 +144,7 @@ class Checkpoints:
         step = document["step"]
         self.directory.mkdir(parents=True, exist_ok=True)
         groups = leaves.deal(arrays, document["regions"])
-        store.write(self.directory / str(step), groups, document)
+        alone(store.write, self.directory / str(step), groups, document)
         self._damaged.discard(step)
         self._clean(step)
 
@@ -200,7 +201,7 @@ class Checkpoints:
         scores = {}
         for step in store.steps(self.directory):
             try:
-                score = store.read_document(self._path(step))["metrics"].get(
+                score = alone(store.read_document, self._path(step))["metrics"].get(
                     self.keep_best, math.nan
                 )
             except DamagedError:
@@ -218,7 +219,7 @@ class Checkpoints:
           DamagedError: the document cannot be read back as it was written.
         """
         number = self.latest() if step is None else step
-        return team().told("document", lambda: store.read_document(self._path(number)))
+        return team().told("document", lambda: alone(store.read_document, self._path(number)))
 
     def _path(self, step: int | None) -> epath.Path:
         found = store.steps(self.directory)

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 from orbax.checkpoint import v1
@@ -84,12 +83,6 @@ def _context() -> v1.Context:
     context = v1.Context()
     context.checkpointables.registry = v1.handlers.local_registry()
     context.checkpointables.registry.add(v1.handlers.JsonHandler, checkpointable_name=DOCUMENT)
-    if jax.process_count() > 1:
-        # Only one process of the job reads and writes: Orbax must not wait for the others.
-        own = jax.process_index()
-        context.multiprocessing.primary_host = own
-        context.multiprocessing.active_processes = {own}
-        context.multiprocessing.barrier_sync_key_prefix = f"lowcomm{own}"
     return context
 
 
