@@ -16,7 +16,7 @@ from experiments.job import Job, abstract_params, make_engine, make_model
 from lowcomm_jax import AdaptiveEngine, Engine, programs
 from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
-from lowcomm_jax.exchange.between.remote import RemoteExchange
+from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.models.weights import load_llama
@@ -36,7 +36,7 @@ class Run:
     job: Job
     model: Model | Pipeline
     engine: Engine | AdaptiveEngine
-    exchange: RemoteExchange | None
+    exchange: JobExchange | None
     data: TrainData
     evaluation: EvalData
     tokenizer: Tokenizer
@@ -134,7 +134,7 @@ def assemble(job: Job) -> Run:
 
 
 def _engine_that_fits(
-    job: Job, model: Model | Pipeline, exchange: RemoteExchange | None
+    job: Job, model: Model | Pipeline, exchange: JobExchange | None
 ) -> Engine | AdaptiveEngine:
     """The engine, once its programs for this model can be made (nothing is compiled)."""
     engine = make_engine(job, model, exchange)

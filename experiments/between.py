@@ -7,11 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
+from experiments.distributed import process_problems
 from experiments.mishaps import Scripted
 from experiments.workdir import identity
 from lowcomm_jax import exchange
+from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.exchange.between.office import Heal
-from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.jobs.checks import method_problems
 from lowcomm_jax.methods import Method
 
@@ -29,15 +30,16 @@ def alone(fields: Mapping[str, Any]) -> bool:
 def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
     """Settings of the exchange that cannot work, or that nothing would read."""
     kind, count = fields["exchange"], fields["regions"]
+    found = process_problems(fields)
     if kind == "mesh":
-        return [
+        return found + [
             f"{name}={fields[name]!r} has no effect with exchange=mesh: leave it out"
             for name in ("region", "rendezvous", "secret", "heal")
             if fields[name] not in (None, "stop")
         ]
     if not alone(fields):
-        return [f"exchange={kind!r}: use mesh, {' or '.join(BETWEEN)}"]
-    found, region, url = [], fields["region"], fields["rendezvous"]
+        return [*found, f"exchange={kind!r}: use mesh, {' or '.join(BETWEEN)}"]
+    region, url = fields["region"], fields["rendezvous"]
     if region is None or not 0 <= region < count:
         found.append(f"region={region}: say which of the {count} this job is, 0 to {count - 1}")
     if not url:
@@ -56,7 +58,7 @@ def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
     return found if method is None else found + method_problems(method)
 
 
-def open_exchange(job: Job) -> RemoteExchange | None:
+def open_exchange(job: Job) -> JobExchange | None:
     """The exchange of a checked job, not joined yet; None on a mesh.
 
     Raises:

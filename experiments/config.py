@@ -98,6 +98,11 @@ def _add_jobs(config: ConfigDict) -> None:
     config.secret = config_dict.placeholder(str)  # of the jobs: file:PATH or env:NAME
     config.address = "127.0.0.1:0"  # of this job, as the other peers reach it; port 0 = a free one
     config.wait_minutes = 10.0  # for the other jobs to appear
+    # Processes of this job, each with devices of its own, which share the region's mesh
+    # (jax.distributed); 0 = as Slurm, Open MPI, Kubernetes or JAX_COORDINATOR_ADDRESS say.
+    config.processes = 1
+    config.process = config_dict.placeholder(int)  # which of them this is; process 0 leads
+    config.coordinator = config_dict.placeholder(str)  # HOST:PORT of process 0
     # How late a living region may be before the others go on without it; default: as was observed.
     config.deadline_s = config_dict.placeholder(float)
     # Where anchors differ that must not: stop, or take that of the majority or the lowest region.

@@ -8,17 +8,27 @@ from collections.abc import Mapping
 
 import jax
 
+from lowcomm_jax import compat
+
 FLAG = "--xla_force_host_platform_device_count"
 
 
-def provide(mesh: Mapping[str, int]) -> None:
-    """Cut the processor into as many devices as the sizes of a mesh ask for; 0 asks for nothing.
+def asked_for(mesh: Mapping[str, int]) -> int:
+    """How many devices the sizes of a mesh ask for; 0 asks for nothing."""
+    return math.prod(size for size in mesh.values() if size > 0)
+
+
+def provide(mesh: Mapping[str, int], processes: int = 1) -> None:
+    """Cut the processor into as many devices as the sizes of a mesh ask for.
+
+    Args:
+      processes: of this job, which share the mesh; 0 = those that `jax.distributed` has found.
 
     Accelerators are left as they are, and so is a number that XLA_FLAGS or JAX's own setting gives.
     JAX settles its devices when they are first used: later calls change nothing, and a mesh that
     does not fit is refused when it is made.
     """
-    wanted = math.prod(size for size in mesh.values() if size > 0)
+    wanted = asked_for(mesh) // (processes or compat.process_count())
     settled = FLAG in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices >= 0
     if wanted < 2 or settled:
         return

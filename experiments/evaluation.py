@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import lowcomm_jax as lc
 from lowcomm_jax.data import EvalData, per_document
 from lowcomm_jax.models import Model, Pipeline
+from lowcomm_jax.processes import place
 from lowcomm_jax.regions import REGION
 from lowcomm_jax.state import TrainState
 
@@ -65,10 +66,16 @@ class Evaluator:
         slots = (REGION, "fsdp")
         devices = mesh.shape[REGION] * mesh.shape["fsdp"]
         spec = P(None, slots) if batch % devices == 0 else P()
-        self._batches = jax.device_put(chosen, NamedSharding(mesh, spec))
+        self._batches = place(chosen, NamedSharding(mesh, spec))
         self._per_region = per_region
-        self._losses = jax.jit(lambda state, batches: _losses(model, state, batches, per_region))
-        self._loss = jax.jit(lambda params, batches: _loss(model, params, batches))
+        everywhere = NamedSharding(mesh, P())  # so that every process can read them
+        self._losses = jax.jit(
+            lambda state, batches: _losses(model, state, batches, per_region),
+            out_shardings=everywhere,
+        )
+        self._loss = jax.jit(
+            lambda params, batches: _loss(model, params, batches), out_shardings=everywhere
+        )
 
     @property
     def targets(self) -> int:

@@ -24,7 +24,7 @@ from experiments.workdir import workdir_problems
 from experiments.writers import missing_packages
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.data import DataConfig
-from lowcomm_jax.exchange.between.remote import RemoteExchange
+from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.fragments import partition, path_name
 from lowcomm_jax.layout import make_layout
 from lowcomm_jax.methods import Method
@@ -99,7 +99,7 @@ def resolve(config: Any, workdir: str | Path) -> Job:
     problems = checks.shape_problems(fields)
     if problems:
         raise RefusedError(problems)
-    devices.provide(fields["mesh"])
+    devices.provide(fields["mesh"], fields["processes"])
     problems = checks.number_problems(fields)
     steps, found = checks.count_steps(fields)
     problems += found
@@ -186,7 +186,7 @@ def stacked_prefixes(model: Model | Pipeline) -> tuple[str, ...]:
 
 
 def make_engine(
-    job: Job, model: Model | Pipeline, exchange: RemoteExchange | None = None
+    job: Job, model: Model | Pipeline, exchange: JobExchange | None = None
 ) -> Engine | AdaptiveEngine:
     """The engine of a job; nothing is compiled yet.
 

@@ -4,16 +4,16 @@
 
 Every region is a program of its own, as it would be in another place: WORKDIR/region<i> is its run
 folder (output.txt is what it printed), WORKDIR/rendezvous the folder through which the jobs find
-one another. Overrides (--config.FIELD=VALUE) go to all of them. Ctrl-C lets every region save and
-exits with code 75; the same command then continues. A region that dies does not stop the others;
-with --restarts it is started again and catches up. --faults=FILE kills, stops and cuts off regions,
-damages, delays and slows what they send, by a script (experiments/faults.py).
+one another. With --processes=N a region is N processes, which share a mesh as those on several
+hosts do (output.1.txt is what the second one printed). Overrides (--config.FIELD=VALUE) go to all
+of them. Ctrl-C lets every region save and exits with code 75; the same command then continues. A
+region that dies does not stop the others; with --restarts it is started again and catches up.
+--faults=FILE kills, stops and cuts off regions, damages, delays and slows what they send, by a
+script (experiments/faults.py).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -21,16 +21,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments import report
+from experiments import devices, report
 from experiments.between import BETWEEN
-from experiments.board import Board, last_line
+from experiments.board import Board
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
-from experiments.job import resolve
-from experiments.processes import POLL_SECONDS, ended_at_last, start
+from experiments.config import plain
+from experiments.distributed import process_problems
+from experiments.job import Job, resolve
+from experiments.processes import POLL_SECONDS, ended_at_last
+from experiments.region_job import RegionJob
 from experiments.striking import Striker, door, open_door
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
-OUTPUT, RENDEZVOUS = "output.txt", "rendezvous"
+RENDEZVOUS = "rendezvous"
 EXIT_LOST = 1
 
 
@@ -39,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     path, overrides, others = split_config(argv)
     options = Flags()
     options.whole("regions", None, "how many jobs (default: the config's regions)")
+    options.whole("processes", None, "of every region (default: the config's, 1)")
     options.text("exchange", "peers", f"how payloads travel: {' or '.join(BETWEEN)}")
     options.whole("restarts", 0, "times a region that died is started again")
     options.text("faults", None, "script of faults, or random:SEED:COUNT")
@@ -52,104 +56,64 @@ def main(argv: Sequence[str]) -> int:
     if path is None:
         raise RefusedError(["which method? give --config=configs/diloco.py (or another)"], "launch")
     workdir = Path(values.workdir or f"runs/{Path(path.partition(':')[0]).stem}-regions").absolute()
-    given = [] if values.regions is None else [("regions", str(values.regions))]
-    shared = [*overrides, *given, ("exchange", values.exchange)]
-    shared += [] if values.faults is None else [("faults", values.faults)]
+    given = {name: values[name].value for name in ("regions", "processes", "faults")}
+    shared = [*overrides, ("exchange", values.exchange)]
+    shared += [(name, str(value)) for name, value in given.items() if value is not None]
     rendezvous = workdir / RENDEZVOUS
     problems = [f"unexpected argument {argument!r}" for argument in rest]
-    regions, faults = _check(
-        path, [*shared, ("rendezvous", f"file://{rendezvous}")], workdir, problems
-    )
+    job, count = _check(path, [*shared, ("rendezvous", f"file://{rendezvous}")], workdir, problems)
     cache = [] if values.compile_cache is None else [f"--compile_cache={values.compile_cache}"]
     jobs = [
-        _Job(path, shared, r, workdir, door(rendezvous, r), cache, values.restarts)
-        for r in range(regions)
+        RegionJob(path, shared, r, count, workdir, door(rendezvous, r), cache, values.restarts)
+        for r in range(job.regions)
     ]
     rendezvous.mkdir(parents=True, exist_ok=True)
-    for region in range(regions):
+    for region in range(job.regions):
         open_door(rendezvous, region)
     console = Console()
-    code = run(jobs, console, Striker(faults, jobs, rendezvous))
+    code = run(jobs, console, Striker(job.faults, jobs, rendezvous))
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)
     return code
 
 
-def _check(path: str, shared, workdir: Path, problems: list[str]):
-    """Refuse what any region would refuse, before any is started; (how many there are, faults)."""
+def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, int]:
+    """Refuse what any region would refuse, before any is started; (the job, processes of each)."""
     config, found = load_config(path, [*shared, ("region", "0")])
-    problems = problems + found
+    problems = problems + found + process_problems(plain(config))
+    count = config.processes
+    if count < 1:
+        problems.append(f"processes={count}: say how many of a region are to be started")
+    # Looked at as one process with the devices of all.
+    config.processes, mesh = 1, plain(config.mesh)
+    devices.provide({**mesh, "fsdp": mesh["fsdp"] or max(count, 1)})
     try:
         job = resolve(config, workdir / "region0")
     except RefusedError as error:
         raise RefusedError(problems + error.problems, "launch") from error
     if problems:
         raise RefusedError(problems, "launch")
-    return job.regions, job.faults
+    return job, count
 
 
-@dataclasses.dataclass
-class _Job:
-    """One region's process.
-
-    Attributes:
-      restarts: how many are left.
-      code: exit code once it has ended for good.
-      held: a fault is on it: it is not lost.
-    """
-
-    config: str
-    shared: list[tuple[str, str]]
-    region: int
-    folder: Path
-    rendezvous: Path
-    more: list[str]
-    restarts: int
-    process: subprocess.Popen | None = None
-    code: int | None = None
-    held: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"region {self.region}"
-
-    @property
-    def workdir(self) -> Path:
-        return self.folder / f"region{self.region}"
-
-    @property
-    def output(self) -> Path:
-        return self.workdir / OUTPUT
-
-    def start(self) -> None:
-        self.workdir.mkdir(parents=True, exist_ok=True)
-        fields = [f"--config.{name}={value}" for name, value in self.shared]
-        fields += [f"--config.rendezvous=file://{self.rendezvous}"]
-        fields += [f"--config.region={self.region}", f"--workdir={self.workdir}"]
-        arguments = ["train", f"--config={self.config}", *fields, *self.more]
-        self.process = start("experiments", arguments, self.output)
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-
-def run(jobs: list[_Job], console: Console, striker: Striker) -> int:
+def run(jobs: list[RegionJob], console: Console, striker: Striker) -> int:
     """Watch the jobs until all have ended; returns the launcher's exit code."""
     processes: list[subprocess.Popen] = []
     with Interrupt() as interrupt, ended_at_last(processes), Board(console) as board:
         for job in jobs:
             job.start()
-            processes.append(job.process)
+            processes += job.processes
         while any(job.code is None for job in jobs) and not interrupt.requested:
             over = all(job.code is not None for job in jobs if not job.held)
             for line in striker.act(over):
                 board.print(line)
             for job in [job for job in jobs if job.code is None and not job.held]:
-                board.say(job.name, last_line(job.output) or "starts")
-                if job.process.poll() is not None:
-                    _ended(job, board)
-            processes += [job.process for job in jobs if job.process not in processes]
+                board.say(job.name, job.says or "starts")
+                if (code := job.poll()) is not None:
+                    _ended(job, code, board)
+            started = [process for job in jobs for process in job.processes]
+            processes += [process for process in started if process not in processes]
             time.sleep(POLL_SECONDS)
         striker.end_all()
     if interrupt.requested or any(job.code == EXIT_INTERRUPTED for job in jobs):
@@ -158,16 +122,15 @@ def run(jobs: list[_Job], console: Console, striker: Striker) -> int:
     return EXIT_LOST if any(job.code for job in jobs) else 0
 
 
-def _ended(job: _Job, board: Board) -> None:
+def _ended(job: RegionJob, code: int, board: Board) -> None:
     """Start a job again that died, if that is wanted; else note how it ended."""
-    code = job.process.returncode
     if code in (0, EXIT_INTERRUPTED):
         job.code = code
         return
-    reason = f"{job.name} ended with code {code}: {last_line(job.output)}"
+    reason = f"{job.name} ended with code {code}: {job.says}"
     if job.restarts == 0:
         job.code = code
-        board.print(f"{reason}; the others go on ({job.output})")
+        board.print(f"{reason}; the others go on ({job.workdir})")
         return
     job.restarts -= 1
     board.print(f"{reason}; it is started again, {job.restarts} restarts are left")

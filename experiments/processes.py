@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,6 +53,13 @@ def start(
             start_new_session=True,
             env=settings,
         )
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses just now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 @contextlib.contextmanager

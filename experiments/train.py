@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from experiments import compile_cache, report
+from experiments import compile_cache, distributed, report
 from experiments.assemble import Run, assemble
 from experiments.cli import (
     Flags,
@@ -37,6 +37,7 @@ from lowcomm_jax.exchange import Lost, StoreUnavailable
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, InterruptedBeforeError, raised
 from lowcomm_jax.jobs import AnchorsDifferError, rejoin
 from lowcomm_jax.models import Pipeline
+from lowcomm_jax.processes import ProcessLostError, team
 from lowcomm_jax.stages import bubble
 
 
@@ -61,15 +62,18 @@ def main(argv: Sequence[str]) -> int:
     config, problems = load_config(path, overrides)
     problems += [f"unexpected argument {argument!r}" for argument in rest]
     workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
+    distributed.start(config)
     try:
         job = resolve(config, workdir)
     except RefusedError as error:
-        raise RefusedError(problems + error.problems) from error
-    if problems:
-        raise RefusedError(problems)
-    compile_cache.enable(values.compile_cache)
-    console = Console()
-    complete = train_and_heal(job, console, values.quiet)
+        job, problems = None, problems + error.problems
+    try:
+        distributed.refuse(problems)
+        compile_cache.enable(values.compile_cache)
+        console = Console(quiet=not team().leads)
+        complete = train_and_heal(job, console, values.quiet or not team().leads)
+    except ProcessLostError as error:
+        distributed.end(error)
     if not complete:
         console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
         return EXIT_INTERRUPTED
@@ -108,15 +112,18 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         console.print(f"warning: {_idle(job)}", highlight=False, soft_wrap=True)
     if not quiet:
         console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
-    run = assemble(job)
-    write_config(job.workdir, job.config)
+    with team().together():
+        run = assemble(job)
+        distributed.insist_on_the_same(config=identity(job.config), corpus=run.data.identity)
+    if team().leads:
+        write_config(job.workdir, job.config)
     keep = job.config["checkpoint"]
     checkpoints = Checkpoints(
         job.workdir / CHECKPOINTS,
         keep_last=keep["keep_last"],
         keep_best=BEST if keep["keep_best"] else None,
     )
-    with contextlib.closing(checkpoints), contextlib.closing(run):
+    with contextlib.closing(checkpoints), contextlib.closing(run), team().together():
         restored = _restore(run, checkpoints)
         if restored is not None and restored.extra["finished"]:
             console.print(f"{job.workdir} is complete (step {restored.step})", highlight=False)
@@ -128,7 +135,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
             console.print(f"checkpoint of step {damaged} is left out: {reason}", highlight=False)
         state = run.engine.init(run.starting_params()) if restored is None else restored.state
         try:
-            with raised():
+            with raised(), team().together():
                 state = _meet(run, state, restored is not None, console, quiet)
         except InterruptedBeforeError:
             return False

@@ -17,6 +17,9 @@ _HOUSEKEEPING = (
     "address",
     "wait_minutes",
     "deadline_s",
+    "processes",
+    "process",
+    "coordinator",
 )
 
 

@@ -15,6 +15,7 @@ from experiments.cli import RefusedError
 from experiments.metrics import MetricsLog
 from experiments.tidy import numbers
 from experiments.workdir import METRICS
+from lowcomm_jax.processes import team
 
 if TYPE_CHECKING:
     from experiments.job import Job
@@ -59,6 +60,19 @@ class AllLogs:
             closes.close()
 
 
+class NoLog:
+    """Of a process that leaves writing to the first one of its job."""
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """At once."""
+
+    def close(self) -> None:
+        """At once."""
+
+
 def missing_packages(settings: Mapping[str, Any]) -> list[str]:
     """What is asked for in the config's `log` section and not installed, a line each."""
     return [
@@ -68,13 +82,15 @@ def missing_packages(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def open_log(job: Job, step: int) -> AllLogs:
+def open_log(job: Job, step: int) -> AllLogs | NoLog:
     """Open everything that a run's records go to.
 
     Args:
       step: the run goes on after this step; what was written of later ones is dropped where the
         writer can; -1 = it starts.
     """
+    if not team().leads:
+        return NoLog()
     file, settings, writers = MetricsLog(job.workdir / METRICS, step), job.config["log"], []
     if settings["tensorboard"]:
         writers.append(_TensorBoard(job.workdir / TENSORBOARD, step))

@@ -2,14 +2,32 @@
 
 import jax
 import numpy as np
+from jax._src import distributed
 from jax.experimental import transfer
 
-__all__ = ["ByteServer", "all_gather_invariant"]
+__all__ = ["ByteServer", "all_gather_invariant", "coordinator_host", "process_count"]
+
+
+def coordinator_host() -> str:
+    """Host on which the first process of this `jax.distributed` job is reached.
+
+    Raises:
+      RuntimeError: `jax.distributed.initialize` was not called.
+    """
+    address = distributed.global_state.coordinator_address
+    if address is None:
+        raise RuntimeError("jax.distributed.initialize() was not called")
+    return address.rpartition(":")[0].strip("[]")
 
 
 def all_gather_invariant(x: jax.Array, axis_name: str | tuple[str, ...], *, axis: int) -> jax.Array:
     """Gather `x` along `axis_name`; the result is typed equal on every device of that axis."""
     return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True, to="invarying")
+
+
+def process_count() -> int:
+    """How many processes this job has; other than JAX's own does it not settle the devices."""
+    return distributed.global_state.num_processes
 
 
 class ByteServer:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from lowcomm_jax import history, initial, microbatches, programs
 from lowcomm_jax.carrying import OnMesh
 from lowcomm_jax.checks import check_batch, layout_problems, mode_problems, virtual_clock
-from lowcomm_jax.exchange.between.remote import RemoteExchange
+from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.finish import finish
 from lowcomm_jax.gossip_trips import round_trips
 from lowcomm_jax.gradient import behind_outer
@@ -28,6 +28,7 @@ from lowcomm_jax.jobs.checks import exchange_problems
 from lowcomm_jax.layout import Roles, make_layout
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import follow
+from lowcomm_jax.processes import place
 from lowcomm_jax.programs import Recipe
 from lowcomm_jax.regions import REGION, Regions, Replicas, default_mesh
 from lowcomm_jax.roundtrip import RoundTrips
@@ -85,7 +86,7 @@ class Engine:
         regions: int,
         *,
         mesh: Mesh | None = None,
-        exchange: Literal["mesh"] | RemoteExchange = "mesh",
+        exchange: Literal["mesh"] | JobExchange = "mesh",
         network: Any = None,
         replicas: Replicas = "map",
         seed: int = 0,
@@ -101,10 +102,9 @@ class Engine:
         block: int = 16,
         offload: bool = False,
     ):
-        alone = isinstance(exchange, RemoteExchange)
+        alone = isinstance(exchange, JobExchange)
         here = 1 if alone else regions
-        if mesh is None:
-            mesh = default_mesh(here if isinstance(here, int) and here > 0 else 1)
+        mesh = mesh or default_mesh(here if isinstance(here, int) and here > 0 else 1)
         self.regions = Regions(here, mesh, replicas)
         self.method = method
         self.roles = roles
@@ -140,7 +140,7 @@ class Engine:
         if alone:
             self.clock = None  # a virtual clock books all regions; here real time passes
         region = self.regions.sharding(REGION)
-        self.region_ids = jax.device_put(ids_R, region)
+        self.region_ids = place(ids_R, region)
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
         routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
         self.runner = StageRunner(method, self.region_ids, ids_R, regions, routed)
@@ -297,4 +297,4 @@ class Engine:
         check_batch(shape, self.regions.stacked(replicas), self.recipe.accumulate)
         if self.regions.mesh.size == 1:
             return batches  # the call itself transfers them, and faster
-        return jax.device_put(batches, self._batch_sharding)
+        return place(batches, self._batch_sharding)

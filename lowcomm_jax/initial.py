@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lowcomm_jax import fragments as fragmentation
 from lowcomm_jax.offload import stow
+from lowcomm_jax.processes import place
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.regions import REGION
 from lowcomm_jax.sharding import leaf_shardings, optimizer_shardings
@@ -26,14 +28,14 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
     anchor = _anchor(programs, layout.select(params, "train"))
     state = TrainState(
         inner=_inner(programs, params),
-        frozen=jax.device_put(layout.select(params, "frozen"), shared),
+        frozen=place(layout.select(params, "frozen"), shared),
         anchor=anchor,
         received=_received(programs, layout.select(params, "train")),
         outer=_outer(programs, anchor),
         codec=tuple(_codec_state(programs, p) for p in range(k)),
         bases=tuple(_bases(programs, p) for p in range(k)),
         landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
-        rate=jax.device_put(jnp.zeros(k, jnp.float32), shared),
+        rate=place(np.zeros(k, np.float32), shared),
         in_flight={},
         clock=Clock.start(k, count, programs.method.schedule.start()),
         layout=layout,
@@ -105,8 +107,8 @@ def _inner(programs: Programs, params: PyTree) -> Inner:
         params=params_R,
         buffers=_stack(programs, layout.select(params, "local", "average")),
         opt=opt,
-        step=jax.device_put(jnp.zeros(count, jnp.int32), region),
-        tokens=jax.device_put(jnp.zeros((count, len(programs.fragments)), jnp.float32), region),
+        step=place(np.zeros(count, np.int32), region),
+        tokens=place(np.zeros((count, len(programs.fragments)), np.float32), region),
     )
 
 

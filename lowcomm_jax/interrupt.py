@@ -1,11 +1,17 @@
-"""Turn SIGTERM and SIGINT into a flag, so that a run can finish its step, save and exit."""
+"""Turn SIGTERM and SIGINT into a flag, so that a run can finish its step, save and exit.
+
+In a job of several processes a signal to any of them is one to the first, whose word all follow.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+
+from lowcomm_jax.processes import ProcessLostError, opened
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -21,11 +27,19 @@ class InterruptedBeforeError(Exception):
 def raised(*signals: signal.Signals) -> Iterator[None]:
     """Turn SIGTERM and SIGINT into `InterruptedBeforeError`, where the main thread only waits."""
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def act(number: int) -> None:
         raise InterruptedBeforeError(signal.Signals(number).name)
 
-    with Interrupt(*signals, handle=handle):
-        yield
+    def wake(number: int) -> None:
+        signal.pthread_kill(threading.main_thread().ident, number)
+
+    with Interrupt(*signals, act=act, wake=wake):
+        try:
+            yield
+        except ProcessLostError as error:
+            if isinstance(error.__cause__, InterruptedBeforeError):
+                raise InterruptedBeforeError(str(error.__cause__)) from error
+            raise
 
 
 class Interrupt:
@@ -35,6 +49,11 @@ class Interrupt:
     exits with `EXIT_INTERRUPTED`. A second signal puts the previous handlers back and is raised
     again: SIGINT becomes KeyboardInterrupt, SIGTERM ends the process.
 
+    Args:
+      act: called in the place of setting the flag.
+      wake: called on another thread, with a signal that another process of this job has received;
+        default: sets the flag.
+
     Attributes:
       signal: the first signal received, or None.
 
@@ -42,32 +61,54 @@ class Interrupt:
       ValueError: entered outside the main thread, where Python handles no signals.
     """
 
-    def __init__(self, *signals: signal.Signals, handle: Handler | None = None):
+    def __init__(
+        self,
+        *signals: signal.Signals,
+        act: Callable[[int], None] | None = None,
+        wake: Callable[[int], None] | None = None,
+    ):
         self.signals = signals or (signal.SIGTERM, signal.SIGINT)
-        self._handler = handle or self._handle
+        self._act, self._wake = act, wake
+        self._passed_on = False
         self.signal: signal.Signals | None = None
         self._previous: dict[signal.Signals, object] = {}
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has asked the run to stop."""
-        return self.signal is not None
+        """Whether a signal has asked the run to stop; all processes of a job ask it together."""
+        return opened().told("interrupt", lambda: self.signal is not None or self._passed_on)
 
     def __enter__(self) -> Interrupt:
-        self.signal = None
-        self._previous = {s: signal.signal(s, self._handler) for s in self.signals}
+        self.signal, self._passed_on = None, False
+        self._previous = {s: signal.signal(s, self._handle) for s in self.signals}
+        opened().on_signal(self._hear)
         return self
 
     def __exit__(self, *error) -> None:
+        opened().on_signal(None)
         self._put_back()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self.signal is None:
+        if self.signal is not None:
+            self._put_back()
+            signal.raise_signal(number)
+        elif not opened().leads:
             self.signal = signal.Signals(number)
+            opened().pass_on(number)
+        elif self._act is not None:
+            self._act(number)
+        else:
+            self.signal = signal.Signals(number)
+
+    def _hear(self, number: int) -> None:
+        """Of a signal that another process has received: it is none of our own, so that one which
+        comes later is the first."""
+        if self._passed_on:
             return
-        self._put_back()
-        signal.raise_signal(number)
+        self._passed_on = True
+        if self._wake is not None:
+            self._wake(number)
 
     def _put_back(self) -> None:
         for number, handler in self._previous.items():

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 
+from lowcomm_jax.processes import place, team
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.regions import REGION
 from lowcomm_jax.state import InFlight, TrainState
@@ -57,9 +58,9 @@ class Measurements:
                 state.inner.params, state.anchor, self._rows, scale, names_K=self._names
             )
         if self.schedule.measured:
-            seconds = self._stopwatch.seconds(self.count)
+            seconds = team().told("seconds", lambda: self._stopwatch.seconds(self.count))
             # On the mesh like everything in flight, so that a checkpoint can tell where it lies.
-            header["seconds"] = jax.device_put(seconds, self._region)
+            header["seconds"] = place(seconds, self._region)
         return header
 
     def landed(self, state: TrainState, flight: InFlight, values: dict[str, Any]) -> TrainState:

@@ -143,15 +143,6 @@ def _spec(leaf: Any) -> list:
     return [list(axes) if isinstance(axes, tuple) else axes for axes in spec]
 
 
-def to_host(named: Named) -> dict[str, np.ndarray]:
-    """Copy every leaf to the host: the devices' arrays may be donated right afterwards."""
-    for leaf in named.values():
-        if isinstance(leaf, jax.Array):
-            leaf.copy_to_host_async()
-    # np.array copies; np.asarray may hand out a view of a CPU device's own buffer.
-    return {name: np.array(leaf) for name, leaf in named.items()}
-
-
 def deal(named: dict[str, np.ndarray], regions: int) -> dict[str, dict[str, np.ndarray]]:
     """Deal whole arrays into the groups `shared` and `region_<i>`."""
     groups: dict[str, dict] = {SHARED: {}, **{region_group(r): {} for r in range(regions)}}

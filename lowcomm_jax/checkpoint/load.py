@@ -10,10 +10,12 @@ from etils import epath
 
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import compare, leaves, store, trainers
+from lowcomm_jax.checkpoint.apart import alone
 from lowcomm_jax.checkpoint.resize import resize
 from lowcomm_jax.checkpoint.target import Target, fill, make_target
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.processes import team
 from lowcomm_jax.state import TrainState
 
 PyTree = Any
@@ -61,7 +63,7 @@ def load(
       DamagedError: it cannot be read back as it was written.
       ValueError: it does not belong to this engine and config, with every difference.
     """
-    document = store.read_document(path)
+    document = team().told("document", lambda: alone(store.read_document, path))
     if document["format"] != compare.FORMAT:
         raise _refusal(path, [f"format: {document['format']} -> {compare.FORMAT}"])
     flights, plain = trainers.saved_flights(document), trainers.plain_engine(engine)
@@ -80,7 +82,8 @@ def load(
     problems += compare.differing_leaves(saved, expected, regions)
     if problems:
         raise _refusal(path, problems)
-    arrays = leaves.gather(store.read_arrays(path, document))
+    # By the first process for all: the others need not reach the folder.
+    arrays = team().told("arrays", lambda: leaves.gather(alone(store.read_arrays, path, document)))
     for line in compare.differing_fields(document["packages"], compare.package_versions()):
         log.warning("%s: other packages, so perhaps not bit for bit: %s", path, line)
     states = {

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import logging
 import math
 import os
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import leaves, store
+from lowcomm_jax.checkpoint.apart import alone
 from lowcomm_jax.checkpoint.load import describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
 from lowcomm_jax.checkpoint.trainers import State, all_leaves, one_of, parts
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.processes import fetch, team
 
 PyTree = Any
 Skipped = list[tuple[int, str]]
@@ -56,7 +56,10 @@ class Checkpoints:
     versions, config, extra, metrics, method, per-fragment clocks, what is in flight, the digest
     of every array. It appears under its name when it is complete.
 
-    One process writes at a time. Use it as a context manager, or call `close`: a save that still
+    In a job of several `jax.distributed` processes all call the same: the first one writes and
+    reads, and its host holds the whole state meanwhile; the others need not reach the directory.
+
+    One job writes at a time. Use it as a context manager, or call `close`: a save that still
     runs when the interpreter ends is lost.
 
     Args:
@@ -66,7 +69,7 @@ class Checkpoints:
       asynchronous: write in a background thread; only the copy to the host is waited for.
 
     Raises:
-      ValueError: `keep_last` below 1, or a program of several processes.
+      ValueError: `keep_last` below 1.
     """
 
     def __init__(
@@ -80,8 +83,6 @@ class Checkpoints:
         problems = []
         if keep_last < 1:
             problems.append(f"keep_last={keep_last}: keep at least 1")
-        if jax.process_count() > 1:
-            problems.append("a program of several processes cannot be saved yet: use one process")
         if problems:
             raise ValueError("checkpoints cannot work like this:\n- " + "\n- ".join(problems))
         self.directory = epath.Path(directory).absolute()
@@ -122,24 +123,28 @@ class Checkpoints:
         """
         self.wait()
         step = int(one_of(state).clock.step)
-        later = [s for s in self.steps() if s > step and s not in self._damaged]
+        later = team().told("later", lambda: self._later(step))
         if later:
             raise ValueError(
                 f"step {step} cannot be saved: {self.directory} holds the later steps {later} of "
                 f"another run or branch; delete them or use another directory"
             )
         document = store.plain(describe(state, extra, config, metrics or {}, method))
-        arrays = leaves.to_host(all_leaves(parts(state)))
-        write = functools.partial(self._write, arrays, document)
-        self._pending = self._worker.submit(write)
+        arrays = fetch(all_leaves(parts(state)), here=team().leads)
+        if team().leads:
+            self._pending = self._worker.submit(self._write, arrays, document)
         if not self.asynchronous:
             self.wait()
+
+    def _later(self, step: int) -> list[int]:
+        found = store.steps(self.directory)
+        return [s for s in found if s > step and s not in self._damaged]
 
     def _write(self, arrays: dict[str, np.ndarray], document: dict) -> None:
         step = document["step"]
         self.directory.mkdir(parents=True, exist_ok=True)
         groups = leaves.deal(arrays, document["regions"])
-        store.write(self.directory / str(step), groups, document)
+        alone(store.write, self.directory / str(step), groups, document)
         self._damaged.discard(step)
         self._clean(step)
 
@@ -149,7 +154,7 @@ class Checkpoints:
             store.remove(path)
         found = store.steps(self.directory)
         good = [s for s in found if s not in self._damaged]
-        keep = {*good[-self.keep_last :], self.best()}
+        keep = {*good[-self.keep_last :], self._best()}
         for step, path in found.items():
             if step not in keep and step < newest:
                 store.remove(path)
@@ -161,8 +166,7 @@ class Checkpoints:
           Exception: whatever made it fail.
         """
         pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        team().told("saved", lambda: pending and pending.result())
 
     def close(self) -> None:
         """Wait, and stop the background thread; nothing can be saved afterwards."""
@@ -181,7 +185,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps whose checkpoints are complete, ascending; a save under way is not among them."""
-        return list(store.steps(self.directory))
+        return team().told("steps", lambda: list(store.steps(self.directory)))
 
     def latest(self) -> int | None:
         """The newest step, or None."""
@@ -189,12 +193,17 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step where the metric `keep_best` is lowest (the later of equals), or None."""
+        return team().told("best", self._best)
+
+    def _best(self) -> int | None:
         if self.keep_best is None:
             return None
         scores = {}
-        for step in self.steps():
+        for step in store.steps(self.directory):
             try:
-                score = self.document(step)["metrics"].get(self.keep_best, math.nan)
+                score = alone(store.read_document, self._path(step))["metrics"].get(
+                    self.keep_best, math.nan
+                )
             except DamagedError:
                 # Not lost without a word: restore names it when it comes to it.
                 continue
@@ -209,7 +218,8 @@ class Checkpoints:
           ValueError: there is no such step.
           DamagedError: the document cannot be read back as it was written.
         """
-        return store.read_document(self._path(self.latest() if step is None else step))
+        number = self.latest() if step is None else step
+        return team().told("document", lambda: alone(store.read_document, self._path(number)))
 
     def _path(self, step: int | None) -> epath.Path:
         found = store.steps(self.directory)
@@ -252,9 +262,9 @@ class Checkpoints:
           DamagedError: naming every checkpoint, when none can be used.
         """
         self.wait()
-        wanted = store.steps(self.directory) if step is None else {step: self._path(step)}
+        wanted, left = team().told("checkpoints", lambda: self._found(step))
         skipped: Skipped = []
-        for number, path in reversed(store.leftovers(self.directory)):
+        for number, path in reversed(left):
             if path.name.startswith(f"{number}{store.TEMPORARY}"):
                 self._skip(skipped, number, f"{path}: the save was not finished")
         for number, path in reversed(wanted.items()):
@@ -271,6 +281,11 @@ class Checkpoints:
             lines = [f"step {number}: {reason}" for number, reason in skipped]
             raise DamagedError("no checkpoint can be used:\n- " + "\n- ".join(lines))
         return None
+
+    def _found(self, step: int | None) -> tuple[dict[int, epath.Path], list]:
+        """(checkpoints by step, what interrupted saves have left)."""
+        wanted = store.steps(self.directory) if step is None else {step: self._path(step)}
+        return wanted, store.leftovers(self.directory)
 
     def _skip(self, skipped: Skipped, step: int, reason: str) -> None:
         log.warning("skipped checkpoint of step %d: %s", step, reason)

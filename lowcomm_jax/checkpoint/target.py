@@ -12,9 +12,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.checkpoint.leaves import FLIGHT_ARRAYS, named_leaves, state_leaves, to_host
+from lowcomm_jax.checkpoint.leaves import FLIGHT_ARRAYS, named_leaves, state_leaves
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.offload import HOST
+from lowcomm_jax.processes import fetch, place
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.regions import REGION
 from lowcomm_jax.state import InFlight, TrainState
@@ -47,9 +48,7 @@ def make_target(engine: Engine, params: PyTree, records: list[dict]) -> Target:
     params = jax.tree.map(_concrete, params)
     state = engine.init(params)
     programs = engine.trips(state).programs
-    fresh = to_host(
-        {**named_leaves("codec", state.codec), **named_leaves("landing", state.landing)}
-    )
+    fresh = fetch({**named_leaves("codec", state.codec), **named_leaves("landing", state.landing)})
     count = len(programs.fragments)
     flights = {r["key"]: abstract_flight(programs, r) for r in records if r["fragment"] < count}
     return Target(jax.tree.map(_abstract, state).replace(in_flight=flights), fresh)
@@ -121,7 +120,7 @@ def fill(target: TrainState, arrays: dict[str, np.ndarray]) -> TrainState:
     """Put host arrays where the target's leaves lie; the clock stays on the host."""
     expected = state_leaves(target)
     on_device = [name for name, leaf in expected.items() if leaf.sharding is not None]
-    placed = jax.device_put(
+    placed = place(
         [arrays[name] for name in on_device], [expected[name].sharding for name in on_device]
     )
     filled = dict(zip(on_device, placed))

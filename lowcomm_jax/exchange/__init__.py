@@ -8,16 +8,22 @@ from lowcomm_jax.exchange.between.errors import (
     StoreUnavailable,
     Superseded,
 )
+from lowcomm_jax.exchange.between.lockstep import LockstepExchange
 from lowcomm_jax.exchange.between.remote import Arrived, RemoteExchange
 from lowcomm_jax.exchange.between.timing import Timing
 from lowcomm_jax.exchange.mesh import InSlices, MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, two_shot
 
+JobExchange = RemoteExchange | LockstepExchange
+"""Of a job that is one region of several."""
+
 __all__ = [
     "Arrived",
     "GroupExchange",
     "InSlices",
+    "JobExchange",
+    "LockstepExchange",
     "Lost",
     "MeshExchange",
     "Missing",

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, in_halves, pair
+from lowcomm_jax.exchange import (
+    GroupExchange,
+    JobExchange,
+    MeshExchange,
+    Traffic,
+    all_gather,
+    in_halves,
+    pair,
+)
 from lowcomm_jax.exchange.between.arrived import Arrived, nothing
-from lowcomm_jax.exchange.between.errors import StoreUnavailable
-from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.exchange.between.wire import shapes_of
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.digest import anchor_digest, compare
 from lowcomm_jax.jobs.shared import give
 from lowcomm_jax.jobs.slicing import Slicing, goes_in_slices, named, padded_nbytes
+from lowcomm_jax.processes import team
 from lowcomm_jax.state import InFlight, TrainState
 from lowcomm_jax.topology import Groups, member_table
 
 PyTree = Any
-_POLL_SECONDS = 0.02
 HEADER, ANCHOR = "header", "anchor"
 
 
@@ -62,7 +67,7 @@ class BetweenJobs:
 
     always = True
 
-    def __init__(self, exchange: RemoteExchange):
+    def __init__(self, exchange: JobExchange):
         self.exchange = exchange
         self.total, self.region = exchange.count, exchange.region
         self.silent = False
@@ -169,17 +174,12 @@ class BetweenJobs:
         Raises:
           Lost: there is nobody left to do so.
         """
-        company = Company(self.exchange)
-        while True:
-            company.check(trip.name)
-            try:
-                how = {"members": trip.members, "reduction": trip.slicing}
-                arrived = self.exchange.skip(trip.name, trip.like, **how)
-            except StoreUnavailable:
-                arrived = None  # the exchange's heartbeat reports it
-            if arrived is not None:
-                return arrived
-            time.sleep(_POLL_SECONDS)
+        company, how = Company(self.exchange), {"members": trip.members, "reduction": trip.slicing}
+
+        def heard() -> Arrived | None:
+            return self.exchange.skip(trip.name, trip.like, **how)
+
+        return team().told("heard", lambda: company.wait(trip.name, heard))
 
     def frontier(self) -> int:
         """Inner steps of the region that is furthest, this one left out; 0 if nobody is there."""

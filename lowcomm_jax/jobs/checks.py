@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.exchange.between.remote import RemoteExchange
+from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.regions import REGION
@@ -18,7 +18,7 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
     if isinstance(exchange, str):
         known = exchange == "mesh"
         return [] if known else [f"exchange={exchange!r}: use 'mesh', or an exchange between jobs"]
-    if not isinstance(exchange, RemoteExchange):
+    if not isinstance(exchange, JobExchange):
         return [f"exchange={exchange!r}: use 'mesh', exchange.store(...) or exchange.peers(...)"]
     found = []
     if exchange.count != regions:
@@ -30,8 +30,12 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
             f"the mesh has {mesh.shape[REGION]} region slots, but this job is one region: use "
             "region=1, and fsdp or tensor for its devices"
         )
-    if jax.process_count() > 1:
-        found.append("a region of several processes cannot exchange yet: use one process a region")
+    idle = set(range(jax.process_count())) - {d.process_index for d in mesh.devices.flat}
+    if idle:
+        found.append(
+            f"the mesh has no device of processes {sorted(idle)} of this job: use all devices of "
+            "the region (mesh.fsdp=0)"
+        )
     if guard.outlier_factor is not None:
         found.append(
             f"outlier_factor={guard.outlier_factor}: a job does not know the other regions' norms "

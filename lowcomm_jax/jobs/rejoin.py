@@ -13,18 +13,17 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.checkpoint.leaves import named_leaves
 from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.exchange.between.errors import StoreUnavailable
-from lowcomm_jax.exchange.between.remote import RemoteExchange
+from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.exchange.between.states import State
 from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.restart import expect
 from lowcomm_jax.jobs.shared import SHARED, give
+from lowcomm_jax.processes import place, team
 from lowcomm_jax.roundtrip import RoundTrips
 from lowcomm_jax.state import TrainState, with_inner
 
@@ -54,24 +53,17 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     return catch_up(engine, install(trips, state, arrays, document))
 
 
-def _newest(exchange: RemoteExchange) -> State:
+def _newest(exchange: JobExchange) -> State:
     exchange.want_state()
     company = Company(exchange)
-    while True:
-        company.check("one gave its state")
-        try:
-            found = exchange.newest_state()
-        except StoreUnavailable:
-            found = None  # the exchange's heartbeat reports it
-        if found is not None:
-            return found
-        time.sleep(_POLL_SECONDS)
+    given = "one gave its state"
+    return team().told("state", lambda: company.wait(given, exchange.newest_state))
 
 
 def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
     """After the end: give the state to regions that are just coming in, which have no one else."""
     exchange, until = engine.recipe.carrier.exchange, time.monotonic() + linger_s
-    while exchange.asking() and time.monotonic() < until:
+    while team().told("serve", lambda: bool(exchange.asking()) and time.monotonic() < until):
         give(exchange, state)
         time.sleep(_POLL_SECONDS)
 
@@ -99,10 +91,7 @@ def install(
     changes = {}
     for field in SHARED:
         tree = getattr(state, field)
-        leaves = [
-            jax.device_put(arrays[name], x.sharding)
-            for name, x in named_leaves(field, tree).items()
-        ]
+        leaves = [place(arrays[name], x.sharding) for name, x in named_leaves(field, tree).items()]
         changes[field] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
     names = named_leaves("clock", state.clock)
     clock = jax.tree.unflatten(jax.tree.structure(state.clock), [arrays[name] for name in names])
@@ -110,7 +99,7 @@ def install(
         clock.copy(), bytes_sent=state.clock.bytes_sent, bytes_received=state.clock.bytes_received
     )
     state = state.replace(**changes, clock=clock, in_flight={})
-    codec = tuple(jax.tree.map(jnp.zeros_like, one) for one in state.codec)
+    codec = tuple(jax.tree.map(_zeros, one) for one in state.codec)
     flights = {r["key"]: _spectator(trips, r) for r in document["in_flight"] if not r["moved"]}
     state = state.replace(codec=codec, in_flight=flights)
     expect(trips, state)
@@ -120,9 +109,7 @@ def install(
 def _spectator(trips: RoundTrips, record: dict):
     """A payload under way to which this region adds nothing."""
     shapes = abstract_flight(trips.programs, record)
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, shapes
-    )
+    zeros = jax.tree.map(lambda x: _zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x, shapes)
     return dataclasses.replace(zeros, takes_part=np.zeros_like(zeros.takes_part))
 
 
@@ -142,5 +129,11 @@ def catch_up(engine: Engine, state: TrainState) -> TrainState:
 def start_from_anchor(trips: RoundTrips, state: TrainState) -> TrainState:
     """Take the anchor's values and the run's step; the inner optimizer goes on as it is."""
     params = trips.programs.restart(state.inner.params, state.anchor)
-    step = jnp.full_like(state.inner.step, int(state.clock.step))
-    return with_inner(state, params=params, step=step, tokens=jnp.zeros_like(state.inner.tokens))
+    inner = state.inner
+    step = place(np.full(inner.step.shape, int(state.clock.step), np.int32), inner.step.sharding)
+    return with_inner(state, params=params, step=step, tokens=_zeros(inner.tokens))
+
+
+def _zeros(like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """Where `like` lies."""
+    return place(np.zeros(like.shape, like.dtype), like.sharding)

@@ -10,7 +10,8 @@ from oracle.jax_problem import loss_fn
 import lowcomm_jax as lc
 from lowcomm_jax import compression
 from lowcomm_jax.adaptive.state import AdaptiveState
-from lowcomm_jax.checkpoint.leaves import state_leaves, to_host
+from lowcomm_jax.checkpoint.leaves import state_leaves
+from lowcomm_jax.processes import fetch
 
 HALF = 11
 REGIONS = 3
@@ -128,7 +129,7 @@ def values(state):
             name: np.array(getattr(state, name))
             for name in ("samples", "bytes_sent", "bytes_received")
         }
-    named = to_host(state_leaves(state))
+    named = fetch(state_leaves(state))
     for key, flight in state.in_flight.items():
         for field in ("fragment", "sent", "due", "takes_part", "moved", "level"):
             named[f"in_flight/{key}/{field}"] = np.array(getattr(flight, field))

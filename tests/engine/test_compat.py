@@ -4,6 +4,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 
 import lowcomm_jax as lc
 from lowcomm_jax import compat
@@ -40,3 +41,9 @@ def test_bytes_are_pulled_between_servers_and_a_number_can_be_withdrawn():
     assert not late.is_ready()
     holder.offer(10, holder.array(b"two"))
     assert np.asarray(late).tobytes() == b"two" and late.is_ready()
+
+
+def test_what_jax_distributed_knows_before_devices_are_settled():
+    assert compat.process_count() == jax.process_count() == 1
+    with pytest.raises(RuntimeError, match="initialize"):
+        compat.coordinator_host()

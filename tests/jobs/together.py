@@ -9,6 +9,7 @@ import oracle
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax.processes import whole
 
 MESH = lc.make_mesh(devices=jax.devices()[:1])
 CUT = ["^a$|^s$", "^b$", "^c$"]
@@ -38,7 +39,7 @@ def train(one, data, participants=None):
 
 
 def values(state):
-    return jax.tree.map(np.array, (state.anchor, state.inner.params))
+    return jax.tree.map(lambda x: np.array(whole(x)), (state.anchor, state.inner.params))
 
 
 def in_jobs(make_exchange, method, regions, steps, participants=None, meshes=None, **kwargs):

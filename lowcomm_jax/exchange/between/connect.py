@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from typing import Any, get_args
 
 from lowcomm_jax.exchange.between import kv
 from lowcomm_jax.exchange.between.beats import Beats
 from lowcomm_jax.exchange.between.commits import Board
 from lowcomm_jax.exchange.between.kv import Store
+from lowcomm_jax.exchange.between.lockstep import LockstepExchange
 from lowcomm_jax.exchange.between.mishaps import Mishaps, NoMishaps
 from lowcomm_jax.exchange.between.office import Heal, Office
 from lowcomm_jax.exchange.between.peer_transport import PeerTransport
@@ -18,6 +20,7 @@ from lowcomm_jax.exchange.between.secret import Seal, read_secret
 from lowcomm_jax.exchange.between.tally import Tally
 from lowcomm_jax.exchange.between.timing import Pace, Timing
 from lowcomm_jax.exchange.between.transport import StoreTransport
+from lowcomm_jax.processes import team
 
 
 def store(
@@ -31,8 +34,11 @@ def store(
     keep: int = 16,
     heal: Heal = "stop",
     mishaps: Mishaps | None = None,
-) -> RemoteExchange:
+) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go through the key-value store; regions need no route to another.
+
+    Where this job is several `jax.distributed` processes, all of them call it alike, and only the
+    first one takes part in the exchange (`lockstep`).
 
     Args:
       url: folder of the store: "file:///...", "gs://bucket/..." or "s3://bucket/...".
@@ -51,9 +57,13 @@ def store(
       ValueError: lists everything that is wrong with the arguments.
       StoreUnavailable: the store cannot be opened.
     """
-    parts = _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
-    transport = StoreTransport(parts["store"], parts["tally"])
-    return RemoteExchange(Office(transport=transport, **parts), "store", keep)
+
+    def make() -> RemoteExchange:
+        parts = _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
+        transport = StoreTransport(parts["store"], parts["tally"])
+        return RemoteExchange(Office(transport=transport, **parts), "store", keep)
+
+    return _in_step(make, region, count, heal)
 
 
 def peers(
@@ -68,7 +78,7 @@ def peers(
     keep: int = 4,
     heal: Heal = "stop",
     mishaps: Mishaps | None = None,
-) -> RemoteExchange:
+) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
     Payloads are plain text on the wire: use a private network or a tunnel.
@@ -78,10 +88,24 @@ def peers(
       keep: keys whose payloads of all regions stay in this host's memory for regions that are
         late; more than may be in flight at once.
     """
-    parts = _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
-    names = ("store", "seal", "beats", "tally", "pace", "timing", "closing")
-    transport = PeerTransport(*(parts[name] for name in names), address)
-    return RemoteExchange(Office(transport=transport, **parts), "peers", keep)
+
+    def make() -> RemoteExchange:
+        parts = _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
+        names = ("store", "seal", "beats", "tally", "pace", "timing", "closing")
+        transport = PeerTransport(*(parts[name] for name in names), address)
+        return RemoteExchange(Office(transport=transport, **parts), "peers", keep)
+
+    return _in_step(make, region, count, heal)
+
+
+def _in_step(
+    make: Callable[[], RemoteExchange], region: int, count: int, heal: Heal
+) -> RemoteExchange | LockstepExchange:
+    """The exchange, or in a job of several processes, what each of them needs of it."""
+    processes = team()
+    if processes.count == 1:
+        return make()
+    return LockstepExchange(processes, region, count, heal, make)
 
 
 def _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps) -> dict[str, Any]:

@@ -127,6 +127,11 @@ class RemoteExchange:
                 return
             time.sleep(office.timing.beat_s / 4)
 
+    def fail(self, error: Exception) -> None:
+        """Let this be raised by whatever waits here, and by what is called from now on."""
+        self._office.halted.set()  # nothing can be awaited of us any more
+        self._office.beats.fail(error)
+
     def close(self, linger_s: float = 30.0) -> None:
         """Leave the run and end all exchanges under way.
 

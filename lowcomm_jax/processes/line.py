@@ -1,0 +1,97 @@
+"""Messages between the first process of a job and the others, over TCP.
+
+Not by collectives of the devices: those wait for what the devices have still to compute, and a word
+must not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from lowcomm_jax import compat
+
+_KEY_BYTES = 32
+Hear = Callable[[int, tuple], None]
+
+
+class Line:
+    """One process's end: what it says goes to all its peers, in order.
+
+    The first process has all others as peers, each of them the first one. Messages are pickled: a
+    peer has shown that it knows a key which only the processes of this job were given.
+
+    Args:
+      hear: called as `hear(peer, message)` on threads of the line; `("gone",)` when a peer's end is
+        closed, after `("bye",)` if it closed it itself.
+    """
+
+    def __init__(self, peers: Mapping[int, Connection], hear: Hear):
+        self._peers, self._hear = dict(peers), hear
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._send, name="lowcomm-say", daemon=True)
+        self._sender.start()
+        for peer in self._peers:
+            threading.Thread(target=self._read, args=(peer,), daemon=True).start()
+
+    def say(self, *message: Any) -> None:
+        """Send a message; returns at once, and may be called by a handler of signals."""
+        self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def close(self, wait_s: float = 10.0) -> None:
+        """Send what is left, for `wait_s` at most, and close this end."""
+        self.say("bye")
+        self._outbox.put(None)
+        self._sender.join(wait_s)
+        for connection in self._peers.values():
+            # Closing alone would not wake a thread that reads.
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(fileno=os.dup(connection.fileno())) as s,
+            ):
+                s.shutdown(socket.SHUT_RDWR)
+
+    def _send(self) -> None:
+        while (data := self._outbox.get()) is not None:
+            for connection in self._peers.values():
+                with contextlib.suppress(OSError):  # whoever reads there notices that it is gone
+                    connection.send_bytes(data)
+
+    def _read(self, peer: int) -> None:
+        try:
+            while True:
+                self._hear(peer, pickle.loads(self._peers[peer].recv_bytes()))
+        except (EOFError, OSError):
+            self._hear(peer, ("gone",))
+
+
+def open_line(hear: Hear) -> Line:
+    """Connect the processes of this job; all of them call it together."""
+    leads, count = jax.process_index() == 0, jax.process_count()
+    card = np.zeros(4 + _KEY_BYTES, np.uint8)
+    if leads:
+        key = secrets.token_bytes(_KEY_BYTES)
+        listener = Listener(("", 0), backlog=count, authkey=key)
+        port = listener.address[1].to_bytes(4, "little")
+        card = np.frombuffer(port + key, np.uint8)
+    data = multihost_utils.broadcast_one_to_all(card).tobytes()
+    if leads:
+        with listener:
+            accepted = (listener.accept() for _ in range(count - 1))
+            return Line({connection.recv(): connection for connection in accepted}, hear)
+    address = compat.coordinator_host(), int.from_bytes(data[:4], "little")
+    connection = Client(address, authkey=data[4:])
+    connection.send(jax.process_index())
+    return Line({0: connection}, hear)

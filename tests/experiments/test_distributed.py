@@ -1,0 +1,62 @@
+"""What is refused of several processes a region, before any of them meets another."""
+
+import pytest
+
+from experiments import devices
+from experiments.cli import RefusedError
+from experiments.config import base, plain
+from experiments.distributed import process_problems, refuse
+
+
+def problems(**changes):
+    fields = plain(base("diloco", period=5))
+    fields |= {"exchange": "store", **changes}
+    fields["mesh"] = fields["mesh"] | changes.get("mesh", {})
+    return process_problems(fields)
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"processes": -1}, ["processes=-1"]),
+        ({"process": 0, "coordinator": "a:1"}, ["process=0 has no effect", "coordinator='a:1'"]),
+        ({"processes": 2, "exchange": "mesh"}, ["use exchange=store or peers"]),
+        ({"processes": 2, "process": 2}, ["process=2: say which of the 2"]),
+        ({"processes": 0, "process": -1}, ["process=-1"]),
+        ({"processes": 2, "coordinator": "host"}, ["give HOST:PORT"]),
+        ({"processes": 2, "mesh": {"fsdp": 3}}, ["mesh of 3 devices"]),
+        ({"processes": 2, "offload": True}, ["offload"]),
+        (
+            {"processes": 2, "process": 3, "coordinator": "x", "offload": True, "exchange": "mesh"},
+            ["use exchange=", "process=3", "coordinator='x'", "offload"],
+        ),
+    ],
+)
+def test_refused(changes, expected):
+    found = problems(**changes)
+    assert len(found) == len(expected), found
+    for line, part in zip(found, expected):
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"processes": 2, "process": 1, "coordinator": "host:8476"},
+        {"processes": 0},
+        {"processes": 4, "mesh": {"fsdp": 8}},
+    ],
+)
+def test_accepted(changes):
+    assert problems(**changes) == []
+
+
+def test_devices_of_one_process_of_several():
+    assert devices.asked_for({"region": 0, "fsdp": 8, "tensor": 1}) == 8
+
+
+def test_alone_it_refuses_its_own_problems():
+    refuse([])
+    with pytest.raises(RefusedError, match="2 problems"):
+        refuse(["one", "two"])
