@@ -75,6 +75,13 @@ class Codec(abc.ABC):
         del path, shape
         return 1
 
+    def unit(self, path: str, shape: tuple[int, ...]) -> int | None:
+        """How many neighbouring values of a leaf, seen flat, are coded together; None = the leaf
+        cannot be coded in units.
+        """
+        del path, shape
+        return None
+
     def laid(self, cuts: Mapping[str, Cut]) -> Codec:
         """The codec that knows how the leaves of these paths are cut inside a region."""
         del cuts
@@ -165,6 +172,9 @@ class Wrapper(Codec):
 
     def rows_together(self, path, shape):
         return self.codec.rows_together(path, shape)
+
+    def unit(self, path, shape):
+        return self.codec.unit(path, shape)
 
     def laid(self, cuts):
         return dataclasses.replace(self, codec=self.codec.laid(cuts))

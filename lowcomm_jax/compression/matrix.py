@@ -61,6 +61,12 @@ class MatrixCodec(abc.ABC):
         del shape
         return 1
 
+    def unit(self, shape: Shape) -> int:
+        """How many neighbouring values of `[N M]` are coded together: what a device should hold a
+        multiple of where it cannot hold whole rows (`windows`).
+        """
+        return shape[2]
+
     def sends_all(self, shape: Shape) -> bool:
         """Whether a codec that is meant to choose would send every value of this shape."""
         del shape

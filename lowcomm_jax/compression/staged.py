@@ -66,6 +66,9 @@ class Staged(Codec):
         """Of a stage's part, which is what `shape` is of."""
         return self.codec.rows_together(path, shape)
 
+    def unit(self, path, shape):
+        return self.codec.unit(path, shape)
+
     def laid(self, cuts):
         return dataclasses.replace(self, codec=self.codec.laid(cuts))
 
