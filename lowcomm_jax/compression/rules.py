@@ -16,6 +16,7 @@ from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
 from lowcomm_jax.compression.statistical import Statistical
+from lowcomm_jax.deal import Deal
 from lowcomm_jax.fragments import path_name
 from lowcomm_jax.inside import Cut, Spread, rows_cut
 from lowcomm_jax.outer.checks import one_of, raise_all
@@ -139,9 +140,11 @@ class PerTensor(Codec):
         leaf = self._named(path, shape)
         return leaf.codec.rows_together(leaf.matrices)
 
-    def unit(self, path, shape):
+    def unit(self, path, shape, devices):
         leaf = self._named(path, shape)
-        return leaf.codec.unit(leaf.matrices)
+        unit = leaf.codec.unit(leaf.matrices)
+        size = math.prod(leaf.matrices[1:])
+        return unit if Deal(size, unit, devices).works() else None
 
     def laid(self, cuts):
         return dataclasses.replace(self, cuts=tuple(cuts.items()))
@@ -176,15 +179,36 @@ class PerTensor(Codec):
         return tuple(states) if jax.tree.leaves(states) else ()
 
     def encode(self, tree, state):
-        treedef = jax.tree.structure(tree)
-        states = state if state != () else ((),) * treedef.num_leaves
+        treedef, states = jax.tree.structure(tree), self._states(tree, state)
 
         def one(leaf, x, own):
             return leaf.codec.encode(leaf.stack(x.astype(jnp.float32)), own)
 
-        coded = self._map(one, tree, tree, treedef.unflatten(states))
+        coded = self._map(one, tree, tree, states)
         payload = treedef.unflatten([c[0] for c in coded])
         return payload, (tuple(c[1] for c in coded) if state != () else ())
+
+    def _states(self, tree: PyTree, state: PyTree) -> PyTree:
+        """Every leaf's own state."""
+        treedef = jax.tree.structure(tree)
+        return treedef.unflatten(state if state != () else ((),) * treedef.num_leaves)
+
+    def ahead(self, tree, state):
+        def one(leaf, x, own):
+            return leaf.codec.ahead(leaf.stack(x.astype(jnp.float32)), own)
+
+        sent = self._map(one, tree, tree, self._states(tree, state))
+        return jax.tree.structure(tree).unflatten(sent)
+
+    def agreed(self, ahead_R, weight_R, like):
+        def one(leaf, sent_R):
+            return leaf.codec.agreed(sent_R, weight_R, leaf.matrices)
+
+        return tuple(self._map(one, like, ahead_R)) if self.held else ()
+
+    def behind(self, payload, like):
+        rest = self._map(lambda leaf, x: leaf.codec.behind(x, leaf.matrices), like, payload)
+        return jax.tree.structure(like).unflatten(rest)
 
     def decode(self, payload, like):
         def one(leaf, coded):

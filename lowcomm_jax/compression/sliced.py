@@ -15,7 +15,7 @@ from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.compression.rules import PerTensor
 from lowcomm_jax.deal import Deal
 from lowcomm_jax.fragments import path_name
-from lowcomm_jax.inside import Cut
+from lowcomm_jax.inside import Cut, axes_inside
 from lowcomm_jax.windows import Windows
 
 PyTree = Any
@@ -103,6 +103,8 @@ class Sliced(Wrapper):
     def rows_together(self, path, shape):
         stacked, together = self.codec.is_stacked(path), self.codec.rows_together(path, shape)
         dealt = self._dealt(shape, stacked)
+        if dealt.count % dealt.groups:
+            return dealt.count  # the rows of devices that are not all alike: in units
         # Rows that no devices can share are dealt out alike in every part of the columns.
         whole = dealt.row and math.gcd(matrix_shape(shape, stacked)[1], self.devices) == 1
         if whole and dealt.groups == 1 and not together:
@@ -111,11 +113,13 @@ class Sliced(Wrapper):
             return self.parts * max(together, 1)
         return 1 if together and self._codes_parts(path, dealt) else together
 
-    def unit(self, path, shape):
+    def unit(self, path, shape, devices):
         dealt = self._dealt(shape, self.codec.is_stacked(path))
-        if dealt.groups == 1 or not self._codes_parts(path, dealt):
+        alike = devices == dealt.groups or (not dealt.row and dealt.groups % devices == 0)
+        if dealt.groups == 1 or not alike or not self._codes_parts(path, dealt):
             return None
-        return math.prod(dealt.row)
+        unit, rest = math.prod(dealt.row), math.prod(shape[len(dealt.lead) :])
+        return unit if Deal(rest, unit, devices).works() else None
 
     def laid(self, cuts):
         return dataclasses.replace(self, cuts=cuts)
@@ -155,8 +159,7 @@ class Sliced(Wrapper):
         together = self.codec.rows_together(path, dealt.slice)
         if together == 0 or (dealt.row and dealt.each % together == 0):
             return True
-        size = math.prod(dealt.slice[len(dealt.lead) :])
-        return Deal(size, self.codec.unit(path, dealt.slice), dealt.groups).works()
+        return self.codec.unit(path, dealt.slice, dealt.groups) is not None
 
     def _of_slices(self, like: PyTree) -> PerTensor:
         """The codec, told how slices are cut: along their rows or values, if their leaf is cut."""
@@ -175,8 +178,8 @@ class Sliced(Wrapper):
             elif dealt.row and dealt.each % together == 0:
                 cuts[path] = Cut(whole.layers, axes)
             else:
-                lead = len(dealt.lead)
-                cut = ((lead, axes, dealt.groups),)
+                lead, sizes = len(dealt.lead), axes_inside()
+                cut = ((lead, axes, math.prod(sizes[axis] for axis in axes)),)
                 parts = Windows(dealt.slice, lead == 1, whole.layers, cut)
                 cuts[path] = Cut(whole.layers, axes, (), parts)
 

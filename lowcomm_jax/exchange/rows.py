@@ -203,8 +203,7 @@ class Rows:
         if self.codec.rows_together(name, shape) == 0:
             works = windows.matrix_axis(matrix_shape(shape, row == 1)) is not None
         else:
-            unit = self.codec.unit(name, shape)
-            works = unit is not None and windows.deal(unit).works()
+            works = self.codec.unit(name, shape, windows.devices) is not None
         return Plan(spec, row, (), windows) if works else Plan(P(), row, ())
 
     def _cut(self, name: str, shape: tuple[int, ...], plan: Plan) -> Cut:
