@@ -11,8 +11,9 @@ Expected after 600 steps (1.2M tokens, Python 3.11 sources, one seed): evaluatio
 stage 3.22: from step 100 on it goes up and down between 2.9 and 3.5; AllReduce: 1.48; the same
 delay without a codec: 2.68), 6.9 MB sent per region, in six minutes of processor time, which two
 busy cores took 20 minutes for. Rank and round length shrink as the measured rank does; both are in
-metrics.jsonl. --config.method.shared_basis=True projects on bases that all regions have in common
-instead of each on its own. The 107B setting of the paper: configs/plan/dilocox_107b.py.
+metrics.jsonl. --config.method.shared_basis=True lets all regions agree on one basis in two
+exchanges a round, instead of each having its own. The 107B setting of the paper:
+configs/plan/dilocox_107b.py.
 """
 
 from ml_collections import ConfigDict

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -22,11 +23,30 @@ PyTree = Any
 
 
 class Cut(NamedTuple):
-    """Mesh axes that cut the layers, rows and columns of a stack of matrices `[L, N, M]`."""
+    """Mesh axes that cut the layers, rows and columns of a stack of matrices `[L, N, M]`.
+
+    `windows` (`windows.Windows`): of a leaf that lies otherwise; rows are then its units, or rows
+    or columns what they are once it has been dealt out so (`Windows.matrix`).
+    """
 
     layers: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    windows: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """A stack of matrices in windows of equal size (`windows.Windows.flat`).
+
+    Attributes:
+      flat: `[L, N M]`, cut over the second axis.
+      shape: (L, N, M).
+    """
+
+    flat: jax.Array
+    shape: tuple[int, int, int] = dataclasses.field(metadata={"static": True})
 
 
 _CUT: contextvars.ContextVar[Cut | None] = contextvars.ContextVar("cut", default=None)
@@ -40,6 +60,11 @@ def rows_cut(cut: Cut) -> Iterator[None]:
         yield
     finally:
         _CUT.reset(token)
+
+
+def windows() -> Any:
+    """The `windows.Windows` of the leaf whose codec is traced; None where it lies in rows."""
+    return (_CUT.get() or Cut()).windows
 
 
 def axes_inside() -> dict[str, int]:
@@ -60,16 +85,16 @@ def pin_rows(x_LxNxM: jax.Array) -> jax.Array:
     """Let every device of the region hold its rows of x."""
     if not axes_inside():
         return x_LxNxM
-    layers, rows, _ = _CUT.get() or Cut()
-    return jax.lax.with_sharding_constraint(x_LxNxM, P(layers or None, rows or None))
+    cut = _CUT.get() or Cut()
+    return jax.lax.with_sharding_constraint(x_LxNxM, P(cut.layers or None, cut.rows or None))
 
 
 def pin_columns(x: jax.Array, axis: int = 2) -> jax.Array:
     """Let every device of the region hold its columns of x `[L, ..., M, ...]`, M being `axis`."""
     if not axes_inside():
         return x
-    layers, _, columns = _CUT.get() or Cut()
-    spec = P(layers or None, *(None,) * (axis - 1), columns or None)
+    cut = _CUT.get() or Cut()
+    spec = P(cut.layers or None, *(None,) * (axis - 1), cut.columns or None)
     return jax.lax.with_sharding_constraint(x, spec)
 
 
@@ -86,9 +111,9 @@ def on_rows(fn: Callable, groups: int, cut: PyTree, whole: PyTree = ()) -> PyTre
     axes = axes_inside()
     if not axes:
         return fn(cut, whole)
-    layers, rows, _ = _CUT.get() or Cut()
-    divides = groups % math.prod(axes[a] for a in rows if a in axes) == 0
-    spec = P(layers or None, rows or None) if divides else P()
+    at = _CUT.get() or Cut()
+    divides = groups % math.prod(axes[a] for a in at.rows if a in axes) == 0
+    spec = P(at.layers or None, at.rows or None) if divides else P()
     run = jax.shard_map(
         fn, in_specs=(spec, P()), out_specs=spec, axis_names=set(axes), check_vma=False
     )

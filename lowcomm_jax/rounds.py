@@ -59,7 +59,7 @@ class Rounds:
           codec_state: residuals `[R, ...]`.
           takes_part_R: bool `[R]`; an absent region's residual stays as it is.
           weight_R: float32 `[R]`, weight of each region if it takes part.
-          bases: what the codec shares between regions (`Codec.bases`).
+          bases: what the codec has at hand that the regions share (`Codec.bases`).
           keep: whether the landing needs the local values of this moment.
           level: of the codec (`Codec.at`).
 
@@ -81,15 +81,17 @@ class Rounds:
         """Weigh and encode what every region hands over, fp32 leaves `[R, ...]`.
 
         Returns:
-          dict with payload, codec_state, `accepted` `[R]`, `weight` `[R]` (0 where not accepted),
-          `delta_norm` `[R]`, `left_out` `[R]` (took part, but is not accepted), and, to `measure`,
+          dict with payload, codec_state, `bases` that it is coded on (`MeshExchange.agree`),
+          `accepted` `[R]`, `weight` `[R]` (0 where not accepted), `delta_norm` `[R]`, `left_out`
+          `[R]` (took part, but is not accepted), and, to `measure`,
           `codec_error` (`send`).
         """
         norm_R = norm_per_row(delta)
         accepted = self.guard.accepts(norm_R, takes_part_R)
         payload, new_state, measured = delta, codec_state, {}
-        exchange = self.exchange.at(level)
+        weight_R, exchange = jnp.where(accepted, weight_R, 0.0), self.exchange.at(level)
         if exchange.codec is not None:
+            bases = exchange.agree(delta, codec_state, weight_R, self._specs(delta), bases)
             given = (delta, codec_state, self._specs(delta), bases)
             if measure:
                 payload, new_state, missed_R = exchange.encode_and_measure(*given)
@@ -100,8 +102,9 @@ class Rounds:
         return measured | {
             "payload": payload,
             "codec_state": new_state,
+            "bases": bases,
             "accepted": accepted,
-            "weight": jnp.where(accepted, weight_R, 0.0),
+            "weight": weight_R,
             "delta_norm": norm_R,
             "left_out": takes_part_R & ~accepted,
         }

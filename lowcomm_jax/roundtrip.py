@@ -139,6 +139,7 @@ class RoundTrips:
         kept = self.carrier.before(state.codec[p])
         keep = self.method.landing is not None and bool((self._delay > 0).any())
         level = self.schedule.level(state.clock)
+        turn = int(state.clock.sends[p]) % len(state.bases[p])
         out = self.programs.send(
             self.fragments.leaves(state.inner.params, p),
             self.fragments.leaves(state.received or state.anchor, p),
@@ -146,7 +147,7 @@ class RoundTrips:
             self._rows[p],
             mask,
             self._base_weights(state, p),
-            state.bases[p][int(state.clock.sends[p]) % len(state.bases[p])],
+            state.bases[p][turn],
             keep=keep,
             level=level,
         )
@@ -178,6 +179,7 @@ class RoundTrips:
         events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(
             codec=_set(state.codec, p, out["codec_state"]),
+            bases=_set(state.bases, p, _set(state.bases[p], turn, out["bases"])),
             in_flight={**state.in_flight, key: flight},
             clock=clock,
         )

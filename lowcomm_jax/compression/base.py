@@ -75,6 +75,13 @@ class Codec(abc.ABC):
         del path, shape
         return 1
 
+    def unit(self, path: str, shape: tuple[int, ...], devices: int) -> int | None:
+        """How many neighbouring values of a leaf, seen flat, are coded together; None = so many
+        devices cannot code it in units.
+        """
+        del path, shape, devices
+        return None
+
     def laid(self, cuts: Mapping[str, Cut]) -> Codec:
         """The codec that knows how the leaves of these paths are cut inside a region."""
         del cuts
@@ -115,6 +122,25 @@ class Codec(abc.ABC):
         """The codec that encodes, decodes and averages with these bases."""
         del bases
         return self
+
+    def ahead(self, tree: PyTree, state: PyTree) -> PyTree:
+        """What one region sends before it encodes this tree, so that all `agreed` on bases."""
+        del tree, state
+        return ()
+
+    def agreed(self, ahead_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
+        """The bases to encode on, from what everyone has sent `ahead` on those it is `on`.
+
+        Args:
+          ahead_R: with a leading region axis; weight_R, like: as in `aggregate`.
+        """
+        del ahead_R, weight_R, like
+        return ()
+
+    def behind(self, payload: PyTree, like: PyTree) -> PyTree:
+        """The part of a payload that has not travelled `ahead`; all that decoding needs."""
+        del like
+        return payload
 
     def turned(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
         """The bases that follow from these payloads, coded on those it is `on`.
@@ -166,6 +192,9 @@ class Wrapper(Codec):
     def rows_together(self, path, shape):
         return self.codec.rows_together(path, shape)
 
+    def unit(self, path, shape, devices):
+        return self.codec.unit(path, shape, devices)
+
     def laid(self, cuts):
         return dataclasses.replace(self, codec=self.codec.laid(cuts))
 
@@ -177,6 +206,15 @@ class Wrapper(Codec):
 
     def on(self, bases):
         return dataclasses.replace(self, codec=self.codec.on(bases))
+
+    def ahead(self, tree, state):
+        return self.codec.ahead(tree, state)
+
+    def agreed(self, ahead_R, weight_R, like):
+        return self.codec.agreed(ahead_R, weight_R, like)
+
+    def behind(self, payload, like):
+        return self.codec.behind(payload, like)
 
     def turned(self, payload_R, weight_R, like):
         return self.codec.turned(payload_R, weight_R, like)

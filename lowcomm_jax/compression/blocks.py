@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.matrix import Shape
+from lowcomm_jax.inside import Spread, windows
 
 SMALLEST = 1e-36  # below, a reciprocal overflows fp32; such values are sent as zero
 
@@ -33,6 +34,7 @@ def largest_divisor(n: int, limit: int) -> int:
 
 
 SHORT_ROW = 16  # values; rows of fewer share blocks
+PACKING_BLOCK = 256  # where codes are packed block by block, and there is no scale per block
 
 
 class Blocks(NamedTuple):
@@ -71,13 +73,6 @@ def cut(shape: Shape, block: int | None) -> Blocks:
     return Blocks(each * (rows if by_row else 1), -(-size // each), by_row)
 
 
-def whole_rows(shape: Shape) -> Blocks:
-    """One block a row, or of the whole matrix where rows are short."""
-    _, rows, columns = shape
-    by_row = columns >= SHORT_ROW
-    return Blocks(rows, columns, True) if by_row else Blocks(1, rows * columns)
-
-
 def rows_together(shape: Shape, block: int | None) -> int:
     """Rows that share blocks: one where blocks lie inside rows, else all of them.
 
@@ -87,12 +82,31 @@ def rows_together(shape: Shape, block: int | None) -> int:
     return 1 if cut(shape, block).by_row else shape[1]
 
 
-def to_blocks(x_LxNxM: jax.Array, blocks: Blocks) -> jax.Array:
+def unit(shape: Shape, blocks: Blocks) -> int:
+    """Values of the flat matrix that a device needs to hold whole blocks: a block, or a row where
+    rows end with padding.
+
+    >>> shape = (1, 100, 67)
+    >>> unit(shape, cut(shape, 64)), unit((1, 9, 512), cut((1, 9, 512), 256))
+    (67, 256)
+    """
+    _, rows, columns = shape
+    padded = blocks.by_row and rows > 1 and columns % blocks.width
+    return columns if padded else blocks.width
+
+
+def to_blocks(x_LxNxM: jax.Array | Spread, blocks: Blocks) -> jax.Array:
     """`[L, N, M]` -> `[L, count, width]`, padded by repeating the last value.
 
-    Repeating keeps the range of an affine block; a zero could widen it.
+    Repeating keeps the range of an affine block; a zero could widen it. Of a leaf in windows every
+    device has room for the same number of blocks: `count` is then that of all the room.
     """
     count, width, by_row = blocks
+    if isinstance(x_LxNxM, Spread):
+        size = unit(x_LxNxM.shape, blocks)
+        x = windows().units(x_LxNxM.flat, size)
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, -size % width)), mode="edge")
+        return x.reshape(x.shape[0], -1, width)
     layers, rows, _ = x_LxNxM.shape
     pieces = rows if by_row else 1
     x = x_LxNxM.reshape(layers, pieces, -1)
@@ -105,9 +119,38 @@ def to_blocks(x_LxNxM: jax.Array, blocks: Blocks) -> jax.Array:
 def from_blocks(x_LxBxW: jax.Array, shape: Shape, by_row: bool) -> jax.Array:
     """Inverse of `to_blocks`."""
     layers, rows, columns = shape
+    if windows() is not None:
+        size = unit(shape, Blocks(0, x_LxBxW.shape[2], by_row))
+        x = x_LxBxW.reshape(x_LxBxW.shape[0], -1, size + -size % x_LxBxW.shape[2])
+        return Spread(windows().join(x[:, :, :size]), shape)
     pieces = rows if by_row else 1
     x = x_LxBxW.reshape(layers, pieces, -1)
     return x[:, :, : rows * columns // pieces].reshape(shape)
+
+
+def sent(x_LxB: jax.Array, size: int) -> jax.Array:
+    """What travels of `[L, blocks, ...]`: of a leaf in windows, without the spare room.
+
+    Args:
+      size: values of a unit (`unit`).
+    """
+    return x_LxB if windows() is None else windows().drop(x_LxB, size)
+
+
+def received(x_LxB: jax.Array, size: int) -> jax.Array:
+    """Inverse of `sent`."""
+    return x_LxB if windows() is None else windows().fill(x_LxB, size)
+
+
+def real(shape: Shape, blocks: Blocks) -> jax.Array | None:
+    """Which values of the blocks of a leaf in windows are its own, bool `[1, count, width]`;
+    None of one that is not.
+    """
+    if windows() is None:
+        return None
+    size = unit(shape, blocks)
+    filled = jnp.pad(windows().real(size), ((0, 0), (0, -size % blocks.width)))
+    return filled.reshape(1, -1, blocks.width)
 
 
 class Chunks(NamedTuple):

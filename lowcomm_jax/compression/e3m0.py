@@ -58,9 +58,11 @@ class E3M0(MatrixCodec):
         # The smallest power, 1/4, wins against 0 from 1/8 on, not from 3/16.
         code = jnp.maximum(code, (magnitude >= 0.125).astype(jnp.int32))
         code = jnp.where(x < 0, code + SIGN, code).astype(jnp.uint8)
-        return {"codes": pack(code, 4), "scale": scale}, state
+        payload, size = {"codes": pack(code, 4), "scale": scale}, self.unit(x_LxNxM.shape)
+        return {k: cutting.sent(x, size) for k, x in payload.items()}, state
 
     def decode(self, payload, shape):
+        payload = {k: cutting.received(x, self.unit(shape)) for k, x in payload.items()}
         _, width, by_row = cutting.cut(shape, self.block)
         codes = unpack(payload["codes"], 4, width).astype(jnp.int32)
         code = codes & 7
@@ -71,6 +73,9 @@ class E3M0(MatrixCodec):
 
     def rows_together(self, shape):
         return cutting.rows_together(shape, self.block)
+
+    def unit(self, shape):
+        return cutting.unit(shape, cutting.cut(shape, self.block))
 
     def nbytes(self, shape: Shape) -> int:
         count, width, _ = cutting.cut(shape, self.block)

@@ -52,8 +52,14 @@ class EF21(Wrapper):
         copy = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
         return EF21State(copy, self.codec.init(like))
 
+    def _change(self, tree: PyTree, state: EF21State) -> PyTree:
+        return jax.tree.map(lambda x, h: x.astype(jnp.float32) - h, tree, state.copy)
+
+    def ahead(self, tree, state):
+        return self.codec.ahead(self._change(tree, state), state.codec)
+
     def encode(self, tree, state):
-        change = jax.tree.map(lambda x, h: x.astype(jnp.float32) - h, tree, state.copy)
+        change = self._change(tree, state)
         payload, inner = self.codec.encode(change, state.codec)
         # As in error feedback: add the very bits that receivers decode.
         received = jax.lax.optimization_barrier(self.codec.decode(payload, change))

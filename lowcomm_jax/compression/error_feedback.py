@@ -50,10 +50,16 @@ class ErrorFeedback(Wrapper):
         residual = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
         return ErrorFeedbackState(residual, self.codec.init(like))
 
-    def encode(self, tree, state):
-        total = jax.tree.map(
+    def _total(self, tree: PyTree, state: ErrorFeedbackState) -> PyTree:
+        return jax.tree.map(
             lambda x, e: x.astype(jnp.float32) + self.decay * e, tree, state.residual
         )
+
+    def ahead(self, tree, state):
+        return self.codec.ahead(self._total(tree, state), state.codec)
+
+    def encode(self, tree, state):
+        total = self._total(tree, state)
         payload, inner = self.codec.encode(total, state.codec)
         # The barrier keeps the decoding from being fused with the subtraction: what is subtracted
         # must be the very bits that receivers decode.

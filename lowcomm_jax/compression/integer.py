@@ -69,9 +69,12 @@ class Integer(MatrixCodec):
             steps = x * cutting.reciprocal(scale)[..., None]
             codes = jnp.floor(steps + (half + 0.5))
             side = {"scale": scale}
-        return {"codes": pack(codes.astype(jnp.uint8), self.bits), **side}, state
+        payload = {"codes": pack(codes.astype(jnp.uint8), self.bits), **side}
+        size = self.unit(x_LxNxM.shape)
+        return {k: cutting.sent(x, size) for k, x in payload.items()}, state
 
     def decode(self, payload, shape):
+        payload = {k: cutting.received(x, self.unit(shape)) for k, x in payload.items()}
         _, width, by_row = cutting.cut(shape, self.block)
         codes = unpack(payload["codes"], self.bits, width).astype(jnp.float32)
         scale = payload["scale"][..., None]
@@ -83,6 +86,9 @@ class Integer(MatrixCodec):
 
     def rows_together(self, shape):
         return cutting.rows_together(shape, self.block)
+
+    def unit(self, shape):
+        return cutting.unit(shape, cutting.cut(shape, self.block))
 
     def nbytes(self, shape: Shape) -> int:
         count, width, _ = cutting.cut(shape, self.block)

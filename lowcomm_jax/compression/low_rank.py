@@ -136,6 +136,9 @@ class LowRank(MatrixCodec):
         # Of products with M, the compiler sums over whatever axis is cut.
         return 0 if self.factored(shape) else self.dense.rows_together(shape)
 
+    def unit(self, shape):
+        return self.dense.unit(shape)
+
     def nbytes(self, shape: Shape) -> int:
         if not self.factored(shape):
             return self.dense.nbytes(shape)

@@ -61,6 +61,12 @@ class MatrixCodec(abc.ABC):
         del shape
         return 1
 
+    def unit(self, shape: Shape) -> int:
+        """How many neighbouring values of `[N M]` are coded together: what a device should hold a
+        multiple of where it cannot hold whole rows (`windows`).
+        """
+        return shape[2]
+
     def sends_all(self, shape: Shape) -> bool:
         """Whether a codec that is meant to choose would send every value of this shape."""
         del shape
@@ -78,13 +84,25 @@ class MatrixCodec(abc.ABC):
         return None
 
     def bases(self, shape: Shape, seed: int) -> PyTree:
-        """What all regions encode with, at step 0; see `Codec.bases`, `on` and `turned`."""
+        """What all regions encode with, at step 0; see `Codec` for this and what follows."""
         del shape, seed
         return ()
 
     def on(self, bases: PyTree) -> MatrixCodec:
         del bases
         return self
+
+    def ahead(self, x_LxNxM: jax.Array, state: PyTree) -> PyTree:
+        del x_LxNxM, state
+        return ()
+
+    def agreed(self, ahead_R: PyTree, weight_R: jax.Array, shape: Shape) -> PyTree:
+        del ahead_R, weight_R, shape
+        return ()
+
+    def behind(self, payload: PyTree, shape: Shape) -> PyTree:
+        del shape
+        return payload
 
     def turned(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> PyTree:
         del payload_R, weight_R, shape

@@ -11,12 +11,14 @@ and spreads evenly; every value is still sent with probability 1 / s.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.compression import blocks as cutting
+from lowcomm_jax.compression import chosen
 from lowcomm_jax.compression.blocks import Blocks
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
@@ -61,29 +63,43 @@ class RandomK(MatrixCodec):
         return {"key": jnp.asarray(key), "values": self.values.init(self._kept(shape), seed)}
 
     def _mask(self, key: jax.Array, shape: Shape) -> jax.Array:
-        """Which value of each group is chosen: bool `[L, groups, s]`."""
+        """Which value of each group is chosen: bool `[L, groups, s]`, each device its own."""
         layers, groups = shape[0], self._groups(shape)
         rng = jax.random.fold_in(jax.random.key(key[0]), key[1])
-        chosen = jax.random.randint(rng, (layers, groups.count, 1), 0, groups.width)
-        return chosen == jnp.arange(groups.width)[None, None]
+        at = jax.random.randint(rng, (layers, groups.count, 1), 0, groups.width)
+        return cutting.received(at, groups.width) == jnp.arange(groups.width)[None, None]
 
     def encode(self, x_LxNxM, state):
         shape, key = x_LxNxM.shape, state["key"]
         groups = self._groups(shape)
-        flat = x_LxNxM.reshape(shape[0], -1)
-        padding = groups.count * groups.width - flat.shape[1]
-        x = jnp.pad(flat, ((0, 0), (0, padding))).reshape(-1, groups.count, groups.width)
-        kept = jnp.sum(jnp.where(self._mask(key, shape), x, 0.0), axis=-1)
-        values, inner = self.values.encode(kept[:, None], state["values"])
+        x = cutting.to_blocks(x_LxNxM, groups)
+        mask = self._mask(key, shape) & self._real(shape)
+        kept = jnp.sum(jnp.where(mask, x, 0.0), axis=-1)
+        kept = cutting.sent(kept, groups.width)
+        values, inner = chosen.encode(self.values, kept[:, None], state["values"])
         after = {"key": key + jnp.array([0, 1], jnp.uint32), "values": inner}
         return {"key": key, "values": values}, after
 
     def decode(self, payload, shape):
-        values = self.values.decode(payload["values"], self._kept(shape))[:, 0, :, None]
+        values = chosen.decode(self.values, payload["values"], self._kept(shape))
+        values = cutting.received(values[:, 0, :, None], self.one_in)
         if self.unbiased:
             values = values * float(self.one_in)
         x = jnp.where(self._mask(payload["key"], shape), values, 0.0)
         return cutting.from_blocks(x, shape, by_row=False)
+
+    def _real(self, shape: Shape) -> jax.Array:
+        """Which values of the groups are not padding."""
+        groups = self._groups(shape)
+        at = jnp.arange(groups.count * groups.width).reshape(1, groups.count, groups.width)
+        real = cutting.real(shape, groups)
+        return at < shape[1] * shape[2] if real is None else real
+
+    def rows_together(self, shape):
+        return self.one_in // math.gcd(self.one_in, shape[2])
+
+    def unit(self, shape):
+        return self.one_in
 
     def nbytes(self, shape: Shape) -> int:
         return 8 + self.values.nbytes(self._kept(shape))

@@ -16,9 +16,11 @@ from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
 from lowcomm_jax.compression.statistical import Statistical
+from lowcomm_jax.deal import Deal
 from lowcomm_jax.fragments import path_name
-from lowcomm_jax.inside import Cut, rows_cut
+from lowcomm_jax.inside import Cut, Spread, rows_cut
 from lowcomm_jax.outer.checks import one_of, raise_all
+from lowcomm_jax.windows import Windows
 
 PyTree = Any
 _SMALL_MATRIX = 64 * 64
@@ -44,6 +46,26 @@ class _Leaf:
     shape: tuple[int, ...]
     matrices: tuple[int, int, int]
     seed: int
+    windows: Windows | None = None
+
+    @property
+    def in_units(self) -> bool:
+        """Whether the codec is handed windows, not a matrix."""
+        return self.windows is not None and self.codec.rows_together(self.matrices) > 0
+
+    def stack(self, x: jax.Array) -> jax.Array | Spread:
+        """The leaf as its codec takes it."""
+        if self.windows is None:
+            return x.reshape(self.matrices)
+        if self.in_units:
+            return Spread(self.windows.flat(x), self.matrices)
+        return self.windows.matrix(x, self.matrices)
+
+    def shaped(self, x: jax.Array | Spread) -> jax.Array:
+        """Inverse of `stack`."""
+        if self.windows is None:
+            return x.reshape(self.shape)
+        return self.windows.lie(x.flat) if self.in_units else self.windows.leaf(x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +140,12 @@ class PerTensor(Codec):
         leaf = self._named(path, shape)
         return leaf.codec.rows_together(leaf.matrices)
 
+    def unit(self, path, shape, devices):
+        leaf = self._named(path, shape)
+        unit = leaf.codec.unit(leaf.matrices)
+        size = math.prod(leaf.matrices[1:])
+        return unit if Deal(size, unit, devices).works() else None
+
     def laid(self, cuts):
         return dataclasses.replace(self, cuts=tuple(cuts.items()))
 
@@ -139,8 +167,10 @@ class PerTensor(Codec):
         for (path, leaf), bases, *row in zip(with_path, held, *columns):
             plain = self._leaf(path, leaf)
             on_bases = dataclasses.replace(plain, codec=plain.codec.on(bases))
-            with rows_cut(cuts.get(path_name(path), Cut())):
-                results.append(fn(on_bases, *row))
+            cut = cuts.get(path_name(path), Cut())
+            leaf = dataclasses.replace(on_bases, windows=cut.windows)
+            with rows_cut(cut if leaf.in_units else cut._replace(windows=None)):
+                results.append(fn(leaf, *row))
         return results
 
     def init(self, like):
@@ -149,25 +179,46 @@ class PerTensor(Codec):
         return tuple(states) if jax.tree.leaves(states) else ()
 
     def encode(self, tree, state):
-        treedef = jax.tree.structure(tree)
-        states = state if state != () else ((),) * treedef.num_leaves
+        treedef, states = jax.tree.structure(tree), self._states(tree, state)
 
         def one(leaf, x, own):
-            return leaf.codec.encode(x.astype(jnp.float32).reshape(leaf.matrices), own)
+            return leaf.codec.encode(leaf.stack(x.astype(jnp.float32)), own)
 
-        coded = self._map(one, tree, tree, treedef.unflatten(states))
+        coded = self._map(one, tree, tree, states)
         payload = treedef.unflatten([c[0] for c in coded])
         return payload, (tuple(c[1] for c in coded) if state != () else ())
 
+    def _states(self, tree: PyTree, state: PyTree) -> PyTree:
+        """Every leaf's own state."""
+        treedef = jax.tree.structure(tree)
+        return treedef.unflatten(state if state != () else ((),) * treedef.num_leaves)
+
+    def ahead(self, tree, state):
+        def one(leaf, x, own):
+            return leaf.codec.ahead(leaf.stack(x.astype(jnp.float32)), own)
+
+        sent = self._map(one, tree, tree, self._states(tree, state))
+        return jax.tree.structure(tree).unflatten(sent)
+
+    def agreed(self, ahead_R, weight_R, like):
+        def one(leaf, sent_R):
+            return leaf.codec.agreed(sent_R, weight_R, leaf.matrices)
+
+        return tuple(self._map(one, like, ahead_R)) if self.held else ()
+
+    def behind(self, payload, like):
+        rest = self._map(lambda leaf, x: leaf.codec.behind(x, leaf.matrices), like, payload)
+        return jax.tree.structure(like).unflatten(rest)
+
     def decode(self, payload, like):
         def one(leaf, coded):
-            return leaf.codec.decode(coded, leaf.matrices).reshape(leaf.shape)
+            return leaf.shaped(leaf.codec.decode(coded, leaf.matrices))
 
         return jax.tree.structure(like).unflatten(self._map(one, like, payload))
 
     def aggregate(self, payload_R, weight_R, like):
         def one(leaf, coded_R):
-            return leaf.codec.aggregate(coded_R, weight_R, leaf.matrices).reshape(leaf.shape)
+            return leaf.shaped(leaf.codec.aggregate(coded_R, weight_R, leaf.matrices))
 
         return jax.tree.structure(like).unflatten(self._map(one, like, payload_R))
 

@@ -1,28 +1,24 @@
-r"""Low-rank factors on bases that all regions share (two-phase PowerSGD, its phases a round apart).
+r"""Low-rank factors on a basis that all regions share: PowerSGD in its two phases.
 
-Every matrix has orthonormal bases U of N x r and V of M x r, the same in all regions. Region i
-sends its projections on both, and everybody reads the part of $M_i$ that lies in their span:
+$$P_i = M_i V, \qquad U = \mathrm{orth}\Big(\frac{\sum_i w_i P_i}{\sum_i w_i}\Big), \qquad
+  Q_i = M_i^\top U, \qquad \hat M_i = U Q_i^\top, \qquad
+  V \leftarrow \frac{\sum_i w_i Q_i}{\sum_i w_i}$$
 
-$$P_i = M_i V, \qquad Q_i = M_i^\top U, \qquad
-  \hat M_i = U U^\top M_i + M_i V V^\top - U U^\top M_i V V^\top
-           = P_i V^\top + U (Q_i^\top - U^\top P_i V^\top)$$
+Regions first exchange P, N x r a matrix (`ahead`); all of them make the same U of the mean
+(`agreed`), and Q, M x r, is the payload that the mean is made of. Both travel coded by `factors`,
+everyone's to everyone, for rounded values cannot be added on the way. U follows from what everyone
+has received, exactly, and does not travel. Everything but the rounding is linear in $M_i$: the mean
+of what is decoded is $U U^\top$ times the mean, of rank r; a landing multiplies once, for any R. V,
+the mean Q, is the next round's start, and the same in all regions.
 
-All of it is linear in $M_i$, so that the mean of the factors is the factors of the mean, exactly:
-a landing multiplies once, whatever R is, and the mean keeps rank 2 r. The mean factors are the next
-bases, as orthonormal columns:
+Source: PowerSGD, arXiv 1905.13727, Algorithm 1; with int4 factors the compressor of DiLoCoX, arXiv
+2506.21263.
 
-$$U \leftarrow \mathrm{orth}(\bar P), \qquad V \leftarrow \mathrm{orth}(\bar Q)$$
-
-which every region computes for itself from what it has received: bases do not travel. What a region
-sends is as large as the factors of its own basis, r (N + M) values a matrix, coded by `factors`, in
-one exchange a round. With error feedback what lies outside the span is kept for later bases.
-
-Differs from PowerSGD, arXiv 1905.13727, Algorithm 1, and so from DiLoCoX, arXiv 2506.21263: there
-$\bar P$ of a round is made orthonormal first and $Q_i = M_i^\top \mathrm{orth}(\bar P)$ sent then,
-two exchanges that wait for one another. Here both factors travel at once, and orth(P) is that of
-the round that landed last before the send: a subspace is one round old, or two where a payload is
-always in flight. For that the decoder has both projections, and reads rank 2 r where PowerSGD
-reads r.
+Differs from the papers: a residual (Algorithm 2) misses what is decoded of its own region's
+payload, $M_i - U Q_i^\top$, as with every other codec here; the authors' code subtracts the decoded
+mean. The mean of the residuals is the same, and so is what they bring back; but a region's own is
+known at the send, before a delayed mean, and holds nothing that only tells it from the others.
+Columns of V are scaled to unit size, and a column that came out zero keeps its old value.
 """
 
 from __future__ import annotations
@@ -46,11 +42,11 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 @dataclasses.dataclass(frozen=True)
 class SharedBasis(LowRank):
-    """`LowRank` on shared bases; encodes and decodes once it has been given them (`on`).
+    """`LowRank` on a shared basis; encodes and decodes once it has been given one (`on`).
 
     Attributes:
-      held: `{"u": [L, N, basis], "v": [L, M, basis]}`, fp32 with orthonormal columns, of which the
-        first `rank` count; () = none yet.
+      held: `{"u": [L, N, basis], "v": [L, M, basis]}`, fp32, of which the first `rank` columns
+        count, those of u orthonormal; () = none yet.
     """
 
     held: PyTree = dataclasses.field(default=(), init=False, compare=False, repr=False)
@@ -64,25 +60,27 @@ class SharedBasis(LowRank):
         if not self.factored(shape):
             return ()
         layers, n, m = shape
-
-        def start(seed, rows):
-            return jax.vmap(orthonormal)(jax.random.normal(seed, (layers, rows, self.width)))
-
         of_u, of_v = jax.random.split(jax.random.key(seed))
-        return {"u": start(of_u, n), "v": start(of_v, m)}
+        u = jax.vmap(orthonormal)(jax.random.normal(of_u, (layers, n, self.width)))
+        return {"u": u, "v": jax.random.normal(of_v, (layers, m, self.width))}
 
     def on(self, bases):
         given = copy.copy(self)
         object.__setattr__(given, "held", bases)
         return given
 
-    def _used(self) -> tuple[jax.Array, jax.Array]:
-        """U and V of this rank."""
+    def _used(self, key: str) -> jax.Array:
+        """U or V of this rank."""
         if self.held == ():
             raise ValueError(
                 f"{self.name} needs the bases that the regions share: codec.on(codec.bases(like))"
             )
-        return self.held["u"][..., : self.rank], self.held["v"][..., : self.rank]
+        return self.held[key][..., : self.rank]
+
+    def _replaced(self, key: str, used: jax.Array) -> PyTree:
+        """The bases with other columns for those of this rank."""
+        spare = self.held[key][..., self.rank :]
+        return self.held | {key: jnp.concatenate([used, spare], axis=-1)}
 
     def init(self, shape, seed):
         if not self.factored(shape):
@@ -90,61 +88,67 @@ class SharedBasis(LowRank):
         p, q = self._factor_shapes(shape)
         return {"coding": (self.factors.init(p, seed), self.factors.init(q, seed + 1))}
 
+    def ahead(self, x_LxNxM, state):
+        return self._first(x_LxNxM, state)[0] if self.factored(x_LxNxM.shape) else ()
+
+    def _first(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
+        """(P coded, transposed, and the state of its codec)."""
+        # Inside a region P and Q are summed over devices, or gathered.
+        v = pin_columns(self._used("v"), axis=1)
+        p = pin_whole(jnp.einsum("lnm,lmr->lrn", x_LxNxM, v, precision=_EXACT))
+        return self.factors.encode(p, state["coding"][0] if state != () else ())
+
+    def agreed(self, sent_R, weight_R, shape):
+        if not self.factored(shape):
+            return ()
+        p_shape = self._factor_shapes(shape)[0]
+        mean = weighted_mean(lambda sent: self.factors.decode(sent, p_shape), sent_R, weight_R)
+        columns = unit_columns(jnp.swapaxes(mean, 1, 2), self._used("u"))
+        return self._replaced("u", jax.vmap(orthonormal)(columns))
+
     def encode(self, x_LxNxM, state):
         if not self.factored(x_LxNxM.shape):
             return self.dense.encode(x_LxNxM, state)
-        u, v = self._used()
-        # Transposed, as they travel. Inside a region P and Q are summed over devices, or gathered.
-        v = pin_columns(v, axis=1)
-        p = pin_whole(jnp.einsum("lnm,lmr->lrn", x_LxNxM, v, precision=_EXACT))
-        q = pin_columns(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(u), precision=_EXACT))
-        q = pin_whole(q)
-        coding_p, coding_q = state["coding"] if state != () else ((), ())
-        sent_p, coding_p = self.factors.encode(p, coding_p)
-        sent_q, coding_q = self.factors.encode(q, coding_q)
+        sent_p, coding_p = self._first(x_LxNxM, state)
+        u = pin_rows(self._used("u"))
+        q = pin_columns(jnp.einsum("lnm,lnr->lrm", x_LxNxM, u, precision=_EXACT))
+        sent_q, coding_q = self.factors.encode(pin_whole(q), state["coding"][1] if state else ())
         return {"p": sent_p, "q": sent_q}, {"coding": (coding_p, coding_q)}
+
+    def behind(self, payload, shape):
+        return {"q": payload["q"]} if self.factored(shape) else payload
 
     def decode(self, payload, shape):
         if not self.factored(shape):
             return self.dense.decode(payload, shape)
-        return self._joined(*self._factors(payload, shape))
+        return self._joined(self._second(payload, shape))
 
-    def _joined(self, p_LxRxN: jax.Array, q_LxRxM: jax.Array) -> jax.Array:
-        left, right = self._side_by_side(p_LxRxN, q_LxRxM)
-        return jnp.einsum("lrn,lrm->lnm", left, right, precision=_EXACT)
+    def _second(self, payload: PyTree, shape: Shape) -> jax.Array:
+        """Q as receivers decode it, `[L, r, M]`."""
+        return self.factors.decode(payload["q"], self._factor_shapes(shape)[1])
 
-    def _side_by_side(self, p_LxRxN, q_LxRxM) -> tuple[jax.Array, jax.Array]:
-        """`[L, 2r, N]` and `[L, 2r, M]`, whose product is what the factors stand for."""
-        u, v = (jnp.swapaxes(basis, 1, 2) for basis in self._used())
-        core = jnp.einsum("lsn,lrn->lsr", u, p_LxRxN, precision=_EXACT)
-        rest = q_LxRxM - jnp.einsum("lsr,lrm->lsm", core, v, precision=_EXACT)
-        return jnp.concatenate([p_LxRxN, u], axis=1), jnp.concatenate([v, rest], axis=1)
+    def _joined(self, q_LxRxM: jax.Array) -> jax.Array:
+        return jnp.einsum("lnr,lrm->lnm", self._used("u"), q_LxRxM, precision=_EXACT)
 
-    def _mean_factors(self, payload_R, weight_R, shape: Shape) -> tuple[jax.Array, jax.Array]:
-        return weighted_mean(lambda payload: self._factors(payload, shape), payload_R, weight_R)
+    def _mean_second(self, payload_R, weight_R, shape: Shape) -> jax.Array:
+        return weighted_mean(lambda payload: self._second(payload, shape), payload_R, weight_R)
 
     def aggregate(self, payload_R, weight_R, shape):
         if not self.factored(shape):
             return self.dense.aggregate(payload_R, weight_R, shape)
-        return self._joined(*self._mean_factors(payload_R, weight_R, shape))
+        return self._joined(self._mean_second(payload_R, weight_R, shape))
 
     def turned(self, payload_R, weight_R, shape):
-        """Orthonormal columns of the mean factors, then what is left of the old ones."""
+        """The mean Q in the place of V, then what is left of the old one."""
         if not self.factored(shape):
             return ()
-        p, q = self._mean_factors(payload_R, weight_R, shape)
-
-        def turn(mean_LxRxN, old):
-            used, spare = old[..., : self.rank], old[..., self.rank :]
-            fresh = unit_columns(jnp.swapaxes(mean_LxRxN, 1, 2), used)
-            return jax.vmap(orthonormal)(jnp.concatenate([fresh, spare], axis=-1))
-
-        return {"u": turn(p, self.held["u"]), "v": turn(q, self.held["v"])}
+        mean = jnp.swapaxes(self._mean_second(payload_R, weight_R, shape), 1, 2)
+        return self._replaced("v", unit_columns(mean, self._used("v")))
 
     def mean_rank(self, payload_R, weight_R, shape, energy):
-        """Of the mean itself; at most r."""
+        """Of the mean itself."""
         if not self.factored(shape):
             return None
-        left, right = self._side_by_side(*self._mean_factors(payload_R, weight_R, shape))
-        ranks = jax.vmap(lambda a, b: measured_rank(a.T, b.T, energy))(left, right)
-        return jnp.mean(jnp.minimum(ranks, self.rank).astype(jnp.float32))
+        q = jnp.swapaxes(self._mean_second(payload_R, weight_R, shape), 1, 2)
+        ranks = jax.vmap(lambda a, b: measured_rank(a, b, energy))(self._used("u"), q)
+        return jnp.mean(ranks.astype(jnp.float32))

@@ -17,23 +17,38 @@ from lowcomm_jax.compression.packing import pack, packed_width, unpack
 
 @dataclasses.dataclass(frozen=True)
 class Sign(MatrixCodec):
-    """Keep the sign of every value; an eighth of a byte each (rows apart, so that each ends with a
-    whole byte) and one fp32 scale per matrix."""
+    """Keep the sign of every value; an eighth of a byte each (packed in blocks, so that each block
+    ends with a whole byte) and one fp32 scale per matrix."""
 
     @property
     def name(self) -> str:
         return "sign"
 
     def encode(self, x_LxNxM, state):
-        scale = jnp.mean(jnp.abs(x_LxNxM), axis=(1, 2))
-        x = cutting.to_blocks(x_LxNxM, cutting.whole_rows(x_LxNxM.shape))
-        return {"codes": pack((x >= 0).astype(jnp.uint8), 1), "scale": scale}, state
+        shape, blocks = x_LxNxM.shape, self._blocks(x_LxNxM.shape)
+        x, real = cutting.to_blocks(x_LxNxM, blocks), cutting.real(shape, blocks)
+        magnitude = jnp.abs(x_LxNxM) if real is None else jnp.where(real, jnp.abs(x), 0.0)
+        scale = jnp.sum(magnitude, axis=(1, 2)) / (shape[1] * shape[2])
+        codes = pack((x >= 0).astype(jnp.uint8), 1)
+        return {"codes": cutting.sent(codes, self.unit(shape)), "scale": scale}, state
 
     def decode(self, payload, shape):
-        _, width, by_row = cutting.whole_rows(shape)
-        positive = cutting.from_blocks(unpack(payload["codes"], 1, width), shape, by_row)
-        return (2.0 * positive.astype(jnp.float32) - 1.0) * payload["scale"][:, None, None]
+        _, width, by_row = self._blocks(shape)
+        codes = cutting.received(payload["codes"], self.unit(shape))
+        positive = unpack(codes, 1, width).astype(jnp.float32)
+        return cutting.from_blocks(
+            (2.0 * positive - 1.0) * payload["scale"][:, None, None], shape, by_row
+        )
+
+    def _blocks(self, shape: Shape) -> cutting.Blocks:
+        return cutting.cut(shape, cutting.PACKING_BLOCK)
+
+    def rows_together(self, shape):
+        return cutting.rows_together(shape, cutting.PACKING_BLOCK)
+
+    def unit(self, shape):
+        return cutting.unit(shape, self._blocks(shape))
 
     def nbytes(self, shape: Shape) -> int:
-        count, width, _ = cutting.whole_rows(shape)
+        count, width, _ = self._blocks(shape)
         return shape[0] * (count * packed_width(width, 1) + 4)

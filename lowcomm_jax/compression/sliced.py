@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,28 +13,41 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.base import Codec, Wrapper
 from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.compression.rules import PerTensor
+from lowcomm_jax.deal import Deal
 from lowcomm_jax.fragments import path_name
+from lowcomm_jax.inside import Cut, axes_inside
+from lowcomm_jax.windows import Windows
 
 PyTree = Any
 Shape = tuple[int, ...]
 
 
 class Dealt(NamedTuple):
-    """How one leaf, `[*lead, groups, held, *row]`, is dealt out: a slice has `each` of held.
+    """How one leaf, `[*lead, count, *row]`, is dealt out: a slice has `each` of every group.
 
     Attributes:
       lead: the layer axis, if stacked.
-      groups: neighbouring rows of one device or, with 1, all of them.
-      held: rows of a group; or values, where they are dealt out one by one.
-      each: of them in a slice, padding included.
+      count: rows; or values, where they are dealt out one by one.
+      groups: of neighbours, those of one device or, with 1, all.
+      each: in a slice of a group, padding included.
       row: shape of a row, () of a value.
     """
 
     lead: Shape
+    count: int
     groups: int
-    held: int
     each: int
     row: Shape
+
+    @property
+    def slice(self) -> Shape:
+        """Shape of a slice."""
+        return (*self.lead, self.groups * self.each, *self.row)
+
+    @property
+    def deal(self) -> Deal:
+        """Rows or values over the groups, as evenly as they go."""
+        return Deal(self.count, 1, self.groups)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +55,22 @@ class Sliced(Wrapper):
     """Encode `parts` slices of every leaf; payload leaves carry a leading axis of that length.
 
     Matrices are dealt out row by row, short ones and vectors value by value; stacked leaves within
-    each layer. Rows are dealt out, and padded by repeating the last one, within each device's share
-    of them, so that a device that holds some of the rows holds its part of every slice; where that
-    would pad by more than a quarter, and values, all together. Scales and codebooks are those of a
-    slice.
+    each layer. Rows and values are dealt out, and padded by repeating the last one, within each
+    device's share of them, so that every device holds its part of every slice; where that would pad
+    by more than a quarter, all together. Scales and codebooks are those of a slice, which therefore
+    depends on `devices`.
 
     Attributes:
       codec: a `PerTensor` without state.
       parts: how many.
-      devices: that rows may be cut over.
+      devices: that leaves may be cut over.
+      cuts: how leaves are cut inside a region, from the exchange.
     """
 
     codec: PerTensor
     parts: int
     devices: int = 1
+    cuts: Mapping[str, Cut] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -64,12 +80,13 @@ class Sliced(Wrapper):
         return self.codec.init(self.slice_like(like))
 
     def encode(self, tree, state):
-        encode = jax.vmap(lambda one: self.codec.encode(one, ())[0])
+        codec = self._of_slices(tree)
+        encode = jax.vmap(lambda one: codec.encode(one, ())[0])
         return encode(self._map(self._cut, tree)), state
 
     def decode(self, payload, like):
-        one = self.slice_like(like)
-        slices = jax.vmap(lambda coded: self.codec.decode(coded, one))(payload)
+        one, codec = self.slice_like(like), self._of_slices(like)
+        slices = jax.vmap(lambda coded: codec.decode(coded, one))(payload)
         return self._map(self._join, like, slices)
 
     def aggregate(self, payload_R, weight_R, like):
@@ -77,8 +94,8 @@ class Sliced(Wrapper):
 
     def reduce_slice(self, slice_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
         """The coded weighted mean of one slice of everyone's payload; leaves `[R, ...]`."""
-        one = self.slice_like(like)
-        return self.codec.encode(self.codec.aggregate(slice_R, weight_R, one), ())[0]
+        one, codec = self.slice_like(like), self._of_slices(like)
+        return codec.encode(codec.aggregate(slice_R, weight_R, one), ())[0]
 
     def nbytes(self, like):
         return self.parts * self.codec.nbytes(self.slice_like(like))
@@ -86,27 +103,41 @@ class Sliced(Wrapper):
     def rows_together(self, path, shape):
         stacked, together = self.codec.is_stacked(path), self.codec.rows_together(path, shape)
         dealt = self._dealt(shape, stacked)
+        if dealt.count % dealt.groups:
+            return dealt.count  # the rows of devices that are not all alike: in units
         # Rows that no devices can share are dealt out alike in every part of the columns.
         whole = dealt.row and math.gcd(matrix_shape(shape, stacked)[1], self.devices) == 1
-        if dealt.groups > 1 or (whole and not together):
+        if whole and dealt.groups == 1 and not together:
             return together
-        return self.parts * max(together, 1)
+        if not dealt.row or dealt.groups == 1:
+            return self.parts * max(together, 1)
+        return 1 if together and self._codes_parts(path, dealt) else together
+
+    def unit(self, path, shape, devices):
+        dealt = self._dealt(shape, self.codec.is_stacked(path))
+        alike = devices == dealt.groups or (not dealt.row and dealt.groups % devices == 0)
+        if dealt.groups == 1 or not alike or not self._codes_parts(path, dealt):
+            return None
+        unit, rest = math.prod(dealt.row), math.prod(shape[len(dealt.lead) :])
+        return unit if Deal(rest, unit, devices).works() else None
+
+    def laid(self, cuts):
+        return dataclasses.replace(self, cuts=cuts)
 
     def slice_like(self, like: PyTree) -> PyTree:
         """Shapes of one slice of every leaf."""
 
-        def one(leaf, stacked):
-            dealt = self._dealt(leaf.shape, stacked)
-            shape = (*dealt.lead, dealt.groups * dealt.each, *dealt.row)
-            return jax.ShapeDtypeStruct(shape, jnp.float32)
+        def one(path, leaf):
+            dealt = self._dealt(leaf.shape, self.codec.is_stacked(path))
+            return jax.ShapeDtypeStruct(dealt.slice, jnp.float32)
 
         return self._map(one, like)
 
     def _map(self, fn, tree: PyTree, *rest: PyTree) -> PyTree:
-        """fn(leaf, *entries of `rest`, whether layers are stacked) for every leaf."""
+        """fn(path, leaf, *entries of `rest`) for every leaf."""
 
         def one(path, leaf, *others):
-            return fn(leaf, *others, self.codec.is_stacked(path_name(path)))
+            return fn(path_name(path), leaf, *others)
 
         return jax.tree_util.tree_map_with_path(one, tree, *rest)
 
@@ -114,31 +145,77 @@ class Sliced(Wrapper):
         """How a leaf of this shape is dealt out."""
         lead, rest = (shape[:1], shape[1:]) if stacked else ((), shape)
         _, rows, columns = matrix_shape(shape, stacked)
-        if len(rest) < 2 or rows < self.parts:
-            count = math.prod(rest)
-            return Dealt(lead, 1, count, -(-count // self.parts), ())
-        groups = math.gcd(rows, self.devices)
-        held = rows // groups
-        each = -(-held // self.parts)
-        if 4 * each * self.parts > 5 * held:
-            groups, held, each = 1, rows, -(-rows // self.parts)
-        return Dealt(lead, groups, held, each, (columns,))
+        by_value = len(rest) < 2 or rows < self.parts
+        count, row = (math.prod(rest), ()) if by_value else (rows, (columns,))
+        if not by_value or count % self.devices == 0:
+            held = -(-count // self.devices)
+            each = -(-held // self.parts)
+            if 4 * self.devices * each * self.parts <= 5 * count:
+                return Dealt(lead, count, self.devices, each, row)
+        return Dealt(lead, count, 1, -(-count // self.parts), row)
 
-    def _cut(self, x: jax.Array, stacked: bool) -> jax.Array:
+    def _codes_parts(self, path: str, dealt: Dealt) -> bool:
+        """Whether every device can code its part of a slice of each group."""
+        together = self.codec.rows_together(path, dealt.slice)
+        if together == 0 or (dealt.row and dealt.each % together == 0):
+            return True
+        return self.codec.unit(path, dealt.slice, dealt.groups) is not None
+
+    def _of_slices(self, like: PyTree) -> PerTensor:
+        """The codec, told how slices are cut: along their rows or values, if their leaf is cut."""
+        cuts = {}
+
+        def one(path, leaf):
+            whole = self.cuts.get(path, Cut())
+            dealt = self._dealt(leaf.shape, self.codec.is_stacked(path))
+            together = self.codec.rows_together(path, dealt.slice)
+            cuts[path] = whole
+            if whole.windows is None and (not whole.rows or together == 0):
+                return
+            axes = whole.rows or whole.columns
+            if together == 0:
+                cuts[path] = Cut(whole.layers, *((axes, ()) if dealt.row else ((), axes)))
+            elif dealt.row and dealt.each % together == 0:
+                cuts[path] = Cut(whole.layers, axes)
+            else:
+                lead, sizes = len(dealt.lead), axes_inside()
+                cut = ((lead, axes, math.prod(sizes[axis] for axis in axes)),)
+                parts = Windows(dealt.slice, lead == 1, whole.layers, cut)
+                cuts[path] = Cut(whole.layers, axes, (), parts)
+
+        self._map(one, like)
+        return self.codec.laid(cuts)
+
+    def _cut(self, path: str, x: jax.Array) -> jax.Array:
         """`[(L,) rows, ...]` -> `[parts, (L,) rows / parts, ...]`: row i goes to i mod parts."""
-        lead, groups, held, each, row = self._dealt(x.shape, stacked)
-        x, axis = x.reshape(*lead, groups, held, *row), len(lead) + 1
-        missing = each * self.parts - held
+        dealt = self._dealt(x.shape, self.codec.is_stacked(path))
+        lead, deal, moved = dealt.lead, dealt.deal, self.cuts.get(path, Cut()).windows
+        if moved is not None:
+            x = moved.units(moved.flat(x), math.prod(dealt.row))
+        elif dealt.count % dealt.groups:
+            x = x.reshape(*lead, dealt.count, *dealt.row)
+            x = jnp.take(x, deal.slots.reshape(-1), axis=len(lead))
+        x, axis = x.reshape(*lead, dealt.groups, deal.each, *dealt.row), len(lead) + 1
+        missing = dealt.each * self.parts - deal.each
         if missing:
             width = [(0, missing if a == axis else 0) for a in range(x.ndim)]
             x = jnp.pad(x, width, mode="edge")
-        x = jnp.moveaxis(x.reshape(*lead, groups, each, self.parts, *row), axis + 1, 0)
-        return x.reshape(self.parts, *lead, groups * each, *row)
+        x = x.reshape(*lead, dealt.groups, dealt.each, self.parts, *dealt.row)
+        return jnp.moveaxis(x, axis + 1, 0).reshape(self.parts, *dealt.slice)
 
-    def _join(self, like: Any, slices: jax.Array, stacked: bool) -> jax.Array:
+    def _join(self, path: str, like: Any, slices: jax.Array) -> jax.Array:
         """Inverse of `_cut`, without the padding."""
-        lead, groups, held, each, row = self._dealt(like.shape, stacked)
+        dealt = self._dealt(like.shape, self.codec.is_stacked(path))
+        lead, deal, moved = dealt.lead, dealt.deal, self.cuts.get(path, Cut()).windows
         axis = len(lead) + 1
-        x = jnp.moveaxis(slices.reshape(self.parts, *lead, groups, each, *row), 0, axis + 1)
-        x = x.reshape(*lead, groups, each * self.parts, *row)
-        return jax.lax.slice_in_dim(x, 0, held, axis=axis).reshape(like.shape)
+        x = slices.reshape(self.parts, *lead, dealt.groups, dealt.each, *dealt.row)
+        x = jnp.moveaxis(x, 0, axis + 1)
+        x = x.reshape(*lead, dealt.groups, dealt.each * self.parts, *dealt.row)
+        x = jax.lax.slice_in_dim(x, 0, deal.each, axis=axis)
+        if moved is not None:
+            units = x.reshape(math.prod(lead), dealt.groups * deal.each, math.prod(dealt.row))
+            return moved.lie(moved.join(units))
+        if dealt.count % dealt.groups:
+            x = x.reshape(*lead, -1, *dealt.row)
+            x = jnp.take(x, deal.filled, axis=len(lead))
+        return x.reshape(like.shape)

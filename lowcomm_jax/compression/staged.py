@@ -66,6 +66,9 @@ class Staged(Codec):
         """Of a stage's part, which is what `shape` is of."""
         return self.codec.rows_together(path, shape)
 
+    def unit(self, path, shape, devices):
+        return self.codec.unit(path, shape, devices)
+
     def laid(self, cuts):
         return dataclasses.replace(self, codec=self.codec.laid(cuts))
 
@@ -100,6 +103,21 @@ class Staged(Codec):
             return codec.aggregate(_own(payload_R, axis=1), weight_R, self.part(like))
 
         return self._over((P(None, STAGE), P()), self._cut(like), one)(payload_R, weight_R)
+
+    def ahead(self, tree, state):
+        def one(codec, tree, state):
+            return _behind(codec.ahead(tree, _own(state)))
+
+        return self._over((self._cut(tree), P(STAGE)), P(STAGE), one)(tree, state)
+
+    def agreed(self, ahead_R, weight_R, like):
+        def one(codec, ahead_R, weight_R):
+            return _behind(codec.agreed(_own(ahead_R, axis=1), weight_R, self.part(like)))
+
+        return self._over((P(None, STAGE), P()), P(STAGE), one)(ahead_R, weight_R)
+
+    def behind(self, payload, like):
+        return self.codec.behind(payload, self.part(like))
 
     def turned(self, payload_R, weight_R, like):
         def one(codec, payload_R, weight_R):

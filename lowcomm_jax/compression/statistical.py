@@ -27,12 +27,11 @@ import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.bin_sums import bin_sums
+from lowcomm_jax.compression.blocks import Blocks
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
-from lowcomm_jax.inside import on_rows
+from lowcomm_jax.inside import on_rows, windows
 from lowcomm_jax.outer.checks import in_range, one_of, raise_all
-
-PACKING_BLOCK = 256  # packing only; there is no scale per block
 
 
 class Grid(NamedTuple):
@@ -40,6 +39,11 @@ class Grid(NamedTuple):
 
     mean: jax.Array
     step: jax.Array
+
+
+def _only(real: jax.Array | None, x: jax.Array) -> jax.Array:
+    """x, with zeros where it is not `real`."""
+    return x if real is None else jnp.where(real, x, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,15 +88,16 @@ class Statistical(MatrixCodec):
         rows = jnp.sum(x_LxNxM, axis=2, keepdims=True)
         return jnp.sum(rows, axis=1, keepdims=True) if self.scope == "matrix" else rows
 
-    def _grid(self, x_LxNxM: jax.Array) -> Grid:
+    def _grid(self, x_LxNxM: jax.Array, size: int, real: jax.Array | None) -> Grid:
+        """Of groups of `size` values: those that are `real` (None = all)."""
         largest = cutting.largest_magnitude(x_LxNxM)[..., None]
         if self.scope == "matrix":
             largest = jnp.max(largest, axis=1, keepdims=True)
-        size = self._size(x_LxNxM.shape)
-        mean = self._total(x_LxNxM) / size
+        mean = self._total(_only(real, x_LxNxM)) / size
         # In units of the largest magnitude: squares of 1e30 and 1e-30 leave the range of fp32.
         inverse = cutting.reciprocal(largest)
-        variance = self._total(jnp.square(x_LxNxM * inverse - mean * inverse)) / max(size - 1, 1)
+        squares = _only(real, jnp.square(x_LxNxM * inverse - mean * inverse))
+        variance = self._total(squares) / max(size - 1, 1)
         return Grid(mean, jnp.sqrt(variance) * largest * (self.sigmas / self.bins))
 
     def _size(self, shape: Shape) -> int:
@@ -123,26 +128,41 @@ class Statistical(MatrixCodec):
         return (at >= 1.0).astype(jnp.float32) + (at >= self.bins - 1.0).astype(jnp.float32)
 
     def encode(self, x_LxNxM, state):
-        if self.scope == "matrix":
-            return self._encode(x_LxNxM), state
-        return on_rows(lambda x, _: self._encode(x), self._apart(x_LxNxM.shape), x_LxNxM), state
+        shape = x_LxNxM.shape
+        if self._rows_apart(shape):
+            rows = cutting.to_blocks(x_LxNxM, Blocks(*shape[1:], by_row=True))
+            payload = on_rows(lambda x, _: self._encode(x, x.shape), rows.shape[1], rows)
+            return {k: cutting.sent(x, self.unit(shape)) for k, x in payload.items()}, state
+        real = cutting.real(shape, self._blocks(shape))
+        if real is not None:
+            # What is counted over the whole does not mind how it is cut.
+            x_LxNxM = cutting.to_blocks(x_LxNxM, self._blocks(shape))
+        payload = self._encode(x_LxNxM, shape, real)
+        return payload | {"codes": cutting.sent(payload["codes"], self.unit(shape))}, state
 
-    def _encode(self, x_LxNxM: jax.Array) -> dict[str, jax.Array]:
-        grid = self._grid(x_LxNxM)
+    def _rows_apart(self, shape: Shape) -> bool:
+        """Whether rows share nothing; one alone is a matrix."""
+        return self.scope == "row" and shape[1] > 1
+
+    def _encode(self, x_LxNxM, shape: Shape, real=None) -> dict[str, jax.Array]:
+        """Of rows, or of the blocks of a matrix of this shape, of which some values are `real`."""
+        grid = self._grid(x_LxNxM, self._size(shape), real)
         codes = self._codes(x_LxNxM, *grid).astype(jnp.uint8)
-        packed = pack(cutting.to_blocks(codes, self._blocks(x_LxNxM.shape)), self.bits)
-        return {"codes": packed, "book": self._book(x_LxNxM, grid)}
+        if real is None:
+            codes = cutting.to_blocks(codes, self._blocks(shape))
+        return {"codes": pack(codes, self.bits), "book": self._book(x_LxNxM, grid, real)}
 
-    def _apart(self, shape: Shape) -> int:
-        """Groups of rows that share no packing block."""
-        return shape[1] // cutting.rows_together(shape, PACKING_BLOCK)
-
-    def _book(self, x_LxNxM: jax.Array, grid: Grid) -> jax.Array:
+    def _book(self, x_LxNxM: jax.Array, grid: Grid, real: jax.Array | None) -> jax.Array:
         """fp32 `[L, groups, bins]`; with 8 bits `[L, groups, 4]`: mean, step, low and high end."""
         groups = grid.mean.shape[0] * grid.mean.shape[1]
         flat = Grid(*(g.reshape(groups, 1) for g in grid))
         classes = self.bins if self.bits < 8 else 4
-        sums, counts = bin_sums(x_LxNxM.reshape(groups, -1), self._classes, flat, classes)
+
+        def classify(x, *grid):
+            found = self._classes(x, *grid)
+            return found if real is None else jnp.where(real.reshape(1, -1), found, -1.0)
+
+        sums, counts = bin_sums(x_LxNxM.reshape(groups, -1), classify, flat, classes)
         means = (sums / jnp.maximum(counts, 1.0)).reshape(*grid.mean.shape[:2], classes)
         counts, centres = counts.reshape(means.shape), self._centres(grid)
         if self.bits < 8:
@@ -151,26 +171,41 @@ class Statistical(MatrixCodec):
         return jnp.concatenate([grid.mean, grid.step, ends], axis=2)
 
     def decode(self, payload, shape):
-        codes, book, apart = payload["codes"], payload["book"], self._apart(shape)
-        if self.scope == "row":
-            return on_rows(lambda own, _: self._look_up(*own, shape), apart, (codes, book))
-        return on_rows(lambda own, book: self._look_up(own, book, shape), apart, codes, book)
+        _, width, by_row = self._blocks(shape)
+        codes, book = cutting.received(payload["codes"], self.unit(shape)), payload["book"]
+        if self._rows_apart(shape):
+            book = cutting.received(book, self.unit(shape))
+            rows = (codes.reshape(*book.shape[:2], -1, codes.shape[2]), book)
+            values = on_rows(lambda own, _: self._look_up(*own, width), book.shape[1], rows)
+            values = values.reshape(*book.shape[:2], -1)[:, :, : shape[2]]
+            return cutting.from_blocks(values, shape, by_row=True)
+        apart = codes.shape[1] if windows() is not None else shape[1] if by_row else 1
+        values = on_rows(lambda own, book: self._look_up(own, book, width), apart, codes, book)
+        return cutting.from_blocks(values, shape, by_row)
 
-    def _look_up(self, packed: jax.Array, book: jax.Array, shape: Shape) -> jax.Array:
-        """Decode some rows of a stack of this shape, by their own books or the matrix's."""
-        count, width, by_row = self._blocks(shape)
-        shape = (packed.shape[0], shape[1] * packed.shape[1] // count, shape[2])
-        codes = cutting.from_blocks(unpack(packed, self.bits, width), shape, by_row)
+    def _look_up(self, packed: jax.Array, book: jax.Array, width: int) -> jax.Array:
+        """Decode blocks of so many values, by the books of their rows or of the matrix."""
+        codes = unpack(packed, self.bits, width)
         if self.bits == 8:
             centres = self._centres(Grid(book[..., 0:1], book[..., 1:2]))
             book = jnp.concatenate([book[..., 2:3], centres[..., 1:-1], book[..., 3:4]], axis=2)
         groups = book.shape[0] * book.shape[1]
         look_up = jax.vmap(lambda row, at: row.at[at].get(mode="promise_in_bounds"))
         values = look_up(book.reshape(groups, -1), codes.reshape(groups, -1).astype(jnp.int32))
-        return values.reshape(shape)
+        return values.reshape(codes.shape)
 
-    def _blocks(self, shape: Shape) -> cutting.Blocks:
-        return cutting.cut(shape, PACKING_BLOCK)
+    def _blocks(self, shape: Shape) -> Blocks:
+        """To pack by; rows that have grids of their own are packed apart."""
+        found = cutting.cut(shape, cutting.PACKING_BLOCK)
+        if self.scope == "matrix" or found.by_row:
+            return found
+        return Blocks(shape[1], shape[2], by_row=True)
+
+    def rows_together(self, shape):
+        return 1 if self._blocks(shape).by_row else shape[1]
+
+    def unit(self, shape):
+        return shape[2] if self._rows_apart(shape) else cutting.unit(shape, self._blocks(shape))
 
     def nbytes(self, shape: Shape) -> int:
         count, width, _ = self._blocks(shape)

@@ -3,8 +3,7 @@ r"""The k largest values of every chunk, with packed indices.
 A matrix is cut into chunks of up to 64 x 64 (the largest divisor <= 64 of each dimension), a vector
 into chunks of up to 64; each chunk sends its k values of largest magnitude and where they stand: 12
 bits each, two in three bytes (8 bits in chunks of up to 256). Chunks of at most k values travel
-whole, without indices. A matrix of whose chunks a device would hold a part is gathered first,
-inside the region.
+whole, without indices. Inside a region chunks are coded in whole rows of them.
 
 Source: SparseLoCo, arXiv 2508.15706 (k = 64; values then quantised to 2 bits); chunks as in DeMo,
 arXiv 2411.19870.
@@ -20,13 +19,14 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
+from lowcomm_jax.compression import chosen
 from lowcomm_jax.compression.bands import in_bands
 from lowcomm_jax.compression.base import fold_regions
-from lowcomm_jax.compression.blocks import Chunks
+from lowcomm_jax.compression.blocks import Blocks, Chunks
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
-from lowcomm_jax.inside import on_rows
+from lowcomm_jax.inside import Spread, on_rows
 from lowcomm_jax.outer.checks import in_range, one_of, raise_all
 
 
@@ -72,10 +72,14 @@ class TopK(MatrixCodec):
         return shape[0], chunks.count, min(self.k, chunks.size)
 
     def encode(self, x_LxNxM, state):
-        chunks = cutting.tile(x_LxNxM.shape, self.block)
-        chosen = _on_rows(lambda x: self._choose(x, chunks), chunks, chunks.height, x_LxNxM)
-        values, state = self.values.encode(chosen.pop("values"), state)
-        return {"values": values, **chosen}, state
+        shape, chunks = x_LxNxM.shape, self._chunks(x_LxNxM.shape)
+        # Of a leaf in windows, with spare rows.
+        bands = cutting.to_blocks(x_LxNxM, _bands(chunks))
+        rows = bands.reshape(shape[0], -1, chunks.across * chunks.width)
+        kept = _on_rows(lambda x: self._choose(x, chunks), chunks, chunks.height, rows)
+        kept = {k: cutting.sent(x, self.unit(shape)) for k, x in kept.items()}
+        values, state = chosen.encode(self.values, kept.pop("values"), state)
+        return {"values": values, **kept}, state
 
     def _choose(self, x_LxNxM: jax.Array, chunks: Chunks) -> dict[str, jax.Array]:
         """Kept values `[L, chunks, k]` and packed indices of some rows of chunks."""
@@ -92,43 +96,57 @@ class TopK(MatrixCodec):
 
     def decode(self, payload, shape):
         chunks = cutting.tile(shape, self.block)
-        values = self.values.decode(payload["values"], self._kept(shape, chunks))
-        return self._on_chunks(
-            lambda kept: self._back(_place(kept, chunks), chunks), payload, values, chunks
+        at, values, chunks = self._kept_of(payload, shape)
+        placed = self._on_chunks(
+            lambda kept: self._back(_place(kept, chunks), chunks), at, values, chunks
         )
+        return _from_bands(placed, shape, chunks)
 
     def aggregate(self, payload_R, weight_R, shape):
         if self.mean == "regions":
             return super().aggregate(payload_R, weight_R, shape)
-        chunks = cutting.tile(shape, self.block)
-        kept = self._kept(shape, chunks)
+        chunks = self._chunks(shape)
 
         def term(r):
-            one = jax.tree.map(lambda x: x[r], payload_R)
             weight = weight_R[r]
-            values = self.values.decode(one["values"], kept)
+            at, values, _ = self._kept_of(jax.tree.map(lambda x: x[r], payload_R), shape)
             values = jnp.where(weight > 0, values * weight, 0.0)
-            sent = jnp.broadcast_to(jnp.maximum(weight, 0.0), kept)
+            sent = jnp.broadcast_to(jnp.maximum(weight, 0.0), values.shape)
 
             def place(x):
-                return self._on_chunks(lambda kept: _place(kept, chunks), one, x, chunks)
+                return self._on_chunks(lambda kept: _place(kept, chunks), at, x, chunks)
 
             return place(values), place(sent)
 
         total, weight = fold_regions(term, weight_R.shape[0])
         mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
-        return _on_rows(lambda rows: self._back(rows, chunks), chunks, 1, mean)
+        mean = _on_rows(lambda rows: self._back(rows, chunks), chunks, 1, mean)
+        return _from_bands(mean, shape, chunks)
+
+    def _kept_of(self, payload, shape: Shape) -> tuple[dict, jax.Array, Chunks]:
+        """The indices, values and chunks of a payload, every device its own bands."""
+        chunks, size = self._chunks(shape), self.unit(shape)
+        values = chosen.decode(self.values, payload["values"], self._kept(shape, chunks))
+        at = {k: cutting.received(x, size) for k, x in payload.items() if k == "index"}
+        return at, cutting.received(values, size), chunks
+
+    def _chunks(self, shape: Shape) -> Chunks:
+        """Those of a vector one below the other."""
+        chunks = cutting.tile(shape, self.block)
+        return Chunks(chunks.across, 1, 1, chunks.width) if shape[1] == 1 else chunks
 
     def _on_chunks(self, fn, payload, values_LxCxK: jax.Array, chunks: Chunks) -> jax.Array:
         """`fn` of the kept values and indices of some rows of chunks."""
-        kept = {k: x for k, x in payload.items() if k == "index"} | {"values": values_LxCxK}
-        return _on_rows(fn, chunks, chunks.across, kept)
+        return _on_rows(fn, chunks, chunks.across, payload | {"values": values_LxCxK})
 
     def sends_all(self, shape):
         return cutting.tile(shape, self.block).size <= self.k
 
     def rows_together(self, shape):
         return cutting.tile(shape, self.block).height
+
+    def unit(self, shape):
+        return _bands(self._chunks(shape)).width
 
     def nbytes(self, shape: Shape) -> int:
         chunks = cutting.tile(shape, self.block)
@@ -148,8 +166,19 @@ class TopK(MatrixCodec):
 
 def _on_rows(fn, chunks: Chunks, each: int, tree):
     """`fn` of some rows of chunks; of leaves `[L, n, ...]`, `each` of n are a row of chunks."""
-    values = chunks.across * chunks.size
-    return on_rows(lambda own, _: in_bands(fn, each, values, own), chunks.down, tree)
+    values, n = chunks.across * chunks.size, jax.tree.leaves(tree)[0].shape[1]
+    return on_rows(lambda own, _: in_bands(fn, each, values, own), n // each, tree)
+
+
+def _bands(chunks: Chunks) -> Blocks:
+    """Rows of chunks as blocks of the flat matrix."""
+    return Blocks(chunks.down, chunks.across * chunks.size)
+
+
+def _from_bands(rows: jax.Array, shape: Shape, chunks: Chunks) -> jax.Array | Spread:
+    """Inverse of cutting into bands, from their rows."""
+    bands = rows.reshape(rows.shape[0], -1, _bands(chunks).width)
+    return cutting.from_blocks(bands, shape, by_row=False)
 
 
 def _index_bits(chunks: Chunks) -> int:

@@ -13,7 +13,14 @@ from lowcomm_jax.exchange.between.remote import Arrived, RemoteExchange
 from lowcomm_jax.exchange.between.timing import Timing
 from lowcomm_jax.exchange.mesh import InSlices, MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
-from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, two_shot
+from lowcomm_jax.exchange.traffic import (
+    Traffic,
+    all_gather,
+    in_halves,
+    pair,
+    two_phase,
+    two_shot,
+)
 
 JobExchange = RemoteExchange | LockstepExchange
 """Of a job that is one region of several."""
@@ -38,5 +45,6 @@ __all__ = [
     "pair",
     "peers",
     "store",
+    "two_phase",
     "two_shot",
 ]

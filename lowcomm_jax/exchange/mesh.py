@@ -22,7 +22,7 @@ from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.compression.two_shot import slices_of
 from lowcomm_jax.exchange import shares
 from lowcomm_jax.exchange.rows import Rows
-from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
+from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_phase, two_shot
 from lowcomm_jax.regions import Regions
 from lowcomm_jax.topology import Groups
 
@@ -77,6 +77,31 @@ class MeshExchange:
         """Where leaves lie while they are coded."""
         return Rows(self.regions, self.codec, self.stacked)
 
+    def agree(
+        self, delta_R: PyTree, state_R: PyTree, weight_R: jax.Array, specs: PyTree, bases: PyTree
+    ) -> PyTree:
+        """The bases on which all regions encode these values, where their codec shares them: what
+        it has to send ahead is handed to everyone now (traced). Else `bases`.
+
+        Args:
+          delta_R, state_R, specs: as in `encode`; weight_R: float32 `[R]`.
+          bases: those that are at hand.
+        """
+        if self.codec is None or not self.codec.shares_basis:
+            return bases
+        rows, like = self.rows, _without_lead(delta_R)
+        laid = rows.laid(like, specs)
+        ahead_R = self.regions.lift(lambda x, s, b: laid.on(b).ahead(x, s), (0, 0, None))(
+            rows.deal(delta_R, specs), state_R, bases
+        )
+        lies = rows.payload_specs(ahead_R, like, specs)
+        everyone = shares.gather(self.regions, rows.place(ahead_R, lies), lies)
+
+        def agreed(ahead_R, weight_R, bases):
+            return laid.on(bases).agreed(ahead_R, weight_R, like)
+
+        return rows.place_bases(self.regions.everywhere(agreed)(everyone, weight_R, bases))
+
     def encode(
         self, delta_R: PyTree, state_R: PyTree, specs: PyTree, bases: PyTree = ()
     ) -> tuple[PyTree, PyTree]:
@@ -85,7 +110,7 @@ class MeshExchange:
         Args:
           delta_R: fp32 leaves `[R, ...]`; state_R: codec states `[R, ...]`.
           specs: `PartitionSpec` of each leaf inside a region.
-          bases: what the regions share (`Codec.bases`).
+          bases: what the regions share (`agree`).
         """
         return self._encode(delta_R, state_R, specs, bases, measure=False)[:2]
 
@@ -181,6 +206,7 @@ class MeshExchange:
             rank = None if energy is None else codec.mean_rank(*given, energy)
             return Reduced(codec.aggregate(*given), rank, codec.turned(*given))
 
+        payload_R = self.codec.behind(payload_R, like)
         lies = self._payload_specs(payload_R, like, specs)
         everyone = shares.gather(self.regions, payload_R, lies)
         found = self.regions.everywhere(aggregate)(everyone, weight_R, bases)
@@ -231,6 +257,8 @@ class MeshExchange:
         nbytes = self.nbytes(like) + header
         if groups is not None:
             return pair(nbytes, takes_part_R, groups)
+        if self.codec is not None and self.codec.shares_basis:
+            return two_phase(nbytes, takes_part_R)
         sliced = self.codec is None or self.slices is not None
         return (two_shot if sliced else all_gather)(nbytes, takes_part_R)
 

@@ -4,9 +4,9 @@ Blocks and chunks of a codec are cut on the global shape, along rows. A matrix w
 sharded is therefore dealt out by rows before it is encoded (one all-to-all inside the region: a
 device hands on all but one n-th of its own shard, and nobody holds the whole matrix), and what is
 decoded is dealt back. Codecs that code value by value, or by matrix products, take a matrix as it
-lies (`Codec.rows_together` of 0). Sharded leaves that cannot be cut so are gathered inside the
-region: vectors, tensors whose rows do not divide over the devices, and those of which a device
-would hold a part of a block or chunk.
+lies (`Codec.rows_together` of 0). Other leaves, such as vectors, stay as they lie, and their codec
+deals them out in whole blocks or chunks (`windows`); those of too few of them for the devices are
+gathered inside the region.
 
 What lies in a pipeline stage stays there: a stage's part of a leaf is laid out as a leaf of its own
 (`compression.Staged`), and leaves of payloads and states carry the stages in front.
@@ -30,6 +30,7 @@ from lowcomm_jax.inside import Cut
 from lowcomm_jax.regions import REGION, Regions, axis_names
 from lowcomm_jax.sharding import SpecFn
 from lowcomm_jax.stages import STAGE, stage_axis
+from lowcomm_jax.windows import Windows
 
 PyTree = Any
 
@@ -40,13 +41,14 @@ class Plan(NamedTuple):
     Attributes:
       spec: the layout inside a stage, without its axis.
       row: axis of the rows.
-      moves: the (axis, mesh axes) whose cuts the rows take over, () = the leaf stays as it lies;
-        None = gathered instead.
+      moves: the (axis, mesh axes) whose cuts the rows take over, () = the leaf stays as it lies.
+      windows: of a leaf that its codec deals out; None = it is coded as it lies.
     """
 
     spec: P
     row: int
-    moves: tuple[tuple[int, tuple[str, ...]], ...] | None
+    moves: tuple[tuple[int, tuple[str, ...]], ...]
+    windows: Windows | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +80,8 @@ class Rows:
         """The codec, told how these leaves are cut."""
 
         def cut(name, leaf, spec):
-            by_rows = self._plan(name, leaf.shape, spec).spec
-            matrix = self._matrix_cut(name, self._own_shape(name, leaf.shape), by_rows)
-            return name, Cut(*(axis_names(entry) for entry in matrix))
+            plan = self._plan(name, leaf.shape, spec)
+            return name, self._cut(name, self._own_shape(name, leaf.shape), plan)
 
         pairs = jax.tree.structure(like).flatten_up_to(self._map(cut, like, specs))
         return self.codec.laid(dict(pairs))
@@ -90,8 +91,9 @@ class Rows:
 
         def spec(name: str, leaf: jax.ShapeDtypeStruct) -> P:
             by_rows = P(*(None,) * self._row(name), "fsdp")
-            kept = self._plan(name, leaf.shape, by_rows).moves == ()
-            return by_rows if kept and len(leaf.shape) > 1 else otherwise(name, leaf)
+            plan = self._plan(name, leaf.shape, by_rows)
+            kept = plan.spec != P() and plan.windows is None and len(leaf.shape) > 1
+            return by_rows if kept else otherwise(name, leaf)
 
         return spec
 
@@ -115,11 +117,12 @@ class Rows:
         """
         front = self._front
 
-        def one(x, matrix):
-            axes = tuple(a for entry in matrix for a in axis_names(entry))
+        def one(x, cut):
+            axes = (*cut.layers, *cut.rows, *cut.columns)
+            matrix = (cut.layers or None, cut.rows or None, cut.columns or None)
             # Behind the layers come the rows, blocks or chunks.
             shape = x.shape[lead + len(front) :]
-            counts = [self._devices(axis_names(entry)) for entry in matrix]
+            counts = [self._devices(names) for names in (cut.layers, cut.rows, cut.columns)]
             if len(shape) == 3 and not any(n % count for n, count in zip(shape, counts)):
                 return P(*front, *matrix)
             fitting = [i for i, n in enumerate(shape) if i and n and n % self._devices(axes) == 0]
@@ -128,8 +131,8 @@ class Rows:
 
         def leaf(name, like, spec, coded):
             plan = self._plan(name, like.shape, spec)
-            matrix = self._matrix_cut(name, self._own_shape(name, like.shape), plan.spec)
-            return jax.tree.map(lambda x: one(x, matrix), coded)
+            cut = self._cut(name, self._own_shape(name, like.shape), plan)
+            return jax.tree.map(lambda x: one(x, cut), coded)
 
         return self._map(leaf, like, specs, payload)
 
@@ -187,9 +190,32 @@ class Rows:
         held, rest = divmod(shape[row], self._devices(axes))
         held *= matrix_shape(shape, row == 1)[1] // max(shape[row], 1)
         if len(shape) < row + 2 or rest or held % max(together, 1):
-            return Plan(P(), row, None)
+            return self._in_windows(name, shape, spec, row)
         moves = tuple((dim, names) for dim, names in cuts[1:] if names)
         return Plan(P(*list(spec)[:row], *(None,) * (row - len(spec)), axes), row, moves)
+
+    def _in_windows(self, name: str, shape: tuple[int, ...], spec: P, row: int) -> Plan:
+        """Of a leaf that does not come in rows: as it lies, or gathered if it is too small."""
+        cuts = [(dim, self._names(spec, dim)) for dim in range(row, len(shape))]
+        cuts = tuple((dim, names, self._devices(names)) for dim, names in cuts if names)
+        layers = self._names(spec, 0) if row else ()
+        windows = Windows(shape, row == 1, layers, cuts)
+        if self.codec.rows_together(name, shape) == 0:
+            works = windows.matrix_axis(matrix_shape(shape, row == 1)) is not None
+        else:
+            works = self.codec.unit(name, shape, windows.devices) is not None
+        return Plan(spec, row, (), windows) if works else Plan(P(), row, ())
+
+    def _cut(self, name: str, shape: tuple[int, ...], plan: Plan) -> Cut:
+        """How the codec finds `[L, N, M]` of a leaf, or its units."""
+        moved = plan.windows
+        if moved is None:
+            return Cut(*(axis_names(e) for e in self._matrix_cut(name, shape, plan.spec)))
+        by_columns = self.codec.rows_together(name, shape) == 0 and (
+            moved.matrix_axis(matrix_shape(shape, plan.row == 1)) == 2
+        )
+        rows, columns = ((), moved.axes) if by_columns else (moved.axes, ())
+        return Cut(moved.layers, rows, columns, moved)
 
     def _matrix_cut(self, name: str, shape: tuple[int, ...], spec: P) -> P | None:
         """How `[L, N, M]` of a leaf of this layout is cut; None where devices hold no submatrix."""

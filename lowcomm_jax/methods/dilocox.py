@@ -23,11 +23,11 @@ All regions hold the same anchor; the work of a round shows from the next but on
 boundary nothing has arrived and every region restarts from the unmoved anchor.
 
 Differs from the paper, whose listing was not at hand: factors are one-shot with each region's own
-warm basis (`compression.low_rank`) or, with `shared_basis`, projections on bases that all regions
-have in common (`compression.shared_basis`): those of the payload that landed last before the send,
-which was sent two rounds earlier, so that even and odd rounds have bases of their own; without
-delay, of the round before. Either way one exchange a round and the same bytes. Rank and H adapt as
-`schedule.ranked` says.
+warm basis (`compression.low_rank`) or, with `shared_basis`, on one that all regions agree on, as in
+PowerSGD (`compression.shared_basis`): in two exchanges, the second when the first is over, with the
+same bytes. It starts from what landed last before the send, which was sent two rounds earlier, so
+that even and odd rounds have bases of their own; without delay, from the round before. Rank and H
+adapt as `schedule.ranked` says.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def dilocox(
       step_seconds, sync_seconds: T_step and T_comm of the largest payload: no round of delay 1 may
         be shorter than T_comm / T_step steps, and adaptive ones are not made so. Without them the
         engine's network decides, if any.
-      shared_basis: let the regions share the bases of a low-rank codec given by name.
+      shared_basis: let the regions share the basis of a low-rank codec given by name; not between
+        jobs.
     """
     timing = [x for x in (step_seconds, sync_seconds) if x is not None]
     problems = _timing_problems(timing)

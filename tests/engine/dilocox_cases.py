@@ -30,15 +30,11 @@ def warm_bases(method):
 
 
 def shared_bases(method):
-    """The pairs (U, V) that all regions start from, by leaf, in the order they are used."""
+    """The bases [columns, r] that all regions start from, by leaf, in the order they are used."""
     like = {k: jax.ShapeDtypeStruct(s, np.float32) for k, s in SHAPES.items()}
     turns = [method.codec.bases(like, turn) for turn in range(1 + method.schedule.land_after_send)]
     return [
-        {
-            k: (np.array(one["u"][0]), np.array(one["v"][0]))
-            for k, one in zip(sorted(SHAPES), bases)
-            if one != ()
-        }
+        {k: np.array(one["v"][0]) for k, one in zip(sorted(SHAPES), bases) if one != ()}
         for bases in turns
     ]
 

@@ -210,3 +210,10 @@ def test_a_link_on_which_a_round_cannot_hide_its_payload(adaptive):
             continue
         with pytest.raises(ValueError, match=r"period=4: the payload travels for \d+ inner steps"):
             engine.init(oracle.make_params())
+
+
+def test_jobs_do_not_agree_on_a_basis(tmp_path):
+    apart = lc.exchange.store(f"file://{tmp_path}", 0, 3, "run")
+    text = refusal(lc.methods.dilocox(4, shared_basis=True), exchange=apart)
+    apart.close()
+    assert "use low_rank, with bases of their own (shared_basis=False)" in text

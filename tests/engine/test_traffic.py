@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from lowcomm_jax.exchange import all_gather, in_halves, two_shot
+from lowcomm_jax.exchange import all_gather, in_halves, two_phase, two_shot
 
 
-@pytest.mark.parametrize("route", [two_shot, all_gather])
+@pytest.mark.parametrize("route", [two_shot, all_gather, two_phase])
 def test_what_is_sent_is_received(route):
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -52,6 +52,14 @@ def test_all_gather_by_hand():
     traffic = all_gather(7, [True] * 4)
     assert traffic.sent.tolist() == traffic.received.tolist() == [21] * 4
     traffic = all_gather(7, [True, False, True, True])
+    assert traffic.sent.tolist() == [21, 0, 21, 21]
+    assert traffic.received.tolist() == [14, 21, 14, 14]
+
+
+def test_two_phase_by_hand():
+    """Both factors together are 7 bytes, from everyone to everyone."""
+    traffic = two_phase(7, [True, False, True, True])
+    assert traffic.route == "two_phase" and traffic.nbytes == 7
     assert traffic.sent.tolist() == [21, 0, 21, 21]
     assert traffic.received.tolist() == [14, 21, 14, 14]
 

@@ -11,31 +11,42 @@ from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.regions import Regions, make_mesh
 
 R, DEVICES = 2, 4
+BOTH = {"fsdp": 2, "tensor": 2}
 
 
-def gathered(codec, shape, spec):
-    """All-gathers inside a region in one round of one leaf; checks the bytes, too."""
-    regions = Regions(R, make_mesh(region=R, fsdp=DEVICES))
-    like = {"w": jax.ShapeDtypeStruct(shape, np.float32)}
+def one_round(codec, shape, spec, mesh=None, name="w"):
+    """What a round of one leaf gives, and the collectives inside a region; checks the bytes, too.
+
+    `mesh` None: on one device a region, of the very codec that four devices share.
+    """
+    regions = Regions(R, make_mesh(region=R, **(mesh or {})))
+    like = {name: jax.ShapeDtypeStruct(shape, np.float32)}
     codec = route(codec, [like], R, DEVICES).codec
-    exchange, specs = MeshExchange(regions, codec), {"w": spec}
-    where = regions.sharding("region", *spec)
-    delta_R = {"w": jax.ShapeDtypeStruct((R, *shape), np.float32, sharding=where)}
+    exchange = MeshExchange(regions, codec, ("layers",))
+    specs = {name: spec if mesh else P()}
+    values = np.random.default_rng(0).standard_normal((R, *shape)).astype("f4")
+    delta_R = {name: jax.device_put(values, regions.sharding("region", *specs[name]))}
     states = jax.tree.map(lambda s: np.stack([s] * R), codec.init(like))
     bases = codec.bases(like)
 
-    def one_round(delta_R, states, bases):
+    def run(delta_R, states, bases):
         payload, states = exchange.encode(delta_R, states, specs, bases)
         weight_R = np.ones(R, np.float32)
         reduced = exchange.reduce(payload, weight_R, like, specs, bases=bases)
-        return reduced, payload, states
+        return payload, reduced.mean, states
 
-    program = jax.jit(one_round).lower(delta_R, states, bases)
-    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(program.out_info[1])]
+    program = jax.jit(run).lower(delta_R, states, bases).compile()
+    out = program(delta_R, states, bases)
+    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(out[0])]
     assert sum(sizes) == R * exchange.nbytes(like)
-    found = sized(program.compile().as_text())
-    inside = [c for c in found if not sent_across([c], DEVICES, R).any()]
-    return [c for c in inside if c.kind == "all-gather"]
+    found = sized(program.as_text())
+    return out, [c for c in found if not sent_across([c], DEVICES, R).any()]
+
+
+def gathered(codec, shape, spec):
+    """All-gathers inside a region in one round of one leaf."""
+    found = one_round(codec, shape, spec, {"fsdp": DEVICES})[1]
+    return [c for c in found if c.kind == "all-gather"]
 
 
 QUICK = [("int4", (256, 36), P("fsdp")), ("sign", (256, 36), P("fsdp"))]
@@ -67,3 +78,53 @@ def test_columns_stay_where_they_lie(name, shape, spec, reduce):
     found = gathered(make(name, reduce=reduce, **rank), shape, spec)
     # A factor of r N or r M values in fp32, or of 2 r.
     assert max((c.nbytes for c in found), default=0) <= 4 * 8 * 400 * bool(rank)
+
+
+CODECS = ["int8", "int4_affine", "e3m0", "stat4", "stat8", "sign", "topk", "topk_stat2_ef"]
+CODECS += ["dct_topk", "random_k", "bf16", "low_rank"]
+VECTOR = ((4096,), P("fsdp"), {"fsdp": 4})
+ODD = ((1255, 64), P(None, "fsdp"), {"fsdp": 4})
+NARROW = ((2048, 6), P("fsdp"), {"fsdp": 4})
+MIDDLE = ((3, 128, 67), P(None, "fsdp"), {"fsdp": 4})
+LAYERS = ((2, 6, 64, 64), P(None, None, "fsdp", "tensor"), BOTH)
+SHAPES = [VECTOR, ODD, NARROW, MIDDLE, LAYERS]
+QUICKLY = [("int8", ODD), ("stat4", NARROW), ("topk_stat2_ef", ODD), ("random_k", LAYERS)]
+SLICED = [("int8", ODD, "two_shot"), ("stat4", VECTOR, "two_shot")]
+REST = [(name, case) for name in CODECS for case in SHAPES if (name, case) not in QUICKLY]
+TWICE = [(n, case, "two_shot") for n in ("int8", "stat4", "bf16") for case in SHAPES]
+
+
+@pytest.mark.parametrize(
+    "name,case,reduce",
+    [(*one, "all_gather") for one in QUICKLY]
+    + SLICED
+    + [pytest.param(*one, "all_gather", marks=pytest.mark.slow) for one in REST]
+    + [pytest.param(*one, marks=pytest.mark.slow) for one in TWICE if one not in SLICED],
+)
+def test_nobody_gathers_a_tensor_and_the_devices_change_nothing(name, case, reduce):
+    shape, spec, mesh = case
+    leaf = "layers/w" if len(shape) == 4 else "w"
+    codec = make(name, stacked=("layers",), reduce=reduce)
+    alone = one_round(codec, shape, spec, name=leaf)[0]
+    shared, found = one_round(codec, shape, spec, mesh, leaf)
+    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(shared)):
+        # Codes may differ by one where a statistic differs in its last bit.
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.mean(np.abs(a - b) > 1e-5) < 1e-3
+    whole = 4 * np.prod(shape)
+    for one in found:
+        # Scales, books, and statistics over the devices; else about a device's own shard.
+        together = one.kind in ("all-gather", "all-reduce")
+        assert one.nbytes <= whole / (16 if together else 2), one
+
+
+@pytest.mark.parametrize(
+    "name,small,larger",
+    [("int8", (600,), (2400,)), ("topk", (128, 64), (512, 64))],
+)
+def test_only_what_is_small_is_gathered(name, small, larger):
+    """Three blocks of 200 values, or two rows of chunks, over four devices; four times as many."""
+    codec, spec = make(name, reduce="all_gather"), P(*(None,) * (len(small) - 1), "fsdp")
+    for shape in (small, larger):
+        largest = max((c.nbytes for c in gathered(codec, shape, spec)), default=0)
+        assert (largest >= 4 * np.prod(shape)) == (shape == small)

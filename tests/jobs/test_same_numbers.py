@@ -17,7 +17,6 @@ METHODS = {
         6, 3, 2, syncs_per_period=4, taylor=0.5, pattern=CUT, outer=RULE
     ),
     "dilocox": lambda: lc.methods.dilocox(4, FACTORS, 1, outer=RULE),
-    "dilocox_shared": lambda: lc.methods.dilocox(4, FACTORS, 1, outer=RULE, shared_basis=True),
     "noloco": lambda: lc.methods.noloco(4, seed=3),
     "sparseloco": lambda: lc.methods.sparseloco(4),
 }
@@ -37,7 +36,7 @@ def assert_same(jobs, together, gossip):
                 np.testing.assert_array_equal(value[0], all_params[name][region], name)
 
 
-QUICK = [("diloco", 3), ("streaming", 2), ("cocodc", 3), ("dilocox_shared", 2), ("noloco", 3)]
+QUICK = [("diloco", 3), ("streaming", 2), ("cocodc", 3), ("dilocox", 2), ("noloco", 3)]
 SLOW = [
     pytest.param(name, regions, marks=pytest.mark.slow)
     for name in METHODS

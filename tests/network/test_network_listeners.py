@@ -23,7 +23,10 @@ R = 4
 MASKS = [m for m in itertools.product([False, True], repeat=R) if any(m)]
 
 
-@pytest.mark.parametrize("route", ["two_shot", "all_gather"])
+ROUTES = ["two_shot", "all_gather", "two_phase"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("mask", MASKS, ids=lambda m: "".join("01"[x] for x in m))
 def test_bytes_are_those_of_the_exchange(route, mask):
     nbytes = 1_000_000
@@ -46,7 +49,7 @@ def three_regions():
     return parse({"regions": 3, "bandwidth_gbps": rates, "delay_ms": delays, "compute_s": 0.5})
 
 
-@pytest.mark.parametrize("route", ["two_shot", "all_gather"])
+@pytest.mark.parametrize("route", ROUTES)
 def test_one_to_all_by_hand(route):
     shape = profile(three_regions(), route, [3 * GB], [0], [1, 2])
     np.testing.assert_allclose(shape.ready_M, [0.0, 3.01, 1.53])

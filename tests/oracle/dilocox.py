@@ -1,9 +1,9 @@
 """DiLoCoX (arXiv 2506.21263): one-step delay, low-rank factors, error feedback, AdaGradCmp.
 
 Factors are M ~ P Q'^T with P an orthonormal basis of M Q and Q' = M^T P; every region keeps its
-own Q. With bases that all regions share, P = M V and Q = M^T U are projections on them instead, and
-the next bases are those of the mean projections. The rank of a reduced payload is counted on the
-dense mean, by its singular values.
+own Q. With a basis that all regions share, P is an orthonormal basis of the mean M Q of all who
+send, with one Q for all, and the mean Q' is the next Q. The rank of a reduced payload is counted on
+the dense mean, by its singular values.
 """
 
 from collections.abc import Callable
@@ -79,47 +79,50 @@ class OwnBases:
 
 
 class SharedBases:
-    """One pair of bases U [rows, w], V [columns, w] of every matrix for all regions, both
-    orthonormal; round k uses, and its landing replaces, pair k modulo their number.
+    """One start V [columns, w] of every matrix for all regions; round k uses, and its landing
+    replaces, start k modulo their number.
     """
 
-    def __init__(self, pairs: list[dict[str, tuple]], like: Tree, count: int, rounding):
-        self.keys = tuple(pairs[0])
-        self.pairs = [dict(pair) for pair in pairs]
+    def __init__(self, starts: list[dict[str, np.ndarray]], like: Tree, count: int, rounding):
+        self.keys = tuple(starts[0])
+        self.starts = [{k: np.array(v, np.float64) for k, v in one.items()} for one in starts]
         self.residuals = [zeros_like(like) for _ in range(count)]
         self.rounding, self.round = rounding, 0
 
     def send(self, deltas: dict[int, Tree], rank: int, weights) -> tuple[dict[int, Tree], Callable]:
         """As `OwnBases.send`; a round that nobody sends in does not count."""
-        slot, factors, decoded = self.round % len(self.pairs), {}, {}
-        for r, delta in deltas.items():
-            total = {k: np.asarray(x + self.residuals[r][k]) for k, x in delta.items()}
-            factors[r] = {k: self._project(total[k], self.pairs[slot][k], rank) for k in self.keys}
-            decoded[r] = {k: np.array(x) for k, x in total.items()}
-            for k in self.keys:
-                decoded[r][k] = _on_both(*factors[r][k], *self.pairs[slot][k]).astype(np.float32)
-            self.residuals[r] = subtract(total, decoded[r])
-        self.round += bool(deltas)
-        return decoded, lambda: self._turn(slot, rank, factors, weights)
-
-    def _project(self, m: np.ndarray, pair: tuple, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        u, v = (basis[:, :rank] for basis in pair)
-        return self.rounding((m @ v).T).T, self.rounding((m.T @ u).T).T
-
-    def _turn(self, slot: int, rank: int, factors: dict[int, dict], weights) -> None:
-        """Let the mean factors' columns replace the first `rank` of the bases they were made on."""
-        total = sum(weights[r] for r in factors)
+        if not deltas:
+            return {}, lambda: None
+        start, share = self.starts[self.round % len(self.starts)], _shares(deltas, weights)
+        total = {
+            r: {k: np.asarray(x + self.residuals[r][k]) for k, x in delta.items()}
+            for r, delta in deltas.items()
+        }
+        decoded, second = {r: {k: x.copy() for k, x in t.items()} for r, t in total.items()}, {}
         for k in self.keys:
-            means = [sum(weights[r] * factors[r][k][i] for r in factors) / total for i in (0, 1)]
-            spare = [basis[:, rank:] for basis in self.pairs[slot][k]]
-            new = [np.linalg.qr(np.concatenate(c, axis=1))[0] for c in zip(means, spare)]
-            self.pairs[slot][k] = tuple(new)
+            first = {r: self._rounded(t[k] @ start[k][:, :rank]) for r, t in total.items()}
+            u = np.linalg.qr(sum(share[r] * p for r, p in first.items()))[0]
+            factors = {r: self._rounded(t[k].astype(np.float64).T @ u) for r, t in total.items()}
+            for r, q in factors.items():
+                decoded[r][k] = (u @ q.T).astype(np.float32)
+            second[k] = sum(share[r] * q for r, q in factors.items())
+        for r in deltas:
+            self.residuals[r] = subtract(total[r], decoded[r])
+        self.round += 1
+
+        def turn():
+            for k, q in second.items():
+                start[k][:, :rank] = q
+
+        return decoded, turn
+
+    def _rounded(self, columns: np.ndarray) -> np.ndarray:
+        return self.rounding(columns.T).T
 
 
-def _on_both(p: np.ndarray, q: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """U U^T M + M V V^T - U U^T M V V^T, from P = M V and Q = M^T U."""
-    u, v = u[:, : p.shape[1]], v[:, : p.shape[1]]
-    return u @ q.T + p @ v.T - u @ (u.T @ p) @ v.T
+def _shares(deltas: dict[int, Tree], weights) -> dict[int, float]:
+    total = sum(weights[r] for r in deltas)
+    return {r: weights[r] / total for r in deltas}
 
 
 def rank_of(mean: np.ndarray, energy: float) -> int:
@@ -180,7 +183,7 @@ def run_dilocox(
     rank: int,
     inner,
     outer,
-    bases: dict[str, np.ndarray] | list[dict[str, tuple]],
+    bases: dict[str, np.ndarray] | list[dict[str, np.ndarray]],
     adaptation: Adaptation | None = None,
     rounding: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     delay: int = 1,
@@ -188,7 +191,7 @@ def run_dilocox(
     weights=None,
 ) -> Trajectory:
     """Run DiLoCoX; `bases` are the warm bases [columns, >= rank] every region starts from, or the
-    pairs that all regions share (`SharedBases`).
+    starts that all regions share (`SharedBases`).
     """
     steps, count = batches["x"].shape[:2]
     anchor, momentum = copy_tree(params), zeros_like(params)

@@ -1,0 +1,255 @@
+"""How a sharded leaf is dealt out so that every device of a region holds whole units of it.
+
+A unit is what a codec codes together: a block, a band of chunks, a group, a row. A leaf, seen flat
+`[L, T]`, is first cut into equal windows of T / D values, one a device (`flat`: an all-to-all of
+each device's own shard, nothing where the first axis is cut), and these are then moved to where
+units begin (`units`: neighbours hand one another what lies across, at most two units). Units that
+do not divide over the devices are dealt out as evenly as they go, and each device's part is filled
+up to the same number: nobody ever holds the whole leaf, and nothing of the filling travels between
+regions (`drop`).
+
+Everything here is traced inside a region (`Regions.lift`), where its axes are Auto.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.deal import Deal
+from lowcomm_jax.inside import axes_inside
+from lowcomm_jax.pieces import from_windows, to_windows
+
+Axes = tuple[str, ...]
+Shape = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Moves one leaf between its own layout, equal windows, and units.
+
+    Attributes:
+      shape: of the leaf, `[L, ...]` with `lead`.
+      lead: whether the first axis is that of the layers.
+      layers: mesh axes that cut the layers.
+      cuts: (axis of the leaf, mesh axes, number of devices), front to back.
+    """
+
+    shape: tuple[int, ...]
+    lead: bool
+    layers: Axes
+    cuts: tuple[tuple[int, Axes, int], ...]
+
+    @property
+    def axes(self) -> Axes:
+        """Mesh axes that cut a layer, in the order of the windows."""
+        return tuple(axis for _, axes, _ in self.cuts for axis in axes)
+
+    @property
+    def devices(self) -> int:
+        return math.prod(n for _, _, n in self.cuts)
+
+    @property
+    def size(self) -> int:
+        """T."""
+        return math.prod(self.shape[int(self.lead) :])
+
+    @property
+    def spec(self) -> P:
+        """The leaf's own layout."""
+        entries: list = [None] * len(self.shape)
+        if self.lead:
+            entries[0] = self.layers or None
+        for dim, axes, _ in self.cuts:
+            entries[dim] = axes
+        return P(*entries)
+
+    def deal(self, unit: int) -> Deal:
+        return Deal(self.size, unit, self.devices)
+
+    def flat(self, x: jax.Array) -> jax.Array:
+        """The leaf in windows: `[L, T]`, cut over T."""
+        return self._over(self._flat, self.spec, self._along(1))(x)
+
+    def lie(self, x_LxT: jax.Array) -> jax.Array:
+        """Inverse of `flat`."""
+        return self._over(self._lie, self._along(1), self.spec)(x_LxT)
+
+    def matrix(self, x: jax.Array, shape: Shape) -> jax.Array:
+        """The leaf as `[L, N, M]`, cut along rows if they divide over the devices, else columns."""
+        return self._stack(shape).lie(self.flat(x))
+
+    def leaf(self, x_LxNxM: jax.Array) -> jax.Array:
+        """Inverse of `matrix`."""
+        return self.lie(self._stack(x_LxNxM.shape).flat(x_LxNxM))
+
+    def matrix_axis(self, shape: Shape) -> int | None:
+        """The axis of `[L, N, M]` that `matrix` cuts; None where neither divides."""
+        return next((i for i in (1, 2) if shape[i] % self.devices == 0), None)
+
+    def _stack(self, shape: Shape) -> Windows:
+        cut = (self.matrix_axis(shape), self.axes, self.devices)
+        return Windows(tuple(shape), True, self.layers, (cut,))
+
+    def units(self, x_LxT: jax.Array, unit: int) -> jax.Array:
+        """`[L, D each, w]`, cut over units; the last value of the leaf fills its last unit up."""
+        along, deal = self._along(1), self.deal(unit)
+        return self._over(lambda x: self._to_units(x, deal), along, along)(x_LxT)
+
+    def join(self, x_LxUxW: jax.Array) -> jax.Array:
+        """Inverse of `units`."""
+        along, deal = self._along(1), self.deal(x_LxUxW.shape[2])
+        return self._over(lambda x: self._from_units(x, deal), along, along)(x_LxUxW)
+
+    def real(self, unit: int) -> jax.Array:
+        """Bool `[D each, w]`: which values of `units` are the leaf's, and not filling."""
+        deal = self.deal(unit)
+
+        def local():
+            d = self._number()
+            at = jnp.arange(deal.each * unit, dtype=jnp.int32)
+            left = deal.size - jnp.asarray(deal.starts)[d] * unit
+            held = jnp.asarray(deal.held)[d] * unit
+            return (at < jnp.minimum(held, left)).reshape(deal.each, unit)
+
+        return self._over(local, (), P(self.axes))()
+
+    def drop(self, x: jax.Array, unit: int) -> jax.Array:
+        """`[L, D each n, ...]`, n entries a unit, without those of filling: `[L, U n, ...]`.
+
+        Nothing moves where units divide over the devices. Else the last axis is cut in place of
+        that of the units, where it divides (an all-to-all); where not, every device gets all.
+        """
+        deal = self.deal(unit)
+        if deal.count % deal.devices == 0:
+            return x
+        rows, n = deal.devices * deal.each, x.shape[1] // (deal.devices * deal.each)
+        swap = self._swaps(x.shape)
+
+        def local(x):
+            if swap:
+                x = jax.lax.all_to_all(x, self.axes, x.ndim - 1, 1, tiled=True)
+            else:
+                x = jax.lax.all_gather(x, self.axes, axis=1, tiled=True)
+            kept = x.reshape(x.shape[0], rows, n, *x.shape[2:])[:, deal.filled]
+            return kept.reshape(x.shape[0], -1, *x.shape[2:])
+
+        return self._over(local, self._along(1), self._along(x.ndim - 1 if swap else None))(x)
+
+    def fill(self, x: jax.Array, unit: int) -> jax.Array:
+        """Inverse of `drop`; what fills up repeats other units."""
+        deal = self.deal(unit)
+        if deal.count % deal.devices == 0:
+            return x
+        n, slots = x.shape[1] // deal.count, deal.slots
+        swap = self._swaps(x.shape)
+
+        def local(x):
+            own = slots.reshape(-1) if swap else jnp.asarray(slots)[self._number()]
+            x = x.reshape(x.shape[0], deal.count, n, *x.shape[2:])[:, own]
+            x = x.reshape(x.shape[0], -1, *x.shape[3:])
+            return jax.lax.all_to_all(x, self.axes, 1, x.ndim - 1, tiled=True) if swap else x
+
+        return self._over(local, self._along(x.ndim - 1 if swap else None), self._along(1))(x)
+
+    def left(self, shape: Shape) -> Windows | None:
+        """Of what `drop` has left, of this shape; None where every device has all of it."""
+        axis = 1 if shape[1] % self.devices == 0 else 2 if self._swaps(shape) else None
+        cut = () if axis is None else ((axis, self.axes, self.devices),)
+        return Windows(tuple(shape), True, self.layers, cut) if cut else None
+
+    def _swaps(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) > 2 and shape[-1] % self.devices == 0
+
+    def _along(self, axis: int | None) -> P:
+        """Layout of `[L, ...]` that is cut along one axis."""
+        layers = self.layers or None
+        return P(layers) if axis is None else P(layers, *(None,) * (axis - 1), self.axes)
+
+    def _over(self, fn: Callable, before: P | tuple[()], after: P) -> Callable:
+        return jax.shard_map(
+            fn,
+            in_specs=before,
+            out_specs=after,
+            axis_names=set(axes_inside()),
+            check_vma=False,
+        )
+
+    def _number(self) -> jax.Array:
+        """Of this device's window."""
+        return jax.lax.axis_index(self.axes)
+
+    def _rounds(self) -> list[tuple[int, Axes, int]]:
+        """Of every cut: how many pieces of the leaf a device holds, and the devices."""
+        lead, counts, done = int(self.lead), [], 1
+        for dim, axes, n in self.cuts:
+            counts.append((math.prod(self.shape[lead:dim]) // done, axes, n))
+            done *= n
+        return counts
+
+    def _flat(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0] if self.lead else 1, -1)
+        for count, axes, n in self._rounds():
+            x = to_windows(x, count, axes, n)
+        return x
+
+    def _lie(self, x: jax.Array) -> jax.Array:
+        for count, axes, n in reversed(self._rounds()):
+            x = from_windows(x, count, axes, n)
+        shape = list(self.shape)
+        for dim, _, n in self.cuts:
+            shape[dim] //= n
+        if self.lead:
+            shape[0] = x.shape[0]
+        return x.reshape(shape)
+
+    def _to_units(self, x: jax.Array, deal: Deal) -> jax.Array:
+        before, behind = deal.before, deal.behind
+        wide = [self._from_neighbour(x[:, x.shape[1] - before :], 1), x]
+        wide.append(self._from_neighbour(x[:, :behind], -1))
+        x = jnp.concatenate(wide, axis=1)
+        # Behind the last device's window there is nothing: its last value, again and again.
+        end = before + deal.size // deal.devices
+        room = deal.each * deal.unit + before + int(deal.shifts[:-1].max()) - x.shape[1]
+        x = jnp.pad(x, ((0, 0), (0, max(room, 0))))
+        at = jnp.arange(x.shape[1])[None]
+        beyond = (self._number() == deal.devices - 1) & (at >= end)
+        x = jnp.where(beyond, x[:, end - 1 : end], x)
+        start = before + jnp.asarray(deal.shifts)[self._number()]
+        x = jax.lax.dynamic_slice_in_dim(x, start, deal.each * deal.unit, axis=1)
+        return x.reshape(x.shape[0], deal.each, deal.unit)
+
+    def _from_units(self, x: jax.Array, deal: Deal) -> jax.Array:
+        x, d = x.reshape(x.shape[0], -1), self._number()
+        early, late = deal.early, deal.late
+        end = jnp.asarray(deal.held)[d] * deal.unit
+        last = jax.lax.dynamic_slice_in_dim(x, end - early, early, axis=1)
+        first = self._from_neighbour(x[:, :late], -1)
+        x = jnp.concatenate([self._from_neighbour(last, 1), x, jnp.zeros_like(first)], axis=1)
+        x = jax.lax.dynamic_update_slice_in_dim(x, first, early + end, axis=1)
+        start = early - jnp.asarray(deal.shifts)[d]
+        return jax.lax.dynamic_slice_in_dim(x, start, deal.size // deal.devices, axis=1)
+
+    def _from_neighbour(self, x: jax.Array, step: int) -> jax.Array:
+        """What the device `step` windows before has; zeros where there is none."""
+        if x.shape[1] == 0:
+            return x
+        at = self._in_mesh()
+        pairs = [(at[d], at[d + step]) for d in range(len(at)) if 0 <= d + step < len(at)]
+        return jax.lax.ppermute(x, self.axes, pairs)
+
+    def _in_mesh(self) -> list[int]:
+        """Of every window its device's number, where axes are ordered as in the mesh.
+
+        So `ppermute` counts, in whatever order it is given axes; other collectives do not.
+        """
+        sizes = jax.sharding.get_abstract_mesh().shape
+        ordered = [axis for axis in sizes if axis in self.axes]
+        numbers = np.arange(self.devices).reshape([sizes[axis] for axis in ordered])
+        return numbers.transpose([ordered.index(axis) for axis in self.axes]).reshape(-1).tolist()

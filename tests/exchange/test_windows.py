@@ -1,0 +1,60 @@
+"""Leaves dealt out in whole units inside a region: every value where NumPy puts it."""
+
+import jax
+import numpy as np
+import pytest
+from engine.collectives import sent_across, sized
+
+from lowcomm_jax.regions import Regions, make_mesh
+from lowcomm_jax.windows import Windows
+
+R, FSDP = 2, dict(region=2, fsdp=4)
+BOTH = dict(region=2, fsdp=2, tensor=2)
+CASES = [
+    ((64,), False, ((0, ("fsdp",), 4),), 5, FSDP),
+    ((255, 8), False, ((1, ("fsdp",), 4),), 24, FSDP),
+    # The device order of the windows is not the mesh's.
+    ((6, 8, 12), False, ((1, ("tensor",), 2), (2, ("fsdp",), 2)), 19, BOTH),
+]
+SLOW = [
+    ((64,), False, ((0, ("fsdp",), 4),), 4, FSDP),
+    ((3, 8, 10), False, ((1, ("fsdp",), 4),), 7, FSDP),
+    ((6, 8, 12), False, ((1, ("fsdp",), 2), (2, ("tensor",), 2)), 19, BOTH),
+    ((3, 7, 12), True, ((2, ("fsdp", "tensor"), 4),), 5, BOTH),
+]
+
+
+@pytest.mark.parametrize(
+    "shape,lead,cuts,unit,mesh", CASES + [pytest.param(*c, marks=pytest.mark.slow) for c in SLOW]
+)
+def test_units_are_those_of_the_flat_leaf(shape, lead, cuts, unit, mesh):
+    regions, windows = Regions(R, make_mesh(**mesh)), Windows(shape, lead, (), cuts)
+    x_R = np.random.default_rng(0).standard_normal((R, *shape)).astype("f4")
+    layers, size = shape[0] if lead else 1, windows.size
+    count = -(-size // unit)
+
+    def there_and_back(x):
+        flat = windows.flat(x)
+        units = windows.units(flat, unit)
+        sent = windows.drop(units, unit)
+        again = windows.lie(windows.join(windows.fill(sent, unit)))
+        return flat, units, windows.real(unit), sent, again
+
+    placed = jax.device_put(x_R, regions.sharding("region", *windows.spec))
+    program = jax.jit(regions.lift(there_and_back, (0,))).lower(placed).compile()
+    flat, units, real, sent, again = map(np.asarray, program(placed))
+    expected = x_R.reshape(R, layers, size)
+    np.testing.assert_array_equal(flat, expected)
+    np.testing.assert_array_equal(again, x_R)
+    filling = np.repeat(expected[..., -1:], count * unit - size, axis=-1)
+    whole = np.concatenate([expected, filling], axis=-1).reshape(R, layers, count, unit)
+    np.testing.assert_array_equal(sent, whole)
+    # Room on every device for as many units as the fullest has.
+    assert units.shape[2] == 4 * -(-count // 4)
+    np.testing.assert_array_equal(units[:, :, real[0]], expected)
+    found = sized(program.as_text())
+    assert not sent_across(found, 4, R).any()
+    # `sent` may be whole everywhere, as its rows here are few and narrow.
+    assert max(c.nbytes for c in found if c.kind != "all-gather") <= 4 * size * layers / 2
+    if unit % 4 == 0:
+        assert all(c.kind != "all-gather" for c in found)
