@@ -41,6 +41,7 @@ class Line:
     def __init__(self, peers: Mapping[int, Connection], hear: Hear):
         self._peers, self._hear = dict(peers), hear
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._closed = False
         self._sender = threading.Thread(target=self._send, name="lowcomm-say", daemon=True)
         self._sender.start()
         for peer in self._peers:
@@ -55,6 +56,7 @@ class Line:
         self.say("bye")
         self._outbox.put(None)
         self._sender.join(wait_s)
+        self._closed = True
         for connection in self._peers.values():
             # Closing alone would not wake a thread that reads.
             with (
@@ -74,7 +76,8 @@ class Line:
             while True:
                 self._hear(peer, pickle.loads(self._peers[peer].recv_bytes()))
         except (EOFError, OSError):
-            self._hear(peer, ("gone",))
+            if not self._closed:  # else it is we who are
+                self._hear(peer, ("gone",))
 
 
 def open_line(hear: Hear) -> Line:
