@@ -52,7 +52,8 @@ class GossipTrips(RoundTrips):
         traffic = self.carrier.anchors_ahead(4 * self.fragments.numel(p), groups)
         state.clock.bytes_sent += traffic.sent
         state.clock.bytes_received += traffic.received
-        events[-1] = events[-1].sending_ahead(traffic, groups)
+        if traffic.nbytes:
+            events[-1] = events[-1].sending_ahead(traffic, groups)
 
 
 def round_trips(programs: Programs, weights: str | np.ndarray) -> RoundTrips:

@@ -211,7 +211,8 @@ class BetweenJobs:
         return Draw(member_table([tuple(range(count))], groups.topology.group_size)[:1], anchors)
 
     def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
-        return self._own(pair(nbytes, np.ones(self.total, bool), groups))
+        """None: they travel with the payloads (`traffic`)."""
+        return self._own(pair(0, np.ones(self.total, bool), groups))
 
     def traffic(
         self,
@@ -226,7 +227,8 @@ class BetweenJobs:
         everyone = np.ones(self.total, bool)
         everyone[self.region] = mask.any()
         if groups is not None:
-            return self._own(pair(nbytes, everyone, groups))
+            anchor = 4 * sum(x.size for x in jax.tree.leaves(like))
+            return self._own(pair(nbytes + anchor, everyone, groups))
         if goes_in_slices(exchange, self.total):
             padded = padded_nbytes(exchange, like, self.total)
             return self._own(in_halves(padded, everyone).plus(all_gather(header, everyone)))

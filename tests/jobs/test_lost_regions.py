@@ -32,10 +32,7 @@ def test_absent_regions_are_as_absent_as_on_the_mesh(name, between):
     assert_same(jobs, together, name == "noloco")
 
 
-BACK = [pytest.param(name, marks=pytest.mark.slow) for name in ("noloco", "dilocox_shared")]
-
-
-@pytest.mark.parametrize("name", ["diloco", *BACK])
+@pytest.mark.parametrize("name", ["diloco", pytest.param("noloco", marks=pytest.mark.slow)])
 def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
     """Until it is back the anchors are those of a run in which it sits out from its death on."""
     steps, dies, back = 400, 9, 24
