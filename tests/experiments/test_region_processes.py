@@ -8,6 +8,7 @@ import time
 import pytest
 
 from experiments.__main__ import main
+from experiments.distributed import EXIT_LOST
 from experiments.metrics import read_records
 from experiments.region_job import RegionJob
 from experiments.runlog import read_run, summarise
@@ -117,12 +118,15 @@ def test_a_signal_to_any_process_saves_and_the_run_continues(process, tiny, root
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_killed_process_ends_its_region_which_comes_back(process, tiny, root):
-    steps = 3000
-    with Run(tiny, root, f"killed{process}", steps, ("checkpoint.every", 30)) as run:
+    steps = 6000
+    # The steps take milliseconds: who comes in compiles for thousands of them, and is waited for.
+    more = ("checkpoint.every", 600), ("deadline_s", 120.0)
+    with Run(tiny, root, f"killed{process}", steps, *more) as run:
         run.reached(0, 60)
         struck = time.monotonic()
         run.jobs[0].processes[process].kill()
-        assert run.wait(run.jobs[0], seconds=600) == [-signal.SIGKILL]
+        # Of the one that was killed, or of the one that noticed, whichever was seen first.
+        assert run.wait(run.jobs[0], seconds=600)[0] in (-signal.SIGKILL, EXIT_LOST)
         assert time.monotonic() - struck < 30
         survivor = run.shown(0, 1 - process)
         assert f"process {process} of this job has ended" in survivor, survivor
@@ -132,7 +136,8 @@ def test_a_killed_process_ends_its_region_which_comes_back(process, tiny, root):
         assert "came into the run at step" in run.shown(0)
         ends = run.ends()
         assert [end.end["step"] for end in ends] == [steps, steps]
-        assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]
+        # The same anchor, of which two devices and one sum the loss in another order.
+        assert ends[0].evals[-1]["anchor"] == pytest.approx(ends[1].evals[-1]["anchor"], rel=1e-6)
 
 
 def test_refused_by_all_processes_at_once(tiny, root):
