@@ -16,11 +16,10 @@ from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
 from lowcomm_jax.compression.statistical import Statistical
-from lowcomm_jax.deal import Deal
 from lowcomm_jax.fragments import path_name
 from lowcomm_jax.inside import Cut, Spread, rows_cut
 from lowcomm_jax.outer.checks import one_of, raise_all
-from lowcomm_jax.windows import Windows
+from lowcomm_jax.windows import Deal, Windows
 
 PyTree = Any
 _SMALL_MATRIX = 64 * 64

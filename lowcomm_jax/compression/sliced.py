@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.base import Codec, Wrapper
 from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.compression.rules import PerTensor
-from lowcomm_jax.deal import Deal
 from lowcomm_jax.fragments import path_name
 from lowcomm_jax.inside import Cut, axes_inside
-from lowcomm_jax.windows import Windows
+from lowcomm_jax.windows import Deal, Windows
 
 PyTree = Any
 Shape = tuple[int, ...]

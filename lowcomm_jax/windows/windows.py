@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.deal import Deal
 from lowcomm_jax.inside import axes_inside
-from lowcomm_jax.pieces import from_windows, to_windows
+from lowcomm_jax.windows.deal import Deal
+from lowcomm_jax.windows.pieces import from_windows, to_windows
 
 Axes = tuple[str, ...]
 Shape = tuple[int, int, int]
