@@ -59,8 +59,9 @@ def study(
     common: dict,
     batch: int = BATCH,
     target: float | None = None,
+    taus: tuple[int, ...] = TAUS,
 ) -> dict:
-    """Variants and panels with H = `period` and K = `fragments`."""
+    """Variants and panels with H = `period`, K = `fragments` and every tau of `taus`."""
     sizes = {"regions": REGIONS, "batch": batch}
     variants = {
         "diloco": _diloco(period, **sizes),
@@ -68,7 +69,7 @@ def study(
         "one_region": _diloco(period, regions=1, batch=REGIONS * batch),
     }
     panels = {}
-    for tau in TAUS:
+    for tau in taus:
         shared = {"overlap": tau, "fragments": fragments}
         variants |= {
             f"streaming_a0_tau{tau}": _streaming(period, 0.0, shared),

@@ -64,10 +64,10 @@ def get_config() -> ConfigDict:
     )
 
 
-def versus(common: dict, batch: int = BATCH) -> dict:
-    """Variants and panels."""
+def versus(common: dict, batch: int = BATCH, counts: tuple[int, ...] = REGIONS) -> dict:
+    """Variants and panels, with every number of regions of `counts`."""
     variants, panels = {}, {}
-    for regions in REGIONS:
+    for regions in counts:
         for period in PERIODS:
             for name, (config, knobs) in methods().items():
                 changes = {"regions": regions, "batch": batch // regions}
