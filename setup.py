@@ -25,6 +25,7 @@ setup(
         "ml-collections>=1.0",
         "absl-py>=2.0",
         "grain>=0.2.18,<0.3",
+        "msgpack>=1.0",
         "tokenizers>=0.20",
         "safetensors>=0.4",
         "rich>=13",

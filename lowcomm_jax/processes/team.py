@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import pickle
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -94,7 +93,7 @@ class Team:
                 self.check()
             result = act()
         except Exception as error:
-            self._line.say("told", what, None, _portable(error))
+            self._line.say("told", what, None, error)
             raise
         finally:
             self._deciding = False
@@ -169,7 +168,7 @@ class Team:
             raise
 
     def _fail_together(self, error: Exception) -> None:
-        self._line.say("raised", _portable(error))
+        self._line.say("raised", error)
         if self.leads:
             others = set(range(1, self.count))
             with self._change:
@@ -236,12 +235,3 @@ def team() -> Team:
 def opened() -> Team:
     """The team, if `team` has been called; else this process for itself."""
     return _opened or _ALONE
-
-
-def _portable(error: Exception) -> Exception:
-    """An error as the other processes can raise it."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
