@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import jax
 
@@ -29,18 +29,28 @@ def alone(act: Callable[..., T], *args: Any) -> T:
     """
     if jax.process_count() == 1:
         return act(*args)
+    return elsewhere(act, *args)
+
+
+def elsewhere(act: Callable[..., T], *args: Any) -> T:
+    """`act(*args)` in a process of its own; see `alone`."""
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     env["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    done = subprocess.run(
+    child = subprocess.Popen(
         [sys.executable, "-c", f"from {__name__} import main; main()"],
-        input=pickle.dumps((act, args)),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=env,
         start_new_session=True,  # out of the reach of the terminal's Ctrl-C
     )
-    if done.returncode:
-        raise RuntimeError(f"{act.__name__} ended with code {done.returncode}, in its own process")
-    result, error = pickle.loads(done.stdout)
+    with child:
+        try:
+            _write(child.stdin, (act, args))
+            result, error = _read(child.stdout)
+        except (BrokenPipeError, EOFError):
+            raise RuntimeError(
+                f"{act.__name__} ended with code {child.wait()}, in its own process"
+            ) from None
     if error is not None:
         raise error
     return result
@@ -50,10 +60,33 @@ def main() -> None:
     """Do what is asked for on stdin; whatever prints goes to stderr."""
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    act, args = pickle.load(sys.stdin.buffer)
+    act, args = _read(sys.stdin.buffer)
     try:
         outcome = act(*args), None
     except Exception as error:
         outcome = None, error
     with answer:
-        pickle.dump(outcome, answer)
+        _write(answer, outcome)
+
+
+def _write(pipe: BinaryIO, value: Any) -> None:
+    """Pickled, but its arrays as they lie in memory: a state is not copied on its way."""
+    buffers: list[pickle.PickleBuffer] = []
+    structure = pickle.dumps(value, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
+    arrays = [buffer.raw() for buffer in buffers]
+    pickle.dump([len(structure), *(array.nbytes for array in arrays)], pipe)
+    for data in (structure, *arrays):
+        pipe.write(data)
+    pipe.flush()
+
+
+def _read(pipe: BinaryIO) -> Any:
+    structure, *arrays = (_exactly(pipe, size) for size in pickle.load(pipe))
+    return pickle.loads(structure, buffers=arrays)
+
+
+def _exactly(pipe: BinaryIO, size: int) -> bytearray:
+    data = bytearray(size)
+    if pipe.readinto(data) != size:
+        raise EOFError
+    return data

@@ -10,12 +10,13 @@ import builtins
 import dataclasses
 import importlib
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import jax.numpy as jnp
 import msgpack
 import numpy as np
+from etils import epath
 
 PACKAGE = __name__.split(".")[0]
 _PLAIN = (type(None), bool, float, str, bytes)
@@ -65,7 +66,7 @@ def _written(value: Any, buffers: list[bytes]) -> Any:
         buffers.append(value.tobytes())
         shape = None if isinstance(value, np.generic) else list(value.shape)
         return ["array", value.dtype.name, shape]
-    if isinstance(value, Path):
+    if isinstance(value, PurePath):
         return ["path", str(value)]
     if isinstance(value, Exception):
         return _error(value, buffers)
@@ -102,7 +103,7 @@ def _read(found: Any, receive: Callable[[int], bytearray]) -> Any:
         case "array", [str(name), shape]:
             return _array(jnp.dtype(name), shape, receive)
         case "path", [str(path)]:
-            return Path(path)
+            return epath.Path(path)
         case "record", [str(module), str(name), fields]:
             return _named(module, name, _is_record)(**_read(fields, receive))
         case "error", [str(module), str(name), arguments, state]:

@@ -1,12 +1,12 @@
 """What processes tell one another arrives as it was, and names no code to be run."""
 
 import math
-from pathlib import Path
 
 import jax.numpy as jnp
 import msgpack
 import numpy as np
 import pytest
+from etils import epath
 
 from lowcomm_jax.exchange.between.commits import Payload
 from lowcomm_jax.exchange.between.fetch import Piece
@@ -33,7 +33,7 @@ def there_and_back(value):
 PLAIN = [
     *(None, True, 0, -1, 2**62, 2**63, -(2**70), 0.1, -math.inf, "", "ä", b"\x00\xff"),
     *([], (), {}, [1, (2, [3])], ("array", [1]), {1: "a", (2, "b"): None}, {3, 4}, frozenset("x")),
-    *(["int", "5"], Path("a") / "b", {"a": {"b": [()]}}),
+    *(["int", "5"], epath.Path("a") / "b", {"a": {"b": [()]}}),
 ]
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_told_is_refused_before_it_is_sent(value):
     [
         ["record", "subprocess", "Popen", ["dict", ["args", "true"]]],
         ["record", "builtins", "eval", ["dict"]],
-        ["record", "lowcomm_jax.processes.words", "Path", ["dict"]],
+        ["record", "lowcomm_jax.processes.words", "PurePath", ["dict"]],
         ["record", "lowcomm_jax.processes.words", "importlib.import_module", ["dict"]],
         ["record", "lowcomm_jax.processes.team", "Team", ["dict"]],
         ["error", "builtins", "SystemExit", ["tuple"], ["dict"]],
