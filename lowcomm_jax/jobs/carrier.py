@@ -23,6 +23,7 @@ from lowcomm_jax.exchange.between.wire import shapes_of
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.digest import anchor_digest, compare
+from lowcomm_jax.jobs.echo import Echo
 from lowcomm_jax.jobs.shared import give
 from lowcomm_jax.jobs.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.processes import team
@@ -67,7 +68,7 @@ class BetweenJobs:
 
     always = True
 
-    def __init__(self, exchange: JobExchange):
+    def __init__(self, exchange: JobExchange | Echo):
         self.exchange = exchange
         self.total, self.region = exchange.count, exchange.region
         self.silent = False
@@ -75,6 +76,12 @@ class BetweenJobs:
         self._anchors: dict[str, PyTree] = {}
         self._times: dict[str, dict[str, np.ndarray]] = {}
         self._slicings: dict[tuple[int, int], Slicing] = {}
+
+    def rehearsing(self) -> BetweenJobs:
+        """A carrier without the others; what it compiles is compiled for this one, too."""
+        alone = BetweenJobs(Echo(self.region, self.total, self.exchange.heal))
+        alone._slicings = self._slicings
+        return alone
 
     def before(self, codec_state: PyTree) -> PyTree:
         return jax.tree.map(jnp.copy, codec_state)
@@ -90,7 +97,7 @@ class BetweenJobs:
         exchange: MeshExchange,
         like: PyTree,
     ) -> None:
-        members = tuple(range(self.total)) if groups is None else self._own_group(groups)
+        members = self.own_group(groups)
         name = f"{key}.{number}"
         parcel = self._parcel(flight, anchor, alone=groups is not None)
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in parcel.items()}
@@ -124,7 +131,10 @@ class BetweenJobs:
             self._slicings[kind] = Slicing(exchange.slices, like, payload, rest, **how)
         return self._slicings[kind]
 
-    def _own_group(self, groups: Groups) -> tuple[int, ...]:
+    def own_group(self, groups: Groups | None) -> tuple[int, ...]:
+        """The regions that this one exchanges with, itself included; groups as in `start`."""
+        if groups is None:
+            return tuple(range(self.total))
         return next(tuple(group) for group in groups if self.region in group)
 
     def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:

@@ -1,5 +1,5 @@
-"""A region that comes into a run that goes on: the newest state of another one, then the landings
-it has missed since, and only then steps of its own.
+"""A region that comes into a run that goes on: it compiles, takes the newest state of another one,
+lands what it has missed since, and only then makes steps of its own.
 
 The regions that train do not wait for it meanwhile. What a lost region had not sent is lost; it
 starts from the anchor, with residuals of 0 and the inner optimizer state it comes with: that of
@@ -21,7 +21,8 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.exchange.between.states import State
 from lowcomm_jax.jobs.company import Company
-from lowcomm_jax.jobs.restart import expect
+from lowcomm_jax.jobs.rehearsal import rehearse
+from lowcomm_jax.jobs.restart import expect, reconnect
 from lowcomm_jax.jobs.shared import SHARED, give
 from lowcomm_jax.processes import place, team
 from lowcomm_jax.roundtrip import RoundTrips
@@ -36,8 +37,8 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
 
     Args:
       state: fresh, or restored from a checkpoint of this region; is donated.
-      batch: a host batch like those of `Engine.run`: the inner steps are compiled before anything
-        else, so that no time is lost once the others have been caught up with.
+      batch: a host batch like those of `Engine.run`, to compile the inner steps with; nothing is
+        learnt from it.
 
     Returns:
       the state at the others' step.
@@ -48,9 +49,20 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     exchange, trips = engine.recipe.carrier.exchange, engine.trips(state)
     if exchange.awaited:
         return state
-    state = engine.warm(state, batch)
-    _, arrays, document = _newest(exchange)
-    return catch_up(engine, install(trips, state, arrays, document))
+    state = engine.warm(rehearse(engine, state), batch)
+    rehearsed = {_level(trips, state)}
+    while True:
+        _, arrays, document = _newest(exchange)
+        state = install(trips, state, arrays, document)
+        if _level(trips, state) in rehearsed:
+            return catch_up(engine, state)
+        # The run has come to another level of its codec, whose programs are others.
+        state = rehearse(engine, state)
+        rehearsed.add(_level(trips, state))
+
+
+def _level(trips: RoundTrips, state: TrainState) -> int:
+    return trips.schedule.level(state.clock)
 
 
 def _newest(exchange: JobExchange) -> State:
@@ -114,16 +126,30 @@ def _spectator(trips: RoundTrips, record: dict):
 
 
 def catch_up(engine: Engine, state: TrainState) -> TrainState:
-    """Land what has landed elsewhere, up to the step where the others are, and start there."""
+    """Land what has landed elsewhere, up to the step where the others are, and start there.
+
+    First while they train on; then, come close to them, while they wait for us.
+    """
     carrier, trips = engine.recipe.carrier, engine.trips(state)
-    nobody = np.zeros(1, bool)
     carrier.silent = True
     try:
-        while (left := carrier.frontier() - int(state.clock.step)) > 0:
-            state, _ = trips.after(state, min(left, trips.next_event(state)), nobody)
+        state = _to_the_front(trips, state)
+        carrier.exchange.come_in()
+        carrier.exchange.hear()
+        while carrier.frontier() > int(state.clock.step):
+            state = _to_the_front(trips, state)
+            carrier.exchange.hear()
     finally:
         carrier.silent = False
+    reconnect(trips, state)  # they wait for our word on what is under way, too
     return start_from_anchor(trips, state)
+
+
+def _to_the_front(trips: RoundTrips, state: TrainState) -> TrainState:
+    nobody = np.zeros(1, bool)
+    while (left := trips.carrier.frontier() - int(state.clock.step)) > 0:
+        state, _ = trips.after(state, min(left, trips.next_event(state)), nobody)
+    return state
 
 
 def start_from_anchor(trips: RoundTrips, state: TrainState) -> TrainState:

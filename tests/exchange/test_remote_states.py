@@ -88,6 +88,20 @@ def test_nobody_waits_for_a_region_that_asks(party):
     check(land(regions[:1], "k")[0], 2, [0])
 
 
+def test_who_has_come_in_is_waited_for_before_its_first_payload(party):
+    regions = party.run(2)
+    regions[1].want_state()
+    until(lambda: regions[0].asking() == {1})
+    regions[0].beat(9)
+    regions[1].come_in()
+    assert regions[1].steps()[0] == 9 and not regions[0].asking()
+    send(regions[:1], "k")
+    time.sleep(0.3)
+    assert not regions[0].ready("k")
+    send(regions[1:], "k", takes_part=False)
+    check(land(regions[:1], "k")[0], 2, [0])
+
+
 def test_a_damaged_or_forged_newest_state_is_passed_over(party):
     first, second = party.run(2)
     first._states._chunk_bytes = 8
