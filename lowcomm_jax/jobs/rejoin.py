@@ -2,8 +2,8 @@
 lands what it has missed since, and only then makes steps of its own.
 
 The regions that train do not wait for it meanwhile. What a lost region had not sent is lost; it
-starts from the anchor, with residuals of 0 and the inner optimizer state it comes with: that of
-its checkpoint, or a fresh one.
+starts from the anchor, with codecs as at step 0 (residuals of 0) and the inner optimizer state it
+comes with: that of its checkpoint, or a fresh one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
 def install(
     trips: RoundTrips, state: TrainState, arrays: dict[str, np.ndarray], document: dict
 ) -> TrainState:
-    """Replace what regions have in common by another region's.
+    """Replace what regions have in common by another region's; `state` comes from `rehearse`.
 
     Raises:
       ValueError: the arrays are of another model or method, with every difference.
@@ -111,9 +111,8 @@ def install(
         clock.copy(), bytes_sent=state.clock.bytes_sent, bytes_received=state.clock.bytes_received
     )
     state = state.replace(**changes, clock=clock, in_flight={})
-    codec = tuple(jax.tree.map(_zeros, one) for one in state.codec)
     flights = {r["key"]: _spectator(trips, r) for r in document["in_flight"] if not r["moved"]}
-    state = state.replace(codec=codec, in_flight=flights)
+    state = state.replace(in_flight=flights)
     expect(trips, state)
     return state
 
