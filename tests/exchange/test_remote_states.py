@@ -189,6 +189,50 @@ def test_payloads_of_the_dead_and_of_earlier_jobs_are_removed(party):
     assert stored(again, "said/") == [6, 7]
 
 
+def left(region) -> set[tuple[int, int]]:
+    """Of which step and donor a record or a piece of a state is stored."""
+    store = region._office.store
+    names = [key.removeprefix("blob/").split(".") for key in store.list("blob/")]
+    found = {(int(name[1]), int(name[2])) for name in names if len(name) == 4}
+    for key in store.list("state/"):
+        body = region._office.seal.open(key, store.read(key))
+        found.add((body["step"], body["donor"]))
+    return found
+
+
+def test_what_a_donor_leaves_that_dies_is_removed(party):
+    """Whole states, and pieces of one that it was just giving."""
+    regions = party.run(3)
+    regions[2].want_state()
+    until(regions[0].owes_state)
+    assert regions[0]._states.give(3, ARRAYS, DOCUMENT)
+    regions[0]._states._put(5, ARRAYS["anchor/w"])
+    vanish(regions[0])
+    until(regions[1].owes_state)
+    assert regions[1]._states.give(6, ARRAYS, DOCUMENT)
+    rounds(regions[1:2], 0, 1)
+    # Somebody may still be fetching; what peers have not given died with them.
+    stored = set() if regions[0]._office.transport.lingers else {(5, 0)}
+    assert left(regions[1]) == {(3, 0), (6, 1)} | stored
+    same(regions[2].newest_state(), 6)
+    send(regions[1:], "k", 1)
+    check(land(regions[1:], "k")[0], 3, [1, 2], 1)
+    rounds(regions[1:], 2, 3)
+    until(lambda: left(regions[1]) == {(6, 1)})
+
+
+def test_what_was_given_in_our_place_before_is_removed(party):
+    regions = party.run(2)
+    assert regions[0]._states.give(3, ARRAYS, DOCUMENT)
+    assert regions[1]._states.give(4, ARRAYS, DOCUMENT)
+    vanish(regions[0])
+    again = party.region(0, 2)
+    again.join(20.0)
+    again.come_in()
+    rounds([again, regions[1]], 0, 2)
+    until(lambda: left(again) == {(4, 1)})
+
+
 def test_who_asks_after_a_state_of_this_step_was_given_gets_one_too(party):
     """As at the end of a run, where the step stands still."""
     regions = party.run(3)

@@ -2,8 +2,7 @@
 
 An exchange of a key goes: publish our payload; announce it; fetch what others announce; agree on
 who took part by one create-only commit record; have all that it names. Payloads that are reduced in
-slices go through that twice (`halves`). All of it runs on threads while the job trains. Bytes are
-authenticated, not encrypted.
+slices go through that twice (`halves`). All on threads; bytes are authenticated, not encrypted.
 """
 
 from __future__ import annotations
@@ -298,3 +297,4 @@ class RemoteExchange:
             self._waiting.note(set(request.members) - {self.region}, gathered)
         self._litter.done(request.key, gathering.published)
         self._litter.sweep()
+        self._states.sweep()
