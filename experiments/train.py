@@ -29,6 +29,7 @@ from experiments.cli import (
 from experiments.evaluation import Evaluator
 from experiments.header import header
 from experiments.job import Job, abstract_params, resolve
+from experiments.latecomer import carry_on
 from experiments.loop import BEST, Loop
 from experiments.progress import Display, open_display, size
 from experiments.workdir import CHECKPOINTS, identity, write_config
@@ -192,15 +193,22 @@ def _loop(
     checkpoints: Checkpoints,
     display: Display,
 ) -> bool:
-    step = 0 if restored is None else restored.step
-    with contextlib.closing(open_log(run.job, step if restored else -1)) as log:
-        if restored is None:
+    extra = restored and restored.extra
+    step = restored.step if restored else -1
+    late = run.exchange is not None and int(state.clock.step) > max(step, 0)
+    if late:
+        step = int(state.clock.step)
+    with contextlib.closing(open_log(run.job, step)) as log:
+        if late:
+            newest = team().told("newest record", lambda: log.newest)
+            state, extra = carry_on(state, newest, extra)
+        if not log.begun:
             log.write([header(run, state), _eval_set(evaluator)])
-        else:
+        if extra is not None:
             log.write([{"kind": "resume", "step": step}])
         loop = Loop(run, state, evaluator, log, checkpoints, display)
-        if restored is not None:
-            loop.restore(restored.extra)
+        if extra is not None:
+            loop.restore(extra)
         complete = loop.train()
         checkpoints.wait()
     return complete
