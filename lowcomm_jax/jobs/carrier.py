@@ -41,7 +41,6 @@ class Trip:
     Attributes:
       name: under which the jobs exchange it.
       members: the regions that do, ascending.
-      kept: the codec's state from before the send.
       like: shapes and dtypes of what comes of each region, by name.
       silent: this region only listens.
       slicing: how payloads are reduced in slices; None = everyone gets those of all.
@@ -49,7 +48,6 @@ class Trip:
 
     name: str
     members: tuple[int, ...]
-    kept: PyTree
     like: dict[str, jax.ShapeDtypeStruct]
     silent: bool
     slicing: Slicing | None
@@ -92,7 +90,6 @@ class BetweenJobs:
         number: int,
         flight: InFlight,
         anchor: dict[str, Any],
-        kept: PyTree,
         groups: Groups | None,
         exchange: MeshExchange,
         like: PyTree,
@@ -105,7 +102,7 @@ class BetweenJobs:
         if groups is None and goes_in_slices(exchange, self.total):
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        self._trips[key] = Trip(name, members, kept, shapes, self.silent, slicing)
+        self._trips[key] = Trip(name, members, shapes, self.silent, slicing)
         if not self.silent:
             how = {"members": members, "reduction": slicing}
             self.exchange.start(name, parcel, takes_part=bool(flight.takes_part.any()), **how)
@@ -169,7 +166,7 @@ class BetweenJobs:
             anchors = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
             self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
         if flight.takes_part.any() and not arrived.participants[self.region]:
-            state = self._left_out(state, key, trip)
+            state = self._left_out(state, key)
         if trip.slicing is None:
             payload = _everyones(flight.payload, rows)
         else:
@@ -204,13 +201,13 @@ class BetweenJobs:
         self.exchange.beat(int(state.clock.step))
         give(self.exchange, state)
 
-    def _left_out(self, state: TrainState, key: str, trip: Trip) -> TrainState:
+    def _left_out(self, state: TrainState, key: str) -> TrainState:
         """The others went on without this region: as if it had not sent at all."""
         flight = state.in_flight[key]
         p, codec = int(flight.fragment), state.codec
         if flight.sent == state.clock.last_sent[p]:
             # Not where a later payload was encoded since: its residual follows from this one's.
-            codec = (*codec[:p], trip.kept, *codec[p + 1 :])
+            codec = (*codec[:p], flight.kept, *codec[p + 1 :])
         flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
         return state.replace(codec=codec, in_flight={**state.in_flight, key: flight})
 

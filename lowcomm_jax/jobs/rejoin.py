@@ -119,7 +119,7 @@ def install(
 
 def _spectator(trips: RoundTrips, record: dict):
     """A payload under way to which this region adds nothing."""
-    shapes = abstract_flight(trips.programs, record)
+    shapes = abstract_flight(trips.programs, {**record, "kept": False})
     zeros = jax.tree.map(lambda x: _zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x, shapes)
     return dataclasses.replace(zeros, takes_part=np.zeros_like(zeros.takes_part))
 

@@ -1,5 +1,6 @@
 """Jobs of a run on one machine: the launcher, what it shows, and the merged report."""
 
+import itertools
 import os
 import re
 import shutil
@@ -181,7 +182,7 @@ def assert_logged_once(workdir, shown):
         range(entered + 1, 1 + records[-1]["step"])
     )
     tokens = [0, *(r["tokens"] for r in steps)]
-    assert all(0 < now - then <= 2 * 32 for then, now in zip(tokens, tokens[1:]))
+    assert all(0 < now - then <= 2 * 32 for then, now in itertools.pairwise(tokens))
     for name in ("seconds", "bytes_sent", "bytes_received"):
         column = [r[name] for r in [*steps, records[-1]]]
         assert column == sorted(column), name
