@@ -1,6 +1,7 @@
 """What a region was not counted with it has not sent: nothing is lost, and nothing sent twice."""
 
 import dataclasses
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -20,6 +21,7 @@ from lowcomm_jax.state import InFlight
 
 R, PERIOD, OVERLAP, STEPS = 2, 6, 2, 21
 LEFT_OUT = Fault(2 * PERIOD, "corrupt", region=1, steps=1)  # of three payloads the second
+SAVING = threading.Lock()  # Orbax expects one at a time in a process
 CODEC = error_feedback(make("topk", k=1, block=8))
 
 
@@ -64,7 +66,7 @@ class Region:
         with jax.numpy_dtype_promotion("standard"):
             one = self.begin()
             state, history = self.train(one, one.init(oracle.make_params()), stop)
-            with Checkpoints(self.folder / str(self.region)) as checkpoints:
+            with SAVING, Checkpoints(self.folder / str(self.region)) as checkpoints:
                 checkpoints.save(state, extra={}, config={})
         self.exchange.pause()
         return history.events
@@ -74,7 +76,7 @@ class Region:
         vanish(self.exchange)
         with jax.numpy_dtype_promotion("standard"):
             one = self.begin()
-            with Checkpoints(self.folder / str(self.region)) as checkpoints:
+            with SAVING, Checkpoints(self.folder / str(self.region)) as checkpoints:
                 state = checkpoints.restore(one, oracle.make_params(), config={}).state
             one.reconnect(state)
             state, history = self.train(one, state, STEPS)
