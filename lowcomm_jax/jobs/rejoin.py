@@ -127,14 +127,14 @@ def _spectator(trips: RoundTrips, record: dict):
 def catch_up(engine: Engine, state: TrainState) -> TrainState:
     """Land what has landed elsewhere, up to the step where the others are, and start there.
 
-    First while they train on; then, come close to them, while they wait for us.
+    First while they train on; then, close to them, while they wait for this region.
     """
     carrier, trips = engine.recipe.carrier, engine.trips(state)
     carrier.silent = True
     try:
         state = _to_the_front(trips, state)
         carrier.exchange.come_in()
-        carrier.exchange.hear()
+        carrier.exchange.hear()  # once more: they may have been in an exchange when they read it
         while carrier.frontier() > int(state.clock.step):
             state = _to_the_front(trips, state)
             carrier.exchange.hear()

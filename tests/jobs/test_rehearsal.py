@@ -12,9 +12,11 @@ from exchange.faults import vanish
 from jobs.test_same_numbers import METHODS
 from jobs.together import batches, engine, rows
 
+import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.jobs import rejoin
 from lowcomm_jax.jobs.rehearsal import rehearse
+from lowcomm_jax.jobs.shared import describe
 
 R, STEPS, SINCE = 3, 400, 14
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "cocodc"]
@@ -63,7 +65,7 @@ class Company:
         for step, batch in enumerate(batches(STEPS, R)):
             if step == self.stop:
                 return
-            self.entered.wait(0.05)
+            self.entered.wait(0.1)
             yield rows(batch, region)
 
 
@@ -110,3 +112,27 @@ def test_what_another_region_does_not_give_stays_as_it_was(tmp_path):
 def _kept(state):
     inner = {k: getattr(state.inner, k) for k in ("opt", "buffers", "step", "tokens")}
     return inner, state.landing, state.clock, state.in_flight
+
+
+def test_a_run_at_another_level_of_its_codec_is_rehearsed_before_it_is_caught_up_with(
+    tmp_path, monkeypatch
+):
+    method = lc.methods.dilocox(4, {"name": "low_rank", "least": 1.0}, 2, adaptive={"window": 2})
+    one = engine(method, R, exchange.store(f"file://{tmp_path}", 0, R, "run"))
+    with jax.numpy_dtype_promotion("standard"):
+        further = one.init(oracle.make_params())
+        further.clock.decided["level"] = np.int64(1)
+        given, levels = describe(further), []
+
+        def rehearsed(engine, state):
+            levels.append(method.schedule.level(state.clock))
+            return rehearse(engine, state)
+
+        monkeypatch.setattr(rejoin, "_newest", lambda exchange: given)
+        monkeypatch.setattr(rejoin, "rehearse", rehearsed)
+        monkeypatch.setattr(rejoin, "catch_up", lambda engine, state: state)
+        [batch] = batches(1, R)
+        state = rejoin.enter(one, one.init(oracle.make_params()), rows(batch, 0))
+    assert levels == [0, 1]
+    for name, x in further.anchor.items():
+        np.testing.assert_array_equal(state.anchor[name], x)
