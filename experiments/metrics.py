@@ -17,9 +17,14 @@ class MetricsLog:
 
     Opened at a step, it first drops every record of a later step, so that a run that continues
     from a checkpoint writes no step twice.
+
+    Attributes:
+      begun: something was kept.
+      newest: the last step record that was, or None.
     """
 
     def __init__(self, path: Path, step: int):
+        self.begun, self.newest = False, None
         if path.is_file():
             kept = [r for r in read_records(path) if r.get("step", 0) <= step]
             # The end belongs to the last step: a run that goes on has not ended.
@@ -27,6 +32,8 @@ class MetricsLog:
             whole = path.with_suffix(".tmp")
             whole.write_text("".join(_line(r) for r in kept), encoding="utf-8")
             whole.replace(path)
+            steps = (r for r in reversed(kept) if r["kind"] == "step")
+            self.begun, self.newest = bool(kept), next(steps, None)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:

@@ -26,8 +26,10 @@ from experiments.cli import (
     show_help,
     split_config,
 )
+from experiments.evaluation import Evaluator
 from experiments.header import header
 from experiments.job import Job, abstract_params, resolve
+from experiments.latecomer import carry_on
 from experiments.loop import BEST, Loop
 from experiments.progress import Display, open_display, size
 from experiments.workdir import CHECKPOINTS, identity, write_config
@@ -134,20 +136,21 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         for damaged, reason in restored.skipped if restored else ():
             console.print(f"checkpoint of step {damaged} is left out: {reason}", highlight=False)
         state = run.engine.init(run.starting_params()) if restored is None else restored.state
+        evaluator = run.evaluator()
         try:
             with raised(), team().together():
-                state = _meet(run, state, restored is not None, console, quiet)
+                state = _meet(run, state, restored is not None, evaluator, console, quiet)
         except InterruptedBeforeError:
             return False
         display = display or open_display(console, job.steps, quiet)
         with contextlib.closing(display):
-            complete = _loop(run, state, restored, checkpoints, display)
+            complete = _loop(run, state, restored, evaluator, checkpoints, display)
         if not complete and run.exchange is not None:
             run.exchange.pause()
         return complete
 
 
-def _meet(run: Run, state, restored: bool, console: Console, quiet: bool):
+def _meet(run: Run, state, restored: bool, evaluator: Evaluator, console: Console, quiet: bool):
     """Meet the jobs of the other regions, if this is one of several; returns the state to train.
 
     Raises:
@@ -166,6 +169,7 @@ def _meet(run: Run, state, restored: bool, console: Console, quiet: bool):
         if restored:
             run.engine.reconnect(state)
         return state
+    evaluator(state)  # compiled now, not while the others wait for this region
     batch = next(run.data.batches(0, job.batch, steps=1, regions=job.here, prefetch=0))
     state = rejoin.enter(run.engine, state, batch)
     if not quiet:
@@ -181,17 +185,30 @@ def _idle(job: Job) -> str:
     )
 
 
-def _loop(run: Run, state, restored, checkpoints: Checkpoints, display: Display) -> bool:
-    step = 0 if restored is None else restored.step
-    evaluator = run.evaluator()
-    with contextlib.closing(open_log(run.job, step if restored else -1)) as log:
-        if restored is None:
+def _loop(
+    run: Run,
+    state,
+    restored,
+    evaluator: Evaluator,
+    checkpoints: Checkpoints,
+    display: Display,
+) -> bool:
+    extra = restored and restored.extra
+    step = restored.step if restored else -1
+    late = run.exchange is not None and int(state.clock.step) > max(step, 0)
+    if late:
+        step = int(state.clock.step)
+    with contextlib.closing(open_log(run.job, step)) as log:
+        if late:
+            newest = team().told("newest record", lambda: log.newest)
+            state, extra = carry_on(state, newest, extra)
+        if not log.begun:
             log.write([header(run, state), _eval_set(evaluator)])
-        else:
+        if extra is not None:
             log.write([{"kind": "resume", "step": step}])
         loop = Loop(run, state, evaluator, log, checkpoints, display)
-        if restored is not None:
-            loop.restore(restored.extra)
+        if extra is not None:
+            loop.restore(extra)
         complete = loop.train()
         checkpoints.wait()
     return complete

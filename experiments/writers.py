@@ -44,6 +44,7 @@ class AllLogs:
 
     def __init__(self, file: MetricsLog, writers: Sequence[Writer]):
         self._file, self._writers = file, writers
+        self.begun, self.newest = file.begun, file.newest
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         records = list(records)
@@ -62,6 +63,8 @@ class AllLogs:
 
 class NoLog:
     """Of a process that leaves writing to the first one of its job."""
+
+    begun, newest = True, None
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Nothing."""

@@ -31,7 +31,7 @@ class Carrier(Protocol):
     always: bool
 
     def before(self, codec_state: PyTree) -> PyTree:
-        """What is kept of a codec's state, in case what it encodes next is not counted."""
+        """`InFlight.kept` of what is encoded next."""
 
     def start(
         self,
@@ -39,7 +39,6 @@ class Carrier(Protocol):
         number: int,
         flight: InFlight,
         anchor: dict[str, Any],
-        kept: PyTree,
         groups: Groups | None,
         exchange: MeshExchange,
         like: PyTree,
@@ -51,7 +50,6 @@ class Carrier(Protocol):
           number: of the fragment's sends, this one included; a key may come twice (`finish`).
           flight: nothing of it is donated before it lands.
           anchor: the fragment's anchor, `[A, ...]`, at the send.
-          kept: what `before` returned.
           groups: who exchanges with whom; None = all regions.
           exchange: that of the payload's level; like: shapes of the fragment's leaves.
         """
@@ -104,7 +102,7 @@ class OnMesh:
         del codec_state
         return None
 
-    def start(self, key, number, flight, anchor, kept, groups, exchange, like) -> None:
+    def start(self, key, number, flight, anchor, groups, exchange, like) -> None:
         """The landing program does it all."""
 
     def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:

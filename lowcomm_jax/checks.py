@@ -63,12 +63,6 @@ def mode_problems(
     problems, name = counting_problems(**counts), method.name
     if offload and method.signal == "gradient":
         problems.append(f"offload: {name} needs its anchor at every step; leave it out")
-    if alone and isinstance(method.codec, Codec) and method.codec.shares_basis:
-        problems.append(
-            f"codec {method.codec.name}: regions exchange a first factor before they can send the "
-            "second, and between jobs a round has one exchange; use low_rank, with bases of their "
-            "own (shared_basis=False), or exchange='mesh'"
-        )
     if hops is None:
         routed = getattr(getattr(loss_fn, "__self__", None), "routed", False)
         unbooked = "hops is missing: this loss_fn moves values between regions; give Pipeline.hops"

@@ -32,7 +32,7 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
         anchor=anchor,
         received=_received(programs, layout.select(params, "train")),
         outer=_outer(programs, anchor),
-        codec=tuple(_codec_state(programs, p) for p in range(k)),
+        codec=codec_states(programs),
         bases=tuple(_bases(programs, p) for p in range(k)),
         landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
         rate=place(np.zeros(k, np.float32), shared),
@@ -46,7 +46,6 @@ def initial_state(programs: Programs, params: PyTree) -> TrainState:
         anchor=stow(state.anchor),
         received=stow(state.received),
         outer=stow(state.outer),
-        codec=stow(state.codec),
     )
 
 
@@ -136,8 +135,13 @@ def _outer(programs: Programs, anchor: dict[str, jax.Array]) -> tuple[PyTree, ..
     return tuple(states)
 
 
+def codec_states(programs: Programs) -> tuple[PyTree, ...]:
+    """Of each fragment, leaves `[R, ...]`; residuals are sharded as what they are added to."""
+    states = tuple(_codec_state(programs, p) for p in range(len(programs.fragments)))
+    return stow(states) if programs.recipe.offload else states
+
+
 def _codec_state(programs: Programs, p: int) -> PyTree:
-    """Of fragment p, leaves `[R, ...]`; residuals are sharded as what they are added to."""
     codec, count = programs.exchange.codec, programs.recipe.regions.count
     if codec is None:
         return ()

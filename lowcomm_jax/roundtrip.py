@@ -170,11 +170,12 @@ class RoundTrips:
             moved=np.bool_(False),
             level=np.int64(level),
             header=self.measurements.header(state, step),
+            kept=kept,
         )
         anchor = self.fragments.leaves(state.anchor, p)
         exchange, like = self.programs.exchange.at(level), self._like[p]
         number = int(clock.sends[p])
-        self.carrier.start(key, number, flight, anchor, kept, groups, exchange, like)
+        self.carrier.start(key, number, flight, anchor, groups, exchange, like)
         values = {k: out[k] for k in _SENT_VALUES if k in out}
         events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(
@@ -243,7 +244,7 @@ class RoundTrips:
         if not waiting.any():
             return state.replace(in_flight=without(state.in_flight, key))
         moved = dataclasses.replace(
-            flight, payload=None, header={}, takes_part=waiting, moved=np.bool_(True)
+            flight, payload=None, header={}, kept=None, takes_part=waiting, moved=np.bool_(True)
         )
         return state.replace(in_flight={**state.in_flight, key: moved})
 

@@ -53,6 +53,8 @@ class InFlight:
       level: of the codec, at which the payload is encoded (`Codec.at`).
       header: float32 `[R, n]` by name, what each region measured and sends along; reduced at the
         landing, so that all regions decide alike.
+      kept: the fragment's codec state `[R, ...]` from before it was encoded, which comes back where
+        a job is not counted; None on a mesh, where it is known at the send who is.
     """
 
     payload: PyTree
@@ -66,6 +68,7 @@ class InFlight:
     moved: np.ndarray
     level: np.ndarray
     header: dict[str, jax.Array]
+    kept: PyTree = None
 
     @property
     def waiting(self) -> np.ndarray:

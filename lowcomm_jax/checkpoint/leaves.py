@@ -7,7 +7,7 @@ in flight. Names are paths in `TrainState`, such as `inner/opt/0/mu/a` or
 `in_flight/1@8/payload/b`.
 
 Everything with a region axis goes to `region_<i>/`: inner state, residuals, landing state,
-snapshots and payloads in flight, the anchor as received, its column of
+what is in flight, the anchor as received, its column of
 the clock, and anchors and outer states of methods that keep one per region (R > 1). The rest goes
 to `shared/`.
 """
@@ -51,7 +51,7 @@ REGION_AXIS: dict[str, int | None] = {
 }
 ANCHORED = ("anchor", "outer")
 _TRAINER = re.compile(r"trainer_\d+/")
-FLIGHT_ARRAYS = ("payload", "snapshot", "accepted", "weight", "header")
+FLIGHT_ARRAYS = ("payload", "snapshot", "accepted", "weight", "header", "kept")
 
 
 def trainer_prefix(number: int | str) -> str:
@@ -127,6 +127,7 @@ def flight_records(state: TrainState) -> list[dict]:
             "header": {name: x.shape[1] for name, x in flight.header.items()},
             "payload": flight.payload is not None,
             "snapshot": flight.snapshot is not None,
+            "kept": flight.kept is not None,
             "specs": {
                 name: _spec(leaf)
                 for part in FLIGHT_ARRAYS

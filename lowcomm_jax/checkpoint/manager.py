@@ -51,10 +51,11 @@ class Checkpoints:
 
     A checkpoint `<directory>/<step>/` holds `shared/` (anchor, outer states, change rates, frozen
     leaves, counters), one `region_<i>/` per region (inner state, residuals, landing state, its
-    payloads and snapshots in flight with their weight, its column of the clock,
-    and its anchor and outer state where every region has its own), and JSON: format, package
-    versions, config, extra, metrics, method, per-fragment clocks, what is in flight, the digest
-    of every array. It appears under its name when it is complete.
+    payloads and snapshots in flight with their weight and, of a region that is a job of its own,
+    the residuals from before, its column of the clock, and its anchor and outer state where every
+    region has its own), and JSON: format, package versions, config, extra, metrics, method,
+    per-fragment clocks, what is in flight, the digest of every array. It appears under its name
+    when it is complete.
 
     In a job of several `jax.distributed` processes all call the same: the first one writes and
     reads, and its host holds the whole state meanwhile; the others need not reach the directory.

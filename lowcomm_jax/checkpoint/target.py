@@ -68,7 +68,9 @@ def abstract_flight(programs: Programs, record: dict) -> InFlight:
     regions, codec = programs.recipe.regions, programs.exchange.codec
     like = programs.fragments.like(record["fragment"])
     payload = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
+    kept: PyTree = ()
     if codec is not None:
+        kept = jax.eval_shape(lambda: codec.init(like))
         codec = codec.at(record["level"])
 
         def encode(tree):
@@ -81,6 +83,8 @@ def abstract_flight(programs: Programs, record: dict) -> InFlight:
         "accepted": jax.ShapeDtypeStruct((), jnp.bool_),
         "weight": jax.ShapeDtypeStruct((), jnp.float32),
         "header": {k: jax.ShapeDtypeStruct((n,), jnp.float32) for k, n in record["header"].items()},
+        # Not in checkpoints of before it was saved.
+        "kept": kept if record.get("kept", False) else None,
     }
 
     def stacked(name: str, leaf) -> jax.ShapeDtypeStruct:

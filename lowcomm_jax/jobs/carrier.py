@@ -23,6 +23,7 @@ from lowcomm_jax.exchange.between.wire import shapes_of
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.digest import anchor_digest, compare
+from lowcomm_jax.jobs.echo import Echo
 from lowcomm_jax.jobs.shared import give
 from lowcomm_jax.jobs.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.processes import team
@@ -40,7 +41,6 @@ class Trip:
     Attributes:
       name: under which the jobs exchange it.
       members: the regions that do, ascending.
-      kept: the codec's state from before the send.
       like: shapes and dtypes of what comes of each region, by name.
       silent: this region only listens.
       slicing: how payloads are reduced in slices; None = everyone gets those of all.
@@ -48,7 +48,6 @@ class Trip:
 
     name: str
     members: tuple[int, ...]
-    kept: PyTree
     like: dict[str, jax.ShapeDtypeStruct]
     silent: bool
     slicing: Slicing | None
@@ -67,7 +66,7 @@ class BetweenJobs:
 
     always = True
 
-    def __init__(self, exchange: JobExchange):
+    def __init__(self, exchange: JobExchange | Echo):
         self.exchange = exchange
         self.total, self.region = exchange.count, exchange.region
         self.silent = False
@@ -75,6 +74,12 @@ class BetweenJobs:
         self._anchors: dict[str, PyTree] = {}
         self._times: dict[str, dict[str, np.ndarray]] = {}
         self._slicings: dict[tuple[int, int], Slicing] = {}
+
+    def rehearsing(self) -> BetweenJobs:
+        """A carrier without the others; what it compiles is compiled for this one, too."""
+        alone = BetweenJobs(Echo(self.region, self.total, self.exchange.heal))
+        alone._slicings = self._slicings
+        return alone
 
     def before(self, codec_state: PyTree) -> PyTree:
         return jax.tree.map(jnp.copy, codec_state)
@@ -85,12 +90,11 @@ class BetweenJobs:
         number: int,
         flight: InFlight,
         anchor: dict[str, Any],
-        kept: PyTree,
         groups: Groups | None,
         exchange: MeshExchange,
         like: PyTree,
     ) -> None:
-        members = tuple(range(self.total)) if groups is None else self._own_group(groups)
+        members = self.own_group(groups)
         name = f"{key}.{number}"
         parcel = self._parcel(flight, anchor, alone=groups is not None)
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in parcel.items()}
@@ -98,7 +102,7 @@ class BetweenJobs:
         if groups is None and goes_in_slices(exchange, self.total):
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        self._trips[key] = Trip(name, members, kept, shapes, self.silent, slicing)
+        self._trips[key] = Trip(name, members, shapes, self.silent, slicing)
         if not self.silent:
             how = {"members": members, "reduction": slicing}
             self.exchange.start(name, parcel, takes_part=bool(flight.takes_part.any()), **how)
@@ -124,7 +128,10 @@ class BetweenJobs:
             self._slicings[kind] = Slicing(exchange.slices, like, payload, rest, **how)
         return self._slicings[kind]
 
-    def _own_group(self, groups: Groups) -> tuple[int, ...]:
+    def own_group(self, groups: Groups | None) -> tuple[int, ...]:
+        """The regions that this one exchanges with, itself included; groups as in `start`."""
+        if groups is None:
+            return tuple(range(self.total))
         return next(tuple(group) for group in groups if self.region in group)
 
     def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
@@ -159,7 +166,7 @@ class BetweenJobs:
             anchors = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
             self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
         if flight.takes_part.any() and not arrived.participants[self.region]:
-            state = self._left_out(state, key, trip)
+            state = self._left_out(state, key)
         if trip.slicing is None:
             payload = _everyones(flight.payload, rows)
         else:
@@ -194,13 +201,13 @@ class BetweenJobs:
         self.exchange.beat(int(state.clock.step))
         give(self.exchange, state)
 
-    def _left_out(self, state: TrainState, key: str, trip: Trip) -> TrainState:
+    def _left_out(self, state: TrainState, key: str) -> TrainState:
         """The others went on without this region: as if it had not sent at all."""
         flight = state.in_flight[key]
         p, codec = int(flight.fragment), state.codec
         if flight.sent == state.clock.last_sent[p]:
             # Not where a later payload was encoded since: its residual follows from this one's.
-            codec = (*codec[:p], trip.kept, *codec[p + 1 :])
+            codec = (*codec[:p], flight.kept, *codec[p + 1 :])
         flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
         return state.replace(codec=codec, in_flight={**state.in_flight, key: flight})
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lowcomm_jax.compression import Codec
 from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.methods.base import Method
@@ -69,6 +70,12 @@ def method_problems(method: Method) -> list[str]:
         refuse("regions at a pace of their own are simulated only", "use exchange='mesh'")
     if method.anchors == "per_region" and method.topology is None:
         refuse("it applies a region's own part apart from the others'", "use exchange='mesh'")
+    if isinstance(method.codec, Codec) and method.codec.shares_basis:
+        refuse(
+            f"with codec {method.codec.name} regions exchange a first factor before they can send "
+            "the second, and a round has one exchange",
+            "use low_rank, with bases of their own (shared_basis=False), or exchange='mesh'",
+        )
     if np.ndim(schedule.delay):
         refuse("one overlap for all regions is needed", "give a single number")
     return found

@@ -1,9 +1,9 @@
-"""A region that comes into a run that goes on: the newest state of another one, then the landings
-it has missed since, and only then steps of its own.
+"""A region that comes into a run that goes on: it compiles, takes the newest state of another one,
+lands what it has missed since, and only then makes steps of its own.
 
 The regions that train do not wait for it meanwhile. What a lost region had not sent is lost; it
-starts from the anchor, with residuals of 0 and the inner optimizer state it comes with: that of
-its checkpoint, or a fresh one.
+starts from the anchor, with codecs as at step 0 (residuals of 0) and the inner optimizer state it
+comes with: that of its checkpoint, or a fresh one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.exchange.between.states import State
 from lowcomm_jax.jobs.company import Company
-from lowcomm_jax.jobs.restart import expect
+from lowcomm_jax.jobs.rehearsal import rehearse
+from lowcomm_jax.jobs.restart import expect, reconnect
 from lowcomm_jax.jobs.shared import SHARED, give
 from lowcomm_jax.processes import place, team
 from lowcomm_jax.roundtrip import RoundTrips
@@ -36,8 +37,8 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
 
     Args:
       state: fresh, or restored from a checkpoint of this region; is donated.
-      batch: a host batch like those of `Engine.run`: the inner steps are compiled before anything
-        else, so that no time is lost once the others have been caught up with.
+      batch: a host batch like those of `Engine.run`, to compile the inner steps with; nothing is
+        learnt from it.
 
     Returns:
       the state at the others' step.
@@ -48,9 +49,20 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     exchange, trips = engine.recipe.carrier.exchange, engine.trips(state)
     if exchange.awaited:
         return state
-    state = engine.warm(state, batch)
-    _, arrays, document = _newest(exchange)
-    return catch_up(engine, install(trips, state, arrays, document))
+    state = engine.warm(rehearse(engine, state), batch)
+    rehearsed = {_level(trips, state)}
+    while True:
+        _, arrays, document = _newest(exchange)
+        state = install(trips, state, arrays, document)
+        if _level(trips, state) in rehearsed:
+            return catch_up(engine, state)
+        # The run has come to another level of its codec, whose programs are others.
+        state = rehearse(engine, state)
+        rehearsed.add(_level(trips, state))
+
+
+def _level(trips: RoundTrips, state: TrainState) -> int:
+    return trips.schedule.level(state.clock)
 
 
 def _newest(exchange: JobExchange) -> State:
@@ -71,7 +83,7 @@ def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
 def install(
     trips: RoundTrips, state: TrainState, arrays: dict[str, np.ndarray], document: dict
 ) -> TrainState:
-    """Replace what regions have in common by another region's.
+    """Replace what regions have in common by another region's; `state` comes from `rehearse`.
 
     Raises:
       ValueError: the arrays are of another model or method, with every difference.
@@ -99,31 +111,44 @@ def install(
         clock.copy(), bytes_sent=state.clock.bytes_sent, bytes_received=state.clock.bytes_received
     )
     state = state.replace(**changes, clock=clock, in_flight={})
-    codec = tuple(jax.tree.map(_zeros, one) for one in state.codec)
     flights = {r["key"]: _spectator(trips, r) for r in document["in_flight"] if not r["moved"]}
-    state = state.replace(codec=codec, in_flight=flights)
+    state = state.replace(in_flight=flights)
     expect(trips, state)
     return state
 
 
 def _spectator(trips: RoundTrips, record: dict):
     """A payload under way to which this region adds nothing."""
-    shapes = abstract_flight(trips.programs, record)
+    shapes = abstract_flight(trips.programs, {**record, "kept": False})
     zeros = jax.tree.map(lambda x: _zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x, shapes)
     return dataclasses.replace(zeros, takes_part=np.zeros_like(zeros.takes_part))
 
 
 def catch_up(engine: Engine, state: TrainState) -> TrainState:
-    """Land what has landed elsewhere, up to the step where the others are, and start there."""
+    """Land what has landed elsewhere, up to the step where the others are, and start there.
+
+    First while they train on; then, close to them, while they wait for this region.
+    """
     carrier, trips = engine.recipe.carrier, engine.trips(state)
-    nobody = np.zeros(1, bool)
     carrier.silent = True
     try:
-        while (left := carrier.frontier() - int(state.clock.step)) > 0:
-            state, _ = trips.after(state, min(left, trips.next_event(state)), nobody)
+        state = _to_the_front(trips, state)
+        carrier.exchange.come_in()
+        carrier.exchange.hear()  # once more: they may have been in an exchange when they read it
+        while carrier.frontier() > int(state.clock.step):
+            state = _to_the_front(trips, state)
+            carrier.exchange.hear()
     finally:
         carrier.silent = False
+    reconnect(trips, state)  # they wait for our word on what is under way, too
     return start_from_anchor(trips, state)
+
+
+def _to_the_front(trips: RoundTrips, state: TrainState) -> TrainState:
+    nobody = np.zeros(1, bool)
+    while (left := trips.carrier.frontier() - int(state.clock.step)) > 0:
+        state, _ = trips.after(state, min(left, trips.next_event(state)), nobody)
+    return state
 
 
 def start_from_anchor(trips: RoundTrips, state: TrainState) -> TrainState:

@@ -83,8 +83,9 @@ class Slicing:
 
     def split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
         """See `Reduction`."""
-        rest = {name: x for name, x in arrays.items() if name in self.rest}
-        mine = {name: x for name, x in arrays.items() if name not in self.rest}
+        rest = {name: arrays[name] for name in self.rest}
+        # In the order of the leaves: arrays that have travelled come in another one.
+        mine = {name: arrays[name] for name in named(self.payload)}
         if self.codec is not None:
             return rest, {name: x[0] for name, x in mine.items()}
         missing = self.parts * self._each - sum(self._sizes)

@@ -88,6 +88,20 @@ def test_nobody_waits_for_a_region_that_asks(party):
     check(land(regions[:1], "k")[0], 2, [0])
 
 
+def test_who_has_come_in_is_waited_for_before_its_first_payload(party):
+    regions = party.run(2)
+    regions[1].want_state()
+    until(lambda: regions[0].asking() == {1})
+    regions[0].beat(9)
+    regions[1].come_in()
+    assert regions[1].steps()[0] == 9 and not regions[0].asking()
+    send(regions[:1], "k")
+    time.sleep(0.3)
+    assert not regions[0].ready("k")
+    send(regions[1:], "k", takes_part=False)
+    check(land(regions[:1], "k")[0], 2, [0])
+
+
 def test_a_damaged_or_forged_newest_state_is_passed_over(party):
     first, second = party.run(2)
     first._states._chunk_bytes = 8
@@ -173,6 +187,50 @@ def test_payloads_of_the_dead_and_of_earlier_jobs_are_removed(party):
     until(lambda: stored(again, "said/") == [6, 7])
     until(lambda: len(again._office.store.list("blob/")) in (0, 2))
     assert stored(again, "said/") == [6, 7]
+
+
+def left(region) -> set[tuple[int, int]]:
+    """Of which step and donor a record or a piece of a state is stored."""
+    store = region._office.store
+    names = [key.removeprefix("blob/").split(".") for key in store.list("blob/")]
+    found = {(int(name[1]), int(name[2])) for name in names if len(name) == 4}
+    for key in store.list("state/"):
+        body = region._office.seal.open(key, store.read(key))
+        found.add((body["step"], body["donor"]))
+    return found
+
+
+def test_what_a_donor_leaves_that_dies_is_removed(party):
+    """Whole states, and pieces of one that it was just giving."""
+    regions = party.run(3)
+    regions[2].want_state()
+    until(regions[0].owes_state)
+    assert regions[0]._states.give(3, ARRAYS, DOCUMENT)
+    regions[0]._states._put(5, ARRAYS["anchor/w"])
+    vanish(regions[0])
+    until(regions[1].owes_state)
+    assert regions[1]._states.give(6, ARRAYS, DOCUMENT)
+    rounds(regions[1:2], 0, 1)
+    # Somebody may still be fetching; what peers have not given died with them.
+    stored = set() if regions[0]._office.transport.lingers else {(5, 0)}
+    assert left(regions[1]) == {(3, 0), (6, 1)} | stored
+    same(regions[2].newest_state(), 6)
+    send(regions[1:], "k", 1)
+    check(land(regions[1:], "k")[0], 3, [1, 2], 1)
+    rounds(regions[1:], 2, 3)
+    until(lambda: left(regions[1]) == {(6, 1)})
+
+
+def test_what_was_given_in_our_place_before_is_removed(party):
+    regions = party.run(2)
+    assert regions[0]._states.give(3, ARRAYS, DOCUMENT)
+    assert regions[1]._states.give(4, ARRAYS, DOCUMENT)
+    vanish(regions[0])
+    again = party.region(0, 2)
+    again.join(20.0)
+    again.come_in()
+    rounds([again, regions[1]], 0, 2)
+    until(lambda: left(again) == {(4, 1)})
 
 
 def test_who_asks_after_a_state_of_this_step_was_given_gets_one_too(party):

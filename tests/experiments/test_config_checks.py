@@ -241,6 +241,21 @@ def test_growing_batches_are_checked_as_a_whole(tmp_path):
     assert "adaptive.stack_trainers=False has no effect" in text
 
 
+def test_jobs_of_their_own_are_checked_as_a_whole(tmp_path):
+    """What the method cannot do between jobs is told beside what is wrong with the exchange."""
+    config = base("dilocox", period=6, shared_basis=True)
+    config.exchange, config.wait_minutes, config.participation = "store", 0.0, 0.5
+    text = refused(config, tmp_path)
+    for part in (
+        "region=None: say which",
+        "rendezvous is missing",
+        "wait_minutes=0.0",
+        "participation=0.5: with jobs of their own",
+        "(shared_basis=False)",
+    ):
+        assert text.count(part) == 1, part
+
+
 def test_a_policy_is_a_section_of_any_method():
     """Its name, and the keywords of its class."""
     fields = {

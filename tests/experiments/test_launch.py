@@ -1,6 +1,8 @@
 """Jobs of a run on one machine: the launcher, what it shows, and the merged report."""
 
+import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -164,6 +166,30 @@ def test_a_script_of_faults(tiny, root):
     assert all(end.evals[-1]["anchor"] == ends[0].evals[-1]["anchor"] for end in ends)
 
 
+def assert_logged_once(workdir, shown):
+    """All steps that a region made, before it was lost and after, and what they cost."""
+    records = read_records(workdir / METRICS)
+    assert [r["kind"] for r in records if r["kind"] in ("header", "resume", "end")] == [
+        "header",
+        "resume",
+        "end",
+    ]
+    entered = int(re.search(r"came into the run at step (\d+)", shown)[1])
+    steps = [r for r in records if r["kind"] == "step"]
+    before = [r["step"] for r in steps if r["step"] <= entered]
+    assert before == list(range(1, len(before) + 1)) and len(before) >= 40
+    assert [r["step"] for r in steps[len(before) :]] == list(
+        range(entered + 1, 1 + records[-1]["step"])
+    )
+    tokens = [0, *(r["tokens"] for r in steps)]
+    assert all(0 < now - then <= 2 * 32 for then, now in itertools.pairwise(tokens))
+    for name in ("seconds", "bytes_sent", "bytes_received"):
+        column = [r[name] for r in [*steps, records[-1]]]
+        assert column == sorted(column), name
+    sent = sum(e["bytes_sent"][0] for r in steps for e in r["events"])
+    assert steps[-1]["bytes_sent"] == [sent] and records[-1]["tokens"] == steps[-1]["tokens"]
+
+
 @pytest.mark.slow
 def test_a_killed_region_comes_back_and_ends_with_the_others(tiny, root):
     steps = 3000
@@ -175,6 +201,7 @@ def test_a_killed_region_comes_back_and_ends_with_the_others(tiny, root):
     shown = launcher.communicate(timeout=300)[0]
     assert launcher.returncode == 0, shown
     assert f"ended with code {-signal.SIGKILL}" in shown and "came into the run at step" in shown
+    assert_logged_once(root / "killed" / "region1", shown)
     ends = [read_run(root / "killed" / f"region{r}") for r in range(2)]
     assert [end.end["step"] for end in ends] == [steps, steps]
     assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]

@@ -67,7 +67,7 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
 
         def unhurried(region):
             for batch in data[back:]:
-                entered.wait(0.1)
+                entered.wait(0.2)
                 yield rows(batch, region)
 
         def survivor(region):

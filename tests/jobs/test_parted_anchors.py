@@ -54,7 +54,7 @@ def test_who_parted_stops_and_takes_what_holds(brief, heal, count, parted):
 
     def unhurried(region, at):
         for batch in data[at:]:
-            entered.wait(0.05)
+            entered.wait(0.1)
             yield rows(batch, region)
 
     def job(region, exchange):

@@ -9,6 +9,7 @@ import lowcomm_jax as lc
 from lowcomm_jax.compression import Staged
 from lowcomm_jax.compression.sliced import Sliced
 from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.exchange.between import wire
 from lowcomm_jax.exchange.between.slices import one_slice, owners, side_by_side
 from lowcomm_jax.exchange.between.wire import shapes_of
 from lowcomm_jax.jobs import checks
@@ -53,6 +54,18 @@ def test_the_mean_of_dense_payloads_of_odd_shapes():
         mean = (2 * payloads[0][name][0] + 3 * payloads[2][name][0]) / 5
         assert found[name].shape == leaf.shape
         np.testing.assert_allclose(found[name], mean, rtol=1e-5, atol=1e-7)
+
+
+def test_payloads_are_cut_alike_in_whatever_order_their_arrays_come():
+    """Those that were unpacked come in the order of their names: payload/10 before payload/2."""
+    leaf = np.ones((1, 2), np.float32)
+    payload = {f"{i:02}": i * leaf for i in range(12)}
+    like = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in payload.items()}
+    one, arrays = slicing(None, like, payload), {**named(payload), **REST}
+    data = wire.pack("run", "key", 0, arrays)
+    arrived = wire.unpack(data, run_id="run", key="key", region=0, like=None)
+    assert list(arrived) != list(arrays)
+    jax.tree.map(np.testing.assert_array_equal, one.split(arrays), one.split(arrived))
 
 
 @pytest.mark.parametrize("heal, mean", [("stop", 2.0), ("majority", 2.5), ("lowest", 1.0)])

@@ -13,6 +13,7 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from lowcomm_jax.exchange.between.errors import Lost, Rejected, StoreUnavailable, Superseded
 from lowcomm_jax.exchange.between.kv import Store
@@ -134,7 +135,25 @@ class Beats:
     def refresh(self) -> None:
         """Wait until everyone's beat was read anew."""
         seen = self._looks
-        while self._looks < seen + 2:  # The first one may be under way already.
+        self._wait(lambda: self._looks >= seen + 2)  # The first one may be under way already.
+
+    def hear(self, times: int = 1) -> None:
+        """Wait until all other living regions have beaten so often since our next beat.
+
+        The second one of a region is of a time at which it has read that beat of ours.
+        """
+        own = self._own.counter
+        self._wait(lambda: self._own.counter > own)
+        before = self.latest()
+
+        def heard(region: int) -> bool:
+            old, new = before.get(region), self.latest()[region]
+            return old is None or _order(new) >= (old.incarnation, old.counter + times)
+
+        self._wait(lambda: all(map(heard, self.living() - {self.region})))
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             self.check()
             time.sleep(self._timing.beat_s / _LOOKS_PER_BEAT / 2)
 

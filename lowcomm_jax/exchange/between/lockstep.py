@@ -66,7 +66,7 @@ def _told(name: str) -> Callable:
 
 
 _ALIKE = (
-    *("join", "living", "steps", "beat", "agree", "counts", "pause", "close"),
+    *("join", "come_in", "hear", "living", "steps", "beat", "agree", "counts", "pause", "close"),
     *("ready", "finish", "skip"),
     *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),
 )

@@ -2,14 +2,14 @@
 
 An exchange of a key goes: publish our payload; announce it; fetch what others announce; agree on
 who took part by one create-only commit record; have all that it names. Payloads that are reduced in
-slices go through that twice (`halves`). All of it runs on threads while the job trains. Bytes are
-authenticated, not encrypted.
+slices go through that twice (`halves`). All on threads; bytes are authenticated, not encrypted.
 """
 
 from __future__ import annotations
 
 import atexit
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,8 +32,7 @@ class RemoteExchange:
     """One region's side of the exchange; made by `exchange.store` and `exchange.peers`.
 
     Attributes:
-      region: which one we are; count: how many there are.
-      heal: see `exchange.store`.
+      region: which one we are; count: how many there are; heal: see `exchange.store`.
 
     Methods may be called from one thread; most raise `Superseded` when the place is taken, and
     `Lost` when the others have begun the run anew.
@@ -76,6 +75,15 @@ class RemoteExchange:
         """Whether the others wait for this region's payloads; not when it comes into their run."""
         return self._office.beats.own.awaited
 
+    def come_in(self) -> None:
+        """Let the others wait for our payloads, before the first one; returns when they know."""
+        self._office.beats.update(awaited=True, wants=False)
+        self.hear(times=2)
+
+    def hear(self, times: int = 1) -> None:
+        """See `Beats.hear`: then the others have told anew where they are."""
+        self._office.beats.hear(times)
+
     def living(self) -> set[int]:
         """Regions whose heartbeat was seen lately, this one included."""
         return self._office.beats.living()
@@ -90,10 +98,7 @@ class RemoteExchange:
         self._office.beats.update(step=step, at_once=False)
 
     def agree(self, name: str, proposal: dict) -> dict:
-        """What the first region proposed under this name, since all have begun together.
-
-        Args:
-          proposal: small JSON.
+        """What the first region proposed, small JSON, since all have begun together.
 
         Raises:
           StoreUnavailable: try again later.
@@ -101,11 +106,9 @@ class RemoteExchange:
         return self._office.board.agree(f"{self._office.beats.own.epoch}/{name}", proposal)
 
     def counts(self) -> dict[str, int]:
-        """What was counted since the start.
-
-        "sent" and "received" (payload bytes), "store_written" and "store_read" (all bytes through
-        the store), "rejected_record", "rejected_damaged", "rejected_content", "rejected_state",
-        "outage"; what never happened is absent.
+        """Since the start: "sent", "received" (payload bytes), "store_written", "store_read" (all
+        bytes through the store), "rejected_record", "rejected_damaged", "rejected_content",
+        "rejected_state", "outage"; what never happened is absent.
         """
         return self._office.tally.read()
 
@@ -116,16 +119,12 @@ class RemoteExchange:
         when the run continues. Payloads can be had until all living regions pause, `linger_s` at
         most.
         """
-        office, until = self._office, time.monotonic() + linger_s
-        office.halted.set()
+        beats = self._office.beats
+        self._office.halted.set()
         for gathering in self._running:
             gathering.join()
-        office.beats.update(paused=True)
-        while time.monotonic() < until:
-            latest = office.beats.latest()
-            if all(latest[region].paused for region in self.living()):
-                return
-            time.sleep(office.timing.beat_s / 4)
+        beats.update(paused=True)
+        self._linger(linger_s, lambda: all(beats.latest()[r].paused for r in self.living()))
 
     def fail(self, error: Exception) -> None:
         """Let this be raised by whatever waits here, and by what is called from now on."""
@@ -138,12 +137,14 @@ class RemoteExchange:
         Where others can only get payloads while this region is there, it stays until all living
         ones have them, `linger_s` at most.
         """
-        office = self._office
-        if office.transport.lingers and not office.halted.is_set():
-            until = time.monotonic() + linger_s
-            while time.monotonic() < until and not self._litter.all_have_ours():
-                time.sleep(office.timing.beat_s / 4)
+        if self._office.transport.lingers and not self._office.halted.is_set():
+            self._linger(linger_s, self._litter.all_have_ours)
         self._end()
+
+    def _linger(self, seconds: float, done: Callable[[], bool]) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not done():
+            time.sleep(self._office.timing.beat_s / 4)
 
     def _end(self) -> None:
         """Stop all threads: one inside a library when the process ends would bring it down."""
@@ -190,7 +191,6 @@ class RemoteExchange:
                 x.copy_to_host_async()
         own = self._office.beats.own
         if not own.awaited or own.wants:
-            # Our first payload after coming in or back: from now on the others wait for us.
             self._office.beats.update(awaited=True, wants=False)
         self._open[key] = self._gather(request)
 
@@ -212,8 +212,7 @@ class RemoteExchange:
         began = time.monotonic()
         gathered = self._open[key].outcome.result()
         del self._open[key]
-        waited = time.monotonic() - began
-        return arrange(gathered, like, self.count, waited, self._office.tally)
+        return arrange(gathered, like, self.count, time.monotonic() - began, self._office.tally)
 
     def skip(
         self,
@@ -238,7 +237,7 @@ class RemoteExchange:
     # -- states -------------------------------------------------------------------------------
 
     def want_state(self) -> None:
-        """Ask the others for a state; they do not wait for our payloads until the next `start`."""
+        """Ask the others for a state; they do not wait for our payloads until we `come_in`."""
         self._office.beats.update(wants=True, awaited=False)
 
     def asking(self) -> set[int]:
@@ -298,3 +297,4 @@ class RemoteExchange:
             self._waiting.note(set(request.members) - {self.region}, gathered)
         self._litter.done(request.key, gathering.published)
         self._litter.sweep()
+        self._states.sweep()

@@ -1,8 +1,13 @@
-"""States that a region which comes back can start from, given by regions that trained on."""
+"""States that a region which comes back can start from, given by regions that trained on.
+
+A donor removes its older ones. What it leaves when it dies the job that takes its place removes,
+or, while there is none, the lowest living region; never while anybody may be fetching it.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import deque
 from typing import Any
@@ -16,6 +21,8 @@ from lowcomm_jax.exchange.between.office import Office
 CHUNK_BYTES = 64 << 20
 _KEPT = 2
 _FETCHED_AFTER_S = 30.0
+_PIECE = re.compile(r"\d+\.\d+\.(\d+)\.[0-9a-f]{64}")
+"""Name of a piece: epoch, step, donor, digest."""
 log = logging.getLogger(__name__)
 
 State = tuple[int, dict[str, np.ndarray], dict]
@@ -31,6 +38,8 @@ class States:
         self._served: dict[tuple[int, int], tuple[float, int]] = {}
         self._given: deque[tuple[str, list[str]]] = deque()
         self._giving: threading.Thread | None = None
+        self._busy = threading.Lock()  # with giving, or with removing
+        self._tidy_for: set[int] | None = None  # who lived when nothing of the dead was left
 
     def give_soon(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> None:
         """`give` on a thread of its own, so that training goes on meanwhile."""
@@ -61,6 +70,10 @@ class States:
         Raises:
           StoreUnavailable: try again later.
         """
+        with self._busy:
+            return self._publish(step, arrays, document)
+
+    def _publish(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
         asking = self.asking()
         key = self._free(step, asking)
         if key is None:
@@ -89,6 +102,40 @@ class States:
             self._drop(names)
             self._given.popleft()
         return True
+
+    def sweep(self) -> None:
+        """Remove what donors have left that are gone; called now and then."""
+        living = self._office.beats.living(certain=False)
+        if self.asking() or self._office.beats.own.wants:
+            self._tidy_for = None
+        elif living != self._tidy_for and self._busy.acquire(blocking=False):
+            try:
+                self._remove_left(living)
+                self._tidy_for = living
+            except StoreUnavailable as error:
+                log.info("what is left of states is removed later: %s", error)
+            finally:
+                self._busy.release()
+
+    def _remove_left(self, living: set[int]) -> None:
+        store, region = self._office.store, self._office.region
+        ours = {x for key, names in self._given for x in (key, *names)}
+
+        def left(name: str, donor: int) -> bool:
+            return name not in ours and region == (donor if donor in living else min(living))
+
+        for key in store.list("state/"):
+            try:
+                donor = self._office.seal.open(key, store.read(key) or b"")["donor"]
+            except Rejected:
+                continue  # of a stranger, or removed meanwhile
+            if left(key, donor):
+                store.delete(key)
+        for key in store.list("blob/"):
+            name = key.removeprefix("blob/")
+            piece = _PIECE.fullmatch(name)
+            if piece and left(name, int(piece[1])):
+                self._drop([name])
 
     def owed(self) -> bool:
         """See `RemoteExchange.owes_state`."""
