@@ -112,13 +112,13 @@ class Sliced(Wrapper):
             return self.parts * max(together, 1)
         return 1 if together and self._codes_parts(path, dealt) else together
 
-    def unit(self, path, shape, devices):
+    def deals(self, path, shape, devices):
         dealt = self._dealt(shape, self.codec.is_stacked(path))
         alike = devices == dealt.groups or (not dealt.row and dealt.groups % devices == 0)
         if dealt.groups == 1 or not alike or not self._codes_parts(path, dealt):
-            return None
+            return False
         unit, rest = math.prod(dealt.row), math.prod(shape[len(dealt.lead) :])
-        return unit if Deal(rest, unit, devices).works() else None
+        return Deal(rest, unit, devices).works()
 
     def laid(self, cuts):
         return dataclasses.replace(self, cuts=cuts)
@@ -158,7 +158,7 @@ class Sliced(Wrapper):
         together = self.codec.rows_together(path, dealt.slice)
         if together == 0 or (dealt.row and dealt.each % together == 0):
             return True
-        return self.codec.unit(path, dealt.slice, dealt.groups) is not None
+        return self.codec.deals(path, dealt.slice, dealt.groups)
 
     def _of_slices(self, like: PyTree) -> PerTensor:
         """The codec, told how slices are cut: along their rows or values, if their leaf is cut."""

@@ -120,16 +120,19 @@ class Windows:
 
         return self._over(local, (), P(self.axes))()
 
-    def drop(self, x: jax.Array, unit: int) -> jax.Array:
+    def drop(self, x: jax.Array, unit: int, turned: bool = False) -> jax.Array:
         """`[L, D each n, ...]`, n entries a unit, without those of filling: `[L, U n, ...]`.
 
         Nothing moves where units divide over the devices. Else the last axis is cut in place of
         that of the units, where it divides (an all-to-all); where not, every device gets all.
+
+        Args:
+          turned: order them by entry, not by unit: `[L, n U, ...]`.
         """
         deal = self.deal(unit)
-        if deal.count % deal.devices == 0:
-            return x
         rows, n = deal.devices * deal.each, x.shape[1] // (deal.devices * deal.each)
+        if deal.count % deal.devices == 0 and not (turned and n > 1):
+            return x
         swap = self._swaps(x.shape)
 
         def local(x):
@@ -138,25 +141,32 @@ class Windows:
             else:
                 x = jax.lax.all_gather(x, self.axes, axis=1, tiled=True)
             kept = x.reshape(x.shape[0], rows, n, *x.shape[2:])[:, deal.filled]
+            kept = kept.swapaxes(1, 2) if turned else kept
             return kept.reshape(x.shape[0], -1, *x.shape[2:])
 
         return self._over(local, self._along(1), self._along(x.ndim - 1 if swap else None))(x)
 
-    def fill(self, x: jax.Array, unit: int) -> jax.Array:
+    def fill(self, x: jax.Array, unit: int, turned: bool = False) -> jax.Array:
         """Inverse of `drop`; what fills up repeats other units."""
         deal = self.deal(unit)
-        if deal.count % deal.devices == 0:
-            return x
         n, slots = x.shape[1] // deal.count, deal.slots
+        if deal.count % deal.devices == 0 and not (turned and n > 1):
+            return x
         swap = self._swaps(x.shape)
 
         def local(x):
             own = slots.reshape(-1) if swap else jnp.asarray(slots)[self._number()]
-            x = x.reshape(x.shape[0], deal.count, n, *x.shape[2:])[:, own]
+            order = (n, deal.count) if turned else (deal.count, n)
+            x = x.reshape(x.shape[0], *order, *x.shape[2:])
+            x = (x.swapaxes(1, 2) if turned else x)[:, own]
             x = x.reshape(x.shape[0], -1, *x.shape[3:])
             return jax.lax.all_to_all(x, self.axes, 1, x.ndim - 1, tiled=True) if swap else x
 
         return self._over(local, self._along(x.ndim - 1 if swap else None), self._along(1))(x)
+
+    def on_each(self, fn: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        """`fn` of every device's part of `[L, ...]`, cut over the second axis before and after."""
+        return self._over(fn, self._along(1), self._along(1))
 
     def left(self, shape: Shape) -> Windows | None:
         """Of what `drop` has left, of this shape; None where every device has all of it."""

@@ -88,9 +88,18 @@ NARROW = ((2048, 6), P("fsdp"), {"fsdp": 4})
 MIDDLE = ((3, 128, 67), P(None, "fsdp"), {"fsdp": 4})
 LAYERS = ((2, 6, 64, 64), P(None, None, "fsdp", "tensor"), BOTH)
 SHAPES = [VECTOR, ODD, NARROW, MIDDLE, LAYERS]
+# Fewer rows of chunks than devices: one, of even fewer rows; two, whose columns do not divide; and
+# two of two chunks.
+FLAT = ((3, 4096), P(None, "fsdp"), {"fsdp": 4})
+WIDE = ((100, 333), P("fsdp"), {"fsdp": 4})
+SQUARE = ((128, 128), P("fsdp"), {"fsdp": 4})
+HEADS = ((2, 4, 64, 320), P(None, None, "tensor", "fsdp"), BOTH)
+STRIPS = [("topk", FLAT), ("dct_topk", SQUARE), ("topk_stat2_ef", SQUARE), ("dct_topk", HEADS)]
 QUICKLY = [("int8", ODD), ("stat4", NARROW), ("topk_stat2_ef", ODD), ("random_k", LAYERS)]
+QUICKLY += [("dct_topk", WIDE)]
 SLICED = [("int8", ODD, "two_shot"), ("stat4", VECTOR, "two_shot")]
 REST = [(name, case) for name in CODECS for case in SHAPES if (name, case) not in QUICKLY]
+REST += STRIPS
 TWICE = [(n, case, "two_shot") for n in ("int8", "stat4", "bf16") for case in SHAPES]
 
 
@@ -120,10 +129,10 @@ def test_nobody_gathers_a_tensor_and_the_devices_change_nothing(name, case, redu
 
 @pytest.mark.parametrize(
     "name,small,larger",
-    [("int8", (600,), (2400,)), ("topk", (128, 64), (512, 64))],
+    [("int8", (600,), (2400,)), ("topk", (2, 128), (2, 512))],
 )
 def test_only_what_is_small_is_gathered(name, small, larger):
-    """Three blocks of 200 values, or two rows of chunks, over four devices; four times as many."""
+    """Three blocks of 200 values, or two chunks, over four devices; four times as many."""
     codec, spec = make(name, reduce="all_gather"), P(*(None,) * (len(small) - 1), "fsdp")
     for shape in (small, larger):
         largest = max((c.nbytes for c in gathered(codec, shape, spec)), default=0)
