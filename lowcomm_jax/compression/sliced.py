@@ -62,7 +62,7 @@ class Sliced(Wrapper):
     Attributes:
       codec: a `PerTensor` without state.
       parts: how many.
-      devices: that leaves may be cut over.
+      devices: that leaves may be cut over, or over some of them.
       cuts: how leaves are cut inside a region, from the exchange.
     """
 
@@ -114,8 +114,7 @@ class Sliced(Wrapper):
 
     def deals(self, path, shape, devices):
         dealt = self._dealt(shape, self.codec.is_stacked(path))
-        alike = devices == dealt.groups or (not dealt.row and dealt.groups % devices == 0)
-        if dealt.groups == 1 or not alike or not self._codes_parts(path, dealt):
+        if dealt.groups % devices or not self._codes_parts(path, dealt):
             return False
         unit, rest = math.prod(dealt.row), math.prod(shape[len(dealt.lead) :])
         return Deal(rest, unit, devices).works()
@@ -191,6 +190,7 @@ class Sliced(Wrapper):
         lead, deal, moved = dealt.lead, dealt.deal, self.cuts.get(path, Cut()).windows
         if moved is not None:
             x = moved.units(moved.flat(x), math.prod(dealt.row))
+            x = moved.share(x, deal) if dealt.count % dealt.groups else x
         elif dealt.count % dealt.groups:
             x = x.reshape(*lead, dealt.count, *dealt.row)
             x = jnp.take(x, deal.slots.reshape(-1), axis=len(lead))
@@ -213,6 +213,7 @@ class Sliced(Wrapper):
         x = jax.lax.slice_in_dim(x, 0, deal.each, axis=axis)
         if moved is not None:
             units = x.reshape(math.prod(lead), dealt.groups * deal.each, math.prod(dealt.row))
+            units = moved.unshare(units, deal) if dealt.count % dealt.groups else units
             return moved.lie(moved.join(units))
         if dealt.count % dealt.groups:
             x = x.reshape(*lead, -1, *dealt.row)

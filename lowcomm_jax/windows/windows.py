@@ -107,6 +107,24 @@ class Windows:
         along, deal = self._along(1), self.deal(x_LxUxW.shape[2])
         return self._over(lambda x: self._from_units(x, deal), along, along)(x_LxUxW)
 
+    def share(self, x_LxUxW: jax.Array, shares: Deal) -> jax.Array:
+        """`units` dealt out again, each device its own to some of the `shares`, `[L, S each, w]`.
+
+        Args:
+          shares: of the same units, over a multiple of the devices.
+        """
+        own = shares.slots.reshape(self.devices, -1) - self.deal(x_LxUxW.shape[2]).starts[:-1, None]
+        return self.on_each(lambda x: x[:, jnp.asarray(own)[self._number()]])(x_LxUxW)
+
+    def unshare(self, x_LxSxW: jax.Array, shares: Deal) -> jax.Array:
+        """Inverse of `share`."""
+        room = shares.slots.size // self.devices
+        at = (
+            shares.filled[self.deal(x_LxSxW.shape[2]).slots]
+            - room * np.arange(self.devices)[:, None]
+        )
+        return self.on_each(lambda x: x[:, jnp.asarray(at)[self._number()]])(x_LxSxW)
+
     def real(self, unit: int) -> jax.Array:
         """Bool `[D each, w]`: which values of `units` are the leaf's, and not filling."""
         deal = self.deal(unit)

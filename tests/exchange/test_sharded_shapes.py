@@ -127,6 +127,21 @@ def test_nobody_gathers_a_tensor_and_the_devices_change_nothing(name, case, redu
         assert one.nbytes <= whole / (16 if together else 2), one
 
 
+@pytest.mark.parametrize("name", ["int8", pytest.param("stat4", marks=pytest.mark.slow)])
+def test_rows_that_do_not_divide_over_the_devices_that_cut_them(name):
+    """Two of the four devices that slices are dealt out for."""
+    shape, spec, codec = (255, 64), P(None, "fsdp"), make(name, reduce="two_shot")
+    alone = one_round(codec, shape, spec)[0]
+    shared, found = one_round(codec, shape, spec, BOTH)
+    for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(shared)):
+        np.testing.assert_allclose(*np.asarray([a, b], np.float64), atol=1e-5 * (name == "stat4"))
+    # A device's own part of the payload, which two others have as well; and its own shard.
+    payload = sum(x.nbytes for x in jax.tree.leaves(shared[0])) / R
+    for one in found:
+        limit = payload if one.kind == "all-gather" else 4 * np.prod(shape)
+        assert one.nbytes <= 1.01 * limit / 2, one
+
+
 @pytest.mark.parametrize(
     "name,small,larger",
     [("int8", (600,), (2400,)), ("topk", (2, 128), (2, 512))],

@@ -6,7 +6,7 @@ import pytest
 from engine.collectives import sent_across, sized
 
 from lowcomm_jax.regions import Regions, make_mesh
-from lowcomm_jax.windows import Windows, strips
+from lowcomm_jax.windows import Deal, Windows, strips
 
 R, FSDP = 2, dict(region=2, fsdp=4)
 BOTH = dict(region=2, fsdp=2, tensor=2)
@@ -96,3 +96,22 @@ def test_strips_are_columns_of_chunks_that_travel_row_by_row(shape, cuts, width,
     np.testing.assert_array_equal(sent[:, 0], chunks.reshape(R, -1, 3 * width))
     np.testing.assert_array_equal(again, x_R)
     assert not sent_across(sized(program.as_text()), 4, R).any()
+
+
+@pytest.mark.parametrize("rows", [11, pytest.param(13, marks=pytest.mark.slow)])
+def test_shares_are_filled_up_with_their_own_last_unit(rows):
+    """Eleven units over eight shares, of which each of four devices has two."""
+    regions = Regions(R, make_mesh(**FSDP))
+    windows, shares = Windows((rows, 8), False, (), ((1, ("fsdp",), 4),)), Deal(8 * rows, 8, 8)
+    x_R = np.random.default_rng(0).standard_normal((R, rows, 8)).astype("f4")
+
+    def there_and_back(x):
+        found = windows.share(windows.units(windows.flat(x), 8), shares)
+        return found, windows.lie(windows.join(windows.unshare(found, shares)))
+
+    placed = jax.device_put(x_R, regions.sharding("region", *windows.spec))
+    found, again = map(np.asarray, jax.jit(regions.lift(there_and_back, (0,)))(placed))
+    parts = [list(range(s * rows // 8, (s + 1) * rows // 8)) for s in range(8)]
+    filled = [i for part in parts for i in (part + part[-1:])[:2]]
+    np.testing.assert_array_equal(found[:, 0], x_R[:, filled])
+    np.testing.assert_array_equal(again, x_R)
