@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -176,10 +177,11 @@ def _print(rows: list[dict[str, Any]], config: Config) -> None:
         f"{config.size} x {config.size} fp32 on {jax.devices()[0].device_kind}; "
         f"copy {1e3 * copy:.2f} ms ({4e-9 * config.size**2 / copy:.2f} GB/s)"
     )
-    table = Table(title=title)
-    for heading in ("codec", "B/value", "times", "err Gauss", "err heavy", "enc ms", "dec ms"):
-        table.add_column(heading, justify="left" if heading == "codec" else "right")
-    table.add_column("of copy", justify="right")
+    # Names in full, in a terminal of 80 columns.
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
+    table.add_column("codec", no_wrap=True)
+    for heading in ("B/value", "times", "err Gauss", "err heavy", "enc ms", "dec ms", "of copy"):
+        table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             row["codec"],

@@ -8,13 +8,13 @@ from experiments import bench_codec
 from lowcomm_jax import compression
 
 SIZE, RANK = 96, 5
+FLAGS = [f"--size={SIZE}", f"--rank={RANK}", "--repeats=1"]
 
 
 @pytest.fixture(scope="module")
 def measured():
-    names = ("int8", "low_rank", "low_rank_shared")
-    config = {"codecs": names, "size": SIZE, "rank": RANK, "repeats": 1}
-    return {row["codec"]: row for row in bench_codec.main(config)}
+    rows = bench_codec.main([*FLAGS, "--codecs=int8,low_rank,low_rank_shared"])
+    return {row["codec"]: row for row in rows}
 
 
 def missed(x, v):
@@ -42,3 +42,20 @@ def test_bytes_and_times_are_of_a_whole_round(measured):
         assert row["of_copy"] == pytest.approx(row["copy_s"] / (row["encode_s"] + row["decode_s"]))
     # Half a step of a block's largest value, at most.
     assert 0 < measured["int8"]["error_gaussian"] < 1 / 127
+
+
+def shown(text):
+    return {line.split()[0] for line in text.splitlines() if line.strip()}
+
+
+def test_names_are_printed_whole(measured, capsys):
+    names = compression.names()
+    bench_codec._print([measured["int8"] | {"codec": name} for name in names], bench_codec.Config())
+    assert set(names) <= shown(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_without_names_every_codec_has_a_row(capsys):
+    rows = bench_codec.main(FLAGS)
+    assert [row["codec"] for row in rows] == list(compression.names())
+    assert set(compression.names()) <= shown(capsys.readouterr().out)
