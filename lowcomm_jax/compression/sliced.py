@@ -15,7 +15,7 @@ from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.compression.rules import PerTensor
 from lowcomm_jax.fragments import path_name
 from lowcomm_jax.inside import Cut, axes_inside
-from lowcomm_jax.windows import Deal, Windows
+from lowcomm_jax.windows import Deal, Windows, columns
 
 PyTree = Any
 Shape = tuple[int, ...]
@@ -44,6 +44,11 @@ class Dealt(NamedTuple):
         return (*self.lead, self.groups * self.each, *self.row)
 
     @property
+    def by_columns(self) -> bool:
+        """Whether devices that do not hold whole rows of a slice cut it along columns."""
+        return bool(self.row) and self.groups == 1
+
+    @property
     def deal(self) -> Deal:
         """Rows or values over the groups, as evenly as they go."""
         return Deal(self.count, 1, self.groups)
@@ -56,8 +61,8 @@ class Sliced(Wrapper):
     Matrices are dealt out row by row, short ones and vectors value by value; stacked leaves within
     each layer. Rows and values are dealt out, and padded by repeating the last one, within each
     device's share of them, so that every device holds its part of every slice; where that would pad
-    by more than a quarter, all together. Scales and codebooks are those of a slice, which therefore
-    depends on `devices`.
+    by more than a quarter, all together, and devices hold columns of every slice. Scales and
+    codebooks are those of a slice, which therefore depends on `devices`.
 
     Attributes:
       codec: a `PerTensor` without state.
@@ -105,7 +110,8 @@ class Sliced(Wrapper):
         if dealt.count % dealt.groups:
             return dealt.count  # the rows of devices that are not all alike: in units
         # Rows that no devices can share are dealt out alike in every part of the columns.
-        whole = dealt.row and math.gcd(matrix_shape(shape, stacked)[1], self.devices) == 1
+        rows = matrix_shape(shape, stacked)[1]
+        whole = dealt.row and self.devices > 1 and math.gcd(rows, self.devices) == 1
         if whole and dealt.groups == 1 and not together:
             return together
         if not dealt.row or dealt.groups == 1:
@@ -114,6 +120,10 @@ class Sliced(Wrapper):
 
     def deals(self, path, shape, devices):
         dealt = self._dealt(shape, self.codec.is_stacked(path))
+        if dealt.by_columns:
+            whole = self.codec.rows_together(path, dealt.slice) == 0
+            deals = whole or self.codec.deals(path, dealt.slice, devices)
+            return deals and dealt.row[0] % devices == 0
         if dealt.groups % devices or not self._codes_parts(path, dealt):
             return False
         unit, rest = math.prod(dealt.row), math.prod(shape[len(dealt.lead) :])
@@ -142,9 +152,9 @@ class Sliced(Wrapper):
     def _dealt(self, shape: Shape, stacked: bool) -> Dealt:
         """How a leaf of this shape is dealt out."""
         lead, rest = (shape[:1], shape[1:]) if stacked else ((), shape)
-        _, rows, columns = matrix_shape(shape, stacked)
+        _, rows, width = matrix_shape(shape, stacked)
         by_value = len(rest) < 2 or rows < self.parts
-        count, row = (math.prod(rest), ()) if by_value else (rows, (columns,))
+        count, row = (math.prod(rest), ()) if by_value else (rows, (width,))
         if not by_value or count % self.devices == 0:
             held = -(-count // self.devices)
             each = -(-held // self.parts)
@@ -171,14 +181,16 @@ class Sliced(Wrapper):
             if whole.windows is None and (not whole.rows or together == 0):
                 return
             axes = whole.rows or whole.columns
+            by_columns = dealt.by_columns and whole.windows is not None
+            by_rows = bool(dealt.row) and not by_columns
             if together == 0:
-                cuts[path] = Cut(whole.layers, *((axes, ()) if dealt.row else ((), axes)))
-            elif dealt.row and dealt.each % together == 0:
+                cuts[path] = Cut(whole.layers, *((axes, ()) if by_rows else ((), axes)))
+            elif by_rows and dealt.each % together == 0:
                 cuts[path] = Cut(whole.layers, axes)
             else:
                 lead, sizes = len(dealt.lead), axes_inside()
-                cut = ((lead, axes, math.prod(sizes[axis] for axis in axes)),)
-                parts = Windows(dealt.slice, lead == 1, whole.layers, cut)
+                cut = (lead + int(by_columns), axes, math.prod(sizes[axis] for axis in axes))
+                parts = Windows(dealt.slice, lead == 1, whole.layers, (cut,))
                 cuts[path] = Cut(whole.layers, axes, (), parts)
 
         self._map(one, like)
@@ -188,7 +200,9 @@ class Sliced(Wrapper):
         """`[(L,) rows, ...]` -> `[parts, (L,) rows / parts, ...]`: row i goes to i mod parts."""
         dealt = self._dealt(x.shape, self.codec.is_stacked(path))
         lead, deal, moved = dealt.lead, dealt.deal, self.cuts.get(path, Cut()).windows
-        if moved is not None:
+        if moved is not None and dealt.by_columns:
+            x = columns.cut(moved, x, (math.prod(lead), dealt.count, *dealt.row))
+        elif moved is not None:
             x = moved.units(moved.flat(x), math.prod(dealt.row))
             x = moved.share(x, deal) if dealt.count % dealt.groups else x
         elif dealt.count % dealt.groups:
@@ -211,6 +225,8 @@ class Sliced(Wrapper):
         x = jnp.moveaxis(x, 0, axis + 1)
         x = x.reshape(*lead, dealt.groups, dealt.each * self.parts, *dealt.row)
         x = jax.lax.slice_in_dim(x, 0, deal.each, axis=axis)
+        if moved is not None and dealt.by_columns:
+            return columns.join(moved, x.reshape(math.prod(lead), dealt.count, *dealt.row))
         if moved is not None:
             units = x.reshape(math.prod(lead), dealt.groups * deal.each, math.prod(dealt.row))
             units = moved.unshare(units, deal) if dealt.count % dealt.groups else units

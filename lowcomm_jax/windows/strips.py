@@ -27,7 +27,7 @@ def cut(windows: Windows, x_LxT: jax.Array, shape: Shape, width: int) -> jax.Arr
     """`[L, N, M]` in windows (`Windows.flat`) -> strips `[L, D each, N, w]`, cut over strips."""
     rows, strips = _by_rows(shape, windows.devices), windows.deal(shape[1] * width)
     if not rows.works():
-        turned = _columns(windows, shape).lie(x_LxT).swapaxes(1, 2)
+        turned = windows.cut_along(shape, 2).lie(x_LxT).swapaxes(1, 2)
         units = windows.units(turned.reshape(x_LxT.shape), strips.unit)
         return units.reshape(*units.shape[:2], width, shape[1]).swapaxes(2, 3)
 
@@ -46,7 +46,7 @@ def join(windows: Windows, x_LxSxNxW: jax.Array, shape: Shape) -> jax.Array:
     if not rows.works():
         units = x_LxSxNxW.swapaxes(2, 3).reshape(*x_LxSxNxW.shape[:2], -1)
         turned = windows.join(units).reshape(shape[0], shape[2], shape[1])
-        return _columns(windows, shape).flat(turned.swapaxes(1, 2))
+        return windows.cut_along(shape, 2).flat(turned.swapaxes(1, 2))
 
     def local(x):
         x = x.swapaxes(1, 2)[:, rows.slots.reshape(-1)]
@@ -58,8 +58,3 @@ def join(windows: Windows, x_LxSxNxW: jax.Array, shape: Shape) -> jax.Array:
 
 def _by_rows(shape: Shape, devices: int) -> Deal:
     return Deal(math.prod(shape[1:]), shape[2], devices)
-
-
-def _columns(windows: Windows, shape: Shape) -> Windows:
-    """Of the matrix cut along its columns."""
-    return Windows(tuple(shape), True, windows.layers, ((2, windows.axes, windows.devices),))

@@ -94,8 +94,11 @@ class Windows:
         return next((i for i in (1, 2) if shape[i] % self.devices == 0), None)
 
     def _stack(self, shape: Shape) -> Windows:
-        cut = (self.matrix_axis(shape), self.axes, self.devices)
-        return Windows(tuple(shape), True, self.layers, (cut,))
+        return self.cut_along(shape, self.matrix_axis(shape))
+
+    def cut_along(self, shape: tuple[int, ...], axis: int) -> Windows:
+        """Of `[L, ...]` that the same devices cut along one axis."""
+        return Windows(tuple(shape), True, self.layers, ((axis, self.axes, self.devices),))
 
     def units(self, x_LxT: jax.Array, unit: int) -> jax.Array:
         """`[L, D each, w]`, cut over units; the last value of the leaf fills its last unit up."""
@@ -189,8 +192,7 @@ class Windows:
     def left(self, shape: Shape) -> Windows | None:
         """Of what `drop` has left, of this shape; None where every device has all of it."""
         axis = 1 if shape[1] % self.devices == 0 else 2 if self._swaps(shape) else None
-        cut = () if axis is None else ((axis, self.axes, self.devices),)
-        return Windows(tuple(shape), True, self.layers, cut) if cut else None
+        return None if axis is None else self.cut_along(shape, axis)
 
     def _swaps(self, shape: tuple[int, ...]) -> bool:
         return len(shape) > 2 and shape[-1] % self.devices == 0

@@ -14,14 +14,15 @@ R, DEVICES = 2, 4
 BOTH = {"fsdp": 2, "tensor": 2}
 
 
-def one_round(codec, shape, spec, mesh=None, name="w"):
+def one_round(codec, shape, spec, mesh=None, name="w", slices=DEVICES):
     """What a round of one leaf gives, and the collectives inside a region; checks the bytes, too.
 
-    `mesh` None: on one device a region, of the very codec that four devices share.
+    `mesh` None: on one device a region, of the very codec that four devices share. `slices`: of a
+    two-shot, the devices that they are dealt out for.
     """
     regions = Regions(R, make_mesh(region=R, **(mesh or {})))
     like = {name: jax.ShapeDtypeStruct(shape, np.float32)}
-    codec = route(codec, [like], R, DEVICES).codec
+    codec = route(codec, [like], R, slices).codec
     exchange = MeshExchange(regions, codec, ("layers",))
     specs = {name: spec if mesh else P()}
     values = np.random.default_rng(0).standard_normal((R, *shape)).astype("f4")
@@ -111,11 +112,33 @@ TWICE = [(n, case, "two_shot") for n in ("int8", "stat4", "bf16") for case in SH
     + [pytest.param(*one, marks=pytest.mark.slow) for one in TWICE if one not in SLICED],
 )
 def test_nobody_gathers_a_tensor_and_the_devices_change_nothing(name, case, reduce):
+    check(make(name, stacked=("layers",), reduce=reduce), case, DEVICES)
+
+
+# Fewer rows than slices of four devices take; and slices that do not depend on devices, as jobs
+# have, of tensors cut by columns, by rows, and behind the axis of the layers.
+FEW = [("int8", 4, ((12, 4096), P("fsdp"), {"fsdp": 4}))]
+BETWEEN = [
+    ("stat4", 1, ((255, 64), P(None, "fsdp"), {"fsdp": 4})),
+    ("bf16", 1, ((252, 64), P("fsdp"), {"fsdp": 4})),
+    ("int8", 1, ((252, 64), P("fsdp"), {"fsdp": 4})),
+    ("int8", 1, ((2, 6, 43, 64), P(None, None, "tensor", "fsdp"), {"fsdp": 4})),
+]
+
+
+@pytest.mark.parametrize(
+    "name,slices,case",
+    FEW + BETWEEN[:1] + [pytest.param(*one, marks=pytest.mark.slow) for one in BETWEEN[1:]],
+)
+def test_nobody_gathers_a_tensor_whose_rows_do_not_divide_over_slices(name, slices, case):
+    check(make(name, stacked=("layers",), reduce="two_shot"), case, slices)
+
+
+def check(codec, case, slices):
     shape, spec, mesh = case
     leaf = "layers/w" if len(shape) == 4 else "w"
-    codec = make(name, stacked=("layers",), reduce=reduce)
-    alone = one_round(codec, shape, spec, name=leaf)[0]
-    shared, found = one_round(codec, shape, spec, mesh, leaf)
+    alone = one_round(codec, shape, spec, name=leaf, slices=slices)[0]
+    shared, found = one_round(codec, shape, spec, mesh, leaf, slices)
     for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(shared)):
         # Codes may differ by one where a statistic differs in its last bit.
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)

@@ -45,16 +45,22 @@ def test_anchors_and_parameters_are_those_of_the_mesh(name, regions, kind, betwe
     assert_same(jobs, together, False)
 
 
+# Of the last two, devices hold columns of every slice.
+MATRICES = {"b": (7,), "v": (9, 32), "w": (10, 20)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dense", "int4"])
-def test_regions_of_different_meshes_have_one_anchor(name, between):
+@pytest.mark.parametrize(
+    "name, shapes", [("dense", oracle.SHAPES), ("int4", oracle.SHAPES), ("int4", MATRICES)]
+)
+def test_regions_of_different_meshes_have_one_anchor(name, shapes, between):
     devices = jax.devices()
     meshes = [
         lc.make_mesh(devices=devices[:1]),
         lc.make_mesh(fsdp=2, devices=devices[1:3]),
-        lc.make_mesh(tensor=2, devices=devices[3:5]),
+        lc.make_mesh(fsdp=2, tensor=2, devices=devices[3:7]),
     ]
-    jobs = in_jobs(between(3), METHODS[name](), 3, 9, meshes=meshes)
+    jobs = in_jobs(between(3), METHODS[name](), 3, 9, meshes=meshes, shapes=shapes)
     for other in jobs[1:]:
         for (anchor, _), (expected_anchor, _) in zip(other, jobs[0], strict=True):
             jax.tree.map(np.testing.assert_array_equal, anchor, expected_anchor)
