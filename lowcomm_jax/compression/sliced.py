@@ -61,8 +61,8 @@ class Sliced(Wrapper):
     Matrices are dealt out row by row, short ones and vectors value by value; stacked leaves within
     each layer. Rows and values are dealt out, and padded by repeating the last one, within each
     device's share of them, so that every device holds its part of every slice; where that would pad
-    by more than a quarter, all together, and devices hold columns of every slice. Scales and
-    codebooks are those of a slice, which therefore depends on `devices`.
+    by more than a quarter, all together, and devices hold columns, or values, of every slice.
+    Scales and codebooks are those of a slice, which therefore depends on `devices`.
 
     Attributes:
       codec: a `PerTensor` without state.
@@ -120,10 +120,10 @@ class Sliced(Wrapper):
 
     def deals(self, path, shape, devices):
         dealt = self._dealt(shape, self.codec.is_stacked(path))
-        if dealt.by_columns:
-            whole = self.codec.rows_together(path, dealt.slice) == 0
-            deals = whole or self.codec.deals(path, dealt.slice, devices)
-            return deals and dealt.row[0] % devices == 0
+        if dealt.groups == 1:
+            lies = dealt.row[0] % devices if dealt.row else dealt.count % (self.parts * devices)
+            apart = self.codec.rows_together(path, dealt.slice) == 0
+            return lies == 0 and (apart or self.codec.deals(path, dealt.slice, devices))
         if dealt.groups % devices or not self._codes_parts(path, dealt):
             return False
         unit, rest = math.prod(dealt.row), math.prod(shape[len(dealt.lead) :])
@@ -200,8 +200,9 @@ class Sliced(Wrapper):
         """`[(L,) rows, ...]` -> `[parts, (L,) rows / parts, ...]`: row i goes to i mod parts."""
         dealt = self._dealt(x.shape, self.codec.is_stacked(path))
         lead, deal, moved = dealt.lead, dealt.deal, self.cuts.get(path, Cut()).windows
-        if moved is not None and dealt.by_columns:
-            x = columns.cut(moved, x, (math.prod(lead), dealt.count, *dealt.row))
+        if moved is not None and dealt.groups == 1:
+            matrices = (math.prod(lead), dealt.count, *dealt.row)
+            x = columns.cut(moved, x, matrices) if dealt.row else moved.flat(x)
         elif moved is not None:
             x = moved.units(moved.flat(x), math.prod(dealt.row))
             x = moved.share(x, deal) if dealt.count % dealt.groups else x
@@ -225,8 +226,9 @@ class Sliced(Wrapper):
         x = jnp.moveaxis(x, 0, axis + 1)
         x = x.reshape(*lead, dealt.groups, dealt.each * self.parts, *dealt.row)
         x = jax.lax.slice_in_dim(x, 0, deal.each, axis=axis)
-        if moved is not None and dealt.by_columns:
-            return columns.join(moved, x.reshape(math.prod(lead), dealt.count, *dealt.row))
+        if moved is not None and dealt.groups == 1:
+            x = x.reshape(math.prod(lead), dealt.count, *dealt.row)
+            return columns.join(moved, x) if dealt.row else moved.lie(x)
         if moved is not None:
             units = x.reshape(math.prod(lead), dealt.groups * deal.each, math.prod(dealt.row))
             units = moved.unshare(units, deal) if dealt.count % dealt.groups else units

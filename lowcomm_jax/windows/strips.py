@@ -3,7 +3,8 @@
 So are they where there are fewer rows of chunks than devices. Rows, dealt out evenly, are handed on
 column by column (an all-to-all, in which every device makes room for as many strips as the fullest
 has). Where even the rows are fewer than the devices, columns are dealt out evenly, and neighbours
-hand one another what lies across.
+hand one another what lies across. No strip has as many chunks as there are devices; where there are
+fewer strips than devices, some of these repeat what others do.
 """
 
 from __future__ import annotations

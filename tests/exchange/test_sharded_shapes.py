@@ -116,10 +116,12 @@ def test_nobody_gathers_a_tensor_and_the_devices_change_nothing(name, case, redu
 
 
 # Fewer rows than slices of four devices take; and slices that do not depend on devices, as jobs
-# have, of tensors cut by columns, by rows, and behind the axis of the layers.
+# have, of vectors, and of tensors cut by columns, by rows, and behind the axis of the layers.
 FEW = [("int8", 4, ((12, 4096), P("fsdp"), {"fsdp": 4}))]
 BETWEEN = [
     ("stat4", 1, ((255, 64), P(None, "fsdp"), {"fsdp": 4})),
+    ("int8", 1, VECTOR),
+    ("bf16", 1, VECTOR),
     ("bf16", 1, ((252, 64), P("fsdp"), {"fsdp": 4})),
     ("int8", 1, ((252, 64), P("fsdp"), {"fsdp": 4})),
     ("int8", 1, ((2, 6, 43, 64), P(None, None, "tensor", "fsdp"), {"fsdp": 4})),
