@@ -75,12 +75,10 @@ class Codec(abc.ABC):
         del path, shape
         return 1
 
-    def unit(self, path: str, shape: tuple[int, ...], devices: int) -> int | None:
-        """How many neighbouring values of a leaf, seen flat, are coded together; None = so many
-        devices cannot code it in units.
-        """
+    def deals(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
+        """Whether devices that a leaf is cut over can deal it out in what is coded together."""
         del path, shape, devices
-        return None
+        return False
 
     def laid(self, cuts: Mapping[str, Cut]) -> Codec:
         """The codec that knows how the leaves of these paths are cut inside a region."""
@@ -192,8 +190,8 @@ class Wrapper(Codec):
     def rows_together(self, path, shape):
         return self.codec.rows_together(path, shape)
 
-    def unit(self, path, shape, devices):
-        return self.codec.unit(path, shape, devices)
+    def deals(self, path, shape, devices):
+        return self.codec.deals(path, shape, devices)
 
     def laid(self, cuts):
         return dataclasses.replace(self, codec=self.codec.laid(cuts))

@@ -128,18 +128,19 @@ def from_blocks(x_LxBxW: jax.Array, shape: Shape, by_row: bool) -> jax.Array:
     return x[:, :, : rows * columns // pieces].reshape(shape)
 
 
-def sent(x_LxB: jax.Array, size: int) -> jax.Array:
+def sent(x_LxB: jax.Array, size: int, turned: bool = False) -> jax.Array:
     """What travels of `[L, blocks, ...]`: of a leaf in windows, without the spare room.
 
     Args:
       size: values of a unit (`unit`).
+      turned: see `Windows.drop`.
     """
-    return x_LxB if windows() is None else windows().drop(x_LxB, size)
+    return x_LxB if windows() is None else windows().drop(x_LxB, size, turned)
 
 
-def received(x_LxB: jax.Array, size: int) -> jax.Array:
+def received(x_LxB: jax.Array, size: int, turned: bool = False) -> jax.Array:
     """Inverse of `sent`."""
-    return x_LxB if windows() is None else windows().fill(x_LxB, size)
+    return x_LxB if windows() is None else windows().fill(x_LxB, size, turned)
 
 
 def real(shape: Shape, blocks: Blocks) -> jax.Array | None:

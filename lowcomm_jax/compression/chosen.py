@@ -35,6 +35,6 @@ def decode(codec: MatrixCodec, payload: PyTree, shape: Shape) -> jax.Array:
 def _cut(codec: MatrixCodec, shape: Shape) -> Cut:
     """How the values lie, and their windows; `Cut()` where every device has, or gets, all."""
     left = windows().left(shape)
-    if left is None or codec.rows_together(shape) == 0 or not left.deal(codec.unit(shape)).works():
+    if left is None or codec.rows_together(shape) == 0 or not codec.deals(shape, left.devices):
         return Cut()
     return Cut(left.layers, left.axes, (), left)

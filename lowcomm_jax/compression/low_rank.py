@@ -139,6 +139,9 @@ class LowRank(MatrixCodec):
     def unit(self, shape):
         return self.dense.unit(shape)
 
+    def deals(self, shape, devices):
+        return self.dense.deals(shape, devices)
+
     def nbytes(self, shape: Shape) -> int:
         if not self.factored(shape):
             return self.dense.nbytes(shape)

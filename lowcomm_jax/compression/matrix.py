@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from lowcomm_jax.compression.base import weighted_mean
+from lowcomm_jax.windows import Deal
 
 PyTree = Any
 Shape = tuple[int, int, int]
@@ -66,6 +67,10 @@ class MatrixCodec(abc.ABC):
         multiple of where it cannot hold whole rows (`windows`).
         """
         return shape[2]
+
+    def deals(self, shape: Shape, devices: int) -> bool:
+        """Whether devices that hold equal windows of it can hand one another whole units."""
+        return Deal(math.prod(shape[1:]), self.unit(shape), devices).works()
 
     def sends_all(self, shape: Shape) -> bool:
         """Whether a codec that is meant to choose would send every value of this shape."""

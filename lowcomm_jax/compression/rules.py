@@ -19,7 +19,7 @@ from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.fragments import path_name
 from lowcomm_jax.inside import Cut, Spread, rows_cut
 from lowcomm_jax.outer.checks import one_of, raise_all
-from lowcomm_jax.windows import Deal, Windows
+from lowcomm_jax.windows import Windows
 
 PyTree = Any
 _SMALL_MATRIX = 64 * 64
@@ -139,11 +139,9 @@ class PerTensor(Codec):
         leaf = self._named(path, shape)
         return leaf.codec.rows_together(leaf.matrices)
 
-    def unit(self, path, shape, devices):
+    def deals(self, path, shape, devices):
         leaf = self._named(path, shape)
-        unit = leaf.codec.unit(leaf.matrices)
-        size = math.prod(leaf.matrices[1:])
-        return unit if Deal(size, unit, devices).works() else None
+        return leaf.codec.deals(leaf.matrices, devices)
 
     def laid(self, cuts):
         return dataclasses.replace(self, cuts=tuple(cuts.items()))

@@ -15,7 +15,7 @@ from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.compression.rules import PerTensor
 from lowcomm_jax.fragments import path_name
 from lowcomm_jax.inside import Cut, axes_inside
-from lowcomm_jax.windows import Deal, Windows
+from lowcomm_jax.windows import Deal, Windows, columns
 
 PyTree = Any
 Shape = tuple[int, ...]
@@ -44,6 +44,11 @@ class Dealt(NamedTuple):
         return (*self.lead, self.groups * self.each, *self.row)
 
     @property
+    def by_columns(self) -> bool:
+        """Whether devices that do not hold whole rows of a slice cut it along columns."""
+        return bool(self.row) and self.groups == 1
+
+    @property
     def deal(self) -> Deal:
         """Rows or values over the groups, as evenly as they go."""
         return Deal(self.count, 1, self.groups)
@@ -56,13 +61,13 @@ class Sliced(Wrapper):
     Matrices are dealt out row by row, short ones and vectors value by value; stacked leaves within
     each layer. Rows and values are dealt out, and padded by repeating the last one, within each
     device's share of them, so that every device holds its part of every slice; where that would pad
-    by more than a quarter, all together. Scales and codebooks are those of a slice, which therefore
-    depends on `devices`.
+    by more than a quarter, all together, and devices hold columns, or values, of every slice.
+    Scales and codebooks are those of a slice, which therefore depends on `devices`.
 
     Attributes:
       codec: a `PerTensor` without state.
       parts: how many.
-      devices: that leaves may be cut over.
+      devices: that leaves may be cut over, or over some of them.
       cuts: how leaves are cut inside a region, from the exchange.
     """
 
@@ -105,20 +110,24 @@ class Sliced(Wrapper):
         if dealt.count % dealt.groups:
             return dealt.count  # the rows of devices that are not all alike: in units
         # Rows that no devices can share are dealt out alike in every part of the columns.
-        whole = dealt.row and math.gcd(matrix_shape(shape, stacked)[1], self.devices) == 1
+        rows = matrix_shape(shape, stacked)[1]
+        whole = dealt.row and self.devices > 1 and math.gcd(rows, self.devices) == 1
         if whole and dealt.groups == 1 and not together:
             return together
         if not dealt.row or dealt.groups == 1:
             return self.parts * max(together, 1)
         return 1 if together and self._codes_parts(path, dealt) else together
 
-    def unit(self, path, shape, devices):
+    def deals(self, path, shape, devices):
         dealt = self._dealt(shape, self.codec.is_stacked(path))
-        alike = devices == dealt.groups or (not dealt.row and dealt.groups % devices == 0)
-        if dealt.groups == 1 or not alike or not self._codes_parts(path, dealt):
-            return None
+        if dealt.groups == 1:
+            lies = dealt.row[0] % devices if dealt.row else dealt.count % (self.parts * devices)
+            apart = self.codec.rows_together(path, dealt.slice) == 0
+            return lies == 0 and (apart or self.codec.deals(path, dealt.slice, devices))
+        if dealt.groups % devices or not self._codes_parts(path, dealt):
+            return False
         unit, rest = math.prod(dealt.row), math.prod(shape[len(dealt.lead) :])
-        return unit if Deal(rest, unit, devices).works() else None
+        return Deal(rest, unit, devices).works()
 
     def laid(self, cuts):
         return dataclasses.replace(self, cuts=cuts)
@@ -143,9 +152,9 @@ class Sliced(Wrapper):
     def _dealt(self, shape: Shape, stacked: bool) -> Dealt:
         """How a leaf of this shape is dealt out."""
         lead, rest = (shape[:1], shape[1:]) if stacked else ((), shape)
-        _, rows, columns = matrix_shape(shape, stacked)
+        _, rows, width = matrix_shape(shape, stacked)
         by_value = len(rest) < 2 or rows < self.parts
-        count, row = (math.prod(rest), ()) if by_value else (rows, (columns,))
+        count, row = (math.prod(rest), ()) if by_value else (rows, (width,))
         if not by_value or count % self.devices == 0:
             held = -(-count // self.devices)
             each = -(-held // self.parts)
@@ -158,7 +167,7 @@ class Sliced(Wrapper):
         together = self.codec.rows_together(path, dealt.slice)
         if together == 0 or (dealt.row and dealt.each % together == 0):
             return True
-        return self.codec.unit(path, dealt.slice, dealt.groups) is not None
+        return self.codec.deals(path, dealt.slice, dealt.groups)
 
     def _of_slices(self, like: PyTree) -> PerTensor:
         """The codec, told how slices are cut: along their rows or values, if their leaf is cut."""
@@ -172,14 +181,16 @@ class Sliced(Wrapper):
             if whole.windows is None and (not whole.rows or together == 0):
                 return
             axes = whole.rows or whole.columns
+            by_columns = dealt.by_columns and whole.windows is not None
+            by_rows = bool(dealt.row) and not by_columns
             if together == 0:
-                cuts[path] = Cut(whole.layers, *((axes, ()) if dealt.row else ((), axes)))
-            elif dealt.row and dealt.each % together == 0:
+                cuts[path] = Cut(whole.layers, *((axes, ()) if by_rows else ((), axes)))
+            elif by_rows and dealt.each % together == 0:
                 cuts[path] = Cut(whole.layers, axes)
             else:
                 lead, sizes = len(dealt.lead), axes_inside()
-                cut = ((lead, axes, math.prod(sizes[axis] for axis in axes)),)
-                parts = Windows(dealt.slice, lead == 1, whole.layers, cut)
+                cut = (lead + int(by_columns), axes, math.prod(sizes[axis] for axis in axes))
+                parts = Windows(dealt.slice, lead == 1, whole.layers, (cut,))
                 cuts[path] = Cut(whole.layers, axes, (), parts)
 
         self._map(one, like)
@@ -189,8 +200,12 @@ class Sliced(Wrapper):
         """`[(L,) rows, ...]` -> `[parts, (L,) rows / parts, ...]`: row i goes to i mod parts."""
         dealt = self._dealt(x.shape, self.codec.is_stacked(path))
         lead, deal, moved = dealt.lead, dealt.deal, self.cuts.get(path, Cut()).windows
-        if moved is not None:
+        if moved is not None and dealt.groups == 1:
+            matrices = (math.prod(lead), dealt.count, *dealt.row)
+            x = columns.cut(moved, x, matrices) if dealt.row else moved.flat(x)
+        elif moved is not None:
             x = moved.units(moved.flat(x), math.prod(dealt.row))
+            x = moved.share(x, deal) if dealt.count % dealt.groups else x
         elif dealt.count % dealt.groups:
             x = x.reshape(*lead, dealt.count, *dealt.row)
             x = jnp.take(x, deal.slots.reshape(-1), axis=len(lead))
@@ -211,8 +226,12 @@ class Sliced(Wrapper):
         x = jnp.moveaxis(x, 0, axis + 1)
         x = x.reshape(*lead, dealt.groups, dealt.each * self.parts, *dealt.row)
         x = jax.lax.slice_in_dim(x, 0, deal.each, axis=axis)
+        if moved is not None and dealt.groups == 1:
+            x = x.reshape(math.prod(lead), dealt.count, *dealt.row)
+            return columns.join(moved, x) if dealt.row else moved.lie(x)
         if moved is not None:
             units = x.reshape(math.prod(lead), dealt.groups * deal.each, math.prod(dealt.row))
+            units = moved.unshare(units, deal) if dealt.count % dealt.groups else units
             return moved.lie(moved.join(units))
         if dealt.count % dealt.groups:
             x = x.reshape(*lead, -1, *dealt.row)

@@ -66,8 +66,8 @@ class Staged(Codec):
         """Of a stage's part, which is what `shape` is of."""
         return self.codec.rows_together(path, shape)
 
-    def unit(self, path, shape, devices):
-        return self.codec.unit(path, shape, devices)
+    def deals(self, path, shape, devices):
+        return self.codec.deals(path, shape, devices)
 
     def laid(self, cuts):
         return dataclasses.replace(self, codec=self.codec.laid(cuts))

@@ -3,7 +3,7 @@ r"""The k largest values of every chunk, with packed indices.
 A matrix is cut into chunks of up to 64 x 64 (the largest divisor <= 64 of each dimension), a vector
 into chunks of up to 64; each chunk sends its k values of largest magnitude and where they stand: 12
 bits each, two in three bytes (8 bits in chunks of up to 256). Chunks of at most k values travel
-whole, without indices. Inside a region chunks are coded in whole rows of them.
+whole, without indices. Inside a region chunks are coded in whole rows of them, or columns.
 
 Source: SparseLoCo, arXiv 2508.15706 (k = 64; values then quantised to 2 bits); chunks as in DeMo,
 arXiv 2411.19870.
@@ -26,8 +26,9 @@ from lowcomm_jax.compression.blocks import Blocks, Chunks
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
-from lowcomm_jax.inside import Spread, on_rows
+from lowcomm_jax.inside import Spread, on_rows, windows
 from lowcomm_jax.outer.checks import in_range, one_of, raise_all
+from lowcomm_jax.windows import strips
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +75,13 @@ class TopK(MatrixCodec):
     def encode(self, x_LxNxM, state):
         shape, chunks = x_LxNxM.shape, self._chunks(x_LxNxM.shape)
         # Of a leaf in windows, with spare rows.
-        bands = cutting.to_blocks(x_LxNxM, _bands(chunks))
-        rows = bands.reshape(shape[0], -1, chunks.across * chunks.width)
+        if self._in_strips(shape):
+            rows = strips.cut(windows(), x_LxNxM.flat, shape, chunks.width)
+        else:
+            rows = cutting.to_blocks(x_LxNxM, _bands(chunks))
+        rows = rows.reshape(rows.shape[0], -1, chunks.across * chunks.width)
         kept = _on_rows(lambda x: self._choose(x, chunks), chunks, chunks.height, rows)
-        kept = {k: cutting.sent(x, self.unit(shape)) for k, x in kept.items()}
+        kept = {k: cutting.sent(x, *self._units(shape)) for k, x in kept.items()}
         values, state = chosen.encode(self.values, kept.pop("values"), state)
         return {"values": values, **kept}, state
 
@@ -100,7 +104,7 @@ class TopK(MatrixCodec):
         placed = self._on_chunks(
             lambda kept: self._back(_place(kept, chunks), chunks), at, values, chunks
         )
-        return _from_bands(placed, shape, chunks)
+        return self._joined(placed, shape, chunks)
 
     def aggregate(self, payload_R, weight_R, shape):
         if self.mean == "regions":
@@ -121,19 +125,41 @@ class TopK(MatrixCodec):
         total, weight = fold_regions(term, weight_R.shape[0])
         mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
         mean = _on_rows(lambda rows: self._back(rows, chunks), chunks, 1, mean)
-        return _from_bands(mean, shape, chunks)
+        return self._joined(mean, shape, chunks)
 
     def _kept_of(self, payload, shape: Shape) -> tuple[dict, jax.Array, Chunks]:
         """The indices, values and chunks of a payload, every device its own bands."""
-        chunks, size = self._chunks(shape), self.unit(shape)
+        chunks, units = self._chunks(shape), self._units(shape)
         values = chosen.decode(self.values, payload["values"], self._kept(shape, chunks))
-        at = {k: cutting.received(x, size) for k, x in payload.items() if k == "index"}
-        return at, cutting.received(values, size), chunks
+        at = {k: cutting.received(x, *units) for k, x in payload.items() if k == "index"}
+        return at, cutting.received(values, *units), chunks
 
     def _chunks(self, shape: Shape) -> Chunks:
-        """Those of a vector one below the other."""
+        """Those of a vector, and of strips, one below the other."""
         chunks = cutting.tile(shape, self.block)
-        return Chunks(chunks.across, 1, 1, chunks.width) if shape[1] == 1 else chunks
+        below = shape[1] == 1 or self._in_strips(shape)
+        return chunks._replace(down=chunks.count, across=1) if below else chunks
+
+    def _in_strips(self, shape: Shape) -> bool:
+        """Whether it is dealt out in columns of chunks, for lack of rows of them."""
+        return windows() is not None and not self._has_rows(shape, windows().devices)
+
+    def _has_rows(self, shape: Shape, devices: int) -> bool:
+        return cutting.tile(shape, self.block).down >= devices
+
+    def _units(self, shape: Shape) -> tuple[int, bool]:
+        """Values of what a device holds whole, and whether its chunks travel in another order."""
+        if self._in_strips(shape):
+            return shape[1] * cutting.tile(shape, self.block).width, True
+        return self.unit(shape), False
+
+    def _joined(self, rows: jax.Array, shape: Shape, chunks: Chunks) -> jax.Array | Spread:
+        """Inverse of cutting into rows of chunks."""
+        if self._in_strips(shape):
+            found = rows.reshape(rows.shape[0], -1, shape[1], chunks.width)
+            return Spread(strips.join(windows(), found, shape), shape)
+        bands = rows.reshape(rows.shape[0], -1, _bands(chunks).width)
+        return cutting.from_blocks(bands, shape, by_row=False)
 
     def _on_chunks(self, fn, payload, values_LxCxK: jax.Array, chunks: Chunks) -> jax.Array:
         """`fn` of the kept values and indices of some rows of chunks."""
@@ -146,7 +172,12 @@ class TopK(MatrixCodec):
         return cutting.tile(shape, self.block).height
 
     def unit(self, shape):
-        return _bands(self._chunks(shape)).width
+        return _bands(cutting.tile(shape, self.block)).width
+
+    def deals(self, shape, devices):
+        if self._has_rows(shape, devices):
+            return super().deals(shape, devices)
+        return strips.works(shape, cutting.tile(shape, self.block).width, devices)
 
     def nbytes(self, shape: Shape) -> int:
         chunks = cutting.tile(shape, self.block)
@@ -173,12 +204,6 @@ def _on_rows(fn, chunks: Chunks, each: int, tree):
 def _bands(chunks: Chunks) -> Blocks:
     """Rows of chunks as blocks of the flat matrix."""
     return Blocks(chunks.down, chunks.across * chunks.size)
-
-
-def _from_bands(rows: jax.Array, shape: Shape, chunks: Chunks) -> jax.Array | Spread:
-    """Inverse of cutting into bands, from their rows."""
-    bands = rows.reshape(rows.shape[0], -1, _bands(chunks).width)
-    return cutting.from_blocks(bands, shape, by_row=False)
 
 
 def _index_bits(chunks: Chunks) -> int:

@@ -203,7 +203,7 @@ class Rows:
         if self.codec.rows_together(name, shape) == 0:
             works = windows.matrix_axis(matrix_shape(shape, row == 1)) is not None
         else:
-            works = self.codec.unit(name, shape, windows.devices) is not None
+            works = self.codec.deals(name, shape, windows.devices)
         return Plan(spec, row, (), windows) if works else Plan(P(), row, ())
 
     def _cut(self, name: str, shape: tuple[int, ...], plan: Plan) -> Cut:

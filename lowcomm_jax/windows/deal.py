@@ -43,9 +43,9 @@ class Deal:
 
     @property
     def slots(self) -> np.ndarray:
-        """What each device has room for: its units, and perhaps one of the next; `[D, each]`."""
+        """Units for what each device has room for: its own, the last of them again; `[D, each]`."""
         slots = self.starts[:-1, None] + np.arange(self.each, dtype=np.int32)[None]
-        return np.minimum(slots, self.count - 1)
+        return np.clip(slots, 0, np.maximum(self.starts[1:, None] - 1, 0))
 
     @property
     def filled(self) -> np.ndarray:

@@ -94,8 +94,11 @@ class Windows:
         return next((i for i in (1, 2) if shape[i] % self.devices == 0), None)
 
     def _stack(self, shape: Shape) -> Windows:
-        cut = (self.matrix_axis(shape), self.axes, self.devices)
-        return Windows(tuple(shape), True, self.layers, (cut,))
+        return self.cut_along(shape, self.matrix_axis(shape))
+
+    def cut_along(self, shape: tuple[int, ...], axis: int) -> Windows:
+        """Of `[L, ...]` that the same devices cut along one axis."""
+        return Windows(tuple(shape), True, self.layers, ((axis, self.axes, self.devices),))
 
     def units(self, x_LxT: jax.Array, unit: int) -> jax.Array:
         """`[L, D each, w]`, cut over units; the last value of the leaf fills its last unit up."""
@@ -106,6 +109,24 @@ class Windows:
         """Inverse of `units`."""
         along, deal = self._along(1), self.deal(x_LxUxW.shape[2])
         return self._over(lambda x: self._from_units(x, deal), along, along)(x_LxUxW)
+
+    def share(self, x_LxUxW: jax.Array, shares: Deal) -> jax.Array:
+        """`units` dealt out again, each device its own to some of the `shares`, `[L, S each, w]`.
+
+        Args:
+          shares: of the same units, over a multiple of the devices.
+        """
+        own = shares.slots.reshape(self.devices, -1) - self.deal(x_LxUxW.shape[2]).starts[:-1, None]
+        return self.on_each(lambda x: x[:, jnp.asarray(own)[self._number()]])(x_LxUxW)
+
+    def unshare(self, x_LxSxW: jax.Array, shares: Deal) -> jax.Array:
+        """Inverse of `share`."""
+        room = shares.slots.size // self.devices
+        at = (
+            shares.filled[self.deal(x_LxSxW.shape[2]).slots]
+            - room * np.arange(self.devices)[:, None]
+        )
+        return self.on_each(lambda x: x[:, jnp.asarray(at)[self._number()]])(x_LxSxW)
 
     def real(self, unit: int) -> jax.Array:
         """Bool `[D each, w]`: which values of `units` are the leaf's, and not filling."""
@@ -120,16 +141,19 @@ class Windows:
 
         return self._over(local, (), P(self.axes))()
 
-    def drop(self, x: jax.Array, unit: int) -> jax.Array:
+    def drop(self, x: jax.Array, unit: int, turned: bool = False) -> jax.Array:
         """`[L, D each n, ...]`, n entries a unit, without those of filling: `[L, U n, ...]`.
 
         Nothing moves where units divide over the devices. Else the last axis is cut in place of
         that of the units, where it divides (an all-to-all); where not, every device gets all.
+
+        Args:
+          turned: order them by entry, not by unit: `[L, n U, ...]`.
         """
         deal = self.deal(unit)
-        if deal.count % deal.devices == 0:
-            return x
         rows, n = deal.devices * deal.each, x.shape[1] // (deal.devices * deal.each)
+        if deal.count % deal.devices == 0 and not (turned and n > 1):
+            return x
         swap = self._swaps(x.shape)
 
         def local(x):
@@ -138,31 +162,37 @@ class Windows:
             else:
                 x = jax.lax.all_gather(x, self.axes, axis=1, tiled=True)
             kept = x.reshape(x.shape[0], rows, n, *x.shape[2:])[:, deal.filled]
+            kept = kept.swapaxes(1, 2) if turned else kept
             return kept.reshape(x.shape[0], -1, *x.shape[2:])
 
         return self._over(local, self._along(1), self._along(x.ndim - 1 if swap else None))(x)
 
-    def fill(self, x: jax.Array, unit: int) -> jax.Array:
+    def fill(self, x: jax.Array, unit: int, turned: bool = False) -> jax.Array:
         """Inverse of `drop`; what fills up repeats other units."""
         deal = self.deal(unit)
-        if deal.count % deal.devices == 0:
-            return x
         n, slots = x.shape[1] // deal.count, deal.slots
+        if deal.count % deal.devices == 0 and not (turned and n > 1):
+            return x
         swap = self._swaps(x.shape)
 
         def local(x):
             own = slots.reshape(-1) if swap else jnp.asarray(slots)[self._number()]
-            x = x.reshape(x.shape[0], deal.count, n, *x.shape[2:])[:, own]
+            order = (n, deal.count) if turned else (deal.count, n)
+            x = x.reshape(x.shape[0], *order, *x.shape[2:])
+            x = (x.swapaxes(1, 2) if turned else x)[:, own]
             x = x.reshape(x.shape[0], -1, *x.shape[3:])
             return jax.lax.all_to_all(x, self.axes, 1, x.ndim - 1, tiled=True) if swap else x
 
         return self._over(local, self._along(x.ndim - 1 if swap else None), self._along(1))(x)
 
+    def on_each(self, fn: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        """`fn` of every device's part of `[L, ...]`, cut over the second axis before and after."""
+        return self._over(fn, self._along(1), self._along(1))
+
     def left(self, shape: Shape) -> Windows | None:
         """Of what `drop` has left, of this shape; None where every device has all of it."""
         axis = 1 if shape[1] % self.devices == 0 else 2 if self._swaps(shape) else None
-        cut = () if axis is None else ((axis, self.axes, self.devices),)
-        return Windows(tuple(shape), True, self.layers, cut) if cut else None
+        return None if axis is None else self.cut_along(shape, axis)
 
     def _swaps(self, shape: tuple[int, ...]) -> bool:
         return len(shape) > 2 and shape[-1] % self.devices == 0

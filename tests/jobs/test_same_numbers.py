@@ -1,9 +1,13 @@
 """A run of several jobs ends with the same bits as the run in one process."""
 
+import itertools
+
 import jax
 import numpy as np
+import oracle
 import pytest
-from jobs.together import CUT, batches, engine, in_jobs, train
+from engine.dilocox_cases import CALM, SHAPES
+from jobs.together import CUT, batches, engine, in_jobs, train, values
 
 import lowcomm_jax as lc
 
@@ -64,3 +68,24 @@ def test_anchors_and_parameters_are_those_of_one_process(name, regions, between)
     together = expected(METHODS[name](), regions, 14)
     jobs = in_jobs(between(regions), METHODS[name](), regions, 14)
     assert_same(jobs, together, name == "noloco")
+
+
+@pytest.mark.slow
+def test_rank_and_period_adapt_to_the_same_numbers(between):
+    """DiLoCoX's AdaGradCmp: what every job decides of the mean's rank is what one process does."""
+    regions, steps = 2, 21
+    rule = {"window": 1, "energy": 0.6, "shortest": 1, "floor": 1, "probe": 2}
+
+    def method():
+        return lc.methods.dilocox(6, FACTORS, 4, adaptive=rule, outer=CALM["engine"])
+
+    one = engine(method(), regions)
+    with jax.numpy_dtype_promotion("standard"):
+        state = one.init(oracle.make_params(shapes=SHAPES))
+        state, history = one.run(state, batches(steps, regions, SHAPES))
+        together = values(state), values(one.finish(state))
+    sends = [event for event in history.events if event.kind == "send"]
+    gaps = {b.step - a.step for a, b in itertools.pairwise(sends)}
+    assert len({event.nbytes for event in sends}) > 2 and len(gaps) > 2
+    jobs = in_jobs(between(regions), method(), regions, steps, shapes=SHAPES)
+    assert_same(jobs, together, False)

@@ -19,6 +19,7 @@ INT4 = {"name": "int4", "error_feedback": 0.9, "reduce": "two_shot"}
 METHODS = {
     "dense": lambda: lc.methods.diloco(4, RULE),
     "int4": lambda: lc.methods.diloco(4, RULE, codec=INT4),
+    "small blocks": lambda: lc.methods.diloco(4, RULE, codec={**INT4, "block": 4}),
     "late": lambda: lc.methods.streaming_diloco(6, 1, 2, 0.3, outer=RULE, codec="e3m0"),
     "streaming": lambda: lc.methods.streaming_diloco(
         6, 3, 2, 0.3, pattern=CUT, outer=RULE, codec="e3m0"
@@ -45,16 +46,22 @@ def test_anchors_and_parameters_are_those_of_the_mesh(name, regions, kind, betwe
     assert_same(jobs, together, False)
 
 
+# Of all but the first, devices hold values or columns of every slice.
+DEALT = {"b": (7,), "u": (24,), "v": (9, 32), "w": (10, 20)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dense", "int4"])
-def test_regions_of_different_meshes_have_one_anchor(name, between):
+@pytest.mark.parametrize(
+    "name, shapes", [("dense", oracle.SHAPES), ("int4", oracle.SHAPES), ("small blocks", DEALT)]
+)
+def test_regions_of_different_meshes_have_one_anchor(name, shapes, between):
     devices = jax.devices()
     meshes = [
         lc.make_mesh(devices=devices[:1]),
         lc.make_mesh(fsdp=2, devices=devices[1:3]),
-        lc.make_mesh(tensor=2, devices=devices[3:5]),
+        lc.make_mesh(fsdp=2, tensor=2, devices=devices[3:7]),
     ]
-    jobs = in_jobs(between(3), METHODS[name](), 3, 9, meshes=meshes)
+    jobs = in_jobs(between(3), METHODS[name](), 3, 9, meshes=meshes, shapes=shapes)
     for other in jobs[1:]:
         for (anchor, _), (expected_anchor, _) in zip(other, jobs[0], strict=True):
             jax.tree.map(np.testing.assert_array_equal, anchor, expected_anchor)

@@ -20,8 +20,8 @@ def engine(method, regions, exchange="mesh", mesh=MESH, **kwargs):
     return lc.Engine(loss_fn, inner, method, regions, mesh=mesh, exchange=exchange, **kwargs)
 
 
-def batches(steps, regions):
-    table = oracle.make_batches(steps=steps, regions=regions)
+def batches(steps, regions, shapes=oracle.SHAPES):
+    table = oracle.make_batches(steps=steps, regions=regions, shapes=shapes)
     return [oracle.step_batch(table, t) for t in range(1, steps + 1)]
 
 
@@ -29,10 +29,10 @@ def rows(batch, region):
     return jax.tree.map(lambda x: x[region : region + 1], batch)
 
 
-def train(one, data, participants=None):
+def train(one, data, participants=None, shapes=oracle.SHAPES):
     """(anchors, own parameters) at the end, and after `finish`."""
     with jax.numpy_dtype_promotion("standard"):
-        state = one.init(oracle.make_params())
+        state = one.init(oracle.make_params(shapes=shapes))
         state, _ = one.run(state, data, participants)
         before = values(state)
         return before, values(one.finish(state))
@@ -42,16 +42,26 @@ def values(state):
     return jax.tree.map(lambda x: np.array(whole(x)), (state.anchor, state.inner.params))
 
 
-def in_jobs(make_exchange, method, regions, steps, participants=None, meshes=None, **kwargs):
+def in_jobs(
+    make_exchange,
+    method,
+    regions,
+    steps,
+    participants=None,
+    meshes=None,
+    shapes=oracle.SHAPES,
+    **kwargs,
+):
     """What every job of a run ends with, in order of the regions; each on its own mesh."""
     meshes = meshes or [MESH] * regions
-    data = batches(steps, regions)
+    data = batches(steps, regions, shapes)
 
     def job(region):
         exchange = make_exchange(region)
         try:
             one = engine(method, regions, exchange, meshes[region], **kwargs)
-            return train(one, [rows(batch, region) for batch in data], participants)
+            own = [rows(batch, region) for batch in data]
+            return train(one, own, participants, shapes)
         finally:
             exchange.close()
 
