@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from lowcomm_jax.inside import axes_inside
 
-ONE_HOT = 16384  # fp32 values of a piece's one-hot rows: they stay in a CPU core's cache
+LANES = 1 << 19  # sums that are added to side by side: they stay in a CPU's cache
+LEAST = 32  # lanes of a group
 
 
 def bin_sums(
@@ -27,18 +28,18 @@ def bin_sums(
       (sums, counts), fp32 `[G, bins]`.
     """
 
-    # A CPU compiler writes the masks out in full, but is quick at small matrix products; elsewhere
-    # one fused pass over the masks is fastest, and it leaves sharded values where they are.
+    # A CPU compiler writes the masks out in full; elsewhere one fused pass over the masks is
+    # fastest, and it leaves sharded values where they are.
     if axes_inside():
         return _by_masks(x_GxW, classify, grid, bins)
 
-    def by_products(x, *grid):
-        return _by_products(x, classify, grid, bins)
+    def by_lanes(x, *grid):
+        return _by_lanes(x, classify, grid, bins)
 
     def by_masks(x, *grid):
         return _by_masks(x, classify, grid, bins)
 
-    return jax.lax.platform_dependent(x_GxW, *grid, cpu=by_products, default=by_masks)
+    return jax.lax.platform_dependent(x_GxW, *grid, cpu=by_lanes, default=by_masks)
 
 
 def _by_masks(x_GxW, classify, grid, bins):
@@ -49,34 +50,30 @@ def _by_masks(x_GxW, classify, grid, bins):
     return jnp.stack(sums, axis=1), jnp.stack(counts, axis=1)
 
 
-def _by_products(x_GxW, classify, grid, bins):
-    """Rows of ones where a value is in the bin, times the values; added up piece by piece."""
-    groups, size = x_GxW.shape
-    width = ONE_HOT // max(bins, 4)
-    pieces, rest = divmod(size, width)
-    parts = []
-    if pieces:
-        body = x_GxW[:, : pieces * width].reshape(groups * pieces, width)
-        spread = [jnp.repeat(g[:, 0], pieces) for g in grid]
-        parts.append(_each_product(body, classify, spread, bins).reshape(groups, -1, 2, bins))
-    if rest:
-        body = x_GxW[:, pieces * width :]
-        parts.append(_each_product(body, classify, [g[:, 0] for g in grid], bins)[:, None])
-    total = jnp.sum(jnp.concatenate(parts, axis=1), axis=1)
-    return total[:, 0], total[:, 1]
-
-
-def _each_product(x_PxW, classify, grid, bins):
-    """Sums and counts of every piece, one after the other: `[P, 2, bins]`.
-
-    With an axis of length 1 between P and W, a CPU compiler would copy all values first.
+def _by_lanes(x_GxW, classify, grid, bins):
+    """Piece by piece into lanes of their own, which are added up at the end: elementwise all along,
+    so that a CPU's cores and vector units share it.
     """
+    groups, size = x_GxW.shape
+    together = min(groups, LANES // (bins * LEAST))
+    width = min(size, LANES // (bins * together))
     numbers_Bx1 = jnp.arange(bins, dtype=jnp.float32)[:, None]
 
-    def one(piece):
-        x_W, *own = piece
-        hit_BxW = (numbers_Bx1 == classify(x_W, *own)[None]).astype(jnp.float32)
-        sums = jnp.matmul(hit_BxW, x_W, precision=jax.lax.Precision.HIGHEST)
-        return jnp.stack([sums, jnp.sum(hit_BxW, axis=1)])
+    def one(x_W, *own):
+        grid = [g[None] for g in own]
 
-    return jax.lax.map(one, (x_PxW, *grid))
+        def add(i, lanes):
+            piece = jax.lax.dynamic_slice_in_dim(x_W, i * width, width)
+            hit_BxW = numbers_Bx1 == classify(piece[None], *grid)
+            sums, counts = lanes
+            return sums + jnp.where(hit_BxW, piece[None], 0.0), counts + hit_BxW.astype(jnp.float32)
+
+        pieces, rest = divmod(size, width)
+        none = jnp.zeros((bins, width))
+        found = [jnp.sum(x, axis=1) for x in jax.lax.fori_loop(0, pieces, add, (none, none))]
+        if rest:
+            last = _by_masks(x_W[None, pieces * width :], classify, grid, bins)
+            found = [a + b[0] for a, b in zip(found, last)]
+        return tuple(found)
+
+    return jax.lax.map(lambda xs: one(*xs), (x_GxW, *grid), batch_size=together)
