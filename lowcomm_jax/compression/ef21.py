@@ -12,8 +12,8 @@ Payloads decode to *increments*: chain `integrate()` before the outer rule. The 
 regions, of equal weight: the copy of one that is absent stays as it is, and so does its share in
 the running mean, which is therefore exact whoever takes part. A region that is absent for long
 keeps pulling in its old direction, and the mean of another number of regions is another sum: a run
-that is to go on with more or fewer of them is refused. One that is a job of its own and comes back
-after a loss (`jobs.rejoin`) starts from a copy of 0, and its share from before stays in the mean.
+that is to go on with more or fewer of them is refused, and so is EF21 between jobs, where a region
+that comes back after a loss starts from a copy of 0.
 
 Source: arXiv 2106.05203, Algorithm 2.
 """

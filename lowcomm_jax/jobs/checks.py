@@ -76,6 +76,12 @@ def method_problems(method: Method) -> list[str]:
             "the second, and a round has one exchange",
             "use low_rank, with bases of their own (shared_basis=False), or exchange='mesh'",
         )
+    if isinstance(method.codec, Codec) and method.codec.increments:
+        refuse(
+            f"codec {method.codec.name} keeps a running mean of all regions, in which the share of "
+            "one that was lost and comes back would stay for good",
+            "use error feedback in its place, or exchange='mesh'",
+        )
     if np.ndim(schedule.delay):
         refuse("one overlap for all regions is needed", "give a single number")
     return found

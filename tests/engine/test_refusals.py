@@ -8,6 +8,7 @@ import pytest
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax.compression import ef21, integrate, make
 from lowcomm_jax.network import uniform
 
 MESH = lc.make_mesh(devices=jax.devices()[:1])
@@ -212,8 +213,13 @@ def test_a_link_on_which_a_round_cannot_hide_its_payload(adaptive):
             engine.init(oracle.make_params())
 
 
-def test_jobs_do_not_agree_on_a_basis(tmp_path):
+def test_codecs_that_need_more_of_the_other_jobs_than_payloads(tmp_path):
+    outer = optax.chain(integrate(), optax.sgd(0.7))
+    summed = lc.methods.diloco(4, outer, codec=ef21(make("int8")))
     apart = lc.exchange.store(f"file://{tmp_path}", 0, 3, "run")
-    text = refusal(lc.methods.dilocox(4, shared_basis=True), exchange=apart)
+    for method, fix in (
+        (lc.methods.dilocox(4, shared_basis=True), "with bases of their own (shared_basis=False)"),
+        (summed, "use error feedback in its place"),
+    ):
+        assert fix in refusal(method, exchange=apart)
     apart.close()
-    assert "use low_rank, with bases of their own (shared_basis=False)" in text
