@@ -43,14 +43,14 @@ def elsewhere(act: Callable[..., T], *args: Any) -> T:
         env=env,
         start_new_session=True,  # out of the reach of the terminal's Ctrl-C
     )
-    with child:
-        try:
+    try:
+        with child:  # which writes what is left when it closes
             _write(child.stdin, (act, args))
             result, error = _read(child.stdout)
-        except (BrokenPipeError, EOFError):
-            raise RuntimeError(
-                f"{act.__name__} ended with code {child.wait()}, in its own process"
-            ) from None
+    except (BrokenPipeError, EOFError):
+        raise RuntimeError(
+            f"{act.__name__} ended with code {child.wait()}, in its own process"
+        ) from None
     if error is not None:
         raise error
     return result

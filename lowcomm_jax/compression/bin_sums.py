@@ -69,7 +69,7 @@ def _by_lanes(x_GxW, classify, grid, bins):
             return sums + jnp.where(hit_BxW, piece[None], 0.0), counts + hit_BxW.astype(jnp.float32)
 
         pieces, rest = divmod(size, width)
-        none = jnp.zeros((bins, width))
+        none = jnp.zeros((bins, width), jnp.float32)
         found = [jnp.sum(x, axis=1) for x in jax.lax.fori_loop(0, pieces, add, (none, none))]
         if rest:
             last = _by_masks(x_W[None, pieces * width :], classify, grid, bins)

@@ -62,7 +62,7 @@ def _written(value: Any, buffers: list[bytes]) -> Any:
         return [kind.__name__, *(_written(x, buffers) for x in value)]
     if kind is dict:
         return ["dict", *([_written(x, buffers) for x in pair] for pair in value.items())]
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OUSM":
+    if _is_array(value):
         buffers.append(value.tobytes())
         shape = None if isinstance(value, np.generic) else list(value.shape)
         return ["array", value.dtype.name, shape]
@@ -77,16 +77,26 @@ def _written(value: Any, buffers: list[bytes]) -> Any:
 
 
 def _error(error: Exception, buffers: list[bytes]) -> list:
-    kind, reduced = type(error), error.__reduce__()
-    arguments, state = reduced[1], reduced[2] if len(reduced) > 2 else {}
-    try:
-        if _is_error(kind):
-            told = [_written(arguments, buffers), _written(state, buffers)]
+    kind = type(error)
+    if _is_error(kind):
+        _, arguments, *state = error.__reduce__()
+        try:
+            told = [_written(x, buffers) for x in (arguments, state[0] if state else {})]
+            msgpack.packb(told)
+        except (TypeError, UnicodeError):
+            pass  # arguments that cannot be told: its text can
+        else:
             return ["error", kind.__module__, kind.__qualname__, *told]
-    except TypeError:
-        pass  # arguments that cannot be told: its text can
-    text = f"{kind.__name__}: {error}"
+    text = f"{kind.__name__}: {error}".encode(errors="backslashreplace").decode()
     return ["error", "builtins", "RuntimeError", ["tuple", text], ["dict"]]
+
+
+def _is_array(value: Any) -> bool:
+    """Of numbers that their dtype's name describes."""
+    if not isinstance(value, np.generic) and type(value) is not np.ndarray:
+        return False
+    known = value.dtype.kind in "biufc" or value.dtype.isbuiltin == 2  # bfloat16, int4, ...
+    return known and value.dtype.isnative
 
 
 def _read(found: Any, receive: Callable[[int], bytearray]) -> Any:

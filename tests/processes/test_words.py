@@ -76,14 +76,20 @@ def test_errors():
     assert type(found) is FileNotFoundError and found.filename == "a.txt" and found.errno == 2
     found = there_and_back(AnchorsDifferError("they differ", heals=True))
     assert type(found) is AnchorsDifferError and found.heals and str(found) == "they differ"
-    for error in (ForeignError("so it is"), ValueError(object())):
+    for error in (ForeignError("so it is"), ValueError(object()), ValueError("\udcff")):
         found = there_and_back(error)
         assert type(found) is RuntimeError
-        assert str(found) == f"{type(error).__name__}: {error}"
+        told = f"{type(error).__name__}: {error}".replace("\udcff", "\\udcff")
+        assert str(found) == told
 
 
 @pytest.mark.parametrize(
-    "value", [object(), lambda: 1, jnp.ones(2), np.array([None]), ForeignError], ids=str
+    "value",
+    [
+        *(object(), lambda: 1, jnp.ones(2), ForeignError),
+        *(np.array([None]), np.zeros(2, ">i4"), np.zeros(2, [("a", "i4")]), np.ma.zeros(2)),
+    ],
+    ids=lambda x: type(x).__name__,
 )
 def test_what_cannot_be_told_is_refused_before_it_is_sent(value):
     with pytest.raises(TypeError, match="cannot be told to another process"):

@@ -92,9 +92,11 @@ def enter(office: Office, until: float, step: int) -> dict[int, int]:
         living, latest = beats.living(), beats.latest()
         epoch, roster, free = insist(office, until, lambda: _newest(office))
         began_it = roster.get(office.region) == beats.own.incarnation
-        # One that asks for a state itself has none to come in with.
+        # One that is coming in itself has no state to come in with.
         others = [latest[r] for r in living - {office.region}]
-        goes_on = any(b.epoch == epoch > 0 and not b.wants and not b.paused for b in others)
+        goes_on = any(
+            b.epoch == epoch > 0 and b.awaited and not b.wants and not b.paused for b in others
+        )
         if began_it or goes_on:
             beats.update(epoch=epoch, awaited=began_it)
             beats.refresh()
