@@ -198,7 +198,7 @@ class Regions:
         leaves, treedef = jax.tree.flatten(tree_R)
         leaf_specs = treedef.flatten_up_to(specs)
         idle = [self.idle_axes(spec) for spec in leaf_specs]
-        scale = _mean_scale(weight_R)
+        scale = mean_scale(weight_R)
         reduced = jax.shard_map(
             lambda xs, w, s: [_two_shot(x, w, self.slots, axes) * s for x, axes in zip(xs, idle)],
             mesh=self.mesh,
@@ -223,15 +223,16 @@ def _ordered_sum(x_RxN: jax.Array) -> jax.Array:
 
 def ordered_mean(x_RxN: jax.Array, weight_R: jax.Array) -> jax.Array:
     """Weighted fp32 mean over the leading axis, in region order; see `Regions.mean`."""
-    return _weighted_sum(x_RxN, weight_R) * _mean_scale(weight_R)
+    return weighted_sum(x_RxN, weight_R) * mean_scale(weight_R)
 
 
-def _mean_scale(weight_R: jax.Array) -> jax.Array:
+def mean_scale(weight_R: jax.Array) -> jax.Array:
+    """What makes a mean of a `weighted_sum`, float32 `[]`; 0 where all weights are."""
     total = _ordered_sum(weight_R)
     return jax.numpy.where(total > 0, 1.0 / jax.numpy.where(total > 0, total, 1.0), 0.0)
 
 
-def _weighted_sum(x_RxN: jax.Array, weight_R: jax.Array) -> jax.Array:
+def weighted_sum(x_RxN: jax.Array, weight_R: jax.Array) -> jax.Array:
     """fp32 sum over regions of weight * value, in region order; weight 0 silences NaN and inf."""
     shape = (-1,) + (1,) * (x_RxN.ndim - 1)
     weight = weight_R.reshape(shape)
@@ -249,7 +250,7 @@ def _two_shot(x_LxN: jax.Array, weight_R: jax.Array, slots: int, idle: Sequence[
     flat = jax.numpy.pad(flat, ((0, 0), (0, padded - size)))
     # Slot s receives slice s of every region; concatenation over slots is region order.
     slices_RxN = jax.lax.all_to_all(flat, REGION, split_axis=1, concat_axis=0, tiled=True)
-    part = _weighted_sum(slices_RxN, weight_R)
+    part = weighted_sum(slices_RxN, weight_R)
     share = compat.all_gather_invariant(part, REGION, axis=0)[:size]
     return join_shares(share, idle, whole.shape[1]).reshape(1, *shape)
 

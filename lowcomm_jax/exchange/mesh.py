@@ -23,7 +23,7 @@ from lowcomm_jax.compression.two_shot import slices_of
 from lowcomm_jax.exchange import shares
 from lowcomm_jax.exchange.rows import Rows
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_phase, two_shot
-from lowcomm_jax.regions import Regions
+from lowcomm_jax.regions import Regions, mean_scale
 from lowcomm_jax.topology import Groups
 
 PyTree = Any
@@ -47,7 +47,8 @@ class InSlices(NamedTuple):
     """Payloads that were reduced slice by slice before the landing (`jobs.slicing`).
 
     Attributes:
-      tree: of the mean; dense, its leaves `[...]`; coded, all its slices `[parts, ...]`.
+      tree: dense, leaves `[...]` of the weighted sum; coded, all slices `[parts, ...]` of the
+        mean.
     """
 
     tree: PyTree
@@ -191,10 +192,11 @@ class MeshExchange:
 
     def _dense_mean(self, payload_R, weight_R, specs) -> PyTree:
         if isinstance(payload_R, InSlices):
-            return jax.tree.map(lambda x: x[None], payload_R.tree)
-        # Rounded here, wherever it is made: within one loop with what follows, the last
-        # multiplication could become part of a fused multiply-add.
-        return jax.lax.optimization_barrier(self.regions.mean(payload_R, weight_R, specs))
+            # Multiplied in this program, as `Regions.mean` does: it may become part of a fused
+            # multiply-add with what follows, and must then be in every job, too.
+            scale = mean_scale(weight_R)
+            return jax.tree.map(lambda x: x[None] * scale, payload_R.tree)
+        return self.regions.mean(payload_R, weight_R, specs)
 
     def _one_shot(self, payload_R, weight_R, like, specs, energy, bases) -> Reduced:
         """Every region decodes everyone's payload."""

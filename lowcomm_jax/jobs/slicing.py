@@ -19,7 +19,7 @@ from lowcomm_jax.exchange.between.office import Heal
 from lowcomm_jax.exchange.between.slices import Arrays
 from lowcomm_jax.exchange.between.wire import Shapes, shapes_of
 from lowcomm_jax.jobs.digest import counting
-from lowcomm_jax.regions import ordered_mean
+from lowcomm_jax.regions import weighted_sum
 
 PyTree = Any
 PAYLOAD = "payload"
@@ -43,8 +43,8 @@ def padded_nbytes(exchange: MeshExchange, like: PyTree, regions: int) -> int:
 class Slicing:
     """`exchange.between.slices.Reduction` of one fragment's payloads.
 
-    Dense payloads are cut flat, padded with zeros, and averaged; coded ones are cut by their codec,
-    averaged, and coded again.
+    Dense payloads are cut flat, padded with zeros, and added, weighted; the landing divides. Coded
+    ones are cut by their codec, averaged, and coded again.
 
     Attributes:
       codec: in slices, or None for dense fp32.
@@ -104,7 +104,7 @@ class Slicing:
         return jax.jit(self._dense if self.codec is None else self._coded)
 
     def _dense(self, slice_R, weight_R):
-        return {name: ordered_mean(x, weight_R) for name, x in slice_R.items()}
+        return {name: weighted_sum(x, weight_R) for name, x in slice_R.items()}
 
     def _coded(self, slice_R, weight_R):
         slice_R = jax.tree.structure(self.payload).unflatten(slice_R[name] for name in self.like)

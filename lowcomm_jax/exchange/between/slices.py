@@ -29,7 +29,7 @@ class Reduction(Protocol):
         """One region's arrays as (what all need of it, slices `[parts, ...]`)."""
 
     def reduce(self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray) -> Arrays:
-        """The average of one slice of everyone's, `like`.
+        """What everyone's slices of one number come to, their average or sum, `like`.
 
         Args:
           slice_R: `[R, ...]`; rest_R: what `split` gave first, `[R, ...]`; zeros for regions that
