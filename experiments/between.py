@@ -13,7 +13,8 @@ from experiments.workdir import identity
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.exchange.between.office import Heal
-from lowcomm_jax.jobs.checks import method_problems
+from lowcomm_jax.guard import Guard
+from lowcomm_jax.jobs.checks import job_problems
 from lowcomm_jax.methods import Method
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
             f"participation={fields['participation']}: with jobs of their own, regions are absent "
             "when they are; leave it at 1"
         )
-    return found if method is None else found + method_problems(method)
+    if method is None:
+        return found
+    return found + job_problems(method, count, Guard(**fields["guards"]))
 
 
 def open_exchange(job: Job) -> JobExchange | None:

@@ -37,6 +37,12 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
             f"the mesh has no device of processes {sorted(idle)} of this job: use all devices of "
             "the region (mesh.fsdp=0)"
         )
+    return found + job_problems(method, regions, guard)
+
+
+def job_problems(method: Method, regions: int, guard: Guard) -> list[str]:
+    """One line with its fix for each setting that cannot be where every region is a job."""
+    found = []
     if guard.outlier_factor is not None:
         found.append(
             f"outlier_factor={guard.outlier_factor}: a job does not know the other regions' norms "
@@ -47,7 +53,7 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
             "payloads are averaged on the host's processor, beside the training: add cpu to "
             "JAX_PLATFORMS"
         )
-    return found + method_problems(method)
+    return found + _method_problems(method)
 
 
 def _on_host() -> bool:
@@ -57,7 +63,7 @@ def _on_host() -> bool:
         return False
 
 
-def method_problems(method: Method) -> list[str]:
+def _method_problems(method: Method) -> list[str]:
     """Methods that need more of the other regions than payloads at landings."""
     schedule, found = method.schedule, []
 
