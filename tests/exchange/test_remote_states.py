@@ -189,6 +189,23 @@ def test_payloads_of_the_dead_and_of_earlier_jobs_are_removed(party):
     assert stored(again, "said/") == [6, 7]
 
 
+def test_payloads_are_kept_for_one_that_has_asked_for_a_state_not_before(party):
+    """While it compiles nothing piles up."""
+    regions = party.run(3, keep=2)
+    vanish(regions[2])
+    again = party.region(2, 3, keep=2)
+    again.join(20.0)
+    rounds(regions[:2], 0, 7)
+    time.sleep(0.5)
+    rounds(regions[:2], 7, 8)
+    until(lambda: stored(regions[0], "said/") in ([5, 6, 7], [6, 7]))
+    again.want_state()
+    until(lambda: regions[0].asking() and regions[1].asking())
+    rounds(regions[:2], 8, 14)
+    time.sleep(0.5)
+    assert set(stored(regions[0], "said/")) >= set(range(8, 14))
+
+
 def left(region) -> set[tuple[int, int]]:
     """Of which step and donor a record or a piece of a state is stored."""
     store = region._office.store
@@ -216,9 +233,9 @@ def test_what_a_donor_leaves_that_dies_is_removed(party):
     assert left(regions[1]) == {(3, 0), (6, 1)} | stored
     same(regions[2].newest_state(), 6)
     regions[2].come_in()
-    for number in (1, 2):  # whoever is counted in them
-        send(regions[1:], f"{number}", number)
-        land(regions[1:], f"{number}")
+    regions[2].beat(1)  # past where it was waited for in vain
+    until(lambda: regions[1]._waiting.awaited(2))
+    rounds(regions[1:], 1, 3)
     until(lambda: left(regions[1]) == {(6, 1)})
 
 

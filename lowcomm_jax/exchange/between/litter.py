@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 
+from lowcomm_jax.exchange.between.beats import Beat
 from lowcomm_jax.exchange.between.errors import StoreUnavailable
 from lowcomm_jax.exchange.between.office import Office
 
@@ -20,7 +21,8 @@ class _Done:
 class Litter:
     """Keeps the payloads of the newest `keep` keys behind the slowest living region.
 
-    A region that is alive but behind, or has just come back, catches up from them. Each region
+    A region that is alive but behind, or has asked for a state, catches up from them; one that has
+    come back and not asked yet, because it compiles, will be given a newer state. Each region
     removes its own payloads; those of the dead are removed by the lowest living region. Commit
     records stay: they are small, and without one a late region could make another.
     """
@@ -79,14 +81,19 @@ class Litter:
         place = self._positions.get(key, -1)
         self._reached[region] = max(place, self._reached.get(region, -1))
 
-    def _look(self) -> None:
-        for region, beat in self._office.beats.latest().items():
+    def _look(self) -> dict[int, Beat]:
+        latest = self._office.beats.latest()
+        for region, beat in latest.items():
             self._reach(region, beat.passed)
+        return latest
 
     def _passed(self) -> list[str]:
-        self._look()
         living = self._office.beats.living(certain=False)
-        slowest = min(self._reached.get(region, -1) for region in living)
+        # All as they told at the same time: who asks for a state after that gets one of a donor
+        # that has come at least as far as it told, and needs nothing from before it.
+        latest = self._look()
+        needing = [r for r in living if latest[r].awaited or latest[r].wants]
+        slowest = min((self._reached.get(region, -1) for region in needing), default=-1)
         return [n for n, done in self._done.items() if done.position + self._keep <= slowest]
 
     def _remove(self, name: str, done: _Done) -> None:
