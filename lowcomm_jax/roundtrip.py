@@ -34,11 +34,9 @@ class RoundTrips:
 
     def __init__(self, programs: Programs, weights: str | np.ndarray):
         self.programs = programs
-        recipe = programs.recipe
-        self.carrier = recipe.carrier
-        self.method = programs.method
-        self.schedule = programs.method.schedule
-        self.count = recipe.regions.count
+        self.method, self.carrier = programs.method, programs.recipe.carrier
+        self.schedule = self.method.schedule
+        self.count = programs.recipe.regions.count
         self.fragments = programs.fragments
         self.by_tokens = isinstance(weights, str) and weights == "tokens"
         equal = np.ones(self.count, np.float32)

@@ -1,6 +1,7 @@
 """A region that comes into a run has compiled everything before it asks for a state."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -19,6 +20,8 @@ from lowcomm_jax.jobs.rehearsal import rehearse
 from lowcomm_jax.jobs.shared import describe
 
 R, STEPS, SINCE = 3, 400, 14
+# Threads share two cores with compilation: who is slow there is not dead.
+TIMING = exchange.Timing(beat_s=0.02, dead_after_s=5.0, deadline_s=30.0)
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "cocodc"]
 
 
@@ -68,15 +71,16 @@ class Company:
                 return
             if step == SINCE:
                 self.under_way.set()
-            self.entered.wait(0.1)
+            # A period of several heartbeats, as where models are large.
+            time.sleep(0.03 if self.entered.is_set() else 0.1)
             yield rows(batch, region)
 
 
 @pytest.mark.parametrize("name", ["cocodc", *SLOW])
-def test_nothing_is_compiled_once_a_state_is_asked_for(name, brief, compiled):
-    with Company(METHODS[name], brief(R)) as others:
+def test_nothing_is_compiled_once_a_state_is_asked_for(name, between, compiled):
+    with Company(METHODS[name], between(R, TIMING)) as others:
         assert others.under_way.wait(60)
-        own = brief(R)(R - 1)
+        own = between(R, TIMING)(R - 1)
         asks, before = own.want_state, []
 
         def want_state():
@@ -99,8 +103,9 @@ def test_nothing_is_compiled_once_a_state_is_asked_for(name, brief, compiled):
             return [t.name for t in threads if t is me or t.name.startswith("lowcomm-")]
 
         assert of_us(compiled[: before[0]]) and not of_us(compiled[before[0] :])
-    # It takes part; not in all of them, for deadlines are short here and threads share two cores.
-    assert any(e.kind == "land" and e.step > at + 6 and e.participants.all() for e in events)
+    alone = {e.key for e in events if (R - 1,) in (e.groups or ())}  # gossip leaves one over
+    landings = [e for e in events if e.kind == "land" and e.step > at + 6 and e.key not in alone]
+    assert landings and all(e.participants.all() for e in landings)
 
 
 def test_what_another_region_does_not_give_stays_as_it_was(tmp_path):
