@@ -45,8 +45,6 @@ class Worker:
     def _train(self, number: int) -> None:
         while True:
             self.one.beat(number)
-            time.sleep(self.rests + 0.02)
-            self.rests = 0.0
             try:
                 arrived = self._exchange(number)
             except exchange.StoreUnavailable:
@@ -64,6 +62,8 @@ class Worker:
         like, make = (BESIDE, weighted) if self.sliced else (LIKE, payload)
         arrived = self.one.skip(f"{number}", like, **how)
         if arrived is None:
+            time.sleep(self.rests + 0.02)  # its inner steps; who catches up makes none
+            self.rests = 0.0
             self.one.start(f"{number}", make(self.one.region, number), **how)
             arrived = self.one.finish(f"{number}", like)
         return arrived
@@ -81,7 +81,10 @@ class Worker:
 
 def strike(kind: str, region: int, workers: dict[int, Worker], dead: list[Worker], make) -> None:
     """One fault; `make(region)`: a new worker."""
-    if kind == "kill" and len(workers) > 1 and region in workers:
+    # Somebody must be left who has come in: those who have nothing do not begin a run anew.
+    others = [worker for r, worker in workers.items() if r != region]
+    going_on = any(worker.landed and worker.one.awaited for worker in others)
+    if kind == "kill" and region in workers and going_on:
         vanish(workers[region].one)
         dead.append(workers.pop(region))
     elif kind == "rejoin" and region not in workers:

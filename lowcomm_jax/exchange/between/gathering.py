@@ -252,8 +252,10 @@ class Gathering:
         key, name = self.request.key, self.request.name
         whole = Piece(key, name, payload, self._like(region), holders, hint)
         pieces = [whole]
-        if ours and self.request.joins and self.request.reduction is not None:
-            pieces.append(parcels.slice_piece(whole, self.request.reduction, self._office.region))
+        slices, reduction = payload.slices, self.request.reduction
+        # A job that was here before us has not sent the slice that it was to reduce itself.
+        if ours and self.request.joins and reduction is not None and slices[self._office.region]:
+            pieces.append(parcels.slice_piece(whole, reduction, self._office.region))
         self.fetches[region] = Fetch(self._office, region, pieces)
 
     def _like(self, region: int) -> wire.Shapes | None:

@@ -21,6 +21,7 @@ def insist(office: Office, until: float, act: Callable[[], T]) -> T:
 
     Raises:
       StoreUnavailable: it did not until then, by `time.monotonic`.
+      RuntimeError: the exchange was closed meanwhile.
     """
     told = False
     while True:
@@ -33,7 +34,7 @@ def insist(office: Office, until: float, act: Callable[[], T]) -> T:
             if not told:
                 log.warning("%s; it is tried for another %.0f s", error, left)
             told = True
-            time.sleep(min(left, office.timing.beat_s / 2))
+            _pause(office, min(left, office.timing.beat_s / 2))
 
 
 def register(office: Office, kind: str) -> None:
@@ -82,6 +83,7 @@ def enter(office: Office, until: float, step: int) -> dict[int, int]:
       TimeoutError: until then, by `time.monotonic`, not all regions of a new run were there; or of
         an old one only some that have nothing of it.
       StoreUnavailable: the store did not answer.
+      RuntimeError: the exchange was closed meanwhile.
     """
     beats = office.beats
     office.transport.start()
@@ -119,7 +121,13 @@ def enter(office: Office, until: float, step: int) -> dict[int, int]:
         if late:
             missing = sorted(set(range(office.count)) - living)
             raise TimeoutError(f"regions {missing} of run {office.run_id!r} were not there in time")
-        time.sleep(office.timing.beat_s / 4)
+        _pause(office, office.timing.beat_s / 4)
+
+
+def _pause(office: Office, seconds: float) -> None:
+    """Wait, as long as nobody closes the exchange meanwhile."""
+    if office.closing.wait(seconds):
+        raise RuntimeError("the exchange was closed while this region was joining")
 
 
 def _begin(office: Office, until: float, key: str, roster: dict[str, int]) -> None:
