@@ -50,7 +50,14 @@ class Fetch:
     An error of any other kind ends the whole exchange (`Beats.fail`).
     """
 
-    def __init__(self, office: Office, region: int, pieces: Sequence[Piece]):
+    def __init__(
+        self,
+        office: Office,
+        region: int,
+        pieces: Sequence[Piece],
+        news: threading.Event | None = None,
+    ):
+        """`news`: set when it is over."""
         self.region = region
         self.got: list[dict[str, np.ndarray]] = []
         self.refused: Rejected | None = None
@@ -59,6 +66,7 @@ class Fetch:
         self._moved = (0, 0.0)
         self._missing_since_s: float | None = None
         self._begun = threading.Event()
+        self._news = news or threading.Event()
         self._cancelled = threading.Event()
         name = f"lowcomm-fetch-{region}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -142,6 +150,7 @@ class Fetch:
             if self.complete or self.refused is not None:
                 self._office.pace.moved(*self._moved)
                 self._begun.set()
+                self._news.set()
                 return
             self._cancelled.wait(pause)
 

@@ -50,6 +50,7 @@ class Gathering:
         self.fetches: dict[int, Fetch] = {}
         self.own: Payload | None = None
         self._held: dict[int, Holdings] | None = None
+        self._news = threading.Event()  # something we need has just come
         self._late_s = 0.0
         self._since_s = office.beats.clock_s
         self.began = time.monotonic()
@@ -137,8 +138,8 @@ class Gathering:
 
     def _agree(self) -> Commit:
         """Wait for a commit record; write it as soon as nobody else needs to be waited for."""
-        office = self._office
-        for pause in office.store.pauses():
+        office, pauses, known = self._office, self._office.store.pauses(), None
+        while True:
             self.check()
             try:
                 stands = office.board.standing(self.request.name)
@@ -148,8 +149,17 @@ class Gathering:
                     return stands
             except StoreUnavailable:
                 pass  # The heartbeat reports it; deadlines stand still meanwhile.
-            office.closing.wait(pause)
-        raise AssertionError("pauses never end")
+            if self._known != known:
+                # The others are about as far as we are: what we wait for next is not far.
+                known, pauses = self._known, office.store.pauses()
+            self._news.wait(next(pauses))
+            self._news.clear()
+
+    @property
+    def _known(self) -> tuple[int, int, int]:
+        """Grows with all that we hear: announcements, payloads, and what others hold."""
+        here = sum(fetch.complete for fetch in self.fetches.values())
+        return len(self.said), here, len(self._held or ())
 
     def _propose(self) -> Commit | None:
         """One look; confirms what we hold once that is final, and commits once others have."""
@@ -229,10 +239,8 @@ class Gathering:
         if said.payload is None or self._has(region):
             return True
         fetch = self.fetches[region]
-        if fetch.hopeless:
-            return True
         dead = region not in self._office.beats.living(certain=False)
-        return dead and fetch.missing_s is not None
+        return fetch.hopeless or (dead and fetch.missing_s is not None)
 
     def _has(self, region: int) -> bool:
         """Whether this region's payload is here and verified."""
@@ -256,7 +264,7 @@ class Gathering:
         # A job that was here before us has not sent the slice that it was to reduce itself.
         if ours and self.request.joins and reduction is not None and slices[self._office.region]:
             pieces.append(parcels.slice_piece(whole, reduction, self._office.region))
-        self.fetches[region] = Fetch(self._office, region, pieces)
+        self.fetches[region] = Fetch(self._office, region, pieces, self._news)
 
     def _like(self, region: int) -> wire.Shapes | None:
         if self.request.like is not None:
