@@ -122,12 +122,9 @@ def dilocox(
         jobs.
     """
     timing = [x for x in (step_seconds, sync_seconds) if x is not None]
-    problems = _timing_problems(timing)
-    if delay == 0 and first_round == "blocking":
-        problems.append("first_round='blocking' is unused: with delay=0 every round blocks")
-    if delay not in (0, 1):
-        problems.append(f"delay={delay}: use 0 or 1 round")
-        delay = 1
+    problems = _number_problems(rank, delay, first_round, timing)
+    delay = 0 if delay == 0 else 1
+    first = int(rank) if _whole(rank) and rank > 0 else 32
     if shared_basis:
         codec, found = _sharing(codec)
         problems += found
@@ -138,15 +135,6 @@ def dilocox(
     problems += found
     if rank is not None and not low_rank:
         problems.append(f"rank={rank} is unused: only low-rank codecs given by name have one")
-    first = 32 if rank is None else rank
-    if not _whole(first) or first < 1:
-        problems.append(f"rank={rank!r}: a whole number, at least 1, is needed")
-        first = 1
-    first = int(first)
-    if timing and delay == 0:
-        problems.append(
-            "step_seconds and sync_seconds are unused: only rounds of delay 1 need them"
-        )
     given = delay == 1 and len(timing) == 2 and not _timing_problems(timing)
     travel = math.ceil(timing[1] / timing[0] - 1e-9) if given else None
     late = delay == 1
@@ -177,6 +165,19 @@ def dilocox(
 def _whole(value: Any) -> bool:
     """Whether a setting is a whole number; True and False are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _number_problems(rank: Any, delay: Any, first_round: str, timing: list[float]) -> list[str]:
+    found = _timing_problems(timing)
+    if delay == 0 and first_round == "blocking":
+        found.append("first_round='blocking' is unused: with delay=0 every round blocks")
+    if delay not in (0, 1):
+        found.append(f"delay={delay}: use 0 or 1 round")
+    if rank is not None and not (_whole(rank) and rank > 0):
+        found.append(f"rank={rank!r}: a whole number, at least 1, is needed")
+    if timing and delay == 0:
+        found.append("step_seconds and sync_seconds are unused: only rounds of delay 1 need them")
+    return found
 
 
 def _timing_problems(timing: list[float]) -> list[str]:
