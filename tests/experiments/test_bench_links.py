@@ -69,5 +69,5 @@ def test_what_cannot_be_measured_is_refused_at_once(capsys):
 def test_two_jobs_train_over_a_link(monkeypatch):
     small = {**bench_links._MODEL, "layers": 2, "width": 32, "head_dim": 8}
     monkeypatch.setattr(bench_links, "_MODEL", small)
-    [row] = bench_links.rows(["streaming_diloco"], [50.0], 3, Console(quiet=True))
+    [row] = bench_links.rows(["streaming_diloco"], [50.0], 3, 4, Console(quiet=True))
     assert row.measured > 0 and row.travel > 0 and row.foretold > 0 and 0 <= row.exposed <= 1
