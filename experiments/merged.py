@@ -57,7 +57,7 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     header = {**logs[0][0], "here": [region for log in logs for region in log[0]["here"]]}
     steps: dict[int, dict[int, dict]] = {}
     others: dict[tuple[str, int], dict] = {}
-    ends = []
+    ends: dict[int, dict] = {}
     for log in logs:
         region = log[0]["here"][0]
         for record in log[1:]:
@@ -65,7 +65,7 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
             if kind == "step":
                 steps.setdefault(record["step"], {})[region] = record
             elif kind == "end":
-                ends.append(record)
+                ends[region] = record
             else:
                 others.setdefault((kind, record.get("step", -1)), record)
     totals = _Totals(range(header["regions"]))
@@ -129,6 +129,8 @@ class _Totals:
             if name in one
         }
 
-    def end(self, ends: Sequence[dict]) -> dict[str, Any]:
-        self._last = dict(zip(self._regions, ends))
-        return {**ends[0], **self._sum(), "seconds": max(end["seconds"] for end in ends)}
+    def end(self, ends: Mapping[int, dict]) -> dict[str, Any]:
+        """The record of the run's end from those of its regions (region -> record)."""
+        self._last |= ends
+        rows = list(ends.values())
+        return {**rows[0], **self._sum(), "seconds": max(row["seconds"] for row in rows)}

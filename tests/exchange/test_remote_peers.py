@@ -5,7 +5,10 @@ import time
 
 import pytest
 from exchange.faults import vanish
-from exchange.party import LIKE, TIMING, Party, check, land, payload, send, until
+from exchange.party import LIKE, TIMING, Party, at_once, check, land, payload, send, until
+from exchange.test_remote_halves import LIKE as BESIDE
+from exchange.test_remote_halves import Averaging
+from exchange.test_remote_halves import payload as weighted
 
 from lowcomm_jax import exchange
 
@@ -72,6 +75,33 @@ def test_offers_to_the_dead_are_withdrawn(party):
         send(regions[:1], f"{number}", number)
         land(regions[:1], f"{number}")
     assert regions[0].counts()["sent"] == 0
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_nothing_is_offered_to_one_that_only_comes_in(party, sliced):
+    """It compiles, and never pulls what was sent meanwhile."""
+    regions = party.run(3)
+    vanish(regions[2])
+    regions[2] = party.region(2, 3)
+    regions[2].join(20.0)
+    until(lambda: regions[0].living() == regions[1].living() == {0, 1, 2})
+    like, make = (BESIDE, weighted) if sliced else (LIKE, payload)
+    how = {"reduction": Averaging()} if sliced else {}
+
+    def exchanged(key, members):
+        for x in members:
+            x.start(key, make(x.region), **how)
+        return at_once(lambda x: x.finish(key, like), members)
+
+    exchanged("0", regions[:2])
+    for x in regions[:2]:
+        offers = x._office.transport._offers.values()
+        assert {region for offered in offers for region in offered.values()} == {1 - x.region}
+    regions[2].come_in()
+    regions[2].beat(1)  # past where it was missed
+    until(lambda: all(x._waiting.awaited(2) for x in regions[:2]))
+    for arrived in exchanged("1", regions):
+        assert arrived.participants.all()
 
 
 def test_a_region_that_ends_waits_for_those_who_still_fetch(party):

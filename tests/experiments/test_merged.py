@@ -67,3 +67,17 @@ def test_three_numbers_and_the_waiting_of_every_region(tmp_path):
 def test_a_run_of_one_process_has_no_regions_of_its_own():
     steps = [{"step": 1, "loss": [1.0, 2.0], "events": [{"kind": "land", "participants": [True]}]}]
     assert by_region(SimpleNamespace(header={"steps": 1}, steps=steps)) == []
+
+
+def test_the_end_of_a_run_without_the_log_of_one_region(tmp_path):
+    paths = []
+    for region in (0, 2):
+        paths.append(tmp_path / f"{region}.jsonl")
+        log = MetricsLog(paths[-1], -1)
+        header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
+        log.write([{**header, "steps": 2}, record(region, 1), record(region, 2)])
+        log.write([{**record(region, 2 + region), "kind": "end"}])
+        log.close()
+    end = merged(paths)[-1]
+    assert end["kind"] == "end" and end["tokens"] == 20 + 40
+    assert end["bytes_sent"] == [200, 0, 400] and end["seconds"] == 4

@@ -108,7 +108,7 @@ class Gathering:
         if self._insist(lambda: office.board.standing(request.name)) is not None:
             return
         if request.takes_part:
-            readers = [r for r in request.members if r != office.region]
+            readers = [r for r in request.members if r != office.region and self._awaited(r)]
             # By its name, which has the epoch: equal payloads of two epochs are not one.
             packed = parcels.pack(office, request.name, self.parcel)
             hint = parcels.publish(office, request.key, packed, readers, self._insist)

@@ -69,7 +69,12 @@ def pack(office: Office, name: str, parcel: Parcel) -> Packed:
 def publish(
     office: Office, key: str, packed: Packed, readers: Sequence[int], insist: Callable
 ) -> dict:
-    """Hand it all to the transport, through `insist`; returns the hint for `Said`."""
+    """Hand it all to the transport, through `insist`; returns the hint for `Said`.
+
+    Args:
+      readers: regions that will fetch it at once; others can ask for it. Nobody else: what is
+        offered and never pulled stays in memory.
+    """
     pieces = [*packed.slices.values(), packed.data]
     sent = office.mishaps.sent(key, b"".join(pieces))
     ends = itertools.accumulate(map(len, pieces))
@@ -79,7 +84,10 @@ def publish(
         return insist(lambda: office.transport.put(payload.digest, data, readers))
 
     payload = packed.payload
-    hints = {str(s): put(payload.slices[s], x, [s]) for s, x in zip(packed.slices, slices)}
+    hints = {
+        str(s): put(payload.slices[s], x, [s] if s in readers else [])
+        for s, x in zip(packed.slices, slices)
+    }
     hint = put(payload, data, readers)
     return {**hint, "slices": hints} if hints else hint
 
