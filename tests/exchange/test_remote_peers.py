@@ -3,6 +3,7 @@
 import dataclasses
 import time
 
+import numpy as np
 import pytest
 from exchange.faults import vanish
 from exchange.party import LIKE, TIMING, Party, at_once, check, land, payload, send, until
@@ -52,6 +53,36 @@ def test_a_link_that_hangs_costs_its_region_the_round_and_nobody_else(party, mon
     send(regions, "next", 1)
     for arrived in land(regions, "next"):
         check(arrived, 3, range(3), 1)
+
+
+class Slow:
+    """An array that is there `seconds` after it could be."""
+
+    def __init__(self, array, seconds):
+        self._array, self._until = array, time.monotonic() + seconds
+
+    def is_ready(self):
+        return time.monotonic() > self._until and self._array.is_ready()
+
+    def __array__(self, *args, **kwargs):
+        return np.asarray(self._array)
+
+
+def test_a_link_that_becomes_slower_than_it_was_is_given_the_time(party, monkeypatch):
+    """Pulls that last thrice what the watchdog allows at first, and less than the deadline."""
+    timing = dataclasses.replace(TIMING, deadline_s=8.0, answer_s=0.4)
+    regions = party.run(2, timing=timing)
+    server = regions[1]._office.transport._server
+    pull = server.pull
+    monkeypatch.setattr(server, "pull", lambda *args: Slow(pull(*args), 1.2))
+    patience = []
+    for number in range(4):
+        send(regions, f"{number}", number)
+        for arrived in land(regions, f"{number}"):
+            check(arrived, 2, [0, 1], number)
+        patience.append(regions[1]._office.transport._patience[0])
+    # As it was, once what is expected follows from what was seen.
+    assert patience[0] > 1 == patience[-1]
 
 
 def test_memory_holds_no_more_than_the_kept_payloads(party):

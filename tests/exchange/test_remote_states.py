@@ -5,6 +5,7 @@ import time
 
 import ml_dtypes
 import numpy as np
+import pytest
 from exchange.faults import vanish
 from exchange.party import LIKE, check, land, send, until
 
@@ -167,11 +168,27 @@ def test_a_living_region_that_is_late_finds_its_payloads(party):
     rounds(regions, 0, 1)
     for x in regions[:2]:
         x.beat(10)
-    for number in range(1, 8):
+    for number in range(1, 3):
         send(regions[:2], f"{number}", number)
         land(regions[:2], f"{number}")
-    for number in range(1, 8):
+    time.sleep(0.5)
+    for number in range(1, 3):
         check(regions[2].skip(f"{number}", LIKE), 3, [0, 1], number)
+
+
+def test_a_living_region_that_is_too_far_behind_holds_up_no_removal(party):
+    """It beats and does nothing, as where a thread hangs; then it must take a state."""
+    timing = exchange.Timing(beat_s=0.1, dead_after_s=1.0, deadline_s=1.5, answer_s=1.0)
+    regions = party.run(3, keep=2, timing=timing)
+    rounds(regions, 0, 1)
+    for x in regions[:2]:
+        x.beat(10)
+    rounds(regions[:2], 1, 8)
+    time.sleep(0.5)
+    rounds(regions[:2], 8, 9)
+    until(lambda: len(stored(regions[0], "said/")) <= 5)
+    with pytest.raises(exchange.Lost):
+        regions[2].skip("1", LIKE)
 
 
 def test_payloads_of_the_dead_and_of_earlier_jobs_are_removed(party):

@@ -139,7 +139,7 @@ class Fetch:
             try:
                 self._try()
             except StoreUnavailable as error:
-                # The heartbeat reports an outage, but knows nothing of what is too large.
+                # The heartbeat reports an outage, but knows nothing of what is too large or slow.
                 log.info("payload of region %d for %s: %s", self.region, self._pieces[0].key, error)
             except (Missing, Rejected) as error:
                 if isinstance(error, Rejected):

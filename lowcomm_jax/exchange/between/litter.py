@@ -19,10 +19,11 @@ class _Done:
 
 
 class Litter:
-    """Keeps the payloads of the newest `keep` keys behind the slowest living region.
+    """Keeps the payloads of the newest `keep` keys behind the slowest region that needs them.
 
-    A region that is alive but behind, or has asked for a state, catches up from them; one that has
-    come back and not asked yet, because it compiles, will be given a newer state. Each region
+    A region that is alive and at most `keep` keys behind us, or has asked for a state, catches up
+    from them. One that is further behind is too stale for that, and takes a state, too; one that
+    has come back and not asked yet, because it compiles, will be given a newer one. Each region
     removes its own payloads; those of the dead are removed by the lowest living region. Commit
     records stay: they are small, and without one a late region could make another.
     """
@@ -92,7 +93,12 @@ class Litter:
         # All as they told at the same time: who asks for a state after that gets one of a donor
         # that has come at least as far as it told, and needs nothing from before it.
         latest = self._look()
-        needing = [r for r in living if latest[r].awaited or latest[r].wants]
+        oldest = self._reached.get(self._office.region, -1) - self._keep
+        needing = [
+            r
+            for r in living
+            if latest[r].wants or (latest[r].awaited and self._reached.get(r, -1) >= oldest)
+        ]
         slowest = min((self._reached.get(region, -1) for region in needing), default=-1)
         return [n for n, done in self._done.items() if done.position + self._keep <= slowest]
 

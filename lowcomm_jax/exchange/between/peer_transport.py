@@ -26,6 +26,8 @@ from lowcomm_jax.exchange.between.timing import Pace, Timing
 
 _SLOWEST_BYTES_PER_S = 1e6
 """A link is taken to be no slower than this before it was measured."""
+_SLOWER = 16
+"""How many times longer than it should a pull may take from a region that is alive."""
 _LOOK_S = (0.0005, 0.02)
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class PeerTransport:
         self._held: dict[str, jax.Array] = {}
         self._offers: dict[str, dict[int, int]] = {}
         self._used: set[int] = set()
+        self._patience: dict[int, int] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="lowcomm-serve", daemon=True)
 
@@ -167,8 +170,10 @@ class PeerTransport:
         Raises:
           Rejected: nobody has them, not even the region that announced them.
           Missing: nobody who can be reached has them just now.
+          StoreUnavailable: somebody has them, over a link that became slower; try again, there is
+            more time then.
         """
-        me, denied = self._beats.region, set()
+        me, denied, slow = self._beats.region, set(), None
         for holder in holders:
             beat = self._beats.latest().get(holder)
             if holder == me or beat is None or not beat.address or not self._alive(holder):
@@ -177,11 +182,16 @@ class PeerTransport:
             if number is None or number in self._used:
                 number, answered = self._ask(name, nbytes, holder)
                 denied |= {holder} if answered and number is None else set()
-            if number is not None:
-                data = self._pull(beat.address, number, nbytes, holder)
+            try:
+                data = number and self._pull(beat.address, number, nbytes, holder)
+            except TimeoutError as error:
+                slow = error
+            else:
                 if data is not None:
                     self._tally.add("received", len(data))
                     return data
+        if slow is not None:
+            raise StoreUnavailable(f"{name}: {slow}")
         if holders[0] in denied:
             raise Rejected(f"region {holders[0]} announced {name}, and does not have it")
         raise Missing(f"no region that is alive and can be reached has {name}")
@@ -207,13 +217,17 @@ class PeerTransport:
         raise AssertionError("pauses never end")
 
     def _pull(self, address: str, number: int, nbytes: int, holder: int) -> bytes | None:
-        """Pull under a watchdog; None = it failed, or took too long, or the holder died.
+        """Pull under a watchdog; None = it failed, or took far too long, or the holder died.
 
         A pull has no time limit of its own. It is looked at, never waited for: a thread that hangs
         in it would bring the process down when that ends.
+
+        Raises:
+          TimeoutError: it took too long; the next one from there gets twice the time.
         """
         expected_s = self._pace.transfer_s(nbytes) or nbytes / _SLOWEST_BYTES_PER_S
-        until = time.monotonic() + self._timing.answer_s + 4 * expected_s
+        patience = self._patience.get(holder, 1)
+        began, allowed_s = time.monotonic(), patience * (self._timing.answer_s + 4 * expected_s)
         try:
             with self._lock:
                 self._used.add(number)
@@ -222,14 +236,21 @@ class PeerTransport:
             array = self._server.pull(connection, number, nbytes)
             pause = _LOOK_S[0]
             while not array.is_ready():
-                late = time.monotonic() > until or not self._alive(holder)
-                if late or self._closing.wait(pause):
-                    raise RuntimeError("no answer in time")
+                if time.monotonic() - began > allowed_s:
+                    raise TimeoutError(f"region {holder} takes more than {allowed_s:.1f} s")
+                if not self._alive(holder) or self._closing.wait(pause):
+                    raise RuntimeError("the other end, or this one, is gone")
                 pause = min(1.5 * pause, _LOOK_S[1])
-            return np.asarray(array).tobytes()
-        except RuntimeError as error:
+            data = np.asarray(array).tobytes()
+        except (RuntimeError, TimeoutError) as error:
             log.info("pull of %d bytes from region %d: %s", nbytes, holder, error)
             with self._lock:
                 # A connection that has failed once never works again.
                 self._connections.pop(address, None)
-            return None
+            if not isinstance(error, TimeoutError) or patience >= _SLOWER:
+                return None
+            self._patience[holder] = 2 * patience
+            raise
+        if time.monotonic() - began < allowed_s / 4:
+            self._patience[holder] = max(1, patience // 2)
+        return data
