@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from experiments.job import Job
 
 BETWEEN = {"store": exchange.store, "peers": exchange.peers}
+_ROUNDS_KEPT = {"store": 16, "peers": 4}
+"""Of every fragment: how far behind a region may be before it has to take a state."""
 
 
 def alone(fields: Mapping[str, Any]) -> bool:
@@ -70,14 +72,16 @@ def open_exchange(job: Job) -> JobExchange | None:
     fields = job.config
     if not alone(fields):
         return None
-    given = {} if fields["exchange"] == "store" else {"address": fields["address"]}
-    return BETWEEN[fields["exchange"]](
+    kind = fields["exchange"]
+    given = {} if kind == "store" else {"address": fields["address"]}
+    return BETWEEN[kind](
         fields["rendezvous"],
         fields["region"],
         fields["regions"],
         run_id(fields),
         secret=fields["secret"],
         timing=exchange.Timing(deadline_s=fields["deadline_s"]),
+        keep=_ROUNDS_KEPT[kind] * job.method.schedule.fragments,
         heal=fields["heal"],
         mishaps=Scripted(job.faults, fields["region"]) if job.faults else None,
         **given,

@@ -155,7 +155,7 @@ def test_equal_payloads_of_two_beginnings_are_not_one(party):
 
 def test_a_region_that_fell_behind_is_waited_for_again_though_it_is_no_faster(party):
     timing = dataclasses.replace(TIMING, deadline_s=0.6)
-    regions, rounds = party.run(2, timing=timing), 60
+    regions, rounds = party.run(2, timing=timing, keep=16), 60
 
     def train(x):
         """The keys at which this region's payload counted."""

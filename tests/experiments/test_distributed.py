@@ -1,8 +1,11 @@
-"""What is refused of several processes a region, before any of them meets another."""
+"""Of a run of several jobs: what is refused of several processes a region, and what is kept."""
+
+from types import SimpleNamespace
 
 import pytest
 
-from experiments import devices
+import lowcomm_jax as lc
+from experiments import between, devices
 from experiments.cli import RefusedError
 from experiments.config import base, plain
 from experiments.distributed import process_problems, refuse
@@ -60,3 +63,16 @@ def test_alone_it_refuses_its_own_problems():
     refuse([])
     with pytest.raises(RefusedError, match="2 problems"):
         refuse(["one", "two"])
+
+
+@pytest.mark.parametrize("kind, kept", [("store", 16), ("peers", 4)])
+def test_payloads_are_kept_for_so_many_rounds_of_every_fragment(kind, kept, monkeypatch):
+    """However many fragments are under way at once."""
+    opened = {}
+    monkeypatch.setitem(between.BETWEEN, kind, lambda *args, **options: opened.update(options))
+    fields = plain(base("streaming_diloco", period=30))
+    fields |= {"exchange": kind, "rendezvous": "file:///x", "region": 0}
+    method = lc.methods.streaming_diloco(30, 6, 25, 0.5)
+    job = SimpleNamespace(config=fields, method=method, faults=None)
+    between.open_exchange(job)
+    assert opened["keep"] == 6 * kept
