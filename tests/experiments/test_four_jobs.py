@@ -59,14 +59,12 @@ def anchors(run):
 
 
 @pytest.mark.parametrize("model", ["narrow", pytest.param("nano", marks=pytest.mark.slow)])
-def test_four_jobs_end_with_the_bits_of_one_process(model, tiny, root, capfd):
+def test_four_jobs_end_with_the_bits_of_one_process(model, tiny, root):
     # Not a whole number of periods: the last synchronisation has something to exchange.
     rounds, steps = 4, 4 * PERIOD + 3
     given = shared(tiny, root, model, steps, "--config.log.every=6", "--config.eval.every=12")
     names = {kind: root / f"{model}-{kind}" for kind in ("jobs", "alone")}
     assert main(["launch", "--exchange=peers", *given, f"--workdir={names['jobs']}"]) == 0
-    shown = capfd.readouterr().out
-    assert all(f"region {region} is done" in shown for region in range(REGIONS)), shown
     assert main(["train", *given, "--quiet", f"--workdir={names['alone']}"]) == 0
     jobs, alone = read_run(names["jobs"]), read_run(names["alone"])
 
