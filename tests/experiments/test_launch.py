@@ -1,20 +1,13 @@
 """Jobs of a run on one machine: the launcher, what it shows, and the merged report."""
 
-import itertools
-import os
-import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
+from launched import assert_logged_once, entered, kill, reached, start
 
 from experiments.__main__ import main
-from experiments.metrics import read_records
 from experiments.runlog import read_run, summarise
-from experiments.workdir import METRICS
 
 STEPS = 24
 
@@ -63,29 +56,6 @@ def test_refused_before_any_job_starts(tiny, root, capsys):
     assert "pigeons" in shown and not (root / "none").exists()
 
 
-def start(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "experiments", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ},
-    )
-
-
-def reached(launcher, workdir, step):
-    """Wait until a run has written this step."""
-
-    def there():
-        records = read_records(workdir / METRICS) if (workdir / METRICS).is_file() else []
-        return any(record.get("step", 0) >= step for record in records)
-
-    until = time.monotonic() + 120
-    while not there():
-        assert time.monotonic() < until and launcher.poll() is None
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["store", "peers"])
 def test_an_interrupted_run_continues_as_if_it_had_never_stopped(tiny, root, exchange):
@@ -132,7 +102,7 @@ def test_a_region_that_has_lost_its_newest_checkpoint_comes_in_late(tiny, root):
     again = start(*arguments)
     shown = again.communicate(timeout=300)[0]
     assert again.returncode == 0, shown
-    assert "came into the run at step" in shown
+    assert entered(shown) is not None
     ends = [read_run(workdir / f"region{r}") for r in range(2)]
     assert [end.end["step"] for end in ends] == [steps, steps]
     assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]
@@ -160,34 +130,10 @@ def test_a_script_of_faults(tiny, root):
     assert launcher.returncode == 0, shown
     for fault in ("kill of region 1", "outage", "stop of region 2", "partition of region 0"):
         assert f"{fault} begins" in shown and f"{fault} ends" in shown, shown
-    assert "came into the run at step" in shown
+    assert entered(shown) is not None
     ends = [read_run(workdir / f"region{r}") for r in range(3)]
     assert [end.end["step"] for end in ends] == [steps] * 3
     assert all(end.evals[-1]["anchor"] == ends[0].evals[-1]["anchor"] for end in ends)
-
-
-def assert_logged_once(workdir, shown):
-    """All steps that a region made, before it was lost and after, and what they cost."""
-    records = read_records(workdir / METRICS)
-    assert [r["kind"] for r in records if r["kind"] in ("header", "resume", "end")] == [
-        "header",
-        "resume",
-        "end",
-    ]
-    entered = int(re.search(r"came into the run at step (\d+)", shown)[1])
-    steps = [r for r in records if r["kind"] == "step"]
-    before = [r["step"] for r in steps if r["step"] <= entered]
-    assert before == list(range(1, len(before) + 1)) and len(before) >= 40
-    assert [r["step"] for r in steps[len(before) :]] == list(
-        range(entered + 1, 1 + records[-1]["step"])
-    )
-    tokens = [0, *(r["tokens"] for r in steps)]
-    assert all(0 < now - then <= 2 * 32 for then, now in itertools.pairwise(tokens))
-    for name in ("seconds", "bytes_sent", "bytes_received"):
-        column = [r[name] for r in [*steps, records[-1]]]
-        assert column == sorted(column), name
-    sent = sum(e["bytes_sent"][0] for r in steps for e in r["events"])
-    assert steps[-1]["bytes_sent"] == [sent] and records[-1]["tokens"] == steps[-1]["tokens"]
 
 
 @pytest.mark.slow
@@ -197,11 +143,15 @@ def test_a_killed_region_comes_back_and_ends_with_the_others(tiny, root):
     arguments += [f"--config.steps={steps}", "--config.log.every=10"]
     launcher = start(*arguments)
     reached(launcher, root / "killed" / "region1", 40)
-    subprocess.run(["pkill", "-KILL", "-f", f"workdir={root / 'killed' / 'region1'}"], check=True)
+    kill(launcher, root / "killed" / "region1")
     shown = launcher.communicate(timeout=300)[0]
     assert launcher.returncode == 0, shown
-    assert f"ended with code {-signal.SIGKILL}" in shown and "came into the run at step" in shown
-    assert_logged_once(root / "killed" / "region1", shown)
+    assert f"ended with code {-signal.SIGKILL}" in shown and entered(shown) is not None
+    assert_logged_once(root / "killed" / "region1", entered(shown))
     ends = [read_run(root / "killed" / f"region{r}") for r in range(2)]
+    # Gathered whole, so that a region sends nothing while it only comes in.
+    steps_made = ends[1].steps
+    sent = sum(event["bytes_sent"][0] for step in steps_made for event in step["events"])
+    assert steps_made[-1]["bytes_sent"] == [sent]
     assert [end.end["step"] for end in ends] == [steps, steps]
     assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]

@@ -1,0 +1,78 @@
+"""Runs of one job per region, as tests start them, watch them, strike them and read their logs."""
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from experiments.metrics import read_records
+from experiments.workdir import METRICS
+
+
+def start(*arguments):
+    """A command of this project as a process of its own; what it prints can be read from it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ},
+    )
+
+
+def reached(launcher, workdir, step):
+    """Wait until a run has written this step."""
+
+    def there():
+        records = read_records(workdir / METRICS) if (workdir / METRICS).is_file() else []
+        return any(record.get("step", 0) >= step for record in records)
+
+    until = time.monotonic() + 120
+    while not there():
+        assert time.monotonic() < until and launcher.poll() is None
+        time.sleep(0.1)
+
+
+def kill(launcher, *workdirs):
+    """Kill the jobs of these regions: all are found before the first one is struck."""
+    children = ["pgrep", "-P", str(launcher.pid), "-f"]
+    jobs = [
+        subprocess.run(
+            [*children, f"workdir={workdir}"], check=True, text=True, stdout=subprocess.PIPE
+        )
+        for workdir in workdirs
+    ]
+    for job in jobs:
+        os.kill(int(job.stdout), signal.SIGKILL)
+
+
+def entered(shown):
+    """The step at which a region came into the run, from what was printed; None = not (yet)."""
+    found = re.search(r"came into the run at step (\d+)", shown)
+    return found and int(found[1])
+
+
+def assert_logged_once(workdir, at):
+    """All steps that a region made, before it was lost and after it came in at a step, and what
+    they cost.
+    """
+    records = read_records(workdir / METRICS)
+    assert [r["kind"] for r in records if r["kind"] in ("header", "resume", "end")] == [
+        "header",
+        "resume",
+        "end",
+    ]
+    steps = [r for r in records if r["kind"] == "step"]
+    before = [r["step"] for r in steps if r["step"] <= at]
+    assert before == list(range(1, len(before) + 1)) and len(before) >= 40
+    assert [r["step"] for r in steps[len(before) :]] == list(range(at + 1, 1 + records[-1]["step"]))
+    tokens = [0, *(r["tokens"] for r in steps)]
+    most = records[0]["tokens_per_step"] // records[0]["regions"]
+    assert all(0 < now - then <= most for then, now in itertools.pairwise(tokens))
+    for name in ("seconds", "bytes_sent", "bytes_received"):
+        column = [r[name] for r in [*steps, records[-1]]]
+        assert column == sorted(column), name
+    assert records[-1]["tokens"] == steps[-1]["tokens"]
