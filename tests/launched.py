@@ -75,4 +75,5 @@ def assert_logged_once(workdir, at):
     for name in ("seconds", "bytes_sent", "bytes_received"):
         column = [r[name] for r in [*steps, records[-1]]]
         assert column == sorted(column), name
-    assert records[-1]["tokens"] == steps[-1]["tokens"]
+    sent = sum(e["bytes_sent"][0] for r in steps for e in r["events"])
+    assert steps[-1]["bytes_sent"] == [sent] and records[-1]["tokens"] == steps[-1]["tokens"]

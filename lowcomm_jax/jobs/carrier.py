@@ -243,7 +243,8 @@ class BetweenJobs:
 
     def _own(self, traffic: Traffic) -> Traffic:
         own = slice(self.region, self.region + 1)
-        return traffic._replace(sent=traffic.sent[own], received=traffic.received[own])
+        sent = traffic.sent[own] * (not self.silent)  # who only listens reduces no slice either
+        return traffic._replace(sent=sent, received=traffic.received[own])
 
 
 def _everyones(payload: PyTree, rows: dict[str, np.ndarray]) -> PyTree:

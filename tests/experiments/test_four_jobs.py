@@ -13,7 +13,7 @@ from experiments.runlog import read_run, summarise
 
 REGIONS = 4
 PERIOD = 6
-REJOIN_SECONDS = 30  # from the death of a region until it is in the run again
+REJOIN_SECONDS = 30  # from the death of a region until it is in the run again, beside a start
 LENGTH = 16  # tokens a region and step: one short sequence
 
 
@@ -123,7 +123,7 @@ def assert_only_the_lost_missed_steps(workdir, steps, came):
 
 @pytest.mark.slow
 def test_two_killed_at_once_come_back_while_the_others_train_on(tiny, root):
-    """They are in the run again within 30 s of their death, or four times what a start takes."""
+    """They are in the run again within 30 s, beside what starting a process takes here."""
     steps, workdir, lost = 2000, root / "killed", (0, REGIONS - 1)
     given = shared(tiny, root, "nano", steps, "--config.log.every=10", f"--workdir={workdir}")
     launcher = start("launch", "--exchange=peers", "--restarts=1", *given)
@@ -136,6 +136,7 @@ def test_two_killed_at_once_come_back_while_the_others_train_on(tiny, root):
     shown = launcher.communicate(timeout=400)[0]
     assert launcher.returncode == 0, shown
     assert shown.count("it is started again, 0 restarts are left") == len(lost)
-    assert max(back.values()) < max(REJOIN_SECONDS, 4 * starting), (back, starting)
+    assert max(back.values()) < REJOIN_SECONDS + starting, (back, starting)
+    print(f"in the run again after {back} s, of which a start takes {starting:.1f} s")
     came = {r: entered((folder(workdir, r) / "output.txt").read_text()) for r in lost}
     assert_only_the_lost_missed_steps(workdir, steps, came)

@@ -149,9 +149,5 @@ def test_a_killed_region_comes_back_and_ends_with_the_others(tiny, root):
     assert f"ended with code {-signal.SIGKILL}" in shown and entered(shown) is not None
     assert_logged_once(root / "killed" / "region1", entered(shown))
     ends = [read_run(root / "killed" / f"region{r}") for r in range(2)]
-    # Gathered whole, so that a region sends nothing while it only comes in.
-    steps_made = ends[1].steps
-    sent = sum(event["bytes_sent"][0] for step in steps_made for event in step["events"])
-    assert steps_made[-1]["bytes_sent"] == [sent]
     assert [end.end["step"] for end in ends] == [steps, steps]
     assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]
