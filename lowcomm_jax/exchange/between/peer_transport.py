@@ -182,14 +182,16 @@ class PeerTransport:
             if number is None or number in self._used:
                 number, answered = self._ask(name, nbytes, holder)
                 denied |= {holder} if answered and number is None else set()
+            if number is None:
+                continue
             try:
-                data = number and self._pull(beat.address, number, nbytes, holder)
+                data = self._pull(beat.address, number, nbytes, holder)
             except TimeoutError as error:
                 slow = error
-            else:
-                if data is not None:
-                    self._tally.add("received", len(data))
-                    return data
+                continue
+            if data is not None:
+                self._tally.add("received", len(data))
+                return data
         if slow is not None:
             raise StoreUnavailable(f"{name}: {slow}")
         if holders[0] in denied:
