@@ -12,6 +12,7 @@ from experiments.mishaps import Scripted
 from experiments.workdir import identity
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange import JobExchange
+from lowcomm_jax.exchange.between.connect import ROUNDS_KEPT
 from lowcomm_jax.exchange.between.office import Heal
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.jobs.checks import job_problems
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from experiments.job import Job
 
 BETWEEN = {"store": exchange.store, "peers": exchange.peers}
-_ROUNDS_KEPT = {"store": 16, "peers": 4}
-"""Of every fragment: how far behind a region may be before it has to take a state."""
 
 
 def alone(fields: Mapping[str, Any]) -> bool:
@@ -81,7 +80,7 @@ def open_exchange(job: Job) -> JobExchange | None:
         run_id(fields),
         secret=fields["secret"],
         timing=exchange.Timing(deadline_s=fields["deadline_s"]),
-        keep=_ROUNDS_KEPT[kind] * job.method.schedule.fragments,
+        keep=ROUNDS_KEPT[kind] * job.method.schedule.fragments,
         heal=fields["heal"],
         mishaps=Scripted(job.faults, fields["region"]) if job.faults else None,
         **given,

@@ -22,6 +22,9 @@ from lowcomm_jax.exchange.between.timing import Pace, Timing
 from lowcomm_jax.exchange.between.transport import StoreTransport
 from lowcomm_jax.processes import team
 
+ROUNDS_KEPT = {"store": 16, "peers": 4}
+"""For how many rounds payloads stay; a round has a key for every fragment."""
+
 
 def store(
     url: str,
@@ -31,7 +34,7 @@ def store(
     secret: bytes | str | None = None,
     *,
     timing: Timing | None = None,
-    keep: int = 16,
+    keep: int = ROUNDS_KEPT["store"],
     heal: Heal = "stop",
     mishaps: Mishaps | None = None,
 ) -> RemoteExchange | LockstepExchange:
@@ -75,7 +78,7 @@ def peers(
     *,
     address: str = "127.0.0.1:0",
     timing: Timing | None = None,
-    keep: int = 4,
+    keep: int = ROUNDS_KEPT["peers"],
     heal: Heal = "stop",
     mishaps: Mishaps | None = None,
 ) -> RemoteExchange | LockstepExchange:
