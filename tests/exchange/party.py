@@ -108,6 +108,14 @@ def land(regions: Iterable[exchange.RemoteExchange], key: str) -> list[exchange.
     return at_once(lambda x: x.finish(key, LIKE), regions)
 
 
+def rounds(regions: list[exchange.RemoteExchange], first: int, last: int) -> None:
+    """Exchange some keys; all of these regions take part, and nobody else."""
+    for number in range(first, last):
+        send(regions, f"{number}", number)
+        for arrived in land(regions, f"{number}"):
+            check(arrived, regions[0].count, [x.region for x in regions], number)
+
+
 def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
     """Wait for something that must come true."""
     end = time.monotonic() + seconds

@@ -84,7 +84,10 @@ class Beats:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lowcomm-beats", daemon=True)
+        act = (self._beat_and_look,)
+        self._thread = threading.Thread(
+            target=self.guard, args=act, name="lowcomm-beats", daemon=True
+        )
 
     # -- our own beat -------------------------------------------------------------------------
 
@@ -180,9 +183,11 @@ class Beats:
 
     # -- the thread ---------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def guard(self, *acts: Callable[[], None]) -> None:
+        """Do this on a thread that nobody waits for: `check` raises what goes wrong."""
         try:
-            self._beat_and_look()
+            for act in acts:
+                act()
         except Exception as error:
             self.fail(error)
 

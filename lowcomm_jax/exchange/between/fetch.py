@@ -69,7 +69,8 @@ class Fetch:
         self._news = news or threading.Event()
         self._cancelled = threading.Event()
         name = f"lowcomm-fetch-{region}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        act = (self._insist,)
+        self._thread = threading.Thread(target=office.beats.guard, args=act, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -125,12 +126,6 @@ class Fetch:
                 raise Missing(f"the payload of region {self.region} is gone with all who had it")
             self._begun.wait(self._office.store.poll_s[1])
         return self.got[0]
-
-    def _run(self) -> None:
-        try:
-            self._insist()
-        except Exception as error:
-            self._office.beats.fail(error)
 
     def _insist(self) -> None:
         for pause in self._office.store.pauses():

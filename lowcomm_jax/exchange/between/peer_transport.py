@@ -64,7 +64,10 @@ class PeerTransport:
         self._used: set[int] = set()
         self._patience: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, name="lowcomm-serve", daemon=True)
+        act = (self._answer_all,)
+        self._thread = threading.Thread(
+            target=beats.guard, args=act, name="lowcomm-serve", daemon=True
+        )
 
     def start(self) -> None:
         """Tell the others our address, and answer their questions."""
@@ -123,12 +126,6 @@ class PeerTransport:
             self._offers.setdefault(name, {})[number] = region
         self._server.offer(number, array)
         self._tally.add("sent", array.size)
-
-    def _serve(self) -> None:
-        try:
-            self._answer_all()
-        except Exception as error:
-            self._beats.fail(error)
 
     def _answer_all(self) -> None:
         """Answer questions until closed."""

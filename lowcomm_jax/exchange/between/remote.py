@@ -296,5 +296,4 @@ class RemoteExchange:
         if request.joins:
             self._waiting.note(set(request.members) - {self.region}, gathered)
         self._litter.done(request.key, gathering.published)
-        self._litter.sweep()
-        self._states.sweep()
+        self._office.beats.guard(self._litter.sweep, self._states.sweep)

@@ -43,8 +43,15 @@ class States:
 
     def give_soon(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> None:
         """`give` on a thread of its own, so that training goes on meanwhile."""
-        args = step, arrays, document
-        self._giving = threading.Thread(target=self._give, args=args, name="lowcomm-give")
+
+        def act() -> None:
+            try:
+                self.give(step, arrays, document)
+            except StoreUnavailable as error:
+                log.warning("no state was given, it is tried again: %s", error)
+
+        guard = self._office.beats.guard
+        self._giving = threading.Thread(target=guard, args=(act,), name="lowcomm-give")
         self._giving.daemon = True
         self._giving.start()
 
@@ -52,14 +59,6 @@ class States:
         """Wait for the state that is being given, if any."""
         if self._giving is not None:
             self._giving.join()
-
-    def _give(self, *args) -> None:
-        try:
-            self.give(*args)
-        except StoreUnavailable as error:
-            log.warning("no state was given, it is tried again: %s", error)
-        except Exception as error:
-            self._office.beats.fail(error)
 
     def give(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
         """Publish a state for the regions that ask; the two newest ones of a donor are kept.
