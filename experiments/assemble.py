@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.between import open_exchange
+from experiments.between import alone, open_exchange
 from experiments.cli import RefusedError, problems_of
 from experiments.evaluation import Evaluator
 from experiments.job import Job, abstract_params, make_engine, make_model
+from experiments.mishaps import Scripted
 from lowcomm_jax import AdaptiveEngine, Engine, programs
 from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
@@ -31,6 +32,7 @@ class Run:
       model: in pipeline stages where the mesh has some.
       exchange: with the other jobs; None where all regions are in this one.
       rate_S: learning rate of every step.
+      mishaps: what this job does to its own payloads; None = nothing.
     """
 
     job: Job
@@ -41,11 +43,12 @@ class Run:
     evaluation: EvalData
     tokenizer: Tokenizer
     rate_S: np.ndarray
+    mishaps: Scripted | None = None
 
-    def close(self) -> None:
-        """Leave the other jobs."""
+    def close(self, needed: bool = True) -> None:
+        """Leave the other jobs; `needed`: not before they have what only this one can give them."""
         if self.exchange is not None:
-            self.exchange.close()
+            self.exchange.close(**({} if needed else {"linger_s": 0.0}))
 
     @property
     def whole(self) -> Model:
@@ -114,7 +117,10 @@ def assemble(job: Job) -> Run:
             [f"model.vocab_size={config.vocab_size} is too small for {tokenizer.name}: {fix}"]
         )
     model = make_model(job, config)
-    exchange, problems = problems_of(lambda: open_exchange(job), "rendezvous: ")
+    mishaps = None
+    if job.faults and alone(job.config):
+        mishaps = Scripted(job.faults, job.config["region"])
+    exchange, problems = problems_of(lambda: open_exchange(job, mishaps), "rendezvous: ")
     if problems:
         raise RefusedError(problems)
     engine, problems = problems_of(lambda: _engine_that_fits(job, model, exchange))
@@ -130,6 +136,7 @@ def assemble(job: Job) -> Run:
         evaluation=evaluation,
         tokenizer=tokenizer,
         rate_S=np.asarray(learning_rate(job.inner, job.steps)(steps)),
+        mishaps=mishaps,
     )
 
 

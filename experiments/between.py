@@ -13,7 +13,7 @@ from experiments.workdir import identity
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.exchange.between.connect import ROUNDS_KEPT
-from lowcomm_jax.exchange.between.office import Heal
+from lowcomm_jax.exchange.between.terms import Heal
 from lowcomm_jax.guard import Guard
 from lowcomm_jax.jobs.checks import job_problems
 from lowcomm_jax.methods import Method
@@ -62,8 +62,11 @@ def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
     return found + job_problems(method, count, Guard(**fields["guards"]))
 
 
-def open_exchange(job: Job) -> JobExchange | None:
+def open_exchange(job: Job, mishaps: Scripted | None = None) -> JobExchange | None:
     """The exchange of a checked job, not joined yet; None on a mesh.
+
+    Args:
+      mishaps: what goes wrong in it on purpose; None = nothing.
 
     Raises:
       ValueError: the rendezvous or the secret cannot be used.
@@ -82,7 +85,7 @@ def open_exchange(job: Job) -> JobExchange | None:
         timing=exchange.Timing(deadline_s=fields["deadline_s"]),
         keep=ROUNDS_KEPT[kind] * job.method.schedule.fragments,
         heal=fields["heal"],
-        mishaps=Scripted(job.faults, fields["region"]) if job.faults else None,
+        mishaps=mishaps,
         **given,
     )
 

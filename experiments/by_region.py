@@ -33,9 +33,11 @@ class Region:
 
 
 def by_region(run: RunLog) -> list[Region]:
-    """The regions in order; empty where the run was one process, whose regions share one fate."""
+    """The regions in order; empty where the run was one process, whose regions share one fate, and
+    of the log of a single job, which knows nothing of the others.
+    """
     landings = [e for step in run.steps for e in step["events"] if "travel_seconds" in e]
-    if not landings:
+    if not landings or "present" not in run.steps[0]:
         return []
     counted_LxR = np.array([e["participants"] for e in landings], bool)
     travel_LxR = np.array([e["travel_seconds"] for e in landings], float)

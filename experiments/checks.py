@@ -15,8 +15,6 @@ from experiments.between import alone
 from experiments.cli import closest, problems_of
 from experiments.config import base, plain
 from experiments.devices import FLAG
-from experiments.faults import Fault
-from experiments.faults import read as read_faults
 from experiments.methods import METHODS
 from lowcomm_jax import make_mesh
 from lowcomm_jax.adaptive.checks import size_problems
@@ -278,12 +276,3 @@ def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         fix = "stages need microbatches of one size, and these grow; use mesh.stage=1"
         found.append(f"mesh.stage={fields['mesh']['stage']}: {fix}")
     return found
-
-
-def faults(fields: Mapping[str, Any], steps: int) -> tuple[tuple[Fault, ...], list[str]]:
-    """(the script's faults, what is wrong with it)."""
-    script = fields["faults"]
-    if script is None:
-        return (), []
-    found, problems = read_faults(script, max(fields["regions"], 1), max(steps, 1))
-    return tuple(found), problems

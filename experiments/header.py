@@ -50,6 +50,7 @@ def header(run: Run, state: State) -> dict[str, Any]:
         "consensus": job.method.consensus and dataclasses.asdict(job.method.consensus),
         "data": run.data.summary,
         "data_identity": run.data.identity,
+        "began": run.mishaps and run.mishaps.began,
         "machine": machine(),
         "versions": versions(),
     }

@@ -18,7 +18,7 @@ from experiments import checks, devices
 from experiments.between import alone, between_problems
 from experiments.cli import RefusedError, problems_of
 from experiments.config import plain
-from experiments.faults import Fault
+from experiments.fault_checks import Faults, faults
 from experiments.methods import make_method
 from experiments.workdir import workdir_problems
 from experiments.writers import missing_packages
@@ -44,7 +44,7 @@ class Job:
         weights give it (`vocab_settled`).
       data, method, inner, mesh: what the sections describe.
       weights: `equal`, `tokens` or numbers.
-      faults: simulated ones, or those a real job must do to itself.
+      faults: simulated ones, those a real job must do to itself, or what happened to some.
     """
 
     config: dict[str, Any]
@@ -57,7 +57,7 @@ class Job:
     inner: InnerConfig
     mesh: jax.sharding.Mesh
     weights: str | tuple[float, ...]
-    faults: tuple[Fault, ...] = ()
+    faults: Faults = ()
 
     @property
     def regions(self) -> int:
@@ -124,10 +124,10 @@ def resolve(config: Any, workdir: str | Path) -> Job:
             f"data.seq_len={fields['data']['seq_len']} is longer than the model is meant for: use "
             f"at most {model.max_seq_len}, or raise model.max_seq_len"
         )
-    faults, found = checks.faults(fields, steps)
+    struck, found = faults(fields, steps, method)
     problems += found
     job = Job(
-        fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, faults
+        fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, struck
     )
     problems += checks.region_problems(fields, mesh) + checks.network_problems(fields, method)
     problems += checks.adaptive_problems(fields, method) + between_problems(fields, method)

@@ -9,7 +9,9 @@ hosts do (output.1.txt is what the second one printed). Overrides (--config.FIEL
 of them. Ctrl-C lets every region save and exits with code 75; the same command then continues. A
 region that dies does not stop the others; with --restarts it is started again and catches up.
 --faults=FILE kills, stops and cuts off regions, damages, delays and slows what they send, by a
-script (experiments/faults.py).
+script (experiments/faults.py), which is kept as WORKDIR/faults.yaml. WORKDIR/happened.yaml tells
+who took part in every exchange and who came back where: with --config.faults=WORKDIR/happened.yaml,
+train does the same in one process.
 """
 
 from __future__ import annotations
@@ -21,19 +23,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments import devices, report
+from experiments import devices, happened, report
 from experiments.between import BETWEEN
 from experiments.board import Board
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
 from experiments.config import plain
 from experiments.distributed import process_problems
+from experiments.doors import door, open_door
 from experiments.job import Job, resolve
+from experiments.landings import gathered
 from experiments.processes import POLL_SECONDS, ended_at_last
 from experiments.region_job import RegionJob
-from experiments.striking import Striker, door, open_door
+from experiments.scripts import write
+from experiments.striking import Striker
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
-RENDEZVOUS = "rendezvous"
+RENDEZVOUS, SCRIPT = "rendezvous", "faults.yaml"
 EXIT_LOST = 1
 
 
@@ -70,11 +75,14 @@ def main(argv: Sequence[str]) -> int:
     rendezvous.mkdir(parents=True, exist_ok=True)
     for region in range(job.regions):
         open_door(rendezvous, region)
+    if job.faults:
+        write(workdir / SCRIPT, job.faults)
     console = Console()
     code = run(jobs, console, Striker(job.faults, jobs, rendezvous))
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)
+    gathered([job.workdir for job in jobs], job.steps).write(workdir / happened.FILE)
     return code
 
 

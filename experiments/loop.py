@@ -11,15 +11,13 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from experiments.assemble import Run
 from experiments.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver
 from experiments.evaluation import Evaluation, Evaluator
-from experiments.faults import participants
 from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.records import StepRecords
+from experiments.simulated import Simulated
 from experiments.stopping import Stopping
 from experiments.workdir import identity
 from lowcomm_jax.adaptive.state import AdaptiveState
@@ -55,6 +53,7 @@ class Loop:
         self.evaluator, self.checkpoints, self.display = evaluator, checkpoints, display
         self.driver = _driver(run, evaluator, lambda: self._phase("data"))
         self.records = StepRecords(len(run.job.here), self.driver.rate)
+        self.faults = Simulated(run)
         self.evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._timed = False
@@ -109,11 +108,13 @@ class Loop:
         config, steps, done = self.run.job.config, self.run.job.steps, self.progress
         every = {k: config[k]["every"] for k in ("log", "eval", "checkpoint")}
         target = min(steps, *(_next(done, n) for n in every.values() if n))
+        target = self.faults.begin(done, target)
         with self._phase("dispatch"):
             before = self._spent["data"]
             self.state, history = self.driver.advance(
-                self.state, target - done, self._participants(), stopping
+                self.state, target - done, self.faults.participants, stopping
             )
+            self.state = self.faults.end(self.progress, self.state)
             fetched = self._spent["data"] - before
         self._spent["dispatch"] -= fetched
         self._read()
@@ -129,17 +130,6 @@ class Loop:
         if due or stopping.begins():
             self._read()
             self._save()
-
-    def _participants(self):
-        """Who takes part in an exchange: a pure function of (seed, step)."""
-        job = self.run.job
-        chance, seed, regions = job.config["participation"], job.config["seed"], job.regions
-        if self.run.exchange is not None or (chance == 1 and not job.faults):
-            return None
-        up = participants(job.faults, regions)
-        return lambda step: (
-            up(step) & (np.random.default_rng((seed, step)).random(regions) < chance)
-        )
 
     # -- what is written ------------------------------------------------------------------------
 
@@ -229,7 +219,7 @@ class Loop:
     def _finish(self) -> None:
         """Land what is in flight, synchronise once more, and judge the result."""
         self._read()
-        self.state = self.run.engine.finish(self.state)
+        self.state = self.run.engine.finish(self.state, **self.faults.at_the_end)
         self.records.sent, self.records.received = self.driver.traffic(self.state)
         self._evaluate(final=True)
         end = {

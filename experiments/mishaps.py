@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from experiments.faults import Fault
 
 
 class Scripted:
-    """See `lowcomm_jax.exchange.between.mishaps.Mishaps`; steps are those of the send."""
+    """See `lowcomm_jax.exchange.between.mishaps.Mishaps`; steps are those of the send.
+
+    Attributes:
+      began: seconds since the epoch (Unix time) when the run did (`origin`); None = it has not.
+    """
 
     def __init__(self, faults: Sequence[Fault], region: int):
         self._faults = [fault for fault in faults if fault.region == region]
         self._link = threading.Lock()
+        self._steps: dict[str, int] = {}
+        self.began: float | None = None
+
+    def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
+        """Remember the step, if it sends something."""
+        if "step" in terms:
+            self._steps[key] = int(terms["step"])
 
     def sent(self, key: str, data: bytes) -> bytes:
         """Hold it up, or flip one bit, after its digest was taken."""
         for fault in self._of(key):
             if fault.kind == "late":
-                time.sleep(fault.seconds)
+                time.sleep(fault.delay)
             elif fault.kind == "slow":
                 self._carry(fault, len(data))
             elif fault.kind == "corrupt":
@@ -36,9 +46,10 @@ class Scripted:
                 self._carry(fault, nbytes)
 
     def _of(self, key: str) -> list[Fault]:
-        """Faults at the step in which a payload was sent: key "fragment@step..."."""
-        found = re.match(r"\d+@(\d+)", key)
-        return [f for f in self._faults if found and f.step <= int(found[1]) < f.end]
+        """Faults that are on when a payload is sent."""
+        step = self._steps.get(key.partition("/")[0])
+        seconds = None if self.began is None else time.time() - self.began
+        return [f for f in self._faults if step is not None and f.on(step, seconds)]
 
     def _carry(self, fault: Fault, nbytes: int) -> None:
         """One payload after the other, as over a link."""

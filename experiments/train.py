@@ -10,13 +10,13 @@ several jobs saves, too, and goes on to a step at which all stop.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 from rich.console import Console
 
-from experiments import compile_cache, distributed, report
+from experiments import compile_cache, distributed, origin, report
 from experiments.assemble import Run, assemble
 from experiments.cli import (
     Flags,
@@ -29,15 +29,16 @@ from experiments.cli import (
 from experiments.evaluation import Evaluator
 from experiments.header import header
 from experiments.job import Job, abstract_params, resolve
+from experiments.landings import Landings
 from experiments.latecomer import carry_on
 from experiments.loop import BEST, Loop
 from experiments.progress import Display, open_display, size
 from experiments.workdir import CHECKPOINTS, identity, write_config
 from experiments.writers import open_log
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError
-from lowcomm_jax.exchange import Lost, StoreUnavailable
+from lowcomm_jax.exchange import Lost, Parted, StoreUnavailable
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, InterruptedBeforeError, raised
-from lowcomm_jax.jobs import AnchorsDifferError, rejoin
+from lowcomm_jax.jobs import rejoin
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.processes import ProcessLostError, team
 from lowcomm_jax.stages import bubble
@@ -93,7 +94,7 @@ def train_and_heal(job: Job, console: Console, quiet: bool = False) -> bool:
     while True:
         try:
             return train(job, console, quiet)
-        except (AnchorsDifferError, Lost) as error:
+        except (Lost, Parted) as error:
             if not getattr(error, "heals", True):
                 raise
             console.print(f"{error}; it comes back", highlight=False, soft_wrap=True)
@@ -125,7 +126,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         keep_last=keep["keep_last"],
         keep_best=BEST if keep["keep_best"] else None,
     )
-    with contextlib.closing(checkpoints), contextlib.closing(run), team().together():
+    with contextlib.closing(checkpoints), _closing(run), team().together():
         restored = _restore(run, checkpoints)
         if restored is not None and restored.extra["finished"]:
             console.print(f"{job.workdir} is complete (step {restored.step})", highlight=False)
@@ -139,7 +140,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         evaluator = run.evaluator()
         try:
             with raised(), team().together():
-                state = _meet(run, state, restored is not None, evaluator, console, quiet)
+                state = _meet(run, state, restored, evaluator, console, quiet)
         except InterruptedBeforeError:
             return False
         display = display or open_display(console, job.steps, quiet)
@@ -150,7 +151,20 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         return complete
 
 
-def _meet(run: Run, state, restored: bool, evaluator: Evaluator, console: Console, quiet: bool):
+@contextlib.contextmanager
+def _closing(run: Run) -> Iterator[None]:
+    """Leave the others at last: at once if they have gone on without this region."""
+    needed = True
+    try:
+        yield
+    except Lost:
+        needed = False
+        raise
+    finally:
+        run.close(needed)
+
+
+def _meet(run: Run, state, restored, evaluator: Evaluator, console: Console, quiet: bool):
     """Meet the jobs of the other regions, if this is one of several; returns the state to train.
 
     Raises:
@@ -165,15 +179,21 @@ def _meet(run: Run, state, restored: bool, evaluator: Evaluator, console: Consol
         exchange.join(job.config["wait_minutes"] * 60, int(state.clock.step))
     except (ValueError, TimeoutError, StoreUnavailable) as error:
         raise RefusedError([str(error)], "cannot meet the other regions") from error
+    if run.mishaps is not None:
+        run.mishaps.began = origin.agreed(exchange, job.workdir)
+    landings = Landings(run.engine.trips(state), job.workdir, exchange.region)
     if exchange.awaited:
-        if restored:
+        landings.begin(int(state.clock.step))
+        if restored is not None:
             run.engine.reconnect(state)
         return state
     evaluator(state)  # compiled now, not while the others wait for this region
     batch = next(run.data.batches(0, job.batch, steps=1, regions=job.here, prefetch=0))
     state = rejoin.enter(run.engine, state, batch)
+    step = int(state.clock.step)
+    landings.came(step, restored and restored.step)
     if not quiet:
-        console.print(f"came into the run at step {int(state.clock.step)}", highlight=False)
+        console.print(f"came into the run at step {step}", highlight=False)
     return state
 
 

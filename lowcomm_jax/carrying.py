@@ -42,20 +42,28 @@ class Carrier(Protocol):
         groups: Groups | None,
         exchange: MeshExchange,
         like: PyTree,
+        again: bool = False,
     ) -> None:
         """Send off a payload; returns at once.
 
         Args:
-          key: `state.flight_key`.
-          number: of the fragment's sends, this one included; a key may come twice (`finish`).
+          key: `state.flight_key`; may come twice (`finish`).
+          number: of the run's sends so far, this one included.
           flight: nothing of it is donated before it lands.
-          anchor: the fragment's anchor, `[A, ...]`, at the send.
+          anchor: of all fragments, `[A, ...]`, at the send.
           groups: who exchanges with whom; None = all regions.
           exchange: that of the payload's level; like: shapes of the fragment's leaves.
+          again: it was sent before; the anchor may have moved since.
         """
 
-    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
+    def finish(
+        self, state: TrainState, key: str, postpone: bool = False
+    ) -> tuple[TrainState, InFlight | None]:
         """Wait for everyone's payload.
+
+        Args:
+          postpone: rather than wait until others can be reached again, take no part, and land what
+            arrives later, if that is possible: the flight returned is then None.
 
         Returns:
           (state, flight): the flight with the rows of all who exchange it, or with what their
@@ -72,6 +80,13 @@ class Carrier(Protocol):
 
     def settled(self, state: TrainState) -> None:
         """A step with sends or landings is over."""
+
+    def ended(self, state: TrainState) -> None:
+        """The last of all sends has landed.
+
+        Raises:
+          exchange.Parted: another region's anchor is another.
+        """
 
     def draw(self, groups: GroupExchange, number: int, key: str) -> Draw:
         """What the landing program must know of the groups of a fragment's round `number`."""
@@ -102,10 +117,10 @@ class OnMesh:
         del codec_state
         return None
 
-    def start(self, key, number, flight, anchor, groups, exchange, like) -> None:
+    def start(self, key, number, flight, anchor, groups, exchange, like, again=False) -> None:
         """The landing program does it all."""
 
-    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
+    def finish(self, state, key, postpone=False) -> tuple[TrainState, InFlight | None]:
         return state, state.in_flight[key]
 
     def times(self, key: str | None) -> dict[str, np.ndarray]:
@@ -114,6 +129,9 @@ class OnMesh:
 
     def settled(self, state: TrainState) -> None:
         """Nobody else needs to hear of it."""
+
+    def ended(self, state: TrainState) -> None:
+        """There is one copy."""
 
     def draw(self, groups: GroupExchange, number: int, key: str) -> Draw:
         del key

@@ -39,7 +39,7 @@ class ByteServer:
       address: "host:port" where others connect to.
 
     Raises:
-      ValueError: this process has no CPU backend.
+      ValueError: this process has no CPU backend, or the address cannot be used.
     """
 
     def __init__(self, address: str):
@@ -50,7 +50,14 @@ class ByteServer:
                 f"payloads pass through the host: add cpu to JAX_PLATFORMS ({error})"
             ) from None
         host = address.rpartition(":")[0]
-        self._server = transfer.start_transfer_server(self._device.client, address, [f"{host}:0"])
+        try:
+            start = transfer.start_transfer_server
+            self._server = start(self._device.client, address, [f"{host}:0"])
+        except jax.errors.JaxRuntimeError as error:
+            raise ValueError(
+                f"address {address!r} cannot be listened on ({error}): give HOST:PORT of this "
+                "machine with a port that is free, or port 0 for any"
+            ) from None
         self.address = self._server.address()
 
     def offer(self, number: int, data: jax.Array) -> None:

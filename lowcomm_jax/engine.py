@@ -19,7 +19,7 @@ from lowcomm_jax import history, initial, microbatches, programs
 from lowcomm_jax.carrying import OnMesh
 from lowcomm_jax.checks import check_batch, layout_problems, mode_problems, virtual_clock
 from lowcomm_jax.exchange import JobExchange
-from lowcomm_jax.finish import finish
+from lowcomm_jax.finish import AtTheEnd, finish
 from lowcomm_jax.gossip_trips import round_trips
 from lowcomm_jax.gradient import behind_outer
 from lowcomm_jax.guard import Guard
@@ -132,7 +132,7 @@ class Engine:
             network=None if self.clock is None else self.clock.network,
             offload=offload,
             routed=hops is not None,
-            carrier=BetweenJobs(exchange) if alone else OnMesh(regions),
+            carrier=BetweenJobs(exchange, method.anchors == "shared") if alone else OnMesh(regions),
         )
         ids_R = np.array([exchange.region] if alone else range(regions), np.int32)
         named = isinstance(weights, str)
@@ -278,9 +278,9 @@ class Engine:
     def _staged(self, stage: Stage) -> Stage:
         return stage._replace(batches=self.place(stage.batches))
 
-    def finish(self, state: TrainState) -> TrainState:
+    def finish(self, state: TrainState, participants: AtTheEnd = None) -> TrainState:
         """Drain what is in flight, then one last blocking synchronisation (`finish.finish`)."""
-        state, events = finish(self.trips(state), state)
+        state, events = finish(self.trips(state), state, participants)
         if self.clock is not None:
             follow(self.clock, int(state.clock.step), events)
         return state

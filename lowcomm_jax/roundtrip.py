@@ -9,12 +9,13 @@ import jax
 import numpy as np
 
 from lowcomm_jax import boundary
+from lowcomm_jax.arrivals import Arrivals, can_postpone, due, hurried
 from lowcomm_jax.exchange import Traffic, two_shot
 from lowcomm_jax.history import Event
 from lowcomm_jax.measurements import Measurements, measured_by
 from lowcomm_jax.programs import Programs
 from lowcomm_jax.schedule import delay_per_region
-from lowcomm_jax.state import InFlight, TrainState, flight_key, in_send_order, with_inner, without
+from lowcomm_jax.state import InFlight, TrainState, flight_key, with_inner, with_item, without
 from lowcomm_jax.token_mean import restart_count
 from lowcomm_jax.topology import Groups
 
@@ -28,14 +29,14 @@ class RoundTrips:
 
     Attributes:
       programs: the compiled programs.
-      carrier: how payloads reach the other regions.
+      carrier: how payloads reach the other regions; arrivals: those of everyone, from it.
       weights: float32 `[R]`, weights of the regions unless tokens decide.
     """
 
     def __init__(self, programs: Programs, weights: str | np.ndarray):
         self.programs = programs
         self.method, self.carrier = programs.method, programs.recipe.carrier
-        self.schedule = self.method.schedule
+        self.schedule, self.arrivals = self.method.schedule, Arrivals(self.carrier)
         self.count = programs.recipe.regions.count
         self.fragments = programs.fragments
         self.by_tokens = isinstance(weights, str) and weights == "tokens"
@@ -75,7 +76,7 @@ class RoundTrips:
             return state.replace(clock=clock), events
         state = state.replace(clock=clock.copy())
         if not self.schedule.land_after_send:
-            state = self.land(state, self._due(state, step), step, events)
+            state = self._land_due(state, step, events)
         sent = self._sends(state, step)
         mask = mask & self.schedule.senders(step, self.count)
         for p in sent:
@@ -84,7 +85,7 @@ class RoundTrips:
             for p in sent:
                 state = boundary.cross(self, state, p, step, mask, events)
         else:
-            state = self.land(state, self._due(state, step), step, events)
+            state = self._land_due(state, step, events)
         state = self._decide(state, step, events)
         self.carrier.settled(state)
         return state, events
@@ -99,16 +100,16 @@ class RoundTrips:
         if not self.schedule.land_after_send:
             return state
         # What was sent at this boundary lands at the next one, which has just been settled.
-        due = np.full(self.count, self.schedule.next_send(step, state.clock), np.int64)
+        then = np.full(self.count, self.schedule.next_send(step, state.clock), np.int64)
         flights = {
-            k: dataclasses.replace(f, due=due) if f.sent == step else f
+            k: dataclasses.replace(f, due=then) if f.sent == step else f
             for k, f in state.in_flight.items()
         }
         return state.replace(in_flight=flights)
 
-    def _due(self, state: TrainState, step: int) -> list[str]:
-        flying = in_send_order(state.in_flight)
-        return [key for key, f in flying if bool((f.waiting & (f.due <= step)).any())]
+    def _land_due(self, state: TrainState, step: int, events: list[Event]) -> TrainState:
+        keys = due(state, step)
+        return self.land(state, keys, step, events, can_postpone(self.method, state, keys, step))
 
     def _sends(self, state: TrainState, step: int) -> tuple[int, ...]:
         busy = {
@@ -170,15 +171,14 @@ class RoundTrips:
             header=self.measurements.header(state, step),
             kept=kept,
         )
-        anchor = self.fragments.leaves(state.anchor, p)
         exchange, like = self.programs.exchange.at(level), self._like[p]
-        number = int(clock.sends[p])
-        self.carrier.start(key, number, flight, anchor, groups, exchange, like)
+        number = int(clock.sends.sum())
+        self.carrier.start(key, number, flight, state.anchor, groups, exchange, like)
         values = {k: out[k] for k in _SENT_VALUES if k in out}
         events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(
-            codec=_set(state.codec, p, out["codec_state"]),
-            bases=_set(state.bases, p, _set(state.bases[p], turn, out["bases"])),
+            codec=with_item(state.codec, p, out["codec_state"]),
+            bases=with_item(state.bases, p, with_item(state.bases[p], turn, out["bases"])),
             in_flight={**state.in_flight, key: flight},
             clock=clock,
         )
@@ -210,24 +210,26 @@ class RoundTrips:
 
     # -- land -----------------------------------------------------------------------------------
 
-    def land(self, state, keys: list[str], step: int, events: list[Event]) -> TrainState:
-        """Land payloads where they are due: first all anchors move, then regions adopt them."""
+    def land(self, state, keys: list[str], step: int, events, postpone=False) -> TrainState:
+        """Land payloads where they are due: first all anchors move, then regions adopt them.
+
+        `postpone`: see `Carrier.finish`.
+        """
         moved: dict[str, dict[str, Any]] = {}
-        for key in keys:
-            if not state.in_flight[key].moved:
-                state, flight = self.carrier.finish(state, key)
-                state, moved[key] = self.move(state, flight)
-                state = self.measurements.landed(state, flight, moved[key])
+        for key in [key for key in keys if not state.in_flight[key].moved]:
+            state, flight = self.arrivals.wait(state, key, postpone=postpone)
+            if flight is None:
+                keys = [other for other in keys if other != key]
+                continue
+            state, moved[key] = self.move(state, flight)
+            state = self.measurements.landed(state, flight, moved[key])
         for key in keys:
             state = self._adopt_flight(state, key, step, moved.get(key, {}), events)
         return state
 
     def land_now(self, state, keys: list[str], step: int, events: list[Event]) -> TrainState:
         """Land payloads in all regions that still wait for them, due or not."""
-        due = {key: np.minimum(state.in_flight[key].due, step) for key in keys}
-        hurried = {k: dataclasses.replace(state.in_flight[k], due=d) for k, d in due.items()}
-        state = state.replace(in_flight={**state.in_flight, **hurried})
-        return self.land(state, keys, step, events)
+        return self.land(hurried(state, keys, step), keys, step, events)
 
     def _adopt_flight(self, state, key: str, step: int, values, events: list[Event]) -> TrainState:
         flight = state.in_flight[key]
@@ -263,9 +265,10 @@ class RoundTrips:
             if_news=if_news,
             level=int(flight.level),
         )
-        state = state.replace(anchor={**state.anchor, **anchor}, outer=_set(state.outer, p, outer))
-        state = state.replace(bases=_set(state.bases, p, _set(state.bases[p], turn, bases)))
-        return state.replace(codec=_set(state.codec, p, codec)) if personal else state, values
+        bases, outer = with_item(state.bases[p], turn, bases), with_item(state.outer, p, outer)
+        bases, anchor = with_item(state.bases, p, bases), {**state.anchor, **anchor}
+        state = state.replace(anchor=anchor, outer=outer, bases=bases)
+        return state.replace(codec=with_item(state.codec, p, codec)) if personal else state, values
 
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
         """Let the regions of `lands` adopt the anchor by the landing rule."""
@@ -282,9 +285,9 @@ class RoundTrips:
         )
         state = with_inner(state, params={**state.inner.params, **params})
         if state.received:
-            received = self.programs.receive(state.received, state.anchor, lands)
-            state = state.replace(received=received)
-        return state.replace(landing=_set(state.landing, p, landing))
+            now = self.programs.receive(state.received, state.anchor, lands)
+            state = state.replace(received=now)
+        return state.replace(landing=with_item(state.landing, p, landing))
 
     def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
         """Note a landing in the clock and in the events."""
@@ -293,7 +296,3 @@ class RoundTrips:
         clock.staleness[p] = np.where(lands, staleness, clock.staleness[p])
         values = {**values, **self.carrier.times(key)}
         events.append(Event.of_landing(step, p, key, lands, staleness, values))
-
-
-def _set(items: tuple, index: int, value: PyTree) -> tuple:
-    return (*items[:index], value, *items[index + 1 :])

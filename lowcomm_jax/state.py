@@ -90,6 +90,8 @@ class Clock:
       last_landed: int64 `[K, R]`, step of each region's last landing; -1 = never.
       staleness: int64 `[K, R]`, land step - send step of the last landing; -1 = never.
       sends: int64 `[K]`, sends so far.
+      counted: bool `[K]`, whether no region that takes part was left out of the last landing; where
+        all regions are in one job, `last_landed` tells.
       bytes_sent, bytes_received: int64 `[R]`, bytes between regions so far.
       decided: what the schedule remembers (`Schedule.start`).
     """
@@ -100,6 +102,7 @@ class Clock:
     last_landed: np.ndarray
     staleness: np.ndarray
     sends: np.ndarray
+    counted: np.ndarray
     bytes_sent: np.ndarray
     bytes_received: np.ndarray
     decided: dict[str, np.ndarray]
@@ -114,6 +117,7 @@ class Clock:
             last_landed=np.full((fragments, regions), -1, np.int64),
             staleness=np.full((fragments, regions), -1, np.int64),
             sends=np.zeros(fragments, np.int64),
+            counted=np.ones(fragments, bool),
             bytes_sent=np.zeros(regions, np.int64),
             bytes_received=np.zeros(regions, np.int64),
             decided=dict(decided or {}),
@@ -123,6 +127,11 @@ class Clock:
         """Which of the fragment's sends, from 0, left at this step: the last, or the one before."""
         later = 1 if sent == self.last_sent[fragment] else 2
         return int(self.sends[fragment]) - later
+
+    def sends_until(self, step: int) -> int:
+        """All sends up to this step, since which no fragment has left more than twice."""
+        later = (self.last_sent > step).sum() + (self.previous_sent > step).sum()
+        return int(self.sends.sum() - later)
 
     def copy(self) -> Clock:
         return jax.tree.map(np.copy, self)
@@ -180,6 +189,11 @@ def in_send_order(in_flight: dict[str, InFlight]) -> list[tuple[str, InFlight]]:
         return int(flight.sent), int(flight.fragment), int(np.argmax(flight.takes_part))
 
     return sorted(in_flight.items(), key=when)
+
+
+def with_item(items: tuple, index: int, value: PyTree) -> tuple:
+    """The same items with one of them replaced."""
+    return (*items[:index], value, *items[index + 1 :])
 
 
 def with_inner(state: TrainState, **changes) -> TrainState:

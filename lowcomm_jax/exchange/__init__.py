@@ -4,6 +4,8 @@ from lowcomm_jax.exchange.between.connect import peers, store
 from lowcomm_jax.exchange.between.errors import (
     Lost,
     Missing,
+    Parted,
+    Postponed,
     Rejected,
     StoreUnavailable,
     Superseded,
@@ -34,6 +36,8 @@ __all__ = [
     "Lost",
     "MeshExchange",
     "Missing",
+    "Parted",
+    "Postponed",
     "Rejected",
     "RemoteExchange",
     "StoreUnavailable",

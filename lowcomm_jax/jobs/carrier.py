@@ -13,6 +13,8 @@ from lowcomm_jax.exchange import (
     GroupExchange,
     JobExchange,
     MeshExchange,
+    Parted,
+    Postponed,
     Traffic,
     all_gather,
     in_halves,
@@ -22,8 +24,8 @@ from lowcomm_jax.exchange.between.arrived import Arrived, nothing
 from lowcomm_jax.exchange.between.wire import shapes_of
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.jobs.company import Company
-from lowcomm_jax.jobs.digest import anchor_digest, compare
 from lowcomm_jax.jobs.echo import Echo
+from lowcomm_jax.jobs.moments import Moments
 from lowcomm_jax.jobs.shared import give
 from lowcomm_jax.jobs.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.processes import team
@@ -39,7 +41,7 @@ class Trip:
     """A payload under way.
 
     Attributes:
-      name: under which the jobs exchange it.
+      name: under which the jobs exchange it; terms: on which (`exchange.start`).
       members: the regions that do, ascending.
       like: shapes and dtypes of what comes of each region, by name.
       silent: this region only listens.
@@ -47,6 +49,7 @@ class Trip:
     """
 
     name: str
+    terms: dict[str, Any]
     members: tuple[int, ...]
     like: dict[str, jax.ShapeDtypeStruct]
     silent: bool
@@ -61,13 +64,15 @@ class BetweenJobs:
     anchors). The arithmetic is that of the mesh, so that the anchors are the same, bit for bit.
 
     Attributes:
+      moments: the anchors that there were.
       silent: listen to what the others exchange, and say nothing (`rejoin.catch_up`).
     """
 
     always = True
 
-    def __init__(self, exchange: JobExchange | Echo):
-        self.exchange = exchange
+    def __init__(self, exchange: JobExchange | Echo, shared: bool):
+        """`shared`: all regions have one anchor, not each its own."""
+        self.exchange, self.moments = exchange, Moments(shared)
         self.total, self.region = exchange.count, exchange.region
         self.silent = False
         self._trips: dict[str, Trip] = {}
@@ -77,7 +82,7 @@ class BetweenJobs:
 
     def rehearsing(self) -> BetweenJobs:
         """A carrier without the others; what it compiles is compiled for this one, too."""
-        alone = BetweenJobs(Echo(self.region, self.total, self.exchange.heal))
+        alone = BetweenJobs(Echo(self.region, self.total), self.moments.shared)
         alone._slicings = self._slicings
         return alone
 
@@ -93,30 +98,33 @@ class BetweenJobs:
         groups: Groups | None,
         exchange: MeshExchange,
         like: PyTree,
+        again: bool = False,
     ) -> None:
         members = self.own_group(groups)
-        name = f"{key}.{number}"
-        parcel = self._parcel(flight, anchor, alone=groups is not None)
+        # By its number: who has decided on another fragment or step for it must find out.
+        name, parcel = str(number), self._parcel(flight, anchor, like)
+        # Of what was sent before the anchor may have moved since: it does not tell which it was.
+        terms = _decided(flight) | ({} if again else self.moments.terms(anchor))
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in parcel.items()}
         slicing = None
         if groups is None and goes_in_slices(exchange, self.total):
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        self._trips[key] = Trip(name, members, shapes, self.silent, slicing)
+        self._trips[key] = Trip(name, terms, members, shapes, self.silent, slicing)
         if not self.silent:
-            how = {"members": members, "reduction": slicing}
+            how = {"members": members, "terms": terms, "reduction": slicing}
             self.exchange.start(name, parcel, takes_part=bool(flight.takes_part.any()), **how)
 
-    def _parcel(self, flight: InFlight, anchor: dict[str, Any], alone: bool) -> dict[str, Any]:
-        """What travels, leaves `[1, ...]` by name; `alone`: the anchor is this region's own."""
+    def _parcel(self, flight: InFlight, anchor: dict[str, Any], like: PyTree) -> dict[str, Any]:
+        """What travels, leaves `[1, ...]` by name."""
         parcel = named(flight.payload) | {
             f"{HEADER}/{name}": x for name, x in flight.header.items()
         }
         parcel["weight"] = flight.weight
-        if alone:
-            # A copy: the landing donates the anchor, perhaps before it has been read.
-            return parcel | {f"{ANCHOR}/{k}": jnp.copy(x) for k, x in anchor.items()}
-        return parcel | {"digest": anchor_digest(anchor)[None]}
+        if self.moments.shared:
+            return parcel
+        # Copies: the landing donates the anchor, perhaps before it has been read.
+        return parcel | {f"{ANCHOR}/{k}": jnp.copy(anchor[k]) for k in like}
 
     def _slicing(self, flight: InFlight, shapes: dict, exchange, like: PyTree) -> Slicing:
         """Made once for each fragment and level, so that each is compiled once."""
@@ -124,8 +132,7 @@ class BetweenJobs:
         if kind not in self._slicings:
             payload = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flight.payload)
             rest = shapes_of({k: x for k, x in shapes.items() if k not in named(payload)})
-            how = {"parts": self.total, "heal": self.exchange.heal}
-            self._slicings[kind] = Slicing(exchange.slices, like, payload, rest, **how)
+            self._slicings[kind] = Slicing(exchange.slices, like, payload, rest, self.total)
         return self._slicings[kind]
 
     def own_group(self, groups: Groups | None) -> tuple[int, ...]:
@@ -134,11 +141,13 @@ class BetweenJobs:
             return tuple(range(self.total))
         return next(tuple(group) for group in groups if self.region in group)
 
-    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
+    def finish(
+        self, state: TrainState, key: str, postpone: bool = False
+    ) -> tuple[TrainState, InFlight | None]:
         """See `carrying.Carrier`; blocks until everyone's payload is here.
 
         Raises:
-          AnchorsDifferError: the regions had different anchors when they sent.
+          Parted: the regions had different anchors when they sent, or sent something else.
           ValueError: the payload comes from a checkpoint, and was not sent off again.
         """
         if key not in self._trips:
@@ -154,16 +163,17 @@ class BetweenJobs:
             if not self.exchange.ready(trip.name):
                 # What the device has still to compute is no waiting for bytes.
                 jax.block_until_ready(state.inner.params)
-            arrived = self.exchange.finish(trip.name, trip.like)
+            try:
+                arrived = self.exchange.finish(trip.name, trip.like, postpone)
+            except Postponed:
+                self._trips[key] = trip
+                return self._left_out(state, key), None
         taken = {"travel_seconds": arrived.seconds, "waited_seconds": arrived.waited}
         self._times[key] = {name: np.array([x], np.float32) for name, x in taken.items()}
         rows = {name: x[list(trip.members), 0] for name, x in arrived.arrays.items()}
         counted_N = arrived.participants[list(trip.members)]
-        if "digest" in rows:
-            own = None if trip.silent else self.region
-            counted_N = compare(key, rows["digest"], counted_N, own, self.exchange.heal)
-        else:
-            anchors = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
+        anchors = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
+        if anchors:
             self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
         if flight.takes_part.any() and not arrived.participants[self.region]:
             state = self._left_out(state, key)
@@ -181,7 +191,8 @@ class BetweenJobs:
         Raises:
           Lost: there is nobody left to do so.
         """
-        company, how = Company(self.exchange), {"members": trip.members, "reduction": trip.slicing}
+        company, how = Company(self.exchange), {"members": trip.members, "terms": trip.terms}
+        how["reduction"] = trip.slicing
 
         def heard() -> Arrived | None:
             return self.exchange.skip(trip.name, trip.like, **how)
@@ -197,15 +208,33 @@ class BetweenJobs:
         return self._times.pop(key, {})
 
     def settled(self, state: TrainState) -> None:
-        """A step's events are over: tell the others, and give a newcomer what it asks for."""
+        self.moments.note(state)
         self.exchange.beat(int(state.clock.step))
+        self.answer(state)
+
+    def answer(self, state: TrainState) -> None:
+        """Give a newcomer what it asks for."""
+        self.exchange.vouch(self.moments.past)
         give(self.exchange, state)
+
+    def ended(self, state: TrainState) -> None:
+        if not self.moments.shared:
+            return
+        self.moments.note(state)
+        # Nobody sends from what the last landings have left; nor does a run go on to come back to.
+        name, terms = f"{state.clock.step}.end", self.moments.terms(state.anchor)
+        terms["sends"] = int(state.clock.sends.sum())
+        self.exchange.start(name, {}, takes_part=False, terms=terms)
+        try:
+            self.exchange.finish(name, {})
+        except Parted as error:
+            raise Parted(str(error), heals=False) from error
 
     def _left_out(self, state: TrainState, key: str) -> TrainState:
         """The others went on without this region: as if it had not sent at all."""
         flight = state.in_flight[key]
         p, codec = int(flight.fragment), state.codec
-        if flight.sent == state.clock.last_sent[p]:
+        if flight.takes_part.any() and flight.sent == state.clock.last_sent[p]:
             # Not where a later payload was encoded since: its residual follows from this one's.
             codec = (*codec[:p], flight.kept, *codec[p + 1 :])
         flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
@@ -245,6 +274,12 @@ class BetweenJobs:
         own = slice(self.region, self.region + 1)
         sent = traffic.sent[own] * (not self.silent)  # who only listens reduces no slice either
         return traffic._replace(sent=sent, received=traffic.received[own])
+
+
+def _decided(flight: InFlight) -> dict[str, int]:
+    """What the schedule has decided of a payload."""
+    decided = {"step": flight.sent, "fragment": flight.fragment, "level": flight.level}
+    return {name: int(x) for name, x in decided.items()}
 
 
 def _everyones(payload: PyTree, rows: dict[str, np.ndarray]) -> PyTree:

@@ -10,7 +10,6 @@ import numpy as np
 
 from lowcomm_jax.exchange.between import parcels, wire
 from lowcomm_jax.exchange.between.arrived import Arrived
-from lowcomm_jax.exchange.between.office import Heal
 from lowcomm_jax.exchange.between.slices import Arrays, Reduction, one_slice, side_by_side
 from lowcomm_jax.processes import whole
 
@@ -21,8 +20,8 @@ class Echo:
     See there for the methods. In a job of several processes each of them has its own.
     """
 
-    def __init__(self, region: int, count: int, heal: Heal):
-        self.region, self.count, self.heal = region, count, heal
+    def __init__(self, region: int, count: int):
+        self.region, self.count = region, count
         self._open: dict[str, tuple[parcels.Parcel, Reduction | None]] = {}
 
     def start(
@@ -34,12 +33,15 @@ class Echo:
     def ready(self, key: str) -> bool:
         return key in self._open
 
-    def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
+    def finish(
+        self, key: str, like: dict[str, jax.ShapeDtypeStruct], postpone: bool = False
+    ) -> Arrived:
+        del postpone
         parcel, reduction = self._open.pop(key)
         rest = self._everyones(parcel.rest, wire.shapes_of(like))
         reduced = None if reduction is None else self._reduced(parcel, rest, reduction)
         everyone = np.ones(self.count, bool)
-        return Arrived(everyone, rest, reduced, {}, 0, 0, seconds=0.0, waited=0.0)
+        return Arrived(everyone, rest, reduced, 0, 0, seconds=0.0, waited=0.0)
 
     def _reduced(self, parcel: parcels.Parcel, rest: Arrays, how: Reduction) -> Arrays:
         everyone = np.ones(self.count, bool)
@@ -61,3 +63,6 @@ class Echo:
 
     def owes_state(self) -> bool:
         return False
+
+    def vouch(self, moments: Any) -> None:
+        """Nobody asks."""

@@ -43,6 +43,9 @@ def rehearse(engine: Engine, state: TrainState) -> TrainState:
     while (played.clock.sends < until).any():
         played, _ = alone.after(played, alone.next_event(played), everyone)
     params = trips.programs.restart(played.inner.params, played.anchor)
+    # Where they lay at first, by the very names: XLA may call the same places otherwise, and what
+    # an earlier job has compiled and kept would not be found.
+    params = {k: jax.device_put(x, state.inner.params[k].sharding) for k, x in params.items()}
     return state.replace(
         inner=dataclasses.replace(state.inner, params=params),
         anchor=played.anchor,

@@ -20,16 +20,18 @@ from lowcomm_jax.checkpoint.target import abstract_flight
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import JobExchange
 from lowcomm_jax.exchange.between.states import State
+from lowcomm_jax.inner_count import at_step
 from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.rehearsal import rehearse
 from lowcomm_jax.jobs.restart import expect, reconnect
-from lowcomm_jax.jobs.shared import SHARED, give
+from lowcomm_jax.jobs.shared import SHARED, moment
 from lowcomm_jax.processes import place, team
 from lowcomm_jax.roundtrip import RoundTrips
 from lowcomm_jax.state import TrainState, with_inner
 
 PyTree = Any
 _POLL_SECONDS = 0.05
+_HEARD_SECONDS = 10.0  # who trains tells at its next landing, perhaps just after the donor's
 
 
 def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
@@ -45,6 +47,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
 
     Raises:
       Lost: nobody gave a state.
+      Parted: the one that was given is not what the others have.
     """
     exchange, trips = engine.recipe.carrier.exchange, engine.trips(state)
     if exchange.awaited:
@@ -53,7 +56,9 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     rehearsed = {_level(trips, state)}
     while True:
         _, arrays, document = _newest(exchange)
+        trips.carrier.moments.forget()
         state = install(trips, state, arrays, document)
+        _compare(trips, state)
         if _level(trips, state) in rehearsed:
             return catch_up(engine, state)
         # The run has come to another level of its codec, whose programs are others.
@@ -72,11 +77,31 @@ def _newest(exchange: JobExchange) -> State:
     return team().told("state", lambda: company.wait(given, exchange.newest_state))
 
 
+def _compare(trips: RoundTrips, state: TrainState) -> None:
+    """Insist that the anchors are those that the regions which train have had at that moment.
+
+    Raises:
+      Parted: they are not, or not those that hold.
+    """
+    exchange, until = trips.carrier.exchange, time.monotonic() + _HEARD_SECONDS
+    own, (step, name) = trips.carrier.moments.terms(state.anchor), moment(state)
+    if not own:
+        return  # regions have anchors of their own
+    company = Company(exchange)
+
+    def heard() -> bool | None:
+        return exchange.agrees(step, name, own, at_last=time.monotonic() > until) or None
+
+    team().told("agrees", lambda: company.wait("they told of their anchors", heard))
+
+
 def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
     """After the end: give the state to regions that are just coming in, which have no one else."""
-    exchange, until = engine.recipe.carrier.exchange, time.monotonic() + linger_s
-    while team().told("serve", lambda: bool(exchange.asking()) and time.monotonic() < until):
-        give(exchange, state)
+    carrier, until = engine.recipe.carrier, time.monotonic() + linger_s
+    while team().told(
+        "serve", lambda: bool(carrier.exchange.asking()) and time.monotonic() < until
+    ):
+        carrier.answer(state)
         time.sleep(_POLL_SECONDS)
 
 
@@ -130,6 +155,8 @@ def catch_up(engine: Engine, state: TrainState) -> TrainState:
     First while they train on; then, close to them, while they wait for this region.
     """
     carrier, trips = engine.recipe.carrier, engine.trips(state)
+    # At the step where it was lost it was waited for in vain: they must see that it is past that.
+    carrier.exchange.beat(int(state.clock.step))
     carrier.silent = True
     try:
         state = _to_the_front(trips, state)
@@ -154,11 +181,12 @@ def _to_the_front(trips: RoundTrips, state: TrainState) -> TrainState:
 
 
 def start_from_anchor(trips: RoundTrips, state: TrainState) -> TrainState:
-    """Take the anchor's values and the run's step; the inner optimizer goes on as it is."""
+    """Take the anchor's values, the run's step and its learning rate; moments go on as they are."""
     params = trips.programs.restart(state.inner.params, state.anchor)
     inner = state.inner
     step = place(np.full(inner.step.shape, int(state.clock.step), np.int32), inner.step.sharding)
-    return with_inner(state, params=params, step=step, tokens=_zeros(inner.tokens))
+    opt = at_step(inner.opt, int(state.clock.step), np.ones(1, bool))
+    return with_inner(state, params=params, opt=opt, step=step, tokens=_zeros(inner.tokens))
 
 
 def _zeros(like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:

@@ -34,9 +34,7 @@ def reconnect(trips: RoundTrips, state: TrainState) -> None:
                 f"payload {key!r} is in flight without the codec's state from before it: go on "
                 "with the version of this package that saved it"
             )
-        p = int(flight.fragment)
-        number = int(state.clock.sends[p])
-        anchor = trips.fragments.leaves(state.anchor, p)
+        p, number = int(flight.fragment), state.clock.sends_until(int(flight.sent))
         exchange, like = trips.programs.exchange.at(int(flight.level)), trips.fragments.like(p)
-        groups = trips.groups(number - 1)
-        trips.carrier.start(key, number, flight, anchor, groups, exchange, like)
+        groups = trips.groups(int(state.clock.sends[p]) - 1)
+        trips.carrier.start(key, number, flight, state.anchor, groups, exchange, like, again=True)

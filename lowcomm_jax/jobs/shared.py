@@ -30,6 +30,12 @@ def describe(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict]:
     return int(state.clock.step), arrays, {"in_flight": flight_records(state)}
 
 
+def moment(state: TrainState) -> tuple[int, str]:
+    """(step, name): of the same name are only states in which the same payloads have landed."""
+    step, flying = int(state.clock.step), sum(not f.moved for f in state.in_flight.values())
+    return step, f"{step}.{state.clock.sends.sum()}.{flying}"
+
+
 def give(exchange: JobExchange, state: TrainState) -> None:
     """Give the state to those who ask for one, if that is this region's to do."""
     if exchange.owes_state():

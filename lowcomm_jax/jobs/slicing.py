@@ -15,10 +15,8 @@ import numpy as np
 from lowcomm_jax.compression.sliced import Sliced
 from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.exchange import InSlices, MeshExchange
-from lowcomm_jax.exchange.between.office import Heal
 from lowcomm_jax.exchange.between.slices import Arrays
 from lowcomm_jax.exchange.between.wire import Shapes, shapes_of
-from lowcomm_jax.jobs.digest import counting
 from lowcomm_jax.regions import weighted_sum
 
 PyTree = Any
@@ -50,10 +48,8 @@ class Slicing:
       codec: in slices, or None for dense fp32.
       fragment: shapes of the fragment's leaves.
       payload: shapes and dtypes `[1, ...]` of what travels of it, a tree.
-      rest: dtypes and shapes of what travels beside it, by name; with "weight" `[1]` and "digest"
-        `[1, 2]`, of the sender's anchor.
+      rest: dtypes and shapes of what travels beside it, by name; with "weight" `[1]`.
       parts: how many slices.
-      heal: which anchor holds where they differ: what was done from another does not count.
     """
 
     codec: Sliced | Staged | None
@@ -61,7 +57,6 @@ class Slicing:
     payload: PyTree
     rest: Shapes
     parts: int
-    heal: Heal = "stop"
 
     @functools.cached_property
     def like(self) -> Shapes:
@@ -94,8 +89,7 @@ class Slicing:
 
     def reduce(self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray) -> Arrays:
         """See `Reduction`; on the host's processor, where it need not wait for inner steps."""
-        counts_R = counting(rest_R["digest"][:, 0], takes_part_R, self.heal)
-        weight_R = np.where(counts_R, rest_R["weight"][:, 0], np.float32(0))
+        weight_R = np.where(takes_part_R, rest_R["weight"][:, 0], np.float32(0))
         found = self._program(*jax.device_put((slice_R, weight_R), _beside_training()))
         return {name: np.asarray(x) for name, x in found.items()}
 

@@ -40,6 +40,7 @@ class Schedule(abc.ABC):
         in the payloads' headers.
       needs_network: whether something is left to the network (`settle`).
       measured: whether the seconds of a step and of a sync are measured; they travel likewise.
+      by_steps: whether steps alone decide what is sent, whatever has landed.
       uneven: whether regions make different numbers of inner steps (`active`, `senders`).
     """
 
@@ -50,6 +51,7 @@ class Schedule(abc.ABC):
     statistic: Literal["none", "rate", "drift"] = "none"
     needs_network: bool = False
     measured: bool = False
+    by_steps: bool = False
     uneven: bool = False
 
     def settle(self, timing: Timing) -> Schedule:

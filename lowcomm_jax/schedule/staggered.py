@@ -36,6 +36,7 @@ class Staggered(Schedule):
     land_after_send: bool = False
     hidden: bool = False
     travel: int | None = None
+    by_steps = True
 
     def settle(self, timing: Timing) -> Staggered:
         if not self.hidden or self.travel is not None:

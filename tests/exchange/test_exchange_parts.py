@@ -86,6 +86,15 @@ def test_a_payload_whose_bytes_do_not_fit_its_description_is_refused():
 # -- secrets ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "source, reason",
+    [("file:/no/such/place", "No such file"), ("env:NO_SUCH_NAME", "no such variable")],
+)
+def test_a_secret_that_is_not_there_is_not_called_short(source, reason):
+    with pytest.raises(ValueError, match=f"{source}.*{reason}"):
+        read_secret(source)
+
+
 def test_secrets_are_read_from_where_they_are(tmp_path, monkeypatch):
     monkeypatch.setenv("SHARED", " from the environment \n")
     (tmp_path / "secret").write_text("from the file system\n")

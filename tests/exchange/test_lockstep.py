@@ -87,5 +87,5 @@ def test_processes_of_different_regions_are_refused(tmp_path):
 
 
 def test_every_method_of_the_exchange_is_there():
-    public = {name for name in vars(RemoteExchange) if not name.startswith("_")}
+    public = {name for name in dir(RemoteExchange) if not name.startswith("_")}
     assert public - set(dir(LockstepExchange)) == {"fail"}

@@ -62,12 +62,65 @@ def test_nobody_takes_part(party):
         check(arrived, 2, [])
 
 
-def test_notes_travel_and_are_the_same_everywhere(party):
+def land_or_part(region, key="k"):
+    """What a region ends an exchange with: what arrived, or that it has parted."""
+    try:
+        return region.finish(key, LIKE)
+    except exchange.Parted as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "heal, holds", [("stop", []), ("majority", [0, 2]), ("lowest", [0, 2]), ("majority", [])]
+)
+def test_what_is_sent_on_other_terms_does_not_count(party, heal, holds):
+    """The record tells every region who has decided what; here region 1 has another anchor, and
+    where nothing holds of three regions region 2 has a third one."""
+    regions = party.run(3, heal=heal)
+    thirds = 7 if heal != "stop" and not holds else 5
+    anchors = [np.array(x, np.uint32) for x in ([1, 5], [1, 6], [1, thirds])]
+    for x, anchor in zip(regions, anchors):
+        x.start("k", payload(x.region), terms={"step": 40, "fragment": 2, "anchor": anchor})
+    ended = at_once(land_or_part, regions)
+    for region, end in enumerate(ended):
+        if region in holds:
+            check(end, 3, holds)
+            continue
+        assert isinstance(end, exchange.Parted) and end.heals == bool(holds)
+        listed = "; ".join(
+            f"region {r}: anchor {a[0]:08x}{a[1]:08x}" for r, a in enumerate(anchors)
+        )
+        assert str(end).endswith(f"exchange k, fragment 2, step 40: {listed}")
+
+
+def test_who_decided_on_another_payload_learns_what_the_others_sent(party):
+    """Its payload has another shape, so that it cannot even be read."""
+    regions = party.run(3, heal="majority")
+    for x, fragment in zip(regions, (0, 0, 1)):
+        arrays = payload(x.region) if fragment == 0 else {"v": np.ones(7, np.float32)}
+        x.start("k", arrays, terms={"step": 8, "fragment": fragment})
+    ended = at_once(land_or_part, regions)
+    for end in ended[:2]:
+        check(end, 3, [0, 1])
+    assert isinstance(ended[2], exchange.Parted) and "region 2: fragment 1" in str(ended[2])
+
+
+def test_whoever_has_no_terms_goes_by_those_of_the_others(party):
     regions = party.run(3)
-    for x, note in zip(regions, ({"loss": 1.5, "ranks": [1, 2]}, None, {})):
-        x.start("k", payload(x.region), note=note, takes_part=x.region != 2)
+    for x in regions:
+        x.start("k", payload(x.region), terms=None if x.region == 1 else {"step": 3})
     for arrived in land(regions, "k"):
-        assert arrived.notes == {0: {"loss": 1.5, "ranks": [1, 2]}, 2: {}}
+        check(arrived, 3, [0, 1, 2])
+
+
+def test_terms_of_who_only_listens_are_compared_too(party):
+    regions = party.run(2)
+    for x in regions:
+        x.start("k", payload(x.region), terms={"step": 3})
+    land(regions, "k")
+    check(regions[0].skip("k", LIKE, terms={"step": 3}), 2, [0, 1])
+    with pytest.raises(exchange.Parted, match="region 0: step 4; region 1: step 3"):
+        regions[0].skip("k", LIKE, terms={"step": 4})
 
 
 def test_groups_exchange_under_one_key_without_the_others(party):

@@ -1,6 +1,7 @@
 """Payloads are removed when nobody needs them, and not before."""
 
 import dataclasses
+import re
 import time
 
 import pytest
@@ -12,7 +13,8 @@ from lowcomm_jax import exchange
 
 def stored(region, prefix):
     """Keys of the exchanges that still have something stored."""
-    return sorted({int(k.split("/")[1].split(".")[1]) for k in region._office.store.list(prefix)})
+    found = (re.match(r"\w+/\d+\.(\d+)", key) for key in region._office.store.list(prefix))
+    return sorted({int(match[1]) for match in found})
 
 
 def test_only_the_newest_payloads_are_kept(party):
@@ -84,6 +86,27 @@ def test_payloads_are_kept_for_one_that_has_asked_for_a_state_not_before(party):
     rounds(regions[:2], 8, 14)
     time.sleep(0.5)
     assert set(stored(regions[0], "said/")) >= set(range(8, 14))
+
+
+def test_payloads_stay_for_one_that_has_just_come_in_and_not_for_ever(party):
+    """It may be further behind than payloads are kept for, and lands what it has missed."""
+    regions = party.run(2, keep=2)
+    rounds(regions, 0, 1)
+    regions[1].want_state()
+    until(regions[0].asking)
+    rounds(regions[:1], 1, 8)
+    regions[1].come_in()
+    for number in (8, 9):  # that were under way when the others heard of it
+        send(regions[:1], f"{number}", number, members=(0,))
+        land(regions[:1], f"{number}")
+        time.sleep(0.3)
+    assert set(stored(regions[0], "said/")) >= set(range(1, 10))
+    for number in range(1, 8):
+        check(regions[1].skip(f"{number}", LIKE), 2, [0], number)
+    for number in range(10, 16):  # it hangs
+        send(regions[:1], f"{number}", number, members=(0,))
+        land(regions[:1], f"{number}")
+    until(lambda: len(stored(regions[0], "said/")) <= 4)
 
 
 def test_what_goes_wrong_while_removing_is_raised_where_somebody_waits(party, monkeypatch):

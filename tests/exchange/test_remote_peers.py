@@ -1,6 +1,7 @@
 """What only exchanges have whose payloads go from region to region."""
 
 import dataclasses
+import socket
 import time
 
 import numpy as np
@@ -20,6 +21,15 @@ def party(tmp_path):
     made = Party(exchange.peers, f"file://{tmp_path}/meet")
     yield made
     made.close()
+
+
+def test_an_address_that_is_taken_is_refused(party):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = "127.0.0.1:{1}".format(*other.getsockname())
+        with pytest.raises(ValueError, match=f"'{address}' cannot be listened on .* already in"):
+            party.region(0, 1, address=address)
 
 
 def test_a_payload_outlives_its_region_with_those_who_hold_it(party):

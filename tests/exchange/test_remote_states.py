@@ -101,6 +101,25 @@ def test_who_has_come_in_is_waited_for_before_its_first_payload(party):
     check(land(regions[:1], "k")[0], 2, [0])
 
 
+def test_exchanges_made_without_a_region_that_asks_are_none_it_was_waited_for_in_vain(party):
+    """Else nobody would wait for it before it is past where they were: where steps are short, it
+    would run after them."""
+    regions = party.run(2)
+    regions[1].want_state()
+    until(lambda: regions[0].asking() == {1})
+    regions[0].beat(9)
+    regions[1].beat(5)  # what it has landed so far
+    until(lambda: regions[0].steps()[1] == 5)
+    send(regions[:1], "a")
+    check(land(regions[:1], "a")[0], 2, [0])
+    regions[1].come_in()
+    send(regions[:1], "b")
+    time.sleep(0.3)
+    assert not regions[0].ready("b")
+    send(regions[1:], "b")
+    check(land(regions[:1], "b")[0], 2, [0, 1])
+
+
 def test_a_damaged_or_forged_newest_state_is_passed_over(party):
     first, second = party.run(2)
     first._states._chunk_bytes = 8

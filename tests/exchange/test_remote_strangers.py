@@ -43,8 +43,8 @@ def test_runs_do_not_meet(party):
 def test_forged_records_are_ignored_and_counted(party):
     regions = party.run(2)
     mine = {"digest": "0" * 64, "nbytes": 10}
-    forge(party, "commit/1.k/0", {"payloads": {"0": mine}, "notes": {}, "writer": 0})
-    forge(party, "said/1.k/1", {"region": 1, "incarnation": 9, "payload": mine, "note": None})
+    forge(party, "commit/1.k/0", {"payloads": {"0": mine}, "terms": {}, "writer": 0})
+    forge(party, "said/1.k/1", {"region": 1, "incarnation": 9, "payload": mine, "terms": None})
     send(regions, "k")
     for arrived in land(regions, "k"):
         check(arrived, 2, [0, 1])

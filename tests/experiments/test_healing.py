@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from experiments import train
-from lowcomm_jax.exchange import Lost
-from lowcomm_jax.jobs import AnchorsDifferError
+from lowcomm_jax.exchange import Lost, Parted
 
 
 def trains(monkeypatch, *results):
@@ -26,7 +25,7 @@ def trains(monkeypatch, *results):
 
 def test_it_comes_back_and_says_so(monkeypatch):
     console = Console(record=True, width=200, file=io.StringIO())
-    differ, gone = AnchorsDifferError("they differ", heals=True), Lost("a payload is gone")
+    differ, gone = Parted("they differ", heals=True), Lost("a payload is gone")
     left = trains(monkeypatch, differ, gone, True)
     assert train.train_and_heal(None, console) and not left
     shown = console.export_text()
@@ -34,7 +33,7 @@ def test_it_comes_back_and_says_so(monkeypatch):
 
 
 def test_where_nothing_holds_it_ends(monkeypatch):
-    left = trains(monkeypatch, AnchorsDifferError("they differ", heals=False), True)
-    with pytest.raises(AnchorsDifferError):
+    left = trains(monkeypatch, Parted("they differ", heals=False), True)
+    with pytest.raises(Parted):
         train.train_and_heal(None, Console(quiet=True))
     assert left == [True]

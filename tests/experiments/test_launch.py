@@ -4,9 +4,11 @@ import shutil
 import signal
 
 import pytest
+import yaml
 from launched import assert_logged_once, entered, kill, reached, start
 
 from experiments.__main__ import main
+from experiments.happened import FILE, Happened, parsed
 from experiments.runlog import read_run, summarise
 
 STEPS = 24
@@ -45,6 +47,8 @@ def test_two_jobs_end_with_the_loss_of_one_process(tiny, root, capfd):
     assert [step["loss"] for step in run.steps] == [step["loss"] for step in whole.steps]
     sends = [e for step in run.steps for e in step["events"] if e["kind"] == "send"]
     assert all(event["participants"] == [True, True] for event in sends)
+    body = yaml.safe_load((root / "jobs" / FILE).read_text())
+    assert parsed(body, "", 2, STEPS) == (Happened(2, STEPS, {}, {}, ()), [])
 
 
 def test_refused_before_any_job_starts(tiny, root, capsys):
@@ -106,34 +110,6 @@ def test_a_region_that_has_lost_its_newest_checkpoint_comes_in_late(tiny, root):
     ends = [read_run(workdir / f"region{r}") for r in range(2)]
     assert [end.end["step"] for end in ends] == [steps, steps]
     assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]
-
-
-@pytest.mark.slow
-def test_a_script_of_faults(tiny, root):
-    # A new job takes as long to start as hundreds of these steps.
-    script, steps = root / "script.yaml", 3000
-    script.write_text("""
-    - {step: 60, kind: kill, region: 1, steps: 60}
-    - {step: 1000, kind: stop, region: 2, steps: 30}
-    - {step: 1200, kind: corrupt, region: 0, steps: 30}
-    - {step: 1300, kind: late, region: 1, steps: 12, seconds: 1}
-    - {step: 1400, kind: slow, region: 2, steps: 12, mbit: 1}
-    - {step: 1600, kind: partition, region: 0, steps: 60}
-    - {step: 2300, kind: outage, seconds: 4}
-    """)
-    workdir = root / "faults"
-    arguments = command(tiny, root, f"--workdir={workdir}", f"--faults={script}")
-    arguments += ["--config.regions=3", f"--config.steps={steps}", "--config.log.every=10"]
-    arguments += ["--config.batch=64"]
-    launcher = start(*arguments)
-    shown = launcher.communicate(timeout=400)[0]
-    assert launcher.returncode == 0, shown
-    for fault in ("kill of region 1", "outage", "stop of region 2", "partition of region 0"):
-        assert f"{fault} begins" in shown and f"{fault} ends" in shown, shown
-    assert entered(shown) is not None
-    ends = [read_run(workdir / f"region{r}") for r in range(3)]
-    assert [end.end["step"] for end in ends] == [steps] * 3
-    assert all(end.evals[-1]["anchor"] == ends[0].evals[-1]["anchor"] for end in ends)
 
 
 @pytest.mark.slow

@@ -81,3 +81,12 @@ def test_the_end_of_a_run_without_the_log_of_one_region(tmp_path):
     end = merged(paths)[-1]
     assert end["kind"] == "end" and end["tokens"] == 20 + 40
     assert end["bytes_sent"] == [200, 0, 400] and end["seconds"] == 4
+
+
+def test_the_log_of_a_single_job_tells_nothing_of_the_others():
+    """As of a run of one region, or of the folder of one of several."""
+    event = {"participants": [True], "travel_seconds": [0.1], "waited_seconds": [0.0]}
+    assert (
+        by_region(SimpleNamespace(header={"steps": 1}, steps=[{"step": 1, "events": [event]}]))
+        == []
+    )

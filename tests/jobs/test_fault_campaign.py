@@ -197,7 +197,8 @@ def check(jobs: dict[int, Job], method, steps: int) -> None:
         free = values(whole.finish(state))[0]
         start = {k: np.asarray(x)[None] for k, x in oracle.make_params().items()}
         found, wanted, untrained = loss(anchors[0]), loss(free), loss(start)
-    assert found < wanted + 0.1 * (untrained - wanted)
+    # Neither worse nor better than as many steps without faults, by a tenth of what was learnt.
+    assert abs(found - wanted) < 0.1 * (untrained - wanted), (found, wanted, untrained)
 
 
 @pytest.mark.parametrize("name", METHODS)

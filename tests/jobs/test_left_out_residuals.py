@@ -47,12 +47,12 @@ class Region:
         one = engine(method(), R, self.exchange)
         start = one.recipe.carrier.start
 
-        def spied(key, number, flight, anchor, *rest):
+        def spied(key, number, flight, anchor, *rest, **how):
             theta = {k: x[0] for k, x in flight.snapshot.items()}
             payload = jax.tree.map(lambda x: x[0], flight.payload)
             delta = {k: np.asarray(anchor[k][0] - theta[k]) for k in theta}
             self.sent[int(flight.sent)] = delta, CODEC.decode(payload, theta)
-            start(key, number, flight, anchor, *rest)
+            start(key, number, flight, anchor, *rest, **how)
 
         one.recipe.carrier.start = spied
         return one

@@ -12,6 +12,7 @@ from jobs.test_same_numbers import METHODS, assert_same, expected
 from jobs.together import batches, engine, in_jobs, rows, values
 
 import lowcomm_jax as lc
+from lowcomm_jax.exchange import Parted
 from lowcomm_jax.jobs import rejoin
 
 R = 3
@@ -94,7 +95,84 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
         jax.tree.map(np.testing.assert_array_equal, anchors, ended[0])
 
 
+def test_a_state_that_is_not_what_the_others_have_is_not_begun_from(brief):
+    """It was whole when it was given, and signed: only the others' digests tell."""
+    steps, back = 400, 12
+    data, over = batches(steps, R), threading.Event()
+
+    def trains(region, exchange):
+        if region == 0:
+            give = exchange.give_state
+
+            def damaged(step, arrays, document):
+                wrong = {k: x + np.float32(1e-3) for k, x in arrays.items() if "anchor/" in k}
+                give(step, {**arrays, **wrong}, document)
+
+            exchange.give_state = damaged
+
+        def unhurried():
+            for number, batch in enumerate(data):
+                if number >= back:
+                    over.wait(0.1)
+                yield rows(batch, region)
+
+        one = engine(METHODS["diloco"](), R, exchange)
+        with jax.numpy_dtype_promotion("standard"):
+            one.run(one.init(oracle.make_params()), unhurried())
+
+    with ThreadPoolExecutor(R) as pool:
+        made = list(pool.map(brief(R, heal="majority"), range(R)))
+        running = [pool.submit(trains, region, made[region]) for region in range(2)]
+        vanish(made[2])
+        one = engine(METHODS["diloco"](), R, brief(R, heal="majority")(2))
+        with jax.numpy_dtype_promotion("standard"):
+            state = one.init(oracle.make_params())
+            with pytest.raises(Parted, match="at a state of step") as error:
+                rejoin.enter(one, state, rows(data[0], 2))
+        assert error.value.heals
+        over.set()
+        for job in running:
+            job.result()
+
+
+def test_who_comes_in_has_told_its_step(brief):
+    """Also if nothing has landed since the state it was given: or nobody would wait for it."""
+    data, over, told = batches(400, 2), threading.Event(), []
+
+    def trains(exchange):
+        def unhurried():
+            for number, batch in enumerate(data):
+                if number >= 12:
+                    over.wait(0.1)
+                yield rows(batch, 0)
+
+        one = engine(METHODS["diloco"](), 2, exchange)
+        with jax.numpy_dtype_promotion("standard"):
+            one.run(one.init(oracle.make_params()), unhurried())
+
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(brief(2), range(2)))
+        running = pool.submit(trains, made[0])
+        vanish(made[1])
+        again = brief(2)(1)
+        one, come_in = engine(METHODS["diloco"](), 2, again), again.come_in
+        carrier, frontier = one.recipe.carrier, one.recipe.carrier.frontier
+        carrier.frontier = lambda: frontier() if told else 0
+
+        def spied():
+            told.append(again._office.beats.own.step)
+            come_in()
+
+        again.come_in = spied
+        with jax.numpy_dtype_promotion("standard"):
+            state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 1))
+        over.set()
+        carrier.exchange.close(linger_s=0.0)
+        running.result()
+    assert 0 < told[0] <= int(state.clock.step)
+
+
 def test_a_restored_state_must_be_reconnected(between):
-    carrier = lc.jobs.BetweenJobs(between(1)(0))
+    carrier = lc.jobs.BetweenJobs(between(1)(0), shared=True)
     with pytest.raises(ValueError, match=r"call Engine.reconnect\(state\)"):
         carrier.finish(None, "0")

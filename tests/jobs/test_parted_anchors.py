@@ -7,11 +7,12 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from jobs.together import batches, engine, rows, values
+from jobs.together import CUT, batches, engine, rows, values
 
 import lowcomm_jax as lc
-from lowcomm_jax.jobs import AnchorsDifferError, rejoin
-from lowcomm_jax.jobs.digest import compare
+from lowcomm_jax.exchange import Parted
+from lowcomm_jax.exchange.between import terms
+from lowcomm_jax.jobs import rejoin
 
 PARTS = 4  # the step after which one region's anchor is another
 
@@ -30,6 +31,17 @@ def begin(region, count, exchange, parted):
     return one, state
 
 
+def everyone_parts(job, make, said):
+    """Two jobs: both find out, and none comes back."""
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(make, range(2)))
+        running = [pool.submit(job, r, made[r]) for r in range(2)]
+        for one in running:
+            with pytest.raises(Parted, match=said) as error:
+                one.result()
+            assert not error.value.heals
+
+
 def test_without_a_rule_all_stop(between):
     data = batches(8, 2)
 
@@ -38,13 +50,7 @@ def test_without_a_rule_all_stop(between):
             one, state = begin(region, 2, exchange, parted=1)
             one.run(state, [rows(b, region) for b in data[PARTS:]])
 
-    with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(between(2), range(2)))
-        running = [pool.submit(job, r, made[r]) for r in range(2)]
-        for one in running:
-            with pytest.raises(AnchorsDifferError, match=r"region 0: \w{16}, region 1: ") as error:
-                one.result()
-            assert not error.value.heals
+    everyone_parts(job, between(2), r"region 0: anchor \w{16}; region 1: ")
 
 
 @pytest.mark.parametrize("heal, count, parted", [("majority", 3, 0), ("lowest", 2, 1)])
@@ -61,7 +67,7 @@ def test_who_parted_stops_and_takes_what_holds(brief, heal, count, parted):
         with jax.numpy_dtype_promotion("standard"):
             one, state = begin(region, count, exchange, parted)
             if region == parted:
-                with pytest.raises(AnchorsDifferError) as error:
+                with pytest.raises(Parted) as error:
                     one.run(state, [rows(b, region) for b in data[PARTS:]])
                 assert error.value.heals
                 exchange.close(linger_s=0.0)
@@ -80,24 +86,53 @@ def test_who_parted_stops_and_takes_what_holds(brief, heal, count, parted):
         jax.tree.map(np.testing.assert_array_equal, anchor, ended[0][0])
 
 
+def test_who_decides_on_another_fragment_is_found_out(brief):
+    """At the very slot, though regions that sent different fragments have nothing in common."""
+    data = batches(12, 2)
+
+    def job(region, exchange):
+        with jax.numpy_dtype_promotion("standard"):
+            method = lc.methods.cocodc(6, 3, 0, syncs_per_period=6, pattern=CUT)
+            one = engine(method, 2, exchange)
+            state = one.init(oracle.make_params())
+            state, _ = one.run(state, [rows(b, region) for b in data[:3]])
+            # As if they had measured otherwise: the next slot goes to the largest.
+            state = state.replace(rate=state.rate.at[region].set(1e9))
+            one.run(state, [rows(b, region) for b in data[3:]])
+
+    said = r"level 0, step 4: region 0: .*fragment 0; region 1: .*fragment 1"
+    everyone_parts(job, brief(2), said)
+
+
+def test_what_the_last_landing_leaves_is_compared_too(between):
+    def job(region, exchange):
+        with jax.numpy_dtype_promotion("standard"):
+            one, state = begin(region, 2, exchange, parted=1)
+            one.finish(state)
+
+    everyone_parts(job, between(2), r"exchange 4.end, sends 1: region 0: anchor \w{16}; region 1: ")
+
+
 @pytest.mark.parametrize(
-    "heal, digests, counted, stopped, heals",
+    "heal, anchors, stopped, heals",
     [
-        ("stop", [1, 1, 2], [1, 1, 1], [0, 1, 2], False),
-        ("majority", [1, 2, 2], [1, 1, 1], [0], True),
-        ("majority", [1, 2, 2], [1, 1, 0], [0, 1, 2], False),  # one against one
-        ("lowest", [1, 2, 2], [1, 1, 1], [1, 2], True),
-        ("lowest", [1, 2, 3], [0, 1, 1], [0, 2], True),  # who was not counted does not know
-        ("stop", [1, 1, 2], [1, 1, 0], [], None),
+        ("stop", [1, 1, 2], [0, 1, 2], False),
+        ("stop", [None, 1, 1], [], None),
+        ("stop", [None, 1, 2], [0, 1, 2], False),
+        ("majority", [1, 2, 2], [0], True),
+        ("majority", [1, 2, None], [0, 1, 2], False),  # one against one
+        ("lowest", [1, 2, 2], [1, 2], True),
+        ("lowest", [None, 2, 3], [2], True),
     ],
 )
-def test_which_anchor_holds(heal, digests, counted, stopped, heals):
-    table = np.array([[d, d] for d in digests], np.uint32)
+def test_which_terms_hold(heal, anchors, stopped, heals):
+    known = {r: {"step": 8} | ({"anchor": x} if x else {}) for r, x in enumerate(anchors)}
     found = []
-    for region in range(3):
+    for region, own in known.items():
         try:
-            compare("0@4", table, np.array(counted, bool), region, heal)
-        except AnchorsDifferError as error:
+            terms.check("8", known, region, own, heal)
+        except Parted as error:
             assert error.heals == heals
             found.append(region)
     assert found == stopped
+    assert terms.counting(known, heal) == {0, 1, 2} - set(stopped if heals else [])

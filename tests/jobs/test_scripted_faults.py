@@ -9,7 +9,7 @@ from experiments.mishaps import Scripted
 
 R = 3
 FAULTS = [
-    Fault(3, "late", region=0, steps=3, seconds=0.3),
+    Fault(3, "late", region=0, steps=3, delay=0.3),
     Fault(4, "corrupt", region=1, steps=5),
     Fault(9, "slow", region=2, steps=3, mbit=0.05),
 ]

@@ -18,19 +18,17 @@ from lowcomm_jax.regions import Regions
 
 R = 3
 LIKE = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in {"a": (5, 3), "b": (), "c": (4,)}.items()}
-REST = {"weight": np.ones(1, np.float32), "digest": np.zeros((1, 2), np.uint32)}
+REST = {"weight": np.ones(1, np.float32)}
 
 
-def slicing(codec, like, payload, heal="stop"):
+def slicing(codec, like, payload):
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), payload)
-    return Slicing(codec, like, shapes, shapes_of(REST), R, heal)
+    return Slicing(codec, like, shapes, shapes_of(REST), R)
 
 
-def reduced(one, payloads, weights, digests=(0, 0, 0)):
+def reduced(one, payloads, weights):
     """What everyone holds in the end, of all regions' payloads `[1, ...]`."""
     arrays = [{**named(x), **REST, "weight": np.array([w])} for x, w in zip(payloads, weights)]
-    for own, digest in zip(arrays, digests):
-        own["digest"] = np.full((1, 2), digest, np.uint32)
     split = [one.split(x) for x in arrays]
     rest_R = side_by_side({r: rest for r, (rest, _) in enumerate(split)}, R, one.rest)
     slices = []
@@ -73,18 +71,6 @@ def test_payloads_are_cut_alike_in_whatever_order_their_arrays_come():
     arrived = wire.unpack(data, run_id="run", key="key", region=0, like=None)
     assert list(arrived) != list(arrays)
     jax.tree.map(np.testing.assert_array_equal, one.split(arrays), one.split(arrived))
-
-
-@pytest.mark.parametrize(
-    "heal, counts", [("stop", [1, 1, 1]), ("majority", [0, 1, 1]), ("lowest", [1, 0, 0])]
-)
-def test_what_was_done_from_another_anchor_does_not_count(heal, counts):
-    payloads = [{"a": np.full((1, 5), x, np.float32)} for x in (1, 2, 3)]
-    one = slicing(None, {"a": jax.ShapeDtypeStruct((5,), "float32")}, payloads[0], heal)
-    found = reduced(one, payloads, np.ones(R, np.float32), digests=(7, 8, 8))
-    mean = np.average([1, 2, 3], weights=counts)
-    found = landed(found, np.array(counts, np.float32))
-    np.testing.assert_array_equal(found["a"], np.full(5, mean, np.float32))
 
 
 def test_stages_reduce_what_they_would_on_their_own_devices():

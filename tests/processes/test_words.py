@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from etils import epath
 
+from lowcomm_jax.exchange import Parted
 from lowcomm_jax.exchange.between.commits import Payload
 from lowcomm_jax.exchange.between.fetch import Piece
-from lowcomm_jax.jobs.digest import AnchorsDifferError
 from lowcomm_jax.processes.words import decode, encode
 
 RNG = np.random.default_rng(0)
@@ -74,8 +74,8 @@ class ForeignError(Exception):
 def test_errors():
     found = there_and_back(FileNotFoundError(2, "no such file", "a.txt"))
     assert type(found) is FileNotFoundError and found.filename == "a.txt" and found.errno == 2
-    found = there_and_back(AnchorsDifferError("they differ", heals=True))
-    assert type(found) is AnchorsDifferError and found.heals and str(found) == "they differ"
+    found = there_and_back(Parted("they differ", heals=True))
+    assert type(found) is Parted and found.heals and str(found) == "they differ"
     for error in (ForeignError("so it is"), ValueError(object()), ValueError("\udcff")):
         found = there_and_back(error)
         assert type(found) is RuntimeError

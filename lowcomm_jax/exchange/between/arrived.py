@@ -23,7 +23,6 @@ class Arrived:
       arrays: `[R, ...]` each; zeros for regions that did not take part.
       reduced: `[parts, ...]`, of payloads that were reduced in slices; `arrays` are then what came
         beside them.
-      notes: of the regions that gave one.
       bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
       seconds: from our payload being computed to everything being here.
       waited: of these, how long `finish` was blocked.
@@ -32,7 +31,6 @@ class Arrived:
     participants: np.ndarray
     arrays: dict[str, np.ndarray]
     reduced: dict[str, np.ndarray] | None
-    notes: dict[int, dict]
     bytes_sent: int
     bytes_received: int
     seconds: float
@@ -42,7 +40,7 @@ class Arrived:
 def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
     """An exchange in which nobody took part."""
     arrays = side_by_side({}, count, wire.shapes_of(like))
-    return Arrived(np.zeros(count, bool), arrays, None, {}, 0, 0, 0.0, 0.0)
+    return Arrived(np.zeros(count, bool), arrays, None, 0, 0, 0.0, 0.0)
 
 
 def arrange(
@@ -68,7 +66,6 @@ def arrange(
         participants=participants,
         arrays=side_by_side(gathered.arrays, count, expected),
         reduced=gathered.reduced,
-        notes=dict(sorted(gathered.commit.notes.items())),
         bytes_sent=tally.take("sent"),
         bytes_received=tally.take("received"),
         seconds=gathered.seconds,

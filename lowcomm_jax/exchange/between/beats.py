@@ -91,11 +91,17 @@ class Beats:
 
     # -- our own beat -------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Take the region's place as its next incarnation and begin to beat."""
-        born = f"born/{self.region}/"
+    def start(self, above: int = 0) -> None:
+        """Take the region's place as its next incarnation and begin to beat.
+
+        Args:
+          above: an incarnation that there has been. With the number of an earlier job this one
+            would be taken for that one, so that no list is relied on alone.
+        """
+        born, last = f"born/{self.region}/", self._read(self.region)
         taken = [int(key.removeprefix(born)) for key in self._store.list(born)]
-        for number in itertools.count(max(taken, default=0) + 1):
+        known = max([above, last.incarnation if last else 0, *taken])
+        for number in itertools.count(known + 1):
             key = f"{born}{number}"
             if self._store.create(key, self._seal.close(key, {"incarnation": number})):
                 break

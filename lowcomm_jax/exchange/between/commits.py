@@ -15,6 +15,7 @@ import re
 from lowcomm_jax.exchange.between.errors import Rejected
 from lowcomm_jax.exchange.between.kv import Store, segment
 from lowcomm_jax.exchange.between.secret import Seal
+from lowcomm_jax.exchange.between.terms import Terms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +62,14 @@ class Said:
     Attributes:
       region, incarnation: who announces.
       payload: what it has published; None = it takes no part.
-      note: small JSON for the others.
+      terms: on which it takes part.
       hint: of the transport, on where to find the payload.
     """
 
     region: int
     incarnation: int
     payload: Payload | None
-    note: dict | None
+    terms: Terms
     hint: dict
 
 
@@ -78,13 +79,13 @@ class Commit:
 
     Attributes:
       payloads: of the regions that took part.
-      notes: of the regions that gave one.
+      terms: of the regions that announced, and were there.
       writer: region that wrote the record, and has all payloads.
       present: the regions that took part, and those that were there without: ascending.
     """
 
     payloads: dict[int, Payload]
-    notes: dict[int, dict]
+    terms: dict[int, Terms]
     writer: int
     present: tuple[int, ...] = ()
 
@@ -178,8 +179,8 @@ class Board:
             body = self._open(key, data)
             if body is not None:
                 payloads = {int(r): Payload.read(one) for r, one in body["payloads"].items()}
-                notes = {int(r): note for r, note in body["notes"].items()}
-                return Commit(payloads, notes, body["writer"], tuple(body["present"])), key
+                terms = {int(r): one for r, one in body["terms"].items()}
+                return Commit(payloads, terms, body["writer"], tuple(body["present"])), key
 
     def _open(self, key: str, data: bytes | None) -> dict | None:
         if data is None:

@@ -13,11 +13,12 @@ from lowcomm_jax.exchange.between.commits import Board
 from lowcomm_jax.exchange.between.kv import Store
 from lowcomm_jax.exchange.between.lockstep import LockstepExchange
 from lowcomm_jax.exchange.between.mishaps import Mishaps, NoMishaps
-from lowcomm_jax.exchange.between.office import Heal, Office
+from lowcomm_jax.exchange.between.office import Office
 from lowcomm_jax.exchange.between.peer_transport import PeerTransport
 from lowcomm_jax.exchange.between.remote import RemoteExchange
 from lowcomm_jax.exchange.between.secret import Seal, read_secret
 from lowcomm_jax.exchange.between.tally import Tally
+from lowcomm_jax.exchange.between.terms import Heal
 from lowcomm_jax.exchange.between.timing import Pace, Timing
 from lowcomm_jax.exchange.between.transport import StoreTransport
 from lowcomm_jax.processes import team

@@ -17,5 +17,22 @@ class Lost(Exception):
     """What this region needs is gone with everyone who had it: it must come in anew."""
 
 
+class Parted(Exception):
+    """Regions have other anchors, or decided otherwise; the message says what each of them has.
+
+    Attributes:
+      heals: other regions go on; this one can come back and take their state.
+    """
+
+    def __init__(self, message: str, heals: bool):
+        super().__init__(message)
+        self.heals = heals
+
+
+class Postponed(Exception):
+    """The store is away and nothing of ours was announced: this region takes no part, and finishes
+    the exchange later."""
+
+
 class Superseded(Exception):
     """Another job has taken this region's place: this one must end."""

@@ -12,11 +12,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from lowcomm_jax.exchange.between import parcels, wire
+from lowcomm_jax.exchange.between import parcels, terms, wire
 from lowcomm_jax.exchange.between.agreement import Holdings, participants
 from lowcomm_jax.exchange.between.commits import Commit, Payload, Said
 from lowcomm_jax.exchange.between.errors import Lost, Missing, StoreUnavailable
-from lowcomm_jax.exchange.between.fetch import Fetch, Piece
+from lowcomm_jax.exchange.between.fetch import Fetch
+from lowcomm_jax.exchange.between.heard import Heard
 from lowcomm_jax.exchange.between.office import Office
 from lowcomm_jax.exchange.between.request import Gathered, Request
 
@@ -29,9 +30,10 @@ class Gathering:
 
     Attributes:
       outcome: the result, in time.
-      parcel: our own arrays, once they are on the host; own: what they were published as.
+      parcel: our own arrays, once they are on the host.
       began: when that was, and all else began.
-      said: what was announced, by region; fetches: what is being fetched.
+      heard: what the others announced, and what is fetched of it.
+      takes_part: whether our payload is announced; False once it is withdrawn.
     """
 
     def __init__(
@@ -44,13 +46,14 @@ class Gathering:
         """
         self.request = request
         self.outcome: Future[Gathered] = Future()
-        self._office, self._awaited, self._done = office, awaited, done
+        self.heard = Heard(office, request, awaited)
         self.parcel = parcels.Parcel({}, {}, {})
-        self.said: dict[int, Said] = {}
-        self.fetches: dict[int, Fetch] = {}
-        self.own: Payload | None = None
+        self._office, self._awaited, self._done = office, awaited, done
+        self.takes_part = request.takes_part
+        self._announces = threading.Lock()
+        self._announced = False
         self._held: dict[int, Holdings] | None = None
-        self._news = threading.Event()  # something we need has just come
+        self._terms: terms.Terms = {}
         self._late_s = 0.0
         self._since_s = office.beats.clock_s
         self.began = time.monotonic()
@@ -61,38 +64,45 @@ class Gathering:
         """Start the thread."""
         self._thread.start()
 
+    def withdraw(self) -> bool:
+        """Announce absence, when the time comes; False = our payload may have been announced."""
+        with self._announces:
+            if not self._announced:
+                self.takes_part = False
+            return not self.takes_part
+
     @property
     def published(self) -> dict[str, dict[int, list[str]]]:
         """Names of all that was published for this exchange by name and region, as far as known."""
-        found = {r: fetch.payload.digests for r, fetch in self.fetches.items()}
-        said = {r: said.payload.digests for r, said in self.said.items() if said.payload}
-        return {self.request.name: found | said}
+        return {self.request.name: self.heard.published}
 
     @property
     def running(self) -> bool:
         """Whether any of its threads still is."""
-        return self._thread.is_alive() or any(f.running for f in self.fetches.values())
+        return self._thread.is_alive() or self.heard.running
 
     def join(self) -> None:
         """Wait for all threads, when the exchange is over or closing."""
+        self.heard.news.set()  # or it would see that only with its next look
         self._thread.join()
-        for fetch in self.fetches.values():
-            fetch.join()
+        self.heard.join()
 
     def _run(self) -> None:
         try:
+            self._terms = terms.as_record(self.request.terms)
             if self.request.joins:
                 self._publish()
             commit = self._agree()
+            label, office = f"exchange {self.request.key}", self._office
+            terms.check(label, commit.terms, office.region, self._terms, office.heal)
             arrays = self._complete(commit)
         except BaseException as error:  # it is for `finish` to raise, on the caller's thread
             self.outcome.set_exception(error)
         else:
             seconds = time.monotonic() - self.began
-            self.outcome.set_result(Gathered(commit, arrays, frozenset(self.said), seconds))
+            self.outcome.set_result(Gathered(commit, arrays, frozenset(self.heard.said), seconds))
         finally:
-            for fetch in self.fetches.values():
-                fetch.cancel()
+            self.heard.cancel()
         self._done(self)
 
     # -- publish ------------------------------------------------------------------------------
@@ -100,23 +110,36 @@ class Gathering:
     def _publish(self) -> None:
         """Hand our payload to the transport, then announce it; not when we come too late."""
         request, office = self.request, self._office
-        hint = {}
+        payload, hint = None, {}
+        office.mishaps.begins(request.key, self._terms)
         self.parcel = parcels.on_host(request.arrays, request.reduction)
+        self.heard.shapes = wire.shapes_of(self.parcel.rest) or None
         self.began = time.monotonic()  # what came before was computing
         # The device's copies are not needed any longer.
         self.request = dataclasses.replace(request, arrays={})
         if self._insist(lambda: office.board.standing(request.name)) is not None:
             return
-        if request.takes_part:
+        if self.takes_part:
             readers = [r for r in request.members if r != office.region and self._awaited(r)]
             # By its name, which has the epoch: equal payloads of two epochs are not one.
             packed = parcels.pack(office, request.name, self.parcel)
             hint = parcels.publish(office, request.key, packed, readers, self._insist)
-            self.own = packed.payload
-        said = Said(office.region, office.beats.own.incarnation, self.own, request.note, hint)
+            payload = packed.payload
+        payload, hint = self._or_absence(payload, hint)
+        said = Said(office.region, office.beats.own.incarnation, payload, self._terms, hint)
         self._insist(lambda: office.board.say(request.name, said))
-        self.said[office.region] = said
+        self.heard.said[office.region] = said
         self._since_s = office.beats.clock_s
+
+    def _or_absence(self, payload: Payload | None, hint: dict) -> tuple[Payload | None, dict]:
+        """What is announced from now on: nothing but absence, if that was withdrawn."""
+        with self._announces:
+            self._announced = True
+        if payload is not None and not self.takes_part:
+            for digest in payload.digests:
+                self._office.transport.drop(digest, shared=True)
+            return None, {}
+        return payload, hint
 
     def _insist(self, act: Callable[[], T]) -> T:
         """Do something, waiting for the store to come back if it is away."""
@@ -152,51 +175,52 @@ class Gathering:
             if self._known != known:
                 # The others are about as far as we are: what we wait for next is not far.
                 known, pauses = self._known, office.store.pauses()
-            self._news.wait(next(pauses))
-            self._news.clear()
+            self.heard.news.wait(next(pauses))
+            self.heard.news.clear()
 
     @property
     def _known(self) -> tuple[int, int, int]:
         """Grows with all that we hear: announcements, payloads, and what others hold."""
-        here = sum(fetch.complete for fetch in self.fetches.values())
-        return len(self.said), here, len(self._held or ())
+        return *self.heard.known, len(self._held or ())
 
     def _propose(self) -> Commit | None:
         """One look; confirms what we hold once that is final, and commits once others have."""
-        office, name = self._office, self.request.name
+        office, name, heard = self._office, self.request.name, self.heard
         if self._held is None:
-            self._hear()
-            waiting = [r for r in self.request.members if not self._settled(r)]
+            if heard.look():
+                self._late_s = self._waited_s
+            waiting = [r for r in self.request.members if not heard.settled(r)]
             if not self._over(waiting):
                 return None
-            held = {r: self.said[r].payload.content for r in sorted(self.said) if self._has(r)}
-            if self.own is not None:
+            held = {r: heard.said[r].payload.content for r in sorted(heard.said) if heard.has(r)}
+            if heard.own is not None:
                 office.board.confirm(name, office.region, held)
             if not self.request.follows:
                 office.pace.announced(self._waited_s if waiting else self._late_s)
             self._held = {office.region: held}
             self._since_s = office.beats.clock_s
-        published = {r: said.payload for r, said in self.said.items() if said.payload}
+        living = office.beats.living(certain=False)
+        known = {r: s.terms for r, s in heard.said.items() if r in living or heard.has(r)}
+        counting = terms.counting(known, office.heal)
+        published = {r: heard.said[r].payload for r in counting if heard.said[r].payload}
         for region in published.keys() - self._held.keys():
             confirmed = office.board.confirmed(name, region)
             if confirmed is not None:
                 self._held[region] = confirmed
-        living = office.beats.living(certain=False)
         # A region may wait as long for payloads before it confirms: later than we began to wait.
         unsure = published.keys() - self._held.keys()
-        unsure = [r for r in unsure if r in living and not self._replaced(r)]
+        unsure = [r for r in unsure if r in living and not heard.replaced(r)]
         if not self._over(unsure, deadlines=2):
             return None
         digests = {r: p.content for r, p in published.items()}
         chosen = participants(digests, self._held)
-        if not all(self._has(r) for r in chosen):
+        if not all(heard.has(r) for r in chosen):
             # We are the odd one out, and the record is theirs to write as long as they live.
             if not self._over([r for r in chosen if r in living], deadlines=2):
                 return None
-            chosen = participants({r: d for r, d in digests.items() if self._has(r)}, self._held)
-        notes = {r: said.note for r, said in self.said.items() if said.note is not None}
-        present = tuple(sorted({*chosen, *(r for r in self.said if r in living)}))
-        commit = Commit({r: published[r] for r in chosen}, notes, office.region, present)
+            chosen = participants({r: d for r, d in digests.items() if heard.has(r)}, self._held)
+        present = tuple(sorted({*chosen, *(counting & living)}))
+        commit = Commit({r: published[r] for r in chosen}, known, office.region, present)
         return office.board.commit(name, commit)
 
     @property
@@ -206,88 +230,25 @@ class Gathering:
     def _over(self, waiting: list[int], deadlines: int = 1) -> bool:
         """Whether waiting is over: for nobody any more, or for too long."""
         me = self._office.region
-        nbytes = sum(s.payload.nbytes_for(me) for s in self.said.values() if s.payload)
+        nbytes = sum(s.payload.nbytes_for(me) for s in self.heard.said.values() if s.payload)
         return not waiting or self._waited_s >= deadlines * self._office.pace.deadline_s(nbytes)
-
-    def _hear(self) -> None:
-        """Look for announcements, and fetch what they announce."""
-        for region in self.request.members:
-            if region in self.said and not self._outdated(region):
-                continue
-            said = self._office.board.heard(self.request.name, region)
-            if said is not None and said != self.said.get(region):
-                self.said[region] = said
-                self._late_s = self._waited_s
-                if said.payload is not None:
-                    self._fetch(region, said.payload, said.hint)
-
-    def _outdated(self, region: int) -> bool:
-        """Whether what a region announced went down with a job that another has replaced."""
-        fetch = self.fetches.get(region)
-        return fetch is not None and fetch.missing_s is not None and self._replaced(region)
-
-    def _replaced(self, region: int) -> bool:
-        """Whether another job has taken the place of the one that announced."""
-        beat = self._office.beats.latest().get(region)
-        return beat is not None and beat.incarnation > self.said[region].incarnation
-
-    def _settled(self, region: int) -> bool:
-        """Whether waiting longer for this region cannot change anything."""
-        said = self.said.get(region)
-        if said is None:
-            return not self._awaited(region)
-        if said.payload is None or self._has(region):
-            return True
-        fetch = self.fetches[region]
-        dead = region not in self._office.beats.living(certain=False)
-        return fetch.hopeless or (dead and fetch.missing_s is not None)
-
-    def _has(self, region: int) -> bool:
-        """Whether this region's payload is here and verified."""
-        if region == self._office.region:
-            return self.own is not None
-        fetch = self.fetches.get(region)
-        return fetch is not None and fetch.complete
-
-    def _fetch(self, region: int, payload: Payload, hint: dict, ours: bool = True) -> None:
-        """Begin to fetch a payload, from its region or from whoever else has it.
-
-        `ours`: with the slice that is ours to reduce, if there are any.
-        """
-        if region in self.fetches:
-            self.fetches[region].cancel()
-        holders = [region] + [r for r in self.request.members if r != region]
-        key, name = self.request.key, self.request.name
-        whole = Piece(key, name, payload, self._like(region), holders, hint)
-        pieces = [whole]
-        slices, reduction = payload.slices, self.request.reduction
-        # A job that was here before us has not sent the slice that it was to reduce itself.
-        if ours and self.request.joins and reduction is not None and slices[self._office.region]:
-            pieces.append(parcels.slice_piece(whole, reduction, self._office.region))
-        self.fetches[region] = Fetch(self._office, region, pieces, self._news)
-
-    def _like(self, region: int) -> wire.Shapes | None:
-        if self.request.like is not None:
-            return self.request.like[region]
-        if self.request.reduction is not None:
-            return self.request.reduction.rest
-        return wire.shapes_of(self.parcel.rest) if self.parcel.rest else None
 
     # -- complete -----------------------------------------------------------------------------
 
     def _complete(self, commit: Commit) -> dict[int, dict[str, np.ndarray]]:
         """Everything the commit record names, fetched until it is here."""
-        arrays = {}
+        ours = self._office.region in commit.present
+        if self.request.joins and not self.heard.said:
+            # We came too late to hear; but what was offered to us, and is not pulled, stays in the
+            # memory of those who offer it.
+            self._insist(lambda: self.heard.look(ours))
+        arrays, fetches = {}, {}
         for region, payload in commit.payloads.items():
-            if self.own == payload:
+            if self.heard.own == payload:
                 arrays[region] = self.parcel.rest
-                continue
-            fetch = self.fetches.get(region)
-            if fetch is None or fetch.payload != payload:
-                self._fetch(region, payload, {}, ours=self._office.region in commit.present)
-        for region in commit.payloads.keys() - arrays.keys():
-            arrays[region] = self._wait(self.fetches[region])
-        return arrays
+            else:
+                fetches[region] = self.heard.insist_on(region, payload, ours)
+        return arrays | {region: self._wait(fetch) for region, fetch in fetches.items()}
 
     def _wait(self, fetch: Fetch) -> dict[str, np.ndarray]:
         try:

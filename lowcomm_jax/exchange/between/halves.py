@@ -55,6 +55,10 @@ class Halves:
         """Start the thread."""
         self._thread.start()
 
+    def withdraw(self) -> bool:
+        """See `Gathering.withdraw`."""
+        return self._first.withdraw()
+
     @property
     def published(self) -> dict[str, dict[int, list[str]]]:
         """See `Gathering.published`."""
@@ -93,15 +97,16 @@ class Halves:
         averages = self._second(found)
         if averages is not None:
             return dataclasses.replace(found, reduced=averages)
-        return self._whole()
+        return self._whole(found.commit)
 
     def _gathering(self, request: Request, awaited: Callable[[int], bool]) -> Gathering:
         return Gathering(self._office, request, awaited, lambda _: None)
 
-    def _next(self, suffix: str, awaited: Callable[[int], bool], **changes) -> Gathered:
+    def _next(self, suffix: str, awaited: Callable[[int], bool], **more) -> Gathered:
         """The outcome of an exchange that follows."""
         key, name = f"{self.request.key}/{suffix}", _following(self.request.name, suffix)
-        changes = {"key": key, "name": name, "reduction": None, "follows": True, **changes}
+        changes = {"key": key, "name": name, "reduction": None, "terms": {}, "follows": True}
+        changes |= more
         request = dataclasses.replace(self.request, **changes)
         self._gatherings.append(self._gathering(request, awaited))
         self._gatherings[-1].begin()
@@ -119,7 +124,7 @@ class Halves:
         for s, region in enumerate(owner):
             like[region] |= {_label(s, name): shape for name, shape in self._like.items()}
         second = self._next(
-            _AVERAGES, self._owes(commit), arrays=ours, takes_part=bool(ours), note=None, like=like
+            _AVERAGES, self._owes(commit), arrays=ours, takes_part=bool(ours), like=like
         )
         if not _complete(commit, second.commit):
             return None
@@ -130,7 +135,7 @@ class Halves:
 
     def _owes(self, commit: Commit) -> Callable[[int], bool]:
         """Tells whether a region can be expected to bring averages: it lives, as the same job."""
-        beats, said = self._office.beats, self._first.said
+        beats, said = self._office.beats, self._first.heard.said
 
         def owes(region: int) -> bool:
             beat = beats.latest().get(region)
@@ -157,8 +162,8 @@ class Halves:
         """Everyone's slice of this number."""
         found, waiting = {}, {}
         for region, payload in commit.payloads.items():
-            fetch = self._first.fetches.get(region)
-            if payload == self._first.own:
+            fetch = self._first.heard.fetches.get(region)
+            if payload == self._first.heard.own:
                 found[region] = one_slice(self._first.parcel.slices, number)
             elif region == self._office.region:
                 raise Missing("a job that was here before us has sent it")
@@ -173,9 +178,15 @@ class Halves:
 
     # -- without the lost ---------------------------------------------------------------------
 
-    def _whole(self) -> Gathered:
+    def _whole(self, commit: Commit) -> Gathered:
         """Gather whole payloads, and average every slice."""
-        found = self._next(_WHOLE, self._awaited, arrays=self._first.parcel.whole)
+
+        def awaited(region: int) -> bool:
+            return region in commit.present and self._awaited(region)
+
+        # What was withdrawn must not come back in this way.
+        takes_part, arrays = self._first.takes_part, self._first.parcel.whole
+        found = self._next(_WHOLE, awaited, arrays=arrays, takes_part=takes_part)
         split = {r: self.request.reduction.split(x) for r, x in found.arrays.items()}
         rest = {r: rest for r, (rest, _) in split.items()}
         averages = self._average_all({r: slices for r, (_, slices) in split.items()}, rest)

@@ -11,7 +11,7 @@ from lowcomm_jax.exchange.between.errors import Rejected, StoreUnavailable
 from lowcomm_jax.exchange.between.office import Office
 
 RUN = "run"
-_FORMAT = 2
+_FORMAT = 3
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ def enter(office: Office, until: float, step: int) -> dict[int, int]:
     beats = office.beats
     office.transport.start()
     beats.update(step=step)
-    insist(office, until, beats.start)
+    _, roster, _ = insist(office, until, lambda: _newest(office))
+    insist(office, until, lambda: beats.start(above=roster.get(office.region, 0)))
     while True:
         beats.check()
         living, latest = beats.living(), beats.latest()
@@ -119,6 +120,13 @@ def enter(office: Office, until: float, step: int) -> dict[int, int]:
             _begin(office, until, f"epoch/{free}", body)
             continue
         if late:
+            ahead = sorted(region for region in living if latest[region].epoch > epoch)
+            if ahead:
+                raise TimeoutError(
+                    f"regions {ahead} of run {office.run_id!r} train, but there is no record of "
+                    "when it began (epoch/): it was removed; stop them, and begin again from the "
+                    "checkpoints in another rendezvous"
+                )
             missing = sorted(set(range(office.count)) - living)
             raise TimeoutError(f"regions {missing} of run {office.run_id!r} were not there in time")
         _pause(office, office.timing.beat_s / 4)

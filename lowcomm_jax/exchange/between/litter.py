@@ -22,8 +22,9 @@ class Litter:
     """Keeps the payloads of the newest `keep` keys behind the slowest region that needs them.
 
     A region that is alive and at most `keep` keys behind us, or has asked for a state, catches up
-    from them. One that is further behind is too stale for that, and takes a state, too; one that
-    has come back and not asked yet, because it compiles, will be given a newer one. Each region
+    from them; where steps are short it is further behind when it comes in, and has as many keys
+    more. One that is behind for longer is too stale for that, and takes a state, too; one that has
+    come back and not asked yet, because it compiles, will be given a newer one. Each region
     removes its own payloads; those of the dead are removed by the lowest living region. Commit
     records stay: they are small, and without one a late region could make another.
     """
@@ -32,6 +33,7 @@ class Litter:
         self._office, self._keep = office, keep
         self._positions: dict[str, int] = {}
         self._reached: dict[int, int] = {}
+        self._asked: dict[int, int] = {}  # our place when a region was last seen asking
         self._done: dict[str, _Done] = {}
         self._lock = threading.Lock()
 
@@ -93,12 +95,14 @@ class Litter:
         # All as they told at the same time: who asks for a state after that gets one of a donor
         # that has come at least as far as it told, and needs nothing from before it.
         latest = self._look()
-        oldest = self._reached.get(self._office.region, -1) - self._keep
-        needing = [
-            r
-            for r in living
-            if latest[r].wants or (latest[r].awaited and self._reached.get(r, -1) >= oldest)
-        ]
+        place = self._reached.get(self._office.region, -1)
+        self._asked |= {r: place for r in living if latest[r].wants}
+
+        def needs(region: int) -> bool:
+            since = max(seen.get(region, -1) for seen in (self._reached, self._asked))
+            return latest[region].wants or (latest[region].awaited and since >= place - self._keep)
+
+        needing = filter(needs, living)
         slowest = min((self._reached.get(region, -1) for region in needing), default=-1)
         return [n for n, done in self._done.items() if done.position + self._keep <= slowest]
 

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.exchange.between.office import Heal
 from lowcomm_jax.exchange.between.remote import RemoteExchange
+from lowcomm_jax.exchange.between.terms import Heal
 from lowcomm_jax.processes import Team, whole
 
 
@@ -29,7 +29,7 @@ class LockstepExchange:
     """
 
     def __init__(self, team: Team, region: int, count: int, heal: Heal, make: Callable):
-        self.region, self.count, self.heal = region, count, heal
+        self.region, self.count = region, count
         self._team = team
         self._exchange: RemoteExchange | None = None
         given = team.everyones("region", (region, count, heal))
@@ -69,6 +69,7 @@ _ALIKE = (
     *("join", "come_in", "hear", "living", "steps", "beat", "agree", "counts", "pause", "close"),
     *("ready", "finish", "skip"),
     *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),
+    *("vouch", "agrees"),
 )
 for _name in _ALIKE:
     setattr(LockstepExchange, _name, _told(_name))

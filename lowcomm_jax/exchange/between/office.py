@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Literal
 
 from lowcomm_jax.exchange.between.beats import Beats
 from lowcomm_jax.exchange.between.commits import Board
@@ -12,10 +11,9 @@ from lowcomm_jax.exchange.between.kv import Store
 from lowcomm_jax.exchange.between.mishaps import Mishaps
 from lowcomm_jax.exchange.between.secret import Seal
 from lowcomm_jax.exchange.between.tally import Tally
+from lowcomm_jax.exchange.between.terms import Heal
 from lowcomm_jax.exchange.between.timing import Pace, Timing
 from lowcomm_jax.exchange.between.transport import Transport
-
-Heal = Literal["stop", "majority", "lowest"]
 
 
 @dataclasses.dataclass(frozen=True)

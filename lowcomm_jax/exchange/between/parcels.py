@@ -14,6 +14,7 @@ from lowcomm_jax.exchange.between import wire
 from lowcomm_jax.exchange.between.commits import Payload
 from lowcomm_jax.exchange.between.fetch import Piece
 from lowcomm_jax.exchange.between.office import Office
+from lowcomm_jax.exchange.between.request import Request
 from lowcomm_jax.exchange.between.slices import Arrays, Reduction, name_of_slice, one_slice
 
 
@@ -90,6 +91,22 @@ def publish(
     }
     hint = put(payload, data, readers)
     return {**hint, "slices": hints} if hints else hint
+
+
+def pieces(
+    request: Request,
+    region: int,
+    payload: Payload,
+    like: wire.Shapes | None,
+    hint: dict,
+    slice_of: int | None,
+) -> list[Piece]:
+    """What to fetch of a region: what all need, and the slice that region `slice_of` reduces."""
+    holders = [region, *(r for r in request.members if r != region)]
+    whole = Piece(request.key, request.name, payload, like, holders, hint)
+    if slice_of is None or request.reduction is None or not payload.slices[slice_of]:
+        return [whole]
+    return [whole, slice_piece(whole, request.reduction, slice_of)]
 
 
 def slice_piece(whole: Piece, reduction: Reduction, number: int) -> Piece:

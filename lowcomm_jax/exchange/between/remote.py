@@ -7,156 +7,37 @@ slices go through that twice (`halves`). All on threads; bytes are authenticated
 
 from __future__ import annotations
 
-import atexit
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from concurrent.futures import wait
 from typing import Any
 
 import jax
 import numpy as np
 
-from lowcomm_jax.exchange.between import joining
 from lowcomm_jax.exchange.between.arrived import Arrived, arrange
 from lowcomm_jax.exchange.between.commits import name_of
+from lowcomm_jax.exchange.between.errors import Postponed
 from lowcomm_jax.exchange.between.gathering import Gathering
 from lowcomm_jax.exchange.between.halves import Halves, stands
-from lowcomm_jax.exchange.between.litter import Litter
+from lowcomm_jax.exchange.between.membership import Membership
 from lowcomm_jax.exchange.between.office import Office
 from lowcomm_jax.exchange.between.request import Request, problems
 from lowcomm_jax.exchange.between.slices import Reduction
-from lowcomm_jax.exchange.between.states import State, States
-from lowcomm_jax.exchange.between.waiting import Waiting
+from lowcomm_jax.exchange.between.states import State
+from lowcomm_jax.exchange.between.vouching import Moments
 
 
-class RemoteExchange:
+class RemoteExchange(Membership):
     """One region's side of the exchange; made by `exchange.store` and `exchange.peers`.
-
-    Attributes:
-      region: which one we are; count: how many there are; heal: see `exchange.store`.
 
     Methods may be called from one thread; most raise `Superseded` when the place is taken, and
     `Lost` when the others have begun the run anew.
     """
 
     def __init__(self, office: Office, kind: str, keep: int):
-        self.region, self.count, self.heal = office.region, office.count, office.heal
-        self._office, self._kind = office, kind
-        self._litter = Litter(office, keep)
-        self._states = States(office)
+        super().__init__(office, kind, keep)
         self._open: dict[str, Gathering | Halves] = {}
-        self._running: list[Gathering | Halves] = []
-        self._waiting = Waiting(office.beats)
-
-    # -- membership ---------------------------------------------------------------------------
-
-    def join(self, wait_s: float, step: int = 0) -> None:
-        """Register, begin to beat, and wait until all regions of a new run are there.
-
-        Into a run that goes on a region comes at once. One that was begun and has nobody left
-        begins anew, with all regions or after `wait_s` with those who are there: keys can then be
-        used again. Who is behind the furthest of them comes into their run as a latecomer.
-
-        Args:
-          step: inner steps of the state that this region brings with it.
-
-        Raises:
-          ValueError: the run stands there under another secret or with other settings.
-          TimeoutError: not all regions of a new run came in time, or only fresh ones came back.
-          StoreUnavailable: the store does not answer all that time.
-        """
-        atexit.register(self._end)
-        office, until = self._office, time.monotonic() + wait_s
-        joining.insist(office, until, lambda: joining.register(office, self._kind))
-        joining.insist(office, until, self._litter.adopt)
-        self._waiting.roster = joining.enter(office, until, step)
-
-    @property
-    def awaited(self) -> bool:
-        """Whether the others wait for this region's payloads; not when it comes into their run."""
-        return self._office.beats.own.awaited
-
-    def come_in(self) -> None:
-        """Let the others wait for our payloads, before the first one; returns when they know."""
-        self._office.beats.update(awaited=True, wants=False)
-        self.hear(times=2)
-
-    def hear(self, times: int = 1) -> None:
-        """See `Beats.hear`: then the others have told anew where they are."""
-        self._office.beats.hear(times)
-
-    def living(self) -> set[int]:
-        """Regions whose heartbeat was seen lately, this one included."""
-        return self._office.beats.living()
-
-    def steps(self) -> dict[int, int]:
-        """Inner steps of the living regions, as they told."""
-        latest = self._office.beats.latest()
-        return {region: latest[region].step for region in sorted(self.living())}
-
-    def beat(self, step: int) -> None:
-        """Tell the others our step, with the next heartbeat."""
-        self._office.beats.update(step=step, at_once=False)
-
-    def agree(self, name: str, proposal: dict) -> dict:
-        """What the first region proposed, small JSON, since all have begun together.
-
-        Raises:
-          StoreUnavailable: try again later.
-        """
-        return self._office.board.agree(f"{self._office.beats.own.epoch}/{name}", proposal)
-
-    def counts(self) -> dict[str, int]:
-        """Since the start: "sent", "received" (payload bytes), "store_written", "store_read" (all
-        bytes through the store), "rejected_record", "rejected_damaged", "rejected_content",
-        "rejected_state", "outage"; what never happened is absent.
-        """
-        return self._office.tally.read()
-
-    def pause(self, linger_s: float = 30.0) -> None:
-        """End the exchanges under way without an outcome, before all regions stop for a while.
-
-        Nothing is committed without a region that only stops: what is under way is started again
-        when the run continues. Payloads can be had until all living regions pause, `linger_s` at
-        most.
-        """
-        beats = self._office.beats
-        self._office.halted.set()
-        for gathering in self._running:
-            gathering.join()
-        beats.update(paused=True)
-        self._linger(linger_s, lambda: all(beats.latest()[r].paused for r in self.living()))
-
-    def fail(self, error: Exception) -> None:
-        """Let this be raised by whatever waits here, and by what is called from now on."""
-        self._office.halted.set()  # nothing can be awaited of us any more
-        self._office.beats.fail(error)
-
-    def close(self, linger_s: float = 30.0) -> None:
-        """Leave the run and end all exchanges under way.
-
-        Where others can only get payloads while this region is there, it stays until all living
-        ones have them, `linger_s` at most.
-        """
-        if self._office.transport.lingers and not self._office.halted.is_set():
-            self._linger(linger_s, self._litter.all_have_ours)
-        self._end()
-
-    def _linger(self, seconds: float, done: Callable[[], bool]) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not done():
-            time.sleep(self._office.timing.beat_s / 4)
-
-    def _end(self) -> None:
-        """Stop all threads: one inside a library when the process ends would bring it down."""
-        atexit.unregister(self._end)
-        office = self._office
-        office.closing.set()
-        for gathering in self._running:
-            gathering.join()
-        self._states.join()
-        office.beats.stop()
-        office.transport.close()
-        self._running = []
 
     # -- exchanges ----------------------------------------------------------------------------
 
@@ -167,7 +48,7 @@ class RemoteExchange:
         *,
         takes_part: bool = True,
         members: tuple[int, ...] | None = None,
-        note: dict | None = None,
+        terms: Mapping[str, Any] | None = None,
         reduction: Reduction | None = None,
     ) -> None:
         """Begin to exchange; returns at once.
@@ -177,14 +58,15 @@ class RemoteExchange:
           arrays: without a region axis; must not be donated or written to before `finish`.
           takes_part: False announces absence; the arrays then only tell the shapes.
           members: the group that exchanges; None = all regions.
-          note: small JSON that travels with the announcement.
+          terms: what must be the same in all regions that take part, whole numbers and small uint32
+            arrays; the commit record has everyone's. Who does not name one agrees to any.
           reduction: how the arrays are reduced in slices; None = everyone gets those of all.
 
         Raises:
           ValueError: lists what is wrong with the arguments.
         """
         self._office.beats.check()
-        given = {"arrays": dict(arrays), "takes_part": takes_part, "note": note}
+        given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
         request = self._request(key, members, reduction=reduction, **given)
         for x in arrays.values():
             if isinstance(x, jax.Array):
@@ -198,19 +80,28 @@ class RemoteExchange:
         """Whether `finish` would return, or raise, without waiting."""
         return self._open[key].outcome.done()
 
-    def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
+    def finish(
+        self, key: str, like: dict[str, jax.ShapeDtypeStruct], postpone: bool = False
+    ) -> Arrived:
         """Wait until the commit record stands and all its payloads are here.
 
         Args:
           like: shapes and dtypes of the arrays, without a region axis; where they are reduced, of
             what comes beside the slices.
+          postpone: rather than wait for a store that is away, take no part, if that can still be.
 
         Raises:
+          Postponed: so it is; call it again later.
           Rejected: a region's payload has other shapes than `like`.
           Lost: a payload that was agreed on is gone with all who had it.
+          Parted: other terms hold than those of this region, or none do.
         """
-        began = time.monotonic()
-        gathered = self._open[key].outcome.result()
+        began, gathering = time.monotonic(), self._open[key]
+        while postpone and not gathering.outcome.done():
+            if self._office.beats.outage is not None and gathering.withdraw():
+                raise Postponed(f"exchange {key!r}: {self._office.beats.outage}")
+            wait([gathering.outcome], timeout=self._office.timing.beat_s / 4)
+        gathered = gathering.outcome.result()
         del self._open[key]
         return arrange(gathered, like, self.count, time.monotonic() - began, self._office.tally)
 
@@ -220,6 +111,7 @@ class RemoteExchange:
         like: dict[str, jax.ShapeDtypeStruct],
         *,
         members: tuple[int, ...] | None = None,
+        terms: Mapping[str, Any] | None = None,
         reduction: Reduction | None = None,
     ) -> Arrived | None:
         """Read an exchange that we did not start ourselves; None = no commit record stands yet.
@@ -228,7 +120,7 @@ class RemoteExchange:
           StoreUnavailable: try again later; and what `finish` raises.
         """
         self._office.beats.check()
-        request = self._request(key, members, joins=False, reduction=reduction)
+        request = self._request(key, members, joins=False, terms=terms or {}, reduction=reduction)
         if not stands(self._office.board, request):
             return None
         self._open[key] = self._gather(request)
@@ -249,7 +141,8 @@ class RemoteExchange:
         return self._states.donors()
 
     def owes_state(self) -> bool:
-        """Whether this region is to give a state: others ask, and it is the lowest that does not.
+        """Whether this region is to give a state: others ask, and of those that do not, and have
+        landed what has landed, it is the lowest.
 
         False while those that ask may still be fetching the one that this region gave them.
         """
@@ -258,6 +151,15 @@ class RemoteExchange:
     def give_state(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> None:
         """Publish a state, on a thread of its own; not when this step's stands for all who ask."""
         self._states.give_soon(step, arrays, document)
+
+    def vouch(self, moments: Moments) -> None:
+        """Tell those that ask for a state which anchors we have had. See `Vouching.tell_soon`."""
+        self._vouching.tell_soon(moments)
+
+    def agrees(self, step: int, moment: str, own: Mapping[str, Any], at_last: bool) -> bool:
+        """Compare a state with what all others had. See `Vouching.agrees`."""
+        self._office.beats.check()
+        return self._vouching.agrees(step, moment, own, at_last)
 
     def newest_state(self) -> State | None:
         """(step, arrays, document) of the highest step that verifies. See `States.newest`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ class Request:
       members: regions of the group, ascending.
       arrays: of this region, without a region axis.
       takes_part: publish them, or announce absence.
-      note: small JSON for the others.
+      terms: what must be the same in all regions that take part (`terms`).
       joins: False = only read a commit that stands.
       reduction: how payloads are reduced in slices; None = everyone gets all of everything.
       like: what the payload of each region must hold; None = what this region's does, if it has
@@ -34,7 +35,7 @@ class Request:
     members: tuple[int, ...]
     arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
     takes_part: bool = False
-    note: dict | None = None
+    terms: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     joins: bool = True
     reduction: Reduction | None = None
     like: dict[int, wire.Shapes] | None = None

@@ -26,8 +26,8 @@ def read_secret(source: bytes | str | None) -> bytes:
         under which records are checked for damage, not for their author.
 
     Raises:
-      ValueError: there is nothing there, or it is shorter than `SHORTEST` bytes. The message never
-        holds the secret.
+      ValueError: it cannot be read, or is shorter than `SHORTEST` bytes. The message never holds
+        the secret.
     """
     if source is None:
         return b""
@@ -36,10 +36,14 @@ def read_secret(source: bytes | str | None) -> bytes:
         kind, _, name = source.partition(":")
         where = f"secret {source!r}" if kind in ("env", "file") else where
         if kind == "env":
-            source = os.environ.get(name, "").encode().strip()
+            if name not in os.environ:
+                raise ValueError(f"{where}: there is no such variable in the environment")
+            source = os.environ[name].encode().strip()
         elif kind == "file":
-            path = pathlib.Path(name)
-            source = path.read_bytes().strip() if path.is_file() else b""
+            try:
+                source = pathlib.Path(name).read_bytes().strip()
+            except OSError as error:
+                raise ValueError(f"{where} cannot be read: {error.strerror}") from None
         else:
             raise ValueError('give the secret as bytes, "env:NAME" or "file:PATH"')
     if len(source) < SHORTEST:

@@ -17,6 +17,7 @@ import numpy as np
 from lowcomm_jax.exchange.between import wire
 from lowcomm_jax.exchange.between.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.exchange.between.office import Office
+from lowcomm_jax.exchange.between.waiting import Waiting
 
 CHUNK_BYTES = 64 << 20
 _KEPT = 2
@@ -32,8 +33,8 @@ State = tuple[int, dict[str, np.ndarray], dict]
 class States:
     """Gives and takes states: one create-only record a step, arrays in pieces named by content."""
 
-    def __init__(self, office: Office, chunk_bytes: int = CHUNK_BYTES):
-        self._office, self._chunk_bytes = office, chunk_bytes
+    def __init__(self, office: Office, waiting: Waiting, chunk_bytes: int = CHUNK_BYTES):
+        self._office, self._waiting, self._chunk_bytes = office, waiting, chunk_bytes
         # When each incarnation of a region was given so many bytes.
         self._served: dict[tuple[int, int], tuple[float, int]] = {}
         self._given: deque[tuple[str, list[str]]] = deque()
@@ -143,7 +144,11 @@ class States:
             return False
         if beats.own.wants or all(map(self._lately, asking.items())):
             return False
-        return beats.own.awaited and all(beats.region < region for region in self.donors())
+        # Who was left behind has landed less than the others.
+        behind = self._waiting.left_behind
+        others = self.donors()
+        lower = [r for r in others if r < beats.region and not behind(r)]
+        return beats.own.awaited and not (others and self._waiting.behind) and not lower
 
     def newest(self) -> State | None:
         """The state of the highest step that can be had whole and undamaged, if any.

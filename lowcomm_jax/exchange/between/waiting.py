@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowcomm_jax.exchange.between.beats import Beats
+from lowcomm_jax.exchange.between.beats import Beat, Beats
 from lowcomm_jax.exchange.between.request import Gathered
 
 
@@ -14,21 +14,30 @@ class Waiting:
 
     Attributes:
       roster: incarnation of the regions that began the epoch.
+      behind: whether the others did not wait for us in the last exchange that is over.
     """
 
     def __init__(self, beats: Beats):
         self.roster: dict[int, int] = {}
+        self.behind = False
         self._beats = beats
         self._behind: dict[int, int] = {}
 
     def awaited(self, region: int) -> bool:
         """Whether a region is alive and may be expected to announce."""
         beat = self._beats.latest().get(region)
-        if beat is None or beat.wants or region not in self._beats.living(certain=False):
+        if beat is None or region not in self._beats.living(certain=False):
             return False
+        return self._expected(region, beat) and not self.left_behind(region)
+
+    def _expected(self, region: int, beat: Beat) -> bool:
         began_with_us = self.roster.get(region) == beat.incarnation
-        caught_up = beat.step > self._behind.get(region, -1)
-        return (began_with_us or beat.awaited) and caught_up
+        return not beat.wants and (began_with_us or beat.awaited)
+
+    def left_behind(self, region: int) -> bool:
+        """Whether another region was waited for in vain, and has not caught up."""
+        beat = self._beats.latest().get(region)
+        return beat is not None and beat.step <= self._behind.get(region, -1)
 
     def note(self, others: set[int], gathered: Gathered) -> None:
         """Whoever was waited for in vain is waited for again once it is past where we are now.
@@ -37,10 +46,13 @@ class Waiting:
         not come past. Nor must it come to where we are later: one that goes on as fast as we do
         never would.
         """
+        self.behind = self._beats.region not in gathered.commit.present
         heard = gathered.heard | gathered.commit.payloads.keys()
         for region in others & heard:
             self._behind.pop(region, None)
         for region in others - heard:
             beat = self._beats.latest().get(region)
+            if beat and not self._expected(region, beat):
+                continue  # nobody has waited for it
             if region not in self._behind or (beat and beat.step > self._behind[region]):
                 self._behind[region] = self._beats.own.step

@@ -1,0 +1,105 @@
+"""Who is absent where all regions are in one process: by chance, by a script of faults, or as it
+was in a run of jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from experiments.faults import Fault, participants
+from experiments.happened import Happened
+
+
+class Moment(NamedTuple):
+    """Inner steps done, and seconds of the virtual clock; None = there is no clock."""
+
+    step: int
+    seconds: float | None
+
+
+class Absences(Protocol):
+    """What happens to the regions.
+
+    Attributes:
+      timed: by time, so that nobody knows at which step.
+    """
+
+    timed: bool
+
+    def takes_part(self, step: int, before: Moment) -> np.ndarray:
+        """Bool `[R]`: who takes part in what is sent after `step`; `before`: when it began."""
+
+    def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
+        """Bool `[R]`: who takes part in the last synchronisation of a fragment."""
+
+    def next_return(self, step: int) -> float:
+        """The first step after this one at which a region starts from the anchor; or infinity."""
+
+    def returning(self, before: Moment, now: Moment) -> np.ndarray:
+        """Bool `[R]`: the regions that start from the anchor after one moment, up to another."""
+
+
+class Scripted:
+    """A script's faults."""
+
+    def __init__(self, faults: Sequence[Fault], regions: int):
+        self._up = participants(faults, regions)
+        self._kills = [fault for fault in faults if fault.kind == "kill"]
+        self._regions = regions
+        self.timed = any(fault.timed for fault in faults)
+
+    def takes_part(self, step: int, before: Moment) -> np.ndarray:
+        return self._up(step, before.seconds)
+
+    def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
+        """All but those that are dead for good: whatever else it was is over then."""
+        del fragment
+        dead = [fault.region for fault in self._kills if fault.end == math.inf]
+        return _without(dead, self._regions)
+
+    def next_return(self, step: int) -> float:
+        if self.timed:
+            return math.inf
+        return min((f.end for f in self._kills if f.end > step), default=math.inf)
+
+    def returning(self, before: Moment, now: Moment) -> np.ndarray:
+        def comes(fault: Fault) -> bool:
+            if fault.timed:
+                return before.seconds < fault.end <= now.seconds
+            return before.step < fault.end <= now.step
+
+        return ~_without([f.region for f in self._kills if comes(f)], self._regions)
+
+
+class Replayed:
+    """What happened in a run of jobs."""
+
+    timed = False
+
+    def __init__(self, happened: Happened):
+        self._happened = happened
+
+    def takes_part(self, step: int, before: Moment) -> np.ndarray:
+        del before
+        return _without(self._happened.left_out.get(step, ()), self._happened.regions)
+
+    def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
+        return _without(self._happened.at_the_end.get(fragment, ()), self._happened.regions)
+
+    def next_return(self, step: int) -> float:
+        steps = [one.step for one in self._happened.rejoined]
+        return min((at for at in steps if at > step), default=math.inf)
+
+    def returning(self, before: Moment, now: Moment) -> np.ndarray:
+        came = self._happened.rejoined
+        regions = [one.region for one in came if before.step < one.step <= now.step]
+        return ~_without(regions, self._happened.regions)
+
+
+def _without(regions: Sequence[int], count: int) -> np.ndarray:
+    mask = np.ones(count, bool)
+    mask[list(regions)] = False
+    return mask

@@ -1,0 +1,66 @@
+"""Scripts of faults drawn at random: `random:SEED:COUNT`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.faults import ABSENT, KINDS, Fault
+
+RANDOM = "random:"
+_SECONDS, _DELAY, _MBIT = 3, 0.2, 10
+_TOGETHER = 2  # faults last as long as it takes until so many others have begun, at most
+
+
+def read_random(script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]:
+    """See `faults.read`."""
+    numbers = script.removeprefix(RANDOM).split(":")
+    if len(numbers) != 2 or not all(n.isdigit() for n in numbers):
+        return [], [f"faults={script!r}: give random:SEED:COUNT, two whole numbers"]
+    seed, count = map(int, numbers)
+    fits = last_begin(steps)
+    if count > fits:
+        fix = f"give steps={next(n for n in range(count, 3 * count + 9) if last_begin(n) >= count)}"
+        return [], [
+            f"faults={script!r}: {count} faults, each from a step of its own, and all before the "
+            f"last tenth of {steps} steps, so that everyone can come back: {fix}, or {fits} faults"
+        ]
+    return at_random(seed, count, regions, steps), []
+
+
+def last_begin(steps: int) -> int:
+    """The last step at which a drawn fault begins."""
+    return steps * 9 // 10
+
+
+def at_random(seed: int, count: int, regions: int, steps: int) -> list[Fault]:
+    """So many faults spread over the run, a pure function of all arguments.
+
+    Each begins somewhere in its own part of the run. Those of different regions overlap; a region
+    has one at a time, and somebody always has none of `faults.ABSENT`.
+
+    Args:
+      count: `last_begin(steps)` at most.
+    """
+    rng, whole = np.random.default_rng(seed), last_begin(steps)
+    longest = max(1, min(regions - 1, _TOGETHER) * (whole // max(count, 1)))
+    found: list[Fault] = []
+    for number in range(count):
+        begin = 1 + int(rng.integers(number * whole // count, (number + 1) * whole // count))
+        on = [f for f in found if f.region is not None and f.end > begin]
+        free = sorted(set(range(regions)) - {f.region for f in on})
+        kind = str(rng.choice(_possible(on, regions)))
+        region, length = int(rng.choice(free)), int(rng.integers(1, longest + 1))
+        if kind == "outage":
+            found.append(Fault(begin, kind, seconds=_SECONDS))
+            continue
+        more = {"late": {"delay": _DELAY}, "slow": {"mbit": _MBIT}}.get(kind, {})
+        found.append(Fault(begin, kind, region, steps=length, **more))
+    return found
+
+
+def _possible(on: Sequence[Fault], regions: int) -> list[str]:
+    """Kinds that leave a region, beside the faults that are on; every kill has its end."""
+    left = regions - sum(f.kind in ABSENT for f in on)
+    return [k for k in KINDS if k != "rejoin" and (left > 1 or k not in ABSENT)]

@@ -1,0 +1,122 @@
+"""What became of a run of one job per region, so that one process can do the same once more.
+
+`launch` writes it as WORKDIR/happened.yaml, and `train --config.faults=WORKDIR/happened.yaml` ends
+with the same anchors, bit for bit:
+
+    regions: 4
+    steps: 2000
+    left_out:                  # of what was sent after a step: these regions
+      12: [1]
+      18: [1, 3]
+    left_out_at_the_end:       # of the last synchronisation, by fragment
+      0: [2]
+    rejoined:                  # started from the anchor, behind what was sent at that step
+    - {step: 40, region: 1}
+    - {step: 90, region: 3, moments_of: 60}  # with the optimizer's state of its checkpoint
+
+Who took part in an exchange is what its commit record says (`landings`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FILE = "happened.yaml"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejoin:
+    """A region started from the anchor.
+
+    Attributes:
+      step: of the anchor; the region's next inner step is the one after it.
+      moments_of: step of the checkpoint that its inner optimizer's state came from; None = a fresh
+        one.
+    """
+
+    step: int
+    region: int
+    moments_of: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Happened:
+    """See the module.
+
+    Attributes:
+      left_out: step of the send -> regions; at_the_end: fragment -> regions.
+    """
+
+    regions: int
+    steps: int
+    left_out: Mapping[int, tuple[int, ...]]
+    at_the_end: Mapping[int, tuple[int, ...]]
+    rejoined: tuple[Rejoin, ...]
+
+    def write(self, path: Path) -> None:
+        """Write the file that `parsed` takes."""
+
+        def rows(table: Mapping[int, tuple[int, ...]]) -> str:
+            return "".join(f"\n  {key}: {list(table[key])}" for key in sorted(table)) or " {}"
+
+        entries = [dataclasses.asdict(one) for one in self.rejoined]
+        entries = [{k: v for k, v in one.items() if v is not None} for one in entries]
+        came = "".join(f"\n- {yaml.safe_dump(e, default_flow_style=True).strip()}" for e in entries)
+        path.write_text(
+            f"regions: {self.regions}\nsteps: {self.steps}\nleft_out:{rows(self.left_out)}\n"
+            f"left_out_at_the_end:{rows(self.at_the_end)}\nrejoined:{came or ' []'}\n",
+            encoding="utf-8",
+        )
+
+
+def parsed(body: Mapping, name: str, regions: int, steps: int) -> tuple[Happened | None, list[str]]:
+    """(what stands in a file, what is wrong with it).
+
+    Args:
+      body: of the file; name: of the file, for messages.
+      regions, steps: of the run that is to do the same.
+    """
+    fields = ("regions", "steps", "left_out", "left_out_at_the_end", "rejoined")
+    if set(body) != set(fields):
+        return None, [f"faults={name!r}: give a list of faults, or all of {list(fields)}"]
+    problems = [
+        f"faults={name!r} is of a run with {key}={body[key]}: this one has {key}={value}"
+        for key, value in (("regions", regions), ("steps", steps))
+        if body[key] != value
+    ]
+    tables = {}
+    for key in ("left_out", "left_out_at_the_end"):
+        tables[key] = table = body[key]
+        if not isinstance(table, dict) or not all(
+            _whole(k) and _are_some(v, regions) for k, v in table.items()
+        ):
+            fix = f"number -> some of the regions 0 to {regions - 1}"
+            problems.append(f"faults={name!r}: {key} must be a table, {fix}")
+    came = body["rejoined"]
+    if not isinstance(came, list) or not all(_is_rejoin(one, regions) for one in came):
+        fix = "{step, region} or {step, region, moments_of}, whole numbers"
+        problems.append(f"faults={name!r}: rejoined must be a list of {fix}")
+    if problems:
+        return None, problems
+    found = [{k: tuple(v) for k, v in table.items()} for table in tables.values()]
+    return Happened(regions, steps, *found, tuple(Rejoin(**one) for one in came)), []
+
+
+def _is_rejoin(one: Any, regions: int) -> bool:
+    known = isinstance(one, dict) and {"step", "region"} <= set(one)
+    known = known and set(one) <= {"step", "region", "moments_of"}
+    return known and all(map(_whole, one.values())) and one["region"] < regions
+
+
+def _are_some(given: Any, regions: int) -> bool:
+    listed = isinstance(given, list) and all(map(_whole, given))
+    return listed and set(given) <= set(range(regions))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,134 @@
+"""Scripts of faults (`faults`): read, checked, and written."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.drawn import RANDOM, read_random
+from experiments.faults import ABSENT, FIELDS, INSIDE, KINDS, Fault
+
+# What is said of a kind beside when, which and for how long.
+_MORE = {"late": ("delay",), "slow": ("mbit",)}
+_WHOLE = ("step", "region", "steps")
+
+
+def read(script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]:
+    """(the faults in order, what is wrong with them).
+
+    Args:
+      script: a file, or "random:SEED:COUNT".
+      regions, steps: of the run.
+    """
+    if script.startswith(RANDOM):
+        return read_random(script, regions, steps)
+    entries, problems = load(script)
+    return ([], problems) if problems else checked(entries, script, regions, steps)
+
+
+def load(script: str) -> tuple[Any, list[str]]:
+    """(what stands in a file, why it cannot be read)."""
+    try:
+        return yaml.safe_load(Path(script).read_text(encoding="utf-8")), []
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return None, [f"faults={script!r} cannot be read: {error}"]
+
+
+def checked(entries: Any, script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]:
+    """See `read`; entries: what stands in the file."""
+    if not isinstance(entries, list):
+        return [], [f"faults={script!r}: give a list of faults, each with some of {list(FIELDS)}"]
+    problems = [p for n, e in enumerate(entries, 1) for p in _problems(n, e, regions, steps)]
+    if not problems and len({"time" in entry for entry in entries}) > 1:
+        problems.append(f"faults={script!r}: give all faults a step, or all of them a time")
+    if problems:
+        return [], problems
+    return in_turn([Fault(**{"step": None, **entry}) for entry in entries], regions)
+
+
+def in_turn(faults: Sequence[Fault], regions: int) -> tuple[list[Fault], list[str]]:
+    """(the faults as they begin, a kill and its rejoin as one; where one meets a region that is
+    still down from another, one comes back that is not down, or nobody is left).
+
+    What a region sends can be damaged, late and slow at once, and beside all else.
+    """
+    ordered: list[Fault] = []
+    problems: list[str] = []
+    last: dict[int | None, Fault] = {}  # the one that ends last, by region
+    inside, outside = ([f for f in faults if (f.kind in INSIDE) == of] for of in (True, False))
+    for fault in sorted(outside, key=lambda f: f.begin):
+        before, when = last.get(fault.region), _when(fault, fault.begin)
+        if fault.kind == "rejoin":
+            down = before is not None and before.kind == "kill" and before.end == math.inf
+            if not down or before.begin == fault.begin:
+                problems.append(f"faults: region {fault.region} is not down {when}: kill it before")
+                continue
+            ordered.remove(before)
+            unit = "seconds" if before.timed else "steps"
+            fault = dataclasses.replace(before, **{unit: fault.begin - before.begin})
+        elif before is not None and fault.begin < before.end:
+            who = "the rendezvous" if fault.region is None else f"region {fault.region}"
+            problems.append(f"faults: {who} is still down {when}: begin later")
+        ordered.append(fault)
+        if before is None or before not in ordered or fault.end >= before.end:
+            last[fault.region] = fault
+    ordered = sorted([*ordered, *inside], key=lambda f: f.begin)
+    for fault in ordered:
+        at = fault.begin
+        gone = {f.region for f in ordered if f.kind in ABSENT and f.begin <= at < f.end}
+        if len(gone) == regions:
+            problems.append(f"faults: no region is left {_when(fault, at)}: leave one")
+    return ordered, problems
+
+
+def _when(fault: Fault, at: float) -> str:
+    return f"after {at} s" if fault.timed else f"at step {at}"
+
+
+def _problems(number: int, entry: Any, regions: int, steps: int) -> list[str]:
+    """What is wrong with one entry."""
+    if not isinstance(entry, dict) or not set(entry) <= set(FIELDS):
+        return [f"fault {number}: give some of {list(FIELDS)}, not {entry!r}"]
+    kind, region = entry.get("kind"), entry.get("region")
+    if kind not in KINDS:
+        return [f"fault {number}: kind={kind!r}: use {', '.join(KINDS)}"]
+    if ("step" in entry) == ("time" in entry):
+        return [f"fault {number}: say when it begins: give a step, or a time in seconds"]
+    begin, length = ("time", "seconds") if "time" in entry else ("step", "steps")
+    if kind == "outage":
+        length = "seconds"
+    allowed = {begin, length, *_MORE.get(kind, ())} - ({length} if kind == "rejoin" else set())
+    needed = allowed - ({length} if kind == "kill" else set())
+    given = {name: x for name, x in entry.items() if name not in ("kind", "region")}
+    found = []
+    for name in sorted(needed | (set(given) & allowed)):
+        what = "a whole number above 0" if name in _WHOLE else "a number above 0"
+        if not _positive(given.get(name), whole=name in _WHOLE):
+            found.append(f"fault {number}: {name}={given.get(name)!r} must be {what}")
+    found += [
+        f"fault {number}: {kind} from a {begin} has no {name}: leave out {name}={given[name]}"
+        for name in sorted(set(given) - allowed)
+    ]
+    if not found and begin == "step" and entry["step"] >= steps:
+        found.append(f"fault {number}: step={entry['step']}: begin before the last step, {steps}")
+    if kind == "outage" and region is not None:
+        found.append(f"fault {number}: an outage is everybody's: leave out region={region}")
+    if kind != "outage" and (isinstance(region, bool) or region not in range(regions)):
+        found.append(f"fault {number}: region={region!r} must be one of 0 to {regions - 1}")
+    return found
+
+
+def _positive(value: Any, whole: bool) -> bool:
+    kinds = int if whole else (int, float)
+    return isinstance(value, kinds) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def write(path: Path, faults: Sequence[Fault]) -> None:
+    """Write a script that `read` reads."""
+    lines = (yaml.safe_dump(f.entry(), default_flow_style=True, width=math.inf) for f in faults)
+    path.write_text("".join(f"- {line}" for line in lines) or "[]\n", encoding="utf-8")

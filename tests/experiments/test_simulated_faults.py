@@ -1,0 +1,162 @@
+"""Faults of a run in one process: by step, by the virtual clock, and as they happened to jobs."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+
+from experiments.__main__ import main
+from experiments.happened import Happened, Rejoin, parsed
+from experiments.landings import Landings, gathered
+from experiments.runlog import read_run
+from lowcomm_jax.arrivals import Counted
+
+STEPS = 24
+LOSSES = "--config.eval.per_region=True"  # of every region
+SCRIPT = """
+- {step: 12, kind: stop, region: 0, steps: 6}
+- {step: 6, kind: kill, region: 2, steps: 8}
+- {step: 15, kind: outage, seconds: 3}
+- {step: 20, kind: kill, region: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, tiny):
+    folder = tmp_path_factory.mktemp("simulated")
+    tiny.corpus(folder / "texts")
+    return folder
+
+
+def command(tiny, root, name, *more):
+    arguments = ["train", "--config=diloco", *tiny.arguments(root), "--quiet"]
+    arguments += ["--config.regions=3", "--config.method.period=6", f"--config.steps={STEPS}"]
+    return [*arguments, f"--workdir={root / name}", *more]
+
+
+def trained(tiny, root, name, faults, *more):
+    (root / f"{name}.yaml").write_text(faults)
+    more = [*more, f"--config.faults={root / f'{name}.yaml'}"]
+    assert main(command(tiny, root, name, *more)) == 0
+    return read_run(root / name)
+
+
+def sends(run):
+    return {
+        step["step"]: np.array(event["participants"]).astype(int).tolist()
+        for step in run.steps
+        for event in step["events"]
+        if event["kind"] == "send"
+    }
+
+
+def refused(tiny, root, capsys, faults, *more):
+    (root / "refused.yaml").write_text(faults)
+    given = [*more, f"--config.faults={root / 'refused.yaml'}"]
+    assert main(command(tiny, root, "refused", *given)) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_who_is_down_takes_no_part_and_comes_back_with_the_anchor(tiny, root):
+    run = trained(tiny, root, "script", SCRIPT, "--config.eval.every=7", LOSSES)
+    assert sends(run) == {6: [1, 1, 0], 12: [0, 1, 0], 18: [1, 1, 1], 24: [1, 0, 1]}
+    at = {record["step"]: record for record in run.evals}
+    # Region 2 is back after step 14, where losses are looked at: they are the anchor's.
+    assert at[14]["regions"][2] == at[14]["anchor"] != at[14]["regions"][1]
+    assert at[7]["regions"][2] != at[7]["anchor"]
+
+
+def test_what_happened_is_done_again(tiny, root):
+    """The same absences as the script has, written as those of jobs: the same bits."""
+    done = Happened(3, STEPS, {6: (2,), 12: (0, 2), 24: (1,)}, {0: (1,)}, (Rejoin(14, 2),))
+    done.write(root / "written.yaml")
+    assert parsed(yaml.safe_load((root / "written.yaml").read_text()), "", 3, STEPS) == (done, [])
+    text = (root / "written.yaml").read_text()
+    # Looked at elsewhere: what is done between changes nothing.
+    one = trained(tiny, root, "one", SCRIPT, "--config.eval.every=12")
+    again = trained(tiny, root, "again", text, "--config.eval.every=5")
+    other = trained(tiny, root, "other", text.replace("0: [1]", "0: [0]"), "--config.eval.every=5")
+    assert [s["loss"] for s in one.steps] == [s["loss"] for s in again.steps]
+    assert one.evals[-1]["anchor"] == again.evals[-1]["anchor"]
+    assert [e["anchor"] for e in again.evals][:-1] == [e["anchor"] for e in other.evals][:-1]
+    assert one.evals[-1]["anchor"] != other.evals[-1]["anchor"]
+
+
+def test_by_time_on_the_virtual_clock(tiny, root, capsys):
+    """Steps take a second each and exchanges next to nothing."""
+    (root / "network.yaml").write_text(
+        "{regions: 3, bandwidth_gbps: 1000000, delay_ms: 0, compute_s: 1}"
+    )
+    timed = """
+    - {time: 5.5, kind: kill, region: 2, seconds: 7}
+    - {time: 16.5, kind: stop, region: 1, seconds: 3}
+    """
+    assert "go by time" in refused(tiny, root, capsys, timed)
+    network = f"--config.network={root / 'network.yaml'}"
+    run = trained(tiny, root, "timed", timed, network, "--config.eval.every=13", LOSSES)
+    # What is sent after step t is sent by those who are up when it begins, after t - 1 seconds.
+    assert sends(run) == {6: [1, 1, 1], 12: [1, 1, 0], 18: [1, 0, 1], 24: [1, 1, 1]}
+    back = run.evals[1]
+    assert back["step"] == 13 and back["regions"][2] == back["anchor"] != back["regions"][1]
+
+
+def test_what_cannot_be_replayed_is_refused(tiny, root, capsys):
+    nothing = "left_out: {}\nleft_out_at_the_end: {}\nrejoined: "
+    head = f"regions: 3\nsteps: {STEPS}\n{nothing}"
+    came = "[{step: 6, region: 1}]"
+    kept = "[{step: 6, region: 1, moments_of: 3}]"
+    assert "checkpoint of step 3" in refused(tiny, root, capsys, head + kept)
+    shown = refused(tiny, root, capsys, f"regions: 4\nsteps: 9\n{nothing}[]")
+    assert "regions=4" in shown and "steps=9" in shown
+    assert "all of ['regions'" in refused(tiny, root, capsys, "regions: 3")
+    broken = head.replace("left_out: {}", "left_out: {6: [0, 3]}") + "[{step: 1}]"
+    shown = refused(tiny, root, capsys, broken)
+    assert "left_out must be a table" in shown and "rejoined must be a list" in shown
+    noloco = ["--config=noloco", "--config.method.period=6"]
+    assert "anchor of another" in refused(tiny, root, capsys, head + came, *noloco)
+    tokens = head.replace("left_out: {}", "left_out: {6: [1]}") + "[]"
+    assert "count tokens" in refused(tiny, root, capsys, tokens, "--config.weights=tokens")
+    alone = ["--config.exchange=store", f"--config.rendezvous=file://{root}/meet"]
+    assert "is what happened" in refused(tiny, root, capsys, head + "[]", *alone)
+
+
+def noted(folder, region, groups=None):
+    """A region's file in a new folder, and what is told of every arrival."""
+    folder.mkdir()
+    parts = {"arrivals": SimpleNamespace(), "carrier": SimpleNamespace(total=3)}
+    trips = SimpleNamespace(groups=lambda number: groups, **parts)
+    landings = Landings(trips, folder, region)
+    return landings, trips.arrivals.witness
+
+
+def test_what_the_regions_saw_is_put_together(tmp_path):
+    every, some, none = (np.array(x, bool) for x in ([1, 1, 1], [1, 0, 1], [0, 0, 0]))
+    folders = [tmp_path / f"region{r}" for r in range(3)]
+    first, saw = noted(folders[0], 0)
+    first.begin(0)
+    for step, counted in ((6, every), (12, some), (18, some)):
+        saw(Counted(0, step, step // 6 - 1, False, counted))
+    first.begin(12)  # it was interrupted, and goes on from there
+    saw(Counted(0, 15, 9, False, none))  # nobody could announce
+    saw(Counted(0, 18, 2, False, every))
+    saw(Counted(0, 24, 3, True, some))
+    second, saw = noted(folders[1], 1)
+    second.begin(0)
+    saw(Counted(0, 6, 0, False, every))
+    saw(Counted(0, 12, 1, False, some))
+    second.came(13, None)
+    saw(Counted(0, 15, 9, False, none))
+    saw(Counted(0, 24, 4, True, ~some))  # alone, after the others had ended
+    found = gathered(folders, 24)
+    assert found == Happened(3, 24, {12: (1,), 15: (0, 1, 2)}, {0: (1,)}, (Rejoin(13, 1),))
+    saw(Counted(0, 18, 2, False, some))
+    with pytest.raises(ValueError, match="others saw"):
+        gathered(folders, 24)
+
+
+def test_of_a_group_that_one_was_not_in_nothing_is_said(tmp_path):
+    _, saw = noted(tmp_path / "region0", 0, groups=[(0, 1), (2,)])
+    saw(Counted(0, 6, 0, False, np.zeros(2, bool)))
+    saw(Counted(0, 12, 1, False, np.array([True, False])))
+    assert gathered([tmp_path / "region0"], 24).left_out == {12: (1,)}

@@ -1,0 +1,43 @@
+"""When a run began: what faults by time count from."""
+
+import json
+import time
+
+from exchange.party import at_once
+
+from experiments.faults import Fault
+from experiments.mishaps import Scripted
+from experiments.origin import agreed, noted
+from experiments.workdir import METRICS
+
+
+def test_all_regions_agree_and_a_log_keeps_it(party, tmp_path):
+    regions = party.run(2)
+    before = time.time()
+    one, other = at_once(lambda x: agreed(x, tmp_path / "new"), regions)
+    assert before <= one == other <= time.time()
+    (tmp_path / METRICS).write_text(json.dumps({"kind": "header", "began": 5.0}) + "\n{}\n")
+    assert noted(tmp_path) == 5.0
+    # It stands: a region that comes later has no say, whatever its log tells.
+    assert agreed(regions[1], tmp_path) == one
+
+
+def test_a_run_that_goes_on_began_when_it_did(party, tmp_path):
+    (tmp_path / METRICS).write_text(json.dumps({"kind": "header", "began": 5.0}) + "\n")
+    assert agreed(party.run(1)[0], tmp_path) == 5.0
+    (tmp_path / METRICS).write_text('{"kind": "head')  # it was killed while it wrote
+    assert noted(tmp_path) is None
+
+
+def test_payloads_are_damaged_by_time():
+    scripted = Scripted([Fault(None, "corrupt", 1, time=2, seconds=3)], 1)
+    payload, flipped = b"\0\0\0", b"\0\1\0"
+    scripted.begins("1", {"step": 7})
+    assert scripted.sent("1", payload) == payload  # nobody knows yet when it began
+    for ago, wanted in ((1.0, payload), (2.5, flipped), (5.5, payload)):
+        scripted.began = time.time() - ago
+        assert scripted.sent("1", payload) == wanted
+    other = Scripted([Fault(None, "corrupt", 1, time=2, seconds=3)], 0)
+    other.begins("1", {"step": 7})
+    other.began = time.time() - 2.5
+    assert other.sent("1", payload) == payload

@@ -1,0 +1,123 @@
+"""While the folder is away the regions train on by themselves, and catch up when it is back."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from exchange.faults import outage
+from exchange.party import TIMING, until
+from jobs.test_same_numbers import METHODS, assert_same
+from jobs.together import batches, engine, rows, values
+
+from lowcomm_jax import exchange
+
+R, STEPS, AWAY = 3, 60, 9
+
+
+class Job:
+    """A region that waits before step `AWAY` until the folder is away, and then goes on.
+
+    Attributes:
+      seen: who was counted in what arrived, as it did.
+      step: inner steps that were begun.
+    """
+
+    def __init__(self, name, region, own, gone):
+        self.region, self.exchange, self.gone = region, own, gone
+        self.seen, self.step = [], 0
+        self.one = engine(METHODS[name](), R, own)
+
+    def live(self):
+        with jax.numpy_dtype_promotion("standard"):
+            state = self.one.init(oracle.make_params())
+            self.one.trips(state).arrivals.witness = self.seen.append
+            state, _ = self.one.run(state, self.batches())
+            before = values(state)
+            return before, values(self.one.finish(state))
+
+    def batches(self):
+        for step, batch in enumerate(batches(STEPS, R)):
+            if step == AWAY:
+                self.gone.wait()
+                until(lambda: self.exchange._office.beats.outage is not None)
+            time.sleep(0.01)
+            self.step = step
+            yield rows(batch, self.region)
+
+
+def trained_on(name, make, party, furthest):
+    """(what the jobs end with, the jobs): away until all have come so far without one another."""
+    gone = threading.Event()
+    with ThreadPoolExecutor(R) as pool:
+        jobs = [Job(name, r, x, gone) for r, x in enumerate(pool.map(make, range(R)))]
+        running = [pool.submit(job.live) for job in jobs]
+        until(lambda: all(job.step == AWAY - 1 for job in jobs), 60.0)
+        time.sleep(0.3)
+        with outage(party):
+            gone.set()
+            until(lambda: all(job.step >= furthest for job in jobs), 60.0)
+            # No further: the fragment leaves again, which it cannot before it has landed.
+            time.sleep(0.5)
+            assert max(job.step for job in jobs) <= furthest + 1
+        return [one.result() for one in running], jobs
+
+
+def in_one_process(name, jobs):
+    """What one process ends with, told who was counted in which send."""
+    counted = {one.step: one.counted_N for job in jobs for one in job.seen if not one.last}
+    with jax.numpy_dtype_promotion("standard"):
+        one = engine(METHODS[name](), R)
+        state, _ = one.run(one.init(oracle.make_params()), batches(STEPS, R), counted.get)
+        return (values(state), values(one.finish(state))), counted
+
+
+@pytest.fixture
+def regions(party):
+    """`regions(region)`: joins."""
+
+    def make(region):
+        made = party.region(region, R, timing=exchange.Timing(**{**vars(TIMING), "deadline_s": 60}))
+        made.join(60)
+        return made
+
+    return make
+
+
+# The next send of what could not land: for that everyone waits.
+@pytest.mark.parametrize("name, furthest", [("diloco", 15), ("sparseloco", 15), ("streaming", 15)])
+def test_training_goes_on_until_what_was_not_sent_would_leave_again(name, furthest, regions, party):
+    ends, jobs = trained_on(name, regions, party, furthest)
+    together, counted = in_one_process(name, jobs)
+    assert_same(ends, together, False)
+    left_out = [step for step, who in counted.items() if not who.any()]
+    assert left_out and min(left_out) > AWAY, "what could not be sent took nobody's part"
+    assert all(who.all() for step, who in counted.items() if step not in left_out)
+    assert max(left_out) < STEPS - 10
+
+
+def test_who_has_announced_waits(party):
+    regions = party.run(2)
+    regions[0].start("k", {"x": np.ones(2)})
+    until(lambda: regions[0]._open["k"].heard.own)
+    assert not regions[0]._open["k"].withdraw()
+    regions[1].start("k", {"x": np.ones(2)})
+    like = {"x": jax.ShapeDtypeStruct((2,), np.float64)}
+    assert regions[0].finish("k", like, postpone=True).participants.tolist() == [True, True]
+
+
+def test_what_was_withdrawn_is_announced_as_absence_and_removed(party):
+    regions = party.run(2)
+    like = {"x": jax.ShapeDtypeStruct((2,), np.float64)}
+    with outage(party):
+        until(lambda: regions[0]._office.beats.outage is not None)
+        regions[0].start("k", {"x": np.ones(2)})
+        with pytest.raises(exchange.Postponed):
+            regions[0].finish("k", like, postpone=True)
+        assert not regions[0].ready("k")
+    regions[1].start("k", {"x": np.ones(2)})
+    found = [x.finish("k", like) for x in regions]
+    assert [x.participants.tolist() for x in found] == [[False, True]] * 2
