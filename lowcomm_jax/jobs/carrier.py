@@ -28,32 +28,12 @@ from lowcomm_jax.jobs.echo import Echo
 from lowcomm_jax.jobs.moments import Moments
 from lowcomm_jax.jobs.shared import give
 from lowcomm_jax.jobs.slicing import Slicing, goes_in_slices, named, padded_nbytes
+from lowcomm_jax.jobs.trip import ANCHOR, HEADER, Trip, counted, decided, everyones
 from lowcomm_jax.processes import team
 from lowcomm_jax.state import InFlight, TrainState
 from lowcomm_jax.topology import Groups, member_table
 
 PyTree = Any
-HEADER, ANCHOR = "header", "anchor"
-
-
-@dataclasses.dataclass
-class Trip:
-    """A payload under way.
-
-    Attributes:
-      name: under which the jobs exchange it; terms: on which (`exchange.start`).
-      members: the regions that do, ascending.
-      like: shapes and dtypes of what comes of each region, by name.
-      silent: this region only listens.
-      slicing: how payloads are reduced in slices; None = everyone gets those of all.
-    """
-
-    name: str
-    terms: dict[str, Any]
-    members: tuple[int, ...]
-    like: dict[str, jax.ShapeDtypeStruct]
-    silent: bool
-    slicing: Slicing | None
 
 
 class BetweenJobs:
@@ -104,13 +84,13 @@ class BetweenJobs:
         # By its number: who has decided on another fragment or step for it must find out.
         name, parcel = str(number), self._parcel(flight, anchor, like)
         # Of what was sent before the anchor may have moved since: it does not tell which it was.
-        terms = _decided(flight) | ({} if again else self.moments.terms(anchor))
+        terms = decided(flight) | ({} if again else self.moments.terms(anchor))
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in parcel.items()}
         slicing = None
         if groups is None and goes_in_slices(exchange, self.total):
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        self._trips[key] = Trip(name, terms, members, shapes, self.silent, slicing)
+        self._trips[key] = Trip(name, terms, members, shapes, self.silent, again, slicing)
         if not self.silent:
             how = {"members": members, "terms": terms, "reduction": slicing}
             self.exchange.start(name, parcel, takes_part=bool(flight.takes_part.any()), **how)
@@ -164,10 +144,13 @@ class BetweenJobs:
                 # What the device has still to compute is no waiting for bytes.
                 jax.block_until_ready(state.inner.params)
             try:
+                # An earlier job may have announced what this one would withdraw.
+                postpone = postpone and not trip.again
                 arrived = self.exchange.finish(trip.name, trip.like, postpone)
             except Postponed:
-                self._trips[key] = trip
+                self._trips[key] = dataclasses.replace(trip, withdrawn=True)
                 return self._left_out(state, key), None
+            trip.check(bool(arrived.participants[self.region]))
         taken = {"travel_seconds": arrived.seconds, "waited_seconds": arrived.waited}
         self._times[key] = {name: np.array([x], np.float32) for name, x in taken.items()}
         rows = {name: x[list(trip.members), 0] for name, x in arrived.arrays.items()}
@@ -178,10 +161,10 @@ class BetweenJobs:
         if flight.takes_part.any() and not arrived.participants[self.region]:
             state = self._left_out(state, key)
         if trip.slicing is None:
-            payload = _everyones(flight.payload, rows)
+            payload = everyones(flight.payload, rows)
         else:
             payload = trip.slicing.join(arrived.reduced)
-        return state, _counted(flight, payload, rows, counted_N)
+        return state, counted(flight, payload, rows, counted_N)
 
     def _heard(self, trip: Trip) -> Arrived:
         """What the others have exchanged, as soon as they have.
@@ -274,27 +257,3 @@ class BetweenJobs:
         own = slice(self.region, self.region + 1)
         sent = traffic.sent[own] * (not self.silent)  # who only listens reduces no slice either
         return traffic._replace(sent=sent, received=traffic.received[own])
-
-
-def _decided(flight: InFlight) -> dict[str, int]:
-    """What the schedule has decided of a payload."""
-    decided = {"step": flight.sent, "fragment": flight.fragment, "level": flight.level}
-    return {name: int(x) for name, x in decided.items()}
-
-
-def _everyones(payload: PyTree, rows: dict[str, np.ndarray]) -> PyTree:
-    """A payload with a row for every member, `[N, ...]`."""
-    return jax.tree.structure(payload).unflatten(rows[name] for name in named(payload))
-
-
-def _counted(
-    flight: InFlight, payload: PyTree, rows: dict[str, np.ndarray], counted_N: np.ndarray
-) -> InFlight:
-    """The flight as all members' together; those left out have weight 0."""
-    return dataclasses.replace(
-        flight,
-        payload=payload,
-        weight=np.where(counted_N, rows["weight"], np.float32(0)),
-        header={name: rows[f"{HEADER}/{name}"] for name in flight.header},
-        takes_part=counted_N,
-    )

@@ -105,6 +105,54 @@ def test_training_goes_on_until_what_was_not_sent_would_leave_again(name, furthe
     assert noticed < STEPS - 10
 
 
+def alone(own, again):
+    """(engine, state, key): a region whose first payload has left, perhaps as an earlier job's."""
+    one = engine(METHODS["streaming"](), 1, own)
+    with jax.numpy_dtype_promotion("standard"):
+        state, data = one.init(oracle.make_params()), iter(batches(6, 1))
+        while not state.in_flight:
+            state, _ = one.step(state, next(data))
+        (key,) = state.in_flight
+        assert state.in_flight[key].takes_part.all()
+        if again:
+            own._open.clear()
+            one.reconnect(state)
+    return one, state, key
+
+
+@pytest.fixture
+def forgetful(party, monkeypatch):
+    """(a region that says once that it has withdrawn what it has announced, whether it could)."""
+    own, asked = party.region(0, 1), []
+    own.join(10)
+    finish = own.finish
+
+    def forget(key, like, postpone=False):
+        asked.append(postpone)
+        if postpone:
+            raise exchange.Postponed(key)
+        return finish(key, like)
+
+    monkeypatch.setattr(own, "finish", forget)
+    return own, asked
+
+
+def test_who_is_counted_though_it_has_withdrawn_joins_again(forgetful):
+    one, state, key = alone(forgetful[0], again=False)
+    arrivals = one.trips(state).arrivals
+    state, flight = arrivals.wait(state, key, postpone=True)
+    assert flight is None and not state.in_flight[key].takes_part.any()
+    with pytest.raises(exchange.Lost, match="counts what this region has withdrawn"):
+        arrivals.wait(state, key)
+
+
+def test_what_an_earlier_job_may_have_announced_is_not_withdrawn(forgetful):
+    own, asked = forgetful
+    one, state, key = alone(own, again=True)
+    _, flight = one.trips(state).arrivals.wait(state, key, postpone=True)
+    assert flight.takes_part.all() and asked == [False]
+
+
 def test_who_has_announced_waits(party):
     regions = party.run(2)
     regions[0].start("k", {"x": np.ones(2)})
