@@ -12,8 +12,8 @@ import numpy as np
 from experiments.between import alone, open_exchange
 from experiments.cli import RefusedError, problems_of
 from experiments.evaluation import Evaluator
+from experiments.faults.mishaps import Scripted
 from experiments.job import Job, abstract_params, make_engine, make_model
-from experiments.mishaps import Scripted
 from lowcomm_jax import AdaptiveEngine, Engine, programs
 from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from experiments.distributed import process_problems
-from experiments.mishaps import Scripted
+from experiments.faults.mishaps import Scripted
 from experiments.workdir import identity
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange import JobExchange

@@ -40,7 +40,7 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.random_routing = False
     config.weights = "equal"  # of regions in a mean: equal, tokens, or R numbers "0.5,0.2,0.3"
     config.participation = 1.0  # chance of a region to take part in an exchange (seeded)
-    # Script of faults, or what happened to jobs (experiments/faults, happened).
+    # Script of faults, or what happened to jobs (experiments/faults/fault.py, happened.py).
     config.faults = config_dict.placeholder(str)
     # Preset or file of the links between the regions: what the run would take there is booked on a
     # virtual clock, and a method may draw T_c and T_s from it.

@@ -18,7 +18,7 @@ from experiments import checks, devices
 from experiments.between import alone, between_problems
 from experiments.cli import RefusedError, problems_of
 from experiments.config import plain
-from experiments.fault_checks import Faults, faults
+from experiments.faults.checks import Faults, faults
 from experiments.methods import make_method
 from experiments.workdir import workdir_problems
 from experiments.writers import missing_packages

@@ -9,9 +9,9 @@ hosts do (output.1.txt is what the second one printed). Overrides (--config.FIEL
 of them. Ctrl-C lets every region save and exits with code 75; the same command then continues. A
 region that dies does not stop the others; with --restarts it is started again and catches up.
 --faults=FILE kills, stops and cuts off regions, damages, delays and slows what they send, by a
-script (experiments/faults.py), which is kept as WORKDIR/faults.yaml. WORKDIR/happened.yaml tells
-who took part in every exchange and who came back where: with --config.faults=WORKDIR/happened.yaml,
-train does the same in one process.
+script (experiments/faults/fault.py), which is kept as WORKDIR/faults.yaml. WORKDIR/happened.yaml
+tells who took part in every exchange and who came back where: with
+--config.faults=WORKDIR/happened.yaml, train does the same in one process.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments import devices, happened, report
+from experiments import devices, report
 from experiments.between import BETWEEN
 from experiments.board import Board
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
 from experiments.config import plain
 from experiments.distributed import process_problems
-from experiments.doors import door, open_door
+from experiments.faults import happened
+from experiments.faults.doors import door, open_door
+from experiments.faults.landings import gathered
+from experiments.faults.scripts import write
+from experiments.faults.striking import Striker
 from experiments.job import Job, resolve
-from experiments.landings import gathered
 from experiments.processes import POLL_SECONDS, ended_at_last
 from experiments.region_job import RegionJob
-from experiments.scripts import write
-from experiments.striking import Striker
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 RENDEZVOUS, SCRIPT = "rendezvous", "faults.yaml"

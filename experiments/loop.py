@@ -14,10 +14,10 @@ from typing import Any
 from experiments.assemble import Run
 from experiments.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver
 from experiments.evaluation import Evaluation, Evaluator
+from experiments.faults.simulated import Simulated
 from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.records import StepRecords
-from experiments.simulated import Simulated
 from experiments.stopping import Stopping
 from experiments.workdir import identity
 from lowcomm_jax.adaptive.state import AdaptiveState

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from experiments import compile_cache, distributed, origin, report
+from experiments import compile_cache, distributed, report
 from experiments.assemble import Run, assemble
 from experiments.cli import (
     Flags,
@@ -27,9 +27,10 @@ from experiments.cli import (
     split_config,
 )
 from experiments.evaluation import Evaluator
+from experiments.faults import origin
+from experiments.faults.landings import Landings
 from experiments.header import header
 from experiments.job import Job, abstract_params, resolve
-from experiments.landings import Landings
 from experiments.latecomer import carry_on
 from experiments.loop import BEST, Loop
 from experiments.progress import Display, open_display, size

@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 
-from experiments.doors import bring_back, take_away
+from experiments.faults.doors import bring_back, take_away
 from lowcomm_jax.exchange.between.secret import Seal
 
 

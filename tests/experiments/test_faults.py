@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from experiments.drawn import at_random, last_begin
-from experiments.faults import ABSENT, KINDS, Fault, participants
-from experiments.scripts import read, write
+from experiments.faults.drawn import at_random, last_begin
+from experiments.faults.fault import ABSENT, KINDS, Fault, participants
+from experiments.faults.scripts import read, write
 
 SCRIPT = """
 - {step: 12, kind: stop, region: 0, steps: 5}

@@ -14,12 +14,12 @@ from launched import start
 from scipy import special
 
 from experiments.__main__ import main
-from experiments.drawn import at_random
-from experiments.faults import Fault
-from experiments.happened import FILE, parsed
+from experiments.faults.drawn import at_random
+from experiments.faults.fault import Fault
+from experiments.faults.happened import FILE, parsed
+from experiments.faults.scripts import read, write
 from experiments.launch import SCRIPT
 from experiments.runlog import read_run
-from experiments.scripts import read, write
 from experiments.trained import load_trained
 
 PERIOD = 6

@@ -8,7 +8,7 @@ import yaml
 from launched import assert_logged_once, entered, kill, reached, start
 
 from experiments.__main__ import main
-from experiments.happened import FILE, Happened, parsed
+from experiments.faults.happened import FILE, Happened, parsed
 from experiments.runlog import read_run, summarise
 
 STEPS = 24

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from experiments.__main__ import main
-from experiments.happened import Happened, Rejoin, parsed
-from experiments.landings import Landings, gathered
+from experiments.faults.happened import Happened, Rejoin, parsed
+from experiments.faults.landings import Landings, gathered
 from experiments.runlog import read_run
 from lowcomm_jax.arrivals import Counted
 

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from experiments import striking
-from experiments.doors import door, open_door
-from experiments.faults import Fault
-from experiments.striking import Striker
+from experiments.faults import striking
+from experiments.faults.doors import door, open_door
+from experiments.faults.fault import Fault
+from experiments.faults.striking import Striker
 from experiments.workdir import METRICS
 
 KILL, STOP, GO = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT

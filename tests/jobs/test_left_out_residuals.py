@@ -12,8 +12,8 @@ from exchange.faults import vanish
 from jobs.together import batches, engine, rows
 
 import lowcomm_jax as lc
-from experiments.faults import Fault
-from experiments.mishaps import Scripted
+from experiments.faults.fault import Fault
+from experiments.faults.mishaps import Scripted
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.compression import error_feedback, make

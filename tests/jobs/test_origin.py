@@ -5,9 +5,9 @@ import time
 
 from exchange.party import at_once
 
-from experiments.faults import Fault
-from experiments.mishaps import Scripted
-from experiments.origin import agreed, noted
+from experiments.faults.fault import Fault
+from experiments.faults.mishaps import Scripted
+from experiments.faults.origin import agreed, noted
 from experiments.workdir import METRICS
 
 

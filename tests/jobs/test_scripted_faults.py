@@ -4,8 +4,8 @@ import pytest
 from jobs.test_same_numbers import METHODS, assert_same, expected
 from jobs.together import in_jobs
 
-from experiments.faults import Fault, participants
-from experiments.mishaps import Scripted
+from experiments.faults.fault import Fault, participants
+from experiments.faults.mishaps import Scripted
 
 R = 3
 FAULTS = [

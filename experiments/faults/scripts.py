@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from experiments.drawn import RANDOM, read_random
-from experiments.faults import ABSENT, FIELDS, INSIDE, KINDS, Fault
+from experiments.faults.drawn import RANDOM, read_random
+from experiments.faults.fault import ABSENT, FIELDS, INSIDE, KINDS, Fault
 
 # What is said of a kind beside when, which and for how long.
 _MORE = {"late": ("delay",), "slow": ("mbit",)}

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from experiments.faults import Fault
+from experiments.faults.fault import Fault
 
 
 class Scripted:

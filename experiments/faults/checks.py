@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments import happened, scripts
 from experiments.between import alone
-from experiments.drawn import RANDOM
-from experiments.faults import Fault
-from experiments.happened import Happened
+from experiments.faults import happened, scripts
+from experiments.faults.drawn import RANDOM
+from experiments.faults.fault import Fault
+from experiments.faults.happened import Happened
 from lowcomm_jax.methods import Method
 
 Faults = tuple[Fault, ...] | Happened

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.absences import Absences, Moment, Replayed, Scripted
 from experiments.assemble import Run
-from experiments.happened import Happened
+from experiments.faults.absences import Absences, Moment, Replayed, Scripted
+from experiments.faults.happened import Happened
 from lowcomm_jax.comeback import come_back
 from lowcomm_jax.state import TrainState
 

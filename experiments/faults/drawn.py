@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.faults import ABSENT, KINDS, Fault
+from experiments.faults.fault import ABSENT, KINDS, Fault
 
 RANDOM = "random:"
 _SECONDS, _DELAY, _MBIT = 3, 0.2, 10

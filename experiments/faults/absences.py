@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from experiments.faults import Fault, participants
-from experiments.happened import Happened
+from experiments.faults.fault import Fault, participants
+from experiments.faults.happened import Happened
 
 
 class Moment(NamedTuple):

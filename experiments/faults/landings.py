@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.happened import Happened, Rejoin
+from experiments.faults.happened import Happened, Rejoin
 from experiments.metrics import read_records
 from lowcomm_jax.arrivals import Counted
 from lowcomm_jax.processes import team

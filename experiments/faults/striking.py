@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from experiments.board import last_line
-from experiments.doors import bring_back, open_door, shut_door, take_away
-from experiments.faults import INSIDE, Fault
-from experiments.origin import noted
+from experiments.faults.doors import bring_back, open_door, shut_door, take_away
+from experiments.faults.fault import INSIDE, Fault
+from experiments.faults.origin import noted
 from experiments.workdir import METRICS
 
 _PATIENCE_SECONDS = 60.0
