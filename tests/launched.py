@@ -9,7 +9,9 @@ import sys
 import time
 
 from experiments.metrics import read_records
+from experiments.runlog import read_run
 from experiments.workdir import METRICS
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 
 def start(*arguments):
@@ -77,3 +79,71 @@ def assert_logged_once(workdir, at):
         assert column == sorted(column), name
     sent = sum(e["bytes_sent"][0] for r in steps for e in r["events"])
     assert steps[-1]["bytes_sent"] == [sent] and records[-1]["tokens"] == steps[-1]["tokens"]
+
+
+class Jobs:
+    """Jobs of regions (`RegionJob`) that tests start, watch, kill and stop."""
+
+    def __init__(self, jobs):
+        self.jobs = jobs
+
+    def __enter__(self):
+        for region in range(len(self.jobs)):
+            self.start(region)
+        return self
+
+    def __exit__(self, *error):
+        for job in self.jobs:
+            job.signal(signal.SIGKILL)
+            for process in job.processes:
+                process.wait()
+
+    def start(self, region):
+        self.jobs[region].start()
+
+    def until(self, what, seconds=600):
+        """What it gives, once that is something."""
+        end = time.monotonic() + seconds
+        while not (found := what()):
+            shown = [self.shown(region) for region in range(len(self.jobs))]
+            assert time.monotonic() < end, shown
+            assert None in [job.poll() for job in self.jobs], shown
+            time.sleep(0.05)
+        return found
+
+    def shown(self, region, process=0):
+        return self.jobs[region].output(process).read_text()
+
+    def reached(self, region, step):
+        """Wait until a region has written this step."""
+        path = self.jobs[region].workdir / METRICS
+        self.until(
+            lambda: path.is_file() and any(r.get("step", 0) >= step for r in read_records(path))
+        )
+
+    def entered(self, region):
+        """The step at which a region comes into the run, once it has."""
+        return self.until(lambda: entered(self.shown(region)))
+
+    def exits(self, *jobs):
+        """Exit codes, once they have ended."""
+        jobs = jobs or self.jobs
+        self.until(lambda: all(job.poll() is not None for job in jobs))
+        return [job.poll() for job in jobs]
+
+    def interrupt(self):
+        """Stop them all, at one step; their runs."""
+        for job in self.jobs:
+            job.signal(signal.SIGTERM)
+        assert self.exits() == [EXIT_INTERRUPTED] * len(self.jobs), self.shown(0)
+        runs = self.runs()
+        assert len({run.steps[-1]["step"] for run in runs}) == 1
+        return runs
+
+    def runs(self):
+        return [read_run(job.workdir) for job in self.jobs]
+
+
+def landings(run, since=0):
+    """Those of a region after a step."""
+    return [e for s in run.steps if s["step"] > since for e in s["events"] if e["kind"] == "land"]

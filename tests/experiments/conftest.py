@@ -1,5 +1,7 @@
 """The smallest run that trains: one layer of width 16 on a few generated files."""
 
+import os
+import re
 import types
 
 import jax
@@ -58,6 +60,21 @@ def arguments(root, *more):
 def tiny():
     """`corpus(folder)` and `arguments(root, ...)` of a tiny run."""
     return types.SimpleNamespace(corpus=corpus, arguments=arguments)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, tiny):
+    """A folder for the runs of one file of tests, with the corpus that they read."""
+    folder = tmp_path_factory.mktemp("runs")
+    tiny.corpus(folder / "texts")
+    return folder
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """For processes that are started: the suite cuts the processor into eight devices."""
+    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
+    monkeypatch.setenv("XLA_FLAGS", flags)
 
 
 @pytest.fixture(autouse=True)

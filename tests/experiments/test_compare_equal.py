@@ -14,13 +14,6 @@ from experiments.compare_config import variant
 ONE_SEED = {"seeds": (0,), "panels": {}}
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory, tiny):
-    root = tmp_path_factory.mktemp("compare")
-    tiny.corpus(root / "texts")
-    return root
-
-
 @pytest.mark.slow
 def test_at_equal_bytes(root):
     code, result, shown = compared(root, root / "bytes", equal="bytes", **ONE_SEED)

@@ -40,13 +40,6 @@ def far_apart(regions, steps):
     return [Fault(1, "late", region, steps=steps, delay=0.25) for region in range(regions)]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory, tiny):
-    folder = tmp_path_factory.mktemp("faults")
-    tiny.corpus(folder / "texts")
-    return folder
-
-
 def arguments(tiny, root, name, regions, steps, *more):
     """Of `train` and `launch`; a rejoined region's moments are fresh without checkpoints."""
     return [

@@ -6,7 +6,7 @@ Nano is the smallest preset; the quick test trains it with one narrow layer.
 import time
 
 import pytest
-from launched import assert_logged_once, entered, kill, reached, start
+from launched import assert_logged_once, entered, kill, landings, reached, start
 
 from experiments.__main__ import main
 from experiments.runlog import read_run, summarise
@@ -15,13 +15,6 @@ REGIONS = 4
 PERIOD = 6
 REJOIN_SECONDS = 30  # from the death of a region until it is in the run again, beside a start
 LENGTH = 16  # tokens a region and step: one short sequence
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory, tiny):
-    folder = tmp_path_factory.mktemp("four")
-    tiny.corpus(folder / "texts")
-    return folder
 
 
 def shared(tiny, root, model, steps, *more):
@@ -48,10 +41,6 @@ def folder(workdir, region):
 def own(workdir):
     """What every region wrote of itself."""
     return [read_run(folder(workdir, region)) for region in range(REGIONS)]
-
-
-def landings(run):
-    return [event for step in run.steps for event in step["events"] if event["kind"] == "land"]
 
 
 def anchors(run):

@@ -14,13 +14,6 @@ from experiments.runlog import read_run, summarise
 STEPS = 24
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory, tiny):
-    folder = tmp_path_factory.mktemp("launch")
-    tiny.corpus(folder / "texts")
-    return folder
-
-
 def command(tiny, root, *more):
     return [
         "launch",

@@ -22,13 +22,6 @@ SCRIPT = """
 """
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory, tiny):
-    folder = tmp_path_factory.mktemp("simulated")
-    tiny.corpus(folder / "texts")
-    return folder
-
-
 def command(tiny, root, name, *more):
     arguments = ["train", "--config=diloco", *tiny.arguments(root), "--quiet"]
     arguments += ["--config.regions=3", "--config.method.period=6", f"--config.steps={STEPS}"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+from lowcomm_jax.exchange.between.beats import Beat
 from lowcomm_jax.exchange.between.errors import Rejected, StoreUnavailable
 from lowcomm_jax.exchange.between.office import Office
 
@@ -95,12 +96,8 @@ def enter(office: Office, until: float, step: int) -> dict[int, int]:
         living, latest = beats.living(), beats.latest()
         epoch, roster, free = insist(office, until, lambda: _newest(office))
         began_it = roster.get(office.region) == beats.own.incarnation
-        # One that is coming in itself has no state to come in with.
-        others = [latest[r] for r in living - {office.region}]
-        goes_on = any(
-            b.epoch == epoch > 0 and b.awaited and not b.wants and not b.paused for b in others
-        )
-        if began_it or goes_on:
+        others = [latest[region] for region in living - {office.region}]
+        if began_it or _goes_on(others, epoch):
             beats.update(epoch=epoch, awaited=began_it)
             beats.refresh()
             return roster
@@ -111,25 +108,36 @@ def enter(office: Office, until: float, step: int) -> dict[int, int]:
         coming = {region for region in living if not latest[region].epoch}
         if (len(coming) == office.count and not begun) or (late and epoch):
             _check_not_fresh(office, coming)
-            furthest = max(latest[region].step for region in coming)
-            body = {
-                str(region): latest[region].incarnation
-                for region in sorted(coming)
-                if latest[region].step == furthest
-            }
-            _begin(office, until, f"epoch/{free}", body)
+            _begin(office, until, f"epoch/{free}", _furthest(latest, coming))
             continue
         if late:
-            ahead = sorted(region for region in living if latest[region].epoch > epoch)
-            if ahead:
-                raise TimeoutError(
-                    f"regions {ahead} of run {office.run_id!r} train, but there is no record of "
-                    "when it began (epoch/): it was removed; stop them, and begin again from the "
-                    "checkpoints in another rendezvous"
-                )
-            missing = sorted(set(range(office.count)) - living)
-            raise TimeoutError(f"regions {missing} of run {office.run_id!r} were not there in time")
+            raise TimeoutError(_hindrance(office, living, epoch))
         _pause(office, office.timing.beat_s / 4)
+
+
+def _goes_on(others: Iterable[Beat], epoch: int) -> bool:
+    """Whether one of them trains: one that is coming in itself has no state to come in with."""
+    return any(b.epoch == epoch > 0 and b.awaited and not b.wants and not b.paused for b in others)
+
+
+def _furthest(latest: Mapping[int, Beat], coming: set[int]) -> dict[str, int]:
+    """A roster: incarnations of those who have come furthest."""
+    step = max(latest[region].step for region in coming)
+    return {str(r): latest[r].incarnation for r in sorted(coming) if latest[r].step == step}
+
+
+def _hindrance(office: Office, living: set[int], epoch: int) -> str:
+    """Why a region that waited long enough cannot come in."""
+    latest = office.beats.latest()
+    ahead = sorted(region for region in living if latest[region].epoch > epoch)
+    if ahead:
+        return (
+            f"regions {ahead} of run {office.run_id!r} train, but there is no record of when it "
+            "began (epoch/): it was removed; stop them, and begin again from the checkpoints in "
+            "another rendezvous"
+        )
+    missing = sorted(set(range(office.count)) - living)
+    return f"regions {missing} of run {office.run_id!r} were not there in time"
 
 
 def _pause(office: Office, seconds: float) -> None:
