@@ -2,9 +2,10 @@
 
 Jobs that stopped just anywhere would leave payloads behind that the others wait for. All stop where
 the next payload lands of the first one that heard of it: nobody can be past that without it, so all
-are at the same step, and the run continues as if it had never stopped. Pairs wait for one another
-only: there it is two rounds past the furthest, who may in the worst case still get past that, and
-then stops later, alone.
+are at the same step, and the run continues as if it had never stopped. Who trained on while the
+others could not be reached may be past it: there it is the next one of the furthest that is known.
+Pairs wait for one another only: there it is two rounds past the furthest. One that has got past
+that nevertheless stops later, alone.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class Stopping:
         """Where the first payload lands that is sent after `step`."""
         trips = self._run.engine.trips(state)
         schedule = trips.schedule
+        furthest = max([step, *self._run.exchange.steps().values()])
         if trips.groups(0) is not None:
-            furthest = max(step, *self._run.exchange.steps().values())
             return (furthest // schedule.period + 3) * schedule.period
-        sent = schedule.next_send(step, state.clock)
+        sent = schedule.next_send(furthest if schedule.by_steps else step, state.clock)
         # The round that begins with a send can be no longer than that.
         return int(sent + (schedule.period if schedule.land_after_send else np.max(schedule.delay)))

@@ -13,6 +13,7 @@ import numpy as np
 
 from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, pair
 from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.fragments import Fragments
 from lowcomm_jax.state import InFlight, TrainState
 from lowcomm_jax.topology import Groups
 
@@ -41,7 +42,7 @@ class Carrier(Protocol):
         anchor: dict[str, Any],
         groups: Groups | None,
         exchange: MeshExchange,
-        like: PyTree,
+        fragments: Fragments,
         again: bool = False,
     ) -> None:
         """Send off a payload; returns at once.
@@ -52,7 +53,7 @@ class Carrier(Protocol):
           flight: nothing of it is donated before it lands.
           anchor: of all fragments, `[A, ...]`, at the send.
           groups: who exchanges with whom; None = all regions.
-          exchange: that of the payload's level; like: shapes of the fragment's leaves.
+          exchange: that of the payload's level; fragments: of the model.
           again: it was sent before; the anchor may have moved since.
         """
 
@@ -78,10 +79,10 @@ class Carrier(Protocol):
         how long this job stood still for it.
         """
 
-    def settled(self, state: TrainState) -> None:
+    def settled(self, state: TrainState, fragments: Fragments) -> None:
         """A step with sends or landings is over."""
 
-    def ended(self, state: TrainState) -> None:
+    def ended(self, state: TrainState, fragments: Fragments) -> None:
         """The last of all sends has landed.
 
         Raises:
@@ -117,7 +118,7 @@ class OnMesh:
         del codec_state
         return None
 
-    def start(self, key, number, flight, anchor, groups, exchange, like, again=False) -> None:
+    def start(self, key, number, flight, anchor, groups, exchange, fragments, again=False) -> None:
         """The landing program does it all."""
 
     def finish(self, state, key, postpone=False) -> tuple[TrainState, InFlight | None]:
@@ -127,10 +128,10 @@ class OnMesh:
         del key
         return {}
 
-    def settled(self, state: TrainState) -> None:
+    def settled(self, state: TrainState, fragments: Fragments) -> None:
         """Nobody else needs to hear of it."""
 
-    def ended(self, state: TrainState) -> None:
+    def ended(self, state: TrainState, fragments: Fragments) -> None:
         """There is one copy."""
 
     def draw(self, groups: GroupExchange, number: int, key: str) -> Draw:

@@ -47,7 +47,7 @@ def finish(
         everyone = np.ones(trips.count, bool)
         mask = everyone if participants is None else np.asarray(participants(p), bool)
         state = _last_round(trips, state, p, step, mask, events)
-    trips.carrier.ended(state)
+    trips.carrier.ended(state, trips.fragments)
     return state, events
 
 

@@ -87,7 +87,7 @@ class RoundTrips:
         else:
             state = self._land_due(state, step, events)
         state = self._decide(state, step, events)
-        self.carrier.settled(state)
+        self.carrier.settled(state, self.fragments)
         return state, events
 
     def _decide(self, state: TrainState, step: int, events: list[Event]) -> TrainState:
@@ -171,9 +171,8 @@ class RoundTrips:
             header=self.measurements.header(state, step),
             kept=kept,
         )
-        exchange, like = self.programs.exchange.at(level), self._like[p]
-        number = int(clock.sends.sum())
-        self.carrier.start(key, number, flight, state.anchor, groups, exchange, like)
+        exchange, number = self.programs.exchange.at(level), int(clock.sends.sum())
+        self.carrier.start(key, number, flight, state.anchor, groups, exchange, self.fragments)
         values = {k: out[k] for k in _SENT_VALUES if k in out}
         events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(

@@ -23,6 +23,7 @@ from lowcomm_jax.exchange import (
 from lowcomm_jax.exchange.between.arrived import Arrived, nothing
 from lowcomm_jax.exchange.between.wire import shapes_of
 from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.fragments import Fragments
 from lowcomm_jax.jobs.company import Company
 from lowcomm_jax.jobs.echo import Echo
 from lowcomm_jax.jobs.moments import Moments
@@ -30,7 +31,7 @@ from lowcomm_jax.jobs.shared import give
 from lowcomm_jax.jobs.slicing import Slicing, goes_in_slices, named, padded_nbytes
 from lowcomm_jax.jobs.trip import ANCHOR, HEADER, Trip, counted, decided, everyones
 from lowcomm_jax.processes import team
-from lowcomm_jax.state import InFlight, TrainState
+from lowcomm_jax.state import InFlight, TrainState, with_item
 from lowcomm_jax.topology import Groups, member_table
 
 PyTree = Any
@@ -77,14 +78,15 @@ class BetweenJobs:
         anchor: dict[str, Any],
         groups: Groups | None,
         exchange: MeshExchange,
-        like: PyTree,
+        fragments: Fragments,
         again: bool = False,
     ) -> None:
-        members = self.own_group(groups)
+        p = int(flight.fragment)
+        members, like = self.own_group(groups), fragments.like(p)
         # By its number: who has decided on another fragment or step for it must find out.
         name, parcel = str(number), self._parcel(flight, anchor, like)
         # Of what was sent before the anchor may have moved since: it does not tell which it was.
-        terms = decided(flight) | ({} if again else self.moments.terms(anchor))
+        terms = decided(flight) | ({} if again else self.moments.sent(anchor, fragments, p))
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in parcel.items()}
         slicing = None
         if groups is None and goes_in_slices(exchange, self.total):
@@ -190,8 +192,8 @@ class BetweenJobs:
     def times(self, key: str | None) -> dict[str, np.ndarray]:
         return self._times.pop(key, {})
 
-    def settled(self, state: TrainState) -> None:
-        self.moments.note(state)
+    def settled(self, state: TrainState, fragments: Fragments) -> None:
+        self.moments.note(state, fragments)
         self.exchange.beat(int(state.clock.step))
         self.answer(state)
 
@@ -200,12 +202,12 @@ class BetweenJobs:
         self.exchange.vouch(self.moments.past)
         give(self.exchange, state)
 
-    def ended(self, state: TrainState) -> None:
+    def ended(self, state: TrainState, fragments: Fragments) -> None:
         if not self.moments.shared:
             return
-        self.moments.note(state)
+        self.moments.note(state, fragments)
         # Nobody sends from what the last landings have left; nor does a run go on to come back to.
-        name, terms = f"{state.clock.step}.end", self.moments.terms(state.anchor)
+        name, terms = f"{state.clock.step}.end", self.moments.terms(state.anchor, fragments)
         terms["sends"] = int(state.clock.sends.sum())
         self.exchange.start(name, {}, takes_part=False, terms=terms)
         try:
@@ -219,7 +221,7 @@ class BetweenJobs:
         p, codec = int(flight.fragment), state.codec
         if flight.takes_part.any() and flight.sent == state.clock.last_sent[p]:
             # Not where a later payload was encoded since: its residual follows from this one's.
-            codec = (*codec[:p], flight.kept, *codec[p + 1 :])
+            codec = with_item(codec, p, flight.kept)
         flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
         return state.replace(codec=codec, in_flight={**state.in_flight, key: flight})
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from lowcomm_jax.fragments import take
 from lowcomm_jax.offload import fetch
 
 _ODD = (0x9E3779B1, 0x85EBCA77)  # large odd multipliers, so that every bit of an element counts
 
 
 @jax.jit
-def anchor_digest(anchor: dict[str, jax.Array]) -> jax.Array:
+def fragment_digest(leaves: dict[str, jax.Array], rows: dict[str, jax.Array]) -> jax.Array:
     """Digest of a fragment's anchor, uint32 `[2]`, equal where all bits are.
 
     Two sums modulo 2^32 over all elements of (bits + position) mixed with a multiplier: any single
@@ -19,16 +20,24 @@ def anchor_digest(anchor: dict[str, jax.Array]) -> jax.Array:
     digest is the same on every mesh. It guards against accidents, not against forgery.
 
     Args:
-      anchor: float32 leaves by name, any shapes.
+      leaves: float32 by name, `[A, ...]`; rows: see `Fragments.rows`.
     """
     total = jnp.zeros(2, jnp.uint32)
-    for number, name in enumerate(sorted(anchor)):
-        leaf = fetch(anchor[name])  # one at a time, where they are offloaded
+    for number, name in enumerate(sorted(leaves)):
+        # One at a time, where they are offloaded.
+        leaf = take({name: fetch(leaves[name])}, rows)[name]
         bits = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32)
         place = _places(bits.shape) + jnp.uint32(number * _ODD[1] & 0xFFFFFFFF)
         sums = [jnp.sum(_mixed(bits, place, odd), dtype=jnp.uint32) for odd in _ODD]
         total = total + jnp.stack(sums)
     return total
+
+
+@jax.jit
+def together(digests: list[jax.Array]) -> jax.Array:
+    """One digest of those of all fragments, in their order, uint32 `[2]`."""
+    numbers = jnp.arange(len(digests), dtype=jnp.uint32)[:, None]
+    return jnp.sum(_mixed(jnp.stack(digests), numbers, _ODD[0]), 0, jnp.uint32)
 
 
 def _places(shape: tuple[int, ...]) -> jax.Array:

@@ -84,7 +84,7 @@ def _compare(trips: RoundTrips, state: TrainState) -> None:
       Parted: they are not, or not those that hold.
     """
     exchange, until = trips.carrier.exchange, time.monotonic() + _HEARD_SECONDS
-    own, (step, name) = trips.carrier.moments.terms(state.anchor), moment(state)
+    own, (step, name) = trips.carrier.moments.terms(state.anchor, trips.fragments), moment(state)
     if not own:
         return  # regions have anchors of their own
     company = Company(exchange)

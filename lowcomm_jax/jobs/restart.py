@@ -35,6 +35,6 @@ def reconnect(trips: RoundTrips, state: TrainState) -> None:
                 "with the version of this package that saved it"
             )
         p, number = int(flight.fragment), state.clock.sends_until(int(flight.sent))
-        exchange, like = trips.programs.exchange.at(int(flight.level)), trips.fragments.like(p)
-        groups = trips.groups(int(state.clock.sends[p]) - 1)
-        trips.carrier.start(key, number, flight, state.anchor, groups, exchange, like, again=True)
+        exchange, groups = trips.programs.exchange, trips.groups(int(state.clock.sends[p]) - 1)
+        how = (groups, exchange.at(int(flight.level)), trips.fragments)
+        trips.carrier.start(key, number, flight, state.anchor, *how, again=True)

@@ -31,9 +31,14 @@ def describe(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict]:
 
 
 def moment(state: TrainState) -> tuple[int, str]:
-    """(step, name): of the same name are only states in which the same payloads have landed."""
-    step, flying = int(state.clock.step), sum(not f.moved for f in state.in_flight.values())
-    return step, f"{step}.{state.clock.sends.sum()}.{flying}"
+    """(step, name): of the same name are only states in which the same payloads have landed.
+
+    Of every fragment as many, that is: they land in the order in which they were sent.
+    """
+    landed = state.clock.sends.copy()
+    for flight in state.in_flight.values():
+        landed[int(flight.fragment)] -= not flight.moved
+    return int(state.clock.step), ".".join(map(str, landed))
 
 
 def give(exchange: JobExchange, state: TrainState) -> None:

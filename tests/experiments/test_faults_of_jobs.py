@@ -107,7 +107,11 @@ def test_every_kind_of_fault(tiny, root):
     played = read(str(root / "every" / SCRIPT), 3, steps)
     assert played == read(str(script), 3, steps) and not played[1]
     happened = assert_as_in_one_process(tiny, root, "every", 3, steps)
-    out = {r: [step for step, who in happened.left_out.items() if r in who] for r in range(3)}
+    # While the folder was away nobody could send, and each had trained on.
+    away = [step for step, who in happened.left_out.items() if len(who) == 3]
+    assert away and all(2400 < step <= 2400 + 2 * PERIOD for step in away)
+    apart = {step: who for step, who in happened.left_out.items() if step not in away}
+    out = {r: [step for step, who in apart.items() if r in who] for r in range(3)}
     came = {one.region: one.step for one in happened.rejoined}
     # Dead until it was in the run again; and stood still, damaged, or cut off, and not else.
     assert out[1] == list(range(min(out[1]), came[1] + 1, 6)) and came[1] > 300 > min(out[1]) > 60

@@ -10,7 +10,7 @@ class Away:
     """An exchange whose store is away at the first question."""
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.steps = [], lambda: {}
 
     def agree(self, name, proposal):
         self.asked.append((name, proposal))
@@ -21,7 +21,7 @@ class Away:
 
 def stopping(exchange, requested=True, groups=None, **schedule):
     """Of a run that sends at every multiple of 4."""
-    schedule = {"delay": 3, "period": 4, "land_after_send": False, **schedule}
+    schedule = {"delay": 3, "period": 4, "land_after_send": False, "by_steps": True, **schedule}
     schedule = SimpleNamespace(next_send=lambda step, clock: (step // 4 + 1) * 4, **schedule)
     trips = SimpleNamespace(schedule=schedule, groups=lambda number: groups)
     engine = SimpleNamespace(trips=lambda state: trips)
@@ -48,6 +48,15 @@ def test_what_overlaps_a_whole_round_lands_with_the_send_after_it():
     exchange.asked = [None]
     assert not stopping(exchange, land_after_send=True).at(5, state)
     assert exchange.asked[1] == ("stop/0", {"step": 12})
+
+
+def test_who_was_cut_off_and_trained_on_is_not_left_alone():
+    """Its steps, that is; where what has landed decides, nobody trains on."""
+    for by_steps, last in ((True, 19), (False, 11)):
+        exchange, state = Away(), SimpleNamespace(clock=None)
+        exchange.asked, exchange.steps = [None], lambda: {0: 5, 1: 13}
+        assert not stopping(exchange, by_steps=by_steps).at(5, state)
+        assert exchange.asked[1] == ("stop/0", {"step": last})
 
 
 def test_pairs_stop_past_the_furthest_of_all():

@@ -10,43 +10,13 @@ import oracle
 import pytest
 from exchange.faults import outage
 from exchange.party import TIMING, until
+from jobs.away import AWAY, STEPS, Job, one_process
 from jobs.test_same_numbers import METHODS, assert_same
-from jobs.together import batches, engine, rows, values
+from jobs.together import batches, engine
 
 from lowcomm_jax import exchange
 
-R, STEPS, AWAY = 3, 60, 9
-
-
-class Job:
-    """A region that waits before step `AWAY` until the folder is away, and then goes on.
-
-    Attributes:
-      seen: who was counted in what arrived, as it did.
-      step: inner steps that were begun.
-    """
-
-    def __init__(self, name, region, own, gone):
-        self.region, self.exchange, self.gone = region, own, gone
-        self.seen, self.step = [], 0
-        self.one = engine(METHODS[name](), R, own)
-
-    def live(self):
-        with jax.numpy_dtype_promotion("standard"):
-            state = self.one.init(oracle.make_params())
-            self.one.trips(state).arrivals.witness = self.seen.append
-            state, _ = self.one.run(state, self.batches())
-            before = values(state)
-            return before, values(self.one.finish(state))
-
-    def batches(self):
-        for step, batch in enumerate(batches(STEPS, R)):
-            self.step = step
-            if step == AWAY:
-                self.gone.wait()
-                until(lambda: self.exchange._office.beats.outage is not None)
-            time.sleep(0.01)
-            yield rows(batch, self.region)
+R = 3
 
 
 def trained_on(name, make, party, furthest):
@@ -56,28 +26,20 @@ def trained_on(name, make, party, furthest):
     """
     gone = threading.Event()
     with ThreadPoolExecutor(R) as pool:
-        jobs = [Job(name, r, x, gone) for r, x in enumerate(pool.map(make, range(R)))]
+        jobs = [Job(name, r, R, x) for r, x in enumerate(pool.map(make, range(R)))]
+        for job in jobs:
+            job.holds[AWAY] = lambda job=job: gone.is_set() and job.away
         running = [pool.submit(job.live) for job in jobs]
-        until(lambda: all(job.step == AWAY for job in jobs), 60.0)
-        until(lambda: all(all(map(job.exchange.ready, job.exchange._open)) for job in jobs), 60.0)
+        until(lambda: all(job.settled() for job in jobs), 60.0)
         with outage(party):
             gone.set()
-            until(lambda: all(job.step >= furthest for job in jobs), 60.0)
+            until(lambda: all(job.at >= furthest for job in jobs), 60.0)
             # No further: the fragment leaves again, which it cannot before it has landed.
             time.sleep(0.5)
-            assert max(job.step for job in jobs) <= furthest + 1
-        until(lambda: all(job.exchange._office.beats.outage is None for job in jobs))
-        noticed = max(job.step for job in jobs)
+            assert max(job.at for job in jobs) <= furthest + 1
+        until(lambda: not any(job.away for job in jobs))
+        noticed = max(job.at for job in jobs)
         return [one.result() for one in running], jobs, noticed
-
-
-def in_one_process(name, jobs):
-    """What one process ends with, told who was counted in which send."""
-    counted = {one.step: one.counted_N for job in jobs for one in job.seen if not one.last}
-    with jax.numpy_dtype_promotion("standard"):
-        one = engine(METHODS[name](), R)
-        state, _ = one.run(one.init(oracle.make_params()), batches(STEPS, R), counted.get)
-        return (values(state), values(one.finish(state))), counted
 
 
 @pytest.fixture
@@ -96,7 +58,7 @@ def regions(party):
 @pytest.mark.parametrize("name, furthest", [("diloco", 15), ("sparseloco", 15), ("streaming", 15)])
 def test_training_goes_on_until_what_was_not_sent_would_leave_again(name, furthest, regions, party):
     ends, jobs, noticed = trained_on(name, regions, party, furthest)
-    together, counted = in_one_process(name, jobs)
+    together, counted = one_process(name, jobs)
     assert_same(ends, together, False)
     left_out = [step for step, who in counted.items() if not who.any()]
     assert left_out and min(left_out) > AWAY, "what could not be sent took nobody's part"
@@ -153,14 +115,25 @@ def test_what_an_earlier_job_may_have_announced_is_not_withdrawn(forgetful):
     assert flight.takes_part.all() and asked == [False]
 
 
+def finish(region):
+    like = {"x": jax.ShapeDtypeStruct((2,), np.float64)}
+    return region.finish("k", like, postpone=True)
+
+
 def test_who_has_announced_waits(party):
-    regions = party.run(2)
+    regions, landed = party.run(2), []
     regions[0].start("k", {"x": np.ones(2)})
     until(lambda: regions[0]._open["k"].heard.own)
-    assert not regions[0]._open["k"].withdraw()
+    with outage(party):
+        until(lambda: regions[0]._office.beats.outage is not None)
+        assert not regions[0]._open["k"].withdraw()
+        landing = threading.Thread(target=lambda: landed.append(finish(regions[0])))
+        landing.start()
+        landing.join(0.5)
+        assert landing.is_alive()
     regions[1].start("k", {"x": np.ones(2)})
-    like = {"x": jax.ShapeDtypeStruct((2,), np.float64)}
-    assert regions[0].finish("k", like, postpone=True).participants.tolist() == [True, True]
+    landing.join()
+    assert landed[0].participants.tolist() == [True, True]
 
 
 def test_what_was_withdrawn_is_announced_as_absence_and_removed(party):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -23,6 +24,10 @@ from lowcomm_jax.exchange.between.request import Gathered, Request
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class _WithdrawnError(Exception):
+    """Nothing more needs to be handed over."""
 
 
 class Gathering:
@@ -110,36 +115,52 @@ class Gathering:
     def _publish(self) -> None:
         """Hand our payload to the transport, then announce it; not when we come too late."""
         request, office = self.request, self._office
-        payload, hint = None, {}
+        packed, hint = None, {}
         office.mishaps.begins(request.key, self._terms)
         self.parcel = parcels.on_host(request.arrays, request.reduction)
         self.heard.shapes = wire.shapes_of(self.parcel.rest) or None
         self.began = time.monotonic()  # what came before was computing
         # The device's copies are not needed any longer.
         self.request = dataclasses.replace(request, arrays={})
-        if self._insist(lambda: office.board.standing(request.name)) is not None:
-            return
-        if self.takes_part:
-            readers = [r for r in request.members if r != office.region and self._awaited(r)]
+        late = self._insist(lambda: office.board.standing(request.name)) is not None
+        if self.takes_part and not late:
             # By its name, which has the epoch: equal payloads of two epochs are not one.
             packed = parcels.pack(office, request.name, self.parcel)
-            hint = parcels.publish(office, request.key, packed, readers, self._insist)
-            payload = packed.payload
-        payload, hint = self._or_absence(payload, hint)
+            hint = self._hand_over(packed)
+        with self._announces:
+            self._announced = True
+        if late:
+            return
+        if packed and not self.takes_part:
+            self._take_back(packed.payload)
+            packed, hint = None, {}
+        payload = packed and packed.payload
         said = Said(office.region, office.beats.own.incarnation, payload, self._terms, hint)
         self._insist(lambda: office.board.say(request.name, said))
         self.heard.said[office.region] = said
         self._since_s = office.beats.clock_s
 
-    def _or_absence(self, payload: Payload | None, hint: dict) -> tuple[Payload | None, dict]:
-        """What is announced from now on: nothing but absence, if that was withdrawn."""
-        with self._announces:
-            self._announced = True
-        if payload is not None and not self.takes_part:
-            for digest in payload.digests:
-                self._office.transport.drop(digest, shared=True)
-            return None, {}
-        return payload, hint
+    def _hand_over(self, packed: parcels.Packed) -> dict:
+        """Give the payload to the transport, unless it is withdrawn meanwhile; returns the hint."""
+        request, office = self.request, self._office
+        readers = [r for r in request.members if r != office.region and self._awaited(r)]
+
+        def unless_withdrawn(act: Callable[[], T]) -> T:
+            if not self.takes_part:
+                raise _WithdrawnError
+            return act()
+
+        def insist(act: Callable[[], T]) -> T:
+            return self._insist(lambda: unless_withdrawn(act))
+
+        with contextlib.suppress(_WithdrawnError):
+            return parcels.publish(office, request.key, packed, readers, insist)
+        return {}
+
+    def _take_back(self, payload: Payload) -> None:
+        """Remove what was handed over of it, of which nobody has been told."""
+        for digest in payload.digests:
+            self._insist(lambda name=digest: self._office.transport.drop(name, True, told=False))
 
     def _insist(self, act: Callable[[], T]) -> T:
         """Do something, waiting for the store to come back if it is away."""
