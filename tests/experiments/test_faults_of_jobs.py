@@ -40,10 +40,10 @@ def far_apart(regions, steps):
     return [Fault(1, "late", region, steps=steps, delay=0.25) for region in range(regions)]
 
 
-def arguments(tiny, root, name, regions, steps, *more):
+def arguments(tiny, root, name, regions, steps, *more, config="diloco"):
     """Of `train` and `launch`; a rejoined region's moments are fresh without checkpoints."""
     return [
-        "--config=diloco",
+        f"--config={config}",
         *tiny.arguments(root),
         f"--config.regions={regions}",
         f"--config.method.period={PERIOD}",
@@ -74,12 +74,12 @@ def losses(workdir):
     return {record["step"]: record["anchor"] for record in read_run(workdir).evals}
 
 
-def assert_as_in_one_process(tiny, root, name, regions, steps):
+def assert_as_in_one_process(tiny, root, name, regions, steps, **config):
     """All regions end, and with the anchor of a simulation that is told what happened: the same
     parameters, bit for bit, and the same losses wherever they were looked at. Returns what did."""
     script = f"--config.faults={root / name / FILE}"
     again = f"{name}-again"
-    given = arguments(tiny, root, again, regions, steps, script, "--quiet")
+    given = arguments(tiny, root, again, regions, steps, script, "--quiet", **config)
     assert main(["train", *given]) == 0
     wanted, everywhere = load_trained(root / again).params, losses(root / again)
     body = yaml.safe_load((root / name / FILE).read_text())
@@ -89,8 +89,9 @@ def assert_as_in_one_process(tiny, root, name, regions, steps):
         folder = root / name / f"region{region}"
         assert read_run(folder).end["step"] == steps
         # One that is cut off trains on, and lands what it misses later: it looks at an old anchor.
-        before = {step: happened.left_out.get(step // PERIOD * PERIOD, ()) for step in everywhere}
-        found = {step: x for step, x in losses(folder).items() if region not in before[step]}
+        out = {step for step, who in happened.left_out.items() if region in who}
+        late = {step: range(step - PERIOD + 1, step + 1) for step in everywhere}
+        found = {s: x for s, x in losses(folder).items() if out.isdisjoint(late[s])}
         assert found == {step: everywhere[step] for step in found} and {0, steps} <= set(found)
         jax.tree.map(np.testing.assert_array_equal, load_trained(folder).params, wanted)
     return happened
@@ -118,6 +119,20 @@ def test_every_kind_of_fault(tiny, root):
     assert min(out[2]) >= 900 and len(out[2]) >= 5
     assert set(range(1200, 1230, 6)) <= set(out[0]) and any(step > 1500 for step in out[0])
     assert not [step for who in out.values() for step in who if step < 60]
+
+
+@pytest.mark.slow
+def test_every_kind_of_fault_with_fragments_under_way(tiny, root):
+    """Of which one may have landed here and not there."""
+    steps, script, how = 3000, root / "fragments.yaml", {"config": "streaming_diloco"}
+    write(script, [*far_apart(3, steps), *EVERY_KIND])
+    given = [f"--faults={script}", "--exchange=peers"]
+    shown = launched(900, *arguments(tiny, root, "fragments", 3, steps, *given, **how))
+    for fault in ("kill of region 1", "outage", "stop of region 2", "partition of region 0"):
+        assert f"{fault} begins" in shown and f"{fault} ends" in shown, shown
+    happened = assert_as_in_one_process(tiny, root, "fragments", 3, steps, **how)
+    assert 1 in {one.region for one in happened.rejoined}
+    assert {region for who in happened.left_out.values() for region in who} == {0, 1, 2}
 
 
 @pytest.mark.slow
