@@ -88,6 +88,11 @@ def _replay_problems(fields: Mapping[str, Any], it: Happened, method: Method | N
             f"faults: with {method.name} a region comes back with the anchor of another, and which "
             f"one is not known: {fix}"
         )
+    if method.topology is not None and it.steps in it.left_out:
+        found.append(
+            f"faults: with {method.name} jobs do not synchronise once more after a region was left "
+            f"out at the last step, {it.steps}, a simulation does: {fix}"
+        )
     if it.left_out and method.schedule.land_after_send:
         found.append(
             f"faults: with {method.name} jobs lose what was left out, a simulation keeps it: {fix}"

@@ -108,6 +108,8 @@ def test_what_cannot_be_replayed_is_refused(tiny, root, capsys):
     assert "left_out must be a table" in shown and "rejoined must be a list" in shown
     noloco = ["--config=noloco", "--config.method.period=6"]
     assert "anchor of another" in refused(tiny, root, capsys, head + came, *noloco)
+    last = head.replace("left_out: {}", f"left_out: {{{STEPS}: [1]}}") + "[]"
+    assert "do not synchronise once more" in refused(tiny, root, capsys, last, *noloco)
     tokens = head.replace("left_out: {}", "left_out: {6: [1]}") + "[]"
     assert "count tokens" in refused(tiny, root, capsys, tokens, "--config.weights=tokens")
     alone = ["--config.exchange=store", f"--config.rendezvous=file://{root}/meet"]
