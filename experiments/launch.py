@@ -83,7 +83,8 @@ def main(argv: Sequence[str]) -> int:
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)
-    gathered([job.workdir for job in jobs], job.steps).write(workdir / happened.FILE)
+    found = gathered([one.workdir for one in jobs], happened.settings(job.config, job.steps))
+    found.write(workdir / happened.FILE)
     return code
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.faults.happened import Happened, Rejoin
+from experiments.faults.happened import Happened, Rejoin, Settings
 from experiments.metrics import read_records
 from lowcomm_jax.arrivals import Counted
 from lowcomm_jax.processes import team
@@ -76,11 +76,11 @@ def _line(record: dict[str, Any]) -> str:
     return json.dumps(record, separators=(",", ":")) + "\n"
 
 
-def gathered(workdirs: Sequence[Path], steps: int) -> Happened:
+def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
     """What all regions of a run saw.
 
     Args:
-      workdirs: of the regions, in order; steps: of the run.
+      workdirs: of the regions, in order; run: which one.
 
     Raises:
       ValueError: two of them saw different things.
@@ -109,7 +109,7 @@ def gathered(workdirs: Sequence[Path], steps: int) -> Happened:
             ends[fragment][1].update(out)
     order = sorted(rejoined, key=lambda one: (one.step, one.region))
     at_the_end = {fragment: out for fragment, (_, out) in ends.items()}
-    return Happened(len(workdirs), steps, _some(during), _some(at_the_end), tuple(order))
+    return Happened(run, _some(during), _some(at_the_end), tuple(order))
 
 
 def _some(table: dict[int, set[int]]) -> dict[int, tuple[int, ...]]:

@@ -8,7 +8,7 @@ import yaml
 from launched import assert_logged_once, entered, kill, reached, start
 
 from experiments.__main__ import main
-from experiments.faults.happened import FILE, Happened, parsed
+from experiments.faults.happened import FILE, Happened, Settings, parsed
 from experiments.runlog import read_run, summarise
 
 STEPS = 24
@@ -41,7 +41,8 @@ def test_two_jobs_end_with_the_loss_of_one_process(tiny, root, capfd):
     sends = [e for step in run.steps for e in step["events"] if e["kind"] == "send"]
     assert all(event["participants"] == [True, True] for event in sends)
     body = yaml.safe_load((root / "jobs" / FILE).read_text())
-    assert parsed(body, "", 2, STEPS) == (Happened(2, STEPS, {}, {}, ()), [])
+    settings = Settings(2, STEPS, "diloco", 6, 0)
+    assert parsed(body, "", settings) == (Happened(settings, {}, {}, ()), [])
 
 
 def test_refused_before_any_job_starts(tiny, root, capsys):
