@@ -1,16 +1,11 @@
 """Faults of a run in one process: by step, by the virtual clock, and as they happened to jobs."""
 
-from types import SimpleNamespace
-
 import numpy as np
-import pytest
 import yaml
 
 from experiments.__main__ import main
 from experiments.faults.happened import Happened, Rejoin, Settings, parsed
-from experiments.faults.landings import Landings, gathered
 from experiments.runlog import read_run
-from lowcomm_jax.arrivals import Counted
 
 STEPS = 24
 RUN = Settings(3, STEPS, "diloco", 6, 0)
@@ -118,44 +113,3 @@ def test_what_cannot_be_replayed_is_refused(tiny, root, capsys):
     assert "count tokens" in refused(tiny, root, capsys, tokens, "--config.weights=tokens")
     alone = ["--config.exchange=store", f"--config.rendezvous=file://{root}/meet"]
     assert "is what happened" in refused(tiny, root, capsys, head + "[]", *alone)
-
-
-def noted(folder, region, groups=None):
-    """A region's file in a new folder, and what is told of every arrival."""
-    folder.mkdir()
-    parts = {"arrivals": SimpleNamespace(), "carrier": SimpleNamespace(total=3)}
-    trips = SimpleNamespace(groups=lambda number: groups, **parts)
-    landings = Landings(trips, folder, region)
-    return landings, trips.arrivals.witness
-
-
-def test_what_the_regions_saw_is_put_together(tmp_path):
-    every, some, none = (np.array(x, bool) for x in ([1, 1, 1], [1, 0, 1], [0, 0, 0]))
-    folders = [tmp_path / f"region{r}" for r in range(3)]
-    first, saw = noted(folders[0], 0)
-    first.begin(0)
-    for step, counted in ((6, every), (12, some), (18, some)):
-        saw(Counted(0, step, step // 6 - 1, False, counted))
-    first.begin(12)  # it was interrupted, and goes on from there
-    saw(Counted(0, 15, 9, False, none))  # nobody could announce
-    saw(Counted(0, 18, 2, False, every))
-    saw(Counted(0, 24, 3, True, some))
-    second, saw = noted(folders[1], 1)
-    second.begin(0)
-    saw(Counted(0, 6, 0, False, every))
-    saw(Counted(0, 12, 1, False, some))
-    second.came(13, None)
-    saw(Counted(0, 15, 9, False, none))
-    saw(Counted(0, 24, 4, True, ~some))  # alone, after the others had ended
-    found = gathered(folders, RUN)
-    assert found == Happened(RUN, {12: (1,), 15: (0, 1, 2)}, {0: (1,)}, (Rejoin(13, 1),))
-    saw(Counted(0, 18, 2, False, some))
-    with pytest.raises(ValueError, match="others saw"):
-        gathered(folders, RUN)
-
-
-def test_of_a_group_that_one_was_not_in_nothing_is_said(tmp_path):
-    _, saw = noted(tmp_path / "region0", 0, groups=[(0, 1), (2,)])
-    saw(Counted(0, 6, 0, False, np.zeros(2, bool)))
-    saw(Counted(0, 12, 1, False, np.array([True, False])))
-    assert gathered([tmp_path / "region0"], RUN).left_out == {12: (1,)}
