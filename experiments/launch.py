@@ -30,7 +30,7 @@ from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_
 from experiments.config import plain
 from experiments.distributed import process_problems
 from experiments.faults import happened
-from experiments.faults.doors import door, open_door
+from experiments.faults.doors import door, folder_problems, make_ready
 from experiments.faults.landings import gathered
 from experiments.faults.scripts import write
 from experiments.faults.striking import Striker
@@ -67,15 +67,14 @@ def main(argv: Sequence[str]) -> int:
     shared += [(name, str(value)) for name, value in given.items() if value is not None]
     rendezvous = workdir / RENDEZVOUS
     problems = [f"unexpected argument {argument!r}" for argument in rest]
+    problems += folder_problems(rendezvous)
     job, count = _check(path, [*shared, ("rendezvous", f"file://{rendezvous}")], workdir, problems)
     cache = [] if values.compile_cache is None else [f"--compile_cache={values.compile_cache}"]
     jobs = [
         RegionJob(path, shared, r, count, workdir, door(rendezvous, r), cache, values.restarts)
         for r in range(job.regions)
     ]
-    rendezvous.mkdir(parents=True, exist_ok=True)
-    for region in range(job.regions):
-        open_door(rendezvous, region)
+    make_ready(rendezvous, job.regions)
     if job.faults:
         write(workdir / SCRIPT, job.faults)
     console = Console()
@@ -114,18 +113,20 @@ def run(jobs: list[RegionJob], console: Console, striker: Striker) -> int:
         for job in jobs:
             job.start()
             processes += job.processes
-        while any(job.code is None for job in jobs) and not interrupt.requested:
-            over = all(job.code is not None for job in jobs if not job.held)
-            for line in striker.act(over):
-                board.print(line)
-            for job in [job for job in jobs if job.code is None and not job.held]:
-                board.say(job.name, job.says or "starts")
-                if (code := job.poll()) is not None:
-                    _ended(job, code, board)
-            started = [process for job in jobs for process in job.processes]
-            processes += [process for process in started if process not in processes]
-            time.sleep(POLL_SECONDS)
-        striker.end_all()
+        try:
+            while any(job.code is None for job in jobs) and not interrupt.requested:
+                over = all(job.code is not None for job in jobs if not job.held)
+                for line in striker.act(over):
+                    board.print(line)
+                for job in [job for job in jobs if job.code is None and not job.held]:
+                    board.say(job.name, job.says or "starts")
+                    if (code := job.poll()) is not None:
+                        _ended(job, code, board)
+                started = [process for job in jobs for process in job.processes]
+                processes += [process for process in started if process not in processes]
+                time.sleep(POLL_SECONDS)
+        finally:
+            striker.end_all()
     if interrupt.requested or any(job.code == EXIT_INTERRUPTED for job in jobs):
         console.print("interrupted and saved; run the same command to continue", highlight=False)
         return EXIT_INTERRUPTED

@@ -2,12 +2,16 @@
 
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from launched import assert_logged_once, entered, kill, reached, start
+from rich.console import Console
 
+from experiments import launch
 from experiments.__main__ import main
+from experiments.faults.doors import take_away
 from experiments.faults.happened import FILE, Happened, Settings, parsed
 from experiments.runlog import read_run, summarise
 
@@ -52,6 +56,44 @@ def test_refused_before_any_job_starts(tiny, root, capsys):
     assert main([*arguments, "--exchange=pigeons"]) == 2
     shown = capsys.readouterr().err
     assert "pigeons" in shown and not (root / "none").exists()
+
+
+def launched_in_vain(tiny, root, monkeypatch, name, act=lambda jobs: 0):
+    """Exit code of a launcher whose jobs are not started: `act` does in their place what they do,
+    and returns the code of the run."""
+    monkeypatch.setattr(launch, "run", lambda jobs, console, striker: act(jobs))
+    return main(command(tiny, root, f"--workdir={root / name}"))
+
+
+def test_a_rendezvous_that_was_left_away_is_brought_back(tiny, root, monkeypatch, capsys):
+    folder = root / "away" / launch.RENDEZVOUS
+    folder.mkdir(parents=True)
+    (folder / "run").write_text("its record")
+    take_away(folder)
+    assert launched_in_vain(tiny, root, monkeypatch, "away") == 0
+    assert (folder / "run").read_text() == "its record"
+    take_away(folder)
+    folder.unlink()  # it was killed before the file stood there
+    assert launched_in_vain(tiny, root, monkeypatch, "away") == 0
+    assert (folder / "run").is_file()
+    take_away(folder)
+    folder.unlink()
+    folder.mkdir()
+    assert launched_in_vain(tiny, root, monkeypatch, "away") == 2
+    assert "there are both" in capsys.readouterr().err
+
+
+def test_a_launcher_that_fails_leaves_no_fault_on():
+    ended = []
+
+    def act(over):
+        raise OSError("no space left")
+
+    job = SimpleNamespace(code=None, held=False, processes=[], start=lambda: None)
+    striker = SimpleNamespace(act=act, end_all=lambda: ended.append(True))
+    with pytest.raises(OSError, match="no space left"):
+        launch.run([job], Console(quiet=True), striker)
+    assert ended == [True]
 
 
 @pytest.mark.slow
