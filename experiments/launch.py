@@ -11,7 +11,8 @@ region that dies does not stop the others; with --restarts it is started again a
 --faults=FILE kills, stops and cuts off regions, damages, delays and slows what they send, by a
 script (experiments/faults/fault.py), which is kept as WORKDIR/faults.yaml. WORKDIR/happened.yaml
 tells who took part in every exchange and who came back where: with
---config.faults=WORKDIR/happened.yaml, train does the same in one process.
+--config.faults=WORKDIR/happened.yaml, train does the same in one process. Where that cannot be told
+from what the regions have left, there is no such file, and the exit code is not 0.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from experiments.faults.striking import Striker
 from experiments.job import Job, resolve
 from experiments.processes import POLL_SECONDS, ended_at_last
 from experiments.region_job import RegionJob
+from experiments.workdir import METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 RENDEZVOUS, SCRIPT = "rendezvous", "faults.yaml"
@@ -82,9 +84,23 @@ def main(argv: Sequence[str]) -> int:
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)
-    found = gathered([one.workdir for one in jobs], happened.settings(job.config, job.steps))
-    found.write(workdir / happened.FILE)
-    return code
+    known = _tell(job, jobs, workdir / happened.FILE, console)
+    return code if known else code or EXIT_LOST
+
+
+def _tell(job: Job, jobs: Sequence[RegionJob], path: Path, console: Console) -> bool:
+    """Write what happened, if any region has been in the run; returns whether it is known."""
+    path.unlink(missing_ok=True)  # of an earlier start
+    workdirs = [one.workdir for one in jobs]
+    if not any((folder / METRICS).is_file() for folder in workdirs):
+        return True
+    try:
+        gathered(workdirs, happened.settings(job.config, job.steps)).write(path)
+    except ValueError as error:
+        text = f"{path} cannot be written: {error}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        return False
+    return True
 
 
 def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, int]:

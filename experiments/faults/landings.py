@@ -18,6 +18,7 @@ from typing import Any
 
 from experiments.faults.happened import Happened, Rejoin, Settings
 from experiments.metrics import read_records, truncated
+from experiments.workdir import METRICS
 from lowcomm_jax.arrivals import Counted
 from lowcomm_jax.processes import team
 from lowcomm_jax.roundtrip import RoundTrips
@@ -90,8 +91,8 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
       workdirs: of the regions, in order; run: which one.
 
     Raises:
-      ValueError: two of them saw different things in one epoch; or epochs do not follow one
-        another, or are missing.
+      ValueError: two of them saw different things in one epoch; epochs do not follow one another,
+        or are missing; or a region that has been in the run has no file.
     """
     exchanges: dict[tuple, tuple[int, list[bool]]] = {}
     rejoined = {}
@@ -116,7 +117,7 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
 
 def _standing(paths: Sequence[Path]) -> list[tuple[Path, Record]]:
     """What no newer epoch has undone, those of newer epochs last; and the file of each."""
-    seen = [(path, record) for path in paths if path.is_file() for record in _in_turn(path)]
+    seen = [(path, record) for path in paths for record in _in_turn(path)]
     begun = {r["epoch"]: r["step"] for _, r in seen if r["kind"] == "begin"}
 
     def stands(record: Record) -> bool:
@@ -127,7 +128,11 @@ def _standing(paths: Sequence[Path]) -> list[tuple[Path, Record]]:
 
 
 def _in_turn(path: Path) -> list[Record]:
-    """A file's lines, in which epochs follow one another."""
+    """A file's lines, in which epochs follow one another; none of a region that never came in."""
+    if not path.is_file():
+        if path.with_name(METRICS).is_file():
+            raise ValueError(f"{path} is missing, though this region has been in the run")
+        return []
     records, newest = read_records(path), 0
     for record in records:
         epoch = record.get("epoch")

@@ -7,6 +7,7 @@ import pytest
 
 from experiments.faults.happened import Happened, Rejoin, Settings
 from experiments.faults.landings import FILE, Landings, gathered
+from experiments.workdir import METRICS
 from lowcomm_jax.arrivals import Counted
 
 RUN = Settings(3, 24, "diloco", 6, 0)
@@ -117,6 +118,15 @@ def test_epochs_that_do_not_follow_one_another_are_told(folders):
         gathered(folders, RUN)
     (folders[0] / FILE).write_text('{"kind":"rejoin","step":3,"region":0}\n')
     with pytest.raises(ValueError, match="older version"):
+        gathered(folders, RUN)
+
+
+def test_who_has_been_in_the_run_has_told_of_it(folders):
+    begun(folders[0], 0, 1, 0)
+    folders[1].mkdir()
+    assert gathered(folders, RUN) == Happened(RUN, {}, {}, ())  # the others never came in
+    (folders[1] / METRICS).write_text('{"kind":"header"}\n')
+    with pytest.raises(ValueError, match=f"{folders[1] / FILE} is missing"):
         gathered(folders, RUN)
 
 

@@ -14,6 +14,7 @@ from experiments.__main__ import main
 from experiments.faults.doors import take_away
 from experiments.faults.happened import FILE, Happened, Settings, parsed
 from experiments.runlog import read_run, summarise
+from experiments.workdir import METRICS
 
 STEPS = 24
 
@@ -81,6 +82,28 @@ def test_a_rendezvous_that_was_left_away_is_brought_back(tiny, root, monkeypatch
     folder.mkdir()
     assert launched_in_vain(tiny, root, monkeypatch, "away") == 2
     assert "there are both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code, ends", [(0, 1), (1, 1), (75, 75)])
+def test_what_cannot_be_told_replaces_no_exit_code(tiny, root, monkeypatch, capsys, code, ends):
+    name = f"untold-{code}"
+
+    def ran_and_lost_its_landings(jobs):
+        for job in jobs:
+            job.workdir.mkdir(parents=True)
+            (job.workdir / METRICS).write_text('{"kind":"header"}\n')
+        (root / name / FILE).write_text("of an earlier start")
+        return code
+
+    assert launched_in_vain(tiny, root, monkeypatch, name, ran_and_lost_its_landings) == ends
+    shown = capsys.readouterr().out
+    assert f"{FILE} cannot be written" in shown and "region0/landings.jsonl is missing" in shown
+    assert not (root / name / FILE).exists()
+
+
+def test_of_a_run_that_was_refused_nothing_is_told(tiny, root, monkeypatch, capsys):
+    assert launched_in_vain(tiny, root, monkeypatch, "refused", lambda jobs: 1) == 1
+    assert capsys.readouterr().out == "" and not (root / "refused" / FILE).exists()
 
 
 def test_a_launcher_that_fails_leaves_no_fault_on():
