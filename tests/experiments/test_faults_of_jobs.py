@@ -83,7 +83,7 @@ def assert_as_in_one_process(tiny, root, name, regions, steps):
     assert main(["train", *given]) == 0
     wanted, everywhere = load_trained(root / again).params, losses(root / again)
     body = yaml.safe_load((root / name / FILE).read_text())
-    happened, problems = parsed(body, name, Settings(regions, steps, "diloco", PERIOD, 0))
+    happened, problems = parsed(body, name, Settings(regions, steps, body["method"], PERIOD, 0))
     assert not problems
     for region in range(regions):
         folder = root / name / f"region{region}"
