@@ -12,7 +12,7 @@ import numpy as np
 from experiments.between import alone, open_exchange
 from experiments.cli import RefusedError, problems_of
 from experiments.evaluation import Evaluator
-from experiments.faults.mishaps import Scripted
+from experiments.faults.mishaps import ScriptedMishaps
 from experiments.job import Job, abstract_params, make_engine, make_model
 from lowcomm_jax import AdaptiveEngine, Engine, programs
 from lowcomm_jax.checkpoint.trainers import plain_engine
@@ -43,7 +43,7 @@ class Run:
     evaluation: EvalData
     tokenizer: Tokenizer
     rate_S: np.ndarray
-    mishaps: Scripted | None = None
+    mishaps: ScriptedMishaps | None = None
 
     def close(self, needed: bool = True) -> None:
         """Leave the other jobs; `needed`: not before they have what only this one can give them."""
@@ -119,7 +119,7 @@ def assemble(job: Job) -> Run:
     model = make_model(job, config)
     mishaps = None
     if job.faults and alone(job.config):
-        mishaps = Scripted(job.faults, job.config["region"])
+        mishaps = ScriptedMishaps(job.faults, job.config["region"])
     exchange, problems = problems_of(lambda: open_exchange(job, mishaps), "rendezvous: ")
     if problems:
         raise RefusedError(problems)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from experiments.distributed import process_problems
-from experiments.faults.mishaps import Scripted
+from experiments.faults.mishaps import ScriptedMishaps
 from experiments.workdir import identity
 from lowcomm_jax import exchange
 from lowcomm_jax.exchange import JobExchange
@@ -62,7 +62,7 @@ def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
     return found + job_problems(method, count, Guard(**fields["guards"]))
 
 
-def open_exchange(job: Job, mishaps: Scripted | None = None) -> JobExchange | None:
+def open_exchange(job: Job, mishaps: ScriptedMishaps | None = None) -> JobExchange | None:
     """The exchange of a checked job, not joined yet; None on a mesh.
 
     Args:

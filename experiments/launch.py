@@ -11,7 +11,8 @@ region that dies does not stop the others; with --restarts it is started again a
 --faults=FILE kills, stops and cuts off regions, damages, delays and slows what they send, by a
 script (experiments/faults/fault.py), which is kept as WORKDIR/faults.yaml. WORKDIR/happened.yaml
 tells who took part in every exchange and who came back where: with
---config.faults=WORKDIR/happened.yaml, train does the same in one process.
+--config.faults=WORKDIR/happened.yaml, train does the same in one process. Where that cannot be told
+from what the regions have left, there is no such file, and the exit code is not 0.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_
 from experiments.config import plain
 from experiments.distributed import process_problems
 from experiments.faults import happened
-from experiments.faults.doors import door, open_door
+from experiments.faults.doors import door, folder_problems, make_ready
 from experiments.faults.landings import gathered
 from experiments.faults.scripts import write
 from experiments.faults.striking import Striker
 from experiments.job import Job, resolve
 from experiments.processes import POLL_SECONDS, ended_at_last
 from experiments.region_job import RegionJob
+from experiments.workdir import METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 RENDEZVOUS, SCRIPT = "rendezvous", "faults.yaml"
@@ -67,15 +69,14 @@ def main(argv: Sequence[str]) -> int:
     shared += [(name, str(value)) for name, value in given.items() if value is not None]
     rendezvous = workdir / RENDEZVOUS
     problems = [f"unexpected argument {argument!r}" for argument in rest]
+    problems += folder_problems(rendezvous)
     job, count = _check(path, [*shared, ("rendezvous", f"file://{rendezvous}")], workdir, problems)
     cache = [] if values.compile_cache is None else [f"--compile_cache={values.compile_cache}"]
     jobs = [
         RegionJob(path, shared, r, count, workdir, door(rendezvous, r), cache, values.restarts)
         for r in range(job.regions)
     ]
-    rendezvous.mkdir(parents=True, exist_ok=True)
-    for region in range(job.regions):
-        open_door(rendezvous, region)
+    make_ready(rendezvous, job.regions)
     if job.faults:
         write(workdir / SCRIPT, job.faults)
     console = Console()
@@ -83,8 +84,23 @@ def main(argv: Sequence[str]) -> int:
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)
-    gathered([job.workdir for job in jobs], job.steps).write(workdir / happened.FILE)
-    return code
+    known = _tell(job, jobs, workdir / happened.FILE, console)
+    return code if known else code or EXIT_LOST
+
+
+def _tell(job: Job, jobs: Sequence[RegionJob], path: Path, console: Console) -> bool:
+    """Write what happened, if any region has been in the run; returns whether it is known."""
+    path.unlink(missing_ok=True)  # of an earlier start
+    workdirs = [one.workdir for one in jobs]
+    if not any((folder / METRICS).is_file() for folder in workdirs):
+        return True
+    try:
+        gathered(workdirs, happened.settings(job.config, job.steps)).write(path)
+    except ValueError as error:
+        text = f"{path} cannot be written: {error}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        return False
+    return True
 
 
 def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, int]:
@@ -113,18 +129,20 @@ def run(jobs: list[RegionJob], console: Console, striker: Striker) -> int:
         for job in jobs:
             job.start()
             processes += job.processes
-        while any(job.code is None for job in jobs) and not interrupt.requested:
-            over = all(job.code is not None for job in jobs if not job.held)
-            for line in striker.act(over):
-                board.print(line)
-            for job in [job for job in jobs if job.code is None and not job.held]:
-                board.say(job.name, job.says or "starts")
-                if (code := job.poll()) is not None:
-                    _ended(job, code, board)
-            started = [process for job in jobs for process in job.processes]
-            processes += [process for process in started if process not in processes]
-            time.sleep(POLL_SECONDS)
-        striker.end_all()
+        try:
+            while any(job.code is None for job in jobs) and not interrupt.requested:
+                over = all(job.code is not None for job in jobs if not job.held)
+                for line in striker.act(over):
+                    board.print(line)
+                for job in [job for job in jobs if job.code is None and not job.held]:
+                    board.say(job.name, job.says or "starts")
+                    if (code := job.poll()) is not None:
+                        _ended(job, code, board)
+                started = [process for job in jobs for process in job.processes]
+                processes += [process for process in started if process not in processes]
+                time.sleep(POLL_SECONDS)
+        finally:
+            striker.end_all()
     if interrupt.requested or any(job.code == EXIT_INTERRUPTED for job in jobs):
         console.print("interrupted and saved; run the same command to continue", highlight=False)
         return EXIT_INTERRUPTED

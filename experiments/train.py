@@ -182,7 +182,7 @@ def _meet(run: Run, state, restored, evaluator: Evaluator, console: Console, qui
         raise RefusedError([str(error)], "cannot meet the other regions") from error
     if run.mishaps is not None:
         run.mishaps.began = origin.agreed(exchange, job.workdir)
-    landings = Landings(run.engine.trips(state), job.workdir, exchange.region)
+    landings = Landings(run.engine.trips(state), job.workdir, exchange.region, exchange.epoch)
     if exchange.awaited:
         landings.begin(int(state.clock.step))
         if restored is not None:

@@ -84,10 +84,10 @@ class Replayed:
 
     def takes_part(self, step: int, before: Moment) -> np.ndarray:
         del before
-        return _without(self._happened.left_out.get(step, ()), self._happened.regions)
+        return _without(self._happened.left_out.get(step, ()), self._happened.run.regions)
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
-        return _without(self._happened.at_the_end.get(fragment, ()), self._happened.regions)
+        return _without(self._happened.at_the_end.get(fragment, ()), self._happened.run.regions)
 
     def next_return(self, step: int) -> float:
         steps = [one.step for one in self._happened.rejoined]
@@ -96,7 +96,7 @@ class Replayed:
     def returning(self, before: Moment, now: Moment) -> np.ndarray:
         came = self._happened.rejoined
         regions = [one.region for one in came if before.step < one.step <= now.step]
-        return ~_without(regions, self._happened.regions)
+        return ~_without(regions, self._happened.run.regions)
 
 
 def _without(regions: Sequence[int], count: int) -> np.ndarray:

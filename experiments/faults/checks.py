@@ -29,7 +29,7 @@ def faults(
     if problems:
         return (), problems
     if isinstance(body, dict):
-        it, problems = happened.parsed(body, script, regions, steps)
+        it, problems = happened.parsed(body, script, happened.settings(fields, steps))
         return it or (), problems or _replay_problems(fields, it, method)
     found, problems = scripts.checked(body, script, regions, steps)
     return tuple(found), problems + _script_problems(fields, found, method)
@@ -87,6 +87,11 @@ def _replay_problems(fields: Mapping[str, Any], it: Happened, method: Method | N
         found.append(
             f"faults: with {method.name} a region comes back with the anchor of another, and which "
             f"one is not known: {fix}"
+        )
+    if method.topology is not None and it.run.steps in it.left_out:
+        found.append(
+            f"faults: with {method.name} jobs do not synchronise once more after a region was left "
+            f"out at the last step, {it.run.steps}, a simulation does: {fix}"
         )
     if it.left_out and method.schedule.land_after_send:
         found.append(

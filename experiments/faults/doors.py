@@ -8,6 +8,24 @@ import shutil
 from pathlib import Path
 
 
+def folder_problems(rendezvous: Path) -> list[str]:
+    """Why it cannot be said which folder is to be that of a run."""
+    if not (rendezvous.is_dir() and _away(rendezvous).is_dir()):
+        return []
+    fix = f"remove the one that is not the run's, and call the other {rendezvous.name}"
+    return [f"there are both {rendezvous} and {_away(rendezvous).name}: {fix}"]
+
+
+def make_ready(rendezvous: Path, regions: int) -> None:
+    """The folder is there, whatever a launcher that was killed has left of it, and all doors lead
+    to it."""
+    if _away(rendezvous).is_dir():
+        bring_back(rendezvous)
+    rendezvous.mkdir(parents=True, exist_ok=True)
+    for region in range(regions):
+        open_door(rendezvous, region)
+
+
 def door(rendezvous: Path, region: int) -> Path:
     """The name by which a region knows the folder, so that it alone can be cut off."""
     return rendezvous.with_name("doors") / f"region{region}"
@@ -47,6 +65,6 @@ def take_away(folder: Path) -> None:
 
 
 def bring_back(folder: Path) -> None:
-    """Undo `take_away`."""
-    folder.unlink()
+    """Undo `take_away`, also where that was cut short."""
+    folder.unlink(missing_ok=True)
     _away(folder).rename(folder)

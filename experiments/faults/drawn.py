@@ -14,7 +14,7 @@ _TOGETHER = 2  # faults last as long as it takes until so many others have begun
 
 
 def read_random(script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]:
-    """See `faults.read`."""
+    """See `scripts.read`."""
     numbers = script.removeprefix(RANDOM).split(":")
     if len(numbers) != 2 or not all(n.isdigit() for n in numbers):
         return [], [f"faults={script!r}: give random:SEED:COUNT, two whole numbers"]
@@ -38,7 +38,7 @@ def at_random(seed: int, count: int, regions: int, steps: int) -> list[Fault]:
     """So many faults spread over the run, a pure function of all arguments.
 
     Each begins somewhere in its own part of the run. Those of different regions overlap; a region
-    has one at a time, and somebody always has none of `faults.ABSENT`.
+    has one at a time, and somebody always has none of `fault.ABSENT`.
 
     Args:
       count: `last_begin(steps)` at most.

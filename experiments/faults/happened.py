@@ -3,8 +3,11 @@
 `launch` writes it as WORKDIR/happened.yaml, and `train --config.faults=WORKDIR/happened.yaml` ends
 with the same anchors, bit for bit:
 
-    regions: 4
+    regions: 4                 # of which run it is: no other one can do the same
     steps: 2000
+    method: diloco
+    period: 30
+    seed: 0
     left_out:                  # of what was sent after a step: these regions
       12: [1]
       18: [1, 3]
@@ -22,11 +25,33 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 FILE = "happened.yaml"
+
+
+class Settings(NamedTuple):
+    """What tells one run from another; the jobs' other settings are not those of one process.
+
+    Attributes:
+      method: its name; period: its keyword, None where it has none.
+    """
+
+    regions: int
+    steps: int
+    method: str
+    period: int | None
+    seed: int
+
+
+def settings(fields: Mapping[str, Any], steps: int) -> Settings:
+    """Those of a config; steps: of the run."""
+    method = fields["method"]
+    return Settings(
+        fields["regions"], steps, method.get("name"), method.get("period"), fields["seed"]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +74,11 @@ class Happened:
     """See the module.
 
     Attributes:
+      run: which one.
       left_out: step of the send -> regions; at_the_end: fragment -> regions.
     """
 
-    regions: int
-    steps: int
+    run: Settings
     left_out: Mapping[int, tuple[int, ...]]
     at_the_end: Mapping[int, tuple[int, ...]]
     rejoined: tuple[Rejoin, ...]
@@ -68,43 +93,44 @@ class Happened:
         entries = [{k: v for k, v in one.items() if v is not None} for one in entries]
         came = "".join(f"\n- {yaml.safe_dump(e, default_flow_style=True).strip()}" for e in entries)
         path.write_text(
-            f"regions: {self.regions}\nsteps: {self.steps}\nleft_out:{rows(self.left_out)}\n"
-            f"left_out_at_the_end:{rows(self.at_the_end)}\nrejoined:{came or ' []'}\n",
+            f"{yaml.safe_dump(self.run._asdict(), sort_keys=False)}"
+            f"left_out:{rows(self.left_out)}\nleft_out_at_the_end:{rows(self.at_the_end)}\n"
+            f"rejoined:{came or ' []'}\n",
             encoding="utf-8",
         )
 
 
-def parsed(body: Mapping, name: str, regions: int, steps: int) -> tuple[Happened | None, list[str]]:
+def parsed(body: Mapping, name: str, run: Settings) -> tuple[Happened | None, list[str]]:
     """(what stands in a file, what is wrong with it).
 
     Args:
       body: of the file; name: of the file, for messages.
-      regions, steps: of the run that is to do the same.
+      run: the one that is to do the same.
     """
-    fields = ("regions", "steps", "left_out", "left_out_at_the_end", "rejoined")
+    fields = (*Settings._fields, "left_out", "left_out_at_the_end", "rejoined")
     if set(body) != set(fields):
         return None, [f"faults={name!r}: give a list of faults, or all of {list(fields)}"]
     problems = [
         f"faults={name!r} is of a run with {key}={body[key]}: this one has {key}={value}"
-        for key, value in (("regions", regions), ("steps", steps))
+        for key, value in run._asdict().items()
         if body[key] != value
     ]
     tables = {}
     for key in ("left_out", "left_out_at_the_end"):
         tables[key] = table = body[key]
         if not isinstance(table, dict) or not all(
-            _whole(k) and _are_some(v, regions) for k, v in table.items()
+            _whole(k) and _are_some(v, run.regions) for k, v in table.items()
         ):
-            fix = f"number -> some of the regions 0 to {regions - 1}"
+            fix = f"number -> some of the regions 0 to {run.regions - 1}"
             problems.append(f"faults={name!r}: {key} must be a table, {fix}")
     came = body["rejoined"]
-    if not isinstance(came, list) or not all(_is_rejoin(one, regions) for one in came):
+    if not isinstance(came, list) or not all(_is_rejoin(one, run.regions) for one in came):
         fix = "{step, region} or {step, region, moments_of}, whole numbers"
         problems.append(f"faults={name!r}: rejoined must be a list of {fix}")
     if problems:
         return None, problems
     found = [{k: tuple(v) for k, v in table.items()} for table in tables.values()]
-    return Happened(regions, steps, *found, tuple(Rejoin(**one) for one in came)), []
+    return Happened(run, *found, tuple(Rejoin(**one) for one in came)), []
 
 
 def _is_rejoin(one: Any, regions: int) -> bool:

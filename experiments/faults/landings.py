@@ -2,22 +2,30 @@
 
 A line of JSON each in WORKDIR/landings.jsonl, written before the payload lands, so that a job that
 is killed leaves nothing untold that it has acted on. `gathered` puts those of all regions together.
+
+Every line has the epoch of the run in which it was seen. Where all jobs die, those who come back
+begin a new one, at the step of the furthest checkpoint, and say so in a line of their own: what
+came later in an older epoch is undone, in all regions, also in those that come into the new epoch
+from behind. What was under way at that step is exchanged once more, and the newest epoch counts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.faults.happened import Happened, Rejoin
-from experiments.metrics import read_records
+from experiments.faults.happened import Happened, Rejoin, Settings
+from experiments.metrics import read_records, truncated
+from experiments.workdir import METRICS
 from lowcomm_jax.arrivals import Counted
 from lowcomm_jax.processes import team
 from lowcomm_jax.roundtrip import RoundTrips
 
 FILE = "landings.jsonl"
+Record = dict[str, Any]
+Table = dict[int, tuple[int, ...]]
 
 
 class Landings:
@@ -25,21 +33,21 @@ class Landings:
 
     Args:
       trips: of this region's engine; what arrives is noted from now on.
+      epoch: of the run, which this job has joined.
     """
 
-    def __init__(self, trips: RoundTrips, workdir: Path, region: int):
+    def __init__(self, trips: RoundTrips, workdir: Path, region: int, epoch: int):
         self._path, self._region, self._trips = workdir / FILE, region, trips
+        self._epoch = epoch
+        if team().leads and truncated(self._path):
+            whole = self._path.with_suffix(".tmp")
+            whole.write_text("".join(map(_line, read_records(self._path))), encoding="utf-8")
+            whole.replace(self._path)
         trips.arrivals.witness = self._saw
 
     def begin(self, step: int) -> None:
-        """The run goes on at this step: what came later in an earlier life is undone."""
-        if not team().leads:
-            return
-        records = read_records(self._path) if self._path.is_file() else []
-        kept = [record for record in records if record["step"] <= step]
-        whole = self._path.with_suffix(".tmp")
-        whole.write_text("".join(map(_line, kept)), encoding="utf-8")
-        whole.replace(self._path)
+        """This region begins the epoch with a state of this step."""
+        self._write({"kind": "begin", "step": step})
 
     def _saw(self, counted: Counted) -> None:
         """Something has arrived."""
@@ -65,37 +73,82 @@ class Landings:
         record = {"kind": "rejoin", "step": step, "region": self._region}
         self._write(record | ({} if moments_of is None else {"moments_of": moments_of}))
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, record: Record) -> None:
         if not team().leads:
             return
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(_line(record))
+            file.write(_line(record | {"epoch": self._epoch}))
 
 
-def _line(record: dict[str, Any]) -> str:
+def _line(record: Record) -> str:
     return json.dumps(record, separators=(",", ":")) + "\n"
 
 
-def gathered(workdirs: Sequence[Path], steps: int) -> Happened:
+def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
     """What all regions of a run saw.
 
     Args:
-      workdirs: of the regions, in order; steps: of the run.
+      workdirs: of the regions, in order; run: which one.
 
     Raises:
-      ValueError: two of them saw different things.
+      ValueError: two of them saw different things in one epoch; epochs do not follow one another,
+        or are missing; or a region that has been in the run has no file.
     """
-    exchanges: dict[tuple, list[bool]] = {}
-    rejoined = []
-    for path in [workdir / FILE for workdir in workdirs]:
-        for record in read_records(path) if path.is_file() else []:
-            if record.pop("kind") == "rejoin":
-                rejoined.append(Rejoin(**record))
-                continue
-            counted = record.pop("counted")
-            name = tuple(tuple(x) if isinstance(x, list) else x for x in record.values())
-            if exchanges.setdefault(name, counted) != counted:
-                raise ValueError(f"{path}: of {record} others saw {exchanges[name]}, not {counted}")
+    exchanges: dict[tuple, tuple[int, list[bool]]] = {}
+    rejoined = {}
+    for path, record in _standing([workdir / FILE for workdir in workdirs]):
+        epoch, kind, step = (record.pop(name) for name in ("epoch", "kind", "step"))
+        if kind == "rejoin":
+            rejoined[step, record["region"]] = Rejoin(step, **record)
+        elif kind == "landing":
+            members, counted = tuple(record["members"]), record["counted"]
+            name = step, record["fragment"], record["number"], record["last"], members
+            before = exchanges.get(name)
+            if before is not None and before[0] == epoch and before[1] != counted:
+                raise ValueError(
+                    f"{path}: in epoch {epoch}, of what was sent at step {step} ({record}), others "
+                    f"saw counted {before[1]}"
+                )
+            exchanges[name] = epoch, counted
+    counted = {name: counted for name, (_, counted) in exchanges.items()}
+    came = tuple(rejoined[key] for key in sorted(rejoined))
+    return Happened(run, *_left_out(counted), came)
+
+
+def _standing(paths: Sequence[Path]) -> list[tuple[Path, Record]]:
+    """What no newer epoch has undone, those of newer epochs last; and the file of each."""
+    seen = [(path, record) for path in paths for record in _in_turn(path)]
+    begun = {r["epoch"]: r["step"] for _, r in seen if r["kind"] == "begin"}
+
+    def stands(record: Record) -> bool:
+        newer = (step for epoch, step in begun.items() if epoch > record["epoch"])
+        return record["step"] <= min(newer, default=record["step"])
+
+    return sorted((one for one in seen if stands(one[1])), key=lambda one: one[1]["epoch"])
+
+
+def _in_turn(path: Path) -> list[Record]:
+    """A file's lines, in which epochs follow one another; none of a region that never came in."""
+    if not path.is_file():
+        if path.with_name(METRICS).is_file():
+            raise ValueError(f"{path} is missing, though this region has been in the run")
+        return []
+    records, newest = read_records(path), 0
+    for record in records:
+        epoch = record.get("epoch")
+        if epoch is None:
+            raise ValueError(f"{path} was begun by an older version: lines have no epoch")
+        if epoch < newest or (epoch == newest and record["kind"] == "begin"):
+            raise ValueError(
+                f"{path}: epoch {epoch} comes after epoch {newest}: the run went on in another "
+                "rendezvous, and what was undone by that is not known"
+            )
+        newest = epoch
+    return records
+
+
+def _left_out(exchanges: Mapping[tuple, Sequence[bool]]) -> tuple[Table, Table]:
+    """(step of the send -> regions, fragment -> regions in the last synchronisation)."""
     during: dict[int, set[int]] = {}
     ends: dict[int, tuple[int, set[int]]] = {}
     for (step, fragment, number, last, members), counted in exchanges.items():
@@ -107,10 +160,8 @@ def gathered(workdirs: Sequence[Path], steps: int) -> Happened:
             ends[fragment] = number, out
         elif number == ends[fragment][0]:
             ends[fragment][1].update(out)
-    order = sorted(rejoined, key=lambda one: (one.step, one.region))
-    at_the_end = {fragment: out for fragment, (_, out) in ends.items()}
-    return Happened(len(workdirs), steps, _some(during), _some(at_the_end), tuple(order))
+    return _some(during), _some({fragment: out for fragment, (_, out) in ends.items()})
 
 
-def _some(table: dict[int, set[int]]) -> dict[int, tuple[int, ...]]:
+def _some(table: Mapping[int, set[int]]) -> Table:
     return {key: tuple(sorted(out)) for key, out in sorted(table.items()) if out}

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from experiments.faults.fault import Fault
 
+_REMEMBERED = 1000  # exchanges: more than are under way at once
 
-class Scripted:
+
+class ScriptedMishaps:
     """See `lowcomm_jax.exchange.between.mishaps.Mishaps`; steps are those of the send.
 
     Attributes:
@@ -19,13 +21,18 @@ class Scripted:
     def __init__(self, faults: Sequence[Fault], region: int):
         self._faults = [fault for fault in faults if fault.region == region]
         self._link = threading.Lock()
-        self._steps: dict[str, int] = {}
+        self._steps: dict[str, int] = {}  # of the newest exchanges, in the order they began
+        self._noting = threading.Lock()
         self.began: float | None = None
 
     def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
         """Remember the step, if it sends something."""
-        if "step" in terms:
+        if "step" not in terms:
+            return
+        with self._noting:
             self._steps[key] = int(terms["step"])
+            if len(self._steps) > _REMEMBERED:
+                del self._steps[next(iter(self._steps))]
 
     def sent(self, key: str, data: bytes) -> bytes:
         """Hold it up, or flip one bit, after its digest was taken."""

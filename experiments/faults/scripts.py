@@ -1,4 +1,4 @@
-"""Scripts of faults (`faults`): read, checked, and written."""
+"""Scripts of faults (`fault`): read, checked, and written."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Simulated:
     def at_the_end(self) -> dict[str, Any]:
         """Arguments of the engine's `finish`."""
         if self._absences is None or self._run.job.method.adapts:
-            return {}  # where batches grow nobody is away in the end (`fault_checks`)
+            return {}  # where batches grow nobody is away in the end (`checks`)
         return {"participants": self._absences.takes_part_at_the_end}
 
     def begin(self, step: int, target: int) -> int:

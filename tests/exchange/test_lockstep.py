@@ -42,11 +42,11 @@ def test_all_processes_of_all_regions_hold_the_same(regions):
         one.beat(3)
         one.start("0", payload(one.region, 0))
         arrived = one.finish("0", LIKE)
-        return arrived, one.living(), one.agree("stop", {"step": 7}), one.awaited
+        return arrived, one.living(), one.agree("stop", {"step": 7}), one.awaited, one.epoch
 
     found = everywhere(act, regions)
     for arrived, *rest in found:
-        assert rest == [{0, 1}, {"step": 7}, True]
+        assert rest == [{0, 1}, {"step": 7}, True, 1]
         assert arrived.participants.all()
         for name, x in arrived.arrays.items():
             np.testing.assert_array_equal(x, found[0][0].arrays[name])

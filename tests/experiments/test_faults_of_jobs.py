@@ -16,7 +16,7 @@ from scipy import special
 from experiments.__main__ import main
 from experiments.faults.drawn import at_random
 from experiments.faults.fault import Fault
-from experiments.faults.happened import FILE, parsed
+from experiments.faults.happened import FILE, Settings, parsed
 from experiments.faults.scripts import read, write
 from experiments.launch import SCRIPT
 from experiments.runlog import read_run
@@ -83,7 +83,7 @@ def assert_as_in_one_process(tiny, root, name, regions, steps, **config):
     assert main(["train", *given]) == 0
     wanted, everywhere = load_trained(root / again).params, losses(root / again)
     body = yaml.safe_load((root / name / FILE).read_text())
-    happened, problems = parsed(body, name, regions, steps)
+    happened, problems = parsed(body, name, Settings(regions, steps, body["method"], PERIOD, 0))
     assert not problems
     for region in range(regions):
         folder = root / name / f"region{region}"
@@ -144,7 +144,7 @@ def test_a_death_for_good(tiny, root):
     shown = launched(200, *given)
     assert "the run is over without region 0" in shown
     body = yaml.safe_load((root / "death" / FILE).read_text())
-    happened, _ = parsed(body, "death", 3, 600)
+    happened, _ = parsed(body, "death", Settings(3, 600, "diloco", PERIOD, 0))
     assert happened.at_the_end == {0: (0,)} and happened.left_out[600] == (0,)
     again = arguments(tiny, root, "after", 3, 600, f"--config.faults={root / 'death' / FILE}")
     assert main(["train", *again, "--quiet"]) == 0

@@ -2,14 +2,19 @@
 
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from launched import assert_logged_once, entered, kill, reached, start
+from rich.console import Console
 
+from experiments import launch
 from experiments.__main__ import main
-from experiments.faults.happened import FILE, Happened, parsed
+from experiments.faults.doors import take_away
+from experiments.faults.happened import FILE, Happened, Settings, parsed
 from experiments.runlog import read_run, summarise
+from experiments.workdir import METRICS
 
 STEPS = 24
 
@@ -41,7 +46,8 @@ def test_two_jobs_end_with_the_loss_of_one_process(tiny, root, capfd):
     sends = [e for step in run.steps for e in step["events"] if e["kind"] == "send"]
     assert all(event["participants"] == [True, True] for event in sends)
     body = yaml.safe_load((root / "jobs" / FILE).read_text())
-    assert parsed(body, "", 2, STEPS) == (Happened(2, STEPS, {}, {}, ()), [])
+    settings = Settings(2, STEPS, "diloco", 6, 0)
+    assert parsed(body, "", settings) == (Happened(settings, {}, {}, ()), [])
 
 
 def test_refused_before_any_job_starts(tiny, root, capsys):
@@ -51,6 +57,66 @@ def test_refused_before_any_job_starts(tiny, root, capsys):
     assert main([*arguments, "--exchange=pigeons"]) == 2
     shown = capsys.readouterr().err
     assert "pigeons" in shown and not (root / "none").exists()
+
+
+def launched_in_vain(tiny, root, monkeypatch, name, act=lambda jobs: 0):
+    """Exit code of a launcher whose jobs are not started: `act` does in their place what they do,
+    and returns the code of the run."""
+    monkeypatch.setattr(launch, "run", lambda jobs, console, striker: act(jobs))
+    return main(command(tiny, root, f"--workdir={root / name}"))
+
+
+def test_a_rendezvous_that_was_left_away_is_brought_back(tiny, root, monkeypatch, capsys):
+    folder = root / "away" / launch.RENDEZVOUS
+    folder.mkdir(parents=True)
+    (folder / "run").write_text("its record")
+    take_away(folder)
+    assert launched_in_vain(tiny, root, monkeypatch, "away") == 0
+    assert (folder / "run").read_text() == "its record"
+    take_away(folder)
+    folder.unlink()  # it was killed before the file stood there
+    assert launched_in_vain(tiny, root, monkeypatch, "away") == 0
+    assert (folder / "run").is_file()
+    take_away(folder)
+    folder.unlink()
+    folder.mkdir()
+    assert launched_in_vain(tiny, root, monkeypatch, "away") == 2
+    assert "there are both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code, ends", [(0, 1), (1, 1), (75, 75)])
+def test_what_cannot_be_told_replaces_no_exit_code(tiny, root, monkeypatch, capsys, code, ends):
+    name = f"untold-{code}"
+
+    def ran_and_lost_its_landings(jobs):
+        for job in jobs:
+            job.workdir.mkdir(parents=True)
+            (job.workdir / METRICS).write_text('{"kind":"header"}\n')
+        (root / name / FILE).write_text("of an earlier start")
+        return code
+
+    assert launched_in_vain(tiny, root, monkeypatch, name, ran_and_lost_its_landings) == ends
+    shown = capsys.readouterr().out
+    assert f"{FILE} cannot be written" in shown and "region0/landings.jsonl is missing" in shown
+    assert not (root / name / FILE).exists()
+
+
+def test_of_a_run_that_was_refused_nothing_is_told(tiny, root, monkeypatch, capsys):
+    assert launched_in_vain(tiny, root, monkeypatch, "refused", lambda jobs: 1) == 1
+    assert capsys.readouterr().out == "" and not (root / "refused" / FILE).exists()
+
+
+def test_a_launcher_that_fails_leaves_no_fault_on():
+    ended = []
+
+    def act(over):
+        raise OSError("no space left")
+
+    job = SimpleNamespace(code=None, held=False, processes=[], start=lambda: None)
+    striker = SimpleNamespace(act=act, end_all=lambda: ended.append(True))
+    with pytest.raises(OSError, match="no space left"):
+        launch.run([job], Console(quiet=True), striker)
+    assert ended == [True]
 
 
 @pytest.mark.slow

@@ -1,18 +1,14 @@
 """Faults of a run in one process: by step, by the virtual clock, and as they happened to jobs."""
 
-from types import SimpleNamespace
-
 import numpy as np
-import pytest
 import yaml
 
 from experiments.__main__ import main
-from experiments.faults.happened import Happened, Rejoin, parsed
-from experiments.faults.landings import Landings, gathered
+from experiments.faults.happened import Happened, Rejoin, Settings, parsed
 from experiments.runlog import read_run
-from lowcomm_jax.arrivals import Counted
 
 STEPS = 24
+RUN = Settings(3, STEPS, "diloco", 6, 0)
 LOSSES = "--config.eval.per_region=True"  # of every region
 SCRIPT = """
 - {step: 12, kind: stop, region: 0, steps: 6}
@@ -62,9 +58,9 @@ def test_who_is_down_takes_no_part_and_comes_back_with_the_anchor(tiny, root):
 
 def test_what_happened_is_done_again(tiny, root):
     """The same absences as the script has, written as those of jobs: the same bits."""
-    done = Happened(3, STEPS, {6: (2,), 12: (0, 2), 24: (1,)}, {0: (1,)}, (Rejoin(14, 2),))
+    done = Happened(RUN, {6: (2,), 12: (0, 2), 24: (1,)}, {0: (1,)}, (Rejoin(14, 2),))
     done.write(root / "written.yaml")
-    assert parsed(yaml.safe_load((root / "written.yaml").read_text()), "", 3, STEPS) == (done, [])
+    assert parsed(yaml.safe_load((root / "written.yaml").read_text()), "", RUN) == (done, [])
     text = (root / "written.yaml").read_text()
     # Looked at elsewhere: what is done between changes nothing.
     one = trained(tiny, root, "one", SCRIPT, "--config.eval.every=12")
@@ -96,60 +92,24 @@ def test_by_time_on_the_virtual_clock(tiny, root, capsys):
 
 def test_what_cannot_be_replayed_is_refused(tiny, root, capsys):
     nothing = "left_out: {}\nleft_out_at_the_end: {}\nrejoined: "
-    head = f"regions: 3\nsteps: {STEPS}\n{nothing}"
+    head = f"regions: 3\nsteps: {STEPS}\nmethod: diloco\nperiod: 6\nseed: 0\n{nothing}"
     came = "[{step: 6, region: 1}]"
     kept = "[{step: 6, region: 1, moments_of: 3}]"
     assert "checkpoint of step 3" in refused(tiny, root, capsys, head + kept)
-    shown = refused(tiny, root, capsys, f"regions: 4\nsteps: 9\n{nothing}[]")
-    assert "regions=4" in shown and "steps=9" in shown
+    other = f"regions: 4\nsteps: 9\nmethod: noloco\nperiod: 12\nseed: 1\n{nothing}[]"
+    shown = refused(tiny, root, capsys, other)
+    for differs in ("regions=4", "steps=9", "method=noloco", "period=12", "seed=1"):
+        assert f"is of a run with {differs}: this one has" in shown
     assert "all of ['regions'" in refused(tiny, root, capsys, "regions: 3")
     broken = head.replace("left_out: {}", "left_out: {6: [0, 3]}") + "[{step: 1}]"
     shown = refused(tiny, root, capsys, broken)
     assert "left_out must be a table" in shown and "rejoined must be a list" in shown
     noloco = ["--config=noloco", "--config.method.period=6"]
-    assert "anchor of another" in refused(tiny, root, capsys, head + came, *noloco)
+    gossip = head.replace("diloco", "noloco")
+    assert "anchor of another" in refused(tiny, root, capsys, gossip + came, *noloco)
+    last = gossip.replace("left_out: {}", f"left_out: {{{STEPS}: [1]}}") + "[]"
+    assert "do not synchronise once more" in refused(tiny, root, capsys, last, *noloco)
     tokens = head.replace("left_out: {}", "left_out: {6: [1]}") + "[]"
     assert "count tokens" in refused(tiny, root, capsys, tokens, "--config.weights=tokens")
     alone = ["--config.exchange=store", f"--config.rendezvous=file://{root}/meet"]
     assert "is what happened" in refused(tiny, root, capsys, head + "[]", *alone)
-
-
-def noted(folder, region, groups=None):
-    """A region's file in a new folder, and what is told of every arrival."""
-    folder.mkdir()
-    parts = {"arrivals": SimpleNamespace(), "carrier": SimpleNamespace(total=3)}
-    trips = SimpleNamespace(groups=lambda number: groups, **parts)
-    landings = Landings(trips, folder, region)
-    return landings, trips.arrivals.witness
-
-
-def test_what_the_regions_saw_is_put_together(tmp_path):
-    every, some, none = (np.array(x, bool) for x in ([1, 1, 1], [1, 0, 1], [0, 0, 0]))
-    folders = [tmp_path / f"region{r}" for r in range(3)]
-    first, saw = noted(folders[0], 0)
-    first.begin(0)
-    for step, counted in ((6, every), (12, some), (18, some)):
-        saw(Counted(0, step, step // 6 - 1, False, counted))
-    first.begin(12)  # it was interrupted, and goes on from there
-    saw(Counted(0, 15, 9, False, none))  # nobody could announce
-    saw(Counted(0, 18, 2, False, every))
-    saw(Counted(0, 24, 3, True, some))
-    second, saw = noted(folders[1], 1)
-    second.begin(0)
-    saw(Counted(0, 6, 0, False, every))
-    saw(Counted(0, 12, 1, False, some))
-    second.came(13, None)
-    saw(Counted(0, 15, 9, False, none))
-    saw(Counted(0, 24, 4, True, ~some))  # alone, after the others had ended
-    found = gathered(folders, 24)
-    assert found == Happened(3, 24, {12: (1,), 15: (0, 1, 2)}, {0: (1,)}, (Rejoin(13, 1),))
-    saw(Counted(0, 18, 2, False, some))
-    with pytest.raises(ValueError, match="others saw"):
-        gathered(folders, 24)
-
-
-def test_of_a_group_that_one_was_not_in_nothing_is_said(tmp_path):
-    _, saw = noted(tmp_path / "region0", 0, groups=[(0, 1), (2,)])
-    saw(Counted(0, 6, 0, False, np.zeros(2, bool)))
-    saw(Counted(0, 12, 1, False, np.array([True, False])))
-    assert gathered([tmp_path / "region0"], 24).left_out == {12: (1,)}

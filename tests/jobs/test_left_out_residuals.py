@@ -13,7 +13,7 @@ from jobs.together import batches, engine, rows
 
 import lowcomm_jax as lc
 from experiments.faults.fault import Fault
-from experiments.faults.mishaps import Scripted
+from experiments.faults.mishaps import ScriptedMishaps
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.compression import error_feedback, make
@@ -43,7 +43,8 @@ class Region:
 
     def begin(self):
         """An engine in an exchange of its own."""
-        self.exchange = self.between(R, mishaps=Scripted([LEFT_OUT], self.region))(self.region)
+        mishaps = ScriptedMishaps([LEFT_OUT], self.region)
+        self.exchange = self.between(R, mishaps=mishaps)(self.region)
         one = engine(method(), R, self.exchange)
         start = one.recipe.carrier.start
 

@@ -5,8 +5,9 @@ import time
 
 from exchange.party import at_once
 
+from experiments.faults import mishaps
 from experiments.faults.fault import Fault
-from experiments.faults.mishaps import Scripted
+from experiments.faults.mishaps import ScriptedMishaps
 from experiments.faults.origin import agreed, noted
 from experiments.workdir import METRICS
 
@@ -30,14 +31,24 @@ def test_a_run_that_goes_on_began_when_it_did(party, tmp_path):
 
 
 def test_payloads_are_damaged_by_time():
-    scripted = Scripted([Fault(None, "corrupt", 1, time=2, seconds=3)], 1)
+    scripted = ScriptedMishaps([Fault(None, "corrupt", 1, time=2, seconds=3)], 1)
     payload, flipped = b"\0\0\0", b"\0\1\0"
     scripted.begins("1", {"step": 7})
     assert scripted.sent("1", payload) == payload  # nobody knows yet when it began
     for ago, wanted in ((1.0, payload), (2.5, flipped), (5.5, payload)):
         scripted.began = time.time() - ago
         assert scripted.sent("1", payload) == wanted
-    other = Scripted([Fault(None, "corrupt", 1, time=2, seconds=3)], 0)
+    other = ScriptedMishaps([Fault(None, "corrupt", 1, time=2, seconds=3)], 0)
     other.begins("1", {"step": 7})
     other.began = time.time() - 2.5
     assert other.sent("1", payload) == payload
+
+
+def test_only_newer_exchanges_are_remembered(monkeypatch):
+    monkeypatch.setattr(mishaps, "_REMEMBERED", 2)
+    scripted = ScriptedMishaps([Fault(1, "corrupt", 0, steps=9)], 0)
+    for step in (1, 2, 3):
+        scripted.begins(f"key{step}", {"step": step})
+    payload, flipped = b"\0\0\0", b"\0\1\0"
+    found = [scripted.sent(f"key{step}/slices", payload) for step in (1, 2, 3)]
+    assert found == [payload, flipped, flipped]

@@ -49,6 +49,11 @@ class LockstepExchange:
         """See `RemoteExchange`."""
         return self._team.told("awaited", lambda: self._exchange.awaited)
 
+    @property
+    def epoch(self) -> int:
+        """See `RemoteExchange`."""
+        return self._team.told("epoch", lambda: self._exchange.epoch)
+
     def start(self, key: str, arrays: dict[str, jax.Array | np.ndarray], **options: Any) -> None:
         """See `RemoteExchange.start`; arrays that lie in several processes are put together."""
         here = {name: whole(x) for name, x in arrays.items()}

@@ -39,6 +39,11 @@ class RemoteExchange(Membership):
         super().__init__(office, kind, keep)
         self._open: dict[str, Gathering | Halves] = {}
 
+    @property
+    def epoch(self) -> int:
+        """Number of the run's beginning that this region has joined (`joining.enter`), from 1."""
+        return self._office.beats.own.epoch
+
     # -- exchanges ----------------------------------------------------------------------------
 
     def start(
