@@ -77,7 +77,7 @@ def test_who_is_killed_between_the_halves_counts_as_absent(name, brief):
     def job(region):
         made = brief(regions)(region)
         if region == 2:
-            doomed(made, f"0@{dies}")
+            doomed(made, dies)
         one = engine(METHODS[name](), regions, made)
         try:
             return train(one, [rows(batch, region) for batch in data])
@@ -95,14 +95,14 @@ class Killed(Exception):
     """The job is gone."""
 
 
-def doomed(made, key):
-    """A job that dies while it averages its slice of this payload."""
+def doomed(made, step):
+    """A job that dies while it averages its slice of what was sent at this step."""
     start = made.start
 
-    def last_start(name, arrays, *, reduction=None, **rest):
-        if name.startswith(key):
+    def last_start(name, arrays, *, terms, reduction=None, **rest):
+        if terms.get("step") == step:
             reduction = Dying(made, reduction)
-        start(name, arrays, reduction=reduction, **rest)
+        start(name, arrays, terms=terms, reduction=reduction, **rest)
 
     made.start = last_start
 
