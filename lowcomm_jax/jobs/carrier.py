@@ -21,6 +21,7 @@ from lowcomm_jax.exchange import (
     pair,
 )
 from lowcomm_jax.exchange.between.arrived import Arrived, nothing
+from lowcomm_jax.exchange.between.errors import StoreUnavailable
 from lowcomm_jax.exchange.between.wire import shapes_of
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.fragments import Fragments
@@ -188,6 +189,18 @@ class BetweenJobs:
         """Inner steps of the region that is furthest, this one left out; 0 if nobody is there."""
         steps = self.exchange.steps()
         return max((steps.get(region, 0) for region in self.exchange.donors()), default=0)
+
+    def passed_over(self, sends: int) -> bool:
+        """Whether others have decided on what leaves after so many sends without this region.
+
+        Also while that cannot be known, for the store is away. Not of groups: see `_heard`.
+        """
+        if not self.moments.shared:
+            return False
+        try:
+            return self.exchange.passed_over(str(sends + 1))
+        except StoreUnavailable:
+            return True  # the exchange's heartbeat reports it
 
     def times(self, key: str | None) -> dict[str, np.ndarray]:
         return self._times.pop(key, {})

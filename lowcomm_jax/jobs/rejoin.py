@@ -164,7 +164,10 @@ def catch_up(engine: Engine, state: TrainState) -> TrainState:
         # Of all others' exchanges the record is enough; a partner waits for our word at each.
         carrier.silent = engine.recipe.method.topology is None
         carrier.exchange.hear()  # once more: they may have been in an exchange when they read it
-        while carrier.frontier() > int(state.clock.step):
+        # Nor do they wait at one whose participants some had settled when they read it.
+        while carrier.frontier() > int(state.clock.step) or carrier.passed_over(
+            int(state.clock.sends.sum())
+        ):
             state = _to_the_front(trips, state)
             carrier.exchange.hear()
     finally:

@@ -58,6 +58,8 @@ class Gathering:
         self._announces = threading.Lock()
         self._announced = False
         self._held: dict[int, Holdings] | None = None
+        self._waits_for: list[int] = []
+        self._asked_s = office.beats.clock_s
         self._terms: terms.Terms = {}
         self._late_s = 0.0
         self._since_s = office.beats.clock_s
@@ -105,7 +107,8 @@ class Gathering:
             self.outcome.set_exception(error)
         else:
             seconds = time.monotonic() - self.began
-            self.outcome.set_result(Gathered(commit, arrays, frozenset(self.heard.said), seconds))
+            heard, vain = frozenset(self.heard.said), frozenset(self._waits_for)
+            self.outcome.set_result(Gathered(commit, arrays, heard, vain - heard, seconds))
         finally:
             self.heard.cancel()
         self._done(self)
@@ -210,8 +213,8 @@ class Gathering:
         if self._held is None:
             if heard.look():
                 self._late_s = self._waited_s
-            waiting = [r for r in self.request.members if not heard.settled(r)]
-            if not self._over(waiting):
+            waiting = self._waits_for = [r for r in self.request.members if not heard.settled(r)]
+            if not self._over(waiting) and not self._passed_over(waiting):
                 return None
             held = {r: heard.said[r].payload.content for r in sorted(heard.said) if heard.has(r)}
             if heard.own is not None:
@@ -243,6 +246,19 @@ class Gathering:
         present = tuple(sorted({*chosen, *(counting & living)}))
         commit = Commit({r: published[r] for r in chosen}, known, office.region, present)
         return office.board.commit(name, commit)
+
+    def _passed_over(self, waiting: list[int]) -> bool:
+        """Whether others have not waited for any of these: then nothing of theirs can count.
+
+        A region that comes in is awaited by those who have read so, perhaps not by all at once.
+        """
+        office, now = self._office, self._office.beats.clock_s
+        if now < self._asked_s + office.timing.beat_s or self.heard.said.keys() & set(waiting):
+            return False
+        self._asked_s = now
+        others = self.heard.said.keys() - {office.region}
+        held = [office.board.confirmed(self.request.name, region) for region in others]
+        return all(any(one is not None and r not in one for one in held) for r in waiting)
 
     @property
     def _waited_s(self) -> float:

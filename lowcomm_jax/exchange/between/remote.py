@@ -131,6 +131,18 @@ class RemoteExchange(Membership):
         self._open[key] = self._gather(request)
         return self.finish(key, like)
 
+    def passed_over(self, key: str) -> bool:
+        """Whether an exchange of all regions, not begun here yet, is decided on without this one.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        everyone, office = tuple(range(self.count)), self._office
+        name = name_of(office.beats.own.epoch, key, everyone, self.count)
+        others = office.beats.living() - {self.region}
+        held = [office.board.confirmed(name, region) for region in others]
+        return any(one is not None and self.region not in one for one in held)
+
     # -- states -------------------------------------------------------------------------------
 
     def want_state(self) -> None:

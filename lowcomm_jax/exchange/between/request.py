@@ -49,7 +49,7 @@ class Gathered:
     Attributes:
       commit: the record that says who took part.
       arrays: of those.
-      heard: the regions that announced.
+      heard: the regions that announced; vain: those that were waited for to the end, and did not.
       seconds: it took.
       reduced: `[parts, ...]`, what became of payloads that are reduced in slices; `arrays` are then
         what came beside them.
@@ -58,6 +58,7 @@ class Gathered:
     commit: Commit
     arrays: dict[int, dict[str, np.ndarray]]
     heard: frozenset[int]
+    vain: frozenset[int]
     seconds: float
     reduced: dict[str, np.ndarray] | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowcomm_jax.exchange.between.beats import Beat, Beats
+from lowcomm_jax.exchange.between.beats import Beats
 from lowcomm_jax.exchange.between.request import Gathered
 
 
@@ -28,11 +28,9 @@ class Waiting:
         beat = self._beats.latest().get(region)
         if beat is None or region not in self._beats.living(certain=False):
             return False
-        return self._expected(region, beat) and not self.left_behind(region)
-
-    def _expected(self, region: int, beat: Beat) -> bool:
         began_with_us = self.roster.get(region) == beat.incarnation
-        return not beat.wants and (began_with_us or beat.awaited)
+        expected = not beat.wants and (began_with_us or beat.awaited)
+        return expected and not self.left_behind(region)
 
     def left_behind(self, region: int) -> bool:
         """Whether another region was waited for in vain, and has not caught up."""
@@ -50,9 +48,7 @@ class Waiting:
         heard = gathered.heard | gathered.commit.payloads.keys()
         for region in others & heard:
             self._behind.pop(region, None)
-        for region in others - heard:
+        for region in gathered.vain - heard:
             beat = self._beats.latest().get(region)
-            if beat and not self._expected(region, beat):
-                continue  # nobody has waited for it
             if region not in self._behind or (beat and beat.step > self._behind[region]):
                 self._behind[region] = self._beats.own.step

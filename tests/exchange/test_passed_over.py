@@ -1,0 +1,39 @@
+"""A region that comes in while an exchange is under way, which some settle without it."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from exchange.party import check, land, send, until
+
+from lowcomm_jax import exchange
+from lowcomm_jax.exchange.between.beats import Beat
+from lowcomm_jax.exchange.between.commits import Commit
+from lowcomm_jax.exchange.between.request import Gathered
+from lowcomm_jax.exchange.between.waiting import Waiting
+
+
+def test_who_waits_for_it_does_so_no_longer_and_it_learns_of_that(party):
+    regions = party.run(3, timing=exchange.Timing(beat_s=0.2, dead_after_s=30, deadline_s=60))
+    # It has not read yet that region 2 is there.
+    regions[1]._waiting.awaited = lambda region: region != 2
+    assert not regions[2].passed_over("k")
+    began = time.monotonic()
+    send(regions[:2], "k")
+    until(lambda: regions[2].passed_over("k"))
+    for arrived in land(regions[:2], "k"):
+        check(arrived, 3, [0, 1])
+    assert time.monotonic() - began < 30, "region 0 has waited for what cannot count"
+
+
+@pytest.mark.parametrize("vain", [False, True])
+def test_only_who_was_waited_for_can_be_left_behind(vain):
+    """Not one that has come to where the others are, and was first read of just now."""
+    beats = {r: Beat(incarnation=1, step=6, awaited=True) for r in range(3)}
+    heartbeat = SimpleNamespace(
+        region=0, own=beats[0], latest=lambda: beats, living=lambda certain: {0, 1, 2}
+    )
+    waiting = Waiting(heartbeat)
+    commit, heard = Commit({}, {}, 1, (0, 1)), frozenset({0, 1})
+    waiting.note({1, 2}, Gathered(commit, {}, heard, frozenset({2} if vain else ()), 0.1))
+    assert waiting.awaited(1) and waiting.awaited(2) == (not vain)
