@@ -181,33 +181,34 @@ FAULTS, STEPS, R = 200, 8000, 4
 
 
 @pytest.mark.slow
-def test_two_hundred_faults_over_four_regions(tiny, root):
+@pytest.mark.parametrize("config", ["diloco", "streaming_diloco"])
+def test_two_hundred_faults_over_four_regions(config, tiny, root):
     """Their anchors are those of one process, and as good as without faults.
 
-    Half an hour on two busy cores, in which a region came back 27 times.
+    Half an hour each on two busy cores, in which a region came back 27 times.
     """
+    name, how = f"many-{config}", {"config": config}
     script = at_random(1, FAULTS, R, STEPS)
     played = [*far_apart(R, STEPS), *script]
-    write(root / "many.yaml", played)
-    given = [f"--faults={root / 'many.yaml'}", "--exchange=store"]
+    write(root / f"{name}.yaml", played)
+    given = [f"--faults={root / name}.yaml", "--exchange=store"]
     began = time.monotonic()
-    shown = launched(3600, *arguments(tiny, root, "many", R, STEPS, *given))
+    shown = launched(3600, *arguments(tiny, root, name, R, STEPS, *given, **how))
     took = time.monotonic() - began
-    assert read(str(root / "many" / SCRIPT), R, STEPS) == (played, [])
+    assert read(str(root / name / SCRIPT), R, STEPS) == (played, [])
     assert "never came" not in shown, shown
     for kind in ("kill", "stop", "partition", "outage"):
         of = sum(fault.kind == kind for fault in script)
         assert len(re.findall(rf"{kind}.* begins", shown)) == of, kind
-    happened = assert_as_in_one_process(tiny, root, "many", R, STEPS)
+    happened = assert_as_in_one_process(tiny, root, name, R, STEPS, **how)
     killed = sum(fault.kind == "kill" for fault in script)
     free = []
     for seed in range(5):
-        name = f"free-{seed}"
         seeded = [f"--config.seed={seed}", "--quiet"]
-        assert main(["train", *arguments(tiny, root, name, R, STEPS, *seeded)]) == 0
-        free.append(losses(root / name)[STEPS])
-        shutil.rmtree(root / name)
-    found = losses(root / "many" / "region0")[STEPS]
+        assert main(["train", *arguments(tiny, root, "free", R, STEPS, *seeded, **how)]) == 0
+        free.append(losses(root / "free")[STEPS])
+        shutil.rmtree(root / "free")
+    found = losses(root / name / "region0")[STEPS]
     # Where one more run without faults would end, with a chance of 99 %.
     mean, spread = np.mean(free), np.std(free, ddof=1)
     half = special.stdtrit(len(free) - 1, 0.995) * spread * np.sqrt(1 + 1 / len(free))
