@@ -191,7 +191,7 @@ class BetweenJobs:
         return max((steps.get(region, 0) for region in self.exchange.donors()), default=0)
 
     def passed_over(self, sends: int) -> bool:
-        """Whether others have decided on what leaves after so many sends without this region.
+        """Whether others go on without this region in what leaves after so many sends.
 
         Also while that cannot be known, for the store is away. Not of groups: see `_heard`.
         """

@@ -163,12 +163,11 @@ def catch_up(engine: Engine, state: TrainState) -> TrainState:
         carrier.exchange.come_in()
         # Of all others' exchanges the record is enough; a partner waits for our word at each.
         carrier.silent = engine.recipe.method.topology is None
-        carrier.exchange.hear()  # once more: they may have been in an exchange when they read it
-        # Nor do they wait at one whose participants some had settled when they read it.
-        while carrier.frontier() > int(state.clock.step) or carrier.passed_over(
-            int(state.clock.sends.sum())
-        ):
+        over = True  # once more: they may have been in an exchange when they read it
+        while over or carrier.frontier() > int(state.clock.step):
             state = _to_the_front(trips, state)
+            # Then they are soon past that one, and have told so when they are heard once more.
+            over = carrier.passed_over(int(state.clock.sends.sum()))
             carrier.exchange.hear()
     finally:
         carrier.silent = False

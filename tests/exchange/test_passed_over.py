@@ -1,5 +1,6 @@
 """A region that comes in while an exchange is under way, which some settle without it."""
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -13,16 +14,32 @@ from lowcomm_jax.exchange.between.request import Gathered
 from lowcomm_jax.exchange.between.waiting import Waiting
 
 
+def hold(board, seen):
+    """Let it commit no sooner."""
+    commit = board.commit
+
+    def held(*args):
+        assert seen.wait(30)
+        return commit(*args)
+
+    board.commit = held
+
+
 def test_who_waits_for_it_does_so_no_longer_and_it_learns_of_that(party):
     regions = party.run(3, timing=exchange.Timing(beat_s=0.2, dead_after_s=30, deadline_s=60))
     # It has not read yet that region 2 is there.
     regions[1]._waiting.awaited = lambda region: region != 2
+    seen = threading.Event()
+    for region in regions[:2]:
+        hold(region._office.board, seen)
     assert not regions[2].passed_over("k")
     began = time.monotonic()
     send(regions[:2], "k")
     until(lambda: regions[2].passed_over("k"))
+    seen.set()
     for arrived in land(regions[:2], "k"):
         check(arrived, 3, [0, 1])
+    assert not regions[2].passed_over("k"), "it is over"
     assert time.monotonic() - began < 30, "region 0 has waited for what cannot count"
 
 

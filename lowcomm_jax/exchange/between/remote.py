@@ -132,7 +132,8 @@ class RemoteExchange(Membership):
         return self.finish(key, like)
 
     def passed_over(self, key: str) -> bool:
-        """Whether an exchange of all regions, not begun here yet, is decided on without this one.
+        """Whether others have settled on an exchange of all regions without this one, and no commit
+        record stands yet.
 
         Raises:
           StoreUnavailable: try again later.
@@ -141,7 +142,8 @@ class RemoteExchange(Membership):
         name = name_of(office.beats.own.epoch, key, everyone, self.count)
         others = office.beats.living() - {self.region}
         held = [office.board.confirmed(name, region) for region in others]
-        return any(one is not None and self.region not in one for one in held)
+        passed = any(one is not None and self.region not in one for one in held)
+        return passed and office.board.standing(name) is None
 
     # -- states -------------------------------------------------------------------------------
 
