@@ -68,6 +68,7 @@ SLOW = [
     r"test_two_shot\.py::test_(a_run_is|who_is_killed|anchors_and\w+\[(?!dense-4-peers))",
     r"test_two_shot\.py::test_bytes_are_as_announced\[peers",
     r"test_lost_regions\.py::test_absent_regions_are_as_absent_as_on_the_mesh",
+    r"test_store_away\.py::test_training_goes_on\w+\[(?!streaming)",
     r"test_same_numbers\.py::(test_regions_of_one_and|\w+\[diloco-3)",
     r"test_scripted_faults\.py::",
     r"test_remote_(faults|states|strangers|contract)\.py::\w+\[store\]",
