@@ -151,3 +151,11 @@ def test_a_region_that_ends_waits_for_those_who_still_fetch(party):
     land(regions[:1], "k")
     regions[0].close(linger_s=10.0)
     check(land(regions[1:], "k")[0], 2, [0, 1])
+
+
+def test_a_pull_that_begins_as_this_end_closes_has_failed(party):
+    """As any other that comes to nothing: what waits for it is told why it ends."""
+    regions = party.run(2)
+    transport, address = regions[0]._office.transport, regions[1]._office.beats.own.address
+    vanish(regions[0])
+    assert transport._pull(address, 1, 10, holder=1) is None

@@ -228,11 +228,14 @@ class PeerTransport:
         patience = self._patience.get(holder, 1)
         began, allowed_s = time.monotonic(), patience * (self._timing.answer_s + 4 * expected_s)
         try:
+            server = self._server
+            if server is None:
+                raise RuntimeError("this end is closed")
             with self._lock:
                 self._used.add(number)
-                connection = self._connections.get(address) or self._server.connect(address)
+                connection = self._connections.get(address) or server.connect(address)
                 self._connections[address] = connection
-            array = self._server.pull(connection, number, nbytes)
+            array = server.pull(connection, number, nbytes)
             pause = _LOOK_S[0]
             while not array.is_ready():
                 if time.monotonic() - began > allowed_s:
