@@ -53,7 +53,7 @@ class Loop:
         self.evaluator, self.checkpoints, self.display = evaluator, checkpoints, display
         self.driver = _driver(run, evaluator, lambda: self._phase("data"))
         self.records = StepRecords(len(run.job.here), self.driver.rate)
-        self.faults = Simulated(run)
+        self.faults = Simulated(run, state)
         self.evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._timed = False

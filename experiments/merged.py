@@ -50,7 +50,7 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     bytes are those of all regions up to then. Evaluations and intervals are those of the lowest
     region that has them: anchors are the same everywhere.
     """
-    logs = [read_records(path) for path in paths]
+    logs = [_in_their_steps(read_records(path)) for path in paths]
     logs = [log for log in logs if log]
     if not logs:
         return []
@@ -77,6 +77,20 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
         key=lambda r: (r.get("step", -1), order.get(r["kind"], 4)),
     )
     return [header, *body, *end]
+
+
+def _in_their_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A region's records, with what it put off in an outage where the other regions have it."""
+    steps = {record["step"]: record for record in log if record["kind"] == "step"}
+    for step, record in steps.items():
+        off = [event for event in record["events"] if event["step"] in steps.keys() - {step}]
+        record["events"] = [event for event in record["events"] if event not in off]
+        for event in off:
+            then = steps[event["step"]]
+            then["events"].append(event)
+            if event["kind"] == "send":
+                then["participation"] = 0.0  # or it would have been sent in time
+    return log
 
 
 class _Totals:

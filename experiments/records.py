@@ -59,7 +59,8 @@ class StepRecords:
     def _record(self, row: Mapping[str, Any]) -> dict[str, Any]:
         events, step = row["events"], row["step"]
         disagreement = [self._note(event) for event in events]
-        sends = [event for event in events if event["kind"] == "send"]
+        # What was put off stands here, too, but belongs to the step after which it was due.
+        sends = [event for event in events if event["kind"] == "send" and event["step"] == step]
         record = {
             "kind": "step",
             "step": step,

@@ -177,14 +177,14 @@ def _meet(run: Run, state, restored, evaluator: Evaluator, console: Console, qui
     if not quiet:
         console.print(f"region {exchange.region} waits for the others ...", highlight=False)
     try:
-        exchange.join(job.config["wait_minutes"] * 60, int(state.clock.step))
+        exchange.join(job.config["wait_minutes"] * 60, state.clock.settled)
     except (ValueError, TimeoutError, StoreUnavailable) as error:
         raise RefusedError([str(error)], "cannot meet the other regions") from error
     if run.mishaps is not None:
         run.mishaps.began = origin.agreed(exchange, job.workdir)
     landings = Landings(run.engine.trips(state), job.workdir, exchange.region, exchange.epoch)
     if exchange.awaited:
-        landings.begin(int(state.clock.step))
+        landings.begin(state.clock.settled)
         if restored is not None:
             run.engine.reconnect(state)
         return state

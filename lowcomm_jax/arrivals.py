@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from lowcomm_jax.carrying import Carrier
-from lowcomm_jax.methods.base import Method
 from lowcomm_jax.state import InFlight, TrainState, in_send_order
 
 
@@ -21,6 +20,7 @@ class Counted(NamedTuple):
       number: of the fragment's sends, from 0.
       last: it is the last synchronisation of a run.
       counted_N: bool `[N]`, of all regions that exchanged it, ascending.
+      adopted: whether regions of this job that were counted adopt it.
     """
 
     fragment: int
@@ -28,32 +28,42 @@ class Counted(NamedTuple):
     number: int
     last: bool
     counted_N: np.ndarray
+    adopted: bool
 
 
 class Arrivals:
     """Waits for payloads.
 
     Attributes:
-      witness: is told of every arrival at once, before it lands; None = nobody is.
+      witness: is told of every arrival at once, before it lands, if it is known (`Carrier.hears`);
+        None = nobody is.
+      adopting: step of a send -> bool `[R]`: who adopts what comes of it; None = who took part.
     """
 
     def __init__(self, carrier: Carrier):
         self._carrier = carrier
         self.witness: Callable[[Counted], None] | None = None
+        self.adopting: Callable[[int], np.ndarray] | None = None
+
+    def adopters(self, flight: InFlight) -> np.ndarray:
+        """Bool `[R]`: who adopts it, of those who took part."""
+        if self.adopting is None:
+            return np.ones_like(flight.takes_part)
+        return self.adopting(int(flight.sent))
 
     def wait(
-        self, state: TrainState, key: str, last: bool = False, postpone: bool = False
-    ) -> tuple[TrainState, InFlight | None]:
-        """`Carrier.finish`."""
-        state, flight = self._carrier.finish(state, key, postpone)
-        if flight is None:
-            return state, None
+        self, state: TrainState, key: str, last: bool = False, adopted: bool = True
+    ) -> tuple[TrainState, InFlight]:
+        """`Carrier.finish`; last, adopted: see `Counted`."""
+        heard = self._carrier.hears(key)
+        state, flight = self._carrier.finish(state, key)
         p, step = int(flight.fragment), int(flight.sent)
         number = state.clock.number(p, step)
         if self._carrier.always:
             state.clock.counted[p] = flight.takes_part.all()
-        if self.witness is not None:
-            self.witness(Counted(p, step, number, last, flight.takes_part.copy()))
+        if self.witness is not None and heard:
+            counted = flight.takes_part.copy()
+            self.witness(Counted(p, step, number, last, counted, adopted))
         return state, flight
 
 
@@ -68,17 +78,3 @@ def hurried(state: TrainState, keys: Sequence[str], step: int) -> TrainState:
     flights = {key: state.in_flight[key] for key in keys}
     sooner = {k: dataclasses.replace(f, due=np.minimum(f.due, step)) for k, f in flights.items()}
     return state.replace(in_flight={**state.in_flight, **sooner})
-
-
-def can_postpone(method: Method, state: TrainState, keys: Sequence[str], step: int) -> bool:
-    """Whether these payloads may land later, so that training goes on where nobody can be reached.
-
-    A region then has no part in them, until their fragments leave again. Not where it has an anchor
-    of its own, nor where what has landed decides what is sent: all must decide alike.
-    """
-    schedule = method.schedule
-    if not schedule.by_steps or method.anchors != "shared":
-        return False
-    leaving = schedule.sends(step, state.clock, frozenset(), lambda: None)
-    flights = [state.in_flight[key] for key in keys]
-    return not any(int(f.fragment) in leaving and f.sent < step for f in flights)

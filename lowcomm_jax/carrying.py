@@ -7,6 +7,7 @@ waits for everybody's, or for what they were reduced to, at the landing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,14 +58,17 @@ class Carrier(Protocol):
           again: it was sent before; the anchor may have moved since.
         """
 
-    def finish(
-        self, state: TrainState, key: str, postpone: bool = False
-    ) -> tuple[TrainState, InFlight | None]:
-        """Wait for everyone's payload.
+    def reachable(self) -> bool:
+        """Whether the other regions can be reached, as far as is known."""
 
-        Args:
-          postpone: rather than wait until others can be reached again, take no part, and land what
-            arrives later, if that is possible: the flight returned is then None.
+    def arrives(self, state: TrainState, keys: Sequence[str]) -> bool:
+        """Wait until `finish` need not, for any of these; False = the others cannot be reached."""
+
+    def hears(self, key: str) -> bool:
+        """Whether this job will know who was counted; not of other regions' groups."""
+
+    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
+        """Wait for everyone's payload.
 
         Returns:
           (state, flight): the flight with the rows of all who exchange it, or with what their
@@ -121,7 +125,16 @@ class OnMesh:
     def start(self, key, number, flight, anchor, groups, exchange, fragments, again=False) -> None:
         """The landing program does it all."""
 
-    def finish(self, state, key, postpone=False) -> tuple[TrainState, InFlight | None]:
+    def reachable(self) -> bool:
+        return True
+
+    def arrives(self, state, keys) -> bool:
+        return True
+
+    def hears(self, key: str) -> bool:
+        return True
+
+    def finish(self, state, key) -> tuple[TrainState, InFlight]:
         return state, state.in_flight[key]
 
     def times(self, key: str | None) -> dict[str, np.ndarray]:

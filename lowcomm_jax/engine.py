@@ -2,7 +2,8 @@
 
 Order inside step t (1-based): (1) inner step; (2) land the payloads due that were sent in earlier
 steps; (3) send; (4) land payloads of delay 0, and, for methods that overlap a whole period, the
-due payload. All decisions are made on the host from the clock; nothing waits for a device.
+due payload. All decisions are made on the host from the clock; nothing waits for a device. A job
+that is one region of several may do (2) to (4) later (`agenda`).
 """
 
 from __future__ import annotations

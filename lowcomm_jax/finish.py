@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowcomm_jax import boundary
+from lowcomm_jax import agenda, boundary
 from lowcomm_jax.history import Event
 from lowcomm_jax.state import TrainState, in_send_order, with_inner, without
 
@@ -40,11 +40,12 @@ def finish(
     events: list[Event] = []
     if trips.method.signal == "gradient":
         return state, events
+    everyone = np.ones(trips.count, bool)
+    state = agenda.settle(trips, state, everyone, events, put_off=False)
     state, step = state.replace(clock=state.clock.copy()), int(state.clock.step)
     if not trips.schedule.land_after_send:
         state = trips.land_now(state, [k for k, _ in in_send_order(state.in_flight)], step, events)
     for p in range(len(trips.fragments)):
-        everyone = np.ones(trips.count, bool)
         mask = everyone if participants is None else np.asarray(participants(p), bool)
         state = _last_round(trips, state, p, step, mask, events)
     trips.carrier.ended(state, trips.fragments)

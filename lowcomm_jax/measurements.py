@@ -72,15 +72,16 @@ class Measurements:
             drift = flight.header["drift"]
             return state.replace(rate=self.programs.mean_header(drift, flight.weight, state.rate))
         if self.schedule.statistic == "rate":
-            return self._change_rate(state, int(flight.fragment), values["mean_norm"])
+            return self._change_rate(state, flight, values["mean_norm"])
         return state
 
-    def _change_rate(self, state: TrainState, p: int, mean_norm: jax.Array) -> TrainState:
-        """||mean Delta_p|| / sqrt(numel_p) / I_p, from reduced data only."""
-        clock = state.clock
+    def _change_rate(self, state: TrainState, flight: InFlight, mean_norm: jax.Array):
+        """||mean Delta_p|| / sqrt(numel_p) / I_p, from reduced data only; nobody's says nothing."""
+        p, clock = int(flight.fragment), state.clock
         interval = max(1, int(clock.last_sent[p]) - max(0, int(clock.previous_sent[p])))
         scale = np.float32(1 / (np.sqrt(self._numel[p]) * interval))
-        return state.replace(rate=_set_entry(state.rate, np.int32(p), mean_norm[0] * scale))
+        rate = _set_entry(state.rate, np.int32(p), mean_norm[0] * scale, flight.weight)
+        return state.replace(rate=rate)
 
 
 def measured_by(landing_state: Any) -> dict[str, jax.Array]:
@@ -90,5 +91,5 @@ def measured_by(landing_state: Any) -> dict[str, jax.Array]:
 
 
 @jax.jit
-def _set_entry(vector: jax.Array, index: jax.Array, value: jax.Array) -> jax.Array:
-    return vector.at[index].set(value)
+def _set_entry(vector: jax.Array, index, value: jax.Array, weight_R: jax.Array) -> jax.Array:
+    return jax.numpy.where(weight_R.sum() > 0, vector.at[index].set(value), vector)

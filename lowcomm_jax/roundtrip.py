@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax import boundary
-from lowcomm_jax.arrivals import Arrivals, can_postpone, due, hurried
+from lowcomm_jax import agenda
+from lowcomm_jax.arrivals import Arrivals, hurried
 from lowcomm_jax.exchange import Traffic, two_shot
 from lowcomm_jax.history import Event
 from lowcomm_jax.measurements import Measurements, measured_by
@@ -31,13 +31,14 @@ class RoundTrips:
       programs: the compiled programs.
       carrier: how payloads reach the other regions; arrivals: those of everyone, from it.
       weights: float32 `[R]`, weights of the regions unless tokens decide.
+      empty: what no region takes part in is sent nevertheless, as jobs must, which cannot know.
     """
 
     def __init__(self, programs: Programs, weights: str | np.ndarray):
         self.programs = programs
         self.method, self.carrier = programs.method, programs.recipe.carrier
         self.schedule, self.arrivals = self.method.schedule, Arrivals(self.carrier)
-        self.count = programs.recipe.regions.count
+        self.count, self.empty = programs.recipe.regions.count, self.carrier.always
         self.fragments = programs.fragments
         self.by_tokens = isinstance(weights, str) and weights == "tokens"
         equal = np.ones(self.count, np.float32)
@@ -55,63 +56,25 @@ class RoundTrips:
 
     def next_event(self, state: TrainState) -> int:
         """Inner steps until something is sent or lands (at least 1)."""
-        step = int(state.clock.step)
         if self.method.signal == "gradient":
             return np.iinfo(np.int32).max
-        dues = [int(f.due[f.waiting].min()) for f in state.in_flight.values()]
-        return max(1, min([self.schedule.next_send(step, state.clock), *dues]) - step)
+        return max(1, agenda.upcoming(self, state) - int(state.clock.step))
 
     def after(self, state: TrainState, steps: int, mask: np.ndarray):
-        """Advance the clock by `steps` steps and run the last one's events: (state, events)."""
+        """Advance the clock by `steps` steps and do what is due then: (state, events)."""
         self.measurements.computed(state, steps)
-        state, events = self._after(state, steps, mask)
+        clock = state.clock
+        step, behind = np.int64(clock.step + steps), np.int64(clock.behind + steps)
+        state = state.replace(clock=dataclasses.replace(clock, step=step, behind=behind))
+        events: list[Event] = []
+        state = agenda.settle(self, state, mask, events)
         self.measurements.synchronised(state, len(events))
         return state, events
 
-    def _after(self, state: TrainState, steps: int, mask: np.ndarray):
-        step = int(state.clock.step) + steps
-        clock = dataclasses.replace(state.clock, step=np.int64(step))
-        events: list[Event] = []
-        if self.next_event(state) > steps:
-            return state.replace(clock=clock), events
-        state = state.replace(clock=clock.copy())
-        if not self.schedule.land_after_send:
-            state = self._land_due(state, step, events)
-        sent = self._sends(state, step)
-        mask = mask & self.schedule.senders(step, self.count)
-        for p in sent:
-            state = self.send(state, p, step, mask, events)
-        if self.schedule.land_after_send:
-            for p in sent:
-                state = boundary.cross(self, state, p, step, mask, events)
-        else:
-            state = self._land_due(state, step, events)
-        state = self._decide(state, step, events)
-        self.carrier.settled(state, self.fragments)
-        return state, events
+    # -- send -----------------------------------------------------------------------------------
 
-    def _decide(self, state: TrainState, step: int, events: list[Event]) -> TrainState:
-        """Let the schedule draw its conclusions from what has just landed."""
-        landings = [event for event in events if event.kind == "land"]
-        decided = self.schedule.decide(step, state.clock, landings)
-        if decided is None:
-            return state
-        state.clock.decided = decided
-        if not self.schedule.land_after_send:
-            return state
-        # What was sent at this boundary lands at the next one, which has just been settled.
-        then = np.full(self.count, self.schedule.next_send(step, state.clock), np.int64)
-        flights = {
-            k: dataclasses.replace(f, due=then) if f.sent == step else f
-            for k, f in state.in_flight.items()
-        }
-        return state.replace(in_flight=flights)
-
-    def _land_due(self, state: TrainState, step: int, events: list[Event]) -> TrainState:
-        keys = due(state, step)
-        return self.land(state, keys, step, events, can_postpone(self.method, state, keys, step))
-
-    def _sends(self, state: TrainState, step: int) -> tuple[int, ...]:
+    def sends(self, state: TrainState, step: int) -> tuple[int, ...]:
+        """The fragments that leave after this step."""
         busy = {
             int(f.fragment)
             for f in state.in_flight.values()
@@ -121,10 +84,8 @@ class RoundTrips:
             step, state.clock, frozenset(busy), lambda: np.asarray(state.rate)
         )
 
-    # -- send -----------------------------------------------------------------------------------
-
     def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """Send fragment p from the regions of `mask`; nothing happens when there are none."""
+        """Send fragment p from the regions of `mask`; unless `empty`, not if there are none."""
         if self.method.base == "received":
             for region in np.flatnonzero(mask):
                 alone = np.arange(self.count) == region
@@ -133,7 +94,7 @@ class RoundTrips:
         return self._send(state, p, step, mask, events, flight_key(p, step))
 
     def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
-        if not mask.any() and not self.carrier.always:
+        if not mask.any() and not self.empty:
             return state
         kept = self.carrier.before(state.codec[p])
         keep = self.method.landing is not None and bool((self._delay > 0).any())
@@ -209,37 +170,35 @@ class RoundTrips:
 
     # -- land -----------------------------------------------------------------------------------
 
-    def land(self, state, keys: list[str], step: int, events, postpone=False) -> TrainState:
+    def land(self, state, keys: list[str], step: int, events, adopt: bool = True) -> TrainState:
         """Land payloads where they are due: first all anchors move, then regions adopt them.
 
-        `postpone`: see `Carrier.finish`.
+        `adopt`: whether they do; else they keep their own values.
         """
         moved: dict[str, dict[str, Any]] = {}
         for key in [key for key in keys if not state.in_flight[key].moved]:
-            state, flight = self.arrivals.wait(state, key, postpone=postpone)
-            if flight is None:
-                keys = [other for other in keys if other != key]
-                continue
+            state, flight = self.arrivals.wait(state, key, adopted=adopt)
             state, moved[key] = self.move(state, flight)
             state = self.measurements.landed(state, flight, moved[key])
         for key in keys:
-            state = self._adopt_flight(state, key, step, moved.get(key, {}), events)
+            state = self._adopt_flight(state, key, step, moved.get(key, {}), events, adopt)
         return state
 
     def land_now(self, state, keys: list[str], step: int, events: list[Event]) -> TrainState:
         """Land payloads in all regions that still wait for them, due or not."""
         return self.land(hurried(state, keys, step), keys, step, events)
 
-    def _adopt_flight(self, state, key: str, step: int, values, events: list[Event]) -> TrainState:
+    def _adopt_flight(self, state, key: str, step: int, values, events, adopt) -> TrainState:
         flight = state.in_flight[key]
-        p, lands = int(flight.fragment), flight.takes_part & (flight.due <= step)
+        p, due = int(flight.fragment), flight.takes_part & (flight.due <= step)
+        lands = due & adopt & self.arrivals.adopters(flight)
         state = self.adopt(state, p, flight, lands, step)
         values = {**values, **measured_by(state.landing[p])}
         since = flight.sent
         if self.method.base == "received":
             since = np.maximum(state.clock.last_landed[p], 0)
         self.log_landing(state, p, key, lands, step - since, step, values, events)
-        waiting = flight.takes_part & ~lands
+        waiting = flight.takes_part & ~due
         if not waiting.any():
             return state.replace(in_flight=without(state.in_flight, key))
         moved = dataclasses.replace(

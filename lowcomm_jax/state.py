@@ -85,7 +85,8 @@ class Clock:
     """Host-side counters (NumPy, never on a device): the schedule's and the checkpoint's memory.
 
     Attributes:
-      step: inner steps done by the run.
+      step: inner steps done by the run; behind: of these the last so many, after which sends and
+        landings are still to be done (`agenda`).
       last_sent, previous_sent: int64 `[K]`, step of the last and the last but one send; -1 = never.
       last_landed: int64 `[K, R]`, step of each region's last landing; -1 = never.
       staleness: int64 `[K, R]`, land step - send step of the last landing; -1 = never.
@@ -97,6 +98,7 @@ class Clock:
     """
 
     step: np.ndarray
+    behind: np.ndarray
     last_sent: np.ndarray
     previous_sent: np.ndarray
     last_landed: np.ndarray
@@ -112,6 +114,7 @@ class Clock:
         never = np.full(fragments, -1, np.int64)
         return cls(
             step=np.int64(0),
+            behind=np.int64(0),
             last_sent=never.copy(),
             previous_sent=never.copy(),
             last_landed=np.full((fragments, regions), -1, np.int64),
@@ -122,6 +125,11 @@ class Clock:
             bytes_received=np.zeros(regions, np.int64),
             decided=dict(decided or {}),
         )
+
+    @property
+    def settled(self) -> int:
+        """The step up to which all that was due is done."""
+        return int(self.step - self.behind)
 
     def number(self, fragment: int, sent: int) -> int:
         """Which of the fragment's sends, from 0, left at this step: the last, or the one before."""

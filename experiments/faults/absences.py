@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.faults.fault import Fault, participants
 from experiments.faults.happened import Happened
+from lowcomm_jax.roundtrip import RoundTrips
 
 
 class Moment(NamedTuple):
@@ -31,6 +32,9 @@ class Absences(Protocol):
 
     def takes_part(self, step: int, before: Moment) -> np.ndarray:
         """Bool `[R]`: who takes part in what is sent after `step`; `before`: when it began."""
+
+    def govern(self, trips: RoundTrips) -> None:
+        """Let a simulation's round trips go as they are to."""
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
         """Bool `[R]`: who takes part in the last synchronisation of a fragment."""
@@ -53,6 +57,9 @@ class Scripted:
 
     def takes_part(self, step: int, before: Moment) -> np.ndarray:
         return self._up(step, before.seconds)
+
+    def govern(self, trips: RoundTrips) -> None:
+        """Nothing but who takes part is another."""
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
         """All but those that are dead for good: whatever else it was is over then."""
@@ -85,6 +92,12 @@ class Replayed:
     def takes_part(self, step: int, before: Moment) -> np.ndarray:
         del before
         return _without(self._happened.left_out.get(step, ()), self._happened.run.regions)
+
+    def govern(self, trips: RoundTrips) -> None:
+        """Jobs send also what in the end nobody took part in; and some keep their own values."""
+        it = self._happened
+        trips.empty = True
+        trips.arrivals.adopting = lambda sent: _without(it.kept_own.get(sent, ()), it.run.regions)
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
         return _without(self._happened.at_the_end.get(fragment, ()), self._happened.run.regions)

@@ -22,7 +22,7 @@ that one and another one are in the run (`striking`). On a mesh (`train --config
 that is killed, stopped, cut off or whose payloads are damaged takes no part in exchanges meanwhile,
 and one that comes back after it was killed starts from the anchor (`comeback`). The others change
 nothing there. Real jobs need a while to notice a loss, to start again and to catch up, and sit out
-what they could not announce in an outage; a mesh does exactly what they did when it is given what
+what they cannot send in an outage; a mesh does exactly what they did when it is given what
 happened (`happened`).
 """
 

@@ -11,6 +11,8 @@ with the same anchors, bit for bit:
     left_out:                  # of what was sent after a step: these regions
       12: [1]
       18: [1, 3]
+    kept_own:                  # were counted in it, but went on with their own values (an outage)
+      6: [0, 2]
     left_out_at_the_end:       # of the last synchronisation, by fragment
       0: [2]
     rejoined:                  # started from the anchor, behind what was sent at that step
@@ -30,6 +32,8 @@ from typing import Any, NamedTuple
 import yaml
 
 FILE = "happened.yaml"
+# Tables of the file, and the fields of `Happened` that hold them.
+_TABLES = {"left_out": "left_out", "kept_own": "kept_own", "left_out_at_the_end": "at_the_end"}
 
 
 class Settings(NamedTuple):
@@ -75,29 +79,34 @@ class Happened:
 
     Attributes:
       run: which one.
-      left_out: step of the send -> regions; at_the_end: fragment -> regions.
+      left_out, kept_own: step of the send -> regions; at_the_end: fragment -> regions.
     """
 
     run: Settings
     left_out: Mapping[int, tuple[int, ...]]
+    kept_own: Mapping[int, tuple[int, ...]]
     at_the_end: Mapping[int, tuple[int, ...]]
     rejoined: tuple[Rejoin, ...]
 
     def write(self, path: Path) -> None:
         """Write the file that `parsed` takes."""
+        body = {name: dict(getattr(self, field)) for name, field in _TABLES.items()}
+        came = [dataclasses.asdict(one) for one in self.rejoined]
+        body["rejoined"] = [{k: v for k, v in one.items() if v is not None} for one in came]
+        text = yaml.dump(self.run._asdict() | body, Dumper=_Lists, sort_keys=False)
+        path.write_text(text, encoding="utf-8")
 
-        def rows(table: Mapping[int, tuple[int, ...]]) -> str:
-            return "".join(f"\n  {key}: {list(table[key])}" for key in sorted(table)) or " {}"
 
-        entries = [dataclasses.asdict(one) for one in self.rejoined]
-        entries = [{k: v for k, v in one.items() if v is not None} for one in entries]
-        came = "".join(f"\n- {yaml.safe_dump(e, default_flow_style=True).strip()}" for e in entries)
-        path.write_text(
-            f"{yaml.safe_dump(self.run._asdict(), sort_keys=False)}"
-            f"left_out:{rows(self.left_out)}\nleft_out_at_the_end:{rows(self.at_the_end)}\n"
-            f"rejoined:{came or ' []'}\n",
-            encoding="utf-8",
-        )
+class _Lists(yaml.SafeDumper):
+    """Writes the regions of a step in one line, and those of two that are alike twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Lists.add_representer(
+    tuple, lambda dumper, x: dumper.represent_sequence("tag:yaml.org,2002:seq", x, flow_style=True)
+)
 
 
 def parsed(body: Mapping, name: str, run: Settings) -> tuple[Happened | None, list[str]]:
@@ -107,7 +116,7 @@ def parsed(body: Mapping, name: str, run: Settings) -> tuple[Happened | None, li
       body: of the file; name: of the file, for messages.
       run: the one that is to do the same.
     """
-    fields = (*Settings._fields, "left_out", "left_out_at_the_end", "rejoined")
+    fields = (*Settings._fields, *_TABLES, "rejoined")
     if set(body) != set(fields):
         return None, [f"faults={name!r}: give a list of faults, or all of {list(fields)}"]
     problems = [
@@ -115,9 +124,8 @@ def parsed(body: Mapping, name: str, run: Settings) -> tuple[Happened | None, li
         for key, value in run._asdict().items()
         if body[key] != value
     ]
-    tables = {}
-    for key in ("left_out", "left_out_at_the_end"):
-        tables[key] = table = body[key]
+    for key in _TABLES:
+        table = body[key]
         if not isinstance(table, dict) or not all(
             _whole(k) and _are_some(v, run.regions) for k, v in table.items()
         ):
@@ -129,8 +137,11 @@ def parsed(body: Mapping, name: str, run: Settings) -> tuple[Happened | None, li
         problems.append(f"faults={name!r}: rejoined must be a list of {fix}")
     if problems:
         return None, problems
-    found = [{k: tuple(v) for k, v in table.items()} for table in tables.values()]
-    return Happened(run, *found, tuple(Rejoin(**one) for one in came)), []
+    tables = {
+        field: {step: tuple(regions) for step, regions in body[name].items()}
+        for name, field in _TABLES.items()
+    }
+    return Happened(run, **tables, rejoined=tuple(Rejoin(**one) for one in came)), []
 
 
 def _is_rejoin(one: Any, regions: int) -> bool:

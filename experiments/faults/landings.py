@@ -51,10 +51,8 @@ class Landings:
 
     def _saw(self, counted: Counted) -> None:
         """Something has arrived."""
-        groups = self._trips.groups(counted.number)
-        if groups is not None and not counted.counted_N.any():
-            return  # nothing is heard of groups that one was not in
-        groups = groups or [tuple(range(self._trips.carrier.total))]
+        everyone = tuple(range(self._trips.carrier.total))
+        groups = self._trips.groups(counted.number) or [everyone]
         mine = next(group for group in groups if self._region in group)
         self._write(
             {
@@ -65,6 +63,7 @@ class Landings:
                 "last": counted.last,
                 "members": list(mine),
                 "counted": counted.counted_N.tolist(),
+                "adopted": counted.adopted,
             }
         )
 
@@ -95,7 +94,8 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
         or are missing; or a region that has been in the run has no file.
     """
     exchanges: dict[tuple, tuple[int, list[bool]]] = {}
-    rejoined = {}
+    rejoined, kept = {}, {}
+    regions = {workdir / FILE: region for region, workdir in enumerate(workdirs)}
     for path, record in _standing([workdir / FILE for workdir in workdirs]):
         epoch, kind, step = (record.pop(name) for name in ("epoch", "kind", "step"))
         if kind == "rejoin":
@@ -110,9 +110,14 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
                     f"saw counted {before[1]}"
                 )
             exchanges[name] = epoch, counted
-    counted = {name: counted for name, (_, counted) in exchanges.items()}
+            took_part = counted[members.index(regions[path])]
+            kept[name, regions[path]] = took_part and not record["adopted"]
+    own: dict[int, set[int]] = {}
+    for ((step, *_), region), did in kept.items():
+        own.setdefault(step, set()).update({region} if did else ())
+    during, ends = _left_out({name: counted for name, (_, counted) in exchanges.items()})
     came = tuple(rejoined[key] for key in sorted(rejoined))
-    return Happened(run, *_left_out(counted), came)
+    return Happened(run, left_out=during, kept_own=_some(own), at_the_end=ends, rejoined=came)
 
 
 def _standing(paths: Sequence[Path]) -> list[tuple[Path, Record]]:

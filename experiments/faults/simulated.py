@@ -18,15 +18,18 @@ class Simulated:
 
     Args:
       run: nothing is simulated where it is one of several jobs.
+      state: of its engine.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, state: Any):
         self._run = run
         self._fresh: TrainState | None = None
         self._began = Moment(0, None)  # the chunk of steps that is being trained
         job, here = run.job, run.exchange is None
         self._chance = job.config["participation"] if here else 1.0
         self._absences = _absences(job.faults, job.regions) if here else None
+        if self._absences is not None and not job.method.adapts:
+            self._absences.govern(run.engine.trips(state))
 
     @property
     def participants(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,6 @@ from lowcomm_jax.exchange import (
     JobExchange,
     MeshExchange,
     Parted,
-    Postponed,
     Traffic,
     all_gather,
     in_halves,
@@ -93,7 +93,7 @@ class BetweenJobs:
         if groups is None and goes_in_slices(exchange, self.total):
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        self._trips[key] = Trip(name, terms, members, shapes, self.silent, again, slicing)
+        self._trips[key] = Trip(name, terms, members, shapes, self.silent, slicing)
         if not self.silent:
             how = {"members": members, "terms": terms, "reduction": slicing}
             self.exchange.start(name, parcel, takes_part=bool(flight.takes_part.any()), **how)
@@ -124,9 +124,27 @@ class BetweenJobs:
             return tuple(range(self.total))
         return next(tuple(group) for group in groups if self.region in group)
 
-    def finish(
-        self, state: TrainState, key: str, postpone: bool = False
-    ) -> tuple[TrainState, InFlight | None]:
+    def reachable(self) -> bool:
+        """See `carrying.Carrier`; who only listens waits for what it hears."""
+        return self.silent or self.exchange.reachable()
+
+    def arrives(self, state: TrainState, keys: Sequence[str]) -> bool:
+        """See `carrying.Carrier`."""
+        trips = [self._trips[key] for key in keys if key in self._trips]
+        return all(trip.silent or self._arrives(state, trip) for trip in trips)
+
+    def _arrives(self, state: TrainState, trip: Trip) -> bool:
+        if not self.exchange.ready(trip.name):
+            # What the device has still to compute is no waiting for bytes.
+            jax.block_until_ready(state.inner.params)
+        return self.exchange.arrives(trip.name)
+
+    def hears(self, key: str) -> bool:
+        """See `carrying.Carrier`; a group of which one may never exchange without us."""
+        trip = self._trips.get(key)
+        return trip is None or not trip.silent or len(trip.members) == self.total
+
+    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
         """See `carrying.Carrier`; blocks until everyone's payload is here.
 
         Raises:
@@ -138,22 +156,12 @@ class BetweenJobs:
                 f"payload {key!r} is in flight in a state that was restored: call "
                 "Engine.reconnect(state) before the first step"
             )
-        flight, trip = state.in_flight[key], self._trips.pop(key)
+        flight, heard, trip = state.in_flight[key], self.hears(key), self._trips.pop(key)
         if trip.silent:
-            alone = len(trip.members) < self.total
-            arrived = nothing(trip.like, self.total) if alone else self._heard(trip)
+            arrived = self._heard(trip) if heard else nothing(trip.like, self.total)
         else:
-            if not self.exchange.ready(trip.name):
-                # What the device has still to compute is no waiting for bytes.
-                jax.block_until_ready(state.inner.params)
-            try:
-                # An earlier job may have announced what this one would withdraw.
-                postpone = postpone and not trip.again
-                arrived = self.exchange.finish(trip.name, trip.like, postpone)
-            except Postponed:
-                self._trips[key] = dataclasses.replace(trip, withdrawn=True)
-                return self._left_out(state, key), None
-            trip.check(bool(arrived.participants[self.region]))
+            self._arrives(state, trip)
+            arrived = self.exchange.finish(trip.name, trip.like)
         taken = {"travel_seconds": arrived.seconds, "waited_seconds": arrived.waited}
         self._times[key] = {name: np.array([x], np.float32) for name, x in taken.items()}
         rows = {name: x[list(trip.members), 0] for name, x in arrived.arrays.items()}

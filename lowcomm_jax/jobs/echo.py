@@ -33,10 +33,12 @@ class Echo:
     def ready(self, key: str) -> bool:
         return key in self._open
 
-    def finish(
-        self, key: str, like: dict[str, jax.ShapeDtypeStruct], postpone: bool = False
-    ) -> Arrived:
-        del postpone
+    def reachable(self) -> bool:
+        return True
+
+    arrives = ready
+
+    def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
         parcel, reduction = self._open.pop(key)
         rest = self._everyones(parcel.rest, wire.shapes_of(like))
         reduced = None if reduction is None else self._reduced(parcel, rest, reduction)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.exchange.between.errors import Lost
 from lowcomm_jax.jobs.slicing import Slicing, named
 from lowcomm_jax.state import InFlight
 
@@ -24,9 +23,8 @@ class Trip:
       name: under which the jobs exchange it; terms: on which (`exchange.start`).
       members: the regions that do, ascending.
       like: shapes and dtypes of what comes of each region, by name.
-      silent: this region only listens; again: it may have sent it before, as an earlier job.
+      silent: this region only listens.
       slicing: how payloads are reduced in slices; None = everyone gets those of all.
-      withdrawn: this region has taken back what it had not announced yet (`exchange.Postponed`).
     """
 
     name: str
@@ -34,18 +32,7 @@ class Trip:
     members: tuple[int, ...]
     like: dict[str, jax.ShapeDtypeStruct]
     silent: bool
-    again: bool
     slicing: Slicing | None
-    withdrawn: bool = False
-
-    def check(self, counted: bool) -> None:
-        """`counted`: whether the record of the exchange has this region among those who took part.
-
-        Raises:
-          Lost: it has, though this job announced nothing, and keeps what it did not send.
-        """
-        if counted and self.withdrawn:
-            raise Lost(f"exchange {self.name!r} counts what this region has withdrawn: join again")
 
 
 def decided(flight: InFlight) -> dict[str, int]:

@@ -6,7 +6,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from exchange.faults import outage, vanish
+from exchange.faults import vanish
 from exchange.party import TIMING, at_once, until
 
 from lowcomm_jax.exchange.between.mishaps import NoMishaps
@@ -119,23 +119,6 @@ def test_who_is_lost_between_the_halves_counts_in_no_slice(party, lost):
     send(alive, "l", 1)
     for one in land(alive, "l"):
         check(one, [x.region for x in alive], 1)
-
-
-def test_what_was_withdrawn_does_not_come_back_whole(party):
-    """In the exchange of whole payloads, which follows when a region is lost between the halves."""
-    regions, slow = party.run(R), Averaging()
-    slow.may.clear()
-    with outage(party):
-        until(lambda: regions[0]._office.beats.outage is not None)
-        send(regions[:1], "k")
-        assert regions[0]._open["k"].withdraw()
-    send(regions[1:2], "k")
-    send(regions[2:], "k", averaging=slow)
-    assert slow.began.wait(20.0)
-    vanish(regions[2])
-    for arrived in land(regions[:2], "k"):
-        check(arrived, [1])
-    slow.may.set()
 
 
 def test_a_damaged_slice_leaves_its_sender_out(party):

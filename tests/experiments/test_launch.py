@@ -47,7 +47,7 @@ def test_two_jobs_end_with_the_loss_of_one_process(tiny, root, capfd):
     assert all(event["participants"] == [True, True] for event in sends)
     body = yaml.safe_load((root / "jobs" / FILE).read_text())
     settings = Settings(2, STEPS, "diloco", 6, 0)
-    assert parsed(body, "", settings) == (Happened(settings, {}, {}, ()), [])
+    assert parsed(body, "", settings) == (Happened(settings, {}, {}, {}, ()), [])
 
 
 def test_refused_before_any_job_starts(tiny, root, capsys):

@@ -10,8 +10,8 @@ from experiments.metrics import VERSION, MetricsLog
 REGIONS, STEPS = 3, 4
 
 
-def record(region, step, *, waited=0.5):
-    """A step of one region that sends and lands at every second step."""
+def record(region, step, *, waited=0.5, late=()):
+    """A step of one region that sends and lands at every second step; late: what it put off."""
     own = {"step": step, "fragment": 0, "key": f"0@{step}", "participants": [True]}
     land = {"kind": "land", **own, "travel_seconds": [2 * waited], "waited_seconds": [waited]}
     return {
@@ -24,19 +24,25 @@ def record(region, step, *, waited=0.5):
         "tokens_per_second": 5.0,
         "seconds": float(step),
         "participation": None,
-        "events": [land] if step % 2 == 0 else [],
+        "events": [*late, land] if step % 2 == 0 else [],
     }
 
 
-def run(folder, ends):
-    """Merged records of regions that end after so many steps each."""
+def run(folder, ends, late=None):
+    """Merged records of regions that end after so many steps each; region `late` puts off a send
+    and a landing of step 2 until step 4."""
     paths = []
     for region, last in enumerate(ends):
         path = folder / f"{region}.jsonl"
         header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
         log = MetricsLog(path, -1)
         log.write([{**header, "steps": STEPS}])
-        log.write([record(region, step) for step in range(1, last + 1)])
+        records = [record(region, step) for step in range(1, last + 1)]
+        if region == late:
+            (land,), records[1]["events"] = records[1]["events"], []
+            land = {**land, "participants": [False]}
+            records[3] = record(region, 4, late=[{**land, "kind": "send"}, land])
+        log.write(records)
         log.close()
         paths.append(path)
     return merged(paths)
@@ -52,6 +58,16 @@ def test_a_lost_region_leaves_its_place_empty_and_keeps_what_it_had(tmp_path):
     [event] = steps[4]["events"]
     assert event["participants"] == [True, False, True]
     assert event["waited_seconds"][::2] == [0.5, 0.5] and math.isnan(event["waited_seconds"][1])
+
+
+def test_what_was_put_off_stands_where_the_others_have_it(tmp_path):
+    _, *records = run(tmp_path, [4, 4, 4], late=1)
+    steps = {r["step"]: r for r in records if r["kind"] == "step"}
+    land, send = steps[2]["events"]
+    assert (send["kind"], land["kind"]) == ("send", "land")
+    assert land["participants"] == [True, False, True]
+    assert [event["step"] for event in steps[4]["events"]] == [4]
+    assert steps[2]["participation"] == 0.0 and steps[4]["participation"] is None
 
 
 def test_three_numbers_and_the_waiting_of_every_region(tmp_path):

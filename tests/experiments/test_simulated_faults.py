@@ -58,7 +58,8 @@ def test_who_is_down_takes_no_part_and_comes_back_with_the_anchor(tiny, root):
 
 def test_what_happened_is_done_again(tiny, root):
     """The same absences as the script has, written as those of jobs: the same bits."""
-    done = Happened(RUN, {6: (2,), 12: (0, 2), 24: (1,)}, {0: (1,)}, (Rejoin(14, 2),))
+    out = {6: (2,), 12: (0, 2), 24: (1,)}
+    done = Happened(RUN, out, {}, {0: (1,)}, (Rejoin(14, 2),))
     done.write(root / "written.yaml")
     assert parsed(yaml.safe_load((root / "written.yaml").read_text()), "", RUN) == (done, [])
     text = (root / "written.yaml").read_text()
@@ -70,6 +71,19 @@ def test_what_happened_is_done_again(tiny, root):
     assert one.evals[-1]["anchor"] == again.evals[-1]["anchor"]
     assert [e["anchor"] for e in again.evals][:-1] == [e["anchor"] for e in other.evals][:-1]
     assert one.evals[-1]["anchor"] != other.evals[-1]["anchor"]
+
+
+def test_who_was_counted_may_keep_its_own_values(tiny, root):
+    """What it sent counts; what it had is measured again against the anchor that has moved."""
+    done = Happened(RUN, {6: (0, 1, 2)}, {12: (1,)}, {}, ())
+    done.write(root / "written.yaml")
+    text = (root / "written.yaml").read_text()
+    run = trained(tiny, root, "kept", text, "--config.eval.every=12", LOSSES)
+    assert sends(run) == {6: [0, 0, 0], 12: [1, 1, 1], 18: [1, 1, 1], 24: [1, 1, 1]}
+    at = {record["step"]: record for record in run.evals}
+    assert at[12]["regions"][0] == at[12]["regions"][2] == at[12]["anchor"]
+    assert at[12]["regions"][1] != at[12]["anchor"]
+    assert at[24]["regions"] == [at[24]["anchor"]] * 3
 
 
 def test_by_time_on_the_virtual_clock(tiny, root, capsys):
@@ -91,7 +105,7 @@ def test_by_time_on_the_virtual_clock(tiny, root, capsys):
 
 
 def test_what_cannot_be_replayed_is_refused(tiny, root, capsys):
-    nothing = "left_out: {}\nleft_out_at_the_end: {}\nrejoined: "
+    nothing = "left_out: {}\nkept_own: {}\nleft_out_at_the_end: {}\nrejoined: "
     head = f"regions: 3\nsteps: {STEPS}\nmethod: diloco\nperiod: 6\nseed: 0\n{nothing}"
     came = "[{step: 6, region: 1}]"
     kept = "[{step: 6, region: 1, moments_of: 3}]"

@@ -3,12 +3,14 @@
 import time
 
 import jax
+import numpy as np
 import oracle
 from exchange.party import until
 from jobs.test_same_numbers import METHODS
 from jobs.together import batches, engine, rows, values
 
 STEPS, AWAY = 60, 9
+ALONE = AWAY + 24  # several periods
 
 
 class Job:
@@ -18,6 +20,7 @@ class Job:
       at: steps that were begun.
       holds: by step, what must be true before it is begun.
       seen: who was counted in what arrived, as it did.
+      began: its first state, of which only the layout is left.
     """
 
     def __init__(self, name, region, count, own):
@@ -27,7 +30,7 @@ class Job:
 
     def live(self):
         with jax.numpy_dtype_promotion("standard"):
-            state = self.one.init(oracle.make_params())
+            state = self.began = self.one.init(oracle.make_params())
             self.one.trips(state).arrivals.witness = self.seen.append
             state, _ = self.one.run(state, self.batches())
             before = values(state)
@@ -45,15 +48,39 @@ class Job:
     def away(self):
         return self.exchange._office.beats.outage is not None
 
+    @property
+    def announced(self):
+        """Whether the others have been told of what it has under way, which is something."""
+        under_way = list(self.exchange._open.values())
+        firsts = [getattr(one, "_first", one) for one in under_way]
+        return bool(firsts) and all(one.heard.own for one in firsts)
+
     def settled(self):
         """Whether it waits before the step of the outage, with nothing under way."""
         return self.at == AWAY and all(map(self.exchange.ready, self.exchange._open))
 
 
+def happened(jobs):
+    """(who was counted, who of them adopted what came of it): step of a send -> bool `[R]`."""
+    counted, adopted = {}, {}
+    for job in jobs:
+        for one in job.seen:
+            if not one.last:
+                groups = job.one.trips(job.began).groups(one.number)
+                mine = list(job.one.trips(job.began).carrier.own_group(groups))
+                who = counted.setdefault(one.step, np.ones(job.count, bool))
+                who[mine] = one.counted_N
+                adopted.setdefault(one.step, np.ones(job.count, bool))[job.region] = one.adopted
+    return counted, adopted
+
+
 def one_process(name, jobs):
-    """What one process ends with, told who was counted in which send."""
-    counted = {one.step: one.counted_N for job in jobs for one in job.seen if not one.last}
+    """What one process ends with, told what happened to the jobs; and who was counted."""
+    counted, adopted = happened(jobs)
     with jax.numpy_dtype_promotion("standard"):
         one = engine(METHODS[name](), len(jobs))
-        state, _ = one.run(one.init(oracle.make_params()), batches(STEPS, len(jobs)), counted.get)
+        state = one.init(oracle.make_params())
+        trips = one.trips(state)
+        trips.empty, trips.arrivals.adopting = True, adopted.__getitem__
+        state, _ = one.run(state, batches(STEPS, len(jobs)), counted.get)
         return (values(state), values(one.finish(state))), counted

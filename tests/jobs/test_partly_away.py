@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from exchange.faults import folder, outage
 from exchange.party import TIMING, until
-from jobs.away import AWAY, Job, one_process
+from jobs.away import ALONE, AWAY, Job, one_process
 from jobs.test_same_numbers import assert_same
 
 from experiments.faults.doors import door, open_door, shut_door
@@ -50,14 +50,15 @@ def started(party):
 
 
 def test_the_folder_comes_back_between_two_sends(started, party):
-    """One has sent the next fragment without landing the last one, which the other has landed."""
+    """One has put off what leaves there, the other has not come to it."""
     gone = threading.Event()
     jobs, ends = started(2, lambda job: gone.is_set() and job.away)
     back = threading.Event()
-    jobs[1].holds[AWAY + 2] = lambda: back.is_set() and not jobs[1].away
+    for job, step in zip(jobs, (AWAY + 4, AWAY + 2)):
+        job.holds[step] = lambda job=job: back.is_set() and not job.away
     with outage(party):
         gone.set()
-        until(lambda: jobs[0].at >= AWAY + 4 and jobs[1].at == AWAY + 2, 60.0)
+        until(lambda: [job.at for job in jobs] == [AWAY + 4, AWAY + 2], 60.0)
     back.set()
     ends = [end.result() for end in ends]
     together, counted = one_process(NAME, jobs)
@@ -70,6 +71,7 @@ def test_one_region_is_cut_off(dead, started, party):
     """For a moment, or for so long that the others go on without it."""
     shut = threading.Event()
     jobs, ends = started(3, lambda job: shut.is_set() and job.away == (job.region == 0))
+    jobs[0].holds[ALONE] = lambda: not jobs[0].away
     shut_door(folder(party), 0)
     shut.set()
     until(lambda: jobs[0].at >= AWAY + 4, 60.0)

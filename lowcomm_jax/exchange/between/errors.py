@@ -29,10 +29,5 @@ class Parted(Exception):
         self.heals = heals
 
 
-class Postponed(Exception):
-    """The store is away and nothing of ours was announced: this region takes no part, and finishes
-    the exchange later."""
-
-
 class Superseded(Exception):
     """Another job has taken this region's place: this one must end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import threading
@@ -15,7 +14,7 @@ import numpy as np
 
 from lowcomm_jax.exchange.between import parcels, terms, wire
 from lowcomm_jax.exchange.between.agreement import Holdings, participants
-from lowcomm_jax.exchange.between.commits import Commit, Payload, Said
+from lowcomm_jax.exchange.between.commits import Commit, Said
 from lowcomm_jax.exchange.between.errors import Lost, Missing, StoreUnavailable
 from lowcomm_jax.exchange.between.fetch import Fetch
 from lowcomm_jax.exchange.between.heard import Heard
@@ -26,10 +25,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class _WithdrawnError(Exception):
-    """Nothing more needs to be handed over."""
-
-
 class Gathering:
     """Runs one exchange on a thread of its own.
 
@@ -38,7 +33,6 @@ class Gathering:
       parcel: our own arrays, once they are on the host.
       began: when that was, and all else began.
       heard: what the others announced, and what is fetched of it.
-      takes_part: whether our payload is announced; False once it is withdrawn.
     """
 
     def __init__(
@@ -54,9 +48,6 @@ class Gathering:
         self.heard = Heard(office, request, awaited)
         self.parcel = parcels.Parcel({}, {}, {})
         self._office, self._awaited, self._done = office, awaited, done
-        self.takes_part = request.takes_part
-        self._announces = threading.Lock()
-        self._announced = False
         self._held: dict[int, Holdings] | None = None
         self._waits_for: list[int] = []
         self._asked_s = office.beats.clock_s
@@ -70,13 +61,6 @@ class Gathering:
     def begin(self) -> None:
         """Start the thread."""
         self._thread.start()
-
-    def withdraw(self) -> bool:
-        """Announce absence, when the time comes; False = our payload may have been announced."""
-        with self._announces:
-            if not self._announced:
-                self.takes_part = False
-            return not self.takes_part
 
     @property
     def published(self) -> dict[str, dict[int, list[str]]]:
@@ -118,52 +102,25 @@ class Gathering:
     def _publish(self) -> None:
         """Hand our payload to the transport, then announce it; not when we come too late."""
         request, office = self.request, self._office
-        packed, hint = None, {}
+        payload, hint = None, {}
         office.mishaps.begins(request.key, self._terms)
         self.parcel = parcels.on_host(request.arrays, request.reduction)
         self.heard.shapes = wire.shapes_of(self.parcel.rest) or None
         self.began = time.monotonic()  # what came before was computing
         # The device's copies are not needed any longer.
         self.request = dataclasses.replace(request, arrays={})
-        late = self._insist(lambda: office.board.standing(request.name)) is not None
-        if self.takes_part and not late:
+        if self._insist(lambda: office.board.standing(request.name)) is not None:
+            return
+        if request.takes_part:
+            readers = [r for r in request.members if r != office.region and self._awaited(r)]
             # By its name, which has the epoch: equal payloads of two epochs are not one.
             packed = parcels.pack(office, request.name, self.parcel)
-            hint = self._hand_over(packed)
-        with self._announces:
-            self._announced = True
-        if late:
-            return
-        if packed and not self.takes_part:
-            self._take_back(packed.payload)
-            packed, hint = None, {}
-        payload = packed and packed.payload
+            hint = parcels.publish(office, request.key, packed, readers, self._insist)
+            payload = packed.payload
         said = Said(office.region, office.beats.own.incarnation, payload, self._terms, hint)
         self._insist(lambda: office.board.say(request.name, said))
         self.heard.said[office.region] = said
         self._since_s = office.beats.clock_s
-
-    def _hand_over(self, packed: parcels.Packed) -> dict:
-        """Give the payload to the transport, unless it is withdrawn meanwhile; returns the hint."""
-        request, office = self.request, self._office
-        readers = [r for r in request.members if r != office.region and self._awaited(r)]
-
-        def unless_withdrawn(act: Callable[[], T]) -> T:
-            if not self.takes_part:
-                raise _WithdrawnError
-            return act()
-
-        def insist(act: Callable[[], T]) -> T:
-            return self._insist(lambda: unless_withdrawn(act))
-
-        with contextlib.suppress(_WithdrawnError):
-            return parcels.publish(office, request.key, packed, readers, insist)
-        return {}
-
-    def _take_back(self, payload: Payload) -> None:
-        """Remove what was handed over of it, of which nobody has been told."""
-        for digest in payload.digests:
-            self._insist(lambda name=digest: self._office.transport.drop(name, True, told=False))
 
     def _insist(self, act: Callable[[], T]) -> T:
         """Do something, waiting for the store to come back if it is away."""

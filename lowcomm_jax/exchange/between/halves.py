@@ -55,10 +55,6 @@ class Halves:
         """Start the thread."""
         self._thread.start()
 
-    def withdraw(self) -> bool:
-        """See `Gathering.withdraw`."""
-        return self._first.withdraw()
-
     @property
     def published(self) -> dict[str, dict[int, list[str]]]:
         """See `Gathering.published`."""
@@ -184,9 +180,7 @@ class Halves:
         def awaited(region: int) -> bool:
             return region in commit.present and self._awaited(region)
 
-        # What was withdrawn must not come back in this way.
-        takes_part, arrays = self._first.takes_part, self._first.parcel.whole
-        found = self._next(_WHOLE, awaited, arrays=arrays, takes_part=takes_part)
+        found = self._next(_WHOLE, awaited, arrays=self._first.parcel.whole)
         split = {r: self.request.reduction.split(x) for r, x in found.arrays.items()}
         rest = {r: rest for r, (rest, _) in split.items()}
         averages = self._average_all({r: slices for r, (_, slices) in split.items()}, rest)

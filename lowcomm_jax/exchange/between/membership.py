@@ -40,7 +40,7 @@ class Membership:
         used again. Who is behind the furthest of them comes into their run as a latecomer.
 
         Args:
-          step: inner steps of the state that this region brings with it.
+          step: up to which all is done that was due in the state that this region brings with it.
 
         Raises:
           ValueError: the run stands there under another secret or with other settings.

@@ -109,14 +109,14 @@ class PeerTransport:
             self._held[name] = array
         return array
 
-    def drop(self, name: str, shared: bool, told: bool = True) -> None:
-        """Let go of the bytes, and withdraw what was offered to regions that will not pull it."""
+    def drop(self, name: str, shared: bool) -> None:
+        """Let go of the bytes, and withdraw what was offered to regions that are gone."""
         with self._lock:
             array = self._held.pop(name, None)
             offers = self._offers.pop(name, {})
         living = self._beats.living(certain=False)
         for number, region in offers.items() if array is not None else ():
-            if region not in living or not told:
+            if region not in living:
                 # There is no way to take an offer back, but a byte can take its place.
                 self._server.offer(number, self._server.array(b"!"))
                 self._tally.add("sent", -array.size)

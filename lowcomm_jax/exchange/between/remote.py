@@ -17,7 +17,6 @@ import numpy as np
 
 from lowcomm_jax.exchange.between.arrived import Arrived, arrange
 from lowcomm_jax.exchange.between.commits import name_of
-from lowcomm_jax.exchange.between.errors import Postponed
 from lowcomm_jax.exchange.between.gathering import Gathering
 from lowcomm_jax.exchange.between.halves import Halves, stands
 from lowcomm_jax.exchange.between.membership import Membership
@@ -38,6 +37,7 @@ class RemoteExchange(Membership):
     def __init__(self, office: Office, kind: str, keep: int):
         super().__init__(office, kind, keep)
         self._open: dict[str, Gathering | Halves] = {}
+        self._waited: dict[str, float] = {}
 
     @property
     def epoch(self) -> int:
@@ -85,30 +85,35 @@ class RemoteExchange(Membership):
         """Whether `finish` would return, or raise, without waiting."""
         return self._open[key].outcome.done()
 
-    def finish(
-        self, key: str, like: dict[str, jax.ShapeDtypeStruct], postpone: bool = False
-    ) -> Arrived:
+    def reachable(self) -> bool:
+        """Whether the store could be used at the last look."""
+        return self._office.beats.outage is None
+
+    def arrives(self, key: str) -> bool:
+        """Wait until `finish` would return without waiting; False as soon as the store is away."""
+        began, outcome = time.monotonic(), self._open[key].outcome
+        while not outcome.done() and self.reachable():
+            wait([outcome], timeout=self._office.timing.beat_s / 4)
+        self._waited[key] = self._waited.get(key, 0.0) + time.monotonic() - began
+        return outcome.done()
+
+    def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
         """Wait until the commit record stands and all its payloads are here.
 
         Args:
           like: shapes and dtypes of the arrays, without a region axis; where they are reduced, of
             what comes beside the slices.
-          postpone: rather than wait for a store that is away, take no part, if that can still be.
 
         Raises:
-          Postponed: so it is; call it again later.
           Rejected: a region's payload has other shapes than `like`.
           Lost: a payload that was agreed on is gone with all who had it.
           Parted: other terms hold than those of this region, or none do.
         """
-        began, gathering = time.monotonic(), self._open[key]
-        while postpone and not gathering.outcome.done():
-            if self._office.beats.outage is not None and gathering.withdraw():
-                raise Postponed(f"exchange {key!r}: {self._office.beats.outage}")
-            wait([gathering.outcome], timeout=self._office.timing.beat_s / 4)
-        gathered = gathering.outcome.result()
+        began = time.monotonic()
+        gathered = self._open[key].outcome.result()
         del self._open[key]
-        return arrange(gathered, like, self.count, time.monotonic() - began, self._office.tally)
+        waited = self._waited.pop(key, 0.0) + time.monotonic() - began
+        return arrange(gathered, like, self.count, waited, self._office.tally)
 
     def skip(
         self,

@@ -44,13 +44,8 @@ class Transport(Protocol):
     def keep(self, name: str, data: bytes) -> Any:
         """Bytes of another region that were verified: they may be served to others."""
 
-    def drop(self, name: str, shared: bool, told: bool = True) -> None:
-        """Nobody needs these bytes any more.
-
-        Args:
-          shared: remove what is stored for all, too.
-          told: whether their readers may have been told of them.
-        """
+    def drop(self, name: str, shared: bool) -> None:
+        """Nobody needs these bytes any more; `shared`: remove what is stored for all, too."""
 
     def close(self) -> None:
         """Stop serving."""
@@ -84,7 +79,7 @@ class StoreTransport:
     def keep(self, name: str, data: bytes) -> None:
         """The store keeps them."""
 
-    def drop(self, name: str, shared: bool, told: bool = True) -> None:
+    def drop(self, name: str, shared: bool) -> None:
         """Remove the key, where that is ours to do."""
         if shared:
             self._store.delete(f"blob/{name}")

@@ -1,0 +1,114 @@
+"""What is due after which step: landings, sends, and what the schedule concludes from them.
+
+A job that is one region of several puts off what is due while it cannot reach the others, and
+trains on; `Clock.behind` counts the steps since. Later all of it is done in its order, as by a
+region that sits out: nothing is sent, and nothing that arrives is adopted, since it would undo what
+has been trained meanwhile. So anchors and decisions are those of the other regions, and the next
+thing that is sent has all that was trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lowcomm_jax import boundary
+from lowcomm_jax.arrivals import due
+from lowcomm_jax.history import Event
+from lowcomm_jax.state import TrainState
+
+if TYPE_CHECKING:
+    from lowcomm_jax.roundtrip import RoundTrips
+
+
+def upcoming(trips: RoundTrips, state: TrainState) -> int:
+    """The first step after which something is still to be sent or to land."""
+    done = state.clock.settled
+    dues = [int(f.due[f.waiting].min()) for f in state.in_flight.values()]
+    return max(done + 1, min([trips.schedule.next_send(done, state.clock), *dues]))
+
+
+def settle(
+    trips: RoundTrips,
+    state: TrainState,
+    mask: np.ndarray,
+    events: list[Event],
+    put_off: bool = True,
+) -> TrainState:
+    """Do all that is due up to the clock's step.
+
+    Args:
+      mask: bool `[R]`: who takes part in what is sent at the clock's step.
+      events: what is done is added.
+      put_off: leave what needs the others for later while they cannot be reached.
+    """
+    now, nobody = int(state.clock.step), np.zeros_like(mask)
+    while (at := upcoming(trips, state)) <= now:
+        # As it was then: nothing of it may depend on how late it is done.
+        clock = dataclasses.replace(state.clock.copy(), step=np.int64(at), behind=np.int64(1))
+        who, state = mask if at == now else nobody, state.replace(clock=clock)
+        state, done = _at(trips, state, who, events, at == now, put_off)
+        behind = np.int64(now - at + (not done))
+        clock = dataclasses.replace(state.clock, step=np.int64(now), behind=behind)
+        state = state.replace(clock=clock)
+        if not done:
+            return state
+    return state.replace(clock=dataclasses.replace(state.clock, behind=np.int64(0)))
+
+
+def _at(
+    trips: RoundTrips,
+    state: TrainState,
+    mask: np.ndarray,
+    events: list[Event],
+    adopt: bool,
+    put_off: bool,
+) -> tuple[TrainState, bool]:
+    """What is due at the clock's step: (state, whether all of it is done).
+
+    `adopt`: whether regions adopt what lands.
+    """
+    schedule, carrier, step = trips.schedule, trips.carrier, int(state.clock.step)
+    # Put off between its sends and their landing, it is taken up there.
+    sends = not (state.clock.last_sent == step).any()
+    reaches = not (sends and schedule.next_send(step - 1, state.clock) == step)
+    reaches = reaches or carrier.reachable()
+    if put_off and not (carrier.arrives(state, due(state, step)) and reaches):
+        return state, False
+    if not schedule.land_after_send:
+        state = trips.land(state, due(state, step), step, events, adopt)
+    sent = trips.sends(state, step) if sends else ()
+    mask = mask & schedule.senders(step, trips.count)
+    for p in sent:
+        state = trips.send(state, p, step, mask, events)
+    if schedule.land_after_send:
+        for p in sent:
+            state = boundary.cross(trips, state, p, step, mask, events)
+    else:
+        keys = due(state, step)
+        if put_off and not carrier.arrives(state, keys):
+            return state, False
+        state = trips.land(state, keys, step, events, adopt)
+    state = _decide(trips, state, [e for e in events if e.kind == "land" and e.step == step])
+    carrier.settled(state, trips.fragments)
+    return state, True
+
+
+def _decide(trips: RoundTrips, state: TrainState, landings: list[Event]) -> TrainState:
+    """Let the schedule draw its conclusions from what has just landed."""
+    schedule, step = trips.schedule, int(state.clock.step)
+    decided = schedule.decide(step, state.clock, landings)
+    if decided is None:
+        return state
+    state.clock.decided = decided
+    if not schedule.land_after_send:
+        return state
+    # What was sent at this boundary lands at the next one, which has just been settled.
+    then = np.full(trips.count, schedule.next_send(step, state.clock), np.int64)
+    flights = {
+        k: dataclasses.replace(f, due=then) if f.sent == step else f
+        for k, f in state.in_flight.items()
+    }
+    return state.replace(in_flight=flights)
