@@ -85,6 +85,8 @@ class FixedDriver:
         for step in range(done, done + count):
             if stopping.at(step, state):
                 return
+            if self._run.mishaps is not None:
+                self._run.mishaps.steps(step + 1)
             with self._fetching():
                 batch = next(self._batches)
             yield batch

@@ -83,13 +83,16 @@ def _in_their_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A region's records, with what it put off in an outage where the other regions have it."""
     steps = {record["step"]: record for record in log if record["kind"] == "step"}
     for step, record in steps.items():
-        off = [event for event in record["events"] if event["step"] in steps.keys() - {step}]
+        off = [e for e in record["events"] if e["step"] != step and e["step"] in steps]
+        if not off:
+            continue
         record["events"] = [event for event in record["events"] if event not in off]
         for event in off:
             then = steps[event["step"]]
             then["events"].append(event)
             if event["kind"] == "send":
-                then["participation"] = 0.0  # or it would have been sent in time
+                # What is put off is sent by nobody here.
+                then["participation"] = 0.0
     return log
 
 

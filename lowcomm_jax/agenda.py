@@ -4,12 +4,14 @@ A job that is one region of several puts off what is due while it cannot reach t
 trains on; `Clock.behind` counts the steps since. Later all of it is done in its order, as by a
 region that sits out: nothing is sent, and nothing that arrives is adopted, since it would undo what
 has been trained meanwhile. So anchors and decisions are those of the other regions, and the next
-thing that is sent has all that was trained.
+thing that is sent has all that was trained. Slower regions may still train where this one was long
+ago: they are waited for.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +25,33 @@ if TYPE_CHECKING:
     from lowcomm_jax.roundtrip import RoundTrips
 
 
+_SLOWER = 4  # times as long as here may a step take elsewhere
+
+
+@dataclasses.dataclass
+class Alone:
+    """How fast this job has trained since it could not reach the others.
+
+    Attributes:
+      first, last: (step, seconds) when something was put off; None = nothing is.
+    """
+
+    first: tuple[int, float] | None = None
+    last: tuple[int, float] | None = None
+
+    def put_off(self, step: int) -> None:
+        """Something is still put off after this step."""
+        self.last = step, time.monotonic()
+        self.first = self.first or self.last
+
+    def patience_s(self, steps: int) -> float:
+        """How long others may take for so many steps."""
+        if self.first is None or self.first[0] == self.last[0]:
+            return 0.0
+        (first, began_s), (last, ended_s) = self.first, self.last
+        return _SLOWER * steps * (ended_s - began_s) / (last - first)
+
+
 def upcoming(trips: RoundTrips, state: TrainState) -> int:
     """The first step after which something is still to be sent or to land."""
     done = state.clock.settled
@@ -31,40 +60,38 @@ def upcoming(trips: RoundTrips, state: TrainState) -> int:
 
 
 def settle(
-    trips: RoundTrips,
-    state: TrainState,
-    mask: np.ndarray,
-    events: list[Event],
-    put_off: bool = True,
+    trips: RoundTrips, state: TrainState, mask: np.ndarray, events: list[Event]
 ) -> TrainState:
-    """Do all that is due up to the clock's step.
+    """Do all that is due up to the clock's step, as far as the others can be reached.
 
     Args:
       mask: bool `[R]`: who takes part in what is sent at the clock's step.
       events: what is done is added.
-      put_off: leave what needs the others for later while they cannot be reached.
     """
     now, nobody = int(state.clock.step), np.zeros_like(mask)
+    trips.carrier.trained = now
     while (at := upcoming(trips, state)) <= now:
+        if trips.alone.first is not None:
+            past = at - state.clock.settled if at < now else 0
+            trips.carrier.be_patient(trips.alone.patience_s(past))
         # As it was then: nothing of it may depend on how late it is done.
         clock = dataclasses.replace(state.clock.copy(), step=np.int64(at), behind=np.int64(1))
         who, state = mask if at == now else nobody, state.replace(clock=clock)
-        state, done = _at(trips, state, who, events, at == now, put_off)
+        state, done = _at(trips, state, who, events, at == now)
         behind = np.int64(now - at + (not done))
         clock = dataclasses.replace(state.clock, step=np.int64(now), behind=behind)
         state = state.replace(clock=clock)
         if not done:
+            trips.alone.put_off(now)
             return state
+    if trips.alone.first is not None:
+        trips.alone = Alone()
+        trips.carrier.be_patient(0.0)
     return state.replace(clock=dataclasses.replace(state.clock, behind=np.int64(0)))
 
 
 def _at(
-    trips: RoundTrips,
-    state: TrainState,
-    mask: np.ndarray,
-    events: list[Event],
-    adopt: bool,
-    put_off: bool,
+    trips: RoundTrips, state: TrainState, mask: np.ndarray, events: list[Event], adopt: bool
 ) -> tuple[TrainState, bool]:
     """What is due at the clock's step: (state, whether all of it is done).
 
@@ -75,7 +102,7 @@ def _at(
     sends = not (state.clock.last_sent == step).any()
     reaches = not (sends and schedule.next_send(step - 1, state.clock) == step)
     reaches = reaches or carrier.reachable()
-    if put_off and not (carrier.arrives(state, due(state, step)) and reaches):
+    if not (reaches and carrier.arrives(state, due(state, step))):
         return state, False
     if not schedule.land_after_send:
         state = trips.land(state, due(state, step), step, events, adopt)
@@ -88,7 +115,7 @@ def _at(
             state = boundary.cross(trips, state, p, step, mask, events)
     else:
         keys = due(state, step)
-        if put_off and not carrier.arrives(state, keys):
+        if not carrier.arrives(state, keys):
             return state, False
         state = trips.land(state, keys, step, events, adopt)
     state = _decide(trips, state, [e for e in events if e.kind == "land" and e.step == step])

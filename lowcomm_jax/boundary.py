@@ -48,7 +48,7 @@ def cross(
         return trips.land_now(state, [fresh_key], step, events)
     late, arrived, here = None, _emptied(fresh), fresh
     if late_key is not None:
-        state, arrived = trips.arrivals.wait(state, late_key)
+        state, arrived = trips.arrivals.wait(state, late_key, adopted=bool(mask.any()))
         late = here = state.in_flight[late_key]
     own = own_parts(late, fresh) if trips.method.takes_own_parts else None
     state, values = trips.move(state, arrived, own)

@@ -27,10 +27,14 @@ class Carrier(Protocol):
     Attributes:
       total: number of regions of the run; a state holds the rows of those that are in this job.
       always: whether a region that sits out must say so, since the others wait for its word.
+      insists: wait for the others also where they cannot be reached.
+      trained: inner steps that this job has made.
     """
 
     total: int
     always: bool
+    insists: bool
+    trained: int
 
     def before(self, codec_state: PyTree) -> PyTree:
         """`InFlight.kept` of what is encoded next."""
@@ -60,6 +64,9 @@ class Carrier(Protocol):
 
     def reachable(self) -> bool:
         """Whether the other regions can be reached, as far as is known."""
+
+    def be_patient(self, seconds: float) -> None:
+        """Wait so much longer than usual for the others, in what is sent from now on."""
 
     def arrives(self, state: TrainState, keys: Sequence[str]) -> bool:
         """Wait until `finish` need not, for any of these; False = the others cannot be reached."""
@@ -116,7 +123,7 @@ class OnMesh:
     always = False
 
     def __init__(self, total: int):
-        self.total = total
+        self.total, self.insists, self.trained = total, False, 0
 
     def before(self, codec_state: PyTree) -> PyTree:
         del codec_state
@@ -127,6 +134,9 @@ class OnMesh:
 
     def reachable(self) -> bool:
         return True
+
+    def be_patient(self, seconds: float) -> None:
+        """Nobody is waited for."""
 
     def arrives(self, state, keys) -> bool:
         return True

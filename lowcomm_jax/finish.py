@@ -40,8 +40,12 @@ def finish(
     events: list[Event] = []
     if trips.method.signal == "gradient":
         return state, events
-    everyone = np.ones(trips.count, bool)
-    state = agenda.settle(trips, state, everyone, events, put_off=False)
+    everyone, carrier = np.ones(trips.count, bool), trips.carrier
+    carrier.insists = True
+    try:
+        state = agenda.settle(trips, state, everyone, events)
+    finally:
+        carrier.insists = False
     state, step = state.replace(clock=state.clock.copy()), int(state.clock.step)
     if not trips.schedule.land_after_send:
         state = trips.land_now(state, [k for k, _ in in_send_order(state.in_flight)], step, events)

@@ -65,7 +65,7 @@ class Measurements:
 
     def landed(self, state: TrainState, flight: InFlight, values: dict[str, Any]) -> TrainState:
         """Keep what the schedule chooses by; `values` of the landing get the reduced seconds."""
-        if "seconds" in flight.header:
+        if "seconds" in flight.header and flight.takes_part.any():
             # The slowest region's.
             values["seconds"] = np.asarray(flight.header["seconds"])[flight.takes_part].max(axis=0)
         if self.schedule.statistic == "drift":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ class RoundTrips:
       programs: the compiled programs.
       carrier: how payloads reach the other regions; arrivals: those of everyone, from it.
       weights: float32 `[R]`, weights of the regions unless tokens decide.
+      alone: what this job does while it cannot reach the others.
       empty: what no region takes part in is sent nevertheless, as jobs must, which cannot know.
     """
 
@@ -43,6 +45,7 @@ class RoundTrips:
         self.by_tokens = isinstance(weights, str) and weights == "tokens"
         equal = np.ones(self.count, np.float32)
         self.weights = equal if isinstance(weights, str) else weights
+        self.alone = agenda.Alone()
         self._like = [self.fragments.like(p) for p in range(len(self.fragments))]
         self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
         self.measurements = Measurements(programs)
@@ -53,6 +56,10 @@ class RoundTrips:
                 f"leaves {self._averaged} of role 'average' cannot be averaged between jobs: give "
                 "them the role 'local'"
             )
+
+    def as_jobs(self, adopting: Callable[[int], np.ndarray]) -> None:
+        """Do on a mesh what jobs did: see `empty` and `Arrivals.adopting`."""
+        self.empty, self.arrivals.adopting = True, adopting
 
     def next_event(self, state: TrainState) -> int:
         """Inner steps until something is sent or lands (at least 1)."""

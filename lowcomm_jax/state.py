@@ -86,7 +86,7 @@ class Clock:
 
     Attributes:
       step: inner steps done by the run; behind: of these the last so many, after which sends and
-        landings are still to be done (`agenda`).
+        landings are still to be done (`agenda`); 1 while those of this step are.
       last_sent, previous_sent: int64 `[K]`, step of the last and the last but one send; -1 = never.
       last_landed: int64 `[K, R]`, step of each region's last landing; -1 = never.
       staleness: int64 `[K, R]`, land step - send step of the last landing; -1 = never.

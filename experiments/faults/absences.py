@@ -96,8 +96,7 @@ class Replayed:
     def govern(self, trips: RoundTrips) -> None:
         """Jobs send also what in the end nobody took part in; and some keep their own values."""
         it = self._happened
-        trips.empty = True
-        trips.arrivals.adopting = lambda sent: _without(it.kept_own.get(sent, ()), it.run.regions)
+        trips.as_jobs(lambda sent: _without(it.kept_own.get(sent, ()), it.run.regions))
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
         return _without(self._happened.at_the_end.get(fragment, ()), self._happened.run.regions)

@@ -9,7 +9,8 @@ import numpy as np
 from experiments.faults.fault import ABSENT, KINDS, Fault
 
 RANDOM = "random:"
-_SECONDS, _DELAY, _MBIT = 3, 0.2, 10
+_SECONDS = 3
+_MORE = {"late": {"delay": 0.2}, "slow": {"mbit": 10}, "straggle": {"delay": 0.02}}
 _TOGETHER = 2  # faults last as long as it takes until so many others have begun, at most
 
 
@@ -55,8 +56,7 @@ def at_random(seed: int, count: int, regions: int, steps: int) -> list[Fault]:
         if kind == "outage":
             found.append(Fault(begin, kind, seconds=_SECONDS))
             continue
-        more = {"late": {"delay": _DELAY}, "slow": {"mbit": _MBIT}}.get(kind, {})
-        found.append(Fault(begin, kind, region, steps=length, **more))
+        found.append(Fault(begin, kind, region, steps=length, **_MORE.get(kind, {})))
     return found
 
 

@@ -11,11 +11,12 @@ A script is a YAML list, or `random:SEED:COUNT` (`drawn`):
     - {step: 140, kind: corrupt, region: 1, steps: 20}   # of what it sends, a bit is flipped
     - {step: 170, kind: late, region: 2, steps: 20, delay: 3}  # sends everything 3 s later
     - {step: 200, kind: slow, region: 3, steps: 20, mbit: 2}   # its link carries 2 Mbit/s
+    - {step: 230, kind: straggle, region: 0, steps: 20, delay: 0.1}  # its steps take 0.1 s longer
 
 or the same with `time` in the place of `step` and `seconds` in that of `steps`, in all of its
 entries. Steps are those of the furthest region; of `corrupt`, `late` and `slow`, those in which a
-payload is sent. Times are seconds since all regions first met (`origin`), restarts and pauses
-included; on a mesh, those of its network's virtual clock.
+payload is sent; of `straggle`, the region's own. Times are seconds since all regions first met
+(`origin`), restarts and pauses included; on a mesh, those of its network's virtual clock.
 
 `launch --faults=` does it to real jobs: where it kills, stops or cuts off a region it waits until
 that one and another one are in the run (`striking`). On a mesh (`train --config.faults=`) a region
@@ -37,9 +38,9 @@ import numpy as np
 
 ABSENT = ("kill", "stop", "partition", "corrupt")
 """Kinds whose region has no part in what is exchanged meanwhile."""
-INSIDE = ("corrupt", "late", "slow")
+INSIDE = ("corrupt", "late", "slow", "straggle")
 """Kinds that a region's job does to itself (`mishaps`)."""
-KINDS = (*ABSENT, "late", "slow", "outage", "rejoin")
+KINDS = (*ABSENT, "late", "slow", "straggle", "outage", "rejoin")
 FIELDS = ("step", "time", "kind", "region", "steps", "seconds", "delay", "mbit")
 
 
@@ -53,7 +54,7 @@ class Fault:
       region: whose; None for an outage.
       steps: ends so many steps later; a kill without is for good.
       seconds: an outage's length, for whose end steps may wait.
-      delay: seconds that payloads are late.
+      delay: seconds that payloads are late, or that a step takes longer.
       mbit: megabits a second of a slow link.
       time: begins so many seconds after the run.
     """

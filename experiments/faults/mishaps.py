@@ -1,4 +1,5 @@
-"""The faults of a script that a region's job does to itself: damaged, late and slow payloads."""
+"""The faults of a script that a region's job does to itself: damaged, late and slow payloads, and
+slow steps."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _REMEMBERED = 1000  # exchanges: more than are under way at once
 
 
 class ScriptedMishaps:
-    """See `lowcomm_jax.exchange.between.mishaps.Mishaps`; steps are those of the send.
+    """See `lowcomm_jax.exchange.between.mishaps.Mishaps`; steps of payloads are those of the send.
 
     Attributes:
       began: seconds since the epoch (Unix time) when the run did (`origin`); None = it has not.
@@ -46,6 +47,12 @@ class ScriptedMishaps:
                 data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
         return data
 
+    def steps(self, step: int) -> None:
+        """Hold up this inner step."""
+        for fault in self._on(step):
+            if fault.kind == "straggle":
+                time.sleep(fault.delay)
+
     def received(self, key: str, nbytes: int) -> None:
         """Hold it up."""
         for fault in self._of(key):
@@ -55,8 +62,11 @@ class ScriptedMishaps:
     def _of(self, key: str) -> list[Fault]:
         """Faults that are on when a payload is sent."""
         step = self._steps.get(key.partition("/")[0])
+        return [] if step is None else self._on(step)
+
+    def _on(self, step: int) -> list[Fault]:
         seconds = None if self.began is None else time.time() - self.began
-        return [f for f in self._faults if step is not None and f.on(step, seconds)]
+        return [fault for fault in self._faults if fault.on(step, seconds)]
 
     def _carry(self, fault: Fault, nbytes: int) -> None:
         """One payload after the other, as over a link."""

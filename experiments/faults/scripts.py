@@ -14,7 +14,7 @@ from experiments.faults.drawn import RANDOM, read_random
 from experiments.faults.fault import ABSENT, FIELDS, INSIDE, KINDS, Fault
 
 # What is said of a kind beside when, which and for how long.
-_MORE = {"late": ("delay",), "slow": ("mbit",)}
+_MORE = {"late": ("delay",), "slow": ("mbit",), "straggle": ("delay",)}
 _WHOLE = ("step", "region", "steps")
 
 

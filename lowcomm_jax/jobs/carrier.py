@@ -56,7 +56,8 @@ class BetweenJobs:
         """`shared`: all regions have one anchor, not each its own."""
         self.exchange, self.moments = exchange, Moments(shared)
         self.total, self.region = exchange.count, exchange.region
-        self.silent = False
+        self.silent = self.insists = False
+        self.trained = 0
         self._trips: dict[str, Trip] = {}
         self._anchors: dict[str, PyTree] = {}
         self._times: dict[str, dict[str, np.ndarray]] = {}
@@ -125,16 +126,22 @@ class BetweenJobs:
         return next(tuple(group) for group in groups if self.region in group)
 
     def reachable(self) -> bool:
-        """See `carrying.Carrier`; who only listens waits for what it hears."""
-        return self.silent or self.exchange.reachable()
+        """See `carrying.Carrier`."""
+        return self.insists or self.exchange.reachable()
+
+    def be_patient(self, seconds: float) -> None:
+        """See `carrying.Carrier`."""
+        self.exchange.be_patient(seconds)
 
     def arrives(self, state: TrainState, keys: Sequence[str]) -> bool:
         """See `carrying.Carrier`."""
         trips = [self._trips[key] for key in keys if key in self._trips]
-        return all(trip.silent or self._arrives(state, trip) for trip in trips)
+        return self.insists or all(trip.silent or self._arrives(state, trip) for trip in trips)
 
     def _arrives(self, state: TrainState, trip: Trip) -> bool:
         if not self.exchange.ready(trip.name):
+            if not self.reachable():
+                return False
             # What the device has still to compute is no waiting for bytes.
             jax.block_until_ready(state.inner.params)
         return self.exchange.arrives(trip.name)
@@ -215,7 +222,7 @@ class BetweenJobs:
 
     def settled(self, state: TrainState, fragments: Fragments) -> None:
         self.moments.note(state, fragments)
-        self.exchange.beat(int(state.clock.step))
+        self.exchange.beat(int(state.clock.step), self.trained)
         self.answer(state)
 
     def answer(self, state: TrainState) -> None:

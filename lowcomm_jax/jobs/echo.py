@@ -36,6 +36,9 @@ class Echo:
     def reachable(self) -> bool:
         return True
 
+    def be_patient(self, seconds: float) -> None:
+        """Nobody is waited for."""
+
     arrives = ready
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
@@ -60,7 +63,7 @@ class Echo:
     def _everyones(self, own: Arrays, like: wire.Shapes) -> Arrays:
         return side_by_side(dict.fromkeys(range(self.count), own), self.count, like)
 
-    def beat(self, step: int) -> None:
+    def beat(self, step: int, trained: int = 0) -> None:
         """Nobody listens."""
 
     def owes_state(self) -> bool:

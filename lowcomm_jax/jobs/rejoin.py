@@ -52,6 +52,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     exchange, trips = engine.recipe.carrier.exchange, engine.trips(state)
     if exchange.awaited:
         return state
+    own = int(state.clock.step)
     state = engine.warm(rehearse(engine, state), batch)
     rehearsed = {_level(trips, state)}
     while True:
@@ -60,7 +61,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
         state = install(trips, state, arrays, document)
         _compare(trips, state)
         if _level(trips, state) in rehearsed:
-            return catch_up(engine, state)
+            return catch_up(engine, state, own)
         # The run has come to another level of its codec, whose programs are others.
         state = rehearse(engine, state)
         rehearsed.add(_level(trips, state))
@@ -135,6 +136,7 @@ def install(
     clock = dataclasses.replace(
         clock.copy(), bytes_sent=state.clock.bytes_sent, bytes_received=state.clock.bytes_received
     )
+    clock.behind = np.int64(0)  # the donor has given it in the middle of a step
     state = state.replace(**changes, clock=clock, in_flight={})
     flights = {r["key"]: _spectator(trips, r) for r in document["in_flight"] if not r["moved"]}
     state = state.replace(in_flight=flights)
@@ -149,35 +151,38 @@ def _spectator(trips: RoundTrips, record: dict):
     return dataclasses.replace(zeros, takes_part=np.zeros_like(zeros.takes_part))
 
 
-def catch_up(engine: Engine, state: TrainState) -> TrainState:
+def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     """Land what has landed elsewhere, up to the step where the others are, and start there.
 
     First while they train on; then, close to them, while they wait for this region.
+
+    Args:
+      least: start there or later: what this region has saved and logged goes so far.
     """
     carrier, trips = engine.recipe.carrier, engine.trips(state)
     # At the step where it was lost it was waited for in vain: they must see that it is past that.
     carrier.exchange.beat(int(state.clock.step))
-    carrier.silent = True
+    carrier.silent = carrier.insists = True
     try:
-        state = _to_the_front(trips, state)
+        state = _to_the_front(trips, state, least)
         carrier.exchange.come_in()
         # Of all others' exchanges the record is enough; a partner waits for our word at each.
         carrier.silent = engine.recipe.method.topology is None
         over = True  # once more: they may have been in an exchange when they read it
         while over or carrier.frontier() > int(state.clock.step):
-            state = _to_the_front(trips, state)
+            state = _to_the_front(trips, state, least)
             # Then they are soon past that one, and have told so when they are heard once more.
             over = carrier.passed_over(int(state.clock.sends.sum()))
             carrier.exchange.hear()
     finally:
-        carrier.silent = False
+        carrier.silent = carrier.insists = False
     reconnect(trips, state)  # they wait for our word on what is under way, too
     return start_from_anchor(trips, state)
 
 
-def _to_the_front(trips: RoundTrips, state: TrainState) -> TrainState:
+def _to_the_front(trips: RoundTrips, state: TrainState, least: int) -> TrainState:
     nobody = np.zeros(1, bool)
-    while (left := trips.carrier.frontier() - int(state.clock.step)) > 0:
+    while (left := max(trips.carrier.frontier(), least) - int(state.clock.step)) > 0:
         state, _ = trips.after(state, min(left, trips.next_event(state)), nobody)
     return state
 

@@ -23,9 +23,9 @@ class Job:
       began: its first state, of which only the layout is left.
     """
 
-    def __init__(self, name, region, count, own):
+    def __init__(self, name, region, count, own, step_s=0.01):
         self.region, self.count, self.exchange = region, count, own
-        self.at, self.holds, self.seen = 0, {}, []
+        self.at, self.holds, self.seen, self.step_s = 0, {}, [], step_s
         self.one = engine(METHODS[name](), count, own)
 
     def live(self):
@@ -41,7 +41,7 @@ class Job:
             self.at = step
             if step in self.holds:
                 until(self.holds[step], 60.0)
-            time.sleep(0.01)
+            time.sleep(self.step_s)
             yield rows(batch, self.region)
 
     @property
@@ -80,7 +80,6 @@ def one_process(name, jobs):
     with jax.numpy_dtype_promotion("standard"):
         one = engine(METHODS[name](), len(jobs))
         state = one.init(oracle.make_params())
-        trips = one.trips(state)
-        trips.empty, trips.arrivals.adopting = True, adopted.__getitem__
+        one.trips(state).as_jobs(adopted.__getitem__)
         state, _ = one.run(state, batches(STEPS, len(jobs)), counted.get)
         return (values(state), values(one.finish(state))), counted

@@ -52,3 +52,13 @@ def test_only_newer_exchanges_are_remembered(monkeypatch):
     payload, flipped = b"\0\0\0", b"\0\1\0"
     found = [scripted.sent(f"key{step}/slices", payload) for step in (1, 2, 3)]
     assert found == [payload, flipped, flipped]
+
+
+def test_a_straggler_holds_up_its_own_steps(monkeypatch):
+    slept = []
+    monkeypatch.setattr(mishaps.time, "sleep", slept.append)
+    faults = [Fault(3, "straggle", 1, steps=2, delay=0.25), Fault(3, "late", 1, steps=2, delay=9.0)]
+    for region in (0, 1):
+        for step in range(1, 7):
+            ScriptedMishaps(faults, region).steps(step)
+    assert slept == [0.25, 0.25]

@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from jobs.test_same_numbers import METHODS
-from jobs.together import batches, engine, values
+from jobs.test_same_numbers import METHODS, RULE
+from jobs.together import CUT, batches, engine, values
 
+import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.arrivals import Arrivals
 from lowcomm_jax.checkpoint import Checkpoints
@@ -22,11 +23,11 @@ class Alone:
         row of the history they stand.
     """
 
-    def __init__(self, folder, name):
+    def __init__(self, folder, method):
         self.exchange = exchange.store(f"file://{folder}", 0, 1, "run")
         self.exchange.join(10)
         self.exchange.reachable = lambda: not GONE < self.step < BACK
-        self.one, self.step, self.events = engine(METHODS[name](), 1, self.exchange), 0, {}
+        self.one, self.step, self.events = engine(method, 1, self.exchange), 0, {}
         self.data = batches(STEPS, 1)
 
     def begin(self):
@@ -50,11 +51,12 @@ class Alone:
 
 @pytest.fixture
 def alone(tmp_path):
-    """`alone(name, folder)`"""
+    """`alone(name or method, folder)`"""
     made = []
 
-    def make(name, folder="meet"):
-        made.append(Alone(tmp_path / folder, name))
+    def make(method, folder="meet"):
+        method = METHODS[method]() if isinstance(method, str) else method
+        made.append(Alone(tmp_path / folder, method))
         return made[-1]
 
     yield make
@@ -75,6 +77,35 @@ def test_it_is_done_and_noted_once_the_others_are_back(alone):
     assert state.clock.step == state.clock.settled == STEPS
     assert run.events[BACK] == both(12, False) + both(16, False) + both(20, False)
     assert run.events[24] == both(24, True) and run.events[28] == both(28, True)
+
+
+def test_the_others_learn_how_far_it_is_with_both(alone, monkeypatch):
+    """A newcomer begins where they train, and waiting goes by what they have sent."""
+    run, told = alone("diloco"), []
+    monkeypatch.setattr(run.exchange, "beat", lambda *what: told.append(what))
+    run.train(run.begin(), range(1, 25))
+    assert told == [(4, 4), (8, 8), (12, 21), (16, 21), (20, 21), (24, 24)]
+
+
+def test_what_is_measured_is_not_measured_where_nobody_sent(alone):
+    run = alone(
+        lc.methods.cocodc(6, 3, 2, gamma=0.5, measured=True, pattern=CUT, outer=RULE, taylor=0.5)
+    )
+    state = run.train(run.begin(), range(1, STEPS + 1))
+    assert state.clock.settled == STEPS
+    assert any(kind == "send" and not took for kind, _, took in run.events[BACK])
+
+
+def test_conclusions_are_drawn_from_what_landed_at_that_step(alone, monkeypatch):
+    run, landed = alone("cocodc"), []
+    schedule = type(run.one.method.schedule)
+    monkeypatch.setattr(
+        schedule, "decide", lambda self, step, clock, found: landed.append((step, found)) and None
+    )
+    run.train(run.begin(), range(1, STEPS + 1))
+    assert len(landed) > STEPS / 2
+    for step, found in landed:
+        assert {event.step for event in found} <= {step}
 
 
 def test_a_run_may_end_before_they_are_back(alone):

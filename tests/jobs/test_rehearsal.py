@@ -150,7 +150,7 @@ def test_a_run_at_another_level_of_its_codec_is_rehearsed_before_it_is_caught_up
         monkeypatch.setattr(rejoin, "_newest", lambda exchange: given)
         monkeypatch.setattr(rejoin, "_compare", lambda trips, state: None)  # there is nobody
         monkeypatch.setattr(rejoin, "rehearse", rehearsed)
-        monkeypatch.setattr(rejoin, "catch_up", lambda engine, state: state)
+        monkeypatch.setattr(rejoin, "catch_up", lambda engine, state, least: state)
         [batch] = batches(1, R)
         state = rejoin.enter(one, one.init(oracle.make_params()), rows(batch, 0))
     assert levels == [0, 1]

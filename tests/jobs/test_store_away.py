@@ -14,6 +14,8 @@ from jobs.test_same_numbers import METHODS, assert_same
 from lowcomm_jax import exchange
 
 R = 3
+# Nobody is to be taken for dead, or late, where the machine is busy.
+PATIENT = {**vars(TIMING), "deadline_s": 60.0, "dead_after_s": 3.0}
 
 
 @pytest.fixture
@@ -26,8 +28,7 @@ def started(party):
 
     def make(name, count, hold):
         def one(region):
-            timing = exchange.Timing(**{**vars(TIMING), "deadline_s": 60})
-            own = party.region(region, count, timing=timing)
+            own = party.region(region, count, timing=exchange.Timing(**PATIENT))
             own.join(60)
             return Job(name, region, count, own)
 
@@ -65,7 +66,8 @@ def test_training_goes_on_as_long_as_it_takes(name, started, party):
         until(lambda: all(job.at == ALONE for job in jobs), 60.0)
     back.set()
     counted = check(name, jobs, ends)
-    assert all(who.all() == (not AWAY <= step < ALONE) for step, who in counted.items())
+    alone = [step for step, who in counted.items() if not who.all()]
+    assert alone == [step for step in counted if AWAY < step <= ALONE]
     assert sum(not who.any() for who in counted.values()) >= 3
     assert max(counted) > STEPS - 10
 
@@ -113,3 +115,29 @@ def test_a_landing_that_cannot_be_waits_no_longer_than_the_store_is_there(party)
     like = {"x": jax.ShapeDtypeStruct((2,), np.float64)}
     landed = regions[0].finish("k", like)
     assert landed.participants.tolist() == [True, True] and landed.waited > 0.4
+
+
+def test_who_is_ahead_waits_afterwards_for_those_who_are_not_there_yet(party):
+    """Longer than a deadline allows: else it would go on alone, and the others never be counted."""
+    gone, back, behind = threading.Event(), threading.Event(), AWAY + 8
+
+    def one(region):
+        own = party.region(region, 2, timing=exchange.Timing(**{**PATIENT, "deadline_s": 0.4}))
+        own.join(60)
+        job = Job("diloco", region, 2, own, step_s=0.15)  # a period takes more than a deadline
+        job.holds[AWAY] = lambda: gone.is_set() and job.away
+        return job
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = list(pool.map(one, range(2)))
+        jobs[1].holds[behind] = back.is_set
+        ends = [pool.submit(job.live) for job in jobs]
+        until(lambda: all(job.settled() for job in jobs), 60.0)
+        with outage(party):
+            gone.set()
+            until(lambda: jobs[0].at == ALONE and jobs[1].at == behind, 60.0)
+        back.set()
+        counted = check("diloco", jobs, ends)
+    # They notice within some steps that they can reach one another.
+    put_off = [step for step in counted if behind + 5 < step < ALONE]
+    assert put_off and all(counted[step].tolist() == [False, True] for step in put_off)

@@ -31,7 +31,8 @@ class Beat:
     Attributes:
       incarnation: rises with every job that takes the region's place.
       counter: rises with every heartbeat.
-      step: inner steps of the engine.
+      step: after which it has last sent something, or landed it.
+      trained: inner steps it has made; more where it could not reach the others.
       epoch: of the run that it takes part in; 0 while it joins.
       awaited: others shall wait for its payloads.
       wants: it asks for a state.
@@ -44,6 +45,7 @@ class Beat:
     incarnation: int
     counter: int = 0
     step: int = 0
+    trained: int = 0
     epoch: int = 0
     awaited: bool = False
     wants: bool = False
@@ -80,6 +82,7 @@ class Beats:
         self._seen: dict[int, _Seen] = {}
         self._clock_s = 0.0
         self._looks = 0
+        self._away_since = 0.0
         self._over: Exception | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -225,9 +228,23 @@ class Beats:
 
     def _note_outage(self, error: StoreUnavailable) -> None:
         if self.outage is None:
-            log.warning("region %d trains on without the others: %s", self.region, error)
+            log.warning("region %d cannot reach the others: %s", self.region, error)
             self._store.tally.add("outage")
+            self._away_since = time.monotonic()
         self.outage = error
+
+    def back(self) -> bool:
+        """Whether the store can be used; where it has just gone away, waits whether it returns.
+
+        Raises: see `check`.
+        """
+        while self.outage is not None:
+            self.check()
+            if time.monotonic() - self._away_since >= self._timing.dead_after_s:
+                return False
+            time.sleep(self._timing.beat_s / _LOOKS_PER_BEAT)
+        self.check()
+        return True
 
     def _beat(self) -> None:
         if self._over is not None:

@@ -176,7 +176,7 @@ class Gathering:
             held = {r: heard.said[r].payload.content for r in sorted(heard.said) if heard.has(r)}
             if heard.own is not None:
                 office.board.confirm(name, office.region, held)
-            if not self.request.follows:
+            if not (self.request.follows or self.request.patience_s):
                 office.pace.announced(self._waited_s if waiting else self._late_s)
             self._held = {office.region: held}
             self._since_s = office.beats.clock_s
@@ -225,7 +225,8 @@ class Gathering:
         """Whether waiting is over: for nobody any more, or for too long."""
         me = self._office.region
         nbytes = sum(s.payload.nbytes_for(me) for s in self.heard.said.values() if s.payload)
-        return not waiting or self._waited_s >= deadlines * self._office.pace.deadline_s(nbytes)
+        deadline_s = deadlines * self._office.pace.deadline_s(nbytes) + self.request.patience_s
+        return not waiting or self._waited_s >= deadline_s
 
     # -- complete -----------------------------------------------------------------------------
 

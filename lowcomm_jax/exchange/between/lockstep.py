@@ -72,7 +72,7 @@ def _told(name: str) -> Callable:
 
 _ALIKE = (
     *("join", "come_in", "hear", "living", "steps", "beat", "agree", "counts", "pause", "close"),
-    *("ready", "reachable", "arrives", "finish", "skip", "passed_over"),
+    *("ready", "reachable", "be_patient", "arrives", "finish", "skip", "passed_over"),
     *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),
     *("vouch", "agrees"),
 )

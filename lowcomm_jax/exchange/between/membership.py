@@ -72,13 +72,14 @@ class Membership:
         return self._office.beats.living()
 
     def steps(self) -> dict[int, int]:
-        """Inner steps of the living regions, as they told."""
+        """Inner steps that the living regions have made, as they told."""
         latest = self._office.beats.latest()
-        return {region: latest[region].step for region in sorted(self.living())}
+        return {r: max(latest[r].step, latest[r].trained) for r in sorted(self.living())}
 
-    def beat(self, step: int) -> None:
-        """Tell the others our step, with the next heartbeat."""
-        self._office.beats.update(step=step, at_once=False)
+    def beat(self, step: int, trained: int = 0) -> None:
+        """Tell the others, with the next heartbeat, after which step we have sent or landed
+        something, and how many we have made, if more."""
+        self._office.beats.update(step=step, trained=trained, at_once=False)
 
     def agree(self, name: str, proposal: dict) -> dict:
         """What the first region proposed, small JSON, since all have begun together.

@@ -38,6 +38,7 @@ class RemoteExchange(Membership):
         super().__init__(office, kind, keep)
         self._open: dict[str, Gathering | Halves] = {}
         self._waited: dict[str, float] = {}
+        self._patience_s = 0.0
 
     @property
     def epoch(self) -> int:
@@ -72,7 +73,8 @@ class RemoteExchange(Membership):
         """
         self._office.beats.check()
         given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
-        request = self._request(key, members, reduction=reduction, **given)
+        given |= {"reduction": reduction, "patience_s": self._patience_s}
+        request = self._request(key, members, **given)
         for x in arrays.values():
             if isinstance(x, jax.Array):
                 x.copy_to_host_async()
@@ -85,12 +87,16 @@ class RemoteExchange(Membership):
         """Whether `finish` would return, or raise, without waiting."""
         return self._open[key].outcome.done()
 
+    def be_patient(self, seconds: float) -> None:
+        """Wait so much longer than usual for the others, in what is started from now on."""
+        self._patience_s = seconds
+
     def reachable(self) -> bool:
-        """Whether the store could be used at the last look."""
-        return self._office.beats.outage is None
+        """Whether the store can be used; one that has just gone away is given a moment."""
+        return self._office.beats.back()
 
     def arrives(self, key: str) -> bool:
-        """Wait until `finish` would return without waiting; False as soon as the store is away."""
+        """Wait until `finish` would return without waiting; False where the store is away."""
         began, outcome = time.monotonic(), self._open[key].outcome
         while not outcome.done() and self.reachable():
             wait([outcome], timeout=self._office.timing.beat_s / 4)

@@ -28,6 +28,7 @@ class Request:
       like: what the payload of each region must hold; None = what this region's does, if it has
         one.
       follows: it continues another exchange, so that nobody has computed before it.
+      patience_s: how much longer than usual the others may be late.
     """
 
     key: str
@@ -40,6 +41,7 @@ class Request:
     reduction: Reduction | None = None
     like: dict[int, wire.Shapes] | None = None
     follows: bool = False
+    patience_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,8 @@ class Waiting:
         never would.
         """
         self.behind = self._beats.region not in gathered.commit.present
-        heard = gathered.heard | gathered.commit.payloads.keys()
+        # Also whom only the writer of the record has heard.
+        heard = gathered.heard | gathered.commit.terms.keys()
         for region in others & heard:
             self._behind.pop(region, None)
         for region in gathered.vain - heard:
