@@ -9,7 +9,7 @@ import numpy as np
 from experiments.faults.fault import ABSENT, KINDS, Fault
 
 RANDOM = "random:"
-_SECONDS = 3
+_SECONDS = 6  # longer than regions wait for the folder before they train on
 _MORE = {"late": {"delay": 0.2}, "slow": {"mbit": 10}, "straggle": {"delay": 0.02}}
 _TOGETHER = 2  # faults last as long as it takes until so many others have begun, at most
 

@@ -30,7 +30,7 @@ EVERY_KIND = [
     Fault(1215, "late", 1, steps=12, delay=1.0),
     Fault(1260, "slow", 2, steps=12, mbit=1.0),
     Fault(1500, "partition", 0, steps=200),
-    Fault(2400, "outage", seconds=4.0),
+    Fault(2400, "outage", seconds=9.0),
 ]
 
 
@@ -141,6 +141,19 @@ def test_every_kind_of_fault_with_fragments_under_way(tiny, root):
     happened = assert_as_in_one_process(tiny, root, "fragments", 3, steps, **how)
     assert 1 in {one.region for one in happened.rejoined}
     assert {region for who in happened.left_out.values() for region in who} == {0, 1, 2}
+
+
+@pytest.mark.slow
+def test_an_outage_where_what_has_landed_decides(tiny, root):
+    """Of what leaves next, and all must decide alike."""
+    steps, script, config = 900, root / "outage.yaml", "cocodc"
+    write(script, [*far_apart(3, steps), Fault(200, "outage", seconds=9.0)])
+    given, how = [f"--faults={script}", "--exchange=peers"], {"config": config}
+    shown = launched(400, *arguments(tiny, root, config, 3, steps, *given, **how))
+    assert "outage begins" in shown and "outage ends" in shown, shown
+    happened = assert_as_in_one_process(tiny, root, config, 3, steps, **how)
+    away = [step for step, who in happened.left_out.items() if len(who) == 3]
+    assert len(away) > 10 and min(away) > 200 and max(away) < 800
 
 
 @pytest.mark.slow
