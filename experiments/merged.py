@@ -27,6 +27,7 @@ _EVENT_OWN = {
     "codec_error": math.nan,
     "weight": 0.0,
     "correction_ratio": math.nan,
+    "pull_norm": math.nan,
     "travel_seconds": math.nan,
     "waited_seconds": math.nan,
 }

@@ -14,6 +14,7 @@ def record(region, step, *, waited=0.5, late=()):
     """A step of one region that sends and lands at every second step; late: what it put off."""
     own = {"step": step, "fragment": 0, "key": f"0@{step}", "participants": [True]}
     land = {"kind": "land", **own, "travel_seconds": [2 * waited], "waited_seconds": [waited]}
+    land["pull_norm"] = [float(region)]  # of gossip, whose regions differ
     return {
         "kind": "step",
         "step": step,
@@ -57,6 +58,7 @@ def test_a_lost_region_leaves_its_place_empty_and_keeps_what_it_had(tmp_path):
     assert steps[4]["tokens"] == 40 + 20 + 40 and steps[4]["bytes_sent"] == [400, 200, 400]
     [event] = steps[4]["events"]
     assert event["participants"] == [True, False, True]
+    assert event["pull_norm"][::2] == [0.0, 2.0] and math.isnan(event["pull_norm"][1])
     assert event["waited_seconds"][::2] == [0.5, 0.5] and math.isnan(event["waited_seconds"][1])
 
 
