@@ -49,7 +49,8 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     A step's record has a row for every region, NaN for those that did not make it (`present` says
     which did); its tokens and
     bytes are those of all regions up to then. Evaluations and intervals are those of the lowest
-    region that has them: anchors are the same everywhere.
+    region that has them: anchors are the same everywhere but with gossip, where no region knows how
+    far apart they are.
     """
     logs = [_in_their_steps(read_records(path)) for path in paths]
     logs = [log for log in logs if log]
@@ -68,6 +69,7 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
             elif kind == "end":
                 ends[region] = record
             else:
+                record.pop("anchor_variance", None)
                 others.setdefault((kind, record.get("step", -1)), record)
     totals = _Totals(range(header["regions"]))
     records = [totals.step(number, steps[number]) for number in sorted(steps)]
