@@ -189,6 +189,8 @@ class Loop:
         }
         if found.regions:
             record["regions"] = list(found.regions)
+        if self.run.exchange is not None and self.state.clock.behind:
+            record["behind"] = int(self.state.clock.behind)
         if self.run.job.method.anchors == "per_region":
             record["anchor_variance"] = found.anchor_variance
         self.log.write([record])

@@ -49,8 +49,8 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     A step's record has a row for every region, NaN for those that did not make it (`present` says
     which did); its tokens and
     bytes are those of all regions up to then. Evaluations and intervals are those of the lowest
-    region that has them: anchors are the same everywhere but with gossip, where no region knows how
-    far apart they are.
+    region that has them, and was not behind (`Clock.behind`): anchors are the same everywhere but
+    with gossip, where no region knows how far apart they are.
     """
     logs = [_in_their_steps(read_records(path)) for path in paths]
     logs = [log for log in logs if log]
@@ -70,7 +70,9 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 ends[region] = record
             else:
                 record.pop("anchor_variance", None)
-                others.setdefault((kind, record.get("step", -1)), record)
+                before = others.setdefault((kind, record.get("step", -1)), record)
+                if record.get("behind", 0) < before.get("behind", 0):
+                    others[kind, record["step"]] = record
     totals = _Totals(range(header["regions"]))
     records = [totals.step(number, steps[number]) for number in sorted(steps)]
     end = [totals.end(ends)] if len(ends) == len(logs) else []

@@ -3,7 +3,8 @@
 Jobs that stopped just anywhere would leave payloads behind that the others wait for. All stop where
 the next payload lands of the first one that heard of it: nobody can be past that without it, so all
 are at the same step, and the run continues as if it had never stopped. Who trained on while the
-others could not be reached may be past it: there it is the next one of the furthest that is known.
+others could not be reached may be past it: there it is the next one of the furthest that is known,
+or, where what has landed decides when that is, a whole round past it.
 Pairs wait for one another only: there it is two rounds past the furthest. One that has got past
 that nevertheless stops later, alone.
 """
@@ -67,6 +68,8 @@ class Stopping:
         furthest = max([step, *self._run.exchange.steps().values()])
         if trips.groups(0) is not None:
             return (furthest // schedule.period + 3) * schedule.period
-        sent = schedule.next_send(furthest if schedule.by_steps else step, state.clock)
+        if furthest > step and not schedule.by_steps:
+            return int(furthest + schedule.period + np.max(schedule.delay))
+        sent = schedule.next_send(furthest, state.clock)
         # The round that begins with a send can be no longer than that.
         return int(sent + (schedule.period if schedule.land_after_send else np.max(schedule.delay)))

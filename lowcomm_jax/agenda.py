@@ -30,7 +30,7 @@ _SLOWER = 4  # times as long as here may a step take elsewhere
 
 @dataclasses.dataclass
 class Alone:
-    """How fast this job has trained since it could not reach the others.
+    """How fast this job has trained since it could not reach the others; until it is with them.
 
     Attributes:
       first, last: (step, seconds) when something was put off; None = nothing is.
@@ -72,8 +72,7 @@ def settle(
     trips.carrier.trained = now
     while (at := upcoming(trips, state)) <= now:
         if trips.alone.first is not None:
-            past = at - state.clock.settled if at < now else 0
-            trips.carrier.be_patient(trips.alone.patience_s(past))
+            trips.carrier.be_patient(trips.alone.patience_s(at - state.clock.settled))
         # As it was then: nothing of it may depend on how late it is done.
         clock = dataclasses.replace(state.clock.copy(), step=np.int64(at), behind=np.int64(1))
         who, state = mask if at == now else nobody, state.replace(clock=clock)
@@ -83,10 +82,12 @@ def settle(
         state = state.replace(clock=clock)
         if not done:
             trips.alone.put_off(now)
+            trips.carrier.still_behind()
             return state
-    if trips.alone.first is not None:
-        trips.alone = Alone()
-        trips.carrier.be_patient(0.0)
+        if at == now and trips.alone.first is not None and (clock.last_sent == at).any():
+            # Sent in time: the others are where this region is.
+            trips.alone = Alone()
+            trips.carrier.be_patient(0.0)
     return state.replace(clock=dataclasses.replace(state.clock, behind=np.int64(0)))
 
 

@@ -93,6 +93,9 @@ class Carrier(Protocol):
     def settled(self, state: TrainState, fragments: Fragments) -> None:
         """A step with sends or landings is over."""
 
+    def still_behind(self) -> None:
+        """What is due at a step is put off, and training goes on."""
+
     def ended(self, state: TrainState, fragments: Fragments) -> None:
         """The last of all sends has landed.
 
@@ -153,6 +156,9 @@ class OnMesh:
 
     def settled(self, state: TrainState, fragments: Fragments) -> None:
         """Nobody else needs to hear of it."""
+
+    def still_behind(self) -> None:
+        """Nothing is put off."""
 
     def ended(self, state: TrainState, fragments: Fragments) -> None:
         """There is one copy."""

@@ -1,9 +1,8 @@
 """The training loop of every method: inner steps, sends, landings.
 
 Order inside step t (1-based): (1) inner step; (2) land the payloads due that were sent in earlier
-steps; (3) send; (4) land payloads of delay 0, and, for methods that overlap a whole period, the
-due payload. All decisions are made on the host from the clock; nothing waits for a device. A job
-that is one region of several may do (2) to (4) later (`agenda`).
+steps; (3) send; (4) land payloads of delay 0, and, of methods that overlap a whole period, the due
+payload; (2) to (4) may be put off (`agenda`). The host decides by the clock, without the device.
 """
 
 from __future__ import annotations

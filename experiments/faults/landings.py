@@ -111,7 +111,7 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
                 )
             exchanges[name] = epoch, counted
             took_part = counted[members.index(regions[path])]
-            kept[name, regions[path]] = took_part and not record["adopted"]
+            kept[name, regions[path]] = took_part and not record.get("adopted", True)
     own: dict[int, set[int]] = {}
     for ((step, *_), region), did in kept.items():
         own.setdefault(step, set()).update({region} if did else ())

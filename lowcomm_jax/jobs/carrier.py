@@ -217,6 +217,10 @@ class BetweenJobs:
         except StoreUnavailable:
             return True  # the exchange's heartbeat reports it
 
+    def still_behind(self) -> None:
+        """See `carrying.Carrier`; the others learn it as soon as they can be reached."""
+        self.exchange.trains(self.trained)
+
     def times(self, key: str | None) -> dict[str, np.ndarray]:
         return self._times.pop(key, {})
 

@@ -66,6 +66,9 @@ class Echo:
     def beat(self, step: int, trained: int = 0) -> None:
         """Nobody listens."""
 
+    def trains(self, step: int) -> None:
+        """Nobody listens."""
+
     def owes_state(self) -> bool:
         return False
 

@@ -154,7 +154,8 @@ def _spectator(trips: RoundTrips, record: dict):
 def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     """Land what has landed elsewhere, up to the step where the others are, and start there.
 
-    First while they train on; then, close to them, while they wait for this region.
+    First while they train on; then, close to them, while they wait for this region. In groups they
+    wait from the beginning, since nothing is heard of other groups.
 
     Args:
       least: start there or later: what this region has saved and logged goes so far.
@@ -162,12 +163,13 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     carrier, trips = engine.recipe.carrier, engine.trips(state)
     # At the step where it was lost it was waited for in vain: they must see that it is past that.
     carrier.exchange.beat(int(state.clock.step))
-    carrier.silent = carrier.insists = True
+    # Of all others' exchanges the record is enough; a partner waits for our word at each.
+    carrier.silent = engine.recipe.method.topology is None
+    carrier.insists = True
     try:
-        state = _to_the_front(trips, state, least)
+        if carrier.silent:
+            state = _to_the_front(trips, state, least)
         carrier.exchange.come_in()
-        # Of all others' exchanges the record is enough; a partner waits for our word at each.
-        carrier.silent = engine.recipe.method.topology is None
         over = True  # once more: they may have been in an exchange when they read it
         while over or carrier.frontier() > int(state.clock.step):
             state = _to_the_front(trips, state, least)

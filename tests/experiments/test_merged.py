@@ -29,6 +29,25 @@ def record(region, step, *, waited=0.5, late=()):
     }
 
 
+def losses(folder, records):
+    """The merged evaluations of regions, each with these fields."""
+    paths = []
+    for region, one in enumerate(records):
+        header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
+        paths.append(folder / f"{region}.jsonl")
+        log = MetricsLog(paths[-1], -1)
+        log.write([{**header, "steps": STEPS}, {"kind": "eval", "step": 3, **one}])
+        log.close()
+    return [record["anchor"] for record in merged(paths) if record["kind"] == "eval"]
+
+
+def test_losses_are_those_of_a_region_that_was_not_behind(tmp_path):
+    behind = {"anchor": 3.0, "behind": 7}
+    assert losses(tmp_path, [behind, {"anchor": 2.0}, {"anchor": 1.0}]) == [2.0]
+    (tmp_path / "all").mkdir()
+    assert losses(tmp_path / "all", [behind, {**behind, "anchor": 4.0, "behind": 6}]) == [4.0]
+
+
 def run(folder, ends, late=None):
     """Merged records of regions that end after so many steps each; region `late` puts off a send
     and a landing of step 2 until step 4."""

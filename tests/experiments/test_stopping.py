@@ -51,8 +51,8 @@ def test_what_overlaps_a_whole_round_lands_with_the_send_after_it():
 
 
 def test_who_was_cut_off_and_trained_on_is_not_left_alone():
-    """Its steps, that is; where what has landed decides, nobody trains on."""
-    for by_steps, last in ((True, 19), (False, 11)):
+    """Where what has landed decides what is sent, and has not landed here, it is a round later."""
+    for by_steps, last in ((True, 19), (False, 13 + 6 + 1)):
         exchange, state = Away(), SimpleNamespace(clock=None)
         exchange.asked, exchange.steps = [None], lambda: {0: 5, 1: 13}
         assert not stopping(exchange, by_steps=by_steps).at(5, state)

@@ -83,7 +83,9 @@ def test_the_others_learn_how_far_it_is_with_both(alone, monkeypatch):
     """A newcomer begins where they train, and waiting goes by what they have sent."""
     run, told = alone("diloco"), []
     monkeypatch.setattr(run.exchange, "beat", lambda *what: told.append(what))
-    run.train(run.begin(), range(1, 25))
+    state = run.train(run.begin(), range(1, BACK))
+    assert run.exchange.steps() == {0: 20}, "as soon as anybody can hear it"
+    run.train(state, range(BACK, 25))
     assert told == [(4, 4), (8, 8), (12, 21), (16, 21), (20, 21), (24, 24)]
 
 

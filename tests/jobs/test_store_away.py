@@ -119,7 +119,7 @@ def test_a_landing_that_cannot_be_waits_no_longer_than_the_store_is_there(party)
 
 def test_who_is_ahead_waits_afterwards_for_those_who_are_not_there_yet(party):
     """Longer than a deadline allows: else it would go on alone, and the others never be counted."""
-    gone, back, behind = threading.Event(), threading.Event(), AWAY + 8
+    gone, back, behind, far = threading.Event(), threading.Event(), AWAY + 8, 35
 
     def one(region):
         own = party.region(region, 2, timing=exchange.Timing(**{**PATIENT, "deadline_s": 0.4}))
@@ -135,9 +135,10 @@ def test_who_is_ahead_waits_afterwards_for_those_who_are_not_there_yet(party):
         until(lambda: all(job.settled() for job in jobs), 60.0)
         with outage(party):
             gone.set()
-            until(lambda: jobs[0].at == ALONE and jobs[1].at == behind, 60.0)
+            until(lambda: jobs[0].at == far and jobs[1].at == behind, 60.0)
         back.set()
         counted = check("diloco", jobs, ends)
     # They notice within some steps that they can reach one another.
-    put_off = [step for step in counted if behind + 5 < step < ALONE]
+    put_off = [step for step in counted if behind + 5 < step < far]
     assert put_off and all(counted[step].tolist() == [False, True] for step in put_off)
+    assert counted[far + 1].all(), "it is still almost a period ahead where it sends again"

@@ -170,8 +170,13 @@ class Gathering:
         if self._held is None:
             if heard.look():
                 self._late_s = self._waited_s
+                if self.request.patience_s:
+                    # What was just announced has still to come: for that the usual time is enough.
+                    self._since_s = office.beats.clock_s
             waiting = self._waits_for = [r for r in self.request.members if not heard.settled(r)]
-            if not self._over(waiting) and not self._passed_over(waiting):
+            computing = any(region not in heard.said for region in waiting)
+            patience_s = self.request.patience_s if computing else 0.0
+            if not self._over(waiting, patience_s=patience_s) and not self._passed_over(waiting):
                 return None
             held = {r: heard.said[r].payload.content for r in sorted(heard.said) if heard.has(r)}
             if heard.own is not None:
@@ -221,11 +226,11 @@ class Gathering:
     def _waited_s(self) -> float:
         return self._office.beats.clock_s - self._since_s
 
-    def _over(self, waiting: list[int], deadlines: int = 1) -> bool:
+    def _over(self, waiting: list[int], deadlines: int = 1, patience_s: float = 0.0) -> bool:
         """Whether waiting is over: for nobody any more, or for too long."""
         me = self._office.region
         nbytes = sum(s.payload.nbytes_for(me) for s in self.heard.said.values() if s.payload)
-        deadline_s = deadlines * self._office.pace.deadline_s(nbytes) + self.request.patience_s
+        deadline_s = deadlines * self._office.pace.deadline_s(nbytes) + patience_s
         return not waiting or self._waited_s >= deadline_s
 
     # -- complete -----------------------------------------------------------------------------

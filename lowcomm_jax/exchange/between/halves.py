@@ -102,6 +102,7 @@ class Halves:
         """The outcome of an exchange that follows."""
         key, name = f"{self.request.key}/{suffix}", _following(self.request.name, suffix)
         changes = {"key": key, "name": name, "reduction": None, "terms": {}, "follows": True}
+        changes["patience_s"] = 0.0
         changes |= more
         request = dataclasses.replace(self.request, **changes)
         self._gatherings.append(self._gathering(request, awaited))

@@ -71,7 +71,8 @@ def _told(name: str) -> Callable:
 
 
 _ALIKE = (
-    *("join", "come_in", "hear", "living", "steps", "beat", "agree", "counts", "pause", "close"),
+    *("join", "come_in", "hear", "living", "steps", "beat", "trains"),
+    *("agree", "counts", "pause", "close"),
     *("ready", "reachable", "be_patient", "arrives", "finish", "skip", "passed_over"),
     *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),
     *("vouch", "agrees"),

@@ -81,6 +81,10 @@ class Membership:
         something, and how many we have made, if more."""
         self._office.beats.update(step=step, trained=trained, at_once=False)
 
+    def trains(self, step: int) -> None:
+        """Tell the others how many inner steps we have made, with the next heartbeat."""
+        self._office.beats.update(trained=step, at_once=False)
+
     def agree(self, name: str, proposal: dict) -> dict:
         """What the first region proposed, small JSON, since all have begun together.
 

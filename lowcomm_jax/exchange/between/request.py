@@ -28,7 +28,7 @@ class Request:
       like: what the payload of each region must hold; None = what this region's does, if it has
         one.
       follows: it continues another exchange, so that nobody has computed before it.
-      patience_s: how much longer than usual the others may be late.
+      patience_s: how much longer than usual others may compute.
     """
 
     key: str
