@@ -130,7 +130,7 @@ def test_who_held_what_deleted_too_parts_an_exchange(party):
 
 
 def test_anchors_that_parted_so_are_noticed_by_all(between, tmp_path):
-    timing = exchange.Timing(beat_s=0.1, dead_after_s=5.0, deadline_s=0.5)
+    timing = exchange.Timing(beat_s=0.1, dead_after_s=5.0, deadline_s=2.0)
     data, gone, landed = batches(STEPS, R), threading.Event(), threading.Event()
 
     def given(region):
