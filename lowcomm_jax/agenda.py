@@ -101,9 +101,9 @@ def _at(
     schedule, carrier, step = trips.schedule, trips.carrier, int(state.clock.step)
     # Put off between its sends and their landing, it is taken up there.
     sends = not (state.clock.last_sent == step).any()
-    reaches = not (sends and schedule.next_send(step - 1, state.clock) == step)
-    reaches = reaches or carrier.reachable()
-    if not (reaches and carrier.arrives(state, due(state, step))):
+    if sends and schedule.next_send(step - 1, state.clock) == step and not carrier.reachable():
+        return state, False
+    if not carrier.arrives(state, due(state, step)):
         return state, False
     if not schedule.land_after_send:
         state = trips.land(state, due(state, step), step, events, adopt)

@@ -236,7 +236,7 @@ class Beats:
     def back(self) -> bool:
         """Whether the store can be used; where it has just gone away, waits whether it returns.
 
-        Raises: see `check`.
+        Raises what `check` raises.
         """
         while self.outage is not None:
             self.check()

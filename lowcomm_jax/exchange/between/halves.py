@@ -101,9 +101,8 @@ class Halves:
     def _next(self, suffix: str, awaited: Callable[[int], bool], **more) -> Gathered:
         """The outcome of an exchange that follows."""
         key, name = f"{self.request.key}/{suffix}", _following(self.request.name, suffix)
-        changes = {"key": key, "name": name, "reduction": None, "terms": {}, "follows": True}
-        changes["patience_s"] = 0.0
-        changes |= more
+        changes = {"key": key, "name": name, "reduction": None, "terms": {}}
+        changes |= {"follows": True, "patience_s": 0.0, **more}
         request = dataclasses.replace(self.request, **changes)
         self._gatherings.append(self._gathering(request, awaited))
         self._gatherings[-1].begin()
