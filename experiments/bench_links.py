@@ -2,8 +2,8 @@
 
 Two jobs, each with a core and a network namespace of its own, exchange payloads over a link that
 token buckets hold to a rate. How long a step takes without waiting, and what an exchange costs
-beside its bytes, is measured once per method on the same link without a limit; everything else the
-clock must foretell.
+beside its bytes, is measured before and after each run on the same link without a limit, since a
+machine's pace drifts by some percent within minutes; everything else the clock must foretell.
 """
 
 from __future__ import annotations
@@ -98,14 +98,22 @@ def rows(
       RuntimeError: a job failed, with the end of what it printed.
     """
     for method in methods:
-        free = train(method, None, periods, batch)
-        step = statistics.median((free.period_S - free.waited_S) / PERIOD)
-        constant = statistics.median(free.travel_N)
-        console.print(
-            f"{method}, no limit: {1e3 * step:.1f} ms a step, {1e3 * constant:.0f} ms an exchange"
-        )
+        after = costs(train(method, None, periods, batch))
         for rate in rates:
-            yield row(method, rate, train(method, rate, periods, batch), step, constant)
+            before, trained = after, train(method, rate, periods, batch)
+            after = costs(train(method, None, periods, batch))
+            step, constant = (statistics.mean(both) for both in zip(before, after, strict=True))
+            console.print(
+                f"{method} beside {rate:g} Mbit/s, no limit: {1e3 * step:.1f} ms a step, "
+                f"{1e3 * constant:.0f} ms an exchange"
+            )
+            yield row(method, rate, trained, step, constant)
+
+
+def costs(free: Trained) -> tuple[float, float]:
+    """Median seconds of (a step without waiting, an exchange), of a run without a limit."""
+    step = statistics.median((free.period_S - free.waited_S) / PERIOD)
+    return step, statistics.median(free.travel_N)
 
 
 def row(method: str, rate: float, trained: Trained, step: float, constant: float) -> Row:

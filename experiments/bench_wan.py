@@ -7,7 +7,7 @@ First what simulating costs: seconds, the ratio between neighbouring sizes besid
 sizes (linear growth gives equal ratios), the exponent fitted over all sizes, and how long regions
 stand idle with and without a global barrier. Then, on Linux as root, two jobs train over links that
 are held to each rate (Mbit/s): how much of an exchange they wait for, and how far off the clock is
-(`bench_links`); some ten minutes, on an otherwise idle machine with two cores.
+(`bench_links`); some twenty minutes, on an otherwise idle machine with two cores.
 """
 
 import dataclasses

@@ -51,6 +51,24 @@ def test_the_clock_foretells_steps_bytes_and_what_an_exchange_costs_beside_them(
     assert bench_links.row("cocodc", 100.0, trained, 2 * travel, CONSTANT).hidden
 
 
+def test_the_machine_is_taken_to_drift_evenly_between_the_runs_without_a_limit(monkeypatch):
+    ran = []
+
+    def train(method, rate, periods, batch):
+        ran.append(rate)
+        slower = len(ran)  # the machine gets slower with every run
+        travel = np.full(3, 0.01 * slower + (0 if rate is None else 1))
+        return SimpleNamespace(
+            period_S=np.full(3, 0.1 * slower + 0.5), waited_S=np.full(3, 0.5), travel_N=travel
+        )
+
+    monkeypatch.setattr(bench_links, "train", train)
+    monkeypatch.setattr(bench_links, "row", lambda method, rate, trained, *costs: costs)
+    found = bench_links.rows(["diloco"], [25.0, 100.0], 3, 4, Console(quiet=True))
+    assert list(found) == [pytest.approx((0.02, 0.02)), pytest.approx((0.04, 0.04))]
+    assert ran == [None, 25.0, None, 100.0, None]
+
+
 def test_where_no_link_can_be_made_it_is_said(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(bench_wan, "measure", lambda **_: None)
