@@ -1,5 +1,6 @@
 """Jobs over links of a given rate, and what the virtual clock foretells of them."""
 
+import dataclasses
 import os
 from types import SimpleNamespace
 
@@ -41,14 +42,38 @@ def test_the_clock_foretells_steps_bytes_and_what_an_exchange_costs_beside_them(
     trained = bench_links.Trained(
         log=log_of(periods),
         period_S=np.array([whole, 2 * whole, whole]),
-        waited_S=np.full(3, travel),
         travel_N=np.full(3, travel),
+        waited_N=np.full(3, travel),
+        waited_S=np.full(3, travel),
     )
     row = bench_links.row("diloco", 100.0, trained, STEP, CONSTANT)
     assert row.foretold == pytest.approx(whole, rel=1e-6)
     assert (row.measured, row.error) == (whole, pytest.approx(0, abs=1e-6))
-    assert row.exposed == 1 and not row.hidden
-    assert bench_links.row("cocodc", 100.0, trained, 2 * travel, CONSTANT).hidden
+    assert (row.exposed, row.short, row.unhidden) == (1, 0, None)
+    assert shown(row) == "-"
+
+
+def test_what_could_be_hidden_is_told_apart_from_what_could_not():
+    """Two of three exchanges are shorter than tau steps, and 0.01 s of their 0.4 s waited for."""
+    trained = bench_links.Trained(
+        log=log_of(bench_links.WARM_UP + 3),
+        period_S=np.ones(3),
+        travel_N=np.array([0.1, 0.3, 0.6]),
+        waited_N=np.array([0.01, 0, 0.2]),
+        waited_S=np.zeros(3),
+    )
+    row = bench_links.row("cocodc", 100.0, trained, 0.5 / bench_links.TAU, CONSTANT)
+    assert (row.exposed, row.short) == (pytest.approx(0.21), pytest.approx(2 / 3))
+    assert row.unhidden == pytest.approx(0.01 / 0.4)
+    assert shown(row) == "2% yes"
+    worse = dataclasses.replace(trained, waited_N=np.array([0.03, 0, 0.2]))
+    row = bench_links.row("cocodc", 100.0, worse, 0.5 / bench_links.TAU, CONSTANT)
+    assert shown(row) == "8% NO"
+
+
+def shown(row):
+    """The last cell of the table."""
+    return next(iter(bench_links.table([row]).columns[-1].cells))
 
 
 def test_the_machine_is_taken_to_drift_evenly_between_the_runs_without_a_limit(monkeypatch):
