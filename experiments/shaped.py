@@ -17,13 +17,13 @@ ADDRESSES = ("10.213.7.1", "10.213.7.2")
 # What TCP with time stamps carries, of an Ethernet frame and its part of an answer to several.
 GOODPUT = 1448 / (1514 + 66 / 6)
 # Bytes leave in pieces as long as this takes, and a full bucket lets as many through for free. With
-# single frames, each with a timer, splitting and merging them took as much of a core as training
-# did not have: work that routers and network cards do elsewhere.
+# single frames, each with a timer, splitting and merging them takes a share of each core that the
+# jobs should have: work that routers and network cards do elsewhere.
 _BUCKET_SECONDS, _SMALLEST_BUCKET = 2e-3, 12_500
 _LARGEST_PIECE = 65_536
 _PIECE = 0.9  # of a bucket: the headers of its frames must fit, too, or the kernel splits it
 # The kernel's default differs between machines, and one of them, BBR, slows down where answers wait
-# behind what travels the other way: a payload took 0.65 to 0.78 s at 25 Mbit/s, with this 0.65.
+# behind what travels the other way: at 25 Mbit/s a payload took up to 0.78 s, with this 0.68.
 _CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control=reno"
 # Longer queues hold up the answers to what travels the other way.
 _QUEUE_SECONDS, _SHORTEST_QUEUE = 0.02, 32_000
