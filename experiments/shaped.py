@@ -10,21 +10,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 _TOOLS = (("ip", "iproute2"), ("tc", "iproute2"), ("sysctl", "procps"))
 NAMES = ("lowcomm0", "lowcomm1")
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
-# What TCP with time stamps carries, of an Ethernet frame and its part of an answer to several.
+# What TCP with time stamps carries: of an Ethernet frame, and an answer to every sixth.
 GOODPUT = 1448 / (1514 + 66 / 6)
-# Bytes leave in pieces as long as this takes, and a full bucket lets as many through for free. With
-# single frames, each with a timer, splitting and merging them takes a share of each core that the
+# Bytes leave in pieces of 1 to 4 ms, and a full bucket lets as many through for free. With single
+# frames, each with a timer, splitting and merging them takes a share of each core that the
 # jobs should have: work that routers and network cards do elsewhere.
 _BUCKET_SECONDS, _SMALLEST_BUCKET = 2e-3, 12_500
 _LARGEST_PIECE = 65_536
 _PIECE = 0.9  # of a bucket: the headers of its frames must fit, too, or the kernel splits it
-# The kernel's default differs between machines, and one of them, BBR, slows down where answers wait
-# behind what travels the other way: at 25 Mbit/s a payload took up to 0.78 s, with this 0.68.
-_CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control=reno"
+# The kernel's default differs between machines, and one of them, BBR, slows down where both
+# directions are busy: at 25 Mbit/s a payload took up to 0.78 s, with this 0.68.
+_CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control"
+_SETTINGS = Path("/proc/sys")
 # Longer queues hold up the answers to what travels the other way.
 _QUEUE_SECONDS, _SHORTEST_QUEUE = 0.02, 32_000
 
@@ -36,6 +38,8 @@ def problems() -> list[str]:
     found = [f"{name} is missing: install {package}" for name, package in _TOOLS if not _has(name)]
     if os.geteuid():
         found.append("network namespaces and token buckets need root")
+    elif not os.access(_SETTINGS / _CONGESTION_CONTROL.replace(".", "/"), os.W_OK):
+        found.append(f"{_SETTINGS} cannot be written")
     return found
 
 
@@ -65,7 +69,7 @@ def link(rate_mbit: float | None) -> Iterator[list[list[str]]]:
         for name, end, address in zip(NAMES, ends, ADDRESSES):
             _run("ip", "link", "set", end, "netns", name)
             inside = ["ip", "netns", "exec", name]
-            _run(*inside, "sysctl", "-qw", _CONGESTION_CONTROL)
+            _run(*inside, "sysctl", "-qw", f"{_CONGESTION_CONTROL}=reno")
             _run(*inside, "ip", "address", "add", f"{address}/24", "dev", end)
             for device in ("lo", end):
                 _run(*inside, "ip", "link", "set", device, "up")
@@ -78,7 +82,7 @@ def link(rate_mbit: float | None) -> Iterator[list[list[str]]]:
 
 
 def _bucket(device: str, rate_mbit: float) -> list[list[str]]:
-    """A bucket so small that a payload gets next to nothing for free out of a full one."""
+    """A bucket small enough that what a payload gets for free out of a full one is milliseconds."""
     bytes_per_second = rate_mbit * 1e6 / 8
     burst = max(_SMALLEST_BUCKET, int(bytes_per_second * _BUCKET_SECONDS))
     queue = max(_SHORTEST_QUEUE, int(bytes_per_second * _QUEUE_SECONDS))

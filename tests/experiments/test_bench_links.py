@@ -1,6 +1,5 @@
 """Jobs over links of a given rate, and what the virtual clock foretells of them."""
 
-import dataclasses
 import os
 from types import SimpleNamespace
 
@@ -43,32 +42,31 @@ def test_the_clock_foretells_steps_bytes_and_what_an_exchange_costs_beside_them(
         log=log_of(periods),
         period_S=np.array([whole, 2 * whole, whole]),
         travel_N=np.full(3, travel),
-        waited_N=np.full(3, travel),
         waited_S=np.full(3, travel),
     )
     row = bench_links.row("diloco", 100.0, trained, STEP, CONSTANT)
     assert row.foretold == pytest.approx(whole, rel=1e-6)
     assert (row.measured, row.error) == (whole, pytest.approx(0, abs=1e-6))
-    assert (row.exposed, row.short, row.unhidden) == (1, 0, None)
-    assert shown(row) == "-"
+    assert row.exposed == 1 and shown(row) == "cannot be"
 
 
-def test_what_could_be_hidden_is_told_apart_from_what_could_not():
-    """Two of three exchanges are shorter than tau steps, and 0.01 s of their 0.4 s waited for."""
+@pytest.mark.parametrize(
+    ("waited", "longest", "expected"),
+    [(0.012, 0.49, "yes"), (0.3, 0.49, "NO"), (0.3, 0.6, "cannot be")],
+)
+def test_what_tau_steps_outlast_must_be_hidden(waited, longest, expected):
+    """Two exchanges in ten take `longest`, tau steps 0.5 s."""
+    travel_N = np.array([0.1, *[0.3] * 7, longest, longest])
     trained = bench_links.Trained(
         log=log_of(bench_links.WARM_UP + 3),
         period_S=np.ones(3),
-        travel_N=np.array([0.1, 0.3, 0.6]),
-        waited_N=np.array([0.01, 0, 0.2]),
-        waited_S=np.zeros(3),
+        travel_N=travel_N,
+        waited_S=np.array([waited, 0, 0]),
     )
     row = bench_links.row("cocodc", 100.0, trained, 0.5 / bench_links.TAU, CONSTANT)
-    assert (row.exposed, row.short) == (pytest.approx(0.21), pytest.approx(2 / 3))
-    assert row.unhidden == pytest.approx(0.01 / 0.4)
-    assert shown(row) == "2% yes"
-    worse = dataclasses.replace(trained, waited_N=np.array([0.03, 0, 0.2]))
-    row = bench_links.row("cocodc", 100.0, worse, 0.5 / bench_links.TAU, CONSTANT)
-    assert shown(row) == "8% NO"
+    assert row.exposed == pytest.approx(waited / travel_N.sum())
+    assert (row.travel, row.travel_p90) == (pytest.approx(0.3), pytest.approx(longest))
+    assert shown(row) == expected
 
 
 def shown(row):
@@ -81,16 +79,17 @@ def test_the_machine_is_taken_to_drift_evenly_between_the_runs_without_a_limit(m
 
     def train(method, rate, periods, batch):
         ran.append(rate)
-        slower = len(ran)  # the machine gets slower with every run
-        travel = np.full(3, 0.01 * slower + (0 if rate is None else 1))
+        slower, limit = len(ran), 0 if rate is None else 1  # slower with every run
         return SimpleNamespace(
-            period_S=np.full(3, 0.1 * slower + 0.5), waited_S=np.full(3, 0.5), travel_N=travel
+            period_S=np.full(3, 0.1 * slower + 0.5 + limit),
+            waited_S=np.full(3, 0.5),
+            travel_N=np.full(3, 0.03 * slower + limit),
         )
 
     monkeypatch.setattr(bench_links, "train", train)
     monkeypatch.setattr(bench_links, "row", lambda method, rate, trained, *costs: costs)
     found = bench_links.rows(["diloco"], [25.0, 100.0], 3, 4, Console(quiet=True))
-    assert list(found) == [pytest.approx((0.02, 0.02)), pytest.approx((0.04, 0.04))]
+    assert list(found) == [pytest.approx((0.02, 0.06)), pytest.approx((0.04, 0.12))]
     assert ran == [None, 25.0, None, 100.0, None]
 
 
