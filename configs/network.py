@@ -7,7 +7,7 @@ Any mapping with these fields is a network; files in YAML use the same ones.
 from ml_collections import ConfigDict
 
 from lowcomm_jax.network.links import Network
-from lowcomm_jax.network.presets import preset
+from lowcomm_jax.network.parse import preset
 
 
 def get_config(name: str = "us_4_regions") -> ConfigDict:

@@ -19,18 +19,18 @@ from experiments.cli import (
     split_config,
 )
 
-COMMANDS = (
-    "quick",
-    "train",
-    "launch",
-    "report",
-    "sample",
-    "export",
-    "compare",
-    "sweep",
-    "plan",
-    "bench",
-)
+COMMANDS = {  # the module of each, in the order in which they are shown
+    "quick": "compare.quick",
+    "train": "train.main",
+    "launch": "regions.main",
+    "report": "report.main",
+    "sample": "trained.sample",
+    "export": "trained.export",
+    "compare": "compare.main",
+    "sweep": "sweep.main",
+    "plan": "plan.main",
+    "bench": "bench.main",
+}
 # These take main(config, workdir), where only comparisons have an exit code to return; the others
 # take main(argv) -> exit code. Their config, None = to be named.
 _BY_CONFIG = {"quick": "configs/compare/quick.py", "compare": None, "sweep": None, "plan": None}
@@ -45,10 +45,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         if command.startswith("-"):
             command, rest = "quick", list(argv)
-        if command not in available():
-            hint = closest(command, sorted(available()))
+        if command not in COMMANDS:
+            hint = closest(command, sorted(COMMANDS))
             raise RefusedError([f"unknown command {command!r}{hint}"], "python -m experiments")
-        module = importlib.import_module(f"experiments.{command}")
+        module = importlib.import_module(f"experiments.{COMMANDS[command]}")
         if command in _BY_CONFIG:
             return _run_by_config(command, module, rest)
         return module.main(rest) or 0
@@ -58,15 +58,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def available() -> dict[str, str]:
-    """Name and first docstring line of every command whose module exists."""
-    folder, found = Path(__file__).parent, {}
-    for name in COMMANDS:
-        file = folder / f"{name}.py"
-        if not file.is_file():
-            file = folder / name / "__init__.py"
-        if file.is_file():
-            text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-            found[name] = text.partition("\n\n")[0].replace("\n", " ")
+    """Name and first docstring line of every command."""
+    found = {}
+    for name, module in COMMANDS.items():
+        file = Path(__file__).parent / f"{module.replace('.', '/')}.py"
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        found[name] = text.partition("\n\n")[0].replace("\n", " ")
     return found
 
 

@@ -146,7 +146,7 @@ def load_config(
 
 def _function_in(file: str) -> Callable[..., ml_collections.ConfigDict]:
     """`get_config` of a config file, which is an ordinary Python module."""
-    spec = importlib.util.spec_from_file_location(f"config_{Path(file).stem}", file)
+    spec = importlib.util.spec_from_file_location(f"config{Path(file).stem}", file)
     if spec is None or spec.loader is None:
         raise RefusedError([f"--config={file}: no Python file"])
     module = importlib.util.module_from_spec(spec)

@@ -14,7 +14,7 @@ from typing import Any
 import ml_collections
 from ml_collections import ConfigDict, config_dict
 
-from experiments.methods import section
+from experiments.train.methods import section
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
 

@@ -11,11 +11,11 @@ import numpy as np
 from scipy import special
 
 from experiments.cli import RefusedError
-from experiments.merged import merged, region_logs
 from experiments.metrics import VERSION, read_records
+from experiments.regions.merged import merged, region_logs
 from experiments.workdir import METRICS
-from lowcomm_jax.consensus import contraction
 from lowcomm_jax.outer import Consensus
+from lowcomm_jax.topology.consensus import contraction
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Low-communication, cross-region training of language models in JAX."""
 
-from lowcomm_jax import batching, consensus, landing, methods, outer, topology
+from lowcomm_jax import batching, exchange, landing, methods, outer, topology
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
+from lowcomm_jax.adaptive.noise_measurement import Probe
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.probe import Probe
-from lowcomm_jax.regions import make_mesh
-from lowcomm_jax.views import global_params, region_params
+from lowcomm_jax.mesh.regions import make_mesh
+from lowcomm_jax.params_view import global_params, region_params
+from lowcomm_jax.topology import consensus
 
 __all__ = [
     "AdaptiveEngine",
@@ -13,6 +14,7 @@ __all__ = [
     "Probe",
     "batching",
     "consensus",
+    "exchange",
     "global_params",
     "landing",
     "make_mesh",

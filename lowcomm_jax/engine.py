@@ -7,6 +7,7 @@ payload; (2) to (4) may be put off (`agenda`). The host decides by the clock, wi
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -15,28 +16,157 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from lowcomm_jax import history, initial, microbatches, programs
-from lowcomm_jax.carrying import OnMesh
-from lowcomm_jax.checks import check_batch, layout_problems, mode_problems, virtual_clock
-from lowcomm_jax.exchange import JobExchange
-from lowcomm_jax.finish import AtTheEnd, finish
-from lowcomm_jax.gossip_trips import round_trips
-from lowcomm_jax.gradient import behind_outer
-from lowcomm_jax.guard import Guard
-from lowcomm_jax.jobs import BetweenJobs, reconnect
-from lowcomm_jax.jobs.checks import exchange_problems
-from lowcomm_jax.layout import Roles, make_layout
+from lowcomm_jax import history
+from lowcomm_jax.exchange.mesh import MeshExchange
+from lowcomm_jax.history import Event, with_pace
+from lowcomm_jax.mesh.arrays import place
+from lowcomm_jax.mesh.regions import REGION, Regions, Replicas, default_mesh
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.network import follow
-from lowcomm_jax.processes import place
-from lowcomm_jax.programs import Recipe
-from lowcomm_jax.regions import REGION, Regions, Replicas, default_mesh
-from lowcomm_jax.roundtrip import RoundTrips
-from lowcomm_jax.routed_steps import HopsFn, RoutedSteps
-from lowcomm_jax.sharding import SpecFn
-from lowcomm_jax.stage_runner import Participants, StageRunner
-from lowcomm_jax.staging import Stage, Stager
-from lowcomm_jax.state import TrainState
+from lowcomm_jax.network import VirtualClock, drive, follow
+from lowcomm_jax.params.layout import Roles, make_layout
+from lowcomm_jax.params.sharding import SpecFn
+from lowcomm_jax.runtime.checks import exchange_problems
+from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.runtime.job_loop import JobLoop, job_loop
+from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.sync import initial_state, round_programs
+from lowcomm_jax.sync.checks import (
+    layout_problems,
+    microbatch_cut,
+    microbatch_problems,
+    mode_problems,
+    refuse_microbatches,
+    virtual_clock,
+)
+from lowcomm_jax.sync.finish import AtTheEnd, finish
+from lowcomm_jax.sync.gossip_loop import GossipLoop
+from lowcomm_jax.sync.gradient_exchange import behind_outer, run_gradient_steps
+from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop
+from lowcomm_jax.sync.round_functions import OutlierGuard
+from lowcomm_jax.sync.round_programs import EngineConfig, RoundPrograms
+from lowcomm_jax.sync.routed_steps import HopsFn, RoutedSteps
+from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.train import batch_blocks
+from lowcomm_jax.train.batch_blocks import (
+    BatchBlock,
+    BlockStager,
+    MicrobatchCut,
+    check_batch,
+    first_step,
+)
+
+# -- stage_runner ------------------------------------------------------------------------------
+#
+# One stage: the inner steps up to an event, then what happens at that event.
+
+
+Participants = Callable[[int], Sequence[bool] | None] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockRunner:
+    """Runs the stages of one engine and books them on a clock, if there is one.
+
+    `run` returns (state, metrics, events): metrics leaves `[R, capacity]`, or `[R]` with `single`
+    (the stage has one step).
+    """
+
+    method: Method
+    region_ids: jax.Array
+    here: np.ndarray  # the same on the host: numbers of the regions in this job
+    total: int
+    routed: RoutedSteps | None = None  # where the loss function moves values between regions
+
+    @property
+    def count(self) -> int:
+        return len(self.here)
+
+    def _mask(self, participants: Participants, step: int) -> np.ndarray:
+        """Bool `[R]` of the regions in this job, out of a mask of all regions."""
+        return participants_mask(participants and participants(step), self.total)[self.here]
+
+    def run(
+        self,
+        loop: SyncLoop,
+        state: TrainState,
+        stage: BatchBlock,
+        participants: Participants,
+        single: bool,
+        cut: MicrobatchCut | None,
+        clock: VirtualClock | None,
+    ):
+        done = int(state.counters.step)
+        steps = range(done + 1, done + stage.steps + 1)
+        if self.method.signal == "gradient":
+            state, metrics, events, pace = self._gradient(
+                loop, state, stage, participants, single, steps
+            )
+        else:
+            active = self.active(steps, stage.capacity)
+            if loop.measurements is not None:
+                loop.measurements.starts()
+            inner, metrics = self.inner_steps(loop, state, stage, active, single, cut)
+            mask = self._mask(participants, steps[-1])
+            state, events = loop.after(state.replace(inner=inner), stage.steps, mask)
+            pace = {} if active is None else {"active": active}
+        if self.routed is not None:
+            state, events = self.routed.book(state, steps, stage.batches, events)
+        if clock is not None:
+            book(clock, steps, events, pace)
+        return state, with_pace(metrics, pace, single), events
+
+    def inner_steps(
+        self,
+        loop: SyncLoop,
+        state: TrainState,
+        stage: BatchBlock,
+        active: np.ndarray | None,
+        single: bool,
+        cut: MicrobatchCut | None,
+    ):
+        """The inner steps of a stage alone: (inner, metrics)."""
+        n, programs = np.int32(stage.steps), loop.programs
+        given = (state.inner, state.frozen, stage.batches, self.region_ids, active)
+        if cut is None:
+            return programs.inner_program(*given, n, single=single)
+        counts_R = cut.counts(stage.stride, self.count)
+        inner, metrics = programs.microbatch_program(*given, counts_R, np.int32(stage.stride), n)
+        return inner, first_step(metrics) if single else metrics
+
+    def _gradient(self, loop, state, stage: BatchBlock, participants, single: bool, steps: range):
+        masks = [self._mask(participants, t) for t in steps]
+        state, events, metrics = run_gradient_steps(
+            loop.programs.inner_program,
+            loop.programs.gradient_traffic,
+            state,
+            stage.batches,
+            self.region_ids,
+            masks,
+            None if loop.by_tokens else loop.weights,
+            stage.capacity,
+            single,
+        )
+        away = ~np.stack(masks, axis=1)
+        return state, metrics, events, {"away": away} if away.any() else {}
+
+    def active(self, steps: range, capacity: int) -> np.ndarray | None:
+        """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
+        schedule = self.method.schedule
+        if not schedule.uneven:
+            return None
+        active = np.zeros((self.count, capacity), bool)
+        for i, t in enumerate(steps):
+            active[:, i] = schedule.active(t, self.count)
+        return active
+
+
+def book(clock: VirtualClock, steps: range, events: list[Event], pace: dict) -> None:
+    """Let the virtual clock run through these steps and their events."""
+    for i, t in enumerate(steps):
+        masks = {name: mask[:, i] for name, mask in pace.items()}
+        drive(clock, t, [e for e in events if e.step == t], **masks)
+
 
 PyTree = Any
 
@@ -109,7 +239,7 @@ class Engine:
         self.method = method
         self.roles = roles
         self.block = block
-        guard = Guard(outlier_factor, max_update_norm)
+        guard = OutlierGuard(outlier_factor, max_update_norm)
         self.clock, unusable = virtual_clock(network, regions, seed)
         everyone = Regions(regions, mesh, replicas)
         problems = layout_problems(everyone, method, weights, guard, network) + unusable
@@ -118,7 +248,8 @@ class Engine:
         problems += mode_problems(method, self.regions, alone, counts, offload, hops, loss_fn)
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
-        self.recipe = Recipe(
+        self.delivery = JobDelivery(exchange, method.anchors == "shared") if alone else None
+        self.config = EngineConfig(
             loss_fn=loss_fn,
             inner=optax.with_extra_args_support(behind_outer(method, inner)),
             method=method,
@@ -132,7 +263,9 @@ class Engine:
             network=None if self.clock is None else self.clock.network,
             offload=offload,
             routed=hops is not None,
-            carrier=BetweenJobs(exchange, method.anchors == "shared") if alone else OnMesh(regions),
+            total=regions,
+            separate_jobs=alone,
+            traffic=MeshExchange.traffic if self.delivery is None else self.delivery.traffic,
         )
         ids_R = np.array([exchange.region] if alone else range(regions), np.int32)
         named = isinstance(weights, str)
@@ -143,8 +276,8 @@ class Engine:
         self.region_ids = place(ids_R, region)
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
         routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
-        self.runner = StageRunner(method, self.region_ids, ids_R, regions, routed)
-        self._trips: dict[Any, RoundTrips] = {}
+        self.runner = BlockRunner(method, self.region_ids, ids_R, regions, routed)
+        self._loops: dict[Any, SyncLoop] = {}
 
     # -- state --------------------------------------------------------------------------------
 
@@ -156,21 +289,22 @@ class Engine:
             method's fragments.
         """
         layout = make_layout(params, self.roles)
-        if layout not in self._trips:
-            self._trips[layout] = round_trips(programs.build(self.recipe, layout), self.weights)
-        return initial.initial_state(self._trips[layout].programs, params)
+        if layout not in self._loops:
+            programs = round_programs.build(self.config, layout)
+            self._loops[layout] = make_sync_loop(programs, self.weights, self.delivery)
+        return initial_state.initial_state(self._loops[layout].programs, params)
 
-    def trips(self, state: TrainState) -> RoundTrips:
-        """The compiled round trips for this state's parameter layout.
+    def sync_loop(self, state: TrainState) -> SyncLoop:
+        """The compiled round loop for this state's parameter layout.
 
         Raises:
           ValueError: the state was not made by this engine's `init`.
         """
-        if state.layout not in self._trips:
+        if state.layout not in self._loops:
             raise ValueError(
                 "this state was made by another engine: call engine.init(params) first"
             )
-        return self._trips[state.layout]
+        return self._loops[state.layout]
 
     # -- training -----------------------------------------------------------------------------
 
@@ -198,11 +332,11 @@ class Engine:
           `events`, a list of `history.Event`; where not every region makes the step, bool `[R]`
           `active` (uneven regions) or `away` (left out of a gradient exchange).
         """
-        cut = microbatches.cut(self.recipe, microbatch, counts_R)
+        cut = self._cut(microbatch, counts_R)
         if cut is None:
-            stage = Stage(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
+            stage = BatchBlock(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
         else:
-            stage = Stager([batch], self.block, microbatch).take(1)
+            stage = BlockStager([batch], self.block, microbatch).take(1)
         state, metrics, events = self._run(state, stage, lambda _: participants, True, cut)
         return state, {**metrics, "events": events}
 
@@ -237,11 +371,11 @@ class Engine:
           ValueError: batches that cannot be cut, or with a method or network that needs them
             fixed.
         """
-        trips = self.trips(state)
-        cut = microbatches.cut(self.recipe, microbatch, counts_R)
-        record = history.History(int(state.clock.step))
-        stager = Stager(batches, self.block, microbatch)
-        while (stage := stager.take(trips.next_event(state))) is not None:
+        loop = self.sync_loop(state)
+        cut = self._cut(microbatch, counts_R)
+        record = history.History(int(state.counters.step))
+        stager = BlockStager(batches, self.block, microbatch)
+        while (stage := stager.take(loop.next_event(state))) is not None:
             state, metrics, events = self._run(state, stage, participants, False, cut)
             record.add(stage.steps, metrics, events)
         return state, record
@@ -259,42 +393,76 @@ class Engine:
         Raises:
           ValueError: listing the sizes that cannot work.
         """
-        trips = self.trips(state)
-        microbatches.refuse(microbatches.size_problems(self.recipe, sizes or ()))
+        loop = self.sync_loop(state)
+        refuse_microbatches(microbatch_problems(self.config, sizes or ()))
         for size in [None] if sizes is None else sizes:
-            batch = batch if size is None else microbatches.repeated(batch, size)
-            one = Stager([batch], self.block, size).take(1)
+            batch = batch if size is None else batch_blocks.repeated(batch, size)
+            one = BlockStager([batch], self.block, size).take(1)
             stage = self._staged(one._replace(steps=0))
             active = self.runner.active(range(0), stage.capacity)
-            cut = None if size is None else microbatches.Cut(size)
-            inner, _ = self.runner.inner_steps(trips, state, stage, active, False, cut)
+            cut = None if size is None else batch_blocks.MicrobatchCut(size)
+            inner, _ = self.runner.inner_steps(loop, state, stage, active, False, cut)
             state = state.replace(inner=inner)
         return state
 
-    def _run(self, state: TrainState, stage: Stage, participants, single: bool, cut):
-        given = (self.trips(state), state, self._staged(stage), participants, single, cut)
+    def _cut(self, microbatch: int | None, counts_R) -> MicrobatchCut | None:
+        if microbatch is None and counts_R is None:
+            return None
+        return microbatch_cut(self.config, microbatch, counts_R)
+
+    def _run(self, state: TrainState, stage: BatchBlock, participants, single: bool, cut):
+        given = (self.sync_loop(state), state, self._staged(stage), participants, single, cut)
         return self.runner.run(*given, self.clock)
 
-    def _staged(self, stage: Stage) -> Stage:
+    def _staged(self, stage: BatchBlock) -> BatchBlock:
         return stage._replace(batches=self.place(stage.batches))
 
     def finish(self, state: TrainState, participants: AtTheEnd = None) -> TrainState:
         """Drain what is in flight, then one last blocking synchronisation (`finish.finish`)."""
-        state, events = finish(self.trips(state), state, participants)
+        state, events = finish(self.sync_loop(state), state, participants)
         if self.clock is not None:
-            follow(self.clock, int(state.clock.step), events)
+            follow(self.clock, int(state.counters.step), events)
         return state
 
     def reconnect(self, state: TrainState) -> None:
         """Send off once more what a restored state has in flight; for a job per region."""
-        reconnect(self.trips(state), state)
+        loop = self.sync_loop(state)
+        if isinstance(loop, JobLoop):
+            loop.reconnect(state)
 
     # -- helpers ------------------------------------------------------------------------------
 
     def place(self, batches: PyTree, replicas: int = 1) -> PyTree:
         """Put staged batches `[R replicas, S, b, ...]` on the mesh, cut by region and sample."""
         shape = jax.tree.leaves(batches)[0].shape
-        check_batch(shape, self.regions.stacked(replicas), self.recipe.accumulate)
+        cut = self.regions.mesh.shape["fsdp"]
+        check_batch(shape, self.regions.count * replicas, cut, self.config.accumulate)
         if self.regions.mesh.size == 1:
             return batches  # the call itself transfers them, and faster
         return place(batches, self._batch_sharding)
+
+
+def participants_mask(participants: Sequence[bool] | None, count: int) -> np.ndarray:
+    """Bool `[R]` of who takes part; None = all.
+
+    Raises:
+      ValueError: not one bool per region.
+    """
+    if participants is None:
+        return np.ones(count, bool)
+    mask = np.asarray(participants, bool)
+    if mask.shape != (count,):
+        raise ValueError(f"participants has shape {mask.shape}: give one bool per region ({count})")
+    return mask
+
+
+def make_sync_loop(
+    programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery | None
+) -> SyncLoop:
+    """The loop of a method: on one mesh, or (with `delivery`) of a job that is one region."""
+    if delivery is not None:
+        return job_loop(programs, weights, delivery)
+    if programs.config.method.topology is not None:
+        return GossipLoop(programs, weights)
+    late = programs.method.schedule.land_after_send
+    return (OnePeriodLoop if late else SyncLoop)(programs, weights)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax.exchange import Traffic
-from lowcomm_jax.topology import Groups
+from lowcomm_jax.topology.gossip import Groups
 
 
 @dataclasses.dataclass

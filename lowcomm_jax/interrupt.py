@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from lowcomm_jax.processes import ProcessLostError, opened
+from lowcomm_jax.mesh.leader import ProcessLostError, opened
 
 Handler = Callable[[int, FrameType | None], None]
 

@@ -5,8 +5,8 @@ import os
 
 from rich.console import Console
 
-from experiments.compare import main
-from experiments.compare_config import comparison, panel, variant
+from experiments.compare.config import comparison, panel, variant
+from experiments.compare.main import main
 
 STEPS = 12
 

@@ -3,8 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 
-from lowcomm_jax.processes import Team
-from lowcomm_jax.processes.line import Line
+from lowcomm_jax.mesh.leader import Channel, Leader
 
 
 def teams(count):
@@ -13,9 +12,9 @@ def teams(count):
 
     def connect(process):
         peers = {p: end for p, (end, _) in ends.items()} if process == 0 else {0: ends[process][1]}
-        return lambda hear: Line(peers, hear)
+        return lambda hear: Channel(peers, hear)
 
-    return [Team(count, process, connect(process)) for process in range(count)]
+    return [Leader(count, process, connect(process)) for process in range(count)]
 
 
 def together(act, members):

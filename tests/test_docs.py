@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.methods import METHODS, OUTER
+from experiments.train.methods import METHODS, OUTER
 from lowcomm_jax.network import parse
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

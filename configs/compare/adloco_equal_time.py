@@ -6,7 +6,7 @@ Paper: AdLoCo, arXiv 2508.18182. Claim: lower perplexity than DiLoCo at equal ti
 
 The variants `diloco`, `diloco_sgd`, `diloco_norm` and `adloco` of `adloco_vs_diloco.py` at its size
 `small`, four regions, three seeds, on us_4_regions with steps of 0.02 s. DiLoCo makes 720 steps;
-what the others make in its time is found in pilot runs, one each (`experiments/compare_equal.py`).
+what the others make in its time is found in pilot runs, one each (`experiments/compare/equal.py`).
 
 Ours, 50 minutes on two very busy cores, ± 95 % over three seeds, differences paired by seed:
 
@@ -24,7 +24,7 @@ more tokens: at equal time it does as at equal tokens.
 from ml_collections import ConfigDict
 
 from configs.compare import adloco_vs_diloco as study
-from experiments.compare_config import comparison, panel
+from experiments.compare.config import comparison, panel
 
 SHOWN = ("diloco", "diloco_sgd", "diloco_norm", "adloco")
 

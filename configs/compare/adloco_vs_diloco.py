@@ -35,7 +35,7 @@ equal time it is the same: `adloco_equal_time.py`.
 from ml_collections import ConfigDict
 
 from configs.compare import cocodc_vs_streaming as study
-from experiments.compare_config import comparison, panel, variant
+from experiments.compare.config import comparison, panel, variant
 
 START = 4  # samples of a region's step, of all trainers together
 NESTEROV = {"name": "nesterov", "learning_rate": 0.7, "momentum": 0.9}

@@ -19,7 +19,7 @@ Takes about 2 minutes of one core at size `small`. Final evaluation loss found t
 from ml_collections import ConfigDict
 
 from configs.compare import cocodc_vs_streaming as study
-from experiments.compare_config import comparison, panel, variant
+from experiments.compare.config import comparison, panel, variant
 
 GRID = (0.2, 0.4, 0.7, 1.0)
 

@@ -32,7 +32,7 @@ Sizes, `--config.size=`:
 
 from ml_collections import ConfigDict, config_dict
 
-from experiments.compare_config import comparison, panel, variant
+from experiments.compare.config import comparison, panel, variant
 
 # Winners of configs/compare/cocodc_outer_lr.py.
 RATES = {"diloco": 0.4, "streaming": 0.7, "cocodc": 0.4}

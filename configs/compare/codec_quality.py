@@ -27,7 +27,7 @@ Sizes, `--config.size=`:
 from ml_collections import ConfigDict
 
 from configs.compare import cocodc_vs_streaming as study
-from experiments.compare_config import comparison, panel, variant
+from experiments.compare.config import comparison, panel, variant
 
 DILOCO = {"name": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
 MULOCO = {**DILOCO, "momentum": 0.6}

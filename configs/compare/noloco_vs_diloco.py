@@ -46,7 +46,7 @@ regions, 42 s against 47 s with 16; waiting for bytes 1 s against 5 and 7 s.
 from ml_collections import ConfigDict
 
 from configs.compare import cocodc_vs_streaming as study
-from experiments.compare_config import comparison, panel, variant
+from experiments.compare.config import comparison, panel, variant
 
 REGIONS, PERIODS, BATCH = (8, 16), (50, 100), 32  # sequences of all regions together
 

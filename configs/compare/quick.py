@@ -16,7 +16,7 @@ import os
 
 from ml_collections import ConfigDict
 
-from experiments.compare_config import comparison, panel, variant
+from experiments.compare.config import comparison, panel, variant
 
 
 def get_config() -> ConfigDict:

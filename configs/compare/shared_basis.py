@@ -16,7 +16,7 @@ With the outer momentum 0.9 both adaptive ones diverge after a hundred steps.
 from ml_collections import ConfigDict
 
 from configs.paper.scales import nesterov, reproduction
-from experiments.compare_config import panel, variant
+from experiments.compare.config import panel, variant
 
 
 def get_config() -> ConfigDict:

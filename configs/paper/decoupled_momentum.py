@@ -18,7 +18,7 @@ Measured (`small`, three seeds, 6 minutes on two cores), loss and MB sent: avera
 from ml_collections import ConfigDict
 
 from configs.paper.scales import NETWORK, nesterov, reproduction
-from experiments.compare_config import panel, variant
+from experiments.compare.config import panel, variant
 
 
 def get_config() -> ConfigDict:

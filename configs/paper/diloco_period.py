@@ -16,7 +16,7 @@ Measured (`small`, three seeds, 6 minutes on two cores): H = 6 2.106 ± 0.084, 1
 from ml_collections import ConfigDict
 
 from configs.paper.scales import nesterov, reproduction
-from experiments.compare_config import panel, variant
+from experiments.compare.config import panel, variant
 
 
 def get_config() -> ConfigDict:

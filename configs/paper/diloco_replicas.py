@@ -16,7 +16,7 @@ Measured (`small`, three seeds, 7 minutes on two cores): 2.144 ± 0.057 with one
 from ml_collections import ConfigDict
 
 from configs.paper.scales import nesterov, reproduction
-from experiments.compare_config import panel, variant
+from experiments.compare.config import panel, variant
 
 COUNTS = (1, 2, 4, 8)
 

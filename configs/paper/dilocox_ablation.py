@@ -21,7 +21,7 @@ other way round.
 from ml_collections import ConfigDict
 
 from configs.paper.scales import nesterov, reproduction
-from experiments.compare_config import panel, variant
+from experiments.compare.config import panel, variant
 
 
 def get_config() -> ConfigDict:

@@ -17,7 +17,7 @@ is far from the published 0.01.
 from ml_collections import ConfigDict
 
 from configs.paper.scales import NETWORK, nesterov, reproduction
-from experiments.compare_config import panel, variant
+from experiments.compare.config import panel, variant
 
 METHODS = {"diloco": "diloco", "eager": "eager_diloco", "delayed": "delayed_diloco"}
 

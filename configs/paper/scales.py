@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs.compare import cocodc_vs_streaming as study
-from experiments.compare_config import comparison
+from experiments.compare.config import comparison
 
 REGIONS, BATCH = 4, 4
 NETWORK = {"networks": ("us_4_regions",), "step_seconds": 0.02}

@@ -17,7 +17,7 @@ Measured (`small`, three seeds, 27 minutes on two busy cores), loss and MB sent:
 from ml_collections import ConfigDict
 
 from configs.paper.scales import NETWORK, nesterov, reproduction
-from experiments.compare_config import panel, variant
+from experiments.compare.config import panel, variant
 
 
 def get_config() -> ConfigDict:

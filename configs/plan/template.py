@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.name = "1.3B over three continents"
     config.notes = ""
-    # A name out of lowcomm_jax.network.shapes.MODELS, or of lowcomm_jax.models.PRESETS (its exact
+    # A name out of lowcomm_jax.planner.shapes.MODELS, or of lowcomm_jax.models.PRESETS (its exact
     # parameter tree is taken), or layers, width, mlp, heads, vocab, kv_heads, gated, tied.
     config.model = "1.3b"
     # A preset (configs/network.py lists them), "aws:Oregon,Tokyo,London", a .yaml file, or the
@@ -36,7 +36,7 @@ def get_config() -> ConfigDict:
     # Ask the compiler of the devices at hand what an inner step needs (presets of models only).
     config.compile = False
     config.pipeline_schedule = "gpipe"  # of what is compiled in stages; or 1f1b
-    # Rows: a preset out of lowcomm_jax.network.plan_methods.PRESETS and what differs from it. tau =
+    # Rows: a preset out of lowcomm_jax.planner.methods.PRESETS and what differs from it. tau =
     # "auto" takes as many steps as hide a fragment's transfer, and `margin` more; a method that can
     # never catch up with the link is refused unless it has stalls = True.
     config.methods = ConfigDict(

@@ -14,7 +14,7 @@ import os
 
 from ml_collections import ConfigDict
 
-from experiments.sweep_config import sweep
+from experiments.sweep.config import sweep
 
 
 def get_config() -> ConfigDict:

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.faults.fault import Fault, participants
 from experiments.faults.happened import Happened
-from lowcomm_jax.roundtrip import RoundTrips
+from lowcomm_jax.sync.sync_loop import SyncLoop
 
 
 class Moment(NamedTuple):
@@ -33,8 +33,8 @@ class Absences(Protocol):
     def takes_part(self, step: int, before: Moment) -> np.ndarray:
         """Bool `[R]`: who takes part in what is sent after `step`; `before`: when it began."""
 
-    def govern(self, trips: RoundTrips) -> None:
-        """Let a simulation's round trips go as they are to."""
+    def govern(self, loop: SyncLoop) -> None:
+        """Let a simulation's round loop go as they are to."""
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
         """Bool `[R]`: who takes part in the last synchronisation of a fragment."""
@@ -58,7 +58,7 @@ class Scripted:
     def takes_part(self, step: int, before: Moment) -> np.ndarray:
         return self._up(step, before.seconds)
 
-    def govern(self, trips: RoundTrips) -> None:
+    def govern(self, loop: SyncLoop) -> None:
         """Nothing but who takes part is another."""
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
@@ -93,10 +93,10 @@ class Replayed:
         del before
         return _without(self._happened.left_out.get(step, ()), self._happened.run.regions)
 
-    def govern(self, trips: RoundTrips) -> None:
+    def govern(self, loop: SyncLoop) -> None:
         """Jobs send also what in the end nobody took part in; and some keep their own values."""
         it = self._happened
-        trips.as_jobs(lambda sent: _without(it.kept_own.get(sent, ()), it.run.regions))
+        loop.replay(lambda sent: _without(it.kept_own.get(sent, ()), it.run.regions))
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
         return _without(self._happened.at_the_end.get(fragment, ()), self._happened.run.regions)

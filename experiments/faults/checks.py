@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.between import alone
 from experiments.faults import happened, scripts
-from experiments.faults.drawn import RANDOM
 from experiments.faults.fault import Fault
 from experiments.faults.happened import Happened
+from experiments.faults.random_scripts import RANDOM
+from experiments.regions.jobs import alone
 from lowcomm_jax.methods import Method
 
 Faults = tuple[Fault, ...] | Happened
@@ -55,7 +55,7 @@ def _script_problems(
 def _comeback_problems(
     fields: Mapping[str, Any], method: Method | None, who: str, fix: str
 ) -> list[str]:
-    """Where `lowcomm_jax.comeback` does not work."""
+    """Where `lowcomm_jax.recovery.rejoin_sim` does not work."""
     found = []
     if method is not None and method.adapts:
         found.append(f"faults: {who} does not come back where batches grow: {fix}")

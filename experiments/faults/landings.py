@@ -19,9 +19,8 @@ from typing import Any
 from experiments.faults.happened import Happened, Rejoin, Settings
 from experiments.metrics import read_records, truncated
 from experiments.workdir import METRICS
-from lowcomm_jax.arrivals import Counted
-from lowcomm_jax.processes import team
-from lowcomm_jax.roundtrip import RoundTrips
+from lowcomm_jax.mesh.leader import leader
+from lowcomm_jax.runtime.job_loop import Counted, JobLoop
 
 FILE = "landings.jsonl"
 Record = dict[str, Any]
@@ -32,18 +31,18 @@ class Landings:
     """One region's file, which the first of its processes writes.
 
     Args:
-      trips: of this region's engine; what arrives is noted from now on.
+      loop: of this region's engine; what arrives is noted from now on.
       epoch: of the run, which this job has joined.
     """
 
-    def __init__(self, trips: RoundTrips, workdir: Path, region: int, epoch: int):
-        self._path, self._region, self._trips = workdir / FILE, region, trips
+    def __init__(self, loop: JobLoop, workdir: Path, region: int, epoch: int):
+        self._path, self._region, self._loop = workdir / FILE, region, loop
         self._epoch = epoch
-        if team().leads and truncated(self._path):
+        if leader().leads and truncated(self._path):
             whole = self._path.with_suffix(".tmp")
             whole.write_text("".join(map(_line, read_records(self._path))), encoding="utf-8")
             whole.replace(self._path)
-        trips.arrivals.witness = self._saw
+        loop.witness = self._saw
 
     def begin(self, step: int) -> None:
         """This region begins the epoch with a state of this step."""
@@ -51,8 +50,8 @@ class Landings:
 
     def _saw(self, counted: Counted) -> None:
         """Something has arrived."""
-        everyone = tuple(range(self._trips.carrier.total))
-        groups = self._trips.groups(counted.number) or [everyone]
+        everyone = tuple(range(self._loop.delivery.total))
+        groups = self._loop.groups(counted.number) or [everyone]
         mine = next(group for group in groups if self._region in group)
         self._write(
             {
@@ -73,7 +72,7 @@ class Landings:
         self._write(record | ({} if moments_of is None else {"moments_of": moments_of}))
 
     def _write(self, record: Record) -> None:
-        if not team().leads:
+        if not leader().leads:
             return
         with self._path.open("a", encoding="utf-8") as file:
             file.write(_line(record | {"epoch": self._epoch}))

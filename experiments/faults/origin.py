@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from experiments.workdir import METRICS
-from lowcomm_jax.exchange import JobExchange, StoreUnavailable
+from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.runtime.errors import StoreUnavailable
 
 _POLL_SECONDS = 0.1
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from experiments.faults.drawn import RANDOM, read_random
 from experiments.faults.fault import ABSENT, FIELDS, INSIDE, KINDS, Fault
+from experiments.faults.random_scripts import RANDOM, read_random
 
 # What is said of a kind beside when, which and for how long.
 _MORE = {"late": ("delay",), "slow": ("mbit",), "straggle": ("delay",)}

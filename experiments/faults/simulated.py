@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.assemble import Run
 from experiments.faults.absences import Absences, Moment, Replayed, Scripted
 from experiments.faults.happened import Happened
-from lowcomm_jax.comeback import come_back
-from lowcomm_jax.state import TrainState
+from experiments.train.assemble import Run
+from experiments.train.starting import starting_params
+from lowcomm_jax.recovery.rejoin_sim import come_back
+from lowcomm_jax.state.train_state import TrainState
 
 
 class Simulated:
@@ -29,7 +30,7 @@ class Simulated:
         self._chance = job.config["participation"] if here else 1.0
         self._absences = _absences(job.faults, job.regions) if here else None
         if self._absences is not None and not job.method.adapts:
-            self._absences.govern(run.engine.trips(state))
+            self._absences.govern(run.engine.sync_loop(state))
 
     @property
     def participants(self):
@@ -63,8 +64,8 @@ class Simulated:
             return state
         engine = self._run.engine
         if self._fresh is None:
-            self._fresh = engine.init(self._run.starting_params())
-        return come_back(engine.trips(state), state, self._fresh, comes_R)
+            self._fresh = engine.init(starting_params(self._run))
+        return come_back(engine.sync_loop(state), state, self._fresh, comes_R)
 
     def _takes_part(self, step: int) -> np.ndarray:
         job = self._run.job

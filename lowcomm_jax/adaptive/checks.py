@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.adaptive.pace import SCALINGS
+from lowcomm_jax.adaptive.lr_scaling import SCALINGS
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.batching import BatchPolicy, Switch
-from lowcomm_jax.checks import counting_problems
+from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.trainers import Trainers
+from lowcomm_jax.sync.checks import counting_problems
 
 TITLE = "these settings cannot work:"
 

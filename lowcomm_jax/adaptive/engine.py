@@ -21,22 +21,19 @@ import optax
 
 from lowcomm_jax.adaptive import checks
 from lowcomm_jax.adaptive.history import AdaptiveHistory, Segment, Share, TrainerEvent
-from lowcomm_jax.adaptive.looking import Looker
-from lowcomm_jax.adaptive.meeting import Meeting
-from lowcomm_jax.adaptive.pace import SCALINGS, Factors, Scaling, Schedule, paced, set_pace
+from lowcomm_jax.adaptive.lr_scaling import SCALINGS, Factors, Scaling, Schedule, paced, set_pace
+from lowcomm_jax.adaptive.noise_measurement import Measurement, NoiseMeasurement, Probe
 from lowcomm_jax.adaptive.plans import Planner, StepPlan
-from lowcomm_jax.adaptive.stacked import Stacked
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
-from lowcomm_jax.adaptive.turns import InTurn, Task
+from lowcomm_jax.adaptive.trainer_merge import TrainerMerge
+from lowcomm_jax.adaptive.trainer_steps import Sequential, Stacked, Task
 from lowcomm_jax.batching import Switch, find_cap
-from lowcomm_jax.checks import virtual_clock
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.finish import finish
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.microbatches import size_problems
 from lowcomm_jax.network import drive, follow
-from lowcomm_jax.probe import Measurement, Probe
-from lowcomm_jax.programs import Programs
+from lowcomm_jax.sync.checks import microbatch_problems, virtual_clock
+from lowcomm_jax.sync.finish import finish
+from lowcomm_jax.sync.round_programs import RoundPrograms
 
 PyTree = Any
 Participants = Callable[[int], Sequence[bool] | None] | None
@@ -112,14 +109,14 @@ class AdaptiveEngine:
         self.period = method.schedule.period
         self.reference_batch = reference_batch or self.policy.start
         self._scale, self._factors = SCALINGS[scaling], Factors(schedule, self.period)
-        self.meeting = Meeting(self.trainers, self.period)
+        self.meeting = TrainerMerge(self.trainers, self.period)
         self.probe = None
         if self.policy.adapts:
             self.probe = Probe(plain, self.policy.microbatches, self.policy.scope)
         self._memory, self._block, self._begun = memory, plain.block, False
-        self._together = Stacked(plain) if stack_trainers else InTurn(plain)
+        self._together = Stacked(plain) if stack_trainers else Sequential(plain)
         self._settle(largest_microbatch or self.policy.cap)
-        checks.refuse(size_problems(plain.recipe, self.planner.microbatches()))
+        checks.refuse(microbatch_problems(plain.config, self.planner.microbatches()))
 
     def _settle(self, largest_microbatch: int) -> None:
         """Plan for a largest microbatch; the staged buffer must hold the longest step."""
@@ -127,7 +124,7 @@ class AdaptiveEngine:
         switch = Switch(cap, self.policy.start, self.method.threshold)
         self.planner = Planner(switch, self.policy, self.regions.count)
         self.engine.block = max(self._block, self.planner.most())
-        self.looker = Looker(self.policy, self.probe, self.planner.microbatches())
+        self.looker = NoiseMeasurement(self.policy, self.probe, self.planner.microbatches())
 
     # -- state --------------------------------------------------------------------------------
 
@@ -274,15 +271,15 @@ class AdaptiveEngine:
         """Drain, synchronise every trainer once more (`finish.finish`), and merge all into one."""
         events = []
         for number, trainer in state.trainers.items():
-            ended, found = finish(self.engine.trips(trainer.state), trainer.state)
+            ended, found = finish(self.engine.sync_loop(trainer.state), trainer.state)
             state = state.with_trainer(number, trainer.replace(state=ended))
             events += [TrainerEvent.of(event, number) for event in found]
         if self.clock is not None:
             follow(self.clock, state.step, events)
         return self.meeting.all_into_one(state, self._programs(state))
 
-    def _programs(self, state: AdaptiveState) -> Programs:
-        return self.engine.trips(state.first.state).programs
+    def _programs(self, state: AdaptiveState) -> RoundPrograms:
+        return self.engine.sync_loop(state.first.state).programs
 
     # -- virtual time -------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.adaptive.meeting import Merge
 from lowcomm_jax.adaptive.plans import StepPlan
+from lowcomm_jax.adaptive.trainer_merge import Merge
 from lowcomm_jax.history import Event, History
 
 

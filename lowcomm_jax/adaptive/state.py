@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.state import TrainState
+from lowcomm_jax.mesh.offload import HOST, unstow
+from lowcomm_jax.state.train_state import TrainState, with_inner
+
+PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +58,14 @@ class AdaptiveState:
     def replace(self, **changes) -> AdaptiveState:
         return dataclasses.replace(self, **changes)
 
+    def whole(self) -> TrainState:
+        """All trainers as one state to look at (`merged`)."""
+        return merged(list(self.trainers.values()))
+
     @property
     def step(self) -> int:
         """Inner steps done; the same for every trainer."""
-        return int(self.first.state.clock.step)
+        return int(self.first.state.counters.step)
 
     @property
     def first(self) -> Trainer:
@@ -69,15 +80,72 @@ class AdaptiveState:
     @property
     def bytes_sent(self) -> np.ndarray:
         """Bytes each region has sent so far, int64 `[R]`."""
-        own = [trainer.state.clock.bytes_sent for trainer in self.trainers.values()]
+        own = [trainer.state.counters.bytes_sent for trainer in self.trainers.values()]
         return sum(own, self.retired_sent)
 
     @property
     def bytes_received(self) -> np.ndarray:
         """Bytes each region has received so far, int64 `[R]`."""
-        own = [trainer.state.clock.bytes_received for trainer in self.trainers.values()]
+        own = [trainer.state.counters.bytes_received for trainer in self.trainers.values()]
         return sum(own, self.retired_received)
 
     def with_trainer(self, number: int, trainer: Trainer) -> AdaptiveState:
         """The same state with one trainer replaced."""
         return self.replace(trainers={**self.trainers, number: trainer})
+
+
+def merged(trainers: Sequence[Trainer]) -> TrainState:
+    """All trainers as one state to look at, weighted by their requests; it shares arrays with them.
+
+    Merged are anchors, the regions' values and buffers; the rest is the first trainer's.
+    """
+    first, *others = trainers
+    if not others:
+        return first.state
+    mean, total = seen(first.state), first.request
+    for other in others:
+        total += other.request
+        mean = mix(mean, seen(other.state), other.request / total)
+    state = with_inner(first.state, params=mean["params"], buffers=mean["buffers"])
+    return state.replace(anchor=mean["anchor"])
+
+
+def seen(state: TrainState) -> dict[str, PyTree]:
+    """What merging and evaluation look at."""
+    return {
+        "anchor": state.anchor,
+        "params": state.inner.params,
+        "buffers": state.inner.buffers,
+    }
+
+
+def mix(kept: PyTree, retired: PyTree, share: float) -> PyTree:
+    """kept + share (retired - kept), fp32 arithmetic; equal leaves stay bit for bit.
+
+    Leaves that are not floating-point numbers are those of `kept`. The result lies where `kept`
+    does.
+    """
+    leaves, treedef = jax.tree.flatten(kept)
+    places = tuple(leaf.sharding for leaf in leaves)
+    if any(place.memory_kind == HOST for place in places):
+        mixed = _mixer(treedef, None)(unstow(kept), unstow(retired), np.float32(share))
+        return jax.device_put(mixed, jax.tree.unflatten(treedef, places))
+    return _mixer(treedef, places)(kept, retired, np.float32(share))
+
+
+@functools.cache
+def _mixer(treedef, places: tuple | None):
+    """`mix`, compiled for results that lie in these places."""
+    if places is None:
+        return jax.jit(_mixed)
+    return jax.jit(_mixed, out_shardings=jax.tree.unflatten(treedef, places))
+
+
+def _mixed(kept: PyTree, retired: PyTree, share: jax.Array) -> PyTree:
+    def one(a, b):
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            return a
+        wide = a.astype(jnp.float32)
+        return (wide + share * (b.astype(jnp.float32) - wide)).astype(a.dtype)
+
+    return jax.tree.map(one, kept, retired)

@@ -3,9 +3,8 @@
 from lowcomm_jax.batching.adaptive import Adaptive, AugmentedTest, InnerProductTest, NormTest
 from lowcomm_jax.batching.base import BatchPolicy, Fixed
 from lowcomm_jax.batching.growth import communications, measured_ratio
-from lowcomm_jax.batching.shares import counts
 from lowcomm_jax.batching.statistics import Scope, Statistics, pooled
-from lowcomm_jax.batching.switch import Plan, Switch, find_cap
+from lowcomm_jax.batching.switch import Plan, Switch, counts, find_cap
 
 __all__ = [
     "Adaptive",

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,3 +107,25 @@ def find_cap(nbytes: Callable[[int], int], budget: int, start: int = 1, limit: i
         middle = (low + high) // 2
         low, high = (middle, high) if nbytes(middle * start) <= budget else (low, middle)
     return low * start
+
+
+# -- shares ------------------------------------------------------------------------------------
+#
+# How regions of uneven hardware share a step.
+
+
+def counts(accumulate: int, shares: Sequence[float] | None, regions: int) -> tuple[int, ...]:
+    """Microbatches of each region's step.
+
+    Shares are rounded to whole microbatches, at least 1, so that a step of one microbatch a region
+    cannot be shared unevenly.
+
+    Args:
+      accumulate: microbatches of a region's step, on average over regions.
+      shares: R positive numbers in any unit; None = equal.
+      regions: R.
+    """
+    if shares is None:
+        return (accumulate,) * regions
+    part_R = np.asarray(shares, np.float64) / np.sum(np.asarray(shares, np.float64))
+    return tuple(max(1, round(float(x))) for x in part_R * accumulate * regions)

@@ -14,14 +14,16 @@ import numpy as np
 from etils import epath
 
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
-from lowcomm_jax.checkpoint import leaves, store
-from lowcomm_jax.checkpoint.apart import alone
+from lowcomm_jax.checkpoint import store
+from lowcomm_jax.checkpoint.child_process import alone
 from lowcomm_jax.checkpoint.load import describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
 from lowcomm_jax.checkpoint.trainers import State, all_leaves, one_of, parts
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.mesh.arrays import fetch
+from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.processes import fetch, team
+from lowcomm_jax.state import leaves
 
 PyTree = Any
 Skipped = list[tuple[int, str]]
@@ -52,7 +54,7 @@ class Checkpoints:
     A checkpoint `<directory>/<step>/` holds `shared/` (anchor, outer states, change rates, frozen
     leaves, counters), one `region_<i>/` per region (inner state, residuals, landing state, its
     payloads and snapshots in flight with their weight and, of a region that is a job of its own,
-    the residuals from before, its column of the clock, and its anchor and outer state where every
+    the residuals from before, its column of the counters, and its anchor and outer state where every
     region has its own), and JSON: format, package versions, config, extra, metrics, method,
     per-fragment clocks, what is in flight, the digest of every array. It appears under its name
     when it is complete.
@@ -123,16 +125,16 @@ class Checkpoints:
           Exception: whatever made the previous save fail.
         """
         self.wait()
-        step = int(one_of(state).clock.step)
-        later = team().told("later", lambda: self._later(step))
+        step = int(one_of(state).counters.step)
+        later = leader().told("later", lambda: self._later(step))
         if later:
             raise ValueError(
                 f"step {step} cannot be saved: {self.directory} holds the later steps {later} of "
                 f"another run or branch; delete them or use another directory"
             )
         document = store.plain(describe(state, extra, config, metrics or {}, method))
-        arrays = fetch(all_leaves(parts(state)), here=team().leads)
-        if team().leads:
+        arrays = fetch(all_leaves(parts(state)), here=leader().leads)
+        if leader().leads:
             self._pending = self._worker.submit(self._write, arrays, document)
         if not self.asynchronous:
             self.wait()
@@ -167,7 +169,7 @@ class Checkpoints:
           Exception: whatever made it fail.
         """
         pending, self._pending = self._pending, None
-        team().told("saved", lambda: pending and pending.result())
+        leader().told("saved", lambda: pending and pending.result())
 
     def close(self) -> None:
         """Wait, and stop the background thread; nothing can be saved afterwards."""
@@ -186,7 +188,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps whose checkpoints are complete, ascending; a save under way is not among them."""
-        return team().told("steps", lambda: list(store.steps(self.directory)))
+        return leader().told("steps", lambda: list(store.steps(self.directory)))
 
     def latest(self) -> int | None:
         """The newest step, or None."""
@@ -194,7 +196,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step where the metric `keep_best` is lowest (the later of equals), or None."""
-        return team().told("best", self._best)
+        return leader().told("best", self._best)
 
     def _best(self) -> int | None:
         if self.keep_best is None:
@@ -220,7 +222,7 @@ class Checkpoints:
           DamagedError: the document cannot be read back as it was written.
         """
         number = self.latest() if step is None else step
-        return team().told("document", lambda: alone(store.read_document, self._path(number)))
+        return leader().told("document", lambda: alone(store.read_document, self._path(number)))
 
     def _path(self, step: int | None) -> epath.Path:
         found = store.steps(self.directory)
@@ -263,7 +265,7 @@ class Checkpoints:
           DamagedError: naming every checkpoint, when none can be used.
         """
         self.wait()
-        wanted, left = team().told("checkpoints", lambda: self._found(step))
+        wanted, left = leader().told("checkpoints", lambda: self._found(step))
         skipped: Skipped = []
         for number, path in reversed(left):
             if path.name.startswith(f"{number}{store.TEMPORARY}"):

@@ -12,13 +12,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.checkpoint.leaves import FLIGHT_ARRAYS, named_leaves, state_leaves
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.offload import HOST
-from lowcomm_jax.processes import fetch, place
-from lowcomm_jax.programs import Programs
-from lowcomm_jax.regions import REGION
-from lowcomm_jax.state import InFlight, TrainState
+from lowcomm_jax.mesh.arrays import fetch, place
+from lowcomm_jax.mesh.offload import HOST
+from lowcomm_jax.mesh.regions import REGION
+from lowcomm_jax.state.leaves import FLIGHT_ARRAYS, named_leaves, saved_name, state_leaves
+from lowcomm_jax.state.train_state import InFlight, TrainState
+from lowcomm_jax.sync.round_programs import RoundPrograms
 
 PyTree = Any
 
@@ -47,7 +47,7 @@ def make_target(engine: Engine, params: PyTree, records: list[dict]) -> Target:
     """
     params = jax.tree.map(_concrete, params)
     state = engine.init(params)
-    programs = engine.trips(state).programs
+    programs = engine.sync_loop(state).programs
     fresh = fetch({**named_leaves("codec", state.codec), **named_leaves("landing", state.landing)})
     count = len(programs.fragments)
     flights = {r["key"]: abstract_flight(programs, r) for r in records if r["fragment"] < count}
@@ -63,9 +63,9 @@ def _abstract(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def abstract_flight(programs: Programs, record: dict) -> InFlight:
+def abstract_flight(programs: RoundPrograms, record: dict) -> InFlight:
     """Shapes of a payload in flight; they lie as they lay, as far as the mesh allows."""
-    regions, codec = programs.recipe.regions, programs.exchange.codec
+    regions, codec = programs.config.regions, programs.exchange.codec
     like = programs.fragments.like(record["fragment"])
     payload = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
     kept: PyTree = ()
@@ -91,7 +91,7 @@ def abstract_flight(programs: Programs, record: dict) -> InFlight:
         shape = (regions.count, *leaf.shape)
         spec = _fitting(record["specs"].get(name, [REGION]), shape, regions.mesh)
         sharding = NamedSharding(regions.mesh, spec)
-        if programs.recipe.offload and name.startswith("snapshot/"):
+        if programs.config.offload and name.startswith("snapshot/"):
             sharding = sharding.with_memory_kind(HOST)
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 
@@ -104,7 +104,7 @@ def abstract_flight(programs: Programs, record: dict) -> InFlight:
         sent=np.int64(record["sent"]),
         due=np.array(record["due"], np.int64),
         takes_part=np.array(record["takes_part"], bool),
-        moved=np.bool_(record["moved"]),
+        anchor_updated=np.bool_(record["moved"]),
         level=np.int64(record["level"]),
     )
 
@@ -121,7 +121,7 @@ def _fitting(spec: list, shape: tuple[int, ...], mesh: jax.sharding.Mesh) -> P:
 
 
 def fill(target: TrainState, arrays: dict[str, np.ndarray]) -> TrainState:
-    """Put host arrays where the target's leaves lie; the clock stays on the host."""
+    """Put host arrays where the target's leaves lie; the counters stay on the host."""
     expected = state_leaves(target)
     on_device = [name for name, leaf in expected.items() if leaf.sharding is not None]
     placed = place(
@@ -141,5 +141,5 @@ def fill(target: TrainState, arrays: dict[str, np.ndarray]) -> TrainState:
         parts = {p: tree(f"in_flight/{key}/{p}", getattr(flight, p)) for p in FLIGHT_ARRAYS}
         flights[key] = dataclasses.replace(flight, **parts)
     fields = [f.name for f in dataclasses.fields(target) if f.name not in ("layout", "in_flight")]
-    changes = {name: tree(name, getattr(target, name)) for name in fields}
+    changes = {name: tree(saved_name(name), getattr(target, name)) for name in fields}
     return target.replace(**changes, in_flight=flights)

@@ -11,9 +11,9 @@ import numpy as np
 
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
-from lowcomm_jax.checkpoint import leaves
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.state import TrainState
+from lowcomm_jax.state import leaves
+from lowcomm_jax.state.train_state import TrainState
 
 State = TrainState | AdaptiveState
 
@@ -26,7 +26,7 @@ def parts(state: State) -> dict[str, TrainState]:
 
 
 def one_of(state: State) -> TrainState:
-    """A training state whose clock and shapes are those of all."""
+    """A training state whose counters and shapes are those of all."""
     return next(iter(parts(state).values()))
 
 

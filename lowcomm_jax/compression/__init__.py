@@ -2,6 +2,7 @@
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.cast import Cast
+from lowcomm_jax.compression.codec_levels import CodecLevels
 from lowcomm_jax.compression.dct_top_k import DCTTopK
 from lowcomm_jax.compression.decoupled_momentum import (
     DecoupledMomentum,
@@ -10,13 +11,8 @@ from lowcomm_jax.compression.decoupled_momentum import (
 )
 from lowcomm_jax.compression.e3m0 import E3M0
 from lowcomm_jax.compression.ef21 import EF21, EF21State, ef21, integrate, integrates
-from lowcomm_jax.compression.error_feedback import (
-    ErrorFeedback,
-    ErrorFeedbackState,
-    error_feedback,
-)
+from lowcomm_jax.compression.error_feedback import ErrorFeedback, ErrorFeedbackState, error_feedback
 from lowcomm_jax.compression.integer import Integer
-from lowcomm_jax.compression.ladder import Ladder
 from lowcomm_jax.compression.low_rank import LowRank, measured_rank
 from lowcomm_jax.compression.matrix import MatrixCodec
 from lowcomm_jax.compression.optax_view import CompressState, compress, quantize, top_k
@@ -25,11 +21,10 @@ from lowcomm_jax.compression.registry import make, make_matrix, names
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
 from lowcomm_jax.compression.shared_basis import SharedBasis
 from lowcomm_jax.compression.sign import Sign
-from lowcomm_jax.compression.sliced import Sliced
 from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.compression.top_k import TopK
-from lowcomm_jax.compression.two_shot import Route, route
+from lowcomm_jax.compression.two_shot import Route, Sliced, route
 
 __all__ = [
     "E3M0",
@@ -37,6 +32,7 @@ __all__ = [
     "PRESETS",
     "Cast",
     "Codec",
+    "CodecLevels",
     "CompressState",
     "DCTTopK",
     "DecoupledMomentum",
@@ -45,7 +41,6 @@ __all__ = [
     "ErrorFeedback",
     "ErrorFeedbackState",
     "Integer",
-    "Ladder",
     "LowRank",
     "MatrixCodec",
     "PerTensor",

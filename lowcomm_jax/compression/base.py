@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.inside import Cut
+from lowcomm_jax.compression.row_sharding import RowCut
 
 PyTree = Any
 
@@ -80,7 +80,7 @@ class Codec(abc.ABC):
         del path, shape, devices
         return False
 
-    def laid(self, cuts: Mapping[str, Cut]) -> Codec:
+    def laid(self, cuts: Mapping[str, RowCut]) -> Codec:
         """The codec that knows how the leaves of these paths are cut inside a region."""
         del cuts
         return self

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.matrix import Shape
-from lowcomm_jax.inside import Spread, windows
+from lowcomm_jax.compression.row_sharding import Spread, windows
 
 SMALLEST = 1e-36  # below, a reciprocal overflows fp32; such values are sent as zero
 

@@ -25,13 +25,40 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
 
 from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.cast import FP32
-from lowcomm_jax.compression.factorise import orthonormal, singular_values, triangular
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
-from lowcomm_jax.inside import pin_columns, pin_rows, pin_whole
+from lowcomm_jax.compression.row_sharding import pin_columns, pin_rows, pin_whole
 from lowcomm_jax.outer.checks import in_range, raise_all
+
+# -- factorise ---------------------------------------------------------------------------------
+#
+# Factorisations of matrices, one after the other: under `vmap` too.
+#
+# On CPU jaxlib 0.10 deals a batch of matrices out to the threads that run the program, and the
+# one that deals them out waits. When all threads do so at once, as the devices of one processor
+# may, none is left to do the work, and the program never ends. (Later, jaxlib takes the
+# matrices in turn.)
+
+
+@sequential_vmap
+def orthonormal(x_NxR: jax.Array) -> jax.Array:
+    """Q of X = Q R, `[N, min(N, R)]`."""
+    return jnp.linalg.qr(x_NxR)[0]
+
+
+@sequential_vmap
+def triangular(x_NxR: jax.Array) -> jax.Array:
+    """R of X = Q R, `[min(N, R), R]`."""
+    return jnp.linalg.qr(x_NxR)[1]
+
+
+@sequential_vmap
+def singular_values(x_NxM: jax.Array) -> jax.Array:
+    """In descending order, `[min(N, M)]`."""
+    return jnp.linalg.svd(x_NxM, compute_uv=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from lowcomm_jax.compression.base import weighted_mean
-from lowcomm_jax.windows import Deal
+from lowcomm_jax.compression.windows import Deal
 
 PyTree = Any
 Shape = tuple[int, int, int]

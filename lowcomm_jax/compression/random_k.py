@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.compression import blocks as cutting
-from lowcomm_jax.compression import chosen
+from lowcomm_jax.compression import nested_values
 from lowcomm_jax.compression.blocks import Blocks
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
@@ -76,12 +76,12 @@ class RandomK(MatrixCodec):
         mask = self._mask(key, shape) & self._real(shape)
         kept = jnp.sum(jnp.where(mask, x, 0.0), axis=-1)
         kept = cutting.sent(kept, groups.width)
-        values, inner = chosen.encode(self.values, kept[:, None], state["values"])
+        values, inner = nested_values.encode(self.values, kept[:, None], state["values"])
         after = {"key": key + jnp.array([0, 1], jnp.uint32), "values": inner}
         return {"key": key, "values": values}, after
 
     def decode(self, payload, shape):
-        values = chosen.decode(self.values, payload["values"], self._kept(shape))
+        values = nested_values.decode(self.values, payload["values"], self._kept(shape))
         values = cutting.received(values[:, 0, :, None], self.one_in)
         if self.unbiased:
             values = values * float(self.one_in)

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
+from lowcomm_jax.compression.row_sharding import RowCut, Spread, rows_cut
 from lowcomm_jax.compression.statistical import Statistical
-from lowcomm_jax.fragments import path_name
-from lowcomm_jax.inside import Cut, Spread, rows_cut
+from lowcomm_jax.compression.windows import Windows
 from lowcomm_jax.outer.checks import one_of, raise_all
-from lowcomm_jax.windows import Windows
+from lowcomm_jax.params.fragments import path_name
 
 PyTree = Any
 _SMALL_MATRIX = 64 * 64
@@ -93,7 +93,7 @@ class PerTensor(Codec):
     seed: int = 0
     label: str | None = None
     reduce: Literal["auto", "all_gather", "two_shot"] = "auto"
-    cuts: tuple[tuple[str, Cut], ...] = ()
+    cuts: tuple[tuple[str, RowCut], ...] = ()
     held: tuple[PyTree, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     def __post_init__(self):
@@ -164,7 +164,7 @@ class PerTensor(Codec):
         for (path, leaf), bases, *row in zip(with_path, held, *columns):
             plain = self._leaf(path, leaf)
             on_bases = dataclasses.replace(plain, codec=plain.codec.on(bases))
-            cut = cuts.get(path_name(path), Cut())
+            cut = cuts.get(path_name(path), RowCut())
             leaf = dataclasses.replace(on_bases, windows=cut.windows)
             with rows_cut(cut if leaf.in_units else cut._replace(windows=None)):
                 results.append(fn(leaf, *row))

@@ -31,10 +31,9 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.base import weighted_mean
-from lowcomm_jax.compression.factorise import orthonormal
-from lowcomm_jax.compression.low_rank import LowRank, measured_rank, unit_columns
+from lowcomm_jax.compression.low_rank import LowRank, measured_rank, orthonormal, unit_columns
 from lowcomm_jax.compression.matrix import Shape
-from lowcomm_jax.inside import pin_columns, pin_rows, pin_whole
+from lowcomm_jax.compression.row_sharding import pin_columns, pin_rows, pin_whole
 
 PyTree = Any
 _EXACT = jax.lax.Precision.HIGHEST

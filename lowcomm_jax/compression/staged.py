@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.two_shot import slices_of
-from lowcomm_jax.stages import STAGE, over_stages, stage_axis, stage_part, total
+from lowcomm_jax.mesh.stages import STAGE, over_stages, stage_axis, stage_part, total
 
 PyTree = Any
 Leaves = dict[str, Any]

@@ -13,22 +13,65 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
-from lowcomm_jax.compression import chosen
-from lowcomm_jax.compression.bands import in_bands
+from lowcomm_jax.compression import nested_values
+from lowcomm_jax.compression import windows as strips
 from lowcomm_jax.compression.base import fold_regions
 from lowcomm_jax.compression.blocks import Blocks, Chunks
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
-from lowcomm_jax.inside import Spread, on_rows, windows
+from lowcomm_jax.compression.row_sharding import Spread, axes_inside, on_rows, windows
 from lowcomm_jax.outer.checks import in_range, one_of, raise_all
-from lowcomm_jax.windows import strips
+
+# -- bands -------------------------------------------------------------------------------------
+#
+# A function of rows, band by band, so that what lies between its steps stays in a cache.
+
+
+PyTree = Any
+BAND = 2**18  # values in a band, at least
+
+
+def in_bands(fn: Callable[[PyTree], PyTree], each: int, values: int, tree: PyTree) -> PyTree:
+    """`fn(tree)`; on a CPU one band of rows at a time, which spares it copies of whole matrices.
+
+    Args:
+      fn: maps leaves `[L, n, ...]` to such leaves and treats rows alike.
+      each: of the n of the tree's leaves, how many make up one row.
+      values: in one row, before or after coding.
+    """
+    layers, n = jax.tree.leaves(tree)[0].shape[:2]
+    bands = _row_bands(n // each, values)
+
+    def one(band):
+        return jax.tree.map(lambda y: y[0], fn(jax.tree.map(lambda x: x[None], band)))
+
+    def banded(tree):
+        # Without an axis of length 1, for which a CPU compiler would copy everything.
+        cut = jax.tree.map(lambda x: x.reshape(layers * bands, -1, *x.shape[2:]), tree)
+        done = jax.lax.map(one, cut)
+        return jax.tree.map(lambda y: y.reshape(layers, -1, *y.shape[2:]), done)
+
+    if layers * bands == 1 or axes_inside():
+        return fn(tree)
+    return jax.lax.platform_dependent(tree, cpu=banded, default=fn)
+
+
+def _row_bands(rows: int, values: int) -> int:
+    """Most bands of equally many rows that hold `BAND` values each; 1 where there are none.
+
+    >>> _bands(64, 2**18), _bands(64, 2**17), _bands(7, 2**17), _bands(4, 2**10)
+    (64, 32, 1, 1)
+    """
+    fitting = (b for b in range(rows, 0, -1) if rows % b == 0 and rows // b * values >= BAND)
+    return next(fitting, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +119,13 @@ class TopK(MatrixCodec):
         shape, chunks = x_LxNxM.shape, self._chunks(x_LxNxM.shape)
         # Of a leaf in windows, with spare rows.
         if self._in_strips(shape):
-            rows = strips.cut(windows(), x_LxNxM.flat, shape, chunks.width)
+            rows = strips.cut_strips(windows(), x_LxNxM.flat, shape, chunks.width)
         else:
             rows = cutting.to_blocks(x_LxNxM, _bands(chunks))
         rows = rows.reshape(rows.shape[0], -1, chunks.across * chunks.width)
         kept = _on_rows(lambda x: self._choose(x, chunks), chunks, chunks.height, rows)
         kept = {k: cutting.sent(x, *self._units(shape)) for k, x in kept.items()}
-        values, state = chosen.encode(self.values, kept.pop("values"), state)
+        values, state = nested_values.encode(self.values, kept.pop("values"), state)
         return {"values": values, **kept}, state
 
     def _choose(self, x_LxNxM: jax.Array, chunks: Chunks) -> dict[str, jax.Array]:
@@ -130,7 +173,7 @@ class TopK(MatrixCodec):
     def _kept_of(self, payload, shape: Shape) -> tuple[dict, jax.Array, Chunks]:
         """The indices, values and chunks of a payload, every device its own bands."""
         chunks, units = self._chunks(shape), self._units(shape)
-        values = chosen.decode(self.values, payload["values"], self._kept(shape, chunks))
+        values = nested_values.decode(self.values, payload["values"], self._kept(shape, chunks))
         at = {k: cutting.received(x, *units) for k, x in payload.items() if k == "index"}
         return at, cutting.received(values, *units), chunks
 
@@ -157,7 +200,7 @@ class TopK(MatrixCodec):
         """Inverse of cutting into rows of chunks."""
         if self._in_strips(shape):
             found = rows.reshape(rows.shape[0], -1, shape[1], chunks.width)
-            return Spread(strips.join(windows(), found, shape), shape)
+            return Spread(strips.join_strips(windows(), found, shape), shape)
         bands = rows.reshape(rows.shape[0], -1, _bands(chunks).width)
         return cutting.from_blocks(bands, shape, by_row=False)
 
@@ -177,7 +220,7 @@ class TopK(MatrixCodec):
     def deals(self, shape, devices):
         if self._has_rows(shape, devices):
             return super().deals(shape, devices)
-        return strips.works(shape, cutting.tile(shape, self.block).width, devices)
+        return strips.strips_work(shape, cutting.tile(shape, self.block).width, devices)
 
     def nbytes(self, shape: Shape) -> int:
         chunks = cutting.tile(shape, self.block)

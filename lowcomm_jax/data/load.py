@@ -7,10 +7,9 @@ from lowcomm_jax.data.corpora import Corpus, Source, open_corpus
 from lowcomm_jax.data.corpora.base import fingerprint_of
 from lowcomm_jax.data.documents import Documents, materialise
 from lowcomm_jax.data.evaluate import EvalData
-from lowcomm_jax.data.packing import pack
+from lowcomm_jax.data.packing import Tokens, pack, tokenise
 from lowcomm_jax.data.sharding import cut_evenly, shard, shuffled, validation_mask
 from lowcomm_jax.data.tokenizers import Tokenizer, open_tokenizer
-from lowcomm_jax.data.tokens import Tokens, tokenise
 from lowcomm_jax.data.train import TrainData, order_probe
 
 

@@ -1,52 +1,51 @@
-"""How payloads travel between regions, and how many bytes that takes."""
+"""How payloads travel between regions inside one program, and how many bytes that takes.
 
-from lowcomm_jax.exchange.between.connect import peers, store
-from lowcomm_jax.exchange.between.errors import (
-    Lost,
-    Missing,
-    Parted,
-    Rejected,
-    StoreUnavailable,
-    Superseded,
-)
-from lowcomm_jax.exchange.between.lockstep import LockstepExchange
-from lowcomm_jax.exchange.between.remote import Arrived, RemoteExchange
-from lowcomm_jax.exchange.between.timing import Timing
+In: every region's payload of one fragment. Out: what the regions that took part average to, and
+the bytes announced for it. What travels between separate jobs is in `runtime`; its public names
+(`store`, `peers`, errors) resolve here too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 from lowcomm_jax.exchange.mesh import InSlices, MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
-from lowcomm_jax.exchange.traffic import (
-    Traffic,
-    all_gather,
-    in_halves,
-    pair,
-    two_phase,
-    two_shot,
-)
+from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, two_phase, two_shot
 
-JobExchange = RemoteExchange | LockstepExchange
-"""Of a job that is one region of several."""
+# Of rooms above this one: resolved when asked for, so that no import points up.
+_BETWEEN_JOBS = {
+    "Arrived": "request",
+    "JobExchange": "connect",
+    "LockstepExchange": "connect",
+    "Lost": "errors",
+    "Missing": "errors",
+    "Parted": "errors",
+    "Rejected": "errors",
+    "RemoteExchange": "remote",
+    "StoreUnavailable": "errors",
+    "Superseded": "errors",
+    "Timing": "timing",
+    "peers": "connect",
+    "store": "connect",
+}
 
 __all__ = [
-    "Arrived",
     "GroupExchange",
     "InSlices",
-    "JobExchange",
-    "LockstepExchange",
-    "Lost",
     "MeshExchange",
-    "Missing",
-    "Parted",
-    "Rejected",
-    "RemoteExchange",
-    "StoreUnavailable",
-    "Superseded",
-    "Timing",
     "Traffic",
     "all_gather",
     "in_halves",
     "pair",
-    "peers",
-    "store",
     "two_phase",
     "two_shot",
+    *_BETWEEN_JOBS,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _BETWEEN_JOBS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lowcomm_jax.runtime.{_BETWEEN_JOBS[name]}"), name)

@@ -17,14 +17,13 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression.sliced import Sliced
 from lowcomm_jax.compression.staged import Staged
-from lowcomm_jax.compression.two_shot import slices_of
+from lowcomm_jax.compression.two_shot import Sliced, slices_of
 from lowcomm_jax.exchange import shares
 from lowcomm_jax.exchange.rows import Rows
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_phase, two_shot
-from lowcomm_jax.regions import Regions, mean_scale
-from lowcomm_jax.topology import Groups
+from lowcomm_jax.mesh.regions import Regions, mean_scale
+from lowcomm_jax.topology.gossip import Groups
 
 PyTree = Any
 

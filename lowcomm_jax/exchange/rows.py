@@ -24,18 +24,18 @@ from jax.tree_util import DictKey
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.matrix import first_column, matrix_shape
+from lowcomm_jax.compression.row_sharding import RowCut
 from lowcomm_jax.compression.staged import Staged
-from lowcomm_jax.fragments import path_name
-from lowcomm_jax.inside import Cut
-from lowcomm_jax.regions import REGION, Regions, axis_names
-from lowcomm_jax.sharding import SpecFn
-from lowcomm_jax.stages import STAGE, stage_axis
-from lowcomm_jax.windows import Windows
+from lowcomm_jax.compression.windows import Windows
+from lowcomm_jax.mesh.regions import REGION, Regions, axis_names
+from lowcomm_jax.mesh.stages import STAGE, stage_axis
+from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.params.sharding import SpecFn
 
 PyTree = Any
 
 
-class Plan(NamedTuple):
+class RowPlan(NamedTuple):
     """How one leaf is laid out while it is coded.
 
     Attributes:
@@ -175,7 +175,7 @@ class Rows:
             return shape
         return self.codec.part({name: jax.ShapeDtypeStruct(shape, "float32")})[name].shape
 
-    def _plan(self, name: str, shape: tuple[int, ...], spec: P) -> Plan:
+    def _plan(self, name: str, shape: tuple[int, ...], spec: P) -> RowPlan:
         shape = self._own_shape(name, shape)
         if self._front:
             spec = P(*(self._names(spec, dim) or None for dim in range(len(spec))))
@@ -183,18 +183,18 @@ class Rows:
         cuts = [(dim, self._names(spec, dim)) for dim in range(row, len(shape))]
         axes = tuple(axis for _, names in cuts for axis in names)
         if not axes:
-            return Plan(spec, row, ())
+            return RowPlan(spec, row, ())
         together = self.codec.rows_together(name, shape)
         if together == 0 and self._matrix_cut(name, shape, spec) is not None:
-            return Plan(spec, row, ())
+            return RowPlan(spec, row, ())
         held, rest = divmod(shape[row], self._devices(axes))
         held *= matrix_shape(shape, row == 1)[1] // max(shape[row], 1)
         if len(shape) < row + 2 or rest or held % max(together, 1):
             return self._in_windows(name, shape, spec, row)
         moves = tuple((dim, names) for dim, names in cuts[1:] if names)
-        return Plan(P(*list(spec)[:row], *(None,) * (row - len(spec)), axes), row, moves)
+        return RowPlan(P(*list(spec)[:row], *(None,) * (row - len(spec)), axes), row, moves)
 
-    def _in_windows(self, name: str, shape: tuple[int, ...], spec: P, row: int) -> Plan:
+    def _in_windows(self, name: str, shape: tuple[int, ...], spec: P, row: int) -> RowPlan:
         """Of a leaf that does not come in rows: as it lies, or gathered if it is too small."""
         cuts = [(dim, self._names(spec, dim)) for dim in range(row, len(shape))]
         cuts = tuple((dim, names, self._devices(names)) for dim, names in cuts if names)
@@ -204,18 +204,18 @@ class Rows:
             works = windows.matrix_axis(matrix_shape(shape, row == 1)) is not None
         else:
             works = self.codec.deals(name, shape, windows.devices)
-        return Plan(spec, row, (), windows) if works else Plan(P(), row, ())
+        return RowPlan(spec, row, (), windows) if works else RowPlan(P(), row, ())
 
-    def _cut(self, name: str, shape: tuple[int, ...], plan: Plan) -> Cut:
+    def _cut(self, name: str, shape: tuple[int, ...], plan: RowPlan) -> RowCut:
         """How the codec finds `[L, N, M]` of a leaf, or its units."""
         moved = plan.windows
         if moved is None:
-            return Cut(*(axis_names(e) for e in self._matrix_cut(name, shape, plan.spec)))
+            return RowCut(*(axis_names(e) for e in self._matrix_cut(name, shape, plan.spec)))
         by_columns = self.codec.rows_together(name, shape) == 0 and (
             moved.matrix_axis(matrix_shape(shape, plan.row == 1)) == 2
         )
         rows, columns = ((), moved.axes) if by_columns else (moved.axes, ())
-        return Cut(moved.layers, rows, columns, moved)
+        return RowCut(moved.layers, rows, columns, moved)
 
     def _matrix_cut(self, name: str, shape: tuple[int, ...], spec: P) -> P | None:
         """How `[L, N, M]` of a leaf of this layout is cut; None where devices hold no submatrix."""
@@ -267,7 +267,7 @@ class Rows:
         return treedef.unflatten(rows)
 
 
-def _swap(x: jax.Array, plan: Plan, back: bool) -> jax.Array:
+def _swap(x: jax.Array, plan: RowPlan, back: bool) -> jax.Array:
     """One device's shard `[A, ...]` from its layout to that by rows, or back."""
     for dim, axes in reversed(plan.moves) if back else plan.moves:
         split, join = (dim, plan.row) if back else (plan.row, dim)

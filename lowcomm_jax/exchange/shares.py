@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.regions import REGION, Regions, join_shares, take_share
+from lowcomm_jax.mesh.regions import REGION, Regions, join_shares, take_share
 
 PyTree = Any
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lowcomm_jax.topology import Groups
+from lowcomm_jax.topology.gossip import Groups
 
 
 class Traffic(NamedTuple):

@@ -37,9 +37,9 @@ import optax
 
 from lowcomm_jax import batching
 from lowcomm_jax import outer as outer_rules
+from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.schedule import Staggered
-from lowcomm_jax.trainers import Trainers
 
 # The bounds that each test reads.
 BOUNDS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -11,13 +11,13 @@ import optax
 
 from lowcomm_jax import compression
 from lowcomm_jax.batching import BatchPolicy
-from lowcomm_jax.compression import Codec
+from lowcomm_jax.batching.trainers import Trainers
+from lowcomm_jax.compression import Codec, make
 from lowcomm_jax.compression.two_shot import per_tensor
-from lowcomm_jax.fragments import Pattern
 from lowcomm_jax.outer import Consensus
+from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.schedule import Schedule
-from lowcomm_jax.topology import Gossip
-from lowcomm_jax.trainers import Trainers
+from lowcomm_jax.topology.gossip import Gossip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,3 +179,34 @@ class Method:
         if fits and self.consensus is not None:
             wrong += self.consensus.violations(regions)
         return wrong + impossible
+
+
+# -- wire --------------------------------------------------------------------------------------
+#
+# The wire codec of methods that are made by theirs: the paper's, or the one given instead.
+
+
+def wire_codec(
+    given: Any,
+    paper: Callable[[], Codec],
+    stacked: Sequence[str],
+    **settings: tuple[Any, Any],
+) -> tuple[Codec, tuple[str, ...]]:
+    """The codec that is given (a codec, name or mapping), else the paper's.
+
+    Args:
+      settings: of the paper's codec, name -> (value, the factory's default).
+
+    Returns:
+      (codec, problems): settings that the given codec leaves without effect.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
+    """
+    if given is None:
+        return paper(), ()
+    unused = [f"{k}={value!r}" for k, (value, default) in settings.items() if value != default]
+    problem = (
+        f"codec is given, so {', '.join(unused)} would have no effect: remove one or the other"
+    )
+    return make(given, stacked=tuple(stacked)), (problem,) if unused else ()

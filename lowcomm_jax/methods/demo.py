@@ -35,8 +35,7 @@ from typing import Any
 import optax
 
 from lowcomm_jax.compression import error_feedback, make
-from lowcomm_jax.methods.base import Method
-from lowcomm_jax.methods.wire import wire_codec
+from lowcomm_jax.methods.base import Method, wire_codec
 from lowcomm_jax.schedule import Staggered
 
 

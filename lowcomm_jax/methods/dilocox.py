@@ -42,7 +42,7 @@ import optax
 
 from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.compression import Codec, LowRank, names, registry
-from lowcomm_jax.compression.ladder import Ladder
+from lowcomm_jax.compression.codec_levels import CodecLevels
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.schedule import Ranked, Schedule, Staggered
 
@@ -254,4 +254,4 @@ def _ladder(codec: str | Mapping[str, Any], ranks: tuple[int, ...], low_rank: bo
     if not low_rank:
         return registry.make(spec)
     rungs = [registry.make({**spec, "rank": r, "basis": ranks[0]}) for r in ranks]
-    return rungs[0] if len(rungs) == 1 else Ladder(rungs[0], tuple(rungs[1:]))
+    return rungs[0] if len(rungs) == 1 else CodecLevels(rungs[0], tuple(rungs[1:]))

@@ -45,7 +45,7 @@ from lowcomm_jax.methods.base import Method
 from lowcomm_jax.outer.gossip import Variant, gossip_problems
 from lowcomm_jax.outer.gossip_stability import Consensus
 from lowcomm_jax.schedule import Staggered
-from lowcomm_jax.topology import Gossip
+from lowcomm_jax.topology.gossip import Gossip
 
 
 def noloco(

@@ -36,8 +36,7 @@ import optax
 
 from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.compression import error_feedback, make
-from lowcomm_jax.methods.base import Method
-from lowcomm_jax.methods.wire import wire_codec
+from lowcomm_jax.methods.base import Method, wire_codec
 from lowcomm_jax.schedule import Staggered
 
 

@@ -31,8 +31,8 @@ import optax
 
 from lowcomm_jax import landing as landing_rules
 from lowcomm_jax import outer as outer_rules
-from lowcomm_jax.fragments import Pattern
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.schedule import Staggered
 
 

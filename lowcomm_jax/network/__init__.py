@@ -3,16 +3,18 @@ deterministic, seeded.
 """
 
 from lowcomm_jax.network.accounts import ClockReport
-from lowcomm_jax.network.capacity import catch_up_violations, derive_tau
-from lowcomm_jax.network.clock import VirtualClock
-from lowcomm_jax.network.clock_state import clock_state, restore_clock
-from lowcomm_jax.network.collectives import profile, step_seconds, sync_seconds
-from lowcomm_jax.network.drive import drive, follow, replay
-from lowcomm_jax.network.every_step import BASELINE, every_step
+from lowcomm_jax.network.clock import VirtualClock, clock_state, restore_clock
+from lowcomm_jax.network.collectives import (
+    catch_up_violations,
+    derive_tau,
+    profile,
+    step_seconds,
+    sync_seconds,
+)
+from lowcomm_jax.network.drive import BASELINE, drive, every_step, follow, replay
 from lowcomm_jax.network.ledger import Ledger, payload_nbytes
 from lowcomm_jax.network.links import Network, uniform
-from lowcomm_jax.network.parse import parse
-from lowcomm_jax.network.presets import aws, names, preset
+from lowcomm_jax.network.parse import aws, names, parse, preset
 from lowcomm_jax.network.randomness import Jitter
 from lowcomm_jax.network.routes import ROUTES, link_bytes, sent_bytes
 from lowcomm_jax.network.timeline import Bar, Timeline, draw, save_picture

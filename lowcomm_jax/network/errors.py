@@ -1,7 +1,9 @@
 """Report every violation of an input at once."""
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from numbers import Integral, Real
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -44,3 +46,32 @@ def collect(found: list[str], where: str, build: Callable[[], T]) -> T | None:
     except ViolationsError as error:
         found += [f"{where}: {line}" for line in error.lines]
     return None
+
+
+# -- ranges ------------------------------------------------------------------------------------
+#
+# Check numbers of a description: each function gives no line, or one that names value and fix.
+
+
+def whole(label: str, value: Any, least: int = 1) -> list[str]:
+    """Refuse what is no whole number of at least `least`."""
+    fine = isinstance(value, Integral) and not isinstance(value, bool) and value >= least
+    return [] if fine else [f"{label} is {value!r}: use a whole number of at least {least}"]
+
+
+def above_zero(label: str, value: Any, most: float = math.inf) -> list[str]:
+    """Refuse what is no number in (0, most]."""
+    if _is_number(value) and 0 < value <= most:
+        return []
+    limit = "" if most == math.inf else f" and at most {most:g}"
+    return [f"{label} is {value!r}: use a number above 0{limit}"]
+
+
+def not_negative(label: str, value: Any) -> list[str]:
+    """Refuse what is no number of 0 or more."""
+    fine = _is_number(value) and value >= 0
+    return [] if fine else [f"{label} is {value!r}: use a number of 0 or more"]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

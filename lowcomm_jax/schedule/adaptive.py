@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lowcomm_jax.schedule.base import Schedule, Timing, common_violations
-from lowcomm_jax.state import Clock
+from lowcomm_jax.state.train_state import SyncCounters
 
 
 def syncs_per_period(
@@ -97,22 +97,22 @@ class Adaptive(Schedule):
         # Two grids of slots: the one of now, and the one that begins behind step `since[1]`.
         return {"since": np.zeros(2, np.int64), "syncs": np.full(2, self.syncs, np.int64)}
 
-    def _grid(self, step: int, clock: Clock) -> tuple[int, int]:
+    def _grid(self, step: int, counters: SyncCounters) -> tuple[int, int]:
         """(origin, spacing h) of the slots that govern a step."""
         if not self.measured:
             return 0, self.spacing
-        since, syncs = clock.decided["since"], clock.decided["syncs"]
+        since, syncs = counters.decided["since"], counters.decided["syncs"]
         now = int(step > since[1])
         return int(since[now]), self._spacing(syncs[now])
 
-    def next_send(self, step: int, clock: Clock) -> int:
-        origin, spacing = self._grid(step + 1, clock)
+    def next_send(self, step: int, counters: SyncCounters) -> int:
+        origin, spacing = self._grid(step + 1, counters)
         slot = origin + ((step - origin) // spacing + 1) * spacing
-        later = self._grid(slot, clock)
+        later = self._grid(slot, counters)
         return slot if later[0] == origin else sum(later)
 
     def decide(
-        self, step: int, clock: Clock, landings: Sequence[Any]
+        self, step: int, counters: SyncCounters, landings: Sequence[Any]
     ) -> dict[str, np.ndarray] | None:
         seconds = [e.values["seconds"] for e in landings if "seconds" in e.values]
         seconds = [pair for pair in seconds if np.isfinite(pair).all()]
@@ -122,7 +122,7 @@ class Adaptive(Schedule):
         syncs = syncs_per_period(
             self.period, self.fragments, self.gamma, step_seconds, sync_seconds
         )
-        now = clock.decided
+        now = counters.decided
         # From the very boundary on: what lands there must not undo the change that begins there.
         current = int(step >= now["since"][1])
         boundary = (step // self.period + 1) * self.period
@@ -132,24 +132,28 @@ class Adaptive(Schedule):
         }
 
     def sends(
-        self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
+        self,
+        step: int,
+        counters: SyncCounters,
+        in_flight: Set[int],
+        rates: Callable[[], np.ndarray],
     ) -> tuple[int, ...]:
-        origin, spacing = self._grid(step, clock)
+        origin, spacing = self._grid(step, counters)
         if (step - origin) % spacing:
             return ()
         ready = [p for p in range(self.fragments) if p not in in_flight]
         if not ready:
             return ()
-        oldest = min(ready, key=lambda p: (clock.last_sent[p], p))
+        oldest = min(ready, key=lambda p: (counters.last_sent[p], p))
         # A never-sent fragment (last_sent = -1) is the oldest; it only yields to an overdue one.
-        sent = [p for p in ready if clock.last_sent[p] >= 0]
-        overdue = [p for p in sent if step - clock.last_sent[p] >= self.period]
+        sent = [p for p in ready if counters.last_sent[p] >= 0]
+        overdue = [p for p in sent if step - counters.last_sent[p] >= self.period]
         if overdue:
-            return (min(overdue, key=lambda p: (clock.last_sent[p], p)),)
-        if clock.last_sent[oldest] < 0:
+            return (min(overdue, key=lambda p: (counters.last_sent[p], p)),)
+        if counters.last_sent[oldest] < 0:
             return (oldest,)
         rate = rates()
-        return (max(ready, key=lambda p: (rate[p], -clock.last_sent[p], -p)),)
+        return (max(ready, key=lambda p: (rate[p], -counters.last_sent[p], -p)),)
 
     def longest_wait(self) -> int:
         """Upper bound on the steps between two sends of a fragment: ceil(H/h) h + (K-1) h.

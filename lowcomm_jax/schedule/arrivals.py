@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from lowcomm_jax.schedule.base import Schedule
-from lowcomm_jax.state import Clock
+from lowcomm_jax.state.train_state import SyncCounters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Arrivals(Schedule):
         arrives = [m % n == 0 for m, n in zip(made, self.local_steps())]
         return self.active(step, regions) & np.array(arrives)
 
-    def next_send(self, step: int, clock: Clock) -> int:
-        del clock
+    def next_send(self, step: int, counters: SyncCounters) -> int:
+        del counters
         upcoming = []
         for share, n in zip(self._shares(), self.local_steps()):
             rounds = int(step * share) // n + 1
@@ -63,9 +63,13 @@ class Arrivals(Schedule):
         return int(min(upcoming))
 
     def sends(
-        self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
+        self,
+        step: int,
+        counters: SyncCounters,
+        in_flight: Set[int],
+        rates: Callable[[], np.ndarray],
     ) -> tuple[int, ...]:
-        del clock, in_flight, rates
+        del counters, in_flight, rates
         return (0,) if self.senders(step, len(self.speeds)).any() else ()
 
     def violations(self, regions: int) -> list[str]:

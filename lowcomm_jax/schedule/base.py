@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lowcomm_jax.state import Clock
+from lowcomm_jax.state.train_state import SyncCounters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,32 +69,36 @@ class Schedule(abc.ABC):
         return drift + (2 if self.measured else 0)
 
     @abc.abstractmethod
-    def next_send(self, step: int, clock: Clock) -> int:
+    def next_send(self, step: int, counters: SyncCounters) -> int:
         """First step after `step` at which something may be sent."""
 
     @abc.abstractmethod
     def sends(
-        self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
+        self,
+        step: int,
+        counters: SyncCounters,
+        in_flight: Set[int],
+        rates: Callable[[], np.ndarray],
     ) -> tuple[int, ...]:
         """Fragments that leave after inner step `step`; never one of `in_flight`.
 
         `rates` fetches the fragments' change rates, float32 `[K]`; it may wait for the device.
         """
 
-    def level(self, clock: Clock) -> int:
+    def level(self, counters: SyncCounters) -> int:
         """At which level of the codec (`Codec.at`) a payload that leaves now is encoded."""
-        del clock
+        del counters
         return 0
 
     def decide(
-        self, step: int, clock: Clock, landings: Sequence[Any]
+        self, step: int, counters: SyncCounters, landings: Sequence[Any]
     ) -> dict[str, np.ndarray] | None:
         """The new `Clock.decided` after the sends and landings of a step; None = as it was.
 
         Only reduced data may enter, so that all regions decide alike. `landings` are the step's
         landings (`history.Event`); fetching their values waits for the device.
         """
-        del step, clock, landings
+        del step, counters, landings
         return None
 
     @abc.abstractmethod

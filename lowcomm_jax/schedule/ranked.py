@@ -32,7 +32,7 @@ from lowcomm_jax.schedule.base import (
     overlap_violations,
     steps_to_travel,
 )
-from lowcomm_jax.state import Clock
+from lowcomm_jax.state.train_state import SyncCounters
 
 _ROUNDING = 1e-5  # relative; a measured rank is a mean in fp32
 
@@ -79,23 +79,27 @@ class Ranked(Schedule):
             "known": np.int64(0),
         }
 
-    def next_send(self, step: int, clock: Clock) -> int:
+    def next_send(self, step: int, counters: SyncCounters) -> int:
         del step
-        return int(clock.decided["boundary"])
+        return int(counters.decided["boundary"])
 
     def sends(
-        self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
+        self,
+        step: int,
+        counters: SyncCounters,
+        in_flight: Set[int],
+        rates: Callable[[], np.ndarray],
     ) -> tuple[int, ...]:
         del in_flight, rates
-        return (0,) if step == clock.decided["boundary"] else ()
+        return (0,) if step == counters.decided["boundary"] else ()
 
-    def level(self, clock: Clock) -> int:
-        return int(clock.decided["level"])
+    def level(self, counters: SyncCounters) -> int:
+        return int(counters.decided["level"])
 
     def decide(
-        self, step: int, clock: Clock, landings: Sequence[Any]
+        self, step: int, counters: SyncCounters, landings: Sequence[Any]
     ) -> dict[str, np.ndarray] | None:
-        now = clock.decided
+        now = counters.decided
         if step != now["boundary"]:
             return None
         measured, known = now["measured"], int(now["known"])

@@ -18,7 +18,7 @@ from lowcomm_jax.schedule.base import (
     overlap_violations,
     steps_to_travel,
 )
-from lowcomm_jax.state import Clock
+from lowcomm_jax.state.train_state import SyncCounters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Staggered(Schedule):
     def first(self, fragment: int) -> int:
         return (fragment + 1) * self.period // self.fragments
 
-    def next_send(self, step: int, clock: Clock) -> int:
-        del clock
+    def next_send(self, step: int, counters: SyncCounters) -> int:
+        del counters
 
         def upcoming(first: int) -> int:
             rounds = max(0, -(-(step + 1 - first) // self.period))
@@ -56,9 +56,13 @@ class Staggered(Schedule):
         return min(upcoming(self.first(p)) for p in range(self.fragments))
 
     def sends(
-        self, step: int, clock: Clock, in_flight: Set[int], rates: Callable[[], np.ndarray]
+        self,
+        step: int,
+        counters: SyncCounters,
+        in_flight: Set[int],
+        rates: Callable[[], np.ndarray],
     ) -> tuple[int, ...]:
-        del clock, rates
+        del counters, rates
         return tuple(
             p
             for p in range(self.fragments)

@@ -9,7 +9,7 @@ import pytest
 from adaptive.adaptive_cases import PERIOD, engine, same, stream, values
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive import stacked, turns
+from lowcomm_jax.adaptive import trainer_steps
 from lowcomm_jax.batching import find_cap
 
 
@@ -23,7 +23,7 @@ def steps_that_take(monkeypatch, microbatch_bytes):
     def said(engine, state, batch, m, trainers=1):
         return microbatch_bytes * m * trainers
 
-    for module in (stacked, turns):
+    for module in (trainer_steps, trainer_steps):
         monkeypatch.setattr(module, "step_bytes", said)
 
 
@@ -35,7 +35,7 @@ def test_memory_decides_the_largest_microbatch(monkeypatch):
     )
     run = engine(method, stack_trainers=False)
     state = run.init(oracle.make_params())
-    waiting = 2 * nbytes(state.first.state.replace(clock=None))
+    waiting = 2 * nbytes(state.first.state.replace(counters=None))
     needed = run._bytes(state, stream(0, 0, 1))
     assert needed(6) == 6000 + waiting
     assert run.planner.microbatches() == (2, 4, 6) and run.engine.block == 22
@@ -46,7 +46,7 @@ def test_memory_decides_the_largest_microbatch(monkeypatch):
     # Stacking copies the inner state of all trainers while everything else lies there too.
     steps_that_take(monkeypatch, 1)
     inner = state.first.state.inner
-    assert needed(6) == 3 * nbytes((state.first.state.replace(clock=None), inner))
+    assert needed(6) == 3 * nbytes((state.first.state.replace(counters=None), inner))
     # A merge does not change it: a run that goes on with two trainers cuts its batches alike.
     fewer = state.replace(trainers={i: state.trainers[i] for i in (0, 1)})
     assert together._bytes(fewer, stream(0, 0, 1))(6) == needed(6)

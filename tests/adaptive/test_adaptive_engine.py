@@ -23,10 +23,10 @@ from compilations import compilations
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive.meeting import Meeting
+from lowcomm_jax.adaptive.trainer_merge import TrainerMerge
 from lowcomm_jax.batching import Fixed, NormTest
+from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.network import replay, uniform
-from lowcomm_jax.trainers import Trainers
 
 STEP_SECONDS = 0.5
 SIZE = 4 * oracle.SIZE
@@ -49,12 +49,12 @@ def fresh(run):
     """The engine with a clock at zero and merges as in its method."""
     with jax.numpy_dtype_promotion("standard"):
         clean = engine(lc.methods.local_sgd(PERIOD, inner_batching=Fixed(2)), network=SLOW)
-    run.clock, run.meeting = clean.clock, Meeting(run.trainers, PERIOD)
+    run.clock, run.meeting = clean.clock, TrainerMerge(run.trainers, PERIOD)
     return run
 
 
 def test_a_batch_that_grows_64_fold_compiles_nothing(fresh):
-    fresh.meeting = Meeting(Trainers(3, None), PERIOD)
+    fresh.meeting = TrainerMerge(Trainers(3, None), PERIOD)
     state, _ = fresh.run(fresh.init(oracle.make_params()), stream, rounds=1)
 
     def grow():
@@ -80,7 +80,7 @@ def test_a_merge_frees_its_trainer(fresh):
 
 
 def test_a_merge_that_hurts_is_undone(fresh):
-    fresh.meeting = Meeting(Trainers(3, 1, hurt_bound=0.5), PERIOD)
+    fresh.meeting = TrainerMerge(Trainers(3, 1, hurt_bound=0.5), PERIOD)
     state, _ = fresh.run(fresh.init(oracle.make_params()), stream, rounds=1, evaluate=lambda _: 1)
     before = values(state)
     losses = iter([2.0, 3.0, 2.6])
@@ -154,7 +154,7 @@ def test_one_trainer_with_a_fixed_batch_is_the_ordinary_engine():
 
 
 def test_a_run_is_measured_in_rounds_steps_or_samples(fresh):
-    fresh.meeting = Meeting(Trainers(3, None), PERIOD)
+    fresh.meeting = TrainerMerge(Trainers(3, None), PERIOD)
     start = fresh.init(oracle.make_params())
     state, _ = fresh.run(start, stream, steps=2)
     state, _ = fresh.run(state, stream, rounds=1)  # the one that is under way

@@ -24,10 +24,10 @@ from engine.collectives import collectives
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.adaptive.stacked import StackPrograms
+from lowcomm_jax.adaptive.trainer_steps import StackPrograms
 from lowcomm_jax.batching import Fixed, NormTest
+from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.network import uniform
-from lowcomm_jax.trainers import Trainers
 
 SLOW = uniform(REGIONS, 1.0, delay_s=0.01, compute_s=0.5)
 
@@ -67,7 +67,7 @@ def assert_equal(a, b):
             theirs.policy,
         )
         assert mine.used_R.tolist() == theirs.used_R.tolist()
-        jax.tree.map(np.testing.assert_array_equal, mine.state.clock, theirs.state.clock)
+        jax.tree.map(np.testing.assert_array_equal, mine.state.counters, theirs.state.counters)
     assert state.bytes_sent.tolist() == other.bytes_sent.tolist()
     np.testing.assert_equal(rows, wanted)
 
@@ -249,12 +249,12 @@ def test_pipeline_stages():
     found = []
     for stacked in (True, False):
         one = lc.AdaptiveEngine(
-            staged.recipe.loss_fn,
+            staged.config.loss_fn,
             optax.adamw(0.02),
             method,
             REGIONS,
             mesh=staged.regions.mesh,
-            specs=staged.recipe.spec_fn,
+            specs=staged.config.spec_fn,
             stacked=("blocks",),
             stack_trainers=stacked,
         )

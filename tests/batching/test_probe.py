@@ -12,8 +12,8 @@ from compilations import compilations
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax.adaptive.noise_measurement import make_probe_program
 from lowcomm_jax.network import VirtualClock, follow, parse
-from lowcomm_jax.probe import make_probe_program
 
 R, M, SIZE = 2, 3, 2
 MESH = lc.make_mesh(devices=jax.devices()[:1])
@@ -105,7 +105,7 @@ def test_a_mesh_measures_the_same_and_gradients_travel_only_across(drifted):
 
 def crossing(engine, state, scope):
     """Collectives over regions, which are written out: the region axis is manual."""
-    programs = engine.trips(state).programs
+    programs = engine.sync_loop(state).programs
     batch = engine.place({k: v.reshape(R, M, SIZE, *v.shape[2:]) for k, v in probed().items()})
     inner = state.inner
     given = (state.anchor, inner.buffers, inner.step, state.frozen, batch, engine.region_ids)
@@ -145,9 +145,9 @@ def test_what_travels_is_booked(drifted):
         assert traffic.nbytes == nbytes
         assert traffic.sent.tolist() == traffic.received.tolist() == [expected] * R
         clock = VirtualClock(parse({"regions": R, "bandwidth_gbps": 0.001, "compute_s": 1.0}))
-        clock.inner_steps(1, int(state.clock.step))
+        clock.inner_steps(1, int(state.counters.step))
         before = clock.now_R.copy()
-        follow(clock, int(state.clock.step), probe.events(state))
+        follow(clock, int(state.counters.step), probe.events(state))
         assert clock.ledger.sent_R().tolist() == pytest.approx([nbytes] * R)
         assert (clock.now_R - before >= 8 * each / 1e6).all()
 

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 
 import lowcomm_jax as lc
+from lowcomm_jax.adaptive.trainer_steps import device_bytes, step_bytes
 from lowcomm_jax.batching import find_cap
-from lowcomm_jax.step_memory import device_bytes, step_bytes
 
 R, WIDTH, SAMPLE = 2, 64, 16
 

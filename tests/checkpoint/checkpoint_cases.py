@@ -10,8 +10,8 @@ from oracle.jax_problem import loss_fn
 import lowcomm_jax as lc
 from lowcomm_jax import compression
 from lowcomm_jax.adaptive.state import AdaptiveState
-from lowcomm_jax.checkpoint.leaves import state_leaves
-from lowcomm_jax.processes import fetch
+from lowcomm_jax.mesh.arrays import fetch
+from lowcomm_jax.state.leaves import state_leaves
 
 HALF = 11
 REGIONS = 3

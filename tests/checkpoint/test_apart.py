@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from lowcomm_jax.checkpoint.apart import elsewhere
+from lowcomm_jax.checkpoint.child_process import elsewhere
 
 
 def test_arrays_there_and_back():

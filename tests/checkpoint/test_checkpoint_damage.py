@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from checkpoint.checkpoint_cases import assert_same, bf16_params, make_engine, values
 
-from lowcomm_jax.checkpoint import Checkpoints, DamagedError, leaves, store
+from lowcomm_jax.checkpoint import Checkpoints, DamagedError, store
+from lowcomm_jax.state import leaves
 
 ENGINE = "local_sgd"
 
@@ -33,10 +34,10 @@ def saved(tmp_path_factory):
     seen = {}
     with Checkpoints(directory) as checkpoints:
         for step in (3, 5):
-            clock = state.clock.copy()
+            clock = state.counters.copy()
             clock.step = np.int64(step)
             anchor = jax.tree.map(lambda x, step=step: x + 0.1 * step, state.anchor)
-            state = state.replace(clock=clock, anchor=anchor)
+            state = state.replace(counters=clock, anchor=anchor)
             seen[step] = values(state)
             checkpoints.save(state, extra={"at": step}, config={"lr": 0.1})
     return engine, directory, seen
@@ -167,7 +168,7 @@ def test_damaged_steps_do_not_count_as_kept(copied):
     with Checkpoints(directory, keep_last=2) as checkpoints:
         state = checkpoints.restore(engine, bf16_params()).state
         for step, kept in ((4, [3, 4, 5]), (6, [4, 6])):
-            state.clock.step = np.int64(step)
+            state.counters.step = np.int64(step)
             checkpoints.save(state, extra={}, config={})
             checkpoints.wait()
             assert checkpoints.steps() == kept
@@ -198,7 +199,7 @@ def test_save_killed_half_way(copied):
         assert found.step == 5
         assert found.skipped == [(7, f"{half}: the save was not finished")]
         assert_same(values(found.state), seen[5])
-        found.state.clock.step = np.int64(6)
+        found.state.counters.step = np.int64(6)
         checkpoints.save(found.state, extra={}, config={})
     assert sorted(p.name for p in directory.iterdir()) == ["3", "5", "6"]
 

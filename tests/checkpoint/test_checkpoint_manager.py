@@ -18,8 +18,9 @@ from checkpoint.checkpoint_cases import (
 )
 
 import lowcomm_jax as lc
-from lowcomm_jax.checkpoint import Checkpoints, compare, leaves, store
-from lowcomm_jax.state import TrainState
+from lowcomm_jax.checkpoint import Checkpoints, load, store
+from lowcomm_jax.state import leaves
+from lowcomm_jax.state.train_state import TrainState
 
 CONFIG = {"steps": 100, "optimizer": {"lr": 0.3, "betas": [0.9, 0.95]}, "data": {"seed": 1}}
 
@@ -35,9 +36,9 @@ def start(engine):
 
 
 def at(state, step):
-    clock = state.clock.copy()
+    clock = state.counters.copy()
     clock.step = np.int64(step)
-    return state.replace(clock=clock)
+    return state.replace(counters=clock)
 
 
 def save_all(checkpoints, state, metrics):
@@ -241,14 +242,14 @@ def test_another_format_is_refused(engine, start, tmp_path, monkeypatch):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(start, extra={}, config={})
         checkpoints.wait()
-        monkeypatch.setattr(compare, "FORMAT", 2)
+        monkeypatch.setattr(load, "FORMAT", 2)
         assert refusal(checkpoints, engine)[1:] == ["- format: 1 -> 2"]
 
 
 def test_many_differing_arrays_are_cut_short():
     one = {f"inner/params/{i}": jax.ShapeDtypeStruct((3, 2), np.float32) for i in range(50)}
-    lines = compare.differing_leaves(one, {}, (3, 3))
-    assert len(lines) == compare.SHOWN + 1
+    lines = load.differing_leaves(one, {}, (3, 3))
+    assert len(lines) == load.SHOWN + 1
     assert lines[-1] == "... and 30 more arrays"
 
 
@@ -256,7 +257,7 @@ def test_other_packages_are_named(engine, start, tmp_path, monkeypatch, caplog):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(start, extra={}, config={})
         checkpoints.wait()
-        now = {**compare.package_versions(), "optax": "9.9"}
-        monkeypatch.setattr(compare, "package_versions", lambda: now)
+        now = {**load.package_versions(), "optax": "9.9"}
+        monkeypatch.setattr(load, "package_versions", lambda: now)
         assert checkpoints.restore(engine, bf16_params()) is not None
     assert 'optax: "' in caplog.text and '-> "9.9"' in caplog.text

@@ -5,7 +5,7 @@ import pytest
 from checkpoint.checkpoint_cases import bf16_params, make_engine, train, values
 
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.checkpoint.resize import resize
+from lowcomm_jax.checkpoint.load import resize
 
 
 def saved(tmp_path, name, regions, steps, finish=False):
@@ -27,7 +27,7 @@ def restore(tmp_path, name, regions, **kwargs):
     step = found.step
     state = train(engine, found.state, range(step + 1, step + 3))
     assert np.isfinite(np.asarray(state.anchor["a"])).all()
-    assert int(state.clock.step) == step + 2
+    assert int(state.counters.step) == step + 2
     return restored
 
 

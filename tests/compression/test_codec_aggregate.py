@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression import DCTTopK, Sliced, TopK, error_feedback, make, route
 from lowcomm_jax.exchange import MeshExchange
-from lowcomm_jax.regions import Regions, make_mesh
+from lowcomm_jax.mesh.regions import Regions, make_mesh
 
 
 def encode_regions(codec, x_RxNxM):

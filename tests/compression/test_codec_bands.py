@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lowcomm_jax.compression import DCTTopK, TopK, bands
+from lowcomm_jax.compression import DCTTopK, TopK, top_k
 
 SHAPE = (2, 24, 30)  # chunks of 8 x 6: three rows of five
 
@@ -26,11 +26,11 @@ def test_bands_change_nothing(codec, monkeypatch):
         decoded = codec.decode(first, SHAPE)
         return payload_R, decoded, codec.aggregate(payload_R, jnp.array([1.0, 0.0, 0.3]), SHAPE)
 
-    monkeypatch.setattr(bands.jax.lax, "map", counted)
-    monkeypatch.setattr(bands, "BAND", 8 * 30)
+    monkeypatch.setattr(top_k.jax.lax, "map", counted)
+    monkeypatch.setattr(top_k, "BAND", 8 * 30)
     banded = results()
     assert set(seen) == {2 * 3}  # layers times rows of chunks
-    monkeypatch.setattr(bands, "BAND", 10**9)
+    monkeypatch.setattr(top_k, "BAND", 10**9)
     whole = results()
     assert set(seen) <= {2}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), banded, whole)

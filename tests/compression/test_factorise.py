@@ -7,7 +7,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from lowcomm_jax.compression import make_matrix
-from lowcomm_jax.compression.factorise import orthonormal, singular_values, triangular
+from lowcomm_jax.compression.low_rank import orthonormal, singular_values, triangular
 
 FACTORISATIONS = ("geqrf", "qr", "householder_product", "svd")
 SHAPE = (3, 12, 10)

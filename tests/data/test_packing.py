@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from lowcomm_jax.data.packing import pack
-from lowcomm_jax.data.tokens import Tokens
+from lowcomm_jax.data.packing import Tokens, pack
 
 EOS, PAD = 90, 91
 

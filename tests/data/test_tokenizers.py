@@ -1,4 +1,4 @@
-"""Tokenizers: round trips, end tokens no text can forge, the BPE cache."""
+"""Tokenizers: round loop, end tokens no text can forge, the BPE cache."""
 
 import numpy as np
 import pytest

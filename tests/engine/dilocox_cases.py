@@ -53,7 +53,7 @@ def train(method, regions, steps, mask=None, finish=False, devices=1):
     for t in range(1, steps + 1):
         present = None if mask is None else mask[t - 1]
         state, _ = engine.step(state, oracle.step_batch(batches, t), present)
-        decided = {k: np.array(v) for k, v in state.clock.decided.items()}
+        decided = {k: np.array(v) for k, v in state.counters.decided.items()}
         anchor = {k: np.array(x[0]) for k, x in state.anchor.items()}
         seen.append((anchor, jax.tree.map(np.array, lc.region_params(state)), decided))
     if finish:

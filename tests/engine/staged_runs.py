@@ -1,4 +1,4 @@
-"""A toy in pipeline stages, written with `lowcomm_jax.stages` as a user would."""
+"""A toy in pipeline stages, written with `lowcomm_jax.mesh.stages` as a user would."""
 
 import functools
 
@@ -9,8 +9,9 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
-from lowcomm_jax import routing, stages
 from lowcomm_jax.compression import error_feedback, make
+from lowcomm_jax.mesh import stages
+from lowcomm_jax.topology import routing
 
 R, LAYERS, WIDTH, M = 2, 4, 6, 2
 SPECS = {"blocks/w": P("stage"), "blocks/scale": P("stage"), "head": P(None, "stage")}

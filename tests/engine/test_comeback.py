@@ -11,7 +11,7 @@ from oracle.loop import Regions, copy_tree, reduce_over, subtract, zeros_like
 from oracle.outer import Nesterov
 
 import lowcomm_jax as lc
-from lowcomm_jax.comeback import come_back
+from lowcomm_jax.recovery.rejoin_sim import come_back
 
 R, H, TAU, ALPHA, STEPS = 3, 4, 2, 0.3, 15
 MESH = lc.make_mesh(devices=jax.devices()[:1])
@@ -68,7 +68,7 @@ def test_as_worked_out_by_hand():
         state, _ = one.step(state, oracle.step_batch(batches, t), mask)
         if t in BACK:
             comes = np.isin(np.arange(R), BACK[t])
-            state = come_back(one.trips(state), state, fresh, comes)
+            state = come_back(one.sync_loop(state), state, fresh, comes)
         for name, x in anchor.items():
             close(state.anchor[name][0], x)
             for r in range(R):
@@ -100,7 +100,7 @@ def test_all_that_was_its_own_is_as_at_step_0(name):
     comes = np.array([False, True, False])
     before = jax.tree.map(np.array, (state.codec, state.inner.opt))
     shared = jax.tree.map(np.array, (state.anchor, state.outer))
-    state = come_back(one.trips(state), state, fresh, comes)
+    state = come_back(one.sync_loop(state), state, fresh, comes)
     assert jax.tree.leaves(before[1]) and (name == "cocodc" or jax.tree.leaves(before[0]))
     differs, (_, schedule) = False, state.inner.opt
     for new, old, first in zip(

@@ -100,8 +100,8 @@ def test_bytes_are_those_of_the_two_shot_reduction():
     state, _ = engine.run(start(engine), stream(last=10))
     rounds, nbytes = 2, 4 * oracle.SIZE
     per_round = round(2 * nbytes * (R - 1) / R)
-    assert state.clock.bytes_sent.tolist() == [rounds * per_round] * R
-    assert state.clock.bytes_received.tolist() == [rounds * per_round] * R
+    assert state.counters.bytes_sent.tolist() == [rounds * per_round] * R
+    assert state.counters.bytes_received.tolist() == [rounds * per_round] * R
 
 
 def test_resuming_from_a_copied_state_is_the_same_run():

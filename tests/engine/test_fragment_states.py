@@ -55,4 +55,4 @@ def test_staleness_is_each_regions_own():
     state, events = train(method)
     seen = np.stack([e.staleness for e in events if e.kind == "land"])
     assert [set(column[column >= 0]) for column in seen.T] == [{0}, {2}, {4}]
-    assert state.clock.staleness.max(axis=0).tolist() == [0, 2, 4]
+    assert state.counters.staleness.max(axis=0).tolist() == [0, 2, 4]

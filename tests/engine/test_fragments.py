@@ -11,7 +11,7 @@ import pytest
 from compilations import compilations
 
 import lowcomm_jax as lc
-from lowcomm_jax.fragments import partition, put, take
+from lowcomm_jax.params.fragments import partition, put, take
 
 PATTERNS = ("sequential", "strided", "balanced")
 STACK = ("stack",)
@@ -252,6 +252,6 @@ def test_equal_fragments_share_one_executable(count, shared):
 
     until(12 // count + 1)  # fragment 0 was sent and has landed
     again = compilations(lambda: until(13))
-    assert state.clock.sends.tolist() == [1] * count
+    assert state.counters.sends.tolist() == [1] * count
     assert (again == 0) == shared
     assert compilations(lambda: until(25)) == 0

@@ -13,7 +13,7 @@ from oracle.jax_problem import loss_fn
 import lowcomm_jax as lc
 from lowcomm_jax import compression
 from lowcomm_jax.outer import second_moment_matrix
-from lowcomm_jax.state import with_inner
+from lowcomm_jax.state.train_state import with_inner
 
 MESH = lc.make_mesh(devices=jax.devices()[:1])
 
@@ -136,7 +136,7 @@ def test_noise_contracts_as_the_closed_form_says(regions, size, rounds, alpha, g
         state = jax.tree.map(np.copy, start.replace(anchor={"w": noise}))
         anchors, pulls = [noise], []
         for number in sequence:
-            state.clock.sends[0] = number
+            state.counters.sends[0] = number
             state, metrics = engine.step(state, batch)
             pulls.append(method.consensus.variance(metrics["events"][1].values["pull_norm"]))
             anchors.append(np.array(state.anchor["w"]))
@@ -165,7 +165,11 @@ def test_bytes_are_those_of_the_pairs():
         for nbytes, number in ((2 * size, n), (4 * size, n + 1)):
             for group in lc.topology.groups(number, 2, 5, 2):
                 sent[list(group)] += nbytes * (len(group) - 1)
-    assert state.clock.bytes_sent.tolist() == state.clock.bytes_received.tolist() == sent.tolist()
+    assert (
+        state.counters.bytes_sent.tolist()
+        == state.counters.bytes_received.tolist()
+        == sent.tolist()
+    )
     assert len(set(sent.tolist())) > 1, "who sits out sends less"
     booked = np.sum([e.bytes_sent for e in history.events], axis=0)
     assert booked.tolist() == sent.tolist()

@@ -13,10 +13,9 @@ from oracle.jax_problem import loss_fn
 import lowcomm_jax as lc
 from lowcomm_jax import compression
 from lowcomm_jax.exchange import GroupExchange
-from lowcomm_jax.exchange.pairs import Draw
-from lowcomm_jax.exchange.permutes import plan
-from lowcomm_jax.regions import Regions
-from lowcomm_jax.topology import Gossip, member_table
+from lowcomm_jax.exchange.pairs import Draw, plan
+from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.topology.gossip import Gossip, member_table
 
 R = 8
 ROUND = 5
@@ -154,16 +153,16 @@ def test_training_is_bit_identical_on_every_mesh(slots):
 
 def compiled(engine, state):
     """The collectives of the landing program, and those of the send and the adoption."""
-    trips = engine.trips(state)
-    leaves = trips.fragments.leaves(state.anchor, 0)
-    specs = trips.programs.specs
+    loop = engine.sync_loop(state)
+    leaves = loop.fragments.leaves(state.anchor, 0)
+    specs = loop.programs.specs
     payload = {
         k: jax.device_put(np.zeros(x.shape, x.dtype), engine.regions.sharding("region", *specs[k]))
         for k, x in leaves.items()
     }
     weight = jax.device_put(np.ones(R, np.float32), engine.regions.sharding("region"))
-    draw = Draw(trips.exchange.draw(ROUND))
-    rows, everyone = trips.fragments.rows(0), np.ones(R, bool)
+    draw = Draw(loop.exchange.draw(ROUND))
+    rows, everyone = loop.fragments.rows(0), np.ones(R, bool)
     local = state.inner.params
     arguments = {
         "move": (leaves, state.outer[0], payload, weight, rows, draw),
@@ -174,7 +173,7 @@ def compiled(engine, state):
     options = {"send": {"keep": False}}
     found = {
         name: collectives(
-            getattr(trips.programs, name).lower(*given, **options.get(name, {})).compile().as_text()
+            getattr(loop.programs, name).lower(*given, **options.get(name, {})).compile().as_text()
         )
         for name, given in arguments.items()
     }

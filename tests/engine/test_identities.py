@@ -185,7 +185,7 @@ def test_training_goes_on_after_finish(name, regions):
     state = engine.finish(state)
     state, _ = engine.run(state, batches[6:])
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(values(state)))
-    assert int(state.clock.step) == 17
+    assert int(state.counters.step) == 17
 
 
 # -- one engine, several models -------------------------------------------------------------------

@@ -9,9 +9,9 @@ from engine import collectives as reading
 from engine.collectives import collectives
 
 import lowcomm_jax as lc
-from lowcomm_jax.fragments import path_name
+from lowcomm_jax.mesh.regions import Regions, default_mesh
 from lowcomm_jax.models import TransformerConfig, build
-from lowcomm_jax.regions import Regions
+from lowcomm_jax.params.fragments import path_name
 
 R, STEPS = 8, 3
 CONFIG = TransformerConfig(
@@ -116,9 +116,9 @@ def staged(engine):
 @pytest.mark.parametrize("shape", [ALL_AXES, (4, 1, 2, 1)])
 def test_inner_step_has_no_collective_across_regions(model, params, shape):
     engine, state = make(model, params, METHODS["diloco"](), shape)
-    programs = engine.trips(state).programs
+    programs = engine.sync_loop(state).programs
     args = (state.inner, state.frozen, staged(engine), engine.region_ids, None, np.int32(2))
-    found = collectives(programs.block.lower(*args).compile().as_text())
+    found = collectives(programs.inner_program.lower(*args).compile().as_text())
     assert found, "FSDP inside a region must communicate, or the test sees nothing"
     assert not crossing(found, shape)
 
@@ -144,15 +144,15 @@ def test_ddp_is_the_exception(model, params):
         np.ones(R, np.float32),
         np.int32(2),
     )
-    lowered = engine.trips(state).programs.block.lower(*args)
+    lowered = engine.sync_loop(state).programs.inner_program.lower(*args)
     assert crossing(collectives(lowered.compile().as_text()), shape)
 
 
 def test_outer_reduction_moves_each_shard_among_its_peers_only(model, params):
     shape = (4, 1, 2, 1)
     engine, state = make(model, params, METHODS["streaming"](), shape)
-    trips = engine.trips(state)
-    programs, p = trips.programs, 0
+    loop = engine.sync_loop(state)
+    programs, p = loop.programs, 0
     leaves = programs.fragments.leaves(state.anchor, p)
     payload = {k: jnp.broadcast_to(x, (R, *x.shape[1:])) for k, x in leaves.items()}
     payload = {
@@ -161,7 +161,7 @@ def test_outer_reduction_moves_each_shard_among_its_peers_only(model, params):
     }
     weight = jnp.ones(R)
     rows = programs.fragments.rows(p)
-    lowered = programs.move.lower(leaves, state.outer[p], payload, weight, rows, None)
+    lowered = programs.outer_program.lower(leaves, state.outer[p], payload, weight, rows, None)
     found = crossing(collectives(lowered.compile().as_text()), shape)
     assert {kind for kind, _ in found} == {"all-to-all", "all-gather"}
     for _, groups in found:
@@ -172,8 +172,8 @@ def test_outer_reduction_moves_each_shard_among_its_peers_only(model, params):
 def test_sending_reads_only_the_fragment_and_talks_to_nobody(model, params):
     shape = (4, 1, 2, 1)
     engine, state = make(model, params, METHODS["streaming"](), shape)
-    trips = engine.trips(state)
-    cut, send = trips.fragments, trips.programs.send
+    loop = engine.sync_loop(state)
+    cut, send = loop.fragments, loop.programs.payload_program
     whole = sum(cut.numel(p) for p in range(len(cut)))
     for p in range(len(cut)):
         lowered = send.lower(
@@ -213,7 +213,7 @@ def test_mean_is_bit_identical_on_every_mesh_and_sums_in_region_order(slots):
 
 
 def test_default_mesh_uses_all_devices():
-    assert dict(lc.regions.default_mesh(6).shape) == {
+    assert dict(default_mesh(6).shape) == {
         "region": 2,
         "stage": 1,
         "fsdp": 4,

@@ -10,8 +10,8 @@ from compilations import compilations
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax import microbatches
-from lowcomm_jax.staging import Stager
+from lowcomm_jax.sync.checks import microbatch_cut
+from lowcomm_jax.train.batch_blocks import BlockStager
 
 R = 2
 MESH = lc.make_mesh(devices=jax.devices()[:1])
@@ -182,7 +182,7 @@ def test_refusals_of_the_engine():
     def message(microbatch=2, **kwargs):
         engine = lc.Engine(loss_fn, optax.sgd(0.1), regions=R, **kwargs)
         with pytest.raises(ValueError) as error:
-            microbatches.cut(engine.recipe, microbatch, None)
+            microbatch_cut(engine.config, microbatch, None)
         return str(error.value)
 
     assert "ddp exchanges a gradient at every step" in message(method=lc.methods.ddp(), mesh=MESH)
@@ -192,4 +192,4 @@ def test_refusals_of_the_engine():
     for part in ("microbatch=3 does not divide over fsdp=2", "accumulate=2 cuts", "network: its"):
         assert part in both
     with pytest.raises(ValueError, match="is 4 microbatches of 1, more than the 2"):
-        Stager(stream([4]), 2, 1).take(1)
+        BlockStager(stream([4]), 2, 1).take(1)

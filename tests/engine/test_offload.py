@@ -9,7 +9,7 @@ from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.offload import HOST
+from lowcomm_jax.mesh.offload import HOST
 
 STEPS, R = 13, 4
 METHODS = {

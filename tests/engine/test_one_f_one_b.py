@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
-from lowcomm_jax import stages
-from lowcomm_jax.one_f_one_b import OneFOneB
+from lowcomm_jax.mesh import stages
+from lowcomm_jax.models.pipeline.one_f_one_b import OneFOneB
 
 WIDTH, PER_STAGE = 3, 2  # PER_STAGE: tokens of the vocabulary a stage holds
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")

@@ -128,8 +128,11 @@ def test_full_rank_everywhere_keeps_the_rank():
     for _ in range(8):
         batch = {k: rng.standard_normal((2, 1, *s)).astype(np.float32) for k, s in shapes.items()}
         state, _ = engine.step(state, batch)
-    assert (int(state.clock.decided["level"]), int(state.clock.decided["boundary"])) == (0, 10)
-    np.testing.assert_allclose(state.clock.decided["measured"], 8.0, rtol=1e-5)
+    assert (int(state.counters.decided["level"]), int(state.counters.decided["boundary"])) == (
+        0,
+        10,
+    )
+    np.testing.assert_allclose(state.counters.decided["measured"], 8.0, rtol=1e-5)
 
 
 def test_a_bucket_compiles_once():

@@ -69,7 +69,7 @@ def test_a_bucket_compiles_once_and_bytes_are_those_announced():
         state, history = engine.run(states.pop(), stream)
         sent = [e.nbytes for e in history.events if e.kind == "send"]
         # To the one other region.
-        assert state.clock.bytes_sent.tolist() == [sum(sent)] * 2
+        assert state.counters.bytes_sent.tolist() == [sum(sent)] * 2
         for flight in state.in_flight.values():
             levels.add(int(flight.level))
             buffers = sum(x[0].nbytes for x in jax.tree.leaves(flight.payload))

@@ -47,8 +47,8 @@ def test_an_absent_region_keeps_its_values_while_its_anchor_moves():
             assert send.participants.tolist() == land.participants.tolist() == [True, False, True]
             assert land.staleness.tolist() == [0, -1, 0]
             assert send.bytes_sent[1] == 0 < send.bytes_received[1]
-            assert state.clock.last_landed.tolist() == [[2, -1, 2]]
-    assert state.clock.last_landed.tolist() == [[4, 4, 4]]
+            assert state.counters.last_landed.tolist() == [[2, -1, 2]]
+    assert state.counters.last_landed.tolist() == [[4, 4, 4]]
 
 
 @pytest.mark.parametrize("name", ["streaming", "eager", "ddp"])
@@ -64,7 +64,7 @@ def test_nobody_takes_part(name):
         state, metrics = engine.step(state, batch, [False] * R)
         assert not [e for e in metrics["events"] if e.participants.any()]
     jax.tree.map(np.testing.assert_array_equal, (state.anchor, state.outer), before)
-    assert state.clock.bytes_sent.sum() == 0 and not state.in_flight
+    assert state.counters.bytes_sent.sum() == 0 and not state.in_flight
 
 
 def test_a_mask_of_the_wrong_length_is_refused():

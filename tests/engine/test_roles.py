@@ -8,7 +8,7 @@ import pytest
 from engine.tiny_runs import LR, R, X, engine, train
 
 import lowcomm_jax as lc
-from lowcomm_jax.layout import make_layout
+from lowcomm_jax.params.layout import make_layout
 
 # -- frozen leaves, masks -------------------------------------------------------------------------
 
@@ -42,7 +42,7 @@ def test_frozen_leaves_do_not_move_and_do_not_travel(roles):
     assert sorted(state.anchor) == ["lora/a", "lora/b"]
     assert sorted(state.frozen) == ["table", "w"]
     # 16 bytes of LoRA, two rounds, two-shot: 2 (R - 1) / R of them.
-    assert state.clock.bytes_sent.tolist() == [2 * round(2 * 16 * 2 / 3)] * R
+    assert state.counters.bytes_sent.tolist() == [2 * round(2 * 16 * 2 / 3)] * R
     assert jax.tree.map(np.shape, lc.region_params(state))["table"] == (R, 5)
 
 
@@ -118,7 +118,7 @@ def test_state_is_averaged_at_every_step_of_ddp():
 def test_averaged_state_is_counted_in_the_bytes():
     def sent(kind):
         one = engine(norm_loss, lc.methods.diloco(2), roles=norm_roles(kind))
-        return train(one, NORM, X[:2]).clock.bytes_sent.sum()
+        return train(one, NORM, X[:2]).counters.bytes_sent.sum()
 
     assert sent("average") > sent("local")
 

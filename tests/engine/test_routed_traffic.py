@@ -10,12 +10,12 @@ import pytest
 from engine.collectives import groups
 
 import lowcomm_jax as lc
-from lowcomm_jax.fragments import path_name
-from lowcomm_jax.microbatches import size_problems
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.network import replay, uniform
-from lowcomm_jax.routed_steps import RoutedSteps, RouteEvent
-from lowcomm_jax.routing import Hop, Paths
+from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.sync.checks import microbatch_problems
+from lowcomm_jax.sync.routed_steps import RoutedSteps, RouteEvent
+from lowcomm_jax.topology.routing import Hop, Paths
 
 R, S, M, STEPS, SEED = 3, 2, 2, 3, 7
 WAYS = list(itertools.permutations(range(R)))
@@ -121,8 +121,8 @@ def expected_links(steps=STEPS):
 def test_bytes_are_booked_per_region_step_and_link(run):
     engine, state, history = run
     links = expected_links()
-    np.testing.assert_array_equal(state.clock.bytes_sent, links.sum(1))
-    np.testing.assert_array_equal(state.clock.bytes_received, links.sum(0))
+    np.testing.assert_array_equal(state.counters.bytes_sent, links.sum(1))
+    np.testing.assert_array_equal(state.counters.bytes_received, links.sum(0))
     booked = engine.clock.ledger.links("activations")
     assert {pair: n for pair, n in booked.items() if n} == {
         (int(a), int(b)): links[a, b] for a, b in zip(*np.nonzero(links))
@@ -157,7 +157,7 @@ def test_the_clock_waits_for_every_hop(run):
 def test_the_compiled_step_moves_what_is_booked(run):
     """Every transfer the program holds is one of a hop; which of them run, the seed says."""
     engine, state, _ = run
-    block = engine.trips(state).programs.block
+    block = engine.sync_loop(state).programs.inner_program
     staged = engine.place(jax.tree.map(lambda *x: np.stack(x, 1), *batches(2)))
     given = (state.inner, state.frozen, staged, engine.region_ids, None, np.int32(2))
     text = block.lower(*given).compile().as_text()
@@ -195,8 +195,10 @@ def test_every_part_of_a_step_has_its_own_paths(run):
         parts = [int(jax.random.key_data(jax.random.fold_in(key, i))[0]) for i in range(2)]
         assert [hop.nbytes for hop in event.hops] == parts and event.step == step
         total += sum(parts)
-    np.testing.assert_array_equal(after.clock.bytes_sent - state.clock.bytes_sent, [total] * R)
-    assert size_problems(engine.recipe, [2])[0].startswith("hops: regions that route")
+    np.testing.assert_array_equal(
+        after.counters.bytes_sent - state.counters.bytes_sent, [total] * R
+    )
+    assert microbatch_problems(engine.config, [2])[0].startswith("hops: regions that route")
 
 
 def test_what_paths_do_not_fit_is_refused():

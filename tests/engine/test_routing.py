@@ -15,9 +15,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
-from lowcomm_jax import routing, stages
-from lowcomm_jax.regions import Regions
-from lowcomm_jax.routing import Paths
+from lowcomm_jax.mesh import stages
+from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.topology import routing
+from lowcomm_jax.topology.routing import Paths
 
 ROOT = Path(__file__).parents[2]
 eight = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")

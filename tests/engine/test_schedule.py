@@ -6,19 +6,13 @@ import numpy as np
 import pytest
 
 from lowcomm_jax import history
-from lowcomm_jax.schedule import (
-    Adaptive,
-    Ranked,
-    Staggered,
-    delay_per_region,
-    syncs_per_period,
-)
-from lowcomm_jax.state import Clock
+from lowcomm_jax.schedule import Adaptive, Ranked, Staggered, delay_per_region, syncs_per_period
+from lowcomm_jax.state.train_state import SyncCounters
 
 
 def sends_until(schedule, last, rates=None, delay=0):
     """Drive a schedule alone; returns [(step, fragment)]. `rates(step)` are the change rates."""
-    clock, sent, due = Clock.start(schedule.fragments, 1), [], {}
+    clock, sent, due = SyncCounters.start(schedule.fragments, 1), [], {}
     for step in range(1, last + 1):
         due = {p: t for p, t in due.items() if t > step}
         now = None if rates is None else functools.partial(rates, step)
@@ -56,7 +50,7 @@ def test_staggered_on_random_settings():
 
 
 def test_staggered_passes_over_what_is_in_flight():
-    schedule, clock = Staggered(4, 2), Clock.start(2, 1)
+    schedule, clock = Staggered(4, 2), SyncCounters.start(2, 1)
     assert schedule.sends(2, clock, frozenset(), None) == (0,)
     assert schedule.sends(2, clock, frozenset({0}), None) == ()
 
@@ -116,7 +110,7 @@ def test_equal_rates_give_round_robin():
 
 
 def clock_with(last_sent):
-    clock = Clock.start(len(last_sent), 1)
+    clock = SyncCounters.start(len(last_sent), 1)
     clock.last_sent[:] = last_sent
     return clock
 
@@ -170,7 +164,7 @@ def landed(rank):
 
 def ranked_rounds(schedule, measured, rounds):
     """Drive `Ranked` alone; returns [(level sent, steps until the next boundary)]."""
-    clock, found = Clock.start(1, 1, schedule.start()), []
+    clock, found = SyncCounters.start(1, 1, schedule.start()), []
     for k in range(rounds):
         boundary, level = int(clock.decided["boundary"]), schedule.level(clock)
         assert schedule.next_send(boundary - 1, clock) == boundary

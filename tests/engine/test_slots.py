@@ -11,8 +11,8 @@ import lowcomm_jax as lc
 from lowcomm_jax import history
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.schedule import Adaptive
-from lowcomm_jax.state import Clock
-from lowcomm_jax.stopwatch import Stopwatch
+from lowcomm_jax.state.train_state import SyncCounters
+from lowcomm_jax.sync.measurements import Stopwatch
 
 CUT = ("a|s", "b", "c")
 NAMES = (("a", "s"), ("b",), ("c",))
@@ -50,7 +50,7 @@ def test_drift_is_that_of_the_regions_that_took_part(absent):
         mask[absent] = False
     sent_headers, picks = {}, []
     for t in range(1, steps + 1):
-        before = np.array(state.clock.last_sent)
+        before = np.array(state.counters.last_sent)
         state, metrics = engine.step(state, oracle.step_batch(batches, t), mask)
         for event in metrics["events"]:
             if event.kind == "land":
@@ -119,7 +119,7 @@ def slots_of(schedule, clock, last, at=None):
 
 def test_measured_slots_change_at_the_next_period():
     schedule = measured()
-    clock = Clock.start(3, R, schedule.start())
+    clock = SyncCounters.start(3, R, schedule.start())
     # gamma H T_c / T_s = 0.5 * 12 * 2 / 2 = 6 slots from step 12 on, 3 again from 24 on.
     found = slots_of(schedule, clock, 36, {5: (2.0, 2.0), 17: (2.0, 9.0)})
     assert found == [4, 8, 12, 14, 16, 18, 20, 22, 24, 28, 32, 36]
@@ -128,7 +128,7 @@ def test_measured_slots_change_at_the_next_period():
 def test_a_landing_at_the_boundary_does_not_undo_the_change():
     """tau = 0, or tau a multiple of the spacing: something lands at every boundary."""
     schedule = measured()
-    clock = Clock.start(3, R, schedule.start())
+    clock = SyncCounters.start(3, R, schedule.start())
     # 6 slots from step 12 on; what lands at 12 and 24 says the same, what lands at 36 says 3.
     found = slots_of(
         schedule, clock, 60, {t: (2.0, 2.0 if t < 36 else 9.0) for t in (8, 12, 24, 36)}
@@ -144,7 +144,7 @@ def test_measured_slots_keep_every_fragment_within_the_bound():
         fragments = int(rng.integers(1, min(period, 7) + 1))
         delay = int(rng.integers(0, period))
         schedule = Adaptive(period, fragments, fragments, delay, gamma=0.5, measured=True)
-        clock = Clock.start(fragments, R, schedule.start())
+        clock = SyncCounters.start(fragments, R, schedule.start())
         favourite = np.eye(fragments)[rng.integers(fragments)]
         times, flying, step = [[0] for _ in range(fragments)], {}, 0
         while step < 8 * period:
@@ -169,7 +169,7 @@ def test_measured_slots_keep_every_fragment_within_the_bound():
 
 def test_an_unfinished_measurement_decides_nothing():
     schedule = measured()
-    clock = Clock.start(3, R, schedule.start())
+    clock = SyncCounters.start(3, R, schedule.start())
     assert schedule.decide(4, clock, [landing(4, np.array([np.nan, 1.0]))]) is None
     assert schedule.decide(4, clock, []) is None
 
@@ -183,12 +183,12 @@ def test_measured_seconds_reach_the_decision():
         seen += [e.values["seconds"] for e in metrics["events"] if "seconds" in e.values]
     finite = [pair for pair in seen if np.isfinite(pair).all()]
     assert finite and all((pair > 0).all() for pair in finite)
-    assert 3 <= state.clock.decided["syncs"][1] <= 6
+    assert 3 <= state.counters.decided["syncs"][1] <= 6
 
 
 def test_what_the_host_does_between_steps_is_no_step(monkeypatch):
     clock = iter([0.0, 1.0, 50.0, 56.0, 57.0])
-    monkeypatch.setattr("lowcomm_jax.stopwatch.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("lowcomm_jax.sync.measurements.time.perf_counter", lambda: next(clock))
     watch = Stopwatch()
     watch.starts()  # the first steps compile
     watch.computed((), 3)
@@ -214,14 +214,14 @@ def test_measured_seconds_in_flight_are_saved(tmp_path):
     assert sorted(again.header) == ["drift", "seconds"]
     for name, values in flight.header.items():
         np.testing.assert_array_equal(again.header[name], values)
-    for name, value in state.clock.decided.items():
-        np.testing.assert_array_equal(found.clock.decided[name], value)
+    for name, value in state.counters.decided.items():
+        np.testing.assert_array_equal(found.counters.decided[name], value)
 
 
 def test_the_network_settles_the_slots():
     method = lc.methods.cocodc(24, 3, 1, gamma=0.5, pattern=CUT)
     engine, state = make(method, network=NETWORK)
-    settled = engine.trips(state).programs.method.schedule
+    settled = engine.sync_loop(state).programs.method.schedule
     # Fragment a + s is the largest: 16 values.
     seconds = lc.network.sync_seconds(engine.clock.network, 4 * 16, "two_shot")
     assert settled.syncs == oracle.syncs_per_period(24, 3, 0.5, 2.0, seconds) > 3
@@ -237,7 +237,7 @@ def test_without_delay_a_round_hides_nothing():
     slow = {**NETWORK, "bandwidth_gbps": 1e-8}
     method = lc.methods.dilocox(4, {"name": "low_rank", "least": 1.0}, 2, delay=0)
     engine, state = make(method, network=slow)
-    assert engine.trips(state).programs.method.schedule.travel == ()
+    assert engine.sync_loop(state).programs.method.schedule.travel == ()
 
 
 def test_a_round_must_hide_its_payload():

@@ -16,12 +16,13 @@ from engine.staged_runs import CODED, METHODS, SHAPE, SPECS, R, batches, engine_
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
-from lowcomm_jax import fragments, stages
 from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make_matrix, route
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.pairs import Draw
-from lowcomm_jax.fragments import partition
-from lowcomm_jax.regions import Regions
+from lowcomm_jax.mesh import stages
+from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.params import fragments
+from lowcomm_jax.params.fragments import partition
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 
@@ -76,22 +77,24 @@ def test_outer_programs_do_not_talk_between_stages(name):
     """Strided rows, residuals, factors: nothing but norms (scalars) leaves a stage."""
     engine = engine_of(CODED[name](), SHAPE)
     state = engine.init(start())
-    trips = engine.trips(state)
-    programs, p = trips.programs, 0
+    loop = engine.sync_loop(state)
+    programs, p = loop.programs, 0
     rows, weight = programs.fragments.rows(p), jnp.ones(R)
     anchor, params = (programs.fragments.leaves(t, p) for t in (state.anchor, state.inner.params))
     residuals, everyone = state.codec[p], np.ones(R, bool)
     bases = state.bases[p][0]
-    send = programs.send.lower(params, anchor, residuals, rows, everyone, weight, bases, keep=True)
+    send = programs.payload_program.lower(
+        params, anchor, residuals, rows, everyone, weight, bases, keep=True
+    )
     sent = send.compile()
     payload = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         send.out_info["payload"],
         sent.output_shardings["payload"],
     )
-    draw = Draw(trips.exchange.draw(1)) if name == "noloco" else None
+    draw = Draw(loop.exchange.draw(1)) if name == "noloco" else None
     landing = (anchor, state.outer[p], payload, weight, rows, draw, None, bases)
-    move = programs.move.lower(*landing).compile()
+    move = programs.outer_program.lower(*landing).compile()
     for what, program in {"send": sent, "move": move}.items():
         found = between_stages(program.as_text())
         assert not found, f"{what}:\n" + "\n".join(found)
@@ -233,7 +236,7 @@ def test_fragments_are_cut_inside_each_stage():
 def test_what_does_not_fit_stages_is_refused():
     method = lc.methods.diloco(2)
     engine = engine_of(method, SHAPE)
-    bare = dataclasses.replace(engine.recipe, spec_fn=None)
+    bare = dataclasses.replace(engine.config, spec_fn=None)
     with pytest.raises(ValueError, match="2 stages, but specs cut no leaf over them"):
-        engine.recipe = bare
+        engine.config = bare
         engine.init(start())

@@ -8,7 +8,7 @@ import pytest
 from compilations import compilations
 from engine.staged_runs import MODES, batches, mode, start
 
-from lowcomm_jax.offload import HOST
+from lowcomm_jax.mesh.offload import HOST
 
 STEPS = 7
 QUICK = ("routed",)  # the others compile for long

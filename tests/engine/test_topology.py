@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import lowcomm_jax as lc
-from lowcomm_jax.topology import Gossip, member_table
+from lowcomm_jax.topology.gossip import Gossip, member_table
 
 ROUNDS = 300
 

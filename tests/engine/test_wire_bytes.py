@@ -55,14 +55,14 @@ def make(shape, method, regions=R):
 
 def compiled(engine, state):
     """Collectives of the send and of the move of the one fragment."""
-    trips = engine.trips(state)
-    made, rows = trips.programs, trips.fragments.rows(0)
-    count = engine.recipe.regions.count
+    loop = engine.sync_loop(state)
+    made, rows = loop.programs, loop.fragments.rows(0)
+    count = engine.config.regions.count
     given = (state.inner.params, state.anchor, state.codec[0], rows, np.ones(count, bool))
     given += (np.ones(count, np.float32), state.bases[0][0])
     send = made.send.lower(*given, keep=False).compile()
     sent = send(*given)
-    draw = Draw(trips.exchange.draw(0)) if engine.method.topology else None
+    draw = Draw(loop.exchange.draw(0)) if engine.method.topology else None
     landing = (state.anchor, state.outer[0], sent["payload"], sent["weight"], rows, draw)
     landing += (None, state.bases[0][0])
     return sized(send.as_text()), sized(made.move.lower(*landing).compile().as_text())
@@ -103,8 +103,8 @@ CASES = QUICK + [
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_a_payload_crosses_once_and_no_matrix_is_gathered(name, shape):
     engine, state = make(shape, lc.methods.diloco(2, codec=CODECS[name]()))
-    trips = engine.trips(state)
-    traffic = trips.programs.exchange.traffic(trips.fragments.like(0), np.ones(R, bool))
+    loop = engine.sync_loop(state)
+    traffic = loop.programs.exchange.traffic(loop.fragments.like(0), np.ones(R, bool))
     routes = {
         "dense": "two_shot",
         "int8 in slices": "two_shot",
@@ -150,8 +150,8 @@ def test_slices_of_rows_that_do_not_divide_over_the_regions_are_cut_where_they_l
     """128 rows a device, 3 regions: each device pads its own."""
     shape = (3, 1, 2, 1)
     engine, state = make(shape, lc.methods.diloco(2, codec=codec(name)), regions=3)
-    trips = engine.trips(state)
-    traffic = trips.programs.exchange.traffic(trips.fragments.like(0), np.ones(3, bool))
+    loop = engine.sync_loop(state)
+    traffic = loop.programs.exchange.traffic(loop.fragments.like(0), np.ones(3, bool))
     assert traffic.route == "two_shot"
     send, move = compiled(engine, state)
     check_bytes(move, traffic.sent, shape)
@@ -162,9 +162,9 @@ def test_slices_of_rows_that_do_not_divide_over_the_regions_are_cut_where_they_l
 def test_partners_exchange_a_payload_once(name):
     shape = (2, 1, 2, 2)
     engine, state = make(shape, lc.methods.noloco(2, codec=CODECS[name]()))
-    trips = engine.trips(state)
-    everyone, groups = np.ones(R, bool), trips.groups(0)
-    payload = trips.programs.exchange.traffic(trips.fragments.like(0), everyone, groups)
+    loop = engine.sync_loop(state)
+    everyone, groups = np.ones(R, bool), loop.groups(0)
+    payload = loop.programs.exchange.traffic(loop.fragments.like(0), everyone, groups)
     anchor = 4 * sum(int(np.prod(s)) for s in SHAPES.values())
     _, move = compiled(engine, state)
     check_bytes(move, payload.sent + anchor, shape)
@@ -174,11 +174,13 @@ def test_partners_exchange_a_payload_once(name):
 def test_gradients_cross_once():
     shape = (2, 1, 2, 1)
     engine, state = make(shape, lc.methods.demo(stacked=("blocks",)))
-    programs = engine.trips(state).programs
+    programs = engine.sync_loop(state).programs
     carry = (state.inner, state.anchor, state.outer[0], state.codec[0])
     batch = engine.place({"x": np.ones((R, 1, 8, 256), np.float32)})
     args = (carry, state.frozen, batch, engine.region_ids, np.ones((R, 1), bool))
-    text = programs.block.lower(*args, np.ones(R, np.float32), np.int32(1)).compile().as_text()
+    text = (
+        programs.inner_program.lower(*args, np.ones(R, np.float32), np.int32(1)).compile().as_text()
+    )
     traffic = programs.exchange.traffic(programs.fragments.like(0), np.ones(R, bool))
     check_bytes(sized(text), traffic.sent, shape)
 
@@ -191,7 +193,7 @@ def test_default_layout_cuts_rows_for_a_codec():
     for name in (None, "topk"):
         method = lc.methods.diloco(2, codec=name and lc.compression.make(name))
         engine = lc.Engine(loss_fn, optax.sgd(0.1), method, R, mesh=mesh)
-        found[name] = engine.trips(engine.init(params)).programs.specs
+        found[name] = engine.sync_loop(engine.init(params)).programs.specs
     assert found[None] == {
         "wide": jax.P(None, "fsdp"),
         "flat": jax.P(None, "fsdp"),

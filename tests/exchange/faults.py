@@ -3,8 +3,8 @@
 import contextlib
 import pathlib
 
-from experiments.faults.doors import bring_back, take_away
-from lowcomm_jax.exchange.between.secret import Seal
+from experiments.faults.rendezvous_cut import bring_back, take_away
+from lowcomm_jax.runtime.secret import Seal
 
 
 def folder(party) -> pathlib.Path:

@@ -7,7 +7,7 @@ import time
 from exchange.party import LIKE, SECRET, payload
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange.between import wire
+from lowcomm_jax.runtime import wire
 
 
 def main(kind: str, url: str, region: int, count: int, last: int) -> None:

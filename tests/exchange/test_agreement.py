@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lowcomm_jax.exchange.between.agreement import participants
+from lowcomm_jax.runtime.whole_exchange import participants
 
 
 def holding(*regions: int) -> dict[int, str]:

@@ -9,12 +9,11 @@ import safetensors.numpy
 from exchange.party import at_once
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange.between import wire
-from lowcomm_jax.exchange.between.commits import Board, Commit
-from lowcomm_jax.exchange.between.kv import Store, segment
-from lowcomm_jax.exchange.between.secret import Seal, read_secret
-from lowcomm_jax.exchange.between.tally import Tally
-from lowcomm_jax.exchange.between.timing import Pace, Timing
+from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime.commits import Commit, CommitLog
+from lowcomm_jax.runtime.kv import MetricsCounter, Store, segment
+from lowcomm_jax.runtime.secret import Seal, read_secret
+from lowcomm_jax.runtime.timing import Pace, Timing
 
 ABOUT = {"run_id": "run", "key": "7/0", "region": 1}
 ARRAYS = {
@@ -29,7 +28,7 @@ ARRAYS = {
 @pytest.fixture
 def store(tmp_path):
     """A store in an empty folder."""
-    return Store(f"file://{tmp_path}/meet", "run", Tally())
+    return Store(f"file://{tmp_path}/meet", "run", MetricsCounter())
 
 
 # -- wire -------------------------------------------------------------------------------------
@@ -170,7 +169,7 @@ def test_a_lost_race_is_seen(store):
 
 
 def test_one_of_many_creates_a_key_and_no_other_value_is_ever_seen(store):
-    stores = [Store(store.root.removesuffix("run/"), "run", Tally()) for _ in range(4)]
+    stores = [Store(store.root.removesuffix("run/"), "run", MetricsCounter()) for _ in range(4)]
     won = [at_once(lambda s, k=k: s.create(k, f"{id(s)}".encode()), stores) for k in "abcdefgh"]
     for key, results in zip("abcdefgh", won):
         (winner,) = [s for s, created in zip(stores, results) if created]
@@ -179,7 +178,7 @@ def test_one_of_many_creates_a_key_and_no_other_value_is_ever_seen(store):
 
 
 def test_everyone_who_writes_a_commit_record_gets_the_one_that_stands(store):
-    writers = [Board(store, Seal("run", b"x" * 16)) for _ in range(4)]
+    writers = [CommitLog(store, Seal("run", b"x" * 16)) for _ in range(4)]
     for name in "abcdefghijklmnop":
         made = at_once(lambda w, n=name: w.commit(n, Commit({}, {}, writers.index(w))), writers)
         assert len({commit.writer for commit in made}) == 1

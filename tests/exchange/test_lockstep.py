@@ -6,8 +6,8 @@ from exchange.party import LIKE, SECRET, TIMING, payload
 from processes_in_threads import teams, together
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange.between.lockstep import LockstepExchange
-from lowcomm_jax.exchange.between.remote import RemoteExchange
+from lowcomm_jax.runtime.connect import LockstepExchange
+from lowcomm_jax.runtime.remote import RemoteExchange
 
 
 @pytest.fixture

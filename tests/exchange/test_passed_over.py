@@ -8,10 +8,9 @@ import pytest
 from exchange.party import check, land, send, until
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange.between.beats import Beat
-from lowcomm_jax.exchange.between.commits import Commit
-from lowcomm_jax.exchange.between.request import Gathered
-from lowcomm_jax.exchange.between.waiting import Waiting
+from lowcomm_jax.runtime.commits import Commit
+from lowcomm_jax.runtime.heartbeat import Beat, Waiting
+from lowcomm_jax.runtime.request import Gathered
 
 
 def hold(board, seen):

@@ -15,7 +15,7 @@ from exchange.test_remote_halves import Averaging
 from exchange.test_remote_halves import payload as weighted
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange.between import wire
+from lowcomm_jax.runtime import wire
 
 COUNT = 4
 FAST = dataclasses.replace(TIMING, deadline_s=2.0)

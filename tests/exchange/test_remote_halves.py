@@ -9,8 +9,8 @@ import pytest
 from exchange.faults import vanish
 from exchange.party import TIMING, at_once, until
 
-from lowcomm_jax.exchange.between.mishaps import NoMishaps
-from lowcomm_jax.exchange.between.wire import _parse
+from lowcomm_jax.runtime.context import NoFaults
+from lowcomm_jax.runtime.wire import _parse
 
 R, SIZE = 3, 14  # 14 values in 3 slices of 5: one is padding
 LIKE = {"weight": jax.ShapeDtypeStruct((), np.float32)}
@@ -125,7 +125,7 @@ def test_a_damaged_slice_leaves_its_sender_out(party):
     regions = party.run(R)
     office = regions[1]._office
 
-    class Damage(NoMishaps):
+    class Damage(NoFaults):
         def sent(self, key, data):
             first = len(data) // 4  # in the slice that region 0 averages, of three pieces
             flipped = data[:first] + bytes([data[first] ^ 1]) + data[first + 1 :]

@@ -10,8 +10,8 @@ from exchange.party import TIMING, Party, at_once, check, land, send, until
 from moto.server import ThreadedMotoServer
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange.between import kv
-from lowcomm_jax.exchange.between.tally import Tally
+from lowcomm_jax.runtime import kv
+from lowcomm_jax.runtime.kv import MetricsCounter
 
 KINDS = {"store": exchange.store, "peers": exchange.peers}
 BUCKET = "bucket"
@@ -43,7 +43,7 @@ def cloud(endpoint, monkeypatch):
 
 
 def test_of_many_who_create_a_key_one_does(cloud):
-    store = kv.Store(cloud, "run", Tally())
+    store = kv.Store(cloud, "run", MetricsCounter())
     for number in range(3):
         start, created = threading.Barrier(8), []
 

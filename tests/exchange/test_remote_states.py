@@ -8,7 +8,7 @@ import numpy as np
 from exchange.faults import vanish
 from exchange.party import check, land, rounds, send, until
 
-from lowcomm_jax.exchange.between.secret import Seal
+from lowcomm_jax.runtime.secret import Seal
 
 ARRAYS = {
     "anchor/w": np.arange(7, dtype=np.float32),

@@ -8,7 +8,7 @@ from exchange.faults import folder, forge, vanish
 from exchange.party import LIKE, check, land, payload, send, until
 
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange.between import wire
+from lowcomm_jax.runtime import wire
 
 
 def test_a_forged_epoch_begins_nothing(party):

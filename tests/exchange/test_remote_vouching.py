@@ -5,7 +5,7 @@ import pytest
 from exchange.faults import vanish
 from exchange.party import land, send, until
 
-from lowcomm_jax.exchange import Parted
+from lowcomm_jax.runtime.errors import Parted
 
 NOW = (8, "8.2.0")
 

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression import make, route
 from lowcomm_jax.exchange import MeshExchange
-from lowcomm_jax.regions import Regions, make_mesh
+from lowcomm_jax.mesh.regions import Regions, make_mesh
 
 R, DEVICES = 2, 4
 BOTH = {"fsdp": 2, "tensor": 2}

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from engine.collectives import sent_across, sized
 
-from lowcomm_jax.regions import Regions, make_mesh
-from lowcomm_jax.windows import Deal, Windows, strips
+from lowcomm_jax.compression import windows as strips
+from lowcomm_jax.compression.windows import Deal, Windows
+from lowcomm_jax.mesh.regions import Regions, make_mesh
 
 R, FSDP = 2, dict(region=2, fsdp=4)
 BOTH = dict(region=2, fsdp=2, tensor=2)
@@ -80,14 +81,14 @@ def test_strips_are_columns_of_chunks_that_travel_row_by_row(shape, cuts, width,
     x_R = np.random.default_rng(0).standard_normal((R, *shape)).astype("f4")
     rows, columns = shape
     matrix, down, across = (1, *shape), rows // 3, columns // width
-    assert strips.works(matrix, width, 4)
+    assert strips.strips_work(matrix, width, 4)
 
     def there_and_back(x):
-        found = strips.cut(windows, windows.flat(x), matrix, width)
+        found = strips.cut_strips(windows, windows.flat(x), matrix, width)
         chunks = found.reshape(1, -1, 3 * width)
         sent = windows.drop(chunks, rows * width, turned=True)
         again = windows.fill(sent, rows * width, turned=True).reshape(found.shape)
-        return found, sent, windows.lie(strips.join(windows, again, matrix))
+        return found, sent, windows.lie(strips.join_strips(windows, again, matrix))
 
     placed = jax.device_put(x_R, regions.sharding("region", *windows.spec))
     program = jax.jit(regions.lift(there_and_back, (0,))).lower(placed).compile()

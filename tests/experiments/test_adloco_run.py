@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from experiments.__main__ import main
-from experiments.html_data import exchanges_at
-from experiments.loop import Loop
 from experiments.metrics import read_records
-from experiments.report import table
+from experiments.report.html_data import exchanges_at
+from experiments.report.main import table
+from experiments.report.virtual import check, on_network
 from experiments.runlog import nominal_steps, read_run, summarise
-from experiments.virtual import check, on_network
+from experiments.train.loop import Loop
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 STEPS, PERIOD, REGIONS, BATCH, LENGTH = 24, 4, 3, 2, 32

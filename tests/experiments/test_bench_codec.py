@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import bench_codec
+from experiments.bench import codec as bench_codec
 from lowcomm_jax import compression
 
 SIZE, RANK = 96, 5

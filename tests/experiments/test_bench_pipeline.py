@@ -5,16 +5,16 @@ import json
 import jax
 import pytest
 
-from experiments import bench_pipeline
 from experiments.__main__ import main
+from experiments.bench import pipeline
 from experiments.cli import EXIT_REFUSED
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_1f1b_needs_less_memory(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench_pipeline, "LAYERS", 4)
-    monkeypatch.setattr(bench_pipeline, "WIDTH", 32)
+    monkeypatch.setattr(pipeline, "LAYERS", 4)
+    monkeypatch.setattr(pipeline, "WIDTH", 32)
     path = tmp_path / "rows.json"
     flags = ["--stages=2", "--microbatches=8", "--repeats=1", f"--json={path}"]
     assert main(["bench", "pipeline", *flags]) == 0

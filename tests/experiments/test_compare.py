@@ -11,12 +11,14 @@ import jax
 import pytest
 from compare_cases import STEPS, compared, config, recording
 
-from experiments import compare, compare_runs, sweep
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError
-from experiments.loop import Loop
+from experiments.compare import main as compare
+from experiments.compare import runs as compare_runs
 from experiments.metrics import read_records
-from experiments.sweep_config import sweep as sweep_of
+from experiments.sweep import main as sweep
+from experiments.sweep.config import sweep as sweep_of
+from experiments.train.loop import Loop
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from experiments.cli import RefusedError, load_config
-from experiments.compare_config import comparison, panel, variant
-from experiments.compare_plan import merged, plan
+from experiments.compare.config import comparison, panel, variant
+from experiments.compare.plan import merged, plan
 
 SMALL = {
     "model": {"layers": 2, "width": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp_width": 24},

@@ -7,9 +7,9 @@ import types
 import pytest
 from compare_cases import STEPS, compared, config, recording
 
-from experiments import compare_equal
-from experiments.compare import main
-from experiments.compare_config import variant
+from experiments.compare import equal as compare_equal
+from experiments.compare.config import variant
+from experiments.compare.main import main
 
 ONE_SEED = {"seeds": (0,), "panels": {}}
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from experiments.compare_stats import crossing, estimate, paired, paired_share
+from experiments.compare.stats import crossing, estimate, paired, paired_share
 
 
 def test_interval_over_three_seeds():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.compare_target import keys, to_target
+from experiments.compare.target import keys, to_target
 from experiments.runlog import RunLog
 from lowcomm_jax.network import parse
 

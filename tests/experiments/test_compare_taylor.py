@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.methods import make_method
+from experiments.train.methods import make_method
 
 
 def landed(stacked, taylor):

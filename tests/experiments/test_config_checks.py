@@ -6,8 +6,8 @@ import pytest
 from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config
 from experiments.config import base, plain
-from experiments.job import resolve
-from experiments.methods import METHODS, make_codec, make_method
+from experiments.train.methods import METHODS, make_codec, make_method
+from experiments.train.resolve import resolve
 from experiments.workdir import write_config
 from lowcomm_jax.optimizers import InnerConfig
 

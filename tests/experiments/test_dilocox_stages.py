@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from experiments.__main__ import main
-from experiments.assemble import assemble
 from experiments.cli import RefusedError, load_config
-from experiments.job import resolve
 from experiments.metrics import read_records
-from experiments.stopping import Stopping
-from lowcomm_jax import stages
+from experiments.train.assemble import assemble
+from experiments.train.resolve import resolve
+from experiments.train.starting import starting_params
+from experiments.train.stopping import Stopping
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+from lowcomm_jax.mesh import stages
 
 ROOT = Path(__file__).resolve().parents[2]
 R, S = 4, 2
@@ -50,7 +51,7 @@ def test_both_optimizers_and_the_residuals_lie_in_stages(tiny, tmp_path):
     job = job_of(tiny, tmp_path)
     assert dict(job.mesh.shape) == {"region": R, "stage": S, "fsdp": 1, "tensor": 1}
     run = assemble(job)
-    state = run.engine.init(run.starting_params())
+    state = run.engine.init(starting_params(run))
     parts = {"anchor": state.anchor, "outer": state.outer, "residuals": state.codec}
     parts |= {"inner": state.inner}
     for name, tree in parts.items():
@@ -89,7 +90,7 @@ def test_the_config_trains_and_continues(tiny, tmp_path, monkeypatch):
 
 def devices(sizes, flags=""):
     """Devices of a process that asks for a mesh."""
-    script = f"from experiments.devices import provide; provide({sizes}); import jax; "
+    script = f"from experiments.train.devices import provide; provide({sizes}); import jax; "
     env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", script + "print(jax.device_count())"],

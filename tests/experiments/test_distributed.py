@@ -5,10 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 import lowcomm_jax as lc
-from experiments import between, devices
 from experiments.cli import RefusedError
 from experiments.config import base, plain
-from experiments.distributed import process_problems, refuse
+from experiments.regions import jobs
+from experiments.regions.exchange import open_exchange
+from experiments.regions.distributed import process_problems, refuse
+from experiments.train import devices
 
 
 def problems(**changes):
@@ -69,10 +71,10 @@ def test_alone_it_refuses_its_own_problems():
 def test_payloads_are_kept_for_so_many_rounds_of_every_fragment(kind, kept, monkeypatch):
     """However many fragments are under way at once."""
     opened = {}
-    monkeypatch.setitem(between.BETWEEN, kind, lambda *args, **options: opened.update(options))
+    monkeypatch.setitem(jobs.BETWEEN, kind, lambda *args, **options: opened.update(options))
     fields = plain(base("streaming_diloco", period=30))
     fields |= {"exchange": kind, "rendezvous": "file:///x", "region": 0}
     method = lc.methods.streaming_diloco(30, 6, 25, 0.5)
     job = SimpleNamespace(config=fields, method=method, faults=None)
-    between.open_exchange(job)
+    open_exchange(job)
     assert opened["keep"] == 6 * kept

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from experiments.faults.drawn import at_random, last_begin
 from experiments.faults.fault import ABSENT, KINDS, Fault, participants
+from experiments.faults.random_scripts import at_random, last_begin
 from experiments.faults.scripts import read, write
 
 SCRIPT = """

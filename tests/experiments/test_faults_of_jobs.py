@@ -14,13 +14,13 @@ from launched import start
 from scipy import special
 
 from experiments.__main__ import main
-from experiments.faults.drawn import at_random
 from experiments.faults.fault import Fault
 from experiments.faults.happened import FILE, Settings, parsed
+from experiments.faults.random_scripts import at_random
 from experiments.faults.scripts import read, write
-from experiments.launch import SCRIPT
+from experiments.regions.main import SCRIPT
 from experiments.runlog import read_run
-from experiments.trained import load_trained
+from experiments.trained.anchor import load_trained
 
 PERIOD = 6
 EVERY_KIND = [

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from experiments import train
-from lowcomm_jax.exchange import Lost, Parted
+from experiments.train import main as train
+from lowcomm_jax.runtime.errors import Lost, Parted
 
 
 def trains(monkeypatch, *results):

@@ -9,10 +9,11 @@ import subprocess
 import numpy as np
 import pytest
 
-from experiments import html_report, report
 from experiments.cli import RefusedError
-from experiments.html_data import Entry, bytes_at, staleness, utilisation_curves
-from experiments.html_svg import Axis, Scale, scale_of
+from experiments.report import html_report
+from experiments.report import main as report
+from experiments.report.html_data import Entry, bytes_at, staleness, utilisation_curves
+from experiments.report.html_svg import Axis, Scale, scale_of
 from experiments.runlog import RunLog
 from lowcomm_jax.network import uniform
 

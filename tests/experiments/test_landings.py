@@ -8,7 +8,7 @@ import pytest
 from experiments.faults.happened import Happened, Rejoin, Settings
 from experiments.faults.landings import FILE, Landings, gathered
 from experiments.workdir import METRICS
-from lowcomm_jax.arrivals import Counted
+from lowcomm_jax.runtime.job_loop import Counted
 
 RUN = Settings(3, 24, "diloco", 6, 0)
 EVERY, SOME, NONE = (np.array(x, bool) for x in ([1, 1, 1], [1, 0, 1], [0, 0, 0]))
@@ -17,10 +17,10 @@ EVERY, SOME, NONE = (np.array(x, bool) for x in ([1, 1, 1], [1, 0, 1], [0, 0, 0]
 def noted(folder, region, epoch=1, groups=None):
     """A region's file, as a new job has it, and what is told of every arrival."""
     folder.mkdir(exist_ok=True)
-    parts = {"arrivals": SimpleNamespace(), "carrier": SimpleNamespace(total=3)}
-    trips = SimpleNamespace(groups=lambda number: groups, **parts)
-    landings = Landings(trips, folder, region, epoch)
-    return landings, trips.arrivals.witness
+    delivery = SimpleNamespace(total=3)
+    loop = SimpleNamespace(groups=lambda number: groups, delivery=delivery)
+    landings = Landings(loop, folder, region, epoch)
+    return landings, loop.witness
 
 
 def begun(folder, region, epoch, step):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments.latecomer import carry_on
 from experiments.metrics import MetricsLog
-from lowcomm_jax.state import Clock
+from experiments.regions.rejoin_counts import carry_on
+from lowcomm_jax.state.train_state import SyncCounters
 
 NEWEST = {
     "kind": "step",
@@ -24,9 +24,11 @@ EXTRA = {"records": {"tokens": 300, "sent": [30], "received": [40], "pending": {
 def entered(sent, received):
     """A state whose clock has counted so many bytes."""
     clock = dataclasses.replace(
-        Clock.start(1, 1), bytes_sent=np.array([sent]), bytes_received=np.array([received])
+        SyncCounters.start(1, 1), bytes_sent=np.array([sent]), bytes_received=np.array([received])
     )
-    return SimpleNamespace(clock=clock, replace=lambda clock: SimpleNamespace(clock=clock))
+    return SimpleNamespace(
+        counters=clock, replace=lambda counters: SimpleNamespace(counters=counters)
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_nothing_that_was_done_is_forgotten(newest, extra, tokens, sent, receive
     state, found = carry_on(entered(saved[0], saved[1] + 9), newest, extra)
     counted = {"tokens": tokens, "sent": [sent], "received": [received], "pending": {}}
     assert found == {"records": counted, "seconds": seconds}
-    assert (state.clock.bytes_sent, state.clock.bytes_received) == ([sent], [received])
+    assert (state.counters.bytes_sent, state.counters.bytes_received) == ([sent], [received])
 
 
 def test_a_log_knows_its_newest_step_before_the_cut(tmp_path):

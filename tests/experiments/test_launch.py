@@ -9,10 +9,10 @@ import yaml
 from launched import assert_logged_once, entered, kill, reached, start
 from rich.console import Console
 
-from experiments import launch
 from experiments.__main__ import main
-from experiments.faults.doors import take_away
 from experiments.faults.happened import FILE, Happened, Settings, parsed
+from experiments.faults.rendezvous_cut import take_away
+from experiments.regions import main as launch
 from experiments.runlog import read_run, summarise
 from experiments.workdir import METRICS
 

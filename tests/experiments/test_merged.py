@@ -3,9 +3,9 @@
 import math
 from types import SimpleNamespace
 
-from experiments.by_region import by_region
-from experiments.merged import merged
 from experiments.metrics import VERSION, MetricsLog
+from experiments.regions.merged import merged
+from experiments.report.by_region import by_region
 
 REGIONS, STEPS = 3, 4
 

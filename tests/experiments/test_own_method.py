@@ -13,8 +13,8 @@ from compilations import compilations
 import lowcomm_jax as lc
 from examples.fed_adam import fed_adam
 from experiments.__main__ import main
-from experiments.methods import make_method
 from experiments.metrics import read_records
+from experiments.train.methods import make_method
 
 ROOT = Path(__file__).resolve().parents[2]
 R, H, ROUNDS, RATE = 2, 3, 3, 0.1

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from experiments.__main__ import available, main
-from experiments.compare_plan import RunSpec
-from experiments.compare_progress import Progress
+from experiments.compare.plan import RunSpec
+from experiments.compare.progress import Progress
 from experiments.progress import Now, duration, open_display, size
 
 NOW = Now(

@@ -14,8 +14,8 @@ from scipy import stats
 from configs.compare import quick
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError
-from experiments.compare import main
-from experiments.compare_plan import plan
+from experiments.compare.main import main
+from experiments.compare.plan import plan
 from experiments.metrics import read_records
 
 PERIOD, R, STEP_SECONDS = 4, 4, 0.02

@@ -7,8 +7,8 @@ import pytest
 
 from experiments.cli import RefusedError
 from experiments.metrics import MetricsLog, read_records
-from experiments.records import StepRecords
 from experiments.runlog import document_interval, read_run
+from experiments.train.records import StepRecords
 
 
 def send(step, norms, weights, left_out=None):

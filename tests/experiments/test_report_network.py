@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.cli import RefusedError
+from experiments.report.virtual import check, on_network
 from experiments.runlog import RunLog
-from experiments.virtual import check, on_network
 from lowcomm_jax.network import Jitter, uniform
 
 R, PARAMS, STEP = 3, 1000, 0.25

@@ -12,7 +12,7 @@ import time
 import pytest
 from launched import Jobs, landings
 
-from experiments.region_job import RegionJob
+from experiments.regions.region_job import RegionJob
 from experiments.workdir import CHECKPOINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

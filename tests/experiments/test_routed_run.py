@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from experiments.__main__ import main
-from experiments.evaluation import Evaluator
 from experiments.metrics import read_records
-from experiments.stopping import Stopping
-from experiments.trained import load_trained
+from experiments.train.evaluation import Evaluator
+from experiments.train.stopping import Stopping
+from experiments.trained.anchor import load_trained
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 STEPS, STOP, PERIOD = 6, 3, 2

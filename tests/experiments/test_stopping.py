@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from experiments.stopping import Stopping
-from lowcomm_jax.exchange import StoreUnavailable
+from experiments.train.stopping import Stopping
+from lowcomm_jax.runtime.errors import StoreUnavailable
 
 
 class Away:
@@ -23,28 +23,28 @@ def stopping(exchange, requested=True, groups=None, **schedule):
     """Of a run that sends at every multiple of 4."""
     schedule = {"delay": 3, "period": 4, "land_after_send": False, "by_steps": True, **schedule}
     schedule = SimpleNamespace(next_send=lambda step, clock: (step // 4 + 1) * 4, **schedule)
-    trips = SimpleNamespace(schedule=schedule, groups=lambda number: groups)
-    engine = SimpleNamespace(trips=lambda state: trips)
+    loop = SimpleNamespace(schedule=schedule, groups=lambda number: groups)
+    engine = SimpleNamespace(sync_loop=lambda state: loop)
     run = SimpleNamespace(exchange=exchange, engine=engine)
     return Stopping(run, SimpleNamespace(requested=requested))
 
 
 def test_alone_a_run_stops_at_once():
-    state = SimpleNamespace(clock=None)
+    state = SimpleNamespace(counters=None)
     assert not stopping(None, requested=False).at(5, state)
     assert stopping(None).at(5, state)
 
 
 def test_the_step_is_agreed_on_once_and_asked_for_again_when_the_store_was_away():
     """What was agreed on in an earlier stop, for step 3, is passed over."""
-    exchange, state = Away(), SimpleNamespace(clock=None)
+    exchange, state = Away(), SimpleNamespace(counters=None)
     one = stopping(exchange)
     assert [one.at(step, state) for step in (5, 6, 11, 12)] == [False, False, False, True]
     assert exchange.asked == [(f"stop/{n}", {"step": 11}) for n in (0, 0, 1)]
 
 
 def test_what_overlaps_a_whole_round_lands_with_the_send_after_it():
-    exchange, state = Away(), SimpleNamespace(clock=None)
+    exchange, state = Away(), SimpleNamespace(counters=None)
     exchange.asked = [None]
     assert not stopping(exchange, land_after_send=True).at(5, state)
     assert exchange.asked[1] == ("stop/0", {"step": 12})
@@ -53,14 +53,14 @@ def test_what_overlaps_a_whole_round_lands_with_the_send_after_it():
 def test_who_was_cut_off_and_trained_on_is_not_left_alone():
     """Where what has landed decides what is sent, and has not landed here, it is a round later."""
     for by_steps, last in ((True, 19), (False, 13 + 6 + 1)):
-        exchange, state = Away(), SimpleNamespace(clock=None)
+        exchange, state = Away(), SimpleNamespace(counters=None)
         exchange.asked, exchange.steps = [None], lambda: {0: 5, 1: 13}
         assert not stopping(exchange, by_steps=by_steps).at(5, state)
         assert exchange.asked[1] == ("stop/0", {"step": last})
 
 
 def test_pairs_stop_past_the_furthest_of_all():
-    exchange, state = Away(), SimpleNamespace(clock=None)
+    exchange, state = Away(), SimpleNamespace(counters=None)
     exchange.asked, exchange.steps = [None], lambda: {0: 5, 1: 13}
     assert not stopping(exchange, groups=((0, 1),)).at(5, state)
     assert exchange.asked[1] == ("stop/0", {"step": 24})

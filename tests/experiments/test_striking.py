@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from experiments.faults import striking
-from experiments.faults.doors import door, open_door
+from experiments.faults import injector
 from experiments.faults.fault import Fault
-from experiments.faults.striking import Striker
+from experiments.faults.injector import Injector
+from experiments.faults.rendezvous_cut import door, open_door
 from experiments.workdir import METRICS
 
 KILL, STOP, GO = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT
@@ -47,7 +47,7 @@ def run(tmp_path):
         open_door(rendezvous, region)
 
     def strike(*faults):
-        striker = Striker(faults, targets, rendezvous)
+        striker = Injector(faults, targets, rendezvous)
         everyone(targets, 1)
         return striker
 
@@ -161,5 +161,5 @@ def test_nobody_waits_for_steps_that_nobody_makes(run, monkeypatch):
     striker = strike(Fault(4, "stop", 0, steps=5), Fault(4, "kill", 1))
     everyone(targets, 4)
     assert len(striker.act(False)) == 2 and not striker.act(False)
-    monkeypatch.setattr(striking, "_PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(injector, "_PATIENCE_SECONDS", -1.0)
     assert striker.act(False) == ["step 4: stop of region 0 ends"]

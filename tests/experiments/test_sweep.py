@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from experiments.cli import load_config
-from experiments.sweep_frontier import frontier
-from experiments.sweep_space import points, settings
+from experiments.sweep.frontier import frontier
+from experiments.sweep.space import points, settings
 
 
 @pytest.fixture(scope="module")

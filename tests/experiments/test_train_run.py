@@ -12,7 +12,7 @@ from rich.console import Console
 from experiments import compile_cache
 from experiments.__main__ import main
 from experiments.metrics import VERSION, read_records
-from experiments.report import table
+from experiments.report.main import table
 from experiments.runlog import document_interval, read_run, summarise
 
 STEPS, PERIOD, REGIONS = 23, 4, 3

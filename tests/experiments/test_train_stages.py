@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments import train
 from experiments.__main__ import main
 from experiments.cli import RefusedError
 from experiments.config import base
-from experiments.job import make_model, resolve
 from experiments.metrics import read_records
-from experiments.sample import sample
-from experiments.trained import load_trained
-from lowcomm_jax.routing import Paths
+from experiments.train import main as train
+from experiments.train.job import make_model
+from experiments.train.resolve import resolve
+from experiments.trained.anchor import load_trained
+from experiments.trained.sample import sample
+from lowcomm_jax.topology.routing import Paths
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")

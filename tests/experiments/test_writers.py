@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.cli import RefusedError
-from experiments.writers import open_log
+from experiments.train.writers import open_log
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ class Job:
     def live(self):
         with jax.numpy_dtype_promotion("standard"):
             state = self.began = self.one.init(oracle.make_params())
-            self.one.trips(state).arrivals.witness = self.seen.append
+            self.one.sync_loop(state).witness = self.seen.append
             state, _ = self.one.run(state, self.batches())
             before = values(state)
             return before, values(self.one.finish(state))
@@ -66,8 +66,8 @@ def happened(jobs):
     for job in jobs:
         for one in job.seen:
             if not one.last:
-                groups = job.one.trips(job.began).groups(one.number)
-                mine = list(job.one.trips(job.began).carrier.own_group(groups))
+                groups = job.one.sync_loop(job.began).groups(one.number)
+                mine = list(job.one.sync_loop(job.began).delivery.own_group(groups))
                 who = counted.setdefault(one.step, np.ones(job.count, bool))
                 who[mine] = one.counted_N
                 adopted.setdefault(one.step, np.ones(job.count, bool))[job.region] = one.adopted
@@ -80,6 +80,6 @@ def one_process(name, jobs):
     with jax.numpy_dtype_promotion("standard"):
         one = engine(METHODS[name](), len(jobs))
         state = one.init(oracle.make_params())
-        one.trips(state).as_jobs(adopted.__getitem__)
+        one.sync_loop(state).replay(adopted.__getitem__)
         state, _ = one.run(state, batches(STEPS, len(jobs)), counted.get)
         return (values(state), values(one.finish(state))), counted

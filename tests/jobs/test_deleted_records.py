@@ -16,7 +16,7 @@ from jobs.together import batches, engine, rows, values
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange import Lost, Parted
+from lowcomm_jax.runtime.errors import Lost, Parted
 
 R, PERIOD, STEPS = 3, 4, 40
 # What is deleted from under a run, and how a job may end by it.

@@ -11,8 +11,8 @@ from exchange.faults import vanish
 from jobs.test_same_numbers import METHODS
 from jobs.together import batches, engine, rows, values
 
-from lowcomm_jax.comeback import come_back
-from lowcomm_jax.jobs import rejoin
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.recovery.rejoin_sim import come_back
 
 R, STEPS, DIES, WAIT = 3, 160, 9, 24
 
@@ -32,18 +32,18 @@ class Job:
             one.run(state, [rows(batch, 2) for batch in batches(STEPS, R)[:DIES]])
             vanish(exchange)
             one, state = self.begin(self.make(2))
-            state.clock.step = np.int64(self.saved)
+            state.counters.step = np.int64(self.saved)
             state = rejoin.enter(one, state, rows(batches(1, R)[0], 2))
-            self.came = int(state.clock.step)
+            self.came = int(state.counters.step)
             self.entered.set()
-        state, _ = one.run(state, self.unhurried(int(state.clock.step)))
+        state, _ = one.run(state, self.unhurried(int(state.counters.step)))
         before = values(state)
         return before, values(one.finish(state))
 
     def begin(self, exchange):
         one = engine(METHODS[self.name](), R, exchange)
         state = one.init(oracle.make_params())
-        one.trips(state).arrivals.witness = self.seen.append
+        one.sync_loop(state).witness = self.seen.append
         return one, state
 
     def unhurried(self, done):
@@ -80,7 +80,7 @@ def test_a_region_dies_and_comes_back(name, saved, brief):
         state, fresh = one.init(oracle.make_params()), one.init(oracle.make_params())
         data = batches(STEPS, R)
         state, _ = one.run(state, data[:came], masks.get)
-        state = come_back(one.trips(state), state, fresh, np.array([False, False, True]))
+        state = come_back(one.sync_loop(state), state, fresh, np.array([False, False, True]))
         state, _ = one.run(state, data[came:], masks.get)
         together = values(state), values(one.finish(state, ends.get))
     for region, job in enumerate(done):

@@ -17,7 +17,7 @@ from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
-from lowcomm_jax.jobs import rejoin
+from lowcomm_jax.recovery import rejoin
 
 R, PERIOD = 4, 6
 RULE = lc.outer.nesterov(0.6, 0.5)
@@ -74,11 +74,11 @@ class Job:
         one = engine(self.run.method(), R, self.exchange)
         state = one.init(oracle.make_params())
         state = rejoin.enter(one, state, rows(DATA[0], self.region))
-        while self.run.last is None or int(state.clock.step) < self.run.last:
-            at = int(state.clock.step)
+        while self.run.last is None or int(state.counters.step) < self.run.last:
+            at = int(state.counters.step)
             count = PERIOD if self.run.last is None else min(PERIOD, self.run.last - at)
             state, _ = one.run(state, self._batches(at, count))
-            self.step = int(state.clock.step)
+            self.step = int(state.counters.step)
         state = one.finish(state)
         self.ended = values(state)
         while not (self.run.over.wait(0.1) or self.dead):

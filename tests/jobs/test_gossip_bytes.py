@@ -7,7 +7,7 @@ import oracle
 from jobs.together import batches, engine, rows
 
 import lowcomm_jax as lc
-from lowcomm_jax.exchange.between.wire import _parse
+from lowcomm_jax.runtime.wire import _parse
 
 
 def test_anchors_are_booked_with_the_payloads_they_travel_with(between):
@@ -28,7 +28,7 @@ def test_anchors_are_booked_with_the_payloads_they_travel_with(between):
             state = one.init(oracle.make_params())
             data = [rows(batch, region) for batch in batches(period * rounds, regions)]
             state, history = one.run(state, data)
-        return state.clock, history.events
+        return state.counters, history.events
 
     with ThreadPoolExecutor(regions) as pool:
         jobs = list(pool.map(job, range(regions)))

@@ -13,11 +13,11 @@ from jobs.together import batches, engine, rows
 
 import lowcomm_jax as lc
 from experiments.faults.fault import Fault
-from experiments.faults.mishaps import ScriptedMishaps
+from experiments.faults.fault_hooks import ScriptedFaults
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.compression import error_feedback, make
-from lowcomm_jax.state import InFlight
+from lowcomm_jax.state.train_state import InFlight
 
 R, PERIOD, OVERLAP, STEPS = 2, 6, 2, 21
 LEFT_OUT = Fault(2 * PERIOD, "corrupt", region=1, steps=1)  # of three payloads the second
@@ -43,10 +43,10 @@ class Region:
 
     def begin(self):
         """An engine in an exchange of its own."""
-        mishaps = ScriptedMishaps([LEFT_OUT], self.region)
+        mishaps = ScriptedFaults([LEFT_OUT], self.region)
         self.exchange = self.between(R, mishaps=mishaps)(self.region)
         one = engine(method(), R, self.exchange)
-        start = one.recipe.carrier.start
+        start = one.delivery.start
 
         def spied(key, number, flight, anchor, *rest, **how):
             theta = {k: x[0] for k, x in flight.snapshot.items()}
@@ -55,11 +55,11 @@ class Region:
             self.sent[int(flight.sent)] = delta, CODEC.decode(payload, theta)
             start(key, number, flight, anchor, *rest, **how)
 
-        one.recipe.carrier.start = spied
+        one.delivery.start = spied
         return one
 
     def train(self, one, state, stop):
-        data = batches(STEPS, R)[int(state.clock.step) : stop]
+        data = batches(STEPS, R)[int(state.counters.step) : stop]
         return one.run(state, [rows(batch, self.region) for batch in data])
 
     def first(self, stop):
@@ -106,7 +106,7 @@ def test_a_checkpoint_must_tell_what_was_before(tmp_path):
     with jax.numpy_dtype_promotion("standard"):
         state = one.init(oracle.make_params())
     nothing = dict.fromkeys(field.name for field in dataclasses.fields(InFlight))
-    zero = {name: np.int64(0) for name in ("fragment", "sent", "moved")}
+    zero = {name: np.int64(0) for name in ("fragment", "sent", "anchor_updated")}
     flight = InFlight(**{**nothing, **zero, "takes_part": np.ones(1, bool)})
     with pytest.raises(ValueError, match="without the codec's state from before it"):
         one.reconnect(state.replace(in_flight={"0@0": flight}))

@@ -11,9 +11,9 @@ from exchange.faults import vanish
 from jobs.test_same_numbers import METHODS, assert_same, expected
 from jobs.together import batches, engine, in_jobs, rows, values
 
-import lowcomm_jax as lc
-from lowcomm_jax.exchange import Parted
-from lowcomm_jax.jobs import rejoin
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.runtime.errors import Parted
+from lowcomm_jax.runtime.job_delivery import JobDelivery
 
 R = 3
 
@@ -81,7 +81,7 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
             one = engine(METHODS[name](), R, brief(R)(2))
             with jax.numpy_dtype_promotion("standard"):
                 state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 2))
-                at = int(state.clock.step)
+                at = int(state.counters.step)
                 entered.set()
                 state, history = one.run(state, [rows(b, 2) for b in data[at:]])
                 return at, values(one.finish(state)), history.events
@@ -156,8 +156,8 @@ def test_who_comes_in_has_told_its_step(brief):
         vanish(made[1])
         again = brief(2)(1)
         one, come_in = engine(METHODS["diloco"](), 2, again), again.come_in
-        carrier, frontier = one.recipe.carrier, one.recipe.carrier.frontier
-        carrier.frontier = lambda: frontier() if told else 0
+        delivery, frontier = one.delivery, one.delivery.frontier
+        delivery.frontier = lambda: frontier() if told else 0
 
         def spied():
             told.append(again._office.beats.own.step)
@@ -167,12 +167,12 @@ def test_who_comes_in_has_told_its_step(brief):
         with jax.numpy_dtype_promotion("standard"):
             state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 1))
         over.set()
-        carrier.exchange.close(linger_s=0.0)
+        delivery.exchange.close(linger_s=0.0)
         running.result()
-    assert 0 < told[0] <= int(state.clock.step)
+    assert 0 < told[0] <= int(state.counters.step)
 
 
 def test_a_restored_state_must_be_reconnected(between):
-    carrier = lc.jobs.BetweenJobs(between(1)(0), shared=True)
+    delivery = JobDelivery(between(1)(0), shared=True)
     with pytest.raises(ValueError, match=r"call Engine.reconnect\(state\)"):
-        carrier.finish(None, "0")
+        delivery.finish(None, "0")

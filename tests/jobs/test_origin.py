@@ -5,9 +5,9 @@ import time
 
 from exchange.party import at_once
 
-from experiments.faults import mishaps
+from experiments.faults import fault_hooks
 from experiments.faults.fault import Fault
-from experiments.faults.mishaps import ScriptedMishaps
+from experiments.faults.fault_hooks import ScriptedFaults
 from experiments.faults.origin import agreed, noted
 from experiments.workdir import METRICS
 
@@ -31,22 +31,22 @@ def test_a_run_that_goes_on_began_when_it_did(party, tmp_path):
 
 
 def test_payloads_are_damaged_by_time():
-    scripted = ScriptedMishaps([Fault(None, "corrupt", 1, time=2, seconds=3)], 1)
+    scripted = ScriptedFaults([Fault(None, "corrupt", 1, time=2, seconds=3)], 1)
     payload, flipped = b"\0\0\0", b"\0\1\0"
     scripted.begins("1", {"step": 7})
     assert scripted.sent("1", payload) == payload  # nobody knows yet when it began
     for ago, wanted in ((1.0, payload), (2.5, flipped), (5.5, payload)):
         scripted.began = time.time() - ago
         assert scripted.sent("1", payload) == wanted
-    other = ScriptedMishaps([Fault(None, "corrupt", 1, time=2, seconds=3)], 0)
+    other = ScriptedFaults([Fault(None, "corrupt", 1, time=2, seconds=3)], 0)
     other.begins("1", {"step": 7})
     other.began = time.time() - 2.5
     assert other.sent("1", payload) == payload
 
 
 def test_only_newer_exchanges_are_remembered(monkeypatch):
-    monkeypatch.setattr(mishaps, "_REMEMBERED", 2)
-    scripted = ScriptedMishaps([Fault(1, "corrupt", 0, steps=9)], 0)
+    monkeypatch.setattr(fault_hooks, "_REMEMBERED", 2)
+    scripted = ScriptedFaults([Fault(1, "corrupt", 0, steps=9)], 0)
     for step in (1, 2, 3):
         scripted.begins(f"key{step}", {"step": step})
     payload, flipped = b"\0\0\0", b"\0\1\0"
@@ -56,9 +56,9 @@ def test_only_newer_exchanges_are_remembered(monkeypatch):
 
 def test_a_straggler_holds_up_its_own_steps(monkeypatch):
     slept = []
-    monkeypatch.setattr(mishaps.time, "sleep", slept.append)
+    monkeypatch.setattr(fault_hooks.time, "sleep", slept.append)
     faults = [Fault(3, "straggle", 1, steps=2, delay=0.25), Fault(3, "late", 1, steps=2, delay=9.0)]
     for region in (0, 1):
         for step in range(1, 7):
-            ScriptedMishaps(faults, region).steps(step)
+            ScriptedFaults(faults, region).steps(step)
     assert slept == [0.25, 0.25]

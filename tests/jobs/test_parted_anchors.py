@@ -10,9 +10,9 @@ import pytest
 from jobs.together import CUT, batches, engine, rows, values
 
 import lowcomm_jax as lc
-from lowcomm_jax.exchange import Parted
-from lowcomm_jax.exchange.between import terms
-from lowcomm_jax.jobs import rejoin
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.runtime import terms
+from lowcomm_jax.runtime.errors import Parted
 
 PARTS = 4  # the step after which one region's anchor is another
 
@@ -75,7 +75,7 @@ def test_who_parted_stops_and_takes_what_holds(brief, heal, count, parted):
                 state = one.init(oracle.make_params())
                 state = rejoin.enter(one, state, rows(data[0], region))
                 entered.set()
-            state, _ = one.run(state, unhurried(region, int(state.clock.step)))
+            state, _ = one.run(state, unhurried(region, int(state.counters.step)))
             return values(one.finish(state))
 
     with ThreadPoolExecutor(count) as pool:

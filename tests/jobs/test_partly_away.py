@@ -10,7 +10,7 @@ from exchange.party import TIMING, until
 from jobs.away import ALONE, AWAY, Job, one_process
 from jobs.test_same_numbers import assert_same
 
-from experiments.faults.doors import door, open_door, shut_door
+from experiments.faults.rendezvous_cut import door, open_door, shut_door
 from lowcomm_jax import exchange
 
 NAME = "streaming"  # with three fragments

@@ -17,7 +17,7 @@ from jobs.together import CUT, in_jobs
 
 import lowcomm_jax as lc
 from experiments.processes import free_port
-from lowcomm_jax.exchange import peers, store
+from lowcomm_jax.runtime.connect import peers, store
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 14

@@ -15,9 +15,9 @@ from jobs.together import batches, engine, rows
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
-from lowcomm_jax.jobs import rejoin
-from lowcomm_jax.jobs.rehearsal import rehearse
-from lowcomm_jax.jobs.shared import describe
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.recovery.precompile import rehearse
+from lowcomm_jax.runtime.anchor_history import describe
 
 R, STEPS, SINCE = 3, 400, 14
 # Threads share two cores with compilation: who is slow there is not dead.
@@ -92,7 +92,7 @@ def test_nothing_is_compiled_once_a_state_is_asked_for(name, between, compiled):
         with jax.numpy_dtype_promotion("standard"):
             data = [rows(batch, R - 1) for batch in batches(STEPS, R)]
             state = rejoin.enter(one, one.init(oracle.make_params()), data[0])
-            at = int(state.clock.step)
+            at = int(state.counters.step)
             others.stop = at + SINCE
             others.entered.set()
             state, history = one.run(state, data[at : at + SINCE])
@@ -130,7 +130,7 @@ def test_what_an_earlier_job_has_compiled_is_compiled_for_a_newcomer_too(tmp_pat
 
 def _kept(state):
     inner = {k: getattr(state.inner, k) for k in ("opt", "buffers", "step", "tokens")}
-    return inner, state.landing, state.clock, state.in_flight
+    return inner, state.landing, state.counters, state.in_flight
 
 
 def test_a_run_at_another_level_of_its_codec_is_rehearsed_before_it_is_caught_up_with(
@@ -140,15 +140,15 @@ def test_a_run_at_another_level_of_its_codec_is_rehearsed_before_it_is_caught_up
     one = engine(method, R, exchange.store(f"file://{tmp_path}", 0, R, "run"))
     with jax.numpy_dtype_promotion("standard"):
         further = one.init(oracle.make_params())
-        further.clock.decided["level"] = np.int64(1)
+        further.counters.decided["level"] = np.int64(1)
         given, levels = describe(further), []
 
         def rehearsed(engine, state):
-            levels.append(method.schedule.level(state.clock))
+            levels.append(method.schedule.level(state.counters))
             return rehearse(engine, state)
 
         monkeypatch.setattr(rejoin, "_newest", lambda exchange: given)
-        monkeypatch.setattr(rejoin, "_compare", lambda trips, state: None)  # there is nobody
+        monkeypatch.setattr(rejoin, "_compare", lambda loop, state: None)  # there is nobody
         monkeypatch.setattr(rejoin, "rehearse", rehearsed)
         monkeypatch.setattr(rejoin, "catch_up", lambda engine, state, least: state)
         [batch] = batches(1, R)

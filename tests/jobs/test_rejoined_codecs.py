@@ -9,9 +9,9 @@ from jobs.together import batches, engine, rows
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.compression import error_feedback, make
-from lowcomm_jax.jobs import rejoin
-from lowcomm_jax.jobs.rehearsal import rehearse
-from lowcomm_jax.jobs.shared import describe
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.recovery.precompile import rehearse
+from lowcomm_jax.runtime.anchor_history import describe
 
 R = 2
 LOW_RANK = {"rank": 1, "least": 1.0}  # the parameters' matrices are small
@@ -32,7 +32,7 @@ def test_codecs_begin_as_at_step_0(name, tmp_path):
         # Of a checkpoint: it has encoded before.
         state = state.replace(codec=jax.tree.map(lambda x: x + 1, state.codec))
         given = describe(state)[1:]
-        state = rejoin.install(one.trips(state), rehearse(one, state), *given)
+        state = rejoin.install(one.sync_loop(state), rehearse(one, state), *given)
     like = {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in state.anchor.items()}
     [found], fresh = state.codec, codec.init(like)
     assert any(np.any(x) for x in jax.tree.leaves(fresh))

@@ -5,7 +5,7 @@ from jobs.test_same_numbers import METHODS, assert_same, expected
 from jobs.together import in_jobs
 
 from experiments.faults.fault import Fault, participants
-from experiments.faults.mishaps import ScriptedMishaps
+from experiments.faults.fault_hooks import ScriptedFaults
 
 R = 3
 FAULTS = [
@@ -21,7 +21,7 @@ def test_damaged_payloads_count_as_missing_and_late_ones_are_waited_for(name, be
     made = {}
 
     def exchange(region):
-        made[region] = between(R, mishaps=ScriptedMishaps(FAULTS, region))(region)
+        made[region] = between(R, mishaps=ScriptedFaults(FAULTS, region))(region)
         return made[region]
 
     assert_same(in_jobs(exchange, METHODS[name](), R, 14), together, False)

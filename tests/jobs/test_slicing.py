@@ -7,14 +7,13 @@ from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
 from lowcomm_jax.compression import Staged
-from lowcomm_jax.compression.sliced import Sliced
+from lowcomm_jax.compression.two_shot import Sliced
 from lowcomm_jax.exchange import InSlices, MeshExchange
-from lowcomm_jax.exchange.between import wire
-from lowcomm_jax.exchange.between.slices import one_slice, owners, side_by_side
-from lowcomm_jax.exchange.between.wire import shapes_of
-from lowcomm_jax.jobs import checks
-from lowcomm_jax.jobs.slicing import Slicing, goes_in_slices, named, padded_nbytes
-from lowcomm_jax.regions import Regions
+from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.runtime import checks, wire
+from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_nbytes
+from lowcomm_jax.runtime.wire import one_slice, owners, shapes_of, side_by_side
+from lowcomm_jax.sync.round_functions import OutlierGuard
 
 R = 3
 LIKE = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in {"a": (5, 3), "b": (), "c": (4,)}.items()}
@@ -125,6 +124,6 @@ def test_the_host_is_needed(regions, refused, between, monkeypatch):
 
     monkeypatch.setattr(jax, "local_devices", none)
     mesh, method = lc.make_mesh(devices=jax.devices()[:1]), lc.methods.diloco(4)
-    guard = lc.guard.Guard()
+    guard = OutlierGuard()
     found = checks.exchange_problems(exchange, regions, method, mesh, guard)
     assert sum("add cpu to JAX_PLATFORMS" in one for one in found) == len(found) == refused

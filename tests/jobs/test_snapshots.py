@@ -71,8 +71,8 @@ def donated(state):
 def test_nothing_sent_is_overwritten_and_nothing_that_is_overwritten_was_sent(name, tmp_path):
     own = exchange.store(f"file://{tmp_path}", REGION, R, "run")
     one = engine(CASES[name](), R, own)
-    carrier = one.recipe.carrier
-    carrier.exchange = slow = Slow(carrier.rehearsing().exchange)
+    delivery = one.delivery
+    delivery.exchange = slow = Slow(delivery.rehearsing().exchange)
     flown = set()
     with jax.numpy_dtype_promotion("standard"):
         state = one.init(oracle.make_params())

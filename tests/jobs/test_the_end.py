@@ -12,7 +12,7 @@ from jobs.test_same_numbers import METHODS, assert_same, expected
 from jobs.together import batches, engine, in_jobs, rows, values
 
 import lowcomm_jax as lc
-from lowcomm_jax.jobs import rejoin
+from lowcomm_jax.recovery import rejoin
 
 R, STEPS = 3, 4  # one period: the last step is a boundary
 
@@ -42,15 +42,15 @@ def test_who_comes_in_at_the_last_step_ends_with_the_others(sits, brief):
             state, _ = one.run(state, [rows(b, region) for b in data], who)
             state = one.finish(state)
             rejoin.serve(one, state)
-            return values(state)[0], state.clock.sends.tolist()
+            return values(state)[0], state.counters.sends.tolist()
 
     def comes():
         one = engine(METHODS["diloco"](), R, brief(R)(2))
         with jax.numpy_dtype_promotion("standard"):
             state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 2))
-            assert state.clock.step == STEPS
+            assert state.counters.step == STEPS
             state = one.finish(state)
-            return values(state)[0], state.clock.sends.tolist()
+            return values(state)[0], state.counters.sends.tolist()
 
     with ThreadPoolExecutor(R) as pool:
         running = [pool.submit(stays, 0), pool.submit(stays, 1), pool.submit(comes)]
@@ -72,7 +72,7 @@ def test_groups_do_not_wait_for_one_another_at_the_end(between):
         one = engine(METHODS["noloco"](), count, made[region])
         with jax.numpy_dtype_promotion("standard"):
             state, _ = one.run(one.init(oracle.make_params()), [rows(b, region) for b in data])
-            return one.finish(state).clock.sends.tolist()
+            return one.finish(state).counters.sends.tolist()
 
     with ThreadPoolExecutor(count) as pool:
         assert list(pool.map(job, range(3))) == [[1]] * 3
@@ -82,8 +82,8 @@ def test_on_a_mesh_nothing_is_sent_where_all_have_landed():
     one = engine(lc.methods.async_local_sgd(4, [1.0, 1.0], dynamic=False), 2)
     with jax.numpy_dtype_promotion("standard"):
         state, _ = one.run(one.init(oracle.make_params()), batches(STEPS, 2))
-        sends = state.clock.sends.tolist()
-        assert one.finish(state).clock.sends.tolist() == sends
+        sends = state.counters.sends.tolist()
+        assert one.finish(state).counters.sends.tolist() == sends
 
 
 def test_offloaded_anchors_are_compared_too(between):

@@ -13,7 +13,7 @@ from jobs.together import CUT, batches, engine, in_jobs, rows, train, values
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
-from lowcomm_jax.exchange.between.wire import _parse
+from lowcomm_jax.runtime.wire import _parse
 
 INT4 = {"name": "int4", "error_feedback": 0.9, "reduce": "two_shot"}
 METHODS = {
@@ -130,7 +130,7 @@ def test_bytes_are_as_announced(kind, between):
         with jax.numpy_dtype_promotion("standard"):
             state = one.init(oracle.make_params())
             state, _ = one.run(state, [rows(batch, region) for batch in batches(4, regions)])
-        return state.clock
+        return state.counters
 
     with ThreadPoolExecutor(regions) as pool:
         clocks = list(pool.map(job, range(regions)))

@@ -9,7 +9,7 @@ import oracle
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.processes import whole
+from lowcomm_jax.mesh.arrays import whole
 
 MESH = lc.make_mesh(devices=jax.devices()[:1])
 CUT = ["^a$|^s$", "^b$", "^c$"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lowcomm_jax.models import TransformerConfig, build
-from lowcomm_jax.models.generate import sample
+from lowcomm_jax.models.model import sample
 
 RNG = jax.random.key(3)
 PROMPT = jnp.array([5, 1, 30, 7], jnp.int32)

@@ -11,10 +11,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
-from lowcomm_jax import stages
+from lowcomm_jax.mesh import stages
+from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
-from lowcomm_jax.network.memory import compiled_memory
-from lowcomm_jax.regions import Regions
+from lowcomm_jax.planner.memory import compiled_memory
 
 RNG = jax.random.key(0)
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")

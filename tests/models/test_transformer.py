@@ -9,11 +9,10 @@ from jax.test_util import check_grads
 from models import llama_oracle
 
 from lowcomm_jax.models import TransformerConfig, build
-from lowcomm_jax.models.attention import masked_attention, rope_tables, rotate
-from lowcomm_jax.models.layers import RMSNorm
-from lowcomm_jax.models.layout import stack_layers, unstack_layers
-from lowcomm_jax.models.loss import masked_cross_entropy
-from lowcomm_jax.models.precision import wide_einsum
+from lowcomm_jax.models.attention import masked_attention, rope_tables, rotate, wide_einsum
+from lowcomm_jax.models.model import masked_cross_entropy
+from lowcomm_jax.models.transformer import RMSNorm
+from lowcomm_jax.models.weights import stack_layers, unstack_layers
 
 RNG = jax.random.key(0)
 

@@ -11,12 +11,7 @@ from models import llama_oracle
 from safetensors.numpy import load_file, save_file
 
 from lowcomm_jax.models import TransformerConfig, build
-from lowcomm_jax.models.weights import (
-    config_from_llama,
-    config_to_llama,
-    load_llama,
-    save_llama,
-)
+from lowcomm_jax.models.weights import config_from_llama, config_to_llama, load_llama, save_llama
 
 DESCRIBED = {
     "model_type": "llama",

@@ -6,13 +6,13 @@ import sys
 import pytest
 from rich.console import Console
 
-from experiments import bench_wan
+from experiments.bench import wan
 
 
 def test_it_prints_the_fitted_exponent_and_the_idle_shares():
     text = io.StringIO()
     console = Console(file=text, width=120)
-    result = bench_wan.measure(sizes=(50, 100), rounds=4, repeats=1, console=console)
+    result = wan.measure(sizes=(50, 100), rounds=4, repeats=1, console=console)
     assert [row["regions"] for row in result["clock"]] == [50, 100]
     assert all(row["seconds"] > 0 for row in result["clock"] + result["idle"])
     assert f"cost ~ regions ** {result['exponent']['clock']:.2f}" in text.getvalue()
@@ -23,7 +23,7 @@ def test_it_prints_the_fitted_exponent_and_the_idle_shares():
 
 def test_exponent_of_known_growth():
     rows = [{"regions": n, "seconds": 3e-6 * n**1.3} for n in (10, 30, 70)]
-    assert bench_wan.fitted_exponent(rows) == pytest.approx(1.3)
+    assert wan.fitted_exponent(rows) == pytest.approx(1.3)
 
 
 def calls(work) -> int:
@@ -43,9 +43,9 @@ def calls(work) -> int:
 
 
 def test_a_simulation_of_pairs_does_work_in_proportion_to_its_regions():
-    bench_wan.noloco_seconds(20, 6)  # imports and caches
+    wan.noloco_seconds(20, 6)  # imports and caches
     rows = [
-        {"regions": n, "seconds": calls(lambda n=n: bench_wan.noloco_seconds(n, 6))}
+        {"regions": n, "seconds": calls(lambda n=n: wan.noloco_seconds(n, 6))}
         for n in (60, 120, 240, 480)
     ]
-    assert 0.9 < bench_wan.fitted_exponent(rows) < 1.1
+    assert 0.9 < wan.fitted_exponent(rows) < 1.1

@@ -36,7 +36,7 @@ def train(seed):
     state, batches = engine.init(oracle.make_params()), oracle.make_batches(steps=STEPS, regions=R)
     known = []
     for step in range(1, STEPS + 1):
-        host = state.clock.copy()
+        host = state.counters.copy()
         due = [f for f in state.in_flight.values() if (f.due > step).any()]
         busy = frozenset(int(f.fragment) for f in due)
         state, metrics = engine.step(state, oracle.step_batch(batches, step))

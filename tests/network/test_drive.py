@@ -152,8 +152,8 @@ def test_the_clock_books_the_bytes_the_engine_counted(method):
 
 def same_bytes(clock, state):
     report = clock.report()
-    np.testing.assert_allclose(report.sent_R, state.clock.bytes_sent, atol=2 * STEPS)
-    np.testing.assert_allclose(report.received_R, state.clock.bytes_received, atol=2 * STEPS)
+    np.testing.assert_allclose(report.sent_R, state.counters.bytes_sent, atol=2 * STEPS)
+    np.testing.assert_allclose(report.received_R, state.counters.bytes_received, atol=2 * STEPS)
 
 
 def test_a_region_left_out_of_a_gradient_exchange_stands_still():

@@ -12,8 +12,8 @@ from oracle.jax_problem import loss_fn
 import lowcomm_jax as lc
 from lowcomm_jax.compression import make, names
 from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.network import VirtualClock, payload_nbytes, replay, uniform
-from lowcomm_jax.regions import Regions
 
 R, STEPS = 3, 4
 METHODS = {
@@ -73,7 +73,7 @@ def test_three_counts_of_the_same_bytes(name):
     state = engine.init(oracle.make_params())
     batches = oracle.make_batches(steps=STEPS, regions=R)
     state, history = engine.run(state, [oracle.step_batch(batches, t) for t in range(1, STEPS + 1)])
-    cut = engine.trips(state).fragments
+    cut = engine.sync_loop(state).fragments
     for p in range(len(cut)):
         like = cut.like(p)
         buffers = buffer_bytes(coder, like)
@@ -85,4 +85,4 @@ def test_three_counts_of_the_same_bytes(name):
             assert held == coder.nbytes(cut.like(int(flight.fragment)))
     links = uniform(R, 1.0, delay_s=0.0, compute_s=1.0)
     clock = replay(links, history.rows())
-    np.testing.assert_allclose(clock.report().sent_R, state.clock.bytes_sent, rtol=0.01)
+    np.testing.assert_allclose(clock.report().sent_R, state.counters.bytes_sent, rtol=0.01)

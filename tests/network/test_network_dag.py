@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from lowcomm_jax.network import published
-from lowcomm_jax.network.dag import (
+from lowcomm_jax.planner import reproduction
+from lowcomm_jax.planner.dag import (
     GRID_GBPS,
     GRID_STEP,
     at_once,
@@ -17,7 +17,7 @@ from lowcomm_jax.network.dag import (
     streaming,
     utilisation,
 )
-from lowcomm_jax.network.reproduction import (
+from lowcomm_jax.planner.reproduction import (
     bandwidth_table,
     dag_schedule,
     grid_points,
@@ -110,9 +110,9 @@ def test_published_bandwidth(row, target, entry):
 
 
 def test_all_sizes_go_through_one_schedule_builder():
-    assert {row.model for row in published.DAG_ROWS if row.required} == {"1B", "10B", "100B"}
-    row = next(r for r in published.DAG_ROWS if r.model == "100B" and r.method == "streaming")
-    assert len(dag_schedule(row, published.DAG_MODELS["100B"]).fragments) == 36
+    assert {row.model for row in reproduction.DAG_ROWS if row.required} == {"1B", "10B", "100B"}
+    row = next(r for r in reproduction.DAG_ROWS if r.model == "100B" and r.method == "streaming")
+    assert len(dag_schedule(row, reproduction.DAG_MODELS["100B"]).fragments) == 36
 
 
 def test_streaming_hours_at_one_gigabit():
@@ -136,6 +136,6 @@ def test_measured_synchronisations():
         ("ft-diloco", "100 Mbit/s", False): 0.002,
         ("ft-diloco", "50 Mbit/s", False): -0.028,
     }
-    assert len(published.SYNC_ROWS) == len(stated)
-    for row, entry in zip(published.SYNC_ROWS, sync_table(), strict=True):
+    assert len(reproduction.SYNC_ROWS) == len(stated)
+    for row, entry in zip(reproduction.SYNC_ROWS, sync_table(), strict=True):
         assert entry.error == pytest.approx(stated[row.source, row.label, row.first], abs=1e-3)

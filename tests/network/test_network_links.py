@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from configs.network import as_config, get_config
 from lowcomm_jax.network import Jitter, Network, aws, names, parse, preset, uniform
 from lowcomm_jax.network.links import components
-from lowcomm_jax.network.presets import aws_pairs
+from lowcomm_jax.network.parse import aws_pairs
 from lowcomm_jax.network.randomness import generator, step_factors
 
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from lowcomm_jax.network.nolocosim import idle_table, latency_table
-from lowcomm_jax.network.reproduction import noloco_table
+from lowcomm_jax.planner.noloco_latency import idle_table, latency_table
+from lowcomm_jax.planner.reproduction import noloco_table
 
 
 def test_latency_table_of_the_reference():

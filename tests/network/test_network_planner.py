@@ -12,11 +12,11 @@ import lowcomm_jax
 from lowcomm_jax.compression import make, route
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.network import preset, sync_seconds, uniform
-from lowcomm_jax.network.plan_methods import PRESETS, PlanMethod, plan_method
-from lowcomm_jax.network.plan_search import search
-from lowcomm_jax.network.planner import Workload, plan
-from lowcomm_jax.network.reproduction import dilocox_methods, dilocox_table, dilocox_workload
-from lowcomm_jax.network.shapes import MODELS, Param
+from lowcomm_jax.planner.methods import PRESETS, PlanMethod, plan_method
+from lowcomm_jax.planner.plan import Workload, plan
+from lowcomm_jax.planner.reproduction import dilocox_methods, dilocox_table, dilocox_workload
+from lowcomm_jax.planner.search import search
+from lowcomm_jax.planner.shapes import MODELS, Param
 
 
 def test_dilocox_speedup_with_its_errors_stated():

@@ -9,7 +9,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments import plan as plan_command
+from experiments.plan import main as plan_command
 from lowcomm_jax.models import build, preset
 
 

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.plan_config import read
-from experiments.plan_model import read_model
+from experiments.plan.config import read
+from experiments.plan.model import read_model
 from lowcomm_jax.models import PRESETS, build
-from lowcomm_jax.network.memory import held_elements
-from lowcomm_jax.network.shapes import MODELS
+from lowcomm_jax.planner.memory import held_elements
+from lowcomm_jax.planner.shapes import MODELS
 
 SIZES = {"layers": 2, "width": 8, "mlp": 32, "heads": 2, "vocab": 50}
 FINE = {

@@ -4,16 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from lowcomm_jax.network.penalties import (
+from lowcomm_jax.planner.expected_loss import (
+    TABLE,
     codec_penalty,
+    domain_reasons,
     gradient_penalty,
+    law,
     overlap_penalty,
     period_penalty,
     total,
 )
-from lowcomm_jax.network.plan_loss import expected_loss
-from lowcomm_jax.network.plan_methods import PRESETS, PlanMethod
-from lowcomm_jax.network.scaling_laws import TABLE, domain_reasons, law
+from lowcomm_jax.planner.methods import PRESETS, PlanMethod
+from lowcomm_jax.planner.plan import expected_loss
 
 
 def test_loss_law_against_its_own_table():

@@ -6,15 +6,15 @@ import jax
 import pytest
 
 from lowcomm_jax.network import uniform
-from lowcomm_jax.network.memory import (
+from lowcomm_jax.planner.memory import (
     activation_estimate,
     compiled_memory,
     held_elements,
     plan_memory,
 )
-from lowcomm_jax.network.plan_methods import PlanMethod, low_rank_bytes
-from lowcomm_jax.network.planner import Workload, plan
-from lowcomm_jax.network.shapes import MODELS, Decoder, Param, Shapes, from_tree
+from lowcomm_jax.planner.methods import PlanMethod, low_rank_bytes
+from lowcomm_jax.planner.plan import Workload, plan
+from lowcomm_jax.planner.shapes import MODELS, Decoder, Param, Shapes, from_tree
 
 
 def test_memory_of_shards_and_stages_is_exact():

@@ -9,10 +9,10 @@ import sys
 import jax
 import pytest
 
-from experiments.plan_stages import staged_bytes, staged_violations
+from experiments.plan.stages import staged_bytes, staged_violations
 from lowcomm_jax.network import uniform
-from lowcomm_jax.network.planner import Workload
-from lowcomm_jax.network.shapes import MODELS
+from lowcomm_jax.planner.plan import Workload
+from lowcomm_jax.planner.shapes import MODELS
 
 COMMAND = (
     "-m experiments plan --config=configs/plan/dilocox_107b.py --config.mesh.fsdp=1 "

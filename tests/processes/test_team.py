@@ -7,8 +7,9 @@ import pytest
 from processes_in_threads import teams, together
 
 from lowcomm_jax import make_mesh
-from lowcomm_jax.processes import ProcessLostError, fetch, opened, place, team
-from lowcomm_jax.regions import Regions
+from lowcomm_jax.mesh.arrays import fetch, place
+from lowcomm_jax.mesh.leader import ProcessLostError, leader, opened
+from lowcomm_jax.mesh.regions import Regions
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ class OddError(Exception):
 
 
 def test_a_single_process_does_everything_itself():
-    alone = team()
+    alone = leader()
     assert alone is opened() and alone.leads and alone.count == 1
     assert alone.told("x", lambda: 3) == 3 and alone.everyones("y", 4) == [4]
     with pytest.raises(KeyError), alone.together():

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from etils import epath
 
-from lowcomm_jax.exchange import Parted
-from lowcomm_jax.exchange.between.commits import Payload
-from lowcomm_jax.exchange.between.fetch import Piece
-from lowcomm_jax.processes.words import decode, encode
+from lowcomm_jax.mesh.serialization import decode, encode
+from lowcomm_jax.runtime.commits import PayloadRecord
+from lowcomm_jax.runtime.errors import Parted
+from lowcomm_jax.runtime.fetch import PayloadPiece
 
 RNG = np.random.default_rng(0)
 
@@ -61,8 +61,8 @@ def test_arrays_of_another_order_and_scalars():
 
 
 def test_records():
-    payload = Payload("ab", 7, slices=(Payload("cd", 3), None))
-    for record in (payload, Piece(*range(len(Piece._fields)))):
+    payload = PayloadRecord("ab", 7, slices=(PayloadRecord("cd", 3), None))
+    for record in (payload, PayloadPiece(*range(len(PayloadPiece._fields)))):
         found = there_and_back([record])[0]
         assert type(found) is type(record) and found == record
 
@@ -101,9 +101,9 @@ def test_what_cannot_be_told_is_refused_before_it_is_sent(value):
     [
         ["record", "subprocess", "Popen", ["dict", ["args", "true"]]],
         ["record", "builtins", "eval", ["dict"]],
-        ["record", "lowcomm_jax.processes.words", "PurePath", ["dict"]],
-        ["record", "lowcomm_jax.processes.words", "importlib.import_module", ["dict"]],
-        ["record", "lowcomm_jax.processes.team", "Team", ["dict"]],
+        ["record", "lowcomm_jax.mesh.serialization", "PurePath", ["dict"]],
+        ["record", "lowcomm_jax.mesh.serialization", "importlib.import_module", ["dict"]],
+        ["record", "lowcomm_jax.mesh.leader", "Team", ["dict"]],
         ["error", "builtins", "SystemExit", ["tuple"], ["dict"]],
         ["error", "builtins", "print", ["tuple"], ["dict"]],
         ["call", "x"],

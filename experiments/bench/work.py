@@ -1,0 +1,105 @@
+"""The work that engine benchmarks time: model, batches, and the loops over them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import lowcomm_jax as lc
+from lowcomm_jax.models import build
+from lowcomm_jax.models.config import TransformerConfig
+from lowcomm_jax.models.model import Model
+
+
+class EngineRow(NamedTuple):
+    """One measured figure; `target` is a text like '>= 0.97', `met` None when there is none."""
+
+    name: str
+    value: float
+    unit: str
+    target: str = ""
+    met: bool | None = None
+
+
+class Work(NamedTuple):
+    """The model and batch that are timed."""
+
+    model: Model
+    params: Any
+    batch: int
+    context: int
+    steps: int
+
+    def batches(self, regions: int) -> list[dict[str, np.ndarray]]:
+        rng = np.random.default_rng(0)
+        vocab = self.model.config.vocab_size
+        shape = (regions, self.batch, self.context + 1)
+        return [{"tokens": rng.integers(0, vocab, shape, np.int32)} for _ in range(self.steps)]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one region's steps."""
+        return self.steps * self.batch * self.context
+
+
+SIZES = {
+    # batch, context, and the model: `reference` is the work PyTorch simulators were timed on.
+    "small": (4, 32, {"layers": 2, "width": 64, "heads": 4, "head_dim": 16, "mlp_width": 176}),
+    "reference": (
+        8,
+        128,
+        {"layers": 4, "width": 256, "heads": 4, "head_dim": 64, "mlp_width": 683},
+    ),
+}
+
+
+def make_work(size: str, steps: int) -> Work:
+    batch, context, shape = SIZES[size]
+    config = TransformerConfig(vocab_size=512, kv_heads=4, max_seq_len=context, **shape)
+    model = build(config)
+    params = jax.jit(model.init)(jax.random.key(0))
+    return Work(model, params, batch, context, steps)
+
+
+def plain_loop(work: Work):
+    """A hand-written jit + Optax loop of the same model: what the engine is held against."""
+    optimizer = optax.adamw(3e-4)
+
+    @jax.jit
+    def step(params, opt, batch):
+        (loss, _), grads = jax.value_and_grad(work.model.loss_fn, has_aux=True)(
+            params, batch, jax.random.key(0)
+        )
+        updates, opt = optimizer.update(grads, opt, params)
+        return optax.apply_updates(params, updates), opt, loss
+
+    step = jax.jit(step, donate_argnums=(0, 1))
+    state = [jax.tree.map(jnp.copy, work.params), optimizer.init(work.params)]
+    batches = [jax.tree.map(lambda x: x[0], b) for b in work.batches(1)]
+
+    def run():
+        for batch in batches:
+            *state[:], loss = step(*state, batch)
+        return loss
+
+    return run
+
+
+def engine_loop(work: Work, method, regions: int, replicas: str = "map", mesh=None):
+    """The same steps through `engine.run`."""
+    mesh = mesh or lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(
+        work.model.loss_fn, optax.adamw(3e-4), method, regions, mesh=mesh, replicas=replicas
+    )
+    state = [engine.init(work.params)]
+    batches = work.batches(regions)
+
+    def run():
+        state[0], _ = engine.run(state[0], batches)
+        return state[0].anchor, state[0].inner.step
+
+    return run

@@ -1,0 +1,1 @@
+"""Compare methods fairly: `python -m experiments compare`, and the quick comparison."""

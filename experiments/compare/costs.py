@@ -1,0 +1,86 @@
+"""What the runs of a comparison cost: bytes, staleness, and time on its networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.report.virtual import on_network
+from experiments.runlog import RunLog, document_interval, summarise
+from lowcomm_jax.network import Network
+
+
+def costs(
+    run: RunLog, networks: Mapping[str, Network], step_seconds: float | None
+) -> dict[str, Any]:
+    """What one run cost.
+
+    Args:
+      networks: name -> network; the run's events are replayed on each.
+      step_seconds: of the median region's inner step there; None = the network's own.
+
+    Returns:
+      `compression` (bytes of AllReduce over those sent), `staleness` (the largest, in inner steps),
+      `document_interval` (half of the last loss's 95 % interval over documents), `exchanges` (steps
+      at which something was sent), and `networks`:
+      name -> virtual `seconds`, those of AllReduce for as many steps, `speedup` (their ratio) and
+      `utilisation`.
+    """
+    summary = summarise(run)
+    return {
+        "compression": summary.compression,
+        "staleness": summary.staleness,
+        "document_interval": summary.interval,
+        "exchanges": summary.exchanges,
+        "networks": {name: _virtual(run, net, step_seconds) for name, net in networks.items()},
+    }
+
+
+def _virtual(run: RunLog, network: Network, step_seconds: float | None) -> dict[str, float]:
+    seconds = step_seconds or float(np.median(network.compute_R))
+    found = on_network(run, network, seconds, None)
+    return {
+        "seconds": found.clock.wall_s,
+        "allreduce_seconds": found.allreduce_s,
+        "speedup": found.allreduce_s / found.clock.wall_s,
+        "utilisation": found.clock.utilisation,
+    }
+
+
+def mean_costs(rows: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, Any]:
+    """The means over seeds; of the staleness the largest; of one seed its interval over documents.
+
+    Args:
+      rows: `costs` of every seed that is complete; seeds: how many there should be.
+    """
+    stale = [row["staleness"] for row in rows if row["staleness"] is not None]
+    names = rows[0]["networks"] if rows else ()
+    return {
+        "compression": _mean([row["compression"] for row in rows]),
+        "staleness": max(stale, default=None),
+        "document_interval": rows[0]["document_interval"] if rows and seeds == 1 else None,
+        "exchanges": _mean([row["exchanges"] for row in rows]),
+        "networks": {
+            name: {
+                key: _mean([row["networks"][name][key] for row in rows])
+                for key in rows[0]["networks"][name]
+            }
+            for name in names
+        },
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def document_difference(here: RunLog, there: RunLog) -> float | None:
+    """Half the width of the 95 % interval of the difference of two last losses over documents.
+
+    Both were evaluated on the same documents, so a document's difference is what varies.
+    """
+    sums = [np.array(run.evals[-1]["document_sum"], float) for run in (here, there)]
+    return document_interval(sums[0] - sums[1], here.eval_count)

@@ -1,0 +1,179 @@
+"""Comparisons at equal bytes or equal virtual time: how many steps each variant gets.
+
+The baseline makes the steps it is configured for. What a step of every variant costs is measured
+in a pilot run of a few periods (in WORKDIR/pilot), and its steps are chosen, in whole periods, so
+that it ends where the baseline ends. Learning rates then follow a schedule of that length.
+
+Where batches grow or trainers merge, no two steps cost the same: such a variant's pilot is a run of
+the configured length, and its (nominal) steps are where that one had spent the baseline's budget.
+Batches of the run proper grow on a schedule of another length, and differ with the seed, so that it
+ends near the budget; how near is said with the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from experiments.cli import RefusedError
+from experiments.compare.plan import BUDGETED, TITLE, Comparison, RunSpec
+from experiments.compare.runs import error_of, finished, run_all
+from experiments.report.html_data import bytes_at
+from experiments.report.virtual import seconds_at
+from experiments.runlog import RunLog, nominal_steps, read_run
+
+PILOT = "pilot"
+_PERIODS = 4  # of a pilot; its cost per step is that of the second half, where nothing is special
+
+
+def budgeted(comparison: Comparison, console: Console) -> Comparison | None:
+    """The comparison with every variant's own number of steps; None when a signal ended it.
+
+    Raises:
+      RefusedError: a pilot failed, sends nothing, or the budget is too small for a period.
+    """
+    if comparison.equal not in BUDGETED:
+        return comparison
+    pilots = {name: _pilot(comparison, name) for name in comparison.variants}
+    console.print(f"pilot runs, to know what a step of each costs in {comparison.equal}")
+    runs = dataclasses.replace(comparison, runs=tuple(pilots.values()), seeds=comparison.seeds[:1])
+    if not run_all(runs, console):
+        return None
+    failed = [
+        f"{name}: its pilot failed: {error_of(run.workdir)}"
+        for name, run in pilots.items()
+        if not finished(run.workdir)
+    ]
+    if failed:
+        raise RefusedError(failed, TITLE)
+    logs = {name: read_run(run.workdir) for name, run in pilots.items()}
+    steps = _steps(comparison, logs)
+    for name, count in steps.items():
+        console.print(f"  {name}: {count} steps", highlight=False)
+    given = [_with_steps(run, steps[run.variant]) for run in comparison.runs]
+    return dataclasses.replace(comparison, runs=tuple(given))
+
+
+def _pilot(comparison: Comparison, name: str) -> RunSpec:
+    """A run of a few periods of a variant, evaluated only where it must be."""
+    run = next(run for run in comparison.runs if run.variant == name)
+    fields = {
+        **run.fields,
+        "eval": {**run.fields["eval"], "every": 0},
+        "checkpoint": {**run.fields["checkpoint"], "every": 0},
+    }
+    if name not in comparison.growing:
+        warmup = min(1, run.fields["inner"]["warmup_steps"])
+        fields["steps"] = _PERIODS * _period(run)
+        fields["inner"] = {**run.fields["inner"], "warmup_steps": warmup}
+    return RunSpec(name, run.seed, fields, comparison.workdir / PILOT / name)
+
+
+def _period(run: RunSpec) -> int:
+    return run.fields["method"].get("period") or 1
+
+
+def _with_steps(run: RunSpec, steps: int) -> RunSpec:
+    return dataclasses.replace(run, fields={**run.fields, "steps": steps})
+
+
+def _steps(comparison: Comparison, logs: Mapping[str, RunLog]) -> dict[str, int]:
+    """Whole periods for every variant; the baseline keeps its own steps."""
+    runs = {run.variant: run for run in comparison.runs}
+    base = comparison.baseline
+    budget = _cost(comparison, logs[base]).of(runs[base].fields["steps"])
+    steps, problems = {base: runs[base].fields["steps"]}, []
+    for name, log in logs.items():
+        if name == base:
+            continue
+        if name in comparison.growing:
+            steps[name] = max(1, round(_reached(comparison, log, budget)))
+            continue
+        cost = _cost(comparison, log)
+        if cost.per_step <= 0:
+            problems.append(f"{name}: it sends nothing, so no number of steps equals the baseline")
+            continue
+        period = _period(runs[name])
+        whole = int((budget - cost.once) / cost.per_step) // period * period
+        if whole < period:
+            problems.append(
+                f"{name}: the baseline's {comparison.equal} are less than one of its periods "
+                f"costs: give {base} more steps"
+            )
+        steps[name] = whole
+    if problems:
+        raise RefusedError(problems, TITLE)
+    return steps
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cost:
+    """Bytes or seconds of a run: `once`, and `per_step`."""
+
+    once: float
+    per_step: float
+
+    def of(self, steps: int) -> float:
+        return self.once + steps * self.per_step
+
+
+def _cost(comparison: Comparison, run: RunLog) -> _Cost:
+    last = run.end["step"]
+    half = last // 2
+    at_half, at_last = _spent_at(comparison, run, [half, last])
+    per_step = (at_last - at_half) / (last - half)
+    return _Cost(at_last + _at_the_end(comparison, run) - last * per_step, per_step)
+
+
+def _reached(comparison: Comparison, run: RunLog, budget: float) -> float:
+    """Nominal steps after which a run whose steps change had spent the budget.
+
+    Beyond its end it is continued at the cost of its second half.
+    """
+    steps = [record["step"] for record in run.steps]
+    nominal = [0.0, *(nominal_steps(run, record) for record in run.steps)]
+    spent = [0.0, *_spent_at(comparison, run, steps)]
+    left = budget - _at_the_end(comparison, run)
+    if left <= spent[-1]:
+        return float(np.interp(left, spent, nominal))
+    half = len(spent) // 2
+    per_step = (spent[-1] - spent[half]) / (nominal[-1] - nominal[half])
+    return nominal[-1] + (left - spent[-1]) / per_step
+
+
+def _spent_at(comparison: Comparison, run: RunLog, steps: Sequence[int]) -> list[float]:
+    """Bytes of a region, or virtual seconds, after each of these steps."""
+    if comparison.equal == "bytes":
+        return [float(np.mean(run.steps[step - 1]["bytes_sent"])) for step in steps]
+    network = next(iter(comparison.networks.values()))
+    return seconds_at(run, network, comparison.step_seconds, steps)
+
+
+def _at_the_end(comparison: Comparison, run: RunLog) -> float:
+    """What the last synchronisation costs on top; the virtual clock ends before it."""
+    if comparison.equal != "bytes":
+        return 0.0
+    return bytes_at(run)[-1] - float(np.mean(run.steps[-1]["bytes_sent"]))
+
+
+def apart(comparison: Comparison, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """By how much each variant missed the baseline's budget, as a share of it; empty if unknown.
+
+    Args:
+      variants: their rows in the result.
+    """
+    if comparison.equal not in BUDGETED:
+        return {}
+    costs = {name: _spent(comparison, row) for name, row in variants.items()}
+    base = costs[comparison.baseline]
+    return {name: cost / base - 1 for name, cost in costs.items() if cost and base}
+
+
+def _spent(comparison: Comparison, row: Mapping[str, Any]) -> float | None:
+    if comparison.equal == "bytes":
+        return row["bytes_sent"]
+    return row["networks"].get(next(iter(comparison.networks)), {}).get("seconds")

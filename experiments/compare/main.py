@@ -1,0 +1,112 @@
+"""Compare methods: variants x seeds at equal tokens (or bytes, or time), with intervals.
+
+    python -m experiments compare --config=configs/compare/cocodc_vs_streaming.py --workdir=runs/b
+
+Run k of a variant lies in WORKDIR/VARIANT/seedK. Interrupted (Ctrl-C or SIGTERM: exit code 75) or
+failed (exit code 1), the same command continues: complete runs are kept, half ones go on. Writes
+compare.json, compare.png and report.html into WORKDIR. Fields: experiments/compare/config.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments import compile_cache
+from experiments.compare.columns import note
+from experiments.compare.equal import budgeted
+from experiments.compare.plan import Comparison, plan
+from experiments.compare.result import Logs, collect, read_logs
+from experiments.compare.runs import run_all, terminations_interrupt
+from experiments.compare.show import in_order, interval_of, picture, show
+from experiments.report import html_report
+from experiments.report.html_data import Entry
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+
+EXIT_FAILED = 1
+RESULT, PICTURE, REPORT = "compare.json", "compare.png", "report.html"
+
+
+def main(config: Any, workdir: str | Path, console: Console | None = None) -> int:
+    """Train what is missing, then show and write the result.
+
+    Args:
+      config: made by `compare_config.comparison`.
+      workdir: folder of the comparison, made if missing.
+      console: where everything is printed; None = standard output.
+
+    Returns:
+      The exit code: 0, 1 when runs failed (named at the end), 75 when a signal ended it.
+
+    Raises:
+      RefusedError: every violation of the config, before any work starts.
+    """
+    console = console or Console()
+    if config["parallel"] > 1:
+        # This process only waits: it must not take the memory that the runs need.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    with terminations_interrupt():
+        try:
+            comparison = plan(config, workdir)
+            compile_cache.enable(comparison.compile_cache)
+            describe(comparison, console)
+            comparison = budgeted(comparison, console)
+            complete = comparison is not None and run_all(comparison, console)
+        except KeyboardInterrupt:
+            complete = False
+    if not complete:
+        text = f"interrupted; run the same command to continue ({workdir})"
+        console.print(text, highlight=False, soft_wrap=True)
+        return EXIT_INTERRUPTED
+    logs, failures = read_logs(comparison)
+    result = collect(comparison, logs, failures)
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    (comparison.workdir / RESULT).write_text(text, encoding="utf-8")
+    picture(result, comparison.workdir / PICTURE)
+    page = report(comparison, logs, result)
+    show(result, console)
+    files = [comparison.workdir / RESULT, comparison.workdir / PICTURE, *page]
+    names = ", ".join(map(str, files))
+    console.print(f"written: {names}", highlight=False, soft_wrap=True)
+    return EXIT_FAILED if result["failures"] else 0
+
+
+def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> list[Path]:
+    """Write the HTML report of what is complete; returns the file, if there was anything."""
+    rows = in_order(result)
+    entries = [Entry(name, tuple(logs[name].values())) for name in rows if logs[name]]
+    if not entries:
+        return []
+    path = comparison.workdir / REPORT
+    networks = comparison.networks
+    about = [
+        f"Loss in nats per token on the same validation documents; {interval_of(result)}.",
+        note(list(networks), comparison.step_seconds, "the network's own"),
+    ]
+    seeds = [f"failed: {f['variant']} seed {f['seed']}: {f['error']}" for f in result["failures"]]
+    html_report.write(
+        path,
+        comparison.config["title"],
+        about + seeds,
+        entries,
+        rows,
+        networks,
+        comparison.step_seconds,
+    )
+    return [path]
+
+
+def describe(comparison: Comparison, console: Console) -> None:
+    """Say what is about to be trained."""
+    comparison.workdir.mkdir(parents=True, exist_ok=True)
+    console.print(
+        f"{len(comparison.variants)} variants x {len(comparison.seeds)} seeds = "
+        f"{len(comparison.runs)} runs, {comparison.parallel} at once, in {comparison.workdir}",
+        highlight=False,
+        soft_wrap=True,
+    )

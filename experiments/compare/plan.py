@@ -1,0 +1,291 @@
+"""From a comparison's config to its runs: everything checked, nothing started."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.cli import RefusedError, closest, load_config, problems_of
+from experiments.config import plain
+from experiments.train.job import Job
+from experiments.train.resolve import resolve
+from experiments.workdir import CONFIG, read_config, workdir_problems
+from lowcomm_jax.network import Network, parse
+
+TITLE = "cannot compare"
+EQUAL = ("tokens", "steps", "bytes", "time")
+BUDGETED = ("bytes", "time")  # every variant's steps follow from the baseline's cost
+_FOLDER = re.compile(r"\w[\w=+-]*")
+_SIZED = ("common", "variants", "panels", "baseline", "target")
+# Runs are evaluated on the same documents only if these agree.
+_JUDGED_BY = {
+    "data": ("corpus", "tokenizer", "seq_len", "val_fraction", "split_seed", "limit", "packing"),
+    "eval": ("every", "sequences"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """One run: a variant with one seed, its whole config and its folder."""
+
+    variant: str
+    seed: int
+    fields: dict[str, Any]
+    workdir: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One table and one plot; see `compare_config.panel`."""
+
+    title: str
+    variants: tuple[str, ...]
+    baseline: str
+    equal_bytes: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A checked comparison; `runs` are ordered by seed, then by variant.
+
+    Attributes:
+      growing: variants whose batches grow or whose trainers merge.
+    """
+
+    config: dict[str, Any]
+    workdir: Path
+    seeds: tuple[int, ...]
+    baseline: str
+    equal: str
+    target: float | None
+    parallel: int
+    keep_checkpoints: bool
+    compile_cache: str | None
+    variants: tuple[str, ...]
+    growing: frozenset[str]
+    runs: tuple[RunSpec, ...]
+    panels: tuple[Panel, ...]
+    networks: dict[str, Network]
+    step_seconds: float | None
+
+
+def plan(config: Any, workdir: str | Path) -> Comparison:
+    """Check a comparison: its own fields, every variant's config and every run's folder.
+
+    Args:
+      config: made by `compare_config.comparison`.
+      workdir: holds one folder a variant, and in it one a seed.
+
+    Raises:
+      RefusedError: every violation, those of a variant behind its name.
+    """
+    fields, problems = _of_size(plain(config))
+    problems += _own_problems(fields)
+    if problems:
+        raise RefusedError(problems, TITLE)
+    folder, seeds = Path(workdir), tuple(fields["seeds"])
+    variants, jobs, runs = tuple(fields["variants"]), {}, []
+    for name in variants:
+        mine, job, found = _variant(name, fields, folder)
+        runs += mine
+        if job is not None:
+            jobs[name] = job
+        problems += [f"{name}: {line}" for line in found]
+    problems += _unlike(jobs, fields["equal"])
+    networks, found = _networks(fields, jobs)
+    problems += found
+    if problems:
+        raise RefusedError(problems, TITLE)
+    order = {name: i for i, name in enumerate(variants)}
+    return Comparison(
+        config=fields,
+        workdir=folder,
+        seeds=seeds,
+        baseline=fields["baseline"],
+        equal=fields["equal"],
+        target=fields["target"],
+        parallel=fields["parallel"],
+        keep_checkpoints=fields["keep_checkpoints"],
+        compile_cache=fields["compile_cache"],
+        variants=variants,
+        growing=frozenset(name for name, job in jobs.items() if job.method.adapts),
+        runs=tuple(sorted(runs, key=lambda r: (seeds.index(r.seed), order[r.variant]))),
+        panels=_panels(fields),
+        networks=networks,
+        step_seconds=fields["step_seconds"],
+    )
+
+
+def _of_size(fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The fields with those of the chosen size put in place."""
+    sizes, size = fields.pop("sizes"), fields["size"]
+    if not sizes:
+        return fields, [] if size is None else [f"size={size!r}: this comparison has no sizes"]
+    if size not in sizes:
+        return fields, [f"size={size!r} is unknown{closest(str(size), list(sizes))}"]
+    unknown = [
+        f"sizes.{size}.{key}: a size sets {', '.join(_SIZED)}"
+        for key in sizes[size]
+        if key not in _SIZED
+    ]
+    return {**fields, **sizes[size]}, unknown
+
+
+def _own_problems(fields: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the comparison's own fields."""
+    names, seeds, found = list(fields["variants"]), fields["seeds"], []
+    if not names:
+        found.append("variants: none is given; name at least one")
+    found += [
+        f"variants: {name!r} is no folder name; use letters, digits, _, =, + and -"
+        for name in names
+        if not _FOLDER.fullmatch(name)
+    ]
+    for name, entry in fields["variants"].items():
+        if not isinstance(entry, Mapping) or set(entry) != {"config", "set"}:
+            found.append(f"{name}: must be made by compare_config.variant")
+        elif "seed" in entry["set"] or "seed" in fields["common"]:
+            found.append(f"{name}: sets seed, which is the comparison's: use `seeds`")
+    whole = [s for s in seeds if isinstance(s, int) and not isinstance(s, bool) and s >= 0]
+    if not seeds or len(set(whole)) != len(seeds):
+        found.append(f"seeds={tuple(seeds)}: give whole numbers >= 0, each once")
+    if fields["parallel"] < 1:
+        found.append(f"parallel={fields['parallel']}: at least 1 is needed")
+    if fields["baseline"] not in names:
+        hint = closest(str(fields["baseline"]), names)
+        found.append(f"baseline={fields['baseline']!r} is no variant{hint}")
+    if fields["step_seconds"] is not None and fields["step_seconds"] <= 0:
+        found.append(f"step_seconds={fields['step_seconds']}: must be positive")
+    found += _budget_problems(fields)
+    for key, entry in fields["panels"].items():
+        given = [*entry["variants"], *([entry["baseline"]] if entry["baseline"] else [])]
+        found += [
+            f"panels.{key}: {name!r} is no variant{closest(name, names)}"
+            for name in dict.fromkeys(given)
+            if name not in names
+        ]
+    return found
+
+
+def _budget_problems(fields: Mapping[str, Any]) -> list[str]:
+    equal = fields["equal"]
+    if equal not in EQUAL:
+        return [f"equal={equal!r} is unknown{closest(str(equal), EQUAL)}"]
+    if equal not in BUDGETED:
+        return []
+    given = {"common": fields["common"]}
+    given |= {name: entry["set"] for name, entry in fields["variants"].items()}
+    found = [
+        f"{name}: sets tokens, but with equal={equal!r} lengths follow from the baseline's `steps`"
+        for name, changes in given.items()
+        if "tokens" in changes
+    ]
+    found += [
+        f"{name}: sets steps, but with equal={equal!r} they follow from the baseline's"
+        for name, changes in given.items()
+        if "steps" in changes and name not in ("common", fields["baseline"])
+    ]
+    if equal == "time" and not fields["networks"]:
+        found.append("equal='time': on which network? name it in `networks`")
+    return found
+
+
+def _variant(
+    name: str, fields: Mapping[str, Any], folder: Path
+) -> tuple[list[RunSpec], Job | None, list[str]]:
+    """The runs of a variant, the job of the first (None if refused), and all its problems."""
+    entry = fields["variants"][name]
+    try:
+        loaded, _ = load_config(entry["config"], [])
+    except RefusedError as error:
+        return [], None, error.problems
+    whole = merged(merged(plain(loaded), fields["common"]), entry["set"])
+    runs = [
+        RunSpec(name, seed, {**whole, "seed": seed}, folder / name / f"seed{seed}")
+        for seed in fields["seeds"]
+    ]
+    if fields["equal"] in BUDGETED and name != fields["baseline"]:
+        runs = [_as_stored(run) for run in runs]
+    found = [line for run in runs[1:] for line in workdir_problems(run.workdir, run.fields)]
+    try:
+        return runs, resolve(runs[0].fields, runs[0].workdir), found
+    except RefusedError as error:
+        return runs, None, error.problems + found
+
+
+def _as_stored(run: RunSpec) -> RunSpec:
+    """A run whose steps follow from a budget: those it was started with, if it was."""
+    if not (run.workdir / CONFIG).is_file():
+        return run
+    steps = read_config(run.workdir)["steps"]
+    return dataclasses.replace(run, fields={**run.fields, "steps": steps})
+
+
+def merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Put changes into a config; sections are merged, unless they name another rule."""
+    out = dict(fields)
+    for key, value in changes.items():
+        here = out.get(key)
+        sections = isinstance(value, Mapping) and isinstance(here, Mapping)
+        if sections and value.get("name", here.get("name")) == here.get("name"):
+            out[key] = merged(here, value)
+        else:
+            out[key] = value
+    return out
+
+
+def _unlike(jobs: Mapping[str, Job], equal: str) -> list[str]:
+    """Variants that could not be compared: other tokens, another corpus or evaluation."""
+    asked = {}
+    if equal == "tokens":
+        asked["tokens"] = {name: job.steps * job.tokens_per_step for name, job in jobs.items()}
+    elif equal == "steps":
+        asked["steps"] = {name: job.steps for name, job in jobs.items()}
+    for section, keys in _JUDGED_BY.items():
+        for key in keys:
+            asked[f"{section}.{key}"] = {n: job.config[section][key] for n, job in jobs.items()}
+    fix = {"tokens": "give all the same steps x regions x batch x data.seq_len"}
+    found = []
+    for field, values in asked.items():
+        kinds = list(dict.fromkeys(values.values()))
+        if len(kinds) > 1:
+            groups = "; ".join(
+                f"{kind}: {', '.join(n for n, v in values.items() if v == kind)}" for kind in kinds
+            )
+            hint = fix.get(field, "give all the same, in `common`")
+            found.append(f"{field} differs between variants ({groups}): {hint}")
+    return found
+
+
+def _networks(
+    fields: Mapping[str, Any], jobs: Mapping[str, Job]
+) -> tuple[dict[str, Network], list[str]]:
+    """The networks by name, and what does not fit the variants."""
+    networks, problems = {}, []
+    for name in fields["networks"]:
+        networks[name], found = problems_of(lambda name=name: parse(name), f"networks: {name}: ")
+        problems += found
+        if networks[name] is not None:
+            size = networks[name].size
+            other = [f"{n} {job.regions}" for n, job in jobs.items() if job.regions != size]
+            fix = f"networks: {name} has {size} regions, other than the variants {', '.join(other)}"
+            problems += [f"{fix}: give them as many, or a network of that size"] if other else []
+    return networks, problems
+
+
+def _panels(fields: Mapping[str, Any]) -> tuple[Panel, ...]:
+    given = fields["panels"] or {
+        "all": {"title": "", "variants": fields["variants"], "baseline": None, "equal_bytes": False}
+    }
+    return tuple(
+        Panel(
+            entry["title"],
+            tuple(entry["variants"]),
+            entry["baseline"] or fields["baseline"],
+            entry["equal_bytes"],
+        )
+        for entry in given.values()
+    )

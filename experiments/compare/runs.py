@@ -1,0 +1,140 @@
+"""Train the runs of a comparison: those already complete are left alone, half ones continue.
+
+A run that fails leaves its traceback in `error.txt` of its folder and the others go on. A signal
+(SIGTERM, SIGINT) saves what is being trained and ends the comparison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.cli import RefusedError
+from experiments.compare.plan import Comparison, RunSpec
+from experiments.compare.progress import Progress
+from experiments.processes import POLL_SECONDS, ended_at_last, start
+from experiments.progress import Display
+from experiments.runlog import read_run
+from experiments.train.main import train
+from experiments.train.resolve import resolve
+from experiments.workdir import METRICS, write_config
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
+
+ERROR, OUTPUT = "error.txt", "output.txt"
+
+
+def run_all(comparison: Comparison, console: Console) -> bool:
+    """Train every run that is not complete; returns False when a signal ended it.
+
+    Raises:
+      KeyboardInterrupt: a signal came while nothing was being trained (`terminations_interrupt`).
+    """
+    left = [run for run in comparison.runs if not finished(run.workdir)]
+    train_them = _one_by_one if comparison.parallel == 1 else _side_by_side
+    with Progress(comparison, len(left), console, error_of) as progress:
+        return train_them(left, comparison, progress)
+
+
+def finished(workdir: Path) -> bool:
+    """Whether a folder holds a complete run, by the last record of its metrics."""
+    if not (workdir / METRICS).is_file():
+        return False
+    try:
+        return read_run(workdir).end is not None
+    except (RefusedError, ValueError):
+        return False  # unreadable: training it says what is wrong
+
+
+def error_of(workdir: Path) -> str | None:
+    """The last line of what a run failed with, or None."""
+    file = workdir / ERROR
+    if not file.is_file():
+        return None
+    lines = file.read_text(encoding="utf-8").strip().splitlines()
+    return lines[-1] if lines else "unknown error"
+
+
+def attempt(
+    fields: Mapping[str, Any], workdir: Path, console: Console, display: Display | None = None
+) -> bool:
+    """Train one run; returns False when a signal stopped it. What it raises goes to `error.txt`.
+
+    Args:
+      display: shows its progress; None = lines on the console.
+    """
+    (workdir / ERROR).unlink(missing_ok=True)
+    try:
+        return train(resolve(fields, workdir), console, display=display)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        workdir.mkdir(parents=True, exist_ok=True)
+        text = f"{traceback.format_exc()}\n{reason}\n"
+        (workdir / ERROR).write_text(text, encoding="utf-8")
+        return True
+
+
+@contextlib.contextmanager
+def terminations_interrupt() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, like SIGINT, wherever no training loop is saving."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _one_by_one(runs: list[RunSpec], comparison: Comparison, progress: Progress) -> bool:
+    del comparison
+    for run in runs:
+        started = time.monotonic()
+        if not attempt(run.fields, run.workdir, progress.console, progress.display(run)):
+            return False
+        progress.ended(run, time.monotonic() - started)
+    return True
+
+
+def _side_by_side(runs: list[RunSpec], comparison: Comparison, progress: Progress) -> bool:
+    """Keep `parallel` processes busy; a signal is handed on to them, and they save."""
+    waiting, busy = list(reversed(runs)), {}
+    with Interrupt() as interrupt, ended_at_last(busy):
+        while (waiting or busy) and not interrupt.requested:
+            if waiting and len(busy) < comparison.parallel:
+                run = waiting.pop()
+                busy[_start(run, comparison.compile_cache)] = run, time.monotonic()
+            for process in [p for p in busy if p.poll() is not None]:
+                run, started = busy.pop(process)
+                if process.returncode == EXIT_INTERRUPTED:
+                    return False
+                if process.returncode:
+                    _note_death(run.workdir, process.returncode)
+                progress.ended(run, time.monotonic() - started)
+            progress.look({run.workdir / OUTPUT: run for run, _ in busy.values()})
+            time.sleep(POLL_SECONDS)
+        return not interrupt.requested
+
+
+def _start(run: RunSpec, compile_cache: str | None) -> subprocess.Popen:
+    """Train a run in a process of its own."""
+    write_config(run.workdir, run.fields)
+    (run.workdir / ERROR).unlink(missing_ok=True)
+    arguments = [str(run.workdir)] + ([] if compile_cache is None else [compile_cache])
+    return start("experiments.compare.worker", arguments, run.workdir / OUTPUT)
+
+
+def _note_death(workdir: Path, code: int) -> None:
+    """A process that was killed, or did not come as far as training, wrote no error itself."""
+    if error_of(workdir) is None:
+        text = f"the process ended with code {code}; its last words are in {OUTPUT}\n"
+        (workdir / ERROR).write_text(text, encoding="utf-8")

@@ -1,0 +1,196 @@
+"""Show what a comparison found: a table per panel in the terminal, and one picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.compare.columns import brief, columns, note, plus_minus, with_interval
+from experiments.compare.target import BYTES, STEPS, TOKENS, seconds_on
+from experiments.progress import size, thousands
+
+
+def show(result: Mapping[str, Any], console: Console) -> None:
+    """Print one table per panel, what the numbers mean, and the runs that failed."""
+    for panel in result["panels"]:
+        console.print(table(result, panel))
+        for name, share in panel["other_bytes"].items():
+            text = f"not at equal bytes: {name} sends {share:+.1%} against {panel['baseline']}"
+            console.print(text, highlight=False)
+    if result["apart"]:
+        shares = ", ".join(f"{name} {share:+.1%}" for name, share in result["apart"].items())
+        text = f"at equal {result['equal']}, against {result['baseline']}: {shares}"
+        console.print(text, highlight=False)
+    source = f"the highest final loss of {result['baseline']}"
+    if result["target_from"] == "config":
+        source = "given"
+    target = "-" if result["target"] is None else f"{result['target']:.4f}"
+    console.print(
+        f"loss in nats per token on the same validation documents; {interval_of(result)}; MB are "
+        "per region. Differences are paired by seed, so they share initial weights and data. "
+        f"Target loss {target} ({source}): first crossing of the evaluated anchor, interpolated; "
+        "the mean is over the seeds that reach it.",
+        highlight=False,
+    )
+    if result["target"] is not None:
+        console.print(target_table(result))
+    for network in result["networks"] or [None]:
+        console.print(costs_table(result, network))
+    about = note(result["networks"], result["step_seconds"], "the network's own")
+    console.print(about, highlight=False)
+    for failure in result["failures"]:
+        text = f"failed: {failure['variant']} seed {failure['seed']}: {failure['error']}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def table(result: Mapping[str, Any], panel: Mapping[str, Any]) -> Table:
+    """One row a variant."""
+    base = panel["baseline"]
+    title = ": ".join(filter(None, (panel["title"], f"differences are from {base}")))
+    out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    out.add_column("variant", no_wrap=True)
+    for heading in ("eval loss", "difference", "steps to target", "MB sent", "tokens"):
+        width = max(map(len, heading.split()))
+        out.add_column(heading, justify="right", min_width=width, overflow="fold")
+    for name, difference in panel["differences"].items():
+        row = result["variants"][name]
+        steps, fewer = _reached(row["to_target"][STEPS]), difference["steps_to_target"]
+        if name != base and fewer["mean"] is not None:
+            steps += f"\n{plus_minus(fewer, '+.1%')}"
+            steps += f", {fewer['verdict']}" if len(result["seeds"]) > 1 else ""
+        out.add_row(
+            name,
+            _loss(row, len(result["seeds"])),
+            "baseline" if name == base else _difference(difference["loss"]),
+            steps,
+            "-" if row["bytes_sent"] is None else f"{row['bytes_sent'] / 1e6:.3g}",
+            columns([])["tokens"].text(row),
+        )
+    return out
+
+
+def in_order(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The variants in the order of the panels, those of no panel behind them."""
+    shown = [name for panel in result["panels"] for name in panel["differences"]]
+    return {name: result["variants"][name] for name in (*shown, *result["variants"])}
+
+
+def interval_of(result: Mapping[str, Any]) -> str:
+    """What the ± of a loss is."""
+    if len(result["seeds"]) == 1:
+        return (
+            "one seed: ± is a 95 % interval over these documents, and says nothing of other seeds"
+        )
+    return f"± is a 95 % t-interval over {len(result['seeds'])} seeds"
+
+
+def costs_table(result: Mapping[str, Any], network: str | None) -> Table:
+    """What every variant learned and what it cost, with its time on a network if there is one."""
+    title = "what it cost" if network is None else f"on the network {network}"
+    out = Table(box=None, title=title, title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
+    out.add_column("variant", no_wrap=True)
+    shown = columns([] if network is None else [network])
+    for heading in shown:
+        out.add_column(heading.replace(" ", "\n"), justify="right", overflow="fold")
+    for name, row in in_order(result).items():
+        out.add_row(name, *(column.text(row) for column in shown.values()))
+    return out
+
+
+def _loss(row: Mapping[str, Any], seeds: int) -> str:
+    text = plus_minus(with_interval(row), ".4f")
+    text = _close(text) if seeds == 1 else text
+    lost = len(row["runs"]) - row["loss"]["count"]
+    missing = seeds - len(row["runs"])
+    notes = [f"{lost} not finite"] if lost else []
+    notes += [f"{missing} missing"] if missing else []
+    return f"{text} ({', '.join(notes)})" if notes else text
+
+
+def _close(text: str) -> str:
+    """Of one seed there are no verdicts below the numbers, and they fit on one line."""
+    return text.replace(" ", "")
+
+
+def target_table(result: Mapping[str, Any]) -> Table:
+    """What it took to reach the target: tokens, bytes, and virtual time on every network."""
+    title = f"to reach the loss {result['target']:.4f}"
+    out = Table(box=None, title=title, title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
+    out.add_column("variant", no_wrap=True)
+    shown = {"tokens": (TOKENS, _tokens), "sent per region": (BYTES, size)}
+    for name in result["networks"]:
+        shown[f"time on {name}"] = (seconds_on(name), brief)
+    for heading in shown:
+        out.add_column(heading, justify="right", overflow="fold")
+    for name, row in in_order(result).items():
+        cells = [_reached(row["to_target"][key], form) for key, form in shown.values()]
+        out.add_row(name, *cells)
+    return out
+
+
+def _tokens(count: float) -> str:
+    return thousands(float(f"{count:.3g}"))
+
+
+def _reached(found: Mapping[str, Any], form: Callable[[float], str] = "{:.0f}".format) -> str:
+    if not found["count"]:
+        return "not reached"
+    text = form(found["mean"])
+    text += "" if found["half"] is None else f" ± {form(found['half'])}"
+    of = found["count"] + found["not_reached"]
+    return f"{text} (not reached: {found['not_reached']} of {of})" if found["not_reached"] else text
+
+
+def _difference(found: Mapping[str, Any]) -> str:
+    if found["mean"] is None:
+        return "-"
+    if found["documents_half"] is not None:
+        return _close(plus_minus({**found, "half": found["documents_half"]}, "+.3f"))
+    return f"{plus_minus(found, '+.4f')}\n{found['verdict']}"
+
+
+def picture(result: Mapping[str, Any], path: Path) -> None:
+    """Draw evaluation loss against tokens, one plot a panel: mean over seeds and its interval."""
+    from matplotlib.figure import Figure  # slow to import
+
+    panels = result["panels"]
+    across = math.ceil(math.sqrt(len(panels)))
+    rows = math.ceil(len(panels) / across)
+    figure = Figure(figsize=(6.5 * across, 4.5 * rows), layout="constrained")
+    for number, panel in enumerate(panels):
+        axes = figure.add_subplot(rows, across, number + 1)
+        _plot(axes, result, panel)
+        axes.set(xlabel="tokens, all regions", ylabel="eval loss of the anchor, nats per token")
+        axes.set_title(panel["title"])
+        axes.xaxis.set_major_formatter(thousands)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.get_lines():
+            axes.legend(frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _plot(axes, result: Mapping[str, Any], panel: Mapping[str, Any]) -> None:
+    early = []  # losses when a tenth of the run is done: the first fall would take the picture
+    for number, name in enumerate(panel["differences"]):
+        curve = [p for p in result["variants"][name]["curve"] if p["mean"] is not None]
+        if not curve:
+            continue
+        tokens, mean = [p["tokens"] for p in curve], [p["mean"] for p in curve]
+        half = [p["half"] or 0.0 for p in curve]
+        style = {"color": f"C{number % 10}", "ls": "-" if number < 10 else "--"}
+        axes.plot(tokens, mean, lw=1.4, label=name, **style)
+        low, high = ([m + sign * h for m, h in zip(mean, half)] for sign in (-1, 1))
+        axes.fill_between(tokens, low, high, color=style["color"], alpha=0.15, lw=0)
+        early += [m for t, m in zip(tokens, mean) if t >= 0.1 * tokens[-1]][:1]
+    if early:
+        axes.set_ylim(top=1.02 * max(early))
+    if result["target"] is not None:
+        axes.axhline(result["target"], color="black", lw=0.8, ls=":")

@@ -1,0 +1,74 @@
+"""The faults of a script that a region's job does to itself: damaged, late and slow payloads, and
+slow steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from experiments.faults.fault import Fault
+
+_REMEMBERED = 1000  # exchanges: more than are under way at once
+
+
+class ScriptedFaults:
+    """See `lowcomm_jax.runtime.context.FaultHooks`; steps of payloads are those of the send.
+
+    Attributes:
+      began: seconds since the epoch (Unix time) when the run did (`origin`); None = it has not.
+    """
+
+    def __init__(self, faults: Sequence[Fault], region: int):
+        self._faults = [fault for fault in faults if fault.region == region]
+        self._link = threading.Lock()
+        self._steps: dict[str, int] = {}  # of the newest exchanges, in the order they began
+        self._noting = threading.Lock()
+        self.began: float | None = None
+
+    def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
+        """Remember the step, if it sends something."""
+        if "step" not in terms:
+            return
+        with self._noting:
+            self._steps[key] = int(terms["step"])
+            if len(self._steps) > _REMEMBERED:
+                del self._steps[next(iter(self._steps))]
+
+    def sent(self, key: str, data: bytes) -> bytes:
+        """Hold it up, or flip one bit, after its digest was taken."""
+        for fault in self._of(key):
+            if fault.kind == "late":
+                time.sleep(fault.delay)
+            elif fault.kind == "slow":
+                self._carry(fault, len(data))
+            elif fault.kind == "corrupt":
+                middle = len(data) // 2
+                data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        return data
+
+    def steps(self, step: int) -> None:
+        """Hold up this inner step."""
+        for fault in self._on(step):
+            if fault.kind == "straggle":
+                time.sleep(fault.delay)
+
+    def received(self, key: str, nbytes: int) -> None:
+        """Hold it up."""
+        for fault in self._of(key):
+            if fault.kind == "slow":
+                self._carry(fault, nbytes)
+
+    def _of(self, key: str) -> list[Fault]:
+        """Faults that are on when a payload is sent."""
+        step = self._steps.get(key.partition("/")[0])
+        return [] if step is None else self._on(step)
+
+    def _on(self, step: int) -> list[Fault]:
+        seconds = None if self.began is None else time.time() - self.began
+        return [fault for fault in self._faults if fault.on(step, seconds)]
+
+    def _carry(self, fault: Fault, nbytes: int) -> None:
+        """One payload after the other, as over a link."""
+        with self._link:
+            time.sleep(8 * nbytes / (1e6 * fault.mbit))

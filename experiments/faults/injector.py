@@ -1,0 +1,181 @@
+"""Does to real jobs what a script of faults says."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from experiments.faults.fault import INSIDE, Fault
+from experiments.faults.origin import noted
+from experiments.faults.rendezvous_cut import bring_back, open_door, shut_door, take_away
+from experiments.live_table import last_line
+from experiments.workdir import METRICS
+
+_PATIENCE_SECONDS = 60.0
+
+
+class RegionTarget(Protocol):
+    """One region's job.
+
+    Attributes:
+      held: it is not to be taken for lost.
+      code: exit code once it has ended for good.
+    """
+
+    workdir: Path
+    held: bool
+    code: int | None
+
+    def start(self) -> None: ...
+
+    def signal(self, number: signal.Signals) -> None: ...
+
+
+class RunMoment(NamedTuple):
+    """Steps of the furthest region, and seconds since the run began; None = it has not yet."""
+
+    step: int
+    seconds: float | None
+
+    def of(self, fault: Fault) -> float:
+        """What a fault goes by."""
+        if not fault.timed:
+            return self.step
+        return -math.inf if self.seconds is None else self.seconds
+
+
+class Injector:
+    """Begins and ends faults as the run goes on.
+
+    A region is struck only when it is in the run, back from what was done to it before, and another
+    one is, too: until then a fault waits, and lasts as long all the same. Where nobody makes a step
+    for a minute, faults that end at a step end at once. What was over when a run was interrupted is
+    not done again, what was on is.
+
+    Args:
+      targets: by region.
+      rendezvous: the folder where they meet; every region goes there by a `doors.door` of its own.
+    """
+
+    def __init__(self, faults: Sequence[Fault], targets: Sequence[RegionTarget], rendezvous: Path):
+        self._targets, self._rendezvous = targets, rendezvous
+        self._began: float | None = None
+        now = self._now()
+        outside = [fault for fault in faults if fault.kind not in INSIDE]
+        self._waiting = [f for f in outside if now.step == 0 or f.end > now.of(f)]
+        self._running: dict[Fault, tuple[float, float]] = {}  # since when: what it goes by, clock
+        # A region is in the run from this step on: that of the others when its last fault was over.
+        self._in_from = [1] * len(targets)
+        self._moved = now.step, time.monotonic()
+
+    def act(self, over: bool) -> list[str]:
+        """Do what is due; returns what was done, a line each.
+
+        Args:
+          over: all regions that are up have ended, so that nothing goes on: end every fault.
+        """
+        if not self._waiting and not self._running:
+            return []
+        now = self._now()
+        if now.step != self._moved[0]:
+            self._moved = now.step, time.monotonic()
+        stuck = time.monotonic() > self._moved[1] + _PATIENCE_SECONDS
+        said = []
+        for fault in [f for f in self._running if over or self._is_over(f, now, stuck)]:
+            del self._running[fault]
+            if over and fault.kind == "kill":
+                self._leave(fault)
+                said.append(f"step {now.step}: the run is over without region {fault.region}")
+                continue
+            self._end(fault, now)
+            said.append(f"step {now.step}: {_named(fault)} ends")
+        if over:
+            said += [f"{_named(fault)} never came: the run is over" for fault in self._waiting]
+            self._waiting = []
+        for fault in [f for f in self._waiting if f.begin <= now.of(f)]:
+            if not self._may_begin(fault):
+                continue
+            self._waiting.remove(fault)
+            self._begin(fault)
+            self._running[fault] = now.of(fault), time.monotonic()
+            said.append(f"step {now.step}: {_named(fault)} begins")
+        return said
+
+    def end_all(self) -> None:
+        """Leave nothing stopped or away behind; what was killed stays so."""
+        for fault in self._running:
+            if fault.kind != "kill":
+                self._end(fault, self._now())
+        self._running = {}
+
+    def _now(self) -> RunMoment:
+        if self._began is None:
+            found = (noted(target.workdir) for target in self._targets)
+            self._began = next(filter(None, found), None)
+        seconds = None if self._began is None else time.time() - self._began
+        return RunMoment(max(map(_step, self._targets)), seconds)
+
+    def _is_over(self, fault: Fault, now: RunMoment, stuck: bool) -> bool:
+        since, clock = self._running[fault]
+        if fault.kind == "outage":
+            return time.monotonic() - clock >= fault.seconds
+        if stuck and not fault.timed and fault.end < math.inf:
+            return True
+        return now.of(fault) >= max(fault.end, since + fault.length if since > fault.end else 0)
+
+    def _may_begin(self, fault: Fault) -> bool:
+        if fault.kind == "outage":
+            return all(other.kind != "outage" for other in self._running)
+        regions = range(len(self._targets))
+        return self._is_in(fault.region) and sum(map(self._is_in, regions)) > 1
+
+    def _is_in(self, region: int) -> bool:
+        target = self._targets[region]
+        return not target.held and target.code is None and _step(target) >= self._in_from[region]
+
+    def _begin(self, fault: Fault) -> None:
+        if fault.kind == "outage":
+            take_away(self._rendezvous)
+            return
+        target = self._targets[fault.region]
+        target.held = True
+        if fault.kind == "partition":
+            shut_door(self._rendezvous, fault.region)
+        else:
+            target.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+
+    def _end(self, fault: Fault, now: RunMoment) -> None:
+        if fault.kind == "outage":
+            bring_back(self._rendezvous)
+            return
+        target = self._targets[fault.region]
+        if fault.kind == "partition":
+            open_door(self._rendezvous, fault.region)
+        elif fault.kind == "kill":
+            target.start()
+        else:
+            target.signal(signal.SIGCONT)
+        target.held = False
+        self._in_from[fault.region] = now.step + 1
+
+    def _leave(self, fault: Fault) -> None:
+        """Nobody is there any more who could give a state to a region that was killed."""
+        target = self._targets[fault.region]
+        target.held = False
+        target.code = 0 if fault.end == math.inf else -signal.SIGKILL
+
+
+def _named(fault: Fault) -> str:
+    return fault.kind if fault.region is None else f"{fault.kind} of region {fault.region}"
+
+
+def _step(target: RegionTarget) -> int:
+    """Steps in a region's metrics file."""
+    path = target.workdir / METRICS
+    line = last_line(path) if path.is_file() else ""
+    return json.loads(line).get("step", 0) if line else 0

@@ -1,0 +1,61 @@
+"""Several runs at once, one line each: live in a terminal, printed when it changes elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+_TAIL_BYTES = 1 << 20  # an evaluation of many documents is one line
+
+
+class LiveTable:
+    """The latest line of everything that runs. Leave it through `close`, or use it as a context."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self._lines: dict[str, str] = {}
+        self._live = None
+        if console.is_terminal:
+            self._live = Live(console=console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def __enter__(self) -> LiveTable:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, name: str, line: str) -> None:
+        """Replace the line of `name`."""
+        if self._lines.get(name) == line:
+            return
+        self._lines[name] = line
+        if self._live is None:
+            self.print(f"{name:14} {line}")
+            return
+        shown = "\n".join(f"{name:14} {line}" for name, line in self._lines.items())
+        self._live.update(Text(shown, no_wrap=True, overflow="ellipsis"))
+
+    def drop(self, name: str) -> None:
+        """Show `name` no longer."""
+        self._lines.pop(name, None)
+
+    def print(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def last_line(file: Path) -> str:
+    """The last whole line of a file that is being written, empty if there is none."""
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+        text = opened.read().decode(errors="replace")
+    whole, _, _ = text.rpartition("\n")  # the line being written is left out
+    return whole.rpartition("\n")[2].strip()

@@ -1,0 +1,1 @@
+"""Plan a run before paying for it: `python -m experiments plan`."""

@@ -1,0 +1,186 @@
+"""Read a plan's config: every field checked, everything that is wrong said at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from experiments.plan.model import PlanModel, read_model
+from lowcomm_jax.network.errors import above_zero, collect, not_negative, raise_all, whole
+from lowcomm_jax.network.links import Network
+from lowcomm_jax.network.parse import parse
+from lowcomm_jax.planner import reproduction
+from lowcomm_jax.planner.expected_loss import TOKENS_PER_PARAM
+from lowcomm_jax.planner.methods import PlanMethod, plan_method
+from lowcomm_jax.planner.plan import Workload, mesh_violations, network_violations
+
+COMPARISONS: dict[str, Callable[[], list[reproduction.PublishedFigure]]] = {
+    "": list,
+    "dilocox": reproduction.dilocox_table,
+    "streaming": lambda: (
+        [c for _, _, c in reproduction.bandwidth_table()] + reproduction.hours_table()
+    ),
+    "noloco": reproduction.noloco_table,
+    "sync": reproduction.sync_table,
+}
+NEEDED = ("model", "network", "methods", "tokens_per_step")
+DEFAULTS = {
+    "name": "plan",
+    "notes": "",
+    "compute_s": 0.0,
+    "devices_per_region": None,
+    "flops_per_device": None,
+    "mfu": None,
+    "tokens": 0.0,
+    "mesh": {},
+    "microbatch_tokens": 0,
+    "remat": True,
+    "compile": False,
+    "pipeline_schedule": "gpipe",
+    "loss_bound": 0.03,
+    "published": "",
+}
+SPEED = ("devices_per_region", "flops_per_device", "mfu")
+MANY_LAYERS = 10**6  # where the model is wrong, methods are not blamed for it
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRequest:
+    """A plan's config, checked.
+
+    Attributes:
+      fields: plain values, defaults filled in.
+      work, methods: what the planner takes.
+      model: where the shapes come from.
+    """
+
+    fields: Mapping[str, Any]
+    work: Workload
+    methods: tuple[PlanMethod, ...]
+    model: PlanModel
+
+
+def read(config: Mapping[str, Any]) -> PlanRequest:
+    """Turn config fields (see `configs/plan/template.py`) into what the planner takes.
+
+    Args:
+      config: plain mapping; a field that is None takes its default.
+
+    Raises:
+      ViolationsError: everything that is wrong.
+    """
+    fields = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
+    known = sorted((*NEEDED, *DEFAULTS))
+    unknown = sorted(set(config) - set(known), key=str)
+    found = [f"field {name!r} is unknown: use {', '.join(known)}" for name in unknown]
+    found += [f"field {name!r} is missing: give it" for name in NEEDED if name not in fields]
+    found += _number_violations(fields)
+    model = network = None
+    if "model" in fields:
+        model = collect(found, "model", lambda: read_model(fields["model"]))
+    if "network" in fields:
+        network = collect(found, "network", lambda: parse(fields["network"]))
+    if network is not None:
+        found += network_violations(network)
+    layers = MANY_LAYERS if model is None else model.shapes.layers
+    wrong_mesh = mesh_violations(fields["mesh"], layers)
+    methods = _methods(fields["methods"], layers, found) if "methods" in fields else ()
+    if fields["compile"] is True and model is not None and not wrong_mesh:
+        found += _compile_violations(fields, model, network)
+    raise_all("plan config", found + wrong_mesh)
+    return PlanRequest(fields, _workload(fields, model, network), methods, model)
+
+
+def _compile_violations(
+    fields: Mapping[str, Any], model: PlanModel, network: Network | None
+) -> list[str]:
+    """Why the compiler cannot be asked; what it needs is slow to import."""
+    mesh, tokens = fields["mesh"], fields["microbatch_tokens"]
+    if mesh.get("stage", 1) == 1:
+        from experiments.plan.compile import compile_violations
+
+        return compile_violations(model, mesh, tokens)
+    from experiments.plan.stages import staged_violations
+
+    regions, schedule = 1 if network is None else network.size, fields["pipeline_schedule"]
+    per_step = fields.get("tokens_per_step", 0)
+    return staged_violations(model.name, regions, mesh, tokens, per_step, schedule)
+
+
+def _number_violations(fields: Mapping[str, Any]) -> list[str]:
+    found = not_negative("tokens", fields["tokens"]) + not_negative(
+        "compute_s", fields["compute_s"]
+    )
+    found += whole("microbatch_tokens", fields["microbatch_tokens"], 0)
+    found += not_negative("loss_bound", fields["loss_bound"])
+    if "tokens_per_step" in fields:
+        found += above_zero("tokens_per_step", fields["tokens_per_step"])
+    for name, most in (("flops_per_device", float("inf")), ("mfu", 1.0)):
+        if fields[name] is not None:
+            found += above_zero(name, fields[name], most)
+    if fields["devices_per_region"] is not None:
+        found += whole("devices_per_region", fields["devices_per_region"])
+    if not fields["compute_s"]:
+        found += [
+            f"field {name!r} is missing: give it, or give compute_s"
+            for name in SPEED
+            if fields[name] is None
+        ]
+    found += [
+        f"{name} is {fields[name]!r}: use True or False"
+        for name in ("remat", "compile")
+        if not isinstance(fields[name], bool)
+    ]
+    mesh = fields["mesh"]
+    staged = fields["compile"] is True and isinstance(mesh, Mapping) and mesh.get("stage", 1) != 1
+    if not staged and fields["pipeline_schedule"] != DEFAULTS["pipeline_schedule"]:
+        found.append("pipeline_schedule needs compile=True and mesh.stage above 1: leave it out")
+    if fields["published"] not in tuple(COMPARISONS):
+        known = ", ".join(map(repr, COMPARISONS))
+        found.append(f"published {fields['published']!r} is unknown: use one of {known}")
+    return found
+
+
+def _methods(spec: Any, layers: int, found: list[str]) -> tuple[PlanMethod, ...]:
+    """Read the rows: a mapping of names to fields, or a list of presets' names and fields."""
+    if isinstance(spec, Mapping):
+        rows = {
+            f"methods.{name}": {"name": name, **row} if isinstance(row, Mapping) else row
+            for name, row in spec.items()
+        }
+        for where, row in rows.items():
+            if not isinstance(row, Mapping):
+                found.append(f"{where} is {row!r}: use {{preset: name, field: value}}")
+        rows = {where: row for where, row in rows.items() if isinstance(row, Mapping)}
+    elif isinstance(spec, list | tuple):
+        rows = {f"methods[{i}]": row for i, row in enumerate(spec)}
+    else:
+        found.append(f"methods is {spec!r}: use {{name: {{preset: name, field: value}}}}")
+        return ()
+    if not spec:
+        found.append("methods is empty: name at least one")
+    methods = [collect(found, where, lambda r=row: plan_method(r)) for where, row in rows.items()]
+    methods = [method for method in methods if method is not None]
+    found += [line for method in methods for line in method.violations(layers)]
+    return tuple(methods)
+
+
+def _workload(fields: Mapping[str, Any], model: PlanModel, network: Network) -> Workload:
+    step_s = fields["compute_s"] or _step_seconds(fields, model.shapes.size, network.size)
+    return Workload(
+        model=model.shapes,
+        tokens=float(fields["tokens"] or TOKENS_PER_PARAM * model.shapes.size),
+        tokens_per_step=float(fields["tokens_per_step"]),
+        # The network's own seconds only say how much slower one region is than another.
+        network=network.with_median_step(step_s),
+        mesh=fields["mesh"],
+        microbatch_tokens=fields["microbatch_tokens"],
+        remat=fields["remat"],
+    )
+
+
+def _step_seconds(fields: Mapping[str, Any], params: int, regions: int) -> float:
+    """Give 6 N tokens / (devices x FLOP/s x MFU) of one region."""
+    devices, flops, mfu = (fields[name] for name in SPEED)
+    return 6.0 * params * fields["tokens_per_step"] / regions / (devices * flops * mfu)

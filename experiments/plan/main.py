@@ -1,0 +1,143 @@
+"""Plan a run before paying for it: bytes, utilisation, hours, memory and expected loss per method.
+
+    python -m experiments plan --config=configs/plan/dilocox_107b.py
+
+Prints tables, writes `plan.json` and `plan.png` (utilisation against bandwidth; loss against hours)
+into the work directory. Config fields: see `configs/plan/template.py`.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from experiments.plan.config import COMPARISONS, PlanRequest, read
+from experiments.plan.show import picture, show
+from lowcomm_jax.network import BASELINE
+from lowcomm_jax.network.links import Network
+from lowcomm_jax.planner.methods import PlanMethod
+from lowcomm_jax.planner.plan import PlanRow, plan
+from lowcomm_jax.planner.search import Choice, search
+
+
+def main(config: Any, workdir: str | Path, console: Console | None = None) -> dict:
+    """Plan what a config describes; print, write and return the result.
+
+    Args:
+        config: ml-collections ConfigDict or mapping, fields as in `configs/plan/template.py`.
+        workdir: folder for `plan.json` and `plan.png`, made if missing.
+        console: where tables go; None = standard output.
+
+    Returns:
+        The content of `plan.json`.
+
+    Raises:
+        ValueError: all violations of the config in one message.
+    """
+    started = time.perf_counter()
+    request = read(config if isinstance(config, Mapping) else config.to_dict())
+    fields, work = request.fields, request.work
+    rows = plan(work, request.methods)
+    best, tried, left_out = search(work, fields["loss_bound"])
+    comparisons = COMPARISONS[fields["published"]]()
+    seconds = time.perf_counter() - started
+    compiled = None
+    if fields["compile"]:
+        compiled = _compiled(request)
+    result = {
+        "name": fields["name"],
+        "notes": fields["notes"],
+        "baseline": BASELINE,
+        "network": _network_entry(work.network),
+        "params": work.model.size,
+        "step_s": work.step_s,
+        "steps": work.steps,
+        "rows": [_row_entry(row) for row in rows],
+        "best": _choice_entry(best) if best else None,
+        "settings_tried": len(tried),
+        "settings_left_out": left_out,
+        "compiled": compiled,
+        "published": [{**dataclasses.asdict(c), "error": c.error} for c in comparisons],
+        "planning_seconds": seconds,
+    }
+    folder = Path(workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plan.json").write_text(json.dumps(result, indent=1) + "\n")
+    picture(rows, work, folder / "plan.png", result["name"])
+    show(result, rows, console or Console())
+    return result
+
+
+def _compiled(request: PlanRequest) -> dict:
+    """What the compiler says; what it needs is slow to import."""
+    work, name = request.work, request.model.name
+    if work.mesh.get("stage", 1) == 1:
+        from experiments.plan.compile import compiled_bytes
+
+        return compiled_bytes(name, work.mesh, work.microbatch_tokens, work.remat)
+    from experiments.plan.stages import staged_bytes
+
+    schedule = request.fields["pipeline_schedule"]
+    return staged_bytes(name, request.work, _rank(request.methods), schedule)
+
+
+def _rank(rows: Sequence[PlanMethod]) -> int:
+    """Of the first low-rank row; 64, the planner's default, where none has one."""
+    return next((row.rank for row in rows if row.rank is not None), 64)
+
+
+def _network_entry(network: Network) -> dict:
+    return {
+        "name": network.name,
+        "regions": list(network.regions),
+        "slowest_gbps": network.slowest_gbps,
+        "largest_delay_s": float(
+            network.delay_RxR[~np.eye(network.size, dtype=bool)].max(initial=0.0)
+        ),
+        "source": network.source,
+        "confidence": network.confidence,
+    }
+
+
+def _row_entry(row: PlanRow) -> dict:
+    method = {k: v for k, v in dataclasses.asdict(row.method).items() if k != "state"}
+    others = ("method", "memory", "loss", "scales", "curve", "needed_gbps", "warnings")
+    return {
+        **{k: v for k, v in vars(row).items() if k not in others},
+        "method": {**method, "route": row.method.travels},
+        "law_loss": row.loss.law,
+        "law_label": row.loss.law_label,
+        "loss_with_penalty": row.loss.total,
+        "loss_with_penalty_label": row.loss.total_label,
+        "warnings": list(row.warnings),
+        "scales": row.scales.tolist(),
+        "curve": row.curve.tolist(),
+        "needed_gbps": {f"{target:.0%}": gbps for target, gbps in row.needed_gbps.items()},
+        "memory": {
+            "state_bytes": row.memory.state,
+            "state_total": row.memory.state_total,
+            "estimates": row.memory.estimates,
+            "estimate_total": row.memory.estimate_total,
+            "stage": row.memory.stage,
+            "stage_bytes": list(row.memory.stage_bytes),
+        },
+    }
+
+
+def _choice_entry(choice: Choice) -> dict:
+    method = choice.method
+    return {
+        "period": method.period,
+        "fragments": method.fragments,
+        "tau": method.tau_steps,
+        "codec": method.codec,
+        "utilisation": choice.utilisation,
+        "penalty_nats": choice.penalty_nats,
+        "penalty_confidence": method.penalty().confidence,
+        "bytes_per_step": choice.bytes_per_step,
+    }

@@ -1,0 +1,64 @@
+"""The model of a plan: a size of the planner, a preset of `lowcomm_jax.models`, or sizes given.
+
+Of a preset the exact parameter tree is taken: shapes and shardings, nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from lowcomm_jax.network.errors import ViolationsError, raise_all
+from lowcomm_jax.planner.shapes import MODELS, Decoder, Shapes, from_tree
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanModel:
+    """What is planned.
+
+    Attributes:
+      shapes: as the planner needs it.
+      name: given, maybe of `lowcomm_jax.models.PRESETS`; None for a model given by its sizes.
+    """
+
+    shapes: Shapes
+    name: str | None = None
+
+
+def read_model(spec: Any) -> PlanModel:
+    """Look a model up, or build it from its sizes.
+
+    Args:
+      spec: a name out of `network.shapes.MODELS` or `models.PRESETS`, or the fields of a
+        `network.shapes.Decoder`.
+
+    Raises:
+      ViolationsError: everything that is wrong with it.
+    """
+    if isinstance(spec, str):
+        return PlanModel(MODELS[spec].shapes(), spec) if spec in MODELS else _preset(spec)
+    known = set(Decoder.__dataclass_fields__)
+    needed = {"layers", "width", "mlp", "heads", "vocab"}
+    if not isinstance(spec, Mapping) or not needed <= set(spec) <= known:
+        given = sorted(spec, key=str) if isinstance(spec, Mapping) else repr(spec)
+        fix = f"use a name, or fields: needed {sorted(needed)}, known {sorted(known)}"
+        raise ViolationsError("model", [f"given {given}: {fix}"])
+    decoder = Decoder(**spec)
+    raise_all("model", decoder.violations())
+    return PlanModel(decoder.shapes())
+
+
+def _preset(name: str) -> PlanModel:
+    import jax  # with Flax, slow to import: only models that need it pay
+
+    from lowcomm_jax.models import PRESETS, build
+
+    if name not in PRESETS:
+        fix = f"use {', '.join((*MODELS, *PRESETS))}, or give layers, width, mlp, heads, vocab"
+        raise ViolationsError("model", [f"{name!r} is unknown: {fix}"])
+    config = dataclasses.replace(PRESETS[name], layer_loop="scan")
+    model = build(config)
+    abstract = jax.eval_shape(model.init, jax.random.key(0))
+    params = from_tree(abstract, model.specs(abstract), ["blocks"], ["final_norm", "head"])
+    return PlanModel(Shapes(tuple(params), config.layers, config.width, config.vocab_size), name)

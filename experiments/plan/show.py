@@ -1,0 +1,201 @@
+"""Tables and picture of a plan."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lowcomm_jax.planner.dag import TARGETS
+from lowcomm_jax.planner.memory import INNER_BYTES
+from lowcomm_jax.planner.plan import PlanRow, Workload
+
+
+def show(result: dict, rows: Sequence[PlanRow], console: Console) -> None:
+    """Print the tables."""
+    network = result["network"]
+    console.print(
+        f"[bold]{result['name']}[/bold]: {result['params'] / 1e9:.4g}B parameters, "
+        f"{len(network['regions'])} regions, "
+        f"slowest link {network['slowest_gbps']:g} Gbit/s, {result['step_s']:.3g} s per step, "
+        f"{result['steps']:.4g} steps"
+    )
+    source, trust = network["source"], network["confidence"]
+    shown = source if source.startswith(trust) else f"{trust}: {source}"
+    console.print(f"network: {network['name']} ({shown})")
+    if result["notes"]:
+        console.print(result["notes"])
+    for some in _columns(rows, console.width):
+        _show_rows(some, console)
+    console.print(f"{result['baseline']}. All figures: steady periods, no jitter.")
+    _show_bandwidth(rows, console)
+    for warning in (w for row in rows for w in row.warnings):
+        console.print(f"[yellow]warning[/yellow] {warning}")
+    for label in dict.fromkeys(row.loss.total_label for row in rows if row.loss.total is None):
+        console.print(f"no expected loss: {label}")
+    _show_best(result, console)
+    _show_compiled(result["compiled"], rows, console)
+    _show_published(result["published"], console)
+
+
+def _show_best(result: dict, console: Console) -> None:
+    best = result["best"]
+    if not best:
+        console.print("no searched setting has a published loss penalty within the bound")
+        return
+    console.print(
+        f"best setting within the loss bound: H={best['period']} K={best['fragments']} "
+        f"tau={best['tau']} {best['codec']}: utilisation {best['utilisation']:.1%}, penalty "
+        f"{best['penalty_nats']:.3f} nats ({best['penalty_confidence']}); "
+        f"{result['settings_tried']} tried, {result['settings_left_out']} left out "
+        "(no published penalty, above the bound, or never catching up)"
+    )
+
+
+def _show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Console) -> None:
+    """The compiler's figure beside ours; it knows the inner step only, no anchor and no payload."""
+    if compiled is None:
+        return
+    if "pipeline" in compiled:
+        return _show_stages(compiled, console)
+    gigabytes = {k: f"{v / 1e9:.3g} GB" for k, v in compiled.items() if k != "device"}
+    inner = sum(rows[0].memory.state[what] for what in INNER_BYTES)
+    ours = inner + rows[0].memory.estimates["activations"]
+    console.print(
+        f"one inner step, compiled for {compiled['device']}: {gigabytes['total']} a device "
+        f"(arguments {gigabytes['arguments']}, temporaries {gigabytes['temporaries']}); planned: "
+        f"{ours / 1e9:.3g} GB (exact state {inner / 1e9:.3g} GB, the rest estimated)"
+    )
+
+
+def _show_stages(compiled: dict, console: Console) -> None:
+    """The compiler's figures of DiLoCoX in stages: state included, nothing estimated."""
+    console.print(
+        "{stages} stages of {blocks_per_stage} blocks, {microbatches} microbatches ({schedule}): "
+        "bubble {bubble:.1%}, padding {padding:.1%} of the parameters".format(
+            **compiled["pipeline"]
+        )
+    )
+    names = {"inner": "inner step", "send": "send", "move": "landing"}
+    for key, name in names.items():
+        gigabytes = {k: f"{v / 1e9:.3g} GB" for k, v in compiled[key].items()}
+        console.print(
+            f"{name}, compiled for {compiled['device']}: {gigabytes['total']} a device (arguments "
+            f"{gigabytes['arguments']}, temporaries {gigabytes['temporaries']})"
+        )
+
+
+LABEL_WIDTH, COLUMN_WIDTH = 30, 12  # of the table of rows
+
+
+def _columns(rows: Sequence[PlanRow], width: int) -> list[Sequence[PlanRow]]:
+    """Split the methods so that a table fits the terminal."""
+    each = max(1, (width - LABEL_WIDTH) // COLUMN_WIDTH)
+    return [rows[i : i + each] for i in range(0, len(rows), each)]
+
+
+def _loss(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+_ROWS = {
+    "H / K / tau": lambda r: f"{r.method.period}/{r.method.fragments}/{r.method.tau_steps}",
+    "codec": lambda r: f"{r.method.codec}".replace("_", " "),
+    "route": lambda r: r.method.travels.replace("_", " "),
+    "GB an exchange, per region": lambda r: f"{r.sent_bytes_per_period / 1e9:.3g}",
+    "TB a run, per region": lambda r: f"{r.sent_bytes_total / 1e12:.3g}",
+    "seconds an exchange": lambda r: f"{r.transfer_s:.3g}",
+    "utilisation": lambda r: f"{r.utilisation:.1%}",
+    "hours": lambda r: f"{r.hours:.4g}",
+    "tokens/s": lambda r: f"{r.tokens_per_s:.4g}",
+    "faster than AllReduce": lambda r: f"{r.speedup:.4g}x",
+    "GB state a device (exact)": lambda r: f"{r.memory.state_total / 1e9:.1f}",
+    "GB more a device (estimate)": lambda r: f"{r.memory.estimate_total / 1e9:.1f}",
+    "loss, scaling law alone": lambda r: _loss(r.loss.law),
+    "loss, law + penalty": lambda r: _loss(r.loss.total),
+    "penalty alone, nats": lambda r: "?" if r.penalty_nats is None else f"{r.penalty_nats:+.3f}",
+}
+
+
+def _show_rows(rows: Sequence[PlanRow], console: Console) -> None:
+    """One column a method: a few methods fit a narrow terminal."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        table.add_column(row.method.name.replace("_", " "), justify="right")
+    for heading, cell in _ROWS.items():
+        table.add_row(heading, *(cell(row) for row in rows))
+    console.print(table)
+
+
+def _show_bandwidth(rows: Sequence[PlanRow], console: Console) -> None:
+    table = Table(title="smallest bandwidth of the slowest link, Gbit/s")
+    table.add_column("method", no_wrap=True)
+    for target in TARGETS:
+        table.add_column(f"{target:.0%}", justify="right")
+    for row in rows:
+        cells = ("-" if gbps is None else f"{gbps:.3g}" for gbps in row.needed_gbps.values())
+        table.add_row(row.method.name, *cells)
+    console.print(table)
+
+
+def _show_published(entries: Sequence[dict], console: Console) -> None:
+    if not entries:
+        return
+    table = Table(title="beside the published figures (errors stated, not tuned away)")
+    for heading in ("what", "unit", "ours", "published", "error", "confidence"):
+        table.add_column(heading)
+    for entry in entries:
+        low, high = entry["published"]
+        shown = f"{low:.4g}" if low == high else f"{low:.4g} - {high:.4g}"
+        cells = (
+            entry["what"],
+            entry["unit"],
+            f"{entry['ours']:.4g}",
+            shown,
+            f"{entry['error']:+.1%}",
+        )
+        table.add_row(*cells, entry["confidence"])
+    console.print(table)
+
+
+def picture(rows: Sequence[PlanRow], work: Workload, path: Path, title: str) -> None:
+    """Draw utilisation against bandwidth, and loss (or published penalty) against hours."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    known = any(row.loss.total is not None for row in rows)
+    for number, row in enumerate(rows):
+        colour = f"C{number % 10}"
+        left.plot(
+            row.scales * work.network.slowest_gbps, row.curve, label=row.method.name, color=colour
+        )
+        height = row.loss.total if known else row.penalty_nats
+        if height is not None:
+            right.scatter([row.hours], [height], color=colour)
+            right.annotate(
+                row.method.name,
+                (row.hours, height),
+                textcoords="offset points",
+                xytext=(5, 4),
+                fontsize=8,
+            )
+    left.axvline(work.network.slowest_gbps, color="black", lw=0.8, ls=":")
+    left.set(
+        xscale="log",
+        xlabel="Gbit/s of the slowest link",
+        ylabel="compute utilisation",
+        ylim=(0, 1.02),
+    )
+    left.legend(fontsize=8)
+    label = (
+        "expected evaluation loss (law + penalty)"
+        if known
+        else "published loss penalty beside H = 30 (nats)"
+    )
+    right.set(xscale="log", xlabel="hours on this network", ylabel=label)
+    right.margins(x=0.25, y=0.15)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,1 @@
+"""One job per region on this machine: `python -m experiments launch`."""

@@ -1,0 +1,56 @@
+"""One job per region: what the config says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+from experiments.regions.distributed import process_problems
+from lowcomm_jax import exchange
+from lowcomm_jax.methods import Method
+from lowcomm_jax.runtime.checks import job_problems
+from lowcomm_jax.runtime.terms import Heal
+from lowcomm_jax.sync.round_functions import OutlierGuard
+
+if TYPE_CHECKING:
+    pass
+
+BETWEEN = {"store": exchange.store, "peers": exchange.peers}
+
+
+def alone(fields: Mapping[str, Any]) -> bool:
+    """Whether this job is one region of several."""
+    return fields["exchange"] in BETWEEN
+
+
+def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
+    """Settings of the exchange that cannot work, or that nothing would read."""
+    kind, count = fields["exchange"], fields["regions"]
+    found = process_problems(fields)
+    if kind == "mesh":
+        return found + [
+            f"{name}={fields[name]!r} has no effect with exchange=mesh: leave it out"
+            for name in ("region", "rendezvous", "secret", "heal")
+            if fields[name] not in (None, "stop")
+        ]
+    if not alone(fields):
+        return [*found, f"exchange={kind!r}: use mesh, {' or '.join(BETWEEN)}"]
+    region, url = fields["region"], fields["rendezvous"]
+    if region is None or not 0 <= region < count:
+        found.append(f"region={region}: say which of the {count} this job is, 0 to {count - 1}")
+    if not url:
+        found.append("rendezvous is missing: a folder all jobs reach, file:///..., gs:// or s3://")
+    if fields["address"] != "127.0.0.1:0" and kind != "peers":
+        found.append(f"address={fields['address']!r} has no effect with exchange={kind}")
+    if fields["heal"] not in get_args(Heal):
+        found.append(f"heal={fields['heal']!r}: use {', '.join(get_args(Heal))}")
+    if not fields["wait_minutes"] > 0:
+        found.append(f"wait_minutes={fields['wait_minutes']}: give a time above 0")
+    if fields["participation"] != 1:
+        found.append(
+            f"participation={fields['participation']}: with jobs of their own, regions are absent "
+            "when they are; leave it at 1"
+        )
+    if method is None:
+        return found
+    return found + job_problems(method, count, OutlierGuard(**fields["guards"]))

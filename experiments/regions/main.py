@@ -1,0 +1,166 @@
+"""Train with one job per region, all started on this machine.
+
+    python -m experiments launch --regions=4 --config=configs/diloco.py --workdir=runs/regions
+
+Every region is a program of its own, as it would be in another place: WORKDIR/region<i> is its run
+folder (output.txt is what it printed), WORKDIR/rendezvous the folder through which the jobs find
+one another. With --processes=N a region is N processes, which share a mesh as those on several
+hosts do (output.1.txt is what the second one printed). Overrides (--config.FIELD=VALUE) go to all
+of them. Ctrl-C lets every region save and exits with code 75; the same command then continues. A
+region that dies does not stop the others; with --restarts it is started again and catches up.
+--faults=FILE kills, stops and cuts off regions, damages, delays and slows what they send, by a
+script (experiments/faults/fault.py), which is kept as WORKDIR/faults.yaml. WORKDIR/happened.yaml
+tells who took part in every exchange and who came back where: with
+--config.faults=WORKDIR/happened.yaml, train does the same in one process. Where that cannot be told
+from what the regions have left, there is no such file, and the exit code is not 0.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.config import plain
+from experiments.faults import happened
+from experiments.faults.injector import Injector
+from experiments.faults.landings import gathered
+from experiments.faults.rendezvous_cut import door, folder_problems, make_ready
+from experiments.faults.scripts import write
+from experiments.live_table import LiveTable
+from experiments.processes import POLL_SECONDS, ended_at_last
+from experiments.regions.distributed import process_problems
+from experiments.regions.jobs import BETWEEN
+from experiments.regions.region_job import RegionJob
+from experiments.report import main as report
+from experiments.train import devices
+from experiments.train.job import Job
+from experiments.train.resolve import resolve
+from experiments.workdir import METRICS
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
+
+RENDEZVOUS, SCRIPT = "rendezvous", "faults.yaml"
+EXIT_LOST = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Start the jobs and wait for them; returns the exit code."""
+    path, overrides, others = split_config(argv)
+    options = Flags()
+    options.whole("regions", None, "how many jobs (default: the config's regions)")
+    options.whole("processes", None, "of every region (default: the config's, 1)")
+    options.text("exchange", "peers", f"how payloads travel: {' or '.join(BETWEEN)}")
+    options.whole("restarts", 0, "times a region that died is started again")
+    options.text("faults", None, "script of faults, or random:SEED:COUNT")
+    options.text("workdir", None, "folder of the run (default runs/CONFIG-regions)")
+    options.text("compile_cache", None, "folder of compiled programs, or off")
+    values = options.values
+    rest = parse_flags("launch", others, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    if path is None:
+        raise RefusedError(["which method? give --config=configs/diloco.py (or another)"], "launch")
+    workdir = Path(values.workdir or f"runs/{Path(path.partition(':')[0]).stem}-regions").absolute()
+    given = {name: values[name].value for name in ("regions", "processes", "faults")}
+    shared = [*overrides, ("exchange", values.exchange)]
+    shared += [(name, str(value)) for name, value in given.items() if value is not None]
+    rendezvous = workdir / RENDEZVOUS
+    problems = [f"unexpected argument {argument!r}" for argument in rest]
+    problems += folder_problems(rendezvous)
+    job, count = _check(path, [*shared, ("rendezvous", f"file://{rendezvous}")], workdir, problems)
+    cache = [] if values.compile_cache is None else [f"--compile_cache={values.compile_cache}"]
+    jobs = [
+        RegionJob(path, shared, r, count, workdir, door(rendezvous, r), cache, values.restarts)
+        for r in range(job.regions)
+    ]
+    make_ready(rendezvous, job.regions)
+    if job.faults:
+        write(workdir / SCRIPT, job.faults)
+    console = Console()
+    code = run(jobs, console, Injector(job.faults, jobs, rendezvous))
+    complete = [job.workdir for job in jobs if job.code == 0]
+    if complete and code != EXIT_INTERRUPTED:
+        report.show([workdir], console)
+    known = _tell(job, jobs, workdir / happened.FILE, console)
+    return code if known else code or EXIT_LOST
+
+
+def _tell(job: Job, jobs: Sequence[RegionJob], path: Path, console: Console) -> bool:
+    """Write what happened, if any region has been in the run; returns whether it is known."""
+    path.unlink(missing_ok=True)  # of an earlier start
+    workdirs = [one.workdir for one in jobs]
+    if not any((folder / METRICS).is_file() for folder in workdirs):
+        return True
+    try:
+        gathered(workdirs, happened.settings(job.config, job.steps)).write(path)
+    except ValueError as error:
+        text = f"{path} cannot be written: {error}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        return False
+    return True
+
+
+def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, int]:
+    """Refuse what any region would refuse, before any is started; (the job, processes of each)."""
+    config, found = load_config(path, [*shared, ("region", "0")])
+    problems = problems + found + process_problems(plain(config))
+    count = config.processes
+    if count < 1:
+        problems.append(f"processes={count}: say how many of a region are to be started")
+    # Looked at as one process with the devices of all.
+    config.processes, mesh = 1, plain(config.mesh)
+    devices.provide({**mesh, "fsdp": mesh["fsdp"] or max(count, 1)})
+    try:
+        job = resolve(config, workdir / "region0")
+    except RefusedError as error:
+        raise RefusedError(problems + error.problems, "launch") from error
+    if problems:
+        raise RefusedError(problems, "launch")
+    return job, count
+
+
+def run(jobs: list[RegionJob], console: Console, striker: Injector) -> int:
+    """Watch the jobs until all have ended; returns the launcher's exit code."""
+    processes: list[subprocess.Popen] = []
+    with Interrupt() as interrupt, ended_at_last(processes), LiveTable(console) as board:
+        for job in jobs:
+            job.start()
+            processes += job.processes
+        try:
+            while any(job.code is None for job in jobs) and not interrupt.requested:
+                over = all(job.code is not None for job in jobs if not job.held)
+                for line in striker.act(over):
+                    board.print(line)
+                for job in [job for job in jobs if job.code is None and not job.held]:
+                    board.say(job.name, job.says or "starts")
+                    if (code := job.poll()) is not None:
+                        _ended(job, code, board)
+                started = [process for job in jobs for process in job.processes]
+                processes += [process for process in started if process not in processes]
+                time.sleep(POLL_SECONDS)
+        finally:
+            striker.end_all()
+    if interrupt.requested or any(job.code == EXIT_INTERRUPTED for job in jobs):
+        console.print("interrupted and saved; run the same command to continue", highlight=False)
+        return EXIT_INTERRUPTED
+    return EXIT_LOST if any(job.code for job in jobs) else 0
+
+
+def _ended(job: RegionJob, code: int, board: LiveTable) -> None:
+    """Start a job again that died, if that is wanted; else note how it ended."""
+    if code in (0, EXIT_INTERRUPTED):
+        job.code = code
+        return
+    reason = f"{job.name} ended with code {code}: {job.says}"
+    if job.restarts == 0:
+        job.code = code
+        board.print(f"{reason}; the others go on ({job.workdir})")
+        return
+    job.restarts -= 1
+    board.print(f"{reason}; it is started again, {job.restarts} restarts are left")
+    job.start()

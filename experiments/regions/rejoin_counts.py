@@ -1,0 +1,49 @@
+"""What a region has counted by the time it comes into a run that goes on without it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lowcomm_jax.state.train_state import TrainState
+
+
+def carry_on(
+    state: TrainState, newest: Mapping[str, Any] | None, extra: Mapping[str, Any] | None
+) -> tuple[TrainState, dict[str, Any]]:
+    """Let a region count on from its own newest record.
+
+    Its checkpoint, if there is one, knows nothing of the steps between it and the loss. They were
+    made, and what was sent of them counted; nobody will make them again.
+
+    Args:
+      state: with which it has come in; its counters holds what the checkpoint had counted, and what
+        was received since to catch up.
+      newest: its last step record; None = its log is gone, or has none.
+      extra: of its checkpoint; None = it has none.
+
+    Returns:
+      (state, extra): with bytes, tokens and seconds of all steps it has made; for `Loop.restore`.
+    """
+    counters, saved = state.counters.copy(), extra and extra["records"]
+    seconds = extra["seconds"] if extra else 0.0
+    tokens = saved["tokens"] if saved else 0
+    if newest is not None:
+        tokens, seconds = newest["tokens"], newest["seconds"]
+        unsaved = {
+            f"bytes_{way}": np.array(newest[f"bytes_{way}"]) - (saved[way] if saved else 0)
+            for way in ("sent", "received")
+        }
+        counters = dataclasses.replace(
+            counters, **{name: getattr(counters, name) + more for name, more in unsaved.items()}
+        )
+    records = {
+        "tokens": tokens,
+        "sent": counters.bytes_sent.tolist(),
+        "received": counters.bytes_received.tolist(),
+        "pending": {},
+    }
+    return state.replace(counters=counters), {"records": records, "seconds": seconds}

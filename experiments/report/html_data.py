@@ -1,0 +1,192 @@
+"""The curves of the HTML report, from the metrics of its runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.compare.stats import estimate
+from experiments.report.virtual import on_network, seconds_at
+from experiments.runlog import RunLog, adapts, exchanges, mean_batch
+from lowcomm_jax.batching import communications, measured_ratio
+from lowcomm_jax.network import Network
+
+# Of the preset's bandwidth: a hundredth to ten times.
+BANDWIDTHS = tuple(10.0 ** (k / 3) for k in range(-6, 4))
+_WINDOWS = 40  # points of a curve that has a value a step
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One line of every plot: a run, or the seeds of a variant."""
+
+    name: str
+    runs: tuple[RunLog, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Points (x, y), and half the width of their intervals where there are several seeds.
+
+    `theory`: drawn dashed, in the colour of the run of this name.
+    """
+
+    name: str
+    x: list[float]
+    y: list[float]
+    half: list[float] | None = None
+    theory: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Stale:
+    """Inner steps between send and landing of one fragment: smallest, mean, largest."""
+
+    name: str
+    fragment: str
+    low: int
+    mean: float
+    high: int
+
+
+def loss_curves(entries: Sequence[Entry], x_of: Callable[[RunLog], list[float]]) -> list[Curve]:
+    """Evaluation loss of the anchor against `x_of(run)`, which has one value an evaluation."""
+    return [curve for entry in entries if (curve := _loss_curve(entry, x_of)) is not None]
+
+
+def _loss_curve(entry: Entry, x_of: Callable[[RunLog], list[float]]) -> Curve | None:
+    x_RxE = zip(*(x_of(run) for run in entry.runs))
+    evals = zip(*(run.evals for run in entry.runs))
+    points = [
+        (float(np.mean(x)), estimate([record["anchor"] for record in records]))
+        for x, records in zip(x_RxE, evals)
+    ]
+    points = [(x, y) for x, y in points if y.mean is not None]
+    if not points:
+        return None
+    x, y = [x for x, _ in points], [found.mean for _, found in points]
+    return Curve(entry.name, x, y, [f.half or 0.0 for _, f in points] if entry.runs[1:] else None)
+
+
+def tokens_at(run: RunLog) -> list[float]:
+    """Tokens of all regions at every evaluation."""
+    return [record["tokens"] for record in run.evals]
+
+
+def bytes_at(run: RunLog) -> list[float]:
+    """Bytes sent per region at every evaluation; the last one is after the final exchange."""
+    sent = {row["step"]: float(np.mean(row["bytes_sent"])) for row in run.steps} | {0: 0.0}
+    total = float(np.mean(run.end["bytes_sent"])) if run.end else None
+    return [total if e["final"] and run.end else sent[e["step"]] for e in run.evals]
+
+
+def exchanges_at(run: RunLog) -> list[float]:
+    """Steps so far at which something was sent, at every evaluation."""
+    made = np.cumsum([exchanges(row) for row in run.steps]).astype(float)
+    steps = [row["step"] for row in run.steps]
+    return [
+        float(made[np.searchsorted(steps, e["step"], "right") - 1]) if e["step"] else 0.0
+        for e in run.evals
+    ]
+
+
+def virtual_at(network: Network, step_seconds: float | None) -> Callable[[RunLog], list[float]]:
+    """Virtual seconds on the network at every evaluation."""
+    return lambda run: seconds_at(run, network, step_seconds, [e["step"] for e in run.evals])
+
+
+def utilisation_curves(
+    entries: Sequence[Entry], network: Network, step_seconds: float | None
+) -> list[Curve]:
+    """Utilisation of each entry's first run over the bandwidth of the slowest link, in Gbit/s."""
+    links = [network.scaled(bandwidth=factor) for factor in BANDWIDTHS]
+    return [
+        Curve(
+            entry.name,
+            [float(link.slowest_gbps) for link in links],
+            [
+                on_network(entry.runs[0], link, step_seconds, None).clock.utilisation
+                for link in links
+            ],
+        )
+        for entry in entries
+    ]
+
+
+def step_curves(
+    entries: Sequence[Entry], value: Callable[[Mapping[str, Any]], float | None]
+) -> list[Curve]:
+    """Means over windows of something that steps of an entry's first run report, over tokens."""
+    curves = []
+    for entry in entries:
+        rows = [(row["tokens"], value(row)) for row in entry.runs[0].steps]
+        known = [(t, v) for t, v in rows if v is not None and math.isfinite(v)]
+        if known:
+            parts = np.array_split(np.array(known, float), min(len(known), _WINDOWS))
+            points = np.array([part.mean(axis=0) for part in parts])
+            curves.append(Curve(entry.name, points[:, 0].tolist(), points[:, 1].tolist()))
+    return curves
+
+
+def batch_of(row: Mapping[str, Any]) -> float | None:
+    """What a trainer asks for, the mean over them, where batches grow."""
+    return mean_batch(row) if "trainers" in row else None
+
+
+def trainers_of(row: Mapping[str, Any]) -> float | None:
+    """How many trainers there are, where they may merge."""
+    return float(len(row["trainers"])) if "trainers" in row else None
+
+
+def exchange_curves(entries: Sequence[Entry]) -> list[Curve]:
+    """Exchanges so far against tokens, of each entry's first run; none unless some batches grow.
+
+    Beside each whose batches grow, what `batching.communications` expects of rounds that grow by
+    the run's own mean ratio.
+    """
+    if not any(adapts(entry.runs[0]) for entry in entries):
+        return []
+    curves = []
+    for entry in entries:
+        run = entry.runs[0]
+        made = np.cumsum([exchanges(row) for row in run.steps]).astype(float)
+        tokens = np.array([row["tokens"] for row in run.steps], float)
+        if not len(made) or made[-1] == 0:
+            continue
+        shown = np.unique(np.linspace(0, len(made) - 1, _WINDOWS).astype(int))
+        x = tokens[shown].tolist()
+        curves.append(Curve(entry.name, x, made[shown].tolist()))
+        if adapts(run):
+            ends = tokens[np.flatnonzero(np.diff(made, prepend=0.0))]
+            rounds = np.diff(ends, prepend=0.0)
+            ratio = max(1.0, measured_ratio(rounds.tolist()))
+            y = [communications(n, float(rounds[0]), ratio) for n in x]
+            curves.append(Curve(entry.name, x, y, theory=True))
+    return curves
+
+
+def rank_of(row: Mapping[str, Any]) -> float | None:
+    """The measured rank of a landing (methods that adapt to it)."""
+    return next((e["rank"] for e in row["events"] if e.get("rank") is not None), None)
+
+
+def staleness(entries: Sequence[Entry]) -> list[Stale]:
+    """Of every fragment of each entry's first run."""
+    found = []
+    for entry in entries:
+        by_fragment: dict[str, list[int]] = {}
+        for row in entry.runs[0].steps:
+            for event in row["events"]:
+                if event["kind"] == "land" and event["fragment"] >= 0:
+                    late = [s for s in event["staleness"] if s >= 0]
+                    by_fragment.setdefault(str(event["fragment"]), []).extend(late)
+        found += [
+            Stale(entry.name, fragment, min(late), float(np.mean(late)), max(late))
+            for fragment, late in sorted(by_fragment.items())
+            if late
+        ]
+    return found

@@ -1,0 +1,209 @@
+"""The HTML report: one file that opens without a network connection, in light and dark.
+
+Tables sort when a heading is clicked; runs are shown and hidden by the buttons at the top; points
+tell their numbers when pointed at.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.compare.columns import brief, columns
+from experiments.compare.costs import costs, mean_costs
+from experiments.compare.stats import estimate
+from experiments.progress import size, thousands
+from experiments.report.html_data import (
+    Entry,
+    batch_of,
+    bytes_at,
+    exchange_curves,
+    exchanges_at,
+    loss_curves,
+    rank_of,
+    staleness,
+    step_curves,
+    tokens_at,
+    trainers_of,
+    utilisation_curves,
+    virtual_at,
+)
+from experiments.report.html_page import page, section, table
+from experiments.report.html_svg import Axis, line_chart
+from experiments.report.html_timeline import legend, timeline
+from experiments.report.html_timeline import staleness as staleness_chart
+from experiments.report.virtual import PICTURE_STEPS, last_steps
+from experiments.runlog import RunLog, adapts, summarise
+from lowcomm_jax.network import Network
+
+_TOKENS = Axis("tokens, all regions", thousands)
+_BYTES = Axis("bytes sent per region", size, log=True)
+_SECONDS = Axis("virtual time", brief, log=True)
+_GBPS = Axis("Gbit/s of the slowest link", lambda v: f"{v:.3g}", log=True)
+_SHARE = Axis("utilisation", "{:.0%}".format, low=0.0, high=1.0)
+_PLAIN = "{:.3g}".format
+
+
+def write(
+    path: Path,
+    title: str,
+    about: Sequence[str],
+    entries: Sequence[Entry],
+    rows: Mapping[str, Mapping[str, Any]],
+    networks: Mapping[str, Network],
+    step_seconds: float | None,
+) -> None:
+    """Write the report.
+
+    Args:
+      path: of the file.
+      title: its heading; about: sentences below the table.
+      entries: what is plotted, in the order of its colours.
+      rows: name -> row of the table, as in compare.json's `variants`.
+      networks: name -> network that the runs are replayed on.
+      step_seconds: see `virtual.on_network`.
+    """
+    colour = {entry.name: number for number, entry in enumerate(entries)}
+    shown = columns(list(networks))
+    cells = {
+        name: [(column.text(row), column.value(row)) for column in shown.values()]
+        for name, row in rows.items()
+        if name in colour
+    }
+    headings = [heading.replace("- ", "") for heading in shown]
+    notes = "".join(f'<p class="dim">{html.escape(line)}</p>' for line in about)
+    sections = [table(headings, cells, colour), notes]
+    sections.append(_learning(entries, networks, step_seconds, colour))
+    for name, network in networks.items():
+        sections.append(_on_network(entries, name, network, step_seconds, colour))
+    if not networks:
+        text = "no network was named, so there is no virtual time here: give one, --network=lan"
+        sections.append(f'<p class="none">{text}</p>')
+    sections.append(_inside(entries, colour))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(title, _intro(entries), colour, sections), encoding="utf-8")
+
+
+def row_of(
+    run: RunLog, networks: Mapping[str, Network], step_seconds: float | None
+) -> dict[str, Any]:
+    """The row of a single run, complete or not."""
+    found = summarise(run)
+    return {
+        "loss": vars(estimate([found.loss])),
+        "tokens": found.tokens,
+        "bytes_sent": found.bytes_sent,
+        **mean_costs([costs(run, networks, step_seconds)], 1),
+    }
+
+
+def _intro(entries: Sequence[Entry]) -> str:
+    header = entries[0].runs[0].header
+    regions = "/".join(
+        dict.fromkeys(str(run.header["regions"]) for entry in entries for run in entry.runs)
+    )
+    text = (
+        f"{regions} regions, {header['params']:,} parameters, corpus {header['data']['corpus']}, "
+        f"{header['steps']} inner steps of {header['tokens_per_step']:,} tokens"
+    )
+    return f'<p class="dim">{html.escape(text)}</p>'
+
+
+def _learning(
+    entries: Sequence[Entry],
+    networks: Mapping[str, Network],
+    step_seconds: float | None,
+    colour: Mapping[str, int],
+) -> str:
+    """Loss against tokens, bytes, exchanges where they vary, and virtual time on every network."""
+    loss = _loss_axis(entries)
+    against = [
+        ("loss against tokens", _TOKENS, tokens_at),
+        ("loss against bytes", _BYTES, bytes_at),
+    ]
+    if any(adapts(entry.runs[0]) for entry in entries):
+        against.append(("loss against exchanges", Axis("exchanges so far", _PLAIN), exchanges_at))
+    for name, network in networks.items():
+        title = f"loss against virtual time on {name}"
+        against.append((title, _SECONDS, virtual_at(network, step_seconds)))
+    charts = [
+        line_chart(title, loss_curves(entries, x_of), axis, loss, colour)
+        for title, axis, x_of in against
+    ]
+    note = "Evaluation loss of the anchor, in nats per token; the first fall is cut off."
+    return section("Loss", charts, note)
+
+
+def _loss_axis(entries: Sequence[Entry]) -> Axis:
+    """From the lowest loss to the highest after a fifth of the run: the first fall is steep."""
+    curves = [c for c in loss_curves(entries, tokens_at) if len(c.x) > 1]
+    early = [next(y for x, y in zip(c.x, c.y) if x >= 0.2 * c.x[-1]) for c in curves]
+    low = min((min(c.y) for c in curves), default=None)
+    return Axis("eval loss", _PLAIN, low=low, high=max(early, default=None))
+
+
+def _on_network(
+    entries: Sequence[Entry],
+    name: str,
+    network: Network,
+    step_seconds: float | None,
+    colour: Mapping[str, int],
+) -> str:
+    use = utilisation_curves(entries, network, step_seconds)
+    lanes = [timeline(e.name, last_steps(e.runs[0], network, step_seconds)) for e in entries]
+    bars = section(
+        f"On the network {name}",
+        [line_chart("utilisation against bandwidth", use, _GBPS, _SHARE, colour), *lanes],
+        f"Slowest link {network.slowest_gbps:.3g} Gbit/s, longest delay "
+        f"{network.delay_RxR.max() * 1e3:.3g} ms. Utilisation is the share of the time that "
+        "regions compute; the curve replays the same events on links faster or slower by one "
+        f"factor. Timelines: the last {PICTURE_STEPS} inner steps, each with its own scale.",
+    )
+    return bars + legend()
+
+
+def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
+    """What the methods did: staleness, disagreement of the regions, ranks."""
+    figures = [staleness_chart(staleness(entries), colour)]
+    for title, label, value in (
+        ("disagreement of the regions", "distance from their mean", _disagreement),
+        ("codec error", "share of what was to be sent that is not read", _codec_error),
+        ("measured rank", "rank of the mean change", rank_of),
+        ("batch of a trainer", "sequences a region and step, asked for", batch_of),
+        ("trainers", "trainers of a region", trainers_of),
+    ):
+        curves = step_curves(entries, value)
+        if curves:
+            figures.append(line_chart(title, curves, _TOKENS, Axis(label, _PLAIN), colour))
+    growth = exchange_curves(entries)
+    if growth:
+        axis = Axis("exchanges so far", _PLAIN)
+        figures.append(line_chart("exchanges against tokens", growth, _TOKENS, axis, colour))
+    dashed = "Dashed: exchanges if every round were as many times larger as on average. "
+    return section(
+        "Inside the methods",
+        figures,
+        f"{dashed if growth else ''}"
+        "Disagreement: root mean square distance of the regions' weights from their mean, over "
+        "what was sent, at the moment of the send; a codec's error is part of it. Codec error: "
+        "||decoded - change|| / ||change||; with error feedback the residual is part of it.",
+    )
+
+
+def _codec_error(row: Mapping[str, Any]) -> float | None:
+    """Mean over the regions that sent and what they sent at this step."""
+    errors = [
+        error
+        for event in row["events"]
+        for error, took_part in zip(event.get("codec_error", ()), event["participants"])
+        if took_part
+    ]
+    return float(np.mean(errors)) if errors else None
+
+
+def _disagreement(row: Mapping[str, Any]) -> float | None:
+    return row["disagreement"]

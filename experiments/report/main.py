@@ -1,0 +1,239 @@
+"""Compare runs: a table and a picture from their metrics files.
+
+    python -m experiments report runs/a [runs/b ...] [--network=us_4_regions] [--html=report.html]
+
+With `--network` the runs' events are replayed on it: hours, utilisation and a timeline per run.
+`--html` writes everything into one page that opens without a network connection; `--csv` and
+`--json` write the numbers for other programs (a number a row, or everything).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.compare.columns import note
+from experiments.progress import duration, size
+from experiments.report import by_region, html_report
+from experiments.report.export_table import write_csv, write_json
+from experiments.report.html_data import Entry
+from experiments.report.virtual import Virtual, check, on_network
+from experiments.runlog import RunLog, Summary, read_run, summarise
+from experiments.workdir import CURVES
+from lowcomm_jax.network import BASELINE, Network
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show the runs of the command line; returns the exit code."""
+    options = Flags()
+    options.text("png", None, "where the picture goes (default beside the first run)")
+    options.text(
+        "network", None, "replay on a network: a preset's name, aws:A,B,... or a .yaml file"
+    )
+    options.real("step_seconds", None, "seconds of a region's inner step there (default: as here)")
+    options.text("html", None, "where to write the page, if anywhere")
+    options.text("csv", None, "where to write the numbers as a table, if anywhere")
+    options.text("json", None, "where to write all records, if anywhere")
+    values = options.values
+    folders = parse_flags("report", argv, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    if not folders:
+        raise RefusedError(["which runs? name their folders: report runs/a runs/b"], "report")
+    workdirs = [Path(folder) for folder in folders]
+    show(workdirs, Console(), values.png, values.network, values.step_seconds, values.html)
+    export(workdirs, {write_csv: values.csv, write_json: values.json})
+    return 0
+
+
+def export(workdirs: Sequence[Path], wanted: Mapping[Callable, str | None]) -> None:
+    """Write the runs with every writer that is given a path.
+
+    Raises:
+      RefusedError: a folder is named twice.
+    """
+    wanted = {write: Path(path) for write, path in wanted.items() if path is not None}
+    if wanted:
+        runs = dict(zip(unlike_names(workdirs), map(read_run, workdirs)))
+        for write, path in wanted.items():
+            write(runs, path)
+
+
+def show(
+    workdirs: Sequence[Path],
+    console: Console,
+    png: str | None = None,
+    network: str | None = None,
+    step_seconds: float | None = None,
+    page: str | None = None,
+) -> None:
+    """Print the table of the runs and draw their loss curves.
+
+    Raises:
+      RefusedError: lists every folder that holds no run.
+    """
+    from experiments.report.plots import loss_curves  # matplotlib is slow to import
+
+    runs, problems = [], []
+    for workdir in workdirs:
+        try:
+            runs.append(read_run(workdir))
+        except RefusedError as error:
+            problems += error.problems
+    if problems:
+        raise RefusedError(problems, "report")
+    links = check(runs, network, step_seconds) if network else None
+    console.print(table([summarise(run) for run in runs]))
+    for run in runs:
+        if regions := by_region.by_region(run):
+            console.print(by_region.table(run, regions))
+    documents = len(runs[0].eval_count)
+    console.print(
+        f"loss in nats per token on {documents} validation documents; ± is a 95 % interval over "
+        "documents, one seed. AllReduce: fp32 gradients exchanged at every step.",
+        highlight=False,
+    )
+    name = CURVES if len(runs) == 1 else "report.png"
+    picture = Path(png) if png else workdirs[0] / name
+    loss_curves(runs, picture)
+    console.print(f"loss curves: {picture}", highlight=False, soft_wrap=True)
+    if links is not None:
+        pictures = [workdir / "timeline.png" for workdir in workdirs]
+        replayed = [on_network(r, links, step_seconds, p) for r, p in zip(runs, pictures)]
+        console.print(virtual_table([run.name for run in runs], replayed))
+        console.print(f"{BASELINE}, on the same clock.", highlight=False)
+        for run in (run for run, virtual in zip(runs, replayed) if virtual.uneven):
+            console.print(
+                f"{run.name}: its regions step at different rates. With a network whose compute_s "
+                "says nothing of it, those that step more seldom wait for their peers.",
+                highlight=False,
+            )
+        for path in pictures:
+            console.print(f"timeline: {path}", highlight=False, soft_wrap=True)
+    if page is not None:
+        networks = {} if network is None or links is None else {network: links}
+        write_page(runs, workdirs, networks, step_seconds, Path(page))
+        console.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+
+def write_page(
+    runs: Sequence[RunLog],
+    workdirs: Sequence[Path],
+    networks: Mapping[str, Network],
+    step_seconds: float | None,
+    path: Path,
+) -> None:
+    """Write the HTML report of single runs."""
+    entries = [Entry(name, (run,)) for name, run in zip(unlike_names(workdirs), runs)]
+    documents = {tuple(run.eval_count.tolist()) for run in runs}
+    about = [
+        "± is a 95 % interval over the validation documents, one seed.",
+        note(list(networks), step_seconds, "its own machine's"),
+    ]
+    if len(documents) > 1:
+        about.append("The runs were evaluated on different documents: their losses do not compare.")
+    rows = {e.name: html_report.row_of(e.runs[0], networks, step_seconds) for e in entries}
+    html_report.write(path, "Runs", about, entries, rows, networks, step_seconds)
+
+
+def unlike_names(workdirs: Sequence[Path]) -> list[str]:
+    """The shortest parts of the folders' paths that tell them apart.
+
+    Raises:
+      RefusedError: a folder is named twice.
+    """
+    parts = [workdir.resolve().parts for workdir in workdirs]
+    while len(set(parts)) > 1 and len({p[-1] for p in parts}) == 1:
+        parts = [p[:-1] for p in parts]  # of a/seed0 and b/seed0 the second says nothing
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(p[-depth:]) for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise RefusedError([f"a folder is named twice: {', '.join(map(str, workdirs))}"], "report")
+
+
+def virtual_table(names: Sequence[str], replayed: Sequence[Virtual]) -> Table:
+    """What the runs would have cost on the network; one column a run."""
+    out = Table(box=box.SIMPLE_HEAD, title=f"on the network {replayed[0].network}")
+    out.add_column("")
+    for name in names:
+        out.add_column(name, justify="right")
+    for heading, cell in _VIRTUAL_ROWS.items():
+        out.add_row(heading, *(cell(virtual) for virtual in replayed))
+    return out
+
+
+def table(summaries: Sequence[Summary]) -> Table:
+    """One column a run, one row a number that some run has: a few runs fit a narrow terminal."""
+    out = Table(box=box.SIMPLE_HEAD)
+    out.add_column("")
+    for summary in summaries:
+        name = summary.name if summary.complete else f"{summary.name} (at step {summary.step})"
+        out.add_column(name, justify="right")
+    for heading, cell in _ROWS.items():
+        cells = [cell(summary) for summary in summaries]
+        if set(cells) != {"-"}:
+            out.add_row(heading, *cells)
+    if any(s.virtual_seconds is not None for s in summaries):
+        for heading, cell in _OWN_NETWORK_ROWS.items():
+            known = [s.virtual_seconds is not None for s in summaries]
+            out.add_row(heading, *(cell(s) if k else "-" for s, k in zip(summaries, known)))
+    return out
+
+
+def _loss(value: float | None, interval: float | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if interval is None else f"{value:.4f} ± {interval:.3f}"
+
+
+_VIRTUAL_ROWS = {
+    "seconds of a region's step": lambda v: f"{v.step_seconds:.3g}",
+    "wall-clock": lambda v: duration(v.clock.wall_s),
+    "utilisation": lambda v: f"{v.clock.utilisation:.1%}",
+    "waiting for bytes": lambda v: duration(float(v.clock.exposed_R.mean())),
+    "peak rate, Gbit/s": lambda v: f"{v.clock.peak_gbps_R.max():.3g}",
+    "AllReduce's wall-clock": lambda v: duration(v.allreduce_s),
+    "faster than AllReduce": lambda v: f"{v.allreduce_s / v.clock.wall_s:.3g}x",
+}
+
+_OWN_NETWORK_ROWS = {
+    "virtual time on its network": lambda s: duration(s.virtual_seconds),
+    "utilisation there": lambda s: f"{s.utilisation:.1%}",
+}
+
+_ROWS = {
+    "method": lambda s: s.method,
+    "eval loss, anchor": lambda s: _loss(s.loss, s.interval),
+    "best, at step": lambda s: "-" if s.best is None else f"{s.best:.4f}, {s.best_step}",
+    "eval loss, mean of regions": lambda s: _loss(s.mean_loss),
+    "single regions": lambda s: (
+        "-" if s.region_losses is None else "{:.4f} to {:.4f}".format(*s.region_losses)
+    ),
+    "variance of the anchors": lambda s: (
+        "-" if s.anchor_variance is None else f"{s.anchor_variance:.3g}"
+    ),
+    "its factor per round": lambda s: "-" if s.contraction is None else f"{s.contraction:.3f}",
+    "in theory, without gradients": lambda s: (
+        "-" if s.expected_contraction is None else f"{s.expected_contraction:.3f}"
+    ),
+    "tokens": lambda s: f"{s.tokens:,}",
+    "batch of a trainer": lambda s: "-" if s.batch is None else "{:.3g} to {:.3g}".format(*s.batch),
+    "trainers": lambda s: "-" if s.trainers is None else "{} to {}".format(*s.trainers),
+    "merges, undone": lambda s: "-" if s.merges is None else "{}, {}".format(*s.merges),
+    "exchanges": lambda s: "-" if s.batch is None else f"{s.exchanges} in {s.step} steps",
+    "time": lambda s: duration(s.seconds),
+    "tokens/s": lambda s: "-" if s.tokens_per_second is None else f"{s.tokens_per_second:,.0f}",
+    "sent per region": lambda s: size(s.bytes_sent),
+    "less than AllReduce": lambda s: "-" if s.compression is None else f"{s.compression:.3g}x",
+    "largest staleness": lambda s: "-" if s.staleness is None else f"{s.staleness} steps",
+    "regions that took part": lambda s: (
+        "-" if s.participation is None else f"{s.participation:.0%}"
+    ),
+}

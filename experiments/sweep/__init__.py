@@ -1,0 +1,1 @@
+"""Sweep fields of a config: `python -m experiments sweep`."""

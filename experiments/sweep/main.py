@@ -1,0 +1,54 @@
+"""Sweep fields of a config, on a grid or at random, and find the frontier of loss and cost.
+
+    python -m experiments sweep --config=configs/sweep/diloco_period.py --workdir=runs/s
+
+All points are runs of one comparison (experiments/compare/main.py), which interrupted or failed goes on
+where it stopped. Ends with the frontier: the points for which no other has both a lower loss and
+fewer bytes, or a lower loss and less virtual time. Writes sweep.csv and frontier.png beside the
+comparison's files. Fields: experiments/sweep/config.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.cli import RefusedError, load_config, problems_of
+from experiments.compare import main as compare
+from experiments.compare.config import comparison
+from experiments.config import plain
+from experiments.sweep.config import as_comparison
+from experiments.sweep.frontier import costs_of, picture, show, write_csv
+from experiments.sweep.space import points
+
+TABLE, PICTURE = "sweep.csv", "frontier.png"
+
+
+def main(config: Any, workdir: str | Path, console: Console | None = None) -> int:
+    """Train what is missing, then show and write the frontier; returns `compare.main`'s code.
+
+    Raises:
+      RefusedError: every violation, before any work starts.
+    """
+    console = console or Console()
+    fields = plain(config)
+    base, _ = load_config(fields["config"], [])
+    make = (base, fields["over"], fields["draws"], fields["draw_seed"])
+    found, problems = problems_of(lambda: points(*make))
+    if problems:
+        raise RefusedError(problems, "cannot sweep")
+    code = compare.main(comparison(**as_comparison(fields, found)), workdir, console)
+    file = Path(workdir) / compare.RESULT
+    if code not in (0, compare.EXIT_FAILED) or not file.is_file():
+        return code
+    result = json.loads(file.read_text(encoding="utf-8"))
+    costs = costs_of(result)
+    show(result, found, costs, console)
+    write_csv(result, found, costs, Path(workdir) / TABLE)
+    picture(result, costs, Path(workdir) / PICTURE)
+    names = f"{Path(workdir) / TABLE}, {Path(workdir) / PICTURE}"
+    console.print(f"written: {names}", highlight=False, soft_wrap=True)
+    return code

@@ -1,0 +1,161 @@
+"""The points of a sweep: a grid of values, or seeded random draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from experiments.cli import closest, override
+from experiments.cli import fields as field_names
+
+_RANGE = re.compile(r"(log|uniform)\(([^,()]+),([^,()]+)\)")
+MOST = 1000  # points: more is a slip of the pen
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepAxis:
+    """A field and what it may be: texts of values, or a range `(low, high)`, log or uniform."""
+
+    field: str
+    values: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+
+    def draw(self, rng: np.random.Generator) -> str:
+        """A random value, as text; of a range with three digits."""
+        if self.values:
+            return self.values[rng.integers(len(self.values))]
+        if self.log:
+            return f"{math.exp(rng.uniform(math.log(self.low), math.log(self.high))):.3g}"
+        return f"{rng.uniform(self.low, self.high):.3g}"
+
+
+def parse_axis(text: str) -> SweepAxis:
+    """Read `field=1,2,3`, `field=log(1e-4,1e-2)` or `field=uniform(0,1)`.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    field, equals, given = (part.strip() for part in text.partition("="))
+    if not equals or not field or not given:
+        raise ValueError(f"over: {text!r}: write field=value,value or field=log(low,high)")
+    found = _RANGE.fullmatch(given)
+    if not found:
+        values = tuple(value.strip() for value in given.split(","))
+        if not all(values) or len(set(values)) != len(values):
+            raise ValueError(f"over: {text!r}: give every value once, separated by commas")
+        return SweepAxis(field, values)
+    log, (low, high) = found[1] == "log", map(float, found.groups()[1:])
+    if not low < high or (log and low <= 0):
+        floor = "0 < low < high" if log else "low < high"
+        raise ValueError(f"over: {text!r}: {floor} is needed")
+    return SweepAxis(field, low=low, high=high, log=log)
+
+
+def points(
+    base: ml_collections.ConfigDict, over: Sequence[str], draws: int | None, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Every point by name: what differs from `base`, as nested dicts.
+
+    Args:
+      over: texts of `parse_axis`.
+      draws: random points, duplicates among them dropped; None = the whole grid.
+
+    Raises:
+      ValueError: all that is wrong, a line each.
+    """
+    axes, problems = [], []
+    for text in over:
+        try:
+            axes.append(parse_axis(text))
+        except ValueError as error:
+            problems.append(str(error))
+    problems += _axis_problems(base, axes, draws)
+    if problems:
+        raise ValueError("\n".join(f"- {line}" for line in problems))
+    if draws is None:
+        texts = list(itertools.product(*(axis.values for axis in axes)))
+    else:
+        rng = np.random.default_rng(seed)
+        texts = list(dict.fromkeys(tuple(a.draw(rng) for a in axes) for _ in range(draws)))
+    labels = _labels([axis.field for axis in axes])
+    found = {}
+    for values in texts:
+        name = "+".join(f"{k}={_plain(v)}" for k, v in zip(labels, values))
+        found[name], wrong = _changes(base, [a.field for a in axes], values)
+        problems += wrong
+    if problems:
+        raise ValueError("\n".join(f"- {line}" for line in dict.fromkeys(problems)))
+    return found
+
+
+def _axis_problems(base, axes: Sequence[SweepAxis], draws: int | None) -> list[str]:
+    known, names = field_names(base), [axis.field for axis in axes]
+    found = [] if axes else ["over: no field is given; name at least one, 'method.period=10,30'"]
+    found += [
+        f"over: {name!r} is no field of the config{closest(name, known)}"
+        for name in names
+        if name not in known
+    ]
+    found += [f"over: {name} is given twice" for name in set(names) if names.count(name) > 1]
+    if draws is None:
+        ranges = [axis.field for axis in axes if not axis.values]
+        found += [f"over: {name} is a range: a grid needs values, or set draws" for name in ranges]
+        count = math.prod(len(axis.values) for axis in axes)
+    else:
+        count = draws
+    if draws is not None and draws < 1:
+        found.append(f"draws={draws}: at least 1 is needed")
+    if count > MOST:
+        found.append(f"{count} points are more than {MOST}: use fewer values, or draws")
+    return found
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """The shortest ends of the field names that tell them apart."""
+    for depth in range(1, 1 + max(name.count(".") + 1 for name in names)):
+        short = ["_".join(name.split(".")[-depth:]) for name in names]
+        if len(set(short)) == len(short):
+            return short
+    raise AssertionError("unreachable: whole names differ")
+
+
+def _plain(text: str) -> str:
+    """A value as part of a folder's name, without dots, which the config's keys cannot hold."""
+    return re.sub(r"[^\w+=-]", "_", text)
+
+
+def _changes(
+    base: ml_collections.ConfigDict, names: Sequence[str], texts: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """One point as nested dicts, its values of the fields' own types, and what is wrong."""
+    config = ml_collections.ConfigDict(base)  # a copy; `override` checks types
+    problems = [override(config, *pair) for pair in zip(names, texts)]
+    changes: dict[str, Any] = {}
+    for name in names:
+        *parents, last = name.split(".")
+        here: Any = changes
+        value: Any = config
+        for parent in parents:
+            here, value = here.setdefault(parent, {}), value[parent]
+        here[last] = value[last]
+    return changes, [line.replace("--config.", "over: ") for line in problems if line]
+
+
+def settings(point: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted field -> value of a point."""
+    found = {}
+    for key, value in point.items():
+        if isinstance(value, Mapping):
+            found |= settings(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found

@@ -1,0 +1,1 @@
+"""Train a model in several regions: `python -m experiments train`."""

@@ -1,0 +1,127 @@
+"""From a checked job to the parts of a run: data, model, engine, starting weights, evaluator."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from experiments.cli import RefusedError, problems_of
+from experiments.faults.fault_hooks import ScriptedFaults
+from experiments.regions.exchange import open_exchange
+from experiments.regions.jobs import alone
+from experiments.train.evaluation import Evaluator
+from experiments.train.job import Job, abstract_params, make_engine, make_model
+from lowcomm_jax import AdaptiveEngine, Engine
+from lowcomm_jax.checkpoint.trainers import plain_engine
+from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
+from lowcomm_jax.models import Model, Pipeline
+from lowcomm_jax.optimizers import learning_rate
+from lowcomm_jax.params.layout import make_layout
+from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.sync import round_programs
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The parts of a run, ready to train.
+
+    Attributes:
+      model: in pipeline stages where the mesh has some.
+      exchange: with the other jobs; None where all regions are in this one.
+      rate_S: learning rate of every step.
+      mishaps: what this job does to its own payloads; None = nothing.
+    """
+
+    job: Job
+    model: Model | Pipeline
+    engine: Engine | AdaptiveEngine
+    exchange: JobExchange | None
+    data: TrainData
+    evaluation: EvalData
+    tokenizer: Tokenizer
+    rate_S: np.ndarray
+    mishaps: ScriptedFaults | None = None
+
+    def close(self, needed: bool = True) -> None:
+        """Leave the other jobs; `needed`: not before they have what only this one can give them."""
+        if self.exchange is not None:
+            self.exchange.close(**({} if needed else {"linger_s": 0.0}))
+
+    @property
+    def whole(self) -> Model:
+        """The model in one piece."""
+        return self.model.model if isinstance(self.model, Pipeline) else self.model
+
+    def in_stages(self, params: Any) -> Any:
+        """Parameters of the model in one piece, as `model` takes them."""
+        return self.model.layout.cut(params) if isinstance(self.model, Pipeline) else params
+
+    def in_one_piece(self, params: Any) -> Any:
+        """Inverse of `in_stages`."""
+        return self.model.layout.join(params) if isinstance(self.model, Pipeline) else params
+
+    def evaluator(self) -> Evaluator:
+        """The run's evaluator; puts its sequences on the devices."""
+        settings = self.job.config["eval"]
+        return Evaluator(
+            self.model,
+            self.evaluation,
+            self.job.mesh,
+            sequences=settings["sequences"],
+            batch=settings["batch"],
+            per_region=settings["per_region"],
+        )
+
+
+def assemble(job: Job) -> Run:
+    """Read the corpus and build the parts.
+
+    Raises:
+      RefusedError: what only the corpus, the tokenizer or the engine could tell.
+    """
+    loaded, problems = problems_of(lambda: load(job.data), "data.")
+    if problems:
+        raise RefusedError(problems)
+    train, evaluation, tokenizer = loaded
+    config = job.model
+    if not job.vocab_settled:
+        config = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
+    if config.vocab_size < tokenizer.size:
+        fix = f"use at least {tokenizer.size}, or leave it out"
+        raise RefusedError(
+            [f"model.vocab_size={config.vocab_size} is too small for {tokenizer.name}: {fix}"]
+        )
+    model = make_model(job, config)
+    mishaps = None
+    if job.faults and alone(job.config):
+        mishaps = ScriptedFaults(job.faults, job.config["region"])
+    exchange, problems = problems_of(lambda: open_exchange(job, mishaps), "rendezvous: ")
+    if problems:
+        raise RefusedError(problems)
+    engine, problems = problems_of(lambda: _engine_that_fits(job, model, exchange))
+    if problems:
+        raise RefusedError(problems)
+    steps = np.arange(job.steps)
+    return Run(
+        job=job,
+        model=model,
+        engine=engine,
+        exchange=exchange,
+        data=train,
+        evaluation=evaluation,
+        tokenizer=tokenizer,
+        rate_S=np.asarray(learning_rate(job.inner, job.steps)(steps)),
+        mishaps=mishaps,
+    )
+
+
+def _engine_that_fits(
+    job: Job, model: Model | Pipeline, exchange: JobExchange | None
+) -> Engine | AdaptiveEngine:
+    """The engine, once its programs for this model can be made (nothing is compiled)."""
+    engine = make_engine(job, model, exchange)
+    plain = plain_engine(engine)
+    round_programs.build(plain.config, make_layout(abstract_params(model), plain.roles))
+    return engine

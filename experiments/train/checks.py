@@ -1,0 +1,278 @@
+"""Checks of a training config, section by section; each returns what is wrong, with its fix."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.cli import closest, problems_of
+from experiments.config import base, plain
+from experiments.regions.jobs import alone
+from experiments.train.devices import FLAG
+from experiments.train.methods import METHODS
+from lowcomm_jax import make_mesh
+from lowcomm_jax.adaptive.checks import size_problems
+from lowcomm_jax.adaptive.lr_scaling import SCALINGS
+from lowcomm_jax.data import DataConfig, open_corpus
+from lowcomm_jax.data.corpora import Source
+from lowcomm_jax.mesh.regions import Regions, default_mesh
+from lowcomm_jax.methods import Method
+from lowcomm_jax.models import TransformerConfig, preset
+from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
+from lowcomm_jax.models.weights import config_from_llama
+from lowcomm_jax.sync.checks import virtual_clock
+from lowcomm_jax.sync.round_functions import OutlierGuard
+
+PROVISIONAL_VOCABULARY = 320  # until the tokenizer is open; nothing checked here depends on it
+
+
+def shape_problems(fields: Mapping[str, Any]) -> list[str]:
+    """Fields that are missing, unknown, or of another type than the defaults'."""
+    name = fields.get("method", {}).get("name") if isinstance(fields.get("method"), dict) else None
+    reference = plain(base(name if name in METHODS else "ddp"))
+
+    def walk(given: Mapping, known: Mapping, prefix: str) -> list[str]:
+        found = [
+            f"{prefix}{k}: unknown field{closest(k, list(known))}" for k in given if k not in known
+        ]
+        for key, default in known.items():
+            label = f"{prefix}{key}"
+            if key not in given:
+                found.append(f"{label} is missing: start from experiments.config.base")
+            elif isinstance(default, dict):
+                if not isinstance(given[key], Mapping):
+                    found.append(f"{label}={given[key]!r}: must be a section")
+                elif label != "method":  # its fields are the factory's, see `make_method`
+                    found += walk(given[key], default, f"{label}.")
+            elif not _same_type(given[key], default, optional=label == "inner.clip_norm"):
+                kind = type(default).__name__
+                found.append(f"{label}={given[key]!r}: must be of type {kind}, like {default!r}")
+        return found
+
+    return walk(fields, reference, "")
+
+
+def _same_type(value: Any, default: Any, optional: bool) -> bool:
+    if default is None or (optional and value is None):
+        return True
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, float):
+        return isinstance(value, float | int)
+    return isinstance(value, type(default))
+
+
+def number_problems(fields: Mapping[str, Any]) -> list[str]:
+    found = [
+        f"{name}={value}: at least 1 is needed"
+        for name, value in {
+            "regions": fields["regions"],
+            "batch": fields["batch"],
+            "accumulate": fields["accumulate"],
+            "block": fields["block"],
+            "eval.sequences": fields["eval"]["sequences"],
+            "eval.batch": fields["eval"]["batch"],
+            "log.every": fields["log"]["every"],
+            "checkpoint.keep_last": fields["checkpoint"]["keep_last"],
+        }.items()
+        if value < 1
+    ]
+    found += [
+        f"{name}={value}: give 0 (off) or a number of inner steps"
+        for name, value in {
+            "eval.every": fields["eval"]["every"],
+            "checkpoint.every": fields["checkpoint"]["every"],
+        }.items()
+        if value < 0
+    ]
+    if not 0 < fields["participation"] <= 1:
+        found.append(f"participation={fields['participation']}: a chance in (0, 1]")
+    if not 0 <= fields["seed"] < 1 << 31:
+        found.append(f"seed={fields['seed']}: give a whole number in [0, 2**31)")
+    for pattern in fields["frozen"]:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            found.append(f"frozen: {pattern!r} is no regular expression ({error})")
+    return found
+
+
+def count_steps(fields: Mapping[str, Any]) -> tuple[int, list[str]]:
+    steps, tokens = fields["steps"], fields["tokens"]
+    if tokens is None:
+        fix = "give steps, or tokens of all regions together"
+        return steps, [] if steps >= 1 else [f"steps={steps}: {fix}"]
+    if steps:
+        return steps, [f"steps={steps} and tokens={tokens}: give one (--config.steps=0 for tokens)"]
+    per_step = fields["regions"] * fields["batch"] * fields["data"]["seq_len"]
+    if tokens < 1:
+        return 0, [f"tokens={tokens}: at least 1 is needed"]
+    return math.ceil(tokens / max(per_step, 1)), []
+
+
+def data_config(fields: Mapping[str, Any]) -> tuple[DataConfig, list[str]]:
+    data = DataConfig(**fields["data"], seed=fields["seed"], regions=fields["regions"])
+    found = [line for line in data.violations() if not line.startswith(("regions=", "seed="))]
+    source = Source(data.corpus, data.text_column, data.topic_column, data.split)
+    found += open_corpus(source)[1]
+    return data, [f"data.{line}" for line in found]
+
+
+def model_config(fields: Mapping[str, Any]) -> tuple[TransformerConfig | None, bool, list[str]]:
+    """(the model's config or None, whether its vocabulary is settled, problems)."""
+    changes = {k: v for k, v in fields["model"].items() if v is not None}
+    name, start = changes.pop("preset"), changes.pop("init_from", None)
+    if start is not None and not Path(start, "checkpoints").is_dir():
+        described = Path(start, "config.json")
+        if not described.is_file():
+            fix = "give a folder with config.json and *.safetensors, or another run's workdir"
+            return None, True, [f"model.init_from={start!r}: {fix}"]
+        text = described.read_text(encoding="utf-8")
+        model, found = problems_of(
+            lambda: config_from_llama(json.loads(text), **changes), "model.init_from: "
+        )
+        return model, True, found
+    settled = "vocab_size" in changes
+    changes.setdefault("vocab_size", PROVISIONAL_VOCABULARY)
+    model, found = problems_of(lambda: preset(name, **changes), "model: ")
+    return model, settled, found
+
+
+def region_weights(fields: Mapping[str, Any]) -> tuple[str | tuple[float, ...], list[str]]:
+    text = fields["weights"]
+    if text in ("equal", "tokens"):
+        return text, []
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return text, [f"weights={text!r}: use equal, tokens, or one number per region: 0.5,0.2,0.3"]
+    if len(numbers) != fields["regions"] or min(numbers) < 0 or sum(numbers) <= 0:
+        fix = f"give {fields['regions']} numbers >= 0, one of them positive"
+        return numbers, [f"weights={text!r}: {fix}"]
+    return numbers, []
+
+
+def make_mesh_of(fields: Mapping[str, Any]) -> tuple[jax.sharding.Mesh | None, list[str]]:
+    shape, regions, devices = dict(fields["mesh"]), fields["regions"], jax.device_count()
+    negative = [f"mesh.{k}={v}: give 0 (automatic) or a number" for k, v in shape.items() if v < 0]
+    if negative or regions < 1:
+        return None, negative
+    regions = 1 if alone(fields) else regions
+    stage, tensor = max(shape["stage"], 1), max(shape["tensor"], 1)
+    if not shape["region"] and not shape["fsdp"] and stage * tensor == 1:
+        return default_mesh(regions), []
+    room = devices // (stage * tensor)
+    region = shape["region"] or math.gcd(regions, max(room // max(shape["fsdp"], 1), 1))
+    fsdp = shape["fsdp"] or max(room // region, 1)
+    mesh, found = problems_of(lambda: make_mesh(region, stage, fsdp, tensor), "mesh: ")
+    fix = f"XLA_FLAGS={FLAG}={region * stage * fsdp * tensor} cuts a processor into as many"
+    return mesh, [f"{line}; use a smaller mesh (mesh.stage=1), or {fix}" for line in found]
+
+
+def region_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -> list[str]:
+    """Guards, regions on the mesh, and batches that do not divide."""
+    found = [f"guards.{line}" for line in OutlierGuard(**fields["guards"]).violations()]
+    batch, accumulate = fields["batch"], fields["accumulate"]
+    if mesh is None or min(batch, accumulate, fields["regions"]) < 1:
+        return found
+    here = 1 if alone(fields) else fields["regions"]
+    found += Regions(here, mesh, fields["replicas"]).violations()
+    fsdp = mesh.shape["fsdp"]
+    if batch % accumulate:
+        found.append(f"batch={batch} does not divide into accumulate={accumulate} microbatches")
+    elif batch // accumulate % fsdp:
+        found.append(
+            f"batch={batch} in {accumulate} microbatch(es) does not divide over fsdp={fsdp} "
+            f"devices of a region: use a multiple of {accumulate * fsdp}, or --config.mesh.fsdp=1"
+        )
+    return found
+
+
+def microbatch_count(fields: Mapping[str, Any], fsdp: int) -> int:
+    """Microbatches in flight through the stages of a region."""
+    part = fields["batch"] // max(fields["accumulate"], 1)
+    return fields["microbatches"] or max(part // fsdp, 1)
+
+
+def stage_problems(
+    fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None, model: TransformerConfig | None
+) -> list[str]:
+    """Pipeline stages that do not fit the model, and microbatches that do not fit the batch."""
+    given = fields["microbatches"]
+    if given < 0:
+        return [f"microbatches={given}: give 0 (automatic) or a number"]
+    if fields["mesh"]["stage"] < 2:
+        fix = "they are for pipeline stages; use accumulate, or mesh.stage above 1"
+        found = [f"microbatches={given}: {fix}"] * (given > 0)
+        fix = "needs pipeline stages: set mesh.stage above 1"
+        found += [f"pipeline_schedule {fix}"] * (fields["pipeline_schedule"] != "gpipe")
+        return found + [f"random_routing {fix}"] * fields["random_routing"]
+    if mesh is None:
+        return []
+    fsdp, part = mesh.shape["fsdp"], fields["batch"] // max(fields["accumulate"], 1)
+    count = microbatch_count(fields, fsdp)
+    found = [
+        f"pipeline_schedule: {line}"
+        for line in schedule_problems(fields["pipeline_schedule"], fields["random_routing"])
+    ]
+    slots, regions = mesh.shape["region"], fields["regions"]
+    if fields["random_routing"] and slots != regions:
+        found.append(
+            f"random_routing: {regions} regions on {slots} slots of the mesh; each needs its own: "
+            f"set mesh.region={regions}"
+        )
+    if model is not None:
+        problems = pipeline_problems(model, mesh.shape["stage"], count)
+        found += [f"mesh.stage: {line}" for line in problems]
+    if part % (count * fsdp):
+        found.append(
+            f"batch={fields['batch']} in accumulate={fields['accumulate']} does not divide into "
+            f"microbatches={count} over fsdp={fsdp} devices: use a multiple of "
+            f"{count * fsdp * fields['accumulate']}"
+        )
+    return found
+
+
+def network_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
+    """A network that does not fit the regions, or one that is missing."""
+    if fields["network"] is None:
+        needed = method is not None and method.schedule.needs_network
+        fix = "name one, or give method.step_seconds and method.sync_seconds"
+        return [f"network is missing: method.gamma asks for its T_c and T_s; {fix}"] * needed
+    return virtual_clock(fields["network"], fields["regions"], 0)[1]
+
+
+def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
+    """Settings of growing batches that nothing would read, or that cannot work."""
+    if method is None:
+        return []
+    given = fields["adaptive"]
+    if not method.adapts:
+        unset = plain(base("ddp"))["adaptive"]
+        unused = [k for k, v in given.items() if v != unset[k]]
+        return [
+            f"adaptive.{key}={given[key]!r} has no effect: {method.name} has a fixed batch; leave "
+            "it out, or give method.inner_batching"
+            for key in unused
+        ]
+    found = size_problems(method, fields["regions"], given["largest_microbatch"], None)
+    if given["scaling"] not in SCALINGS:
+        found.append(f"scaling={given['scaling']!r}: use {', '.join(SCALINGS)}")
+    if given["memory_gb"] is not None and not given["memory_gb"] > 0:
+        found.append(f"memory_gb={given['memory_gb']}: give gigabytes of a device, above 0")
+    elif given["memory_gb"] is not None and given["largest_microbatch"] is not None:
+        found.append("largest_microbatch and memory_gb: give one of the two")
+    found = [f"adaptive.{line}" for line in found]
+    if fields["accumulate"] != 1:
+        fix = "the batch policy decides how batches are cut; leave it out"
+        found.append(f"accumulate={fields['accumulate']}: {fix}")
+    if fields["mesh"]["stage"] > 1:
+        fix = "stages need microbatches of one size, and these grow; use mesh.stage=1"
+        found.append(f"mesh.stage={fields['mesh']['stage']}: {fix}")
+    return found

@@ -1,0 +1,150 @@
+"""How a run goes forward: with batches of one size, or with trainers whose batches grow.
+
+Progress is counted in *nominal steps*, of `regions x batch` samples each: inner steps themselves
+where the batch is fixed. Evaluations, checkpoints, the learning-rate schedule and the end of a run
+go by them, so that runs are compared at equal tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from experiments.train.assemble import Run
+from experiments.train.stopping import Stopping
+from lowcomm_jax.adaptive.history import AdaptiveHistory
+from lowcomm_jax.adaptive.state import AdaptiveState
+from lowcomm_jax.history import History
+from lowcomm_jax.state.train_state import TrainState
+
+Participants = Callable[[int], Any] | None
+
+
+class Driver(Protocol):
+    """Trains a run's state.
+
+    Attributes:
+      waits: `advance` waits for what it trains, at least now and then: what it reports is read at
+        once, since it says nothing of the time that follows.
+    """
+
+    waits: bool
+
+    def progress(self, state: Any) -> int:
+        """Nominal steps done."""
+
+    def step(self, state: Any) -> int:
+        """Inner steps done."""
+
+    def advance(
+        self, state: Any, count: int, participants: Participants, stopping: Stopping
+    ) -> tuple[Any, Any]:
+        """Train `count` nominal steps, or until it is time to stop; returns (state, history)."""
+
+    def rate(self, row: Mapping[str, Any]) -> float:
+        """Learning rate of a step."""
+
+    def traffic(self, state: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes each region has sent and received, int64 `[R]`."""
+
+    def positions(self, state: Any) -> list[int] | dict[str, list[int]]:
+        """Samples used of every stream, for whoever reads a checkpoint."""
+
+
+class FixedDriver:
+    """One model, batches of one size, prepared ahead of their use."""
+
+    def __init__(self, run: Run, fetching: Callable[[], Any]):
+        """`fetching`: a context in which a batch is waited for."""
+        self._run, self._fetching = run, fetching
+        method = run.job.method
+        reads = method.rank_energy is not None or method.schedule.statistic != "none"
+        self.waits = reads or run.exchange is not None
+        self._batches: Iterator[Any] | None = None
+
+    def progress(self, state: TrainState) -> int:
+        return self.step(state)
+
+    def step(self, state: TrainState) -> int:
+        return int(state.counters.step)
+
+    def advance(self, state: TrainState, count: int, participants, stopping: Stopping):
+        if self._batches is None:
+            job, done = self._run.job, self.step(state)
+            left = job.steps - done
+            self._batches = self._run.data.batches(
+                done * job.batch, job.batch, steps=left, regions=job.here
+            )
+        batches = self._next_batches(state, count, stopping)
+        return self._run.engine.run(state, batches, participants)
+
+    def _next_batches(self, state: TrainState, count: int, stopping: Stopping) -> Iterator[Any]:
+        done = self.step(state)
+        for step in range(done, done + count):
+            if stopping.at(step, state):
+                return
+            if self._run.mishaps is not None:
+                self._run.mishaps.steps(step + 1)
+            with self._fetching():
+                batch = next(self._batches)
+            yield batch
+
+    def rate(self, row: Mapping[str, Any]) -> float:
+        return float(self._run.rate_S[row["step"] - 1])
+
+    def traffic(self, state: TrainState) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(state.counters.bytes_sent), np.array(state.counters.bytes_received)
+
+    def positions(self, state: TrainState) -> list[int]:
+        return [self.step(state) * self._run.job.batch] * len(self._run.job.here)
+
+
+class AdaptiveDriver:
+    """Trainers whose batches grow; samples are drawn as they are needed."""
+
+    waits = True
+
+    def __init__(
+        self, run: Run, fetching: Callable[[], Any], evaluate: Callable[[Any], float] | None
+    ):
+        """`fetching`: see `FixedDriver`; `evaluate`: loss of parameters, around merges."""
+        self._run, self._fetching, self._evaluate = run, fetching, evaluate
+        self._nominal = run.job.regions * run.job.batch
+
+    def progress(self, state: AdaptiveState) -> int:
+        return state.samples // self._nominal
+
+    def step(self, state: AdaptiveState) -> int:
+        return state.step
+
+    def advance(self, state: AdaptiveState, count: int, participants, stopping: Stopping):
+        del stopping  # looked at between chunks: trainers must not part in the middle of a step
+        goal = (self.progress(state) + count) * self._nominal
+        return self._run.engine.run(
+            state,
+            self._source,
+            samples=goal - state.samples,
+            participants=participants,
+            evaluate=self._evaluate,
+        )
+
+    def _source(self, trainer: int, start: int | np.ndarray, count: int) -> Any:
+        with self._fetching():
+            one = self._run.data.stage(start, 1, count, trainer=trainer)
+            return {name: value[0] for name, value in one.items()}
+
+    def rate(self, row: Mapping[str, Any]) -> float:
+        return self._run.job.inner.learning_rate * float(
+            np.mean([t["rate"] for t in row["trainers"].values()])
+        )
+
+    def traffic(self, state: AdaptiveState) -> tuple[np.ndarray, np.ndarray]:
+        return state.bytes_sent, state.bytes_received
+
+    def positions(self, state: AdaptiveState) -> dict[str, list[int]]:
+        return {str(number): t.used_R.tolist() for number, t in state.trainers.items()}
+
+
+AnyHistory = History | AdaptiveHistory

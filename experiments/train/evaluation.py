@@ -1,0 +1,157 @@
+"""Evaluation of the anchor and of the regions' mean on a fixed set of validation sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import lowcomm_jax as lc
+from lowcomm_jax.data import EvalData, per_document
+from lowcomm_jax.mesh.arrays import place
+from lowcomm_jax.mesh.regions import REGION
+from lowcomm_jax.models import Model, Pipeline
+from lowcomm_jax.state.train_state import TrainState
+
+# Validation sequences looked at when a few are chosen; bounds time and memory on large corpora.
+_LOOKED_AT = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Losses in nats per token.
+
+    Attributes:
+      anchor, mean: loss of the anchor and of the mean of the regions' weights.
+      regions: loss of every region's own weights; empty when not asked for.
+      anchor_variance: of the anchors over the regions (`lowcomm_jax.topology.consensus`); 0 when they share
+        one.
+      document_sum: summed loss of the anchor per document of the evaluation set.
+    """
+
+    anchor: float
+    mean: float
+    regions: tuple[float, ...]
+    anchor_variance: float
+    document_sum: np.ndarray
+
+
+class Evaluator:
+    """Evaluates states of one run; compiled once.
+
+    Attributes:
+      document, count: the documents of the evaluation set, and the targets each has in it.
+    """
+
+    def __init__(
+        self,
+        model: Model | Pipeline,
+        data: EvalData,
+        mesh: jax.sharding.Mesh,
+        *,
+        sequences: int,
+        batch: int,
+        per_region: bool,
+    ):
+        chosen = spread_sequences(data, sequences, batch)
+        self._document = chosen.pop("document")
+        by_document = per_document(np.zeros(self._document.shape), self._document)
+        self.document, self.count = by_document["document"], by_document["count"]
+        slots = (REGION, "fsdp")
+        devices = mesh.shape[REGION] * mesh.shape["fsdp"]
+        spec = P(None, slots) if batch % devices == 0 else P()
+        self._batches = place(chosen, NamedSharding(mesh, spec))
+        self._per_region = per_region
+        everywhere = NamedSharding(mesh, P())  # so that every process can read them
+        self._losses = jax.jit(
+            lambda state, batches: _losses(model, state, batches, per_region),
+            out_shardings=everywhere,
+        )
+        self._loss = jax.jit(
+            lambda params, batches: _loss(model, params, batches), out_shardings=everywhere
+        )
+
+    @property
+    def targets(self) -> int:
+        """Tokens predicted per set of weights."""
+        return int(self.count.sum())
+
+    def __call__(self, state: TrainState) -> Evaluation:
+        """Evaluate; waits for the device."""
+        losses, variance = self._losses(_weights_only(state), self._batches)
+        losses_MxNxBxT = np.asarray(losses)
+        kept = self._document >= 0
+        total = losses_MxNxBxT[:, kept].astype(np.float64).sum(axis=1) / self.targets
+        sums = per_document(losses_MxNxBxT[0], self._document)["sum"]
+        anchor, mean, *regions = total.tolist()
+        return Evaluation(anchor, mean, tuple(regions), float(variance), sums)
+
+    def loss(self, params: Any) -> float:
+        """Loss of any parameters on the same sequences; waits for the device."""
+        losses_NxBxT = np.asarray(self._loss(params, self._batches))
+        kept = self._document >= 0
+        return float(losses_NxBxT[kept].astype(np.float64).sum() / self.targets)
+
+
+def spread_sequences(data: EvalData, sequences: int, batch: int) -> dict[str, np.ndarray]:
+    """Take sequences at equal distances, so that few of them still touch many documents.
+
+    Returns:
+      {"tokens": int32 [n, B, T+1], "mask": float32 [n, B, T], "document": int32 [n, B, T]}; the
+      last batch is filled up with sequences of mask 0 and document -1.
+    """
+    block = min(len(data), _LOOKED_AT)
+    every = data.batches(block, 1)
+    count = min(sequences, block)
+    take = np.arange(count) * block // count
+    rows = -(-count // batch) * batch
+    fill = {"tokens": 0, "mask": 0, "document": -1}
+    out = {}
+    for name, values in every.items():
+        chosen = values[0][take]
+        padding = np.full((rows - count, *chosen.shape[1:]), fill[name], chosen.dtype)
+        out[name] = np.concatenate([chosen, padding]).reshape(-1, batch, *chosen.shape[1:])
+    return out
+
+
+def _weights_only(state: TrainState) -> TrainState:
+    """The state without what changes its structure over time: one compilation serves all steps."""
+    return state.replace(
+        outer=(), codec=(), landing=(), in_flight={}, inner=dataclasses.replace(state.inner, opt=())
+    )
+
+
+def _losses(
+    model: Model | Pipeline, state: TrainState, batches: Any, per_region: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Loss of every target, float32 `[M, n, B, T]`: anchor, mean of regions, then the regions.
+
+    Beside them the variance of the anchors.
+    """
+    regions = lc.region_params(state)
+    stack = [lc.global_params(state), jax.tree.map(lambda x: x.mean(axis=0), regions)]
+    weights = jax.tree.map(lambda a, b: jnp.stack([a, b.astype(a.dtype)]), *stack)
+    if per_region:
+        weights = jax.tree.map(
+            lambda w, r: jnp.concatenate([w, r.astype(w.dtype)]), weights, regions
+        )
+
+    losses = jax.lax.map(lambda params: _loss(model, params, batches), weights)
+    return losses, lc.consensus.variance(state)
+
+
+def _loss(model: Model, params: Any, batches: Any) -> jax.Array:
+    """Loss of every target, float32 `[n, B, T]`, one batch after the other."""
+
+    def one(batch):
+        logits = model.logits(params, batch["tokens"][:, :-1])
+        ce = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])
+        return ce * batch["mask"]
+
+    return jax.lax.map(one, batches)

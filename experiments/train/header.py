@@ -1,0 +1,75 @@
+"""The first record of a metrics file: what a run is, on what it ran, what everything cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import math
+import os
+import platform
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.metrics import VERSION
+from experiments.train.assemble import Run
+from lowcomm_jax.checkpoint.trainers import State, one_of, plain_engine
+from lowcomm_jax.exchange import two_shot
+from lowcomm_jax.models import Pipeline
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def header(run: Run, state: State) -> dict[str, Any]:
+    """Describe a run that is about to start."""
+    job, seq_len = run.job, run.job.data.seq_len
+    programs = plain_engine(run.engine).sync_loop(one_of(state)).programs
+    shapes = programs.step.layout.train_shapes().values()
+    trained = sum(math.prod(leaf.shape) for leaf in shapes)
+    allreduce = two_shot(4 * trained, np.ones(job.regions, bool)).sent
+    fragments = programs.fragments
+    payloads = [programs.exchange.nbytes(fragments.like(p)) for p in range(len(fragments))]
+    return {
+        "kind": "header",
+        "version": VERSION,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "method": job.method.name,
+        "config": job.config,
+        "steps": job.steps,
+        "regions": job.regions,
+        "here": job.here,
+        "tokens_per_step": job.tokens_per_step,
+        "params": run.model.param_count,
+        "trained_params": trained,
+        "flops_per_token": run.model.flops_per_token(seq_len),
+        "pipeline": run.model.report() if isinstance(run.model, Pipeline) else None,
+        "fragment_bytes": payloads,
+        "allreduce_bytes_per_step": int(allreduce[0]),
+        "consensus": job.method.consensus and dataclasses.asdict(job.method.consensus),
+        "data": run.data.summary,
+        "data_identity": run.data.identity,
+        "began": run.mishaps and run.mishaps.began,
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The machine, in a few words and numbers."""
+    device = jax.devices()[0]
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "backend": jax.default_backend(),
+        "device": device.device_kind,
+        "devices": jax.device_count(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide numbers."""
+    return {"python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in _PACKAGES
+    }

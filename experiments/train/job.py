@@ -1,0 +1,160 @@
+"""From a config to a job: everything checked, nothing started.
+
+`resolve` finds every violation that is visible without reading the corpus and refuses them all in
+one message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.faults.checks import Faults
+from experiments.regions.jobs import alone
+from experiments.train import checks
+from lowcomm_jax import AdaptiveEngine, Engine
+from lowcomm_jax.data import DataConfig
+from lowcomm_jax.methods import Method
+from lowcomm_jax.models import Model, Pipeline, TransformerConfig, build
+from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
+from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.runtime.connect import JobExchange
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A checked training run.
+
+    Attributes:
+      config: the config as plain dicts.
+      workdir: where everything is written.
+      steps: inner steps; tokens of all regions are `steps * tokens_per_step`.
+      model: the transformer; `vocab_size` is provisional unless the config or the starting
+        weights give it (`vocab_settled`).
+      data, method, inner, mesh: what the sections describe.
+      weights: `equal`, `tokens` or numbers.
+      faults: simulated ones, those a real job must do to itself, or what happened to some.
+    """
+
+    config: dict[str, Any]
+    workdir: Path
+    steps: int
+    model: TransformerConfig
+    vocab_settled: bool
+    data: DataConfig
+    method: Method
+    inner: InnerConfig
+    mesh: jax.sharding.Mesh
+    weights: str | tuple[float, ...]
+    faults: Faults = ()
+
+    @property
+    def regions(self) -> int:
+        return self.config["regions"]
+
+    @property
+    def here(self) -> list[int]:
+        """Numbers of the regions that this job trains."""
+        return [self.config["region"]] if alone(self.config) else list(range(self.regions))
+
+    @property
+    def batch(self) -> int:
+        return self.config["batch"]
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.regions * self.batch * self.data.seq_len
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches in flight through the stages of a region."""
+        return checks.microbatch_count(self.config, self.mesh.shape["fsdp"])
+
+    def roles(self, name: str, leaf: Any) -> str:
+        """`frozen` for the leaves a regex of the config names, else `train`."""
+        del leaf
+        return "frozen" if any(re.search(p, name) for p in self.config["frozen"]) else "train"
+
+
+def make_model(job: Job, config: TransformerConfig) -> Model | Pipeline:
+    """The model of a job with this config, in stages where the mesh has some."""
+    if job.mesh.shape["stage"] == 1:
+        return build(config)
+    routed, schedule = job.config["random_routing"], job.config["pipeline_schedule"]
+    seed = job.config["seed"]
+    return Pipeline(build(config), job.mesh, job.microbatches, routed, schedule, seed)
+
+
+def abstract_params(model: Model | Pipeline) -> Any:
+    """Shapes of the model's parameters."""
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def stacked_prefixes(model: Model | Pipeline) -> tuple[str, ...]:
+    """Path prefixes of leaves with a leading layer axis."""
+    return ("blocks",) if model.config.layer_loop == "scan" else ()
+
+
+def make_engine(
+    job: Job, model: Model | Pipeline, exchange: JobExchange | None = None
+) -> Engine | AdaptiveEngine:
+    """The engine of a job; nothing is compiled yet.
+
+    Args:
+      exchange: of `between.open_exchange`.
+
+    Raises:
+      ValueError: everything the engine refuses.
+    """
+    stacked = stacked_prefixes(model)
+    layout = model.specs(abstract_params(model), dict(job.mesh.shape))
+    specs = {
+        path_name(path): spec for path, spec in jax.tree_util.tree_flatten_with_path(layout)[0]
+    }
+    guards = job.config["guards"]
+    make, settings, inner = Engine, {"accumulate": job.config["accumulate"]}, job.inner
+    if exchange is not None:
+        settings["exchange"] = exchange
+    if job.config["random_routing"]:
+        settings["hops"] = model.hops
+    if job.method.adapts:
+        make, settings = AdaptiveEngine, _adaptive_settings(job)
+        inner = dataclasses.replace(inner, schedule="constant", warmup_steps=0)
+    return make(
+        model.loss_fn,
+        make_optimizer(inner, job.steps, stacked),
+        job.method,
+        job.regions,
+        mesh=job.mesh,
+        network=job.config["network"],
+        replicas=job.config["replicas"],
+        seed=job.config["seed"],
+        roles=job.roles,
+        weights=job.weights if isinstance(job.weights, str) else np.array(job.weights),
+        specs=lambda name, leaf: specs[name],
+        stacked=stacked,
+        outlier_factor=guards["outlier_factor"],
+        max_update_norm=guards["max_update_norm"],
+        block=job.config["block"],
+        offload=job.config["offload"],
+        **settings,
+    )
+
+
+def _adaptive_settings(job: Job) -> dict[str, Any]:
+    """What only an `AdaptiveEngine` takes; the schedule counts tokens as nominal steps."""
+    given, nominal = job.config["adaptive"], job.regions * job.batch
+    rate, peak = learning_rate(job.inner, job.steps), job.inner.learning_rate
+    return {
+        "schedule": lambda samples: rate(samples / nominal) / peak,
+        "scaling": given["scaling"],
+        "reference_batch": job.batch,
+        "largest_microbatch": given["largest_microbatch"],
+        "memory": given["memory_gb"] and int(given["memory_gb"] * 1e9),
+        "stack_trainers": given["stack_trainers"],
+    }

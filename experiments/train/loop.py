@@ -1,0 +1,257 @@
+"""The training loop: chunks of steps, records written one chunk late, evaluations, checkpoints.
+
+The device always has the next chunk to work on while the host reads what the last one reported;
+no step waits for the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+from experiments.faults.simulated import Simulated
+from experiments.metrics import MetricsLog
+from experiments.progress import Display, Now
+from experiments.train.assemble import Run
+from experiments.train.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver
+from experiments.train.evaluation import Evaluation, Evaluator
+from experiments.train.records import StepRecords
+from experiments.train.stopping import Stopping
+from experiments.workdir import identity
+from lowcomm_jax.adaptive.state import AdaptiveState
+from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.interrupt import Interrupt
+from lowcomm_jax.network import clock_state, restore_clock
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.state.train_state import TrainState
+
+BEST = "anchor"  # the metric the best checkpoint is chosen by
+PHASES = ("data", "dispatch", "wait", "eval", "checkpoint")
+
+
+class Loop:
+    """Trains one run from where its state stands.
+
+    Attributes:
+      state: the current training state.
+      evaluation: the last one made; None before the first.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        state: TrainState | AdaptiveState,
+        evaluator: Evaluator,
+        log: MetricsLog,
+        checkpoints: Checkpoints,
+        display: Display,
+    ):
+        self.run, self.state, self.log = run, state, log
+        self.evaluator, self.checkpoints, self.display = evaluator, checkpoints, display
+        self.driver = _driver(run, evaluator, lambda: self._phase("data"))
+        self.records = StepRecords(len(run.job.here), self.driver.rate)
+        self.faults = Simulated(run, state)
+        self.evaluation: Evaluation | None = None
+        self._evaluated_at = -1
+        self._timed = False
+        self._shown = self.progress, 0.0
+        self._spent = dict.fromkeys(PHASES, 0.0)
+        self._unread: tuple[AnyHistory, int] | None = None  # and the progress after it
+        self._started = self._mark = time.perf_counter()
+
+    @property
+    def step(self) -> int:
+        """Inner steps done."""
+        return self.driver.step(self.state)
+
+    @property
+    def progress(self) -> int:
+        """Nominal steps done (`drivers`)."""
+        return self.driver.progress(self.state)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of the run, pauses between restarts left out."""
+        return time.perf_counter() - self._started
+
+    def restore(self, extra: dict[str, Any]) -> None:
+        """Take over the host's counts from a checkpoint."""
+        self.records.restore(extra["records"])
+        self._started -= extra["seconds"]
+        self._shown = self.progress, extra["seconds"]
+        if self.run.engine.clock is not None:
+            restore_clock(self.run.engine.clock, extra["clock"])
+
+    def train(self) -> bool:
+        """Train to the last step, or until a signal; returns whether the run is complete."""
+        job = self.run.job
+        with Interrupt() as interrupt:
+            stopping = Stopping(self.run, interrupt)
+            if self.step == 0:
+                self._evaluate()
+            while self.progress < job.steps and not stopping.at(self.step, self.state):
+                self._chunk(stopping)
+            if self.progress < job.steps:
+                self._read()
+                self._save()
+                return False
+            self._finish()
+        return True
+
+    # -- a chunk --------------------------------------------------------------------------------
+
+    def _chunk(self, stopping: Stopping) -> None:
+        """Train up to the next step at which something is due."""
+        config, steps, done = self.run.job.config, self.run.job.steps, self.progress
+        every = {k: config[k]["every"] for k in ("log", "eval", "checkpoint")}
+        target = min(steps, *(_next(done, n) for n in every.values() if n))
+        target = self.faults.begin(done, target)
+        with self._phase("dispatch"):
+            before = self._spent["data"]
+            self.state, history = self.driver.advance(
+                self.state, target - done, self.faults.participants, stopping
+            )
+            self.state = self.faults.end(self.progress, self.state)
+            fetched = self._spent["data"] - before
+        self._spent["dispatch"] -= fetched
+        self._read()
+        self._unread = history, self.progress
+        if self.driver.waits:
+            self._read()
+        if self.progress >= steps or stopping.at(self.step, self.state):
+            return
+        if every["eval"] and self.progress >= _next(done, every["eval"]):
+            self._read()
+            self._evaluate()
+        due = every["checkpoint"] and self.progress >= _next(done, every["checkpoint"])
+        if due or stopping.begins():
+            self._read()
+            self._save()
+
+    # -- what is written ------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Fetch and write what the last chunk reported; waits until the device has done it."""
+        unread, self._unread = self._unread, None
+        if unread is None or not len(unread[0]):
+            return
+        history, done = unread
+        with self._phase("wait"):
+            rows = list(history.rows())
+        now, started = time.perf_counter(), self._started
+        records = self.records.make(iter(rows), len(rows), self._mark - started, now - started)
+        self._mark = now
+        self.log.write([*records, self._interval(len(rows), records[-1])])
+        last, steps = records[-1], self.run.job.steps
+        pace = (last["seconds"] - self._shown[1]) / max(done - self._shown[0], 1)
+        self._shown = done, last["seconds"]
+        self.display.update(
+            Now(
+                step=done,
+                steps=steps,
+                loss=last["loss_mean"],
+                eval_loss=self.evaluation and self.evaluation.anchor,
+                tokens_per_second=last["tokens_per_second"],
+                bytes_sent=float(self.records.sent.mean()),
+                # The first interval compiles: its pace foretells nothing.
+                seconds_left=pace * (steps - done) if self._timed else None,
+            )
+        )
+        self._timed = True
+
+    def _interval(self, steps: int, last: dict[str, Any]) -> dict[str, Any]:
+        phases = {name: round(spent, 5) for name, spent in self._spent.items()}
+        self._spent = dict.fromkeys(PHASES, 0.0)
+        return {
+            "kind": "interval",
+            "step": last["step"],
+            "steps": steps,
+            "seconds": last["seconds"],
+            "phases": phases,
+        }
+
+    def _evaluate(self, final: bool = False) -> None:
+        with self._phase("eval"):
+            self.evaluation = found = self.evaluator(self.state.whole())
+            self._evaluated_at = self.step
+        record = {
+            "kind": "eval",
+            "step": self.step,
+            "tokens": self.records.tokens,
+            "seconds": round(self.seconds, 4),
+            "final": final,
+            "anchor": found.anchor,
+            "mean_of_regions": found.mean,
+            "document_sum": [round(x, 4) for x in found.document_sum.tolist()],
+        }
+        if found.regions:
+            record["regions"] = list(found.regions)
+        if self.run.exchange is not None and self.state.counters.behind:
+            record["behind"] = int(self.state.counters.behind)
+        if self.run.job.method.anchors == "per_region":
+            record["anchor_variance"] = found.anchor_variance
+        self.log.write([record])
+        self._mark = time.perf_counter()
+
+    def _save(self, finished: bool = False) -> None:
+        with self._phase("checkpoint"):
+            self.log.sync()
+            extra = {
+                "records": self.records.state(),
+                "seconds": self.seconds,
+                "positions": self.driver.positions(self.state),
+                "data_identity": self.run.data.identity,
+                "finished": finished,
+            }
+            if self.run.engine.clock is not None:
+                extra["clock"] = clock_state(self.run.engine.clock)
+            fresh = self._evaluated_at == self.step
+            self.checkpoints.save(
+                self.state,
+                extra=extra,
+                config=identity(self.run.job.config),
+                metrics={BEST: self.evaluation.anchor} if fresh else {},
+                method=self.run.job.method,
+            )
+        self._mark = time.perf_counter()
+
+    def _finish(self) -> None:
+        """Land what is in flight, synchronise once more, and judge the result."""
+        self._read()
+        self.state = self.run.engine.finish(self.state, **self.faults.at_the_end)
+        self.records.sent, self.records.received = self.driver.traffic(self.state)
+        self._evaluate(final=True)
+        end = {
+            "kind": "end",
+            "step": self.step,
+            "tokens": self.records.tokens,
+            "seconds": round(self.seconds, 4),
+            "bytes_sent": self.records.sent.tolist(),
+            "bytes_received": self.records.received.tolist(),
+        }
+        if self.run.engine.clock is not None:
+            end["virtual"] = self.run.engine.clock.report().as_dict()
+        self.log.write([end])
+        self._save(finished=True)
+        if self.run.exchange is not None:
+            rejoin.serve(self.run.engine, self.state)
+
+    @contextmanager
+    def _phase(self, name: str):
+        started = time.perf_counter()
+        yield
+        self._spent[name] += time.perf_counter() - started
+
+
+def _next(step: int, every: int) -> int:
+    """The first multiple of `every` after `step`."""
+    return (step // every + 1) * every
+
+
+def _driver(run: Run, evaluator: Evaluator, fetching: Callable[[], Any]) -> Driver:
+    if not run.job.method.adapts:
+        return FixedDriver(run, fetching)
+    several = run.job.method.trainers is not None
+    return AdaptiveDriver(run, fetching, evaluator.loss if several else None)

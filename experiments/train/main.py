@@ -1,0 +1,284 @@
+"""Train a model in several regions.
+
+    python -m experiments train --config=configs/diloco.py --config.steps=2000 --workdir=runs/a
+
+Every field of experiments/config.py can be overridden with --config.FIELD=VALUE. SIGTERM or SIGINT
+(Ctrl-C) finishes the step, saves, and exits with code 75; the same command then continues. One of
+several jobs saves, too, and goes on to a step at which all stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from experiments import compile_cache
+from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.faults import origin
+from experiments.faults.landings import Landings
+from experiments.progress import Display, open_display, size
+from experiments.regions import distributed
+from experiments.regions.rejoin_counts import carry_on
+from experiments.report import main as report
+from experiments.train.assemble import Run, assemble
+from experiments.train.evaluation import Evaluator
+from experiments.train.header import header
+from experiments.train.job import Job, abstract_params
+from experiments.train.loop import BEST, Loop
+from experiments.train.resolve import resolve
+from experiments.train.starting import starting_params
+from experiments.train.writers import open_log
+from experiments.workdir import CHECKPOINTS, identity, write_config
+from lowcomm_jax.checkpoint import Checkpoints, DamagedError
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED, InterruptedBeforeError, raised
+from lowcomm_jax.mesh.leader import ProcessLostError, leader
+from lowcomm_jax.mesh.stages import bubble
+from lowcomm_jax.models import Pipeline
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.runtime.errors import Lost, Parted, StoreUnavailable
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train as the command line says; returns the exit code."""
+    path, overrides, others = split_config(argv)
+    options = Flags()
+    options.text("workdir", None, "folder of the run (default runs/METHOD)")
+    options.text(
+        "compile_cache",
+        None,
+        "folder of compiled programs, or off (default: xla in the cache folder)",
+    )
+    options.switch("quiet", "no progress, only the report")
+    values = options.values
+    rest = parse_flags("train", others, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    if path is None:
+        raise RefusedError(["which method? give --config=configs/diloco.py (or another)"], "train")
+    config, problems = load_config(path, overrides)
+    problems += [f"unexpected argument {argument!r}" for argument in rest]
+    workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
+    distributed.start(config)
+    try:
+        job = resolve(config, workdir)
+    except RefusedError as error:
+        job, problems = None, problems + error.problems
+    try:
+        distributed.refuse(problems)
+        compile_cache.enable(values.compile_cache)
+        console = Console(quiet=not leader().leads)
+        complete = train_and_heal(job, console, values.quiet or not leader().leads)
+    except ProcessLostError as error:
+        distributed.end(error)
+    if not complete:
+        console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
+        return EXIT_INTERRUPTED
+    if len(job.here) < job.regions:
+        console.print(f"region {job.here[0]} is done ({job.workdir})", highlight=False)
+    else:
+        report.show([job.workdir], console)
+    return 0
+
+
+def train_and_heal(job: Job, console: Console, quiet: bool = False) -> bool:
+    """`train`; a region comes back with the others' state where its own has become useless: its
+    anchor does not hold, or it was cut off for so long that a payload it has to land is gone.
+    """
+    while True:
+        try:
+            return train(job, console, quiet)
+        except (Lost, Parted) as error:
+            if not getattr(error, "heals", True):
+                raise
+            console.print(f"{error}; it comes back", highlight=False, soft_wrap=True)
+
+
+def train(job: Job, console: Console, quiet: bool = False, display: Display | None = None) -> bool:
+    """Train a job from its start or its newest checkpoint; returns whether it is complete.
+
+    Args:
+      quiet: print no progress.
+      display: shows the progress instead of the console, which then only hears of trouble.
+
+    Raises:
+      RefusedError: what only the corpus, the weights or the checkpoints could tell.
+    """
+    quiet = quiet or display is not None
+    if job.mesh.shape["stage"] > job.microbatches:
+        console.print(f"warning: {_idle(job)}", highlight=False, soft_wrap=True)
+    if not quiet:
+        console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
+    with leader().together():
+        run = assemble(job)
+        distributed.insist_on_the_same(config=identity(job.config), corpus=run.data.identity)
+    if leader().leads:
+        write_config(job.workdir, job.config)
+    keep = job.config["checkpoint"]
+    checkpoints = Checkpoints(
+        job.workdir / CHECKPOINTS,
+        keep_last=keep["keep_last"],
+        keep_best=BEST if keep["keep_best"] else None,
+    )
+    with contextlib.closing(checkpoints), _closing(run), leader().together():
+        restored = _restore(run, checkpoints)
+        if restored is not None and restored.extra["finished"]:
+            console.print(f"{job.workdir} is complete (step {restored.step})", highlight=False)
+            return True
+        step = 0 if restored is None else restored.step
+        if not quiet:
+            describe(run, step, console)
+        for damaged, reason in restored.skipped if restored else ():
+            console.print(f"checkpoint of step {damaged} is left out: {reason}", highlight=False)
+        state = run.engine.init(starting_params(run)) if restored is None else restored.state
+        evaluator = run.evaluator()
+        try:
+            with raised(), leader().together():
+                state = _meet(run, state, restored, evaluator, console, quiet)
+        except InterruptedBeforeError:
+            return False
+        display = display or open_display(console, job.steps, quiet)
+        with contextlib.closing(display):
+            complete = _loop(run, state, restored, evaluator, checkpoints, display)
+        if not complete and run.exchange is not None:
+            run.exchange.pause()
+        return complete
+
+
+@contextlib.contextmanager
+def _closing(run: Run) -> Iterator[None]:
+    """Leave the others at last: at once if they have gone on without this region."""
+    needed = True
+    try:
+        yield
+    except Lost:
+        needed = False
+        raise
+    finally:
+        run.close(needed)
+
+
+def _meet(run: Run, state, restored, evaluator: Evaluator, console: Console, quiet: bool):
+    """Meet the jobs of the other regions, if this is one of several; returns the state to train.
+
+    Raises:
+      RefusedError: they do not appear, or are of another run.
+    """
+    job, exchange = run.job, run.exchange
+    if exchange is None:
+        return state
+    if not quiet:
+        console.print(f"region {exchange.region} waits for the others ...", highlight=False)
+    try:
+        exchange.join(job.config["wait_minutes"] * 60, state.counters.settled)
+    except (ValueError, TimeoutError, StoreUnavailable) as error:
+        raise RefusedError([str(error)], "cannot meet the other regions") from error
+    if run.mishaps is not None:
+        run.mishaps.began = origin.agreed(exchange, job.workdir)
+    landings = Landings(run.engine.sync_loop(state), job.workdir, exchange.region, exchange.epoch)
+    if exchange.awaited:
+        landings.begin(state.counters.settled)
+        if restored is not None:
+            run.engine.reconnect(state)
+        return state
+    evaluator(state)  # compiled now, not while the others wait for this region
+    batch = next(run.data.batches(0, job.batch, steps=1, regions=job.here, prefetch=0))
+    state = rejoin.enter(run.engine, state, batch)
+    step = int(state.counters.step)
+    landings.came(step, restored and restored.step)
+    if not quiet:
+        console.print(f"came into the run at step {step}", highlight=False)
+    return state
+
+
+def _idle(job: Job) -> str:
+    count, few = job.mesh.shape["stage"], job.microbatches
+    return (
+        f"{few} microbatches for {count} stages: each is idle {bubble(count, few):.0%} of the "
+        "time; raise config.microbatches, or the batch"
+    )
+
+
+def _loop(
+    run: Run,
+    state,
+    restored,
+    evaluator: Evaluator,
+    checkpoints: Checkpoints,
+    display: Display,
+) -> bool:
+    extra = restored and restored.extra
+    step = restored.step if restored else -1
+    late = run.exchange is not None and int(state.counters.step) > max(step, 0)
+    if late:
+        step = int(state.counters.step)
+    with contextlib.closing(open_log(run.job, step)) as log:
+        if late:
+            newest = leader().told("newest record", lambda: log.newest)
+            state, extra = carry_on(state, newest, extra)
+        if not log.begun:
+            log.write([header(run, state), _eval_set(evaluator)])
+        if extra is not None:
+            log.write([{"kind": "resume", "step": step}])
+        loop = Loop(run, state, evaluator, log, checkpoints, display)
+        if extra is not None:
+            loop.restore(extra)
+        complete = loop.train()
+        checkpoints.wait()
+    return complete
+
+
+def _restore(run: Run, checkpoints: Checkpoints):
+    """The newest usable checkpoint, or None; the samples to come must be those it was saved for."""
+    try:
+        restored = checkpoints.restore(
+            run.engine, abstract_params(run.model), config=identity(run.job.config)
+        )
+    except (ValueError, DamagedError) as error:
+        raise RefusedError([str(error)], str(run.job.workdir)) from error
+    if restored is not None and restored.extra["data_identity"] != run.data.identity:
+        raise RefusedError(
+            ["the corpus has changed since the checkpoint: use another --workdir"],
+            str(run.job.workdir),
+        )
+    return restored
+
+
+def _eval_set(evaluator) -> dict:
+    return {
+        "kind": "eval_set",
+        "document": evaluator.document.tolist(),
+        "count": evaluator.count.tolist(),
+    }
+
+
+def describe(run: Run, step: int, console: Console) -> None:
+    """Say in a few lines what is about to be trained."""
+    job, summary = run.job, run.data.summary
+    devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    if job.mesh.size > 1:
+        devices += ", mesh " + ", ".join(f"{k} {v}" for k, v in job.mesh.shape.items())
+    lines = [
+        f"model    {run.model.param_count:,} parameters, {run.tokenizer.name} tokens, "
+        f"vocabulary {run.model.config.vocab_size}",
+        f"corpus   {summary['corpus']}: {summary['documents']:,} documents, "
+        f"{size(summary['bytes'])}, {summary['tokens']:,} tokens",
+        f"method   {job.method.name}, {job.regions} regions, {job.batch} x {job.data.seq_len} "
+        "tokens a region and step",
+        f"devices  {devices}",
+        f"run      {job.steps} steps, {job.steps * job.tokens_per_step:,} tokens, in {job.workdir}",
+    ]
+    if isinstance(run.model, Pipeline):
+        lines.append(
+            "stages   {stages} of {blocks_per_stage} blocks, {microbatches} microbatches "
+            "({schedule}): bubble {bubble:.1%}, padding {padding:.1%} of the parameters".format(
+                **run.model.report()
+            )
+        )
+    if step:
+        lines.append(f"continues after step {step}")
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)

@@ -1,0 +1,103 @@
+"""From a config to a job: everything checked, nothing started."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.cli import RefusedError, problems_of
+from experiments.config import plain
+from experiments.faults.checks import faults
+from experiments.regions.jobs import between_problems
+from experiments.train import checks, devices
+from experiments.train.job import Job, abstract_params, make_model, stacked_prefixes
+from experiments.train.methods import make_method
+from experiments.train.writers import missing_packages
+from experiments.workdir import workdir_problems
+from lowcomm_jax.models import build
+from lowcomm_jax.optimizers import InnerConfig
+from lowcomm_jax.params.fragments import partition, path_name
+from lowcomm_jax.params.layout import make_layout
+
+
+def resolve(config: Any, workdir: str | Path) -> Job:
+    """Check a config and its work directory.
+
+    The first call also settles how many devices a processor is cut into (`devices.provide`).
+
+    Raises:
+      RefusedError: every violation, each with its fix.
+    """
+    fields = plain(config)
+    problems = checks.shape_problems(fields)
+    if problems:
+        raise RefusedError(problems)
+    devices.provide(fields["mesh"], fields["processes"])
+    problems = checks.number_problems(fields)
+    steps, found = checks.count_steps(fields)
+    problems += found
+    data, found = checks.data_config(fields)
+    problems += found
+    model, settled, found = checks.model_config(fields)
+    problems += found
+    if model is not None and fields["mesh"]["stage"] > 1 and model.layer_loop == "auto":
+        model = dataclasses.replace(model, layer_loop="scan")
+    stacked = () if model is None else stacked_prefixes(build(model))
+    method, found = make_method(fields["method"], stacked, fields["seed"])
+    problems += found
+    weights, found = checks.region_weights(fields)
+    problems += found
+    inner = InnerConfig(**fields["inner"])
+    problems += missing_packages(fields["log"])
+    problems += [f"inner.{line}" for line in inner.violations(steps if steps > 0 else 1 << 62)]
+    mesh, found = checks.make_mesh_of(fields)
+    problems += found
+    if model is not None and model.max_seq_len < fields["data"]["seq_len"]:
+        problems.append(
+            f"data.seq_len={fields['data']['seq_len']} is longer than the model is meant for: use "
+            f"at most {model.max_seq_len}, or raise model.max_seq_len"
+        )
+    struck, found = faults(fields, steps, method)
+    problems += found
+    job = Job(
+        fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, struck
+    )
+    problems += checks.region_problems(fields, mesh) + checks.network_problems(fields, method)
+    problems += checks.adaptive_problems(fields, method) + between_problems(fields, method)
+    unstaged = checks.stage_problems(fields, mesh, model)
+    problems += unstaged
+    if method is not None and mesh is not None and not unstaged:
+        problems += _method_problems(job)
+    problems += workdir_problems(job.workdir, fields)
+    if problems:
+        raise RefusedError(problems)
+    return job
+
+
+def _method_problems(job: Job) -> list[str]:
+    """What the method refuses, and fragments that do not fit the parameters."""
+    found = [f"method.{line}" for line in job.method.violations(max(job.regions, 1))]
+    if job.model is None:
+        return found
+    model = make_model(job, job.model)
+    shapes = abstract_params(model)
+    names = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
+    try:
+        found += [
+            f"frozen: {pattern!r} matches no parameter; names look like {names[0]!r}"
+            for pattern in job.config["frozen"]
+            if not any(re.search(pattern, name) for name in names)
+        ]
+    except re.error:
+        return found  # reported by `checks.number_problems`
+    layout, more = problems_of(lambda: make_layout(shapes, job.roles), "frozen: ")
+    if layout is None or job.method.schedule.fragments < 1:
+        return found + more
+    trained, method = layout.select(shapes, "train"), job.method
+    stacked, stages = stacked_prefixes(model), job.mesh.shape["stage"]
+    cut = (method.schedule.fragments, method.pattern, method.rest, stacked, stages)
+    return found + problems_of(lambda: partition(trained, *cut), "method: ")[1]

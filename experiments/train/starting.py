@@ -1,0 +1,47 @@
+"""The weights a run starts from: drawn, read from files, or another run's anchor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.cli import RefusedError, problems_of
+from experiments.train.assemble import Run
+from experiments.train.job import abstract_params
+from experiments.trained.anchor import load_trained
+from lowcomm_jax.models.model import Model
+from lowcomm_jax.models.weights import load_llama
+
+
+def starting_params(run: Run) -> Any:
+    """Weights of step 0: drawn from the seed, or those `model.init_from` names.
+
+    Raises:
+      RefusedError: the given weights do not fit the model.
+    """
+    start = run.job.config["model"]["init_from"]
+    if start is None:
+        return jax.jit(run.model.init)(jax.random.key(run.job.config["seed"]))
+    if Path(start, "checkpoints").is_dir():
+        return run.in_stages(_anchor_that_fits(run.whole, start))
+    changes = {
+        k: v
+        for k, v in run.job.config["model"].items()
+        if v is not None and k not in ("preset", "init_from")
+    }
+    changes["layer_loop"] = run.job.model.layer_loop
+    loaded, problems = problems_of(lambda: load_llama(start, **changes), "model.init_from: ")
+    if problems:
+        raise RefusedError(problems)
+    return run.in_stages(loaded[1])
+
+
+def _anchor_that_fits(model: Model, workdir: str) -> Any:
+    trained = load_trained(Path(workdir))
+    wanted = jax.tree.map(lambda x: (x.shape, x.dtype), abstract_params(model))
+    if jax.tree.map(lambda x: (x.shape, x.dtype), trained.params) != wanted:
+        fix = "that run trained another model; give its model settings"
+        raise RefusedError([f"model.init_from={workdir!r}: {fix}"])
+    return trained.params

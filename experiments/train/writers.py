@@ -1,0 +1,198 @@
+"""Where a run's records go: metrics.jsonl always; TensorBoard, Weights & Biases and Prometheus if
+asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from experiments.cli import RefusedError
+from experiments.metrics import MetricsLog
+from experiments.report.export_table import numbers
+from experiments.workdir import METRICS
+from lowcomm_jax.mesh.leader import leader
+
+if TYPE_CHECKING:
+    from experiments.train.job import Job
+
+TENSORBOARD = "tensorboard"  # folder in the work directory
+_PACKAGES = {
+    "tensorboard": "tensorboardX",
+    "wandb": "wandb",
+    "prometheus": "prometheus_client",
+}
+_SHOWN = ("step", "eval")
+
+
+class Writer(Protocol):
+    """Takes numbers as they are measured."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Take one record of kind step or eval."""
+
+    def close(self) -> None:
+        """Return once everything is written."""
+
+
+class AllLogs:
+    """The metrics file, and what else listens; see `MetricsLog`."""
+
+    def __init__(self, file: MetricsLog, writers: Sequence[Writer]):
+        self._file, self._writers = file, writers
+        self.begun, self.newest = file.begun, file.newest
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        records = list(records)
+        self._file.write(records)
+        for record in (r for r in records if r["kind"] in _SHOWN):
+            for writer in self._writers:
+                writer.write(record)
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        for closes in (self._file, *self._writers):
+            closes.close()
+
+
+class NoLog:
+    """Of a process that leaves writing to the first one of its job."""
+
+    begun, newest = True, None
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """At once."""
+
+    def close(self) -> None:
+        """At once."""
+
+
+def missing_packages(settings: Mapping[str, Any]) -> list[str]:
+    """What is asked for in the config's `log` section and not installed, a line each."""
+    return [
+        f"log.{name}: the package {package} is missing: pip install 'lowcomm_jax[{name}]'"
+        for name, package in _PACKAGES.items()
+        if settings[name] and importlib.util.find_spec(package) is None
+    ]
+
+
+def open_log(job: Job, step: int) -> AllLogs | NoLog:
+    """Open everything that a run's records go to.
+
+    Args:
+      step: the run goes on after this step; what was written of later ones is dropped where the
+        writer can; -1 = it starts.
+    """
+    if not leader().leads:
+        return NoLog()
+    file, settings, writers = MetricsLog(job.workdir / METRICS, step), job.config["log"], []
+    if settings["tensorboard"]:
+        writers.append(_TensorBoard(job.workdir / TENSORBOARD, step))
+    if settings["wandb"]:
+        writers.append(_WeightsAndBiases(settings["wandb"], job.workdir, job.config))
+    if settings["prometheus"]:
+        # Jobs of several regions may share a machine.
+        first = job.config["region"] or 0
+        writers.append(_Prometheus(settings["prometheus"] + first, first))
+    return AllLogs(file, writers)
+
+
+def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """`eval/anchor`, `step/loss/region0`, ...: every number of a record by name."""
+    kind = record["kind"]
+    named = {
+        f"{kind}/{metric}" + ("" if region == "" else f"/region{region}"): value
+        for region, metric, value in numbers(record)
+    }
+    return {name: float(value) for name, value in named.items() if value is not None}
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, step: int):
+        from tensorboardX import SummaryWriter
+
+        # Event files cannot be cut: the reader is told to forget what comes after.
+        self._writer = SummaryWriter(str(folder), purge_step=step + 1 if step >= 0 else None)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        for name, value in _scalars(record).items():
+            self._writer.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    """Steps that a continued run repeats are dropped by the service, which takes each once."""
+
+    def __init__(self, project: str, workdir: Path, config: Mapping[str, Any]):
+        import wandb
+
+        # The same folder is the same run, so that a continued one goes on in it.
+        name = hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:12]
+        self._run = wandb.init(
+            project=project,
+            dir=str(workdir),
+            id=name,
+            name=workdir.name,
+            resume="allow",
+            config=dict(config),
+        )
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._run.log(_scalars(record), step=record["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Prometheus:
+    """The newest value of every number as a gauge, `lowcomm_step_loss{region="0"}`, over HTTP.
+
+    Raises:
+      RefusedError: the port is taken.
+    """
+
+    def __init__(self, port: int, first: int):
+        """`first`: the lowest region of this job."""
+        import prometheus_client
+
+        self._first = first
+
+        self._gauge = prometheus_client.Gauge
+        self._registry = prometheus_client.CollectorRegistry()
+        self._gauges: dict[str, Any] = {}
+        try:
+            started = prometheus_client.start_http_server(port, registry=self._registry)
+        except OSError as error:
+            raise RefusedError([f"log.prometheus: port {port}: {error}"]) from error
+        self._server, self._thread = started
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        kind = record["kind"]
+        self._set(f"lowcomm_{kind}_number", "", record["step"])
+        for region, metric, value in numbers(record):
+            if value is not None:
+                label = "" if region == "" else str(region + self._first)
+                self._set(f"lowcomm_{kind}_{metric}", label, float(value))
+
+    def _set(self, name: str, region: str, value: float) -> None:
+        name = re.sub(r"[^a-zA-Z0-9_]", "_", name)
+        if name not in self._gauges:
+            about = "newest value; region is empty where it is one of all"
+            self._gauges[name] = self._gauge(name, about, ["region"], registry=self._registry)
+        self._gauges[name].labels(region).set(value)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

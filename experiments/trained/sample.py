@@ -1,0 +1,88 @@
+"""Print text from a trained run.
+
+python -m experiments sample --workdir=runs/a --prompt="def "
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from experiments import compile_cache
+from experiments.cli import Flags, RefusedError, parse_flags, problems_of, show_help
+from experiments.trained.anchor import Trained, load_trained
+
+
+def main(argv: Sequence[str]) -> int:
+    """Sample as the command line says; returns the exit code."""
+    options = Flags()
+    options.text("workdir", None, "folder of the run")
+    options.text("prompt", "def ", "text to continue")
+    options.whole("length", None, "tokens to add (default: to the trained length)")
+    options.real("temperature", 0.8, "0 takes the likeliest token")
+    options.whole("top_k", None, "draw among so many likeliest tokens only")
+    options.whole("count", 1, "how many texts")
+    options.whole("seed", 0, "of the draws")
+    values = options.values
+    rest = parse_flags("sample", argv, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    problems = [f"unexpected argument {argument!r}" for argument in rest]
+    if values.workdir is None:
+        problems.append("which run? give --workdir=runs/...")
+    if values.count < 1:
+        problems.append(f"--count={values.count}: at least 1 is needed")
+    if problems:
+        raise RefusedError(problems, "sample")
+    compile_cache.enable(None)
+    trained = load_trained(Path(values.workdir))
+    for i in range(values.count):
+        if i:
+            print("-" * 20)
+        print(
+            sample(
+                trained,
+                values.prompt,
+                length=values.length,
+                temperature=values.temperature,
+                top_k=values.top_k,
+                seed=values.seed + i,
+            )
+        )
+    return 0
+
+
+def sample(
+    trained: Trained,
+    prompt: str,
+    *,
+    length: int | None = None,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> str:
+    """Continue a prompt; returns it with its continuation, up to the end of the document.
+
+    Raises:
+      RefusedError: an empty prompt, or one too long, or settings out of range.
+    """
+    tokenizer, model = trained.run.tokenizer, trained.run.whole
+    # Documents start behind the end token of the one before them.
+    prompt_P = jnp.asarray([tokenizer.eos_id, *tokenizer.encode(prompt)], jnp.int32)
+    if length is None:
+        length = max(1, trained.run.job.data.seq_len - prompt_P.size)
+    tokens, problems = problems_of(
+        lambda: model.generate(
+            trained.params, prompt_P, length, jax.random.key(seed), temperature, top_k
+        )
+    )
+    if problems:
+        raise RefusedError(problems, "sample")
+    added = tokens[prompt_P.size :].tolist()
+    if tokenizer.eos_id in added:
+        added = added[: added.index(tokenizer.eos_id)]
+    return tokenizer.decode([*prompt_P[1:].tolist(), *added])

@@ -1,0 +1,92 @@
+r"""Learning rates that know how many samples were consumed, and how large the batch is.
+
+$$\theta \leftarrow \theta + s(N) \cdot f(b / b_0) \cdot u$$
+
+with u the inner optimizer's update (at its own, peak learning rate), s the schedule over the
+samples N that all trainers of all regions have consumed, f = 1, the square root or the identity,
+b the batch of a region's step and b_0 the batch that the peak was chosen for. It is the last stage
+of the inner optimizer, so that decoupled weight decay scales along, as with any learning rate.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from lowcomm_jax.state.train_state import TrainState, with_inner
+
+Schedule = Callable[[jax.Array], jax.Array]
+Scaling = Literal["none", "sqrt", "linear"]
+SCALINGS: dict[str, Callable[[float], float]] = {
+    "none": lambda ratio: 1.0,
+    "sqrt": math.sqrt,
+    "linear": float,
+}
+
+
+class PaceState(NamedTuple):
+    """Where the run stands, set anew by the host whenever the pace changes (`set_pace`).
+
+    Attributes:
+      samples: int32, consumed by all trainers of all regions before this step.
+      per_step: int32, that they consume together at a step.
+      scale: float32, f(b / b_0).
+    """
+
+    samples: jax.Array
+    per_step: jax.Array
+    scale: jax.Array
+
+
+def paced(schedule: Schedule | None = None) -> optax.GradientTransformation:
+    """Scale updates by schedule(samples) and by the state's `scale`; None = no schedule."""
+
+    def init(params):
+        del params
+        return PaceState(jnp.int32(0), jnp.int32(0), jnp.float32(1))
+
+    def update(updates, state, params=None):
+        del params
+        factor = factor_at(schedule, state.samples, state.scale)
+        scaled = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
+        return scaled, state._replace(samples=state.samples + state.per_step)
+
+    return optax.GradientTransformation(init, update)
+
+
+def factor_at(schedule: Schedule | None, samples: jax.Array, scale: jax.Array) -> jax.Array:
+    """The factor of the update, float32, in the shape of `samples`."""
+    if schedule is None:
+        return jnp.broadcast_to(scale, jnp.shape(samples))
+    return scale * jnp.asarray(schedule(samples), jnp.float32)
+
+
+class Factors:
+    """The factors of a round's steps, for people to read; compiled once."""
+
+    def __init__(self, schedule: Schedule | None, period: int):
+        self._steps = np.arange(period, dtype=np.int32)
+        self._at = jax.jit(functools.partial(factor_at, schedule))
+
+    def __call__(self, samples: int, per_step: int, scale: float, count: int) -> np.ndarray:
+        """float32 `[count]`, count <= period; `samples` are those before the first of the steps."""
+        samples_S = np.int32(samples) + self._steps * np.int32(per_step)
+        return np.asarray(self._at(samples_S, np.float32(scale)))[:count]
+
+
+def set_pace(state: TrainState, samples: int, per_step: int, scale: float) -> TrainState:
+    """Tell the last stage of the inner optimizer where the run stands."""
+    *stages, pace = state.inner.opt
+
+    def fill(old: jax.Array, value: float) -> jax.Array:
+        return jax.device_put(np.full(old.shape, value, old.dtype), old.sharding)
+
+    new = PaceState(*(fill(old, v) for old, v in zip(pace, (samples, per_step, scale))))
+    return with_inner(state, opt=(*stages, new))

@@ -1,0 +1,309 @@
+"""Measure how far microbatch gradients spread, for batch policies (`batching.Statistics`).
+
+A program of its own, so that inner steps pay nothing for it. All gradients are taken at one point,
+the anchor, and in two passes: the mean, then the deviations from it. Subtracting ||gbar||^2 from
+||g_j||^2 would need one pass and lose the difference in fp32. A measurement of M microbatches costs
+a region 2 M forward and backward passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.adaptive.plans import StepPlan
+from lowcomm_jax.adaptive.state import Trainer
+from lowcomm_jax.batching import BatchPolicy, Scope, Statistics, pooled
+from lowcomm_jax.engine import Engine, participants_mask
+from lowcomm_jax.exchange import Traffic, all_gather, two_shot
+from lowcomm_jax.history import Event
+from lowcomm_jax.mesh.offload import unstow
+from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.sync.checks import microbatch_problems, refuse_microbatches
+from lowcomm_jax.sync.initial_state import anchor_axis
+from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.train import batch_blocks
+from lowcomm_jax.train.batch_blocks import BlockStager, batch_size
+
+PyTree = Any
+SCALARS = ("gbar2", "spread", "along")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What the regions measured, still on the device; `statistics` waits for it.
+
+    Attributes:
+      values_R: float32 `[R]` by name, see `batching.pooled`.
+      scope, microbatches, samples: of the probe, and of a microbatch.
+      takes_part_R: bool `[R]`.
+    """
+
+    values_R: dict[str, jax.Array]
+    scope: Scope
+    microbatches: int
+    samples: int
+    takes_part_R: np.ndarray
+
+    def statistics(self) -> Statistics:
+        """Reduced over the regions that took part; the same numbers in every region."""
+        values_R = {k: np.asarray(v) for k, v in self.values_R.items()}
+        return pooled(values_R, self.scope, self.microbatches, self.samples, self.takes_part_R)
+
+
+class Probe:
+    """Measures gradients of an engine's regions.
+
+    Args:
+      engine: whose loss, regions and mesh are used.
+      count: M, microbatches of each region.
+      scope: `within`: deviations from each region's own mean; three scalars a region travel.
+        `across`: deviations from the mean over regions, which is reduced first.
+    """
+
+    def __init__(self, engine: Engine, count: int, scope: Scope = "within"):
+        self.engine = engine
+        self.count = count
+        self.scope = scope
+        self._programs: dict[Any, Any] = {}
+
+    def measure(
+        self,
+        state: TrainState,
+        batch: PyTree,
+        microbatch: int,
+        participants: Sequence[bool] | None = None,
+    ) -> Measurement:
+        """Start a measurement at the anchor; nothing waits for it.
+
+        Args:
+          state: is only read.
+          batch: host batch of M microbatches, leaves `[R, M * microbatch, ...]`.
+          microbatch: m, samples of a microbatch; another m compiles (`warm`).
+          participants: bool `[R]`: whose gradients count; None = all.
+
+        Raises:
+          ValueError: a batch of another size, or microbatches the engine cannot run.
+        """
+        refuse_microbatches(microbatch_problems(self.engine.config, [microbatch]))
+        needed, size = self.count * microbatch, batch_size(batch)
+        if size != needed:
+            raise ValueError(
+                f"a probe of {self.count} microbatches of {microbatch} needs {needed} samples a "
+                f"region, the batch has {size}"
+            )
+        stage = BlockStager([batch], self.count, microbatch).take(1)
+        part_R = participants_mask(participants, self.engine.regions.count)
+        values_R = self._program(state)(
+            state.anchor,
+            state.inner.buffers,
+            state.inner.step,
+            state.frozen,
+            self.engine.place(stage.batches),
+            self.engine.region_ids,
+            part_R.astype(np.float32),
+        )
+        return Measurement(values_R, self.scope, self.count, microbatch, part_R)
+
+    def warm(self, state: TrainState, batch: PyTree, sizes: Sequence[int]) -> None:
+        """Compile for microbatches of `sizes`; runs each once. `batch` as in `Engine.warm`."""
+        for size in sizes:
+            samples = self.count * size
+            self.measure(state, batch_blocks.repeated(batch, samples), size)
+
+    def samples(self, microbatch: int) -> int:
+        """Samples of a region that go forward and backward per measurement, both passes."""
+        return 2 * self.count * microbatch
+
+    def traffic(self, state: TrainState, participants: Sequence[bool] | None = None) -> Traffic:
+        """Bytes of a measurement between regions.
+
+        Three fp32 scalars a region; `across` before them one dense fp32 reduction of a gradient.
+        """
+        part_R = participants_mask(participants, self.engine.regions.count)
+        scalars = all_gather(4 * len(SCALARS), part_R)
+        if self.scope == "within":
+            return scalars
+        elements = sum(x.size // x.shape[0] for x in state.anchor.values())
+        return two_shot(4 * elements, part_R).plus(scalars)
+
+    def events(self, state: TrainState, participants: Sequence[bool] | None = None) -> list[Event]:
+        """The measurement's traffic as a blocking exchange, for `network.follow`.
+
+        Its fragment is -1, since it carries none.
+        """
+        step = int(state.counters.step)
+        traffic = self.traffic(state, participants)
+        mask = traffic.sent > 0
+        send = Event.of_send(step, -1, f"probe@{step}", mask, traffic, {})
+        return [send, Event.of_landing(step, -1, send.key, mask, 0, {})]
+
+    def _program(self, state: TrainState):
+        if state.layout not in self._programs:
+            programs = self.engine.sync_loop(state).programs
+            program = make_probe_program(programs, self.scope)
+            self._programs[state.layout] = jax.jit(program)
+        return self._programs[state.layout]
+
+
+def make_probe_program(programs: RoundPrograms, scope: Scope):
+    """Build the program of a measurement, not yet jitted.
+
+    Returns:
+      `(anchor, buffers, step_R, frozen, batches, region_ids, weight_R) -> {name: float32 [R]}`
+      with batch leaves `[R, M, m, ...]`.
+    """
+    regions, step = programs.config.regions, programs.step
+    anchor_in = 0 if anchor_axis(programs)[1] else None
+    dtypes = {name: like.dtype for name, like in step.layout.train_shapes().items()}
+
+    def gradients(anchor, buffers, at, frozen, batches, region):
+        """`j -> gradient` of microbatch j, fp32."""
+        point = unstow(anchor) if anchor_in == 0 else _first(unstow(anchor))
+        params = {k: x.astype(dtypes[k]) for k, x in point.items()}
+        rng = step.rng(region, at)
+
+        def one(j):
+            batch = jax.tree.map(lambda x: x[j], batches)
+            grads, _, _ = step.gradients(params, buffers, frozen, batch, jax.random.fold_in(rng, j))
+            return {k: g.astype(jnp.float32) for k, g in grads.items()}
+
+        return one, jax.tree.leaves(batches)[0].shape[0]
+
+    def mean(*given):
+        one, count = gradients(*given)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0))
+        total = jax.lax.fori_loop(0, count, lambda j, t: jax.tree.map(jnp.add, t, one(j)), zeros)
+        return jax.tree.map(lambda x: x / count, total)
+
+    def spread(gbar, *given):
+        one, count = gradients(*given)
+        gbar2 = _inner(gbar, gbar)
+        scale = jnp.where(gbar2 > 0, 1.0 / jnp.where(gbar2 > 0, gbar2, 1.0), 0.0)
+
+        def body(j, sums):
+            away = jax.tree.map(jnp.subtract, one(j), gbar)
+            return sums[0] + _inner(away, away), sums[1] + _inner(away, gbar) ** 2 * scale
+
+        total, along = jax.lax.fori_loop(0, count, body, (jnp.float32(0), jnp.float32(0)))
+        return dict(zip(SCALARS, (gbar2, total, along)))
+
+    given_in = (anchor_in, 0, 0, None, 0, 0)
+    if scope == "within":
+        alone = regions.lift(lambda *given: spread(mean(*given), *given), given_in)
+        return lambda *args: alone(*args[:-1])
+    means = regions.lift(mean, given_in)
+    spreads = regions.lift(lambda gbar, *rest: spread(_first(gbar), *rest), (None, *given_in))
+
+    def across(*args):
+        *given, weight_R = args
+        gbar = regions.mean(means(*given), weight_R, programs.specs)
+        return spreads(gbar, *given)
+
+    return across
+
+
+def _inner(a: dict[str, jax.Array], b: dict[str, jax.Array]) -> jax.Array:
+    return sum((jnp.sum(a[k] * b[k]) for k in sorted(a)), jnp.float32(0))
+
+
+def _first(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+# -- looking -----------------------------------------------------------------------------------
+#
+# How a trainer's gradient noise is measured at the start of a round, and what it leads to.
+#
+# The measured microbatches are the first samples of the round, which it then trains on: looking
+# costs compute (`Probe`), no data. The decision is for the next round, so the scalars travel
+# with the round's own exchange; with scope `across` the gradient's reduction blocks the round's
+# first step.
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseMeasurement:
+    """Measures for a policy; `probe` is None where the policy needs no measurement.
+
+    Attributes:
+      sizes: microbatches that may be measured, ascending.
+    """
+
+    policy: BatchPolicy
+    probe: Probe | None
+    sizes: tuple[int, ...]
+
+    def size(self, plan: StepPlan) -> int:
+        """Samples of a measured microbatch: all of them together are about one step's."""
+        fitting = [size for size in self.sizes if size * self.probe.count <= plan.read]
+        return max(fitting, default=self.sizes[0])
+
+    def warm(self, state: TrainState, example: PyTree) -> None:
+        """Compile all sizes; `example`: see `Engine.warm`."""
+        if self.probe is not None:
+            self.probe.warm(state, example, self.sizes)
+
+    def look(
+        self,
+        trainer: Trainer,
+        plan: StepPlan,
+        draw: Callable[[int], PyTree],
+        mask_R: np.ndarray | None,
+    ) -> Measurement | None:
+        """Start a measurement; None when there is nothing to measure, or nobody to.
+
+        Args:
+          draw: number of samples -> the round's first ones.
+          mask_R: bool `[R]`, who takes part in this round's exchange; None = all.
+        """
+        if self.probe is None or (mask_R is not None and not np.any(mask_R)):
+            return None
+        size = self.size(plan)
+        batch = draw(size * self.probe.count)
+        return self.probe.measure(trainer.state, batch, size, mask_R)
+
+    def work(self, plan: StepPlan) -> int:
+        """Samples a region passes through the model for a look at this plan."""
+        return 0 if self.probe is None else self.probe.samples(self.size(plan))
+
+    def decide(self, trainer: Trainer, seen: Measurement) -> tuple[Trainer, dict[str, float]]:
+        """The trainer with its next request, and what it rests on; waits for the measurement."""
+        found = seen.statistics()
+        memory, request = self.policy.decide(trainer.policy, found, trainer.batch)
+        noted = {
+            "request": request,
+            "signal": found.signal,
+            "gbar2": found.gbar2,
+            "variance_along": found.variance_along,
+            "variance_across": found.variance_across,
+        }
+        return trainer.replace(policy=memory, request=request), noted
+
+    def exchange(
+        self, state: TrainState, steps: range, period: int, mask_R: np.ndarray | None
+    ) -> tuple[TrainState, list[Event]]:
+        """What a look sends between regions, if that falls into these steps.
+
+        Args:
+          steps: 1-based, of one round of `period` steps.
+          mask_R: see `look`.
+        """
+        if self.probe is None or (mask_R is not None and not np.any(mask_R)):
+            return state, []
+        step = steps[0] if self.probe.scope == "across" else steps[-1]
+        if step % period != (1 % period if self.probe.scope == "across" else 0):
+            return state, []
+        traffic = self.probe.traffic(state, mask_R)
+        if not traffic.sent.any():
+            return state, []  # a region alone
+        counters = state.counters.copy()
+        counters.bytes_sent += traffic.sent
+        counters.bytes_received += traffic.received
+        found = self.probe.events(state, mask_R)
+        events = [dataclasses.replace(e, step=step, key=f"probe@{step}") for e in found]
+        return state.replace(counters=counters), events

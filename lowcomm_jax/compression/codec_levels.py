@@ -1,0 +1,45 @@
+"""One codec at several sizes, with one state: what adaptive compression climbs up and down."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from lowcomm_jax.compression.base import Codec, Wrapper
+
+
+@dataclasses.dataclass(frozen=True)
+class CodecLevels(Wrapper):
+    """Codecs that share a state; `codec`, level 0, is the one used unless a level is asked for.
+
+    Attributes:
+      others: the codecs of levels 1, 2, ...
+    """
+
+    others: tuple[Codec, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.codec.name
+
+    def at(self, level: int) -> Codec:
+        return (self.codec, *self.others)[level]
+
+    def init(self, like):
+        """The common state.
+
+        Raises:
+          ValueError: the codecs' states differ in shape.
+        """
+        shapes = [jax.eval_shape(lambda c=c: c.init(like)) for c in (self.codec, *self.others)]
+        differ = [c.name for c, s in zip(self.others, shapes[1:]) if s != shapes[0]]
+        if differ:
+            raise ValueError(
+                f"the states of {', '.join(differ)} differ from that of {self.codec.name}: the "
+                "codecs of a ladder may differ in what they send alone"
+            )
+        return self.codec.init(like)
+
+    def encode(self, tree, state):
+        return self.codec.encode(tree, state)

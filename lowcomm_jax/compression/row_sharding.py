@@ -1,0 +1,120 @@
+"""What a codec may know of the devices inside a region: that rows are cut over some of them.
+
+Within `Regions.lift` the axes inside a region are Auto: the compiler places what communicates.
+That is right for sums and products. Gathers, scatters and sorts it would not cut along rows (it
+gathers their operands, and with two sharded axes inside a manual one it aborts the process), so
+they run on every device's own rows instead (`on_rows`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+PyTree = Any
+
+
+class RowCut(NamedTuple):
+    """Mesh axes that cut the layers, rows and columns of a stack of matrices `[L, N, M]`.
+
+    `windows` (`windows.Windows`): of a leaf that lies otherwise; rows are then its units, or rows
+    or columns what they are once it has been dealt out so (`Windows.matrix`).
+    """
+
+    layers: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    windows: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """A stack of matrices in windows of equal size (`windows.Windows.flat`).
+
+    Attributes:
+      flat: `[L, N M]`, cut over the second axis.
+      shape: (L, N, M).
+    """
+
+    flat: jax.Array
+    shape: tuple[int, int, int] = dataclasses.field(metadata={"static": True})
+
+
+_CUT: contextvars.ContextVar[RowCut | None] = contextvars.ContextVar("cut", default=None)
+
+
+@contextlib.contextmanager
+def rows_cut(cut: RowCut) -> Iterator[None]:
+    """While a leaf's codec is traced: how the exchange has laid out that leaf."""
+    token = _CUT.set(cut)
+    try:
+        yield
+    finally:
+        _CUT.reset(token)
+
+
+def windows() -> Any:
+    """The `windows.Windows` of the leaf whose codec is traced; None where it lies in rows."""
+    return (_CUT.get() or RowCut()).windows
+
+
+def axes_inside() -> dict[str, int]:
+    """Sizes of the Auto mesh axes, of more than one device, around what is being traced."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types or ())
+    return {name: size for name, size, kind in kinds if size > 1 and kind == AxisType.Auto}
+
+
+def pin_whole(x: jax.Array) -> jax.Array:
+    """Let every device of the region hold all of x."""
+    if not axes_inside():
+        return x
+    return jax.lax.with_sharding_constraint(x, P(*(None,) * x.ndim))
+
+
+def pin_rows(x_LxNxM: jax.Array) -> jax.Array:
+    """Let every device of the region hold its rows of x."""
+    if not axes_inside():
+        return x_LxNxM
+    cut = _CUT.get() or RowCut()
+    return jax.lax.with_sharding_constraint(x_LxNxM, P(cut.layers or None, cut.rows or None))
+
+
+def pin_columns(x: jax.Array, axis: int = 2) -> jax.Array:
+    """Let every device of the region hold its columns of x `[L, ..., M, ...]`, M being `axis`."""
+    if not axes_inside():
+        return x
+    cut = _CUT.get() or RowCut()
+    spec = P(cut.layers or None, *(None,) * (axis - 1), cut.columns or None)
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def on_rows(fn: Callable, groups: int, cut: PyTree, whole: PyTree = ()) -> PyTree:
+    """`fn(cut, whole)` on the part of every device, without communication.
+
+    Args:
+      fn: maps leaves `[L, rows, ...]` to such leaves, and treats groups of rows alike.
+      groups: of neighbouring rows that `fn` keeps together. Where they do not divide over the
+        devices, every device works on all of them.
+      cut: leaves `[L, rows, ...]`; rows may be rows of the matrix, blocks or chunks.
+      whole: the same on all devices.
+    """
+    axes = axes_inside()
+    if not axes:
+        return fn(cut, whole)
+    at = _CUT.get() or RowCut()
+    divides = groups % math.prod(axes[a] for a in at.rows if a in axes) == 0
+    spec = P(at.layers or None, at.rows or None) if divides else P()
+    run = jax.shard_map(
+        fn, in_specs=(spec, P()), out_specs=spec, axis_names=set(axes), check_vma=False
+    )
+    return run(cut, whole)

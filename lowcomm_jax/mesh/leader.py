@@ -1,0 +1,346 @@
+"""Lock-step of the processes of one job.
+
+All of them run the same program and launch the same device programs in the same order. What that
+order depends on and only the host knows (what has arrived, who is alive, a signal, a clock, a file)
+the first process finds out, and tells the others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from lowcomm_jax import compat
+from lowcomm_jax.mesh import serialization
+
+# -- line --------------------------------------------------------------------------------------
+#
+# Messages between the first process of a job and the others, over TCP.
+#
+# Not by collectives of the devices: those wait for what the devices have still to compute, and
+# a word must not.
+
+
+_KEY_BYTES = 32
+Hear = Callable[[int, tuple], None]
+
+
+class Channel:
+    """One process's end: what it says goes to all its peers, in order.
+
+    The first process has all others as peers, each of them the first one; a peer has shown that it
+    knows a key which only the processes of this job were given. Messages are what `words` can say.
+
+    Args:
+      hear: called as `hear(peer, message)` on threads of the line; `("gone",)` when a peer's end is
+        closed, after `("bye",)` if it closed it itself.
+    """
+
+    def __init__(self, peers: Mapping[int, Connection], hear: Hear):
+        self._peers, self._hear = dict(peers), hear
+        self._outbox: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._sender = threading.Thread(target=self._send, name="lowcomm-say", daemon=True)
+        self._sender.start()
+        for peer in self._peers:
+            threading.Thread(target=self._read, args=(peer,), daemon=True).start()
+
+    def say(self, *message: Any) -> None:
+        """Send a message; returns at once, and may be called by a handler of signals.
+
+        Raises:
+          TypeError: it holds a value that cannot be told.
+        """
+        self._outbox.put(serialization.encode(message))
+
+    def close(self, wait_s: float = 10.0) -> None:
+        """Send what is left, for `wait_s` at most, and close this end."""
+        self.say("bye")
+        self._outbox.put(None)
+        self._sender.join(wait_s)
+        self._closed = True
+        for connection in self._peers.values():
+            # Closing alone would not wake a thread that reads.
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(fileno=os.dup(connection.fileno())) as s,
+            ):
+                s.shutdown(socket.SHUT_RDWR)
+
+    def _send(self) -> None:
+        while (frames := self._outbox.get()) is not None:
+            for connection in self._peers.values():
+                with contextlib.suppress(OSError):  # whoever reads there notices that it is gone
+                    for data in frames:
+                        connection.send_bytes(data)
+
+    def _read(self, peer: int) -> None:
+        connection = self._peers[peer]
+
+        def receive(size: int) -> bytearray:
+            data = bytearray(size)
+            if connection.recv_bytes_into(data) != size:
+                raise EOFError("an array is not as long as announced")
+            return data
+
+        try:
+            while True:
+                self._hear(peer, serialization.decode(connection.recv_bytes(), receive))
+        except (EOFError, OSError):
+            if not self._closed:  # else it is we who are
+                self._hear(peer, ("gone",))
+        except Exception as error:  # no process of ours has said this
+            self._hear(peer, ("raised", error))
+
+
+def open_channel(hear: Hear) -> Channel:
+    """Connect the processes of this job; all of them call it together."""
+    leads, count = jax.process_index() == 0, jax.process_count()
+    card = np.zeros(4 + _KEY_BYTES, np.uint8)
+    if leads:
+        key = secrets.token_bytes(_KEY_BYTES)
+        listener = Listener(("", 0), backlog=count, authkey=key)
+        port = listener.address[1].to_bytes(4, "little")
+        card = np.frombuffer(port + key, np.uint8)
+    data = multihost_utils.broadcast_one_to_all(card).tobytes()
+    if leads:
+        with listener:
+            accepted = (listener.accept() for _ in range(count - 1))
+            return Channel({int(c.recv_bytes()): c for c in accepted}, hear)
+    address = compat.coordinator_host(), int.from_bytes(data[:4], "little")
+    connection = Client(address, authkey=data[4:])
+    connection.send_bytes(b"%d" % jax.process_index())
+    return Channel({0: connection}, hear)
+
+
+_PATIENCE_S = 10.0
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class ProcessLostError(RuntimeError):
+    """Another process of this job has ended, or has failed: this one cannot go on without it."""
+
+
+class Leader:
+    """This process among those of its job; of a single one everything is done at once.
+
+    All processes call the same methods in the same order, each from one thread.
+
+    Args:
+      connect: `line.open_line`.
+
+    Attributes:
+      leads: whether this is the first process, which decides.
+      count, index: of the processes.
+    """
+
+    def __init__(
+        self, count: int = 1, index: int = 0, connect: Callable[..., Channel] = open_channel
+    ):
+        self.count, self.index, self.leads = count, index, index == 0
+        self._inbox: queue.Queue[tuple[int, tuple]] = queue.Queue()
+        self._deciding = False
+        # What ended which process; of the first one as soon as we have read so far.
+        self._failed: dict[int, Exception | None] = {}
+        self._left: set[int] = set()
+        self._gone: set[int] = set()
+        self._parted = False  # not all are in step, nor will be
+        self._round = 0  # of the errors that all have left a block with
+        self._change = threading.Condition()
+        self._on_failure: Callable[[Exception], None] | None = None
+        self._on_signal: Callable[[int], None] | None = None
+        self._line = connect(self._hear) if count > 1 else None
+        if self._line is not None:
+            # Before jax.distributed waits for all: whoever listens must not be waited for.
+            atexit.register(self._line.close)
+
+    # -- decisions ----------------------------------------------------------------------------
+
+    def told(self, what: str, act: Callable[[], T]) -> T:
+        """What `act` returns, or raises, in the first process; it is not called in the others.
+
+        Inside of `act` nothing is told: it is one decision.
+
+        Args:
+          what: names it; the same in all processes.
+
+        Raises:
+          ProcessLostError: a process has ended, or failed.
+          RuntimeError: this process asks for something else than the first one tells.
+        """
+        if self._line is None or self._deciding:
+            return act()
+        return self._tell(what, act) if self.leads else self._listen(what)
+
+    def everyones(self, what: str, value: Any) -> list[Any]:
+        """The values of all processes, in their order; see `told`."""
+        if self._line is None:
+            return [value]
+        if self.leads:
+            return self._tell(what, lambda: self._collect(value))
+        self._line.say("value", self._round, value)
+        return self._listen(what)
+
+    def _tell(self, what: str, act: Callable[[], T]) -> T:
+        self._deciding = True  # first: who fails from now on ends what we may wait for
+        try:
+            if not self._parted:
+                self.check()
+            result = act()
+        except Exception as error:
+            self._line.say("told", what, None, error)
+            raise
+        finally:
+            self._deciding = False
+        self._line.say("told", what, result, None)
+        return result
+
+    def _listen(self, what: str) -> Any:
+        self.check()
+        found, result, error = self._next()
+        if found != what:
+            raise RuntimeError(
+                f"process {self.index} is at {what!r}, process 0 of its job at {found!r}: all "
+                "processes of a job must run the same program, with the same arguments"
+            )
+        if error is not None:
+            raise error
+        return result
+
+    def _next(self, timeout_s: float | None = None) -> tuple:
+        """What the first process tells next: (what, result, error)."""
+        _, (kind, *rest) = self._inbox.get(timeout=timeout_s)
+        if kind != "told":
+            self._note_failure(0, kind, rest)
+            self.check()
+        return tuple(rest)
+
+    def _collect(self, own: Any) -> list[Any]:
+        values = {0: own}
+        while len(values) < self.count:
+            process, (kind, *rest) = self._inbox.get()
+            self.check()
+            if kind == "value" and rest[0] == self._round:
+                values[process] = rest[1]
+        return [values[process] for process in range(self.count)]
+
+    # -- failures -----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """
+        Raises:
+          ProcessLostError: a process has ended, or failed; says which, and why.
+        """
+        if self._failed:
+            raise self._loss(next(iter(self._failed)))
+
+    def _loss(self, process: int) -> ProcessLostError:
+        cause = self._failed[process]
+        what = "has ended" if cause is None else f"failed: {type(cause).__name__}: {cause}"
+        error = ProcessLostError(f"process {process} of this job {what}")
+        error.__cause__ = cause
+        return error
+
+    def on_failure(self, act: Callable[[Exception], None]) -> None:
+        """Call this in the first process, on another thread, when one fails while it decides."""
+        self._on_failure = act
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Leave the block together: an error in one process is raised in all of them.
+
+        In the others it is a `ProcessLostError` that names it, at the next `told`. Behind the block
+        all are in step again, if they live.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self._line is not None:
+                self._fail_together(error)
+                if self._failed:
+                    # It may be what has failed here, too: collectives do.
+                    raise self._loss(next(iter(self._failed))) from error
+            raise
+
+    def _fail_together(self, error: Exception) -> None:
+        self._line.say("raised", error)
+        if self.leads:
+            others = set(range(1, self.count))
+            with self._change:
+                self._change.wait_for(lambda: others <= self._failed.keys(), _PATIENCE_S)
+        else:
+            others = {0}
+            with contextlib.suppress(queue.Empty, ProcessLostError):
+                while not self._failed:
+                    self._next(_PATIENCE_S)
+        silent = others - self._failed.keys()
+        self._failed = {p: cause for p, cause in self._failed.items() if p in self._gone}
+        self._failed |= dict.fromkeys(silent)
+        self._parted = bool(self._failed)
+        self._round += 1
+
+    def _hear(self, process: int, message: tuple) -> None:
+        """On a thread of the line."""
+        kind, *rest = message
+        if kind == "signal":
+            if self._on_signal is not None:
+                self._on_signal(*rest)
+            return
+        if kind == "bye":
+            self._left.add(process)
+            return
+        if kind == "gone" and process not in self._left:
+            # Said at once: we may hang in a collective, or be ended by JAX, before we raise it.
+            log.error("process %d of this job has ended without a word", process)
+        if self.leads and kind != "value":
+            with self._change:
+                self._note_failure(process, kind, rest)
+                self._change.notify_all()
+            if self._deciding and self._on_failure is not None:
+                self._on_failure(self._loss(process))
+        self._inbox.put((process, message))
+
+    def _note_failure(self, process: int, kind: str, rest: list) -> None:
+        self._failed.setdefault(process, rest[0] if rest else None)
+        self._gone |= {process} if kind == "gone" else set()
+
+    # -- signals ------------------------------------------------------------------------------
+
+    def on_signal(self, act: Callable[[int], None] | None) -> None:
+        """Call this, on another thread, with a signal that another process has passed on."""
+        self._on_signal = act
+
+    def pass_on(self, number: int) -> None:
+        """Let the first process know of a signal that this one has received."""
+        self._line.say("signal", number)
+
+
+_ALONE = Leader()
+_opened: Leader | None = None
+
+
+def leader() -> Leader:
+    """The team of this process; the first call, by all processes of the job together, connects."""
+    global _opened
+    if _opened is None and jax.process_count() > 1:
+        _opened = Leader(jax.process_count(), jax.process_index())
+    return opened()
+
+
+def opened() -> Leader:
+    """The team, if `team` has been called; else this process for itself."""
+    return _opened or _ALONE

@@ -1,0 +1,230 @@
+"""Fair speeds of transfers that move at the same time, and their course over time."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Resource = tuple[str, int, int]  # ("link", source, target), ("out", region, 0), ("in", region, 0)
+EDGE = 1e-12  # relative slack for float comparisons
+
+
+@dataclass
+class Transfer:
+    """One collective in flight.
+
+    Attributes:
+        number: order of sending; breaks ties and keeps runs deterministic.
+        members: region ids.
+        flow_s: when its volume starts to move (start + latency + constants).
+        volume_s: seconds its volume takes alone.
+        usage: share of each resource it uses while running alone, in (0, 1].
+        rate_M: bytes per second each member sends while it runs alone.
+        begin_s, speed: piecewise-constant speed: from begin_s[k] on it moves at speed[k].
+        end_s: when its volume is through; None until resolved.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    flow_s: float
+    volume_s: float
+    usage: dict[Resource, float]
+    rate_M: np.ndarray
+    begin_s: list[float] = field(default_factory=list)
+    speed: list[float] = field(default_factory=list)
+    end_s: float | None = None
+
+    def run_alone(self) -> None:
+        """Write the course of a transfer that meets no other."""
+        self.begin_s, self.speed, self.end_s = [self.flow_s], [1.0], self.flow_s + self.volume_s
+
+    def crossings(self, share_M: np.ndarray) -> np.ndarray:
+        """Give the times at which shares in [0, 1] of the volume are through (once resolved)."""
+        if len(self.speed) == 1:
+            return self.begin_s[0] + share_M * (self.volume_s / self.speed[0])
+        times = np.array([*self.begin_s, self.end_s])
+        done = np.concatenate([[0.0], np.cumsum(np.diff(times) * np.array(self.speed))])
+        return np.interp(share_M * done[-1], done, times)
+
+
+def fair_speeds(usages: list[dict[Resource, float]]) -> list[float]:
+    """Give max-min fair speeds in (0, 1], relative to running alone, of transfers that move at the
+    same time.
+
+    Args:
+        usages: per transfer the share of each resource it uses at speed 1.
+    """
+    names = sorted({r for usage in usages for r in usage})
+    position = {r: k for k, r in enumerate(names)}
+    use_TxQ = np.zeros((len(usages), len(names)))
+    for t, usage in enumerate(usages):
+        use_TxQ[t, [position[r] for r in usage]] = list(usage.values())
+    speed_T = np.zeros(len(usages))
+    free_T = np.ones(len(usages), bool)
+    while free_T.any():
+        load_Q = use_TxQ[free_T].sum(axis=0)
+        room_Q = 1.0 - speed_T[~free_T] @ use_TxQ[~free_T]
+        level_Q = np.where(
+            load_Q > EDGE, np.maximum(room_Q, 0.0) / np.maximum(load_Q, EDGE), np.inf
+        )
+        level = min(1.0, float(level_Q.min(initial=np.inf)))
+        tight_Q = level_Q <= level * (1 + EDGE)
+        stuck_T = free_T & ((use_TxQ[:, tight_Q] > EDGE).any(axis=1) | (level >= 1.0))
+        speed_T[stuck_T] = level
+        free_T &= ~stuck_T
+    return speed_T.tolist()
+
+
+def run_together(transfers: list[Transfer]) -> None:
+    """Write the course of transfers that share resources: new speeds at each start and end."""
+    left = {t.number: t.volume_s for t in transfers}
+    for transfer in transfers:
+        transfer.begin_s, transfer.speed, transfer.end_s = [], [], None
+    now = min(t.flow_s for t in transfers)
+    while any(t.end_s is None for t in transfers):
+        moving = [t for t in transfers if t.end_s is None and t.flow_s <= now]
+        speeds = fair_speeds([t.usage for t in moving])
+        later = min(
+            (t.flow_s for t in transfers if t.end_s is None and t.flow_s > now), default=np.inf
+        )
+        ends = [now + left[t.number] / speed for t, speed in zip(moving, speeds, strict=True)]
+        until = min([later, *ends])
+        for transfer, speed, end in zip(moving, speeds, ends, strict=True):
+            if not transfer.speed or transfer.speed[-1] != speed:
+                transfer.begin_s.append(now)
+                transfer.speed.append(speed)
+            left[transfer.number] -= (until - now) * speed
+            if end <= until + EDGE * abs(until):
+                transfer.end_s = until
+        now = until
+
+
+# -- fabric ------------------------------------------------------------------------------------
+#
+# Transfers in flight that share the network.
+#
+# A transfer is one collective: it has a latency and a volume, and moves all its links together,
+# at the pace of its slowest one, as lock-step collectives do. When several are in flight, each
+# gets a speed in (0, 1] relative to running alone; speeds are max-min fair over every link and
+# every region's egress and ingress. Two equal rings over the same links therefore run at half
+# speed each. Only transfers that share a resource at the same time are simulated together, so
+# the cost does not grow with the number of disjoint pairs in flight.
+#
+# An answer once given (a landing) is not revised: a transfer that is sent later in program
+# order but starts earlier in virtual time slows those that are still to be answered, not the
+# one that was.
+
+
+class Fabric:
+    """The set of transfers that may still influence one another."""
+
+    def __init__(self) -> None:
+        self._transfers: dict[int, Transfer] = {}
+        self._by_region: dict[int, set[int]] = {}
+        self._open: set[int] = set()  # transfers whose course must be worked out before it is read
+        self._busy_until_s = -np.inf
+
+    def __len__(self) -> int:
+        return len(self._transfers)
+
+    def add(self, transfer: Transfer) -> None:
+        """Put a transfer on the network; those it meets are resolved anew when next asked for."""
+        self._transfers[transfer.number] = transfer
+        for region in transfer.members:
+            self._by_region.setdefault(region, set()).add(transfer.number)
+        if not self._open and transfer.flow_s >= self._busy_until_s:  # the usual case, kept cheap
+            self._close(transfer)
+            return
+        for number in self._component(transfer.number):
+            self._transfers[number].end_s = None
+            self._open.add(number)
+
+    def resolve(self, number: int) -> Transfer:
+        """Give the transfer with its course known, given all transfers added so far."""
+        transfer = self._transfers[number]
+        if number in self._open:
+            component = [self._transfers[k] for k in sorted(self._component(number))]
+            if len(component) == 1:
+                self._close(transfer)
+            else:
+                run_together(component)
+                self._busy_until_s = max(self._busy_until_s, *(t.end_s for t in component))
+                self._open.difference_update(t.number for t in component)
+        return transfer
+
+    def _close(self, transfer: Transfer) -> None:
+        transfer.run_alone()
+        self._open.discard(transfer.number)
+        self._busy_until_s = max(self._busy_until_s, transfer.end_s)
+
+    def forget_before(self, time_s: float, keep: Collection[int]) -> list[Transfer]:
+        """Drop transfers that ended by `time_s` and are not in `keep`; give them back."""
+        gone = [
+            t
+            for t in self.transfers()
+            if t.number not in keep and self.resolve(t.number).end_s <= time_s
+        ]
+        for transfer in gone:
+            del self._transfers[transfer.number]
+            for region in transfer.members:
+                self._by_region[region].discard(transfer.number)
+        return gone
+
+    def transfers(self) -> list[Transfer]:
+        """List the remembered transfers in sending order."""
+        return list(self._transfers.values())
+
+    def _component(self, number: int) -> set[int]:
+        """Give the transfers that share resources with `number` at the same time, directly or
+        through others.
+        """
+        seen, frontier = {number}, [number]
+        while frontier:
+            this = self._transfers[frontier.pop()]
+            near = set().union(*(self._by_region[region] for region in this.members)) - seen
+            met = [other for other in near if _meet(this, self._transfers[other])]
+            seen.update(met)
+            frontier += met
+        return seen
+
+
+def _meet(one: Transfer, two: Transfer) -> bool:
+    apart = (one.end_s is not None and one.end_s <= two.flow_s) or (
+        two.end_s is not None and two.end_s <= one.flow_s
+    )
+    return not apart and not one.usage.keys().isdisjoint(two.usage)
+
+
+def note_peaks(peak_R: np.ndarray, transfers: list[Transfer]) -> None:
+    """Raise each region's largest sending rate (bytes per second) in place."""
+    cluster: list[Transfer] = []
+    until = -np.inf
+    for transfer in sorted((t for t in transfers if t.volume_s > 0), key=lambda t: t.flow_s):
+        if transfer.flow_s >= until:
+            _sweep(peak_R, cluster)
+            cluster = []
+        cluster.append(transfer)
+        until = max(until, transfer.end_s)
+    _sweep(peak_R, cluster)
+
+
+def _sweep(peak_R: np.ndarray, cluster: list[Transfer]) -> None:
+    """Add up the rates of transfers that overlap in time."""
+    if len(cluster) == 1:
+        members = list(cluster[0].members)
+        peak_R[members] = np.maximum(peak_R[members], cluster[0].rate_M * max(cluster[0].speed))
+        return
+    changes: dict[int, list[tuple[float, float]]] = {}
+    for transfer in cluster:
+        edges = [*transfer.begin_s, transfer.end_s]
+        steps = np.diff([0.0, *transfer.speed, 0.0]).tolist()
+        for region, rate in zip(transfer.members, transfer.rate_M.tolist(), strict=True):
+            changes.setdefault(region, []).extend(
+                (t, rate * step) for t, step in zip(edges, steps, strict=True)
+            )
+    for region, moments in changes.items():
+        level = peak = 0.0
+        for _, change in sorted(moments):  # falls sort before rises at one moment
+            level += change
+            peak = max(peak, level)
+        peak_R[region] = max(peak_R[region], peak)

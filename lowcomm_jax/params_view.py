@@ -1,0 +1,44 @@
+"""A training state as models in the user's tree structure."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+
+from lowcomm_jax.mesh.offload import unstow
+from lowcomm_jax.state.train_state import TrainState
+
+PyTree = Any
+
+
+class State(Protocol):
+    """A `TrainState`, or several trainers' (`AdaptiveEngine`)."""
+
+    def whole(self) -> TrainState:
+        """One training state to look at."""
+
+
+def global_params(state: State) -> PyTree:
+    """The anchor Theta in the user's tree structure (mean over anchors if there are several).
+
+    This is what you would ship and evaluate; fp32 for trained leaves. Non-trainable leaves come
+    from region 0. Several trainers are weighted by the batches they ask for.
+    """
+    state = state.whole()
+    anchor = {k: x.mean(axis=0) for k, x in unstow(state.anchor).items()}
+    buffers = {k: x[0] for k, x in state.inner.buffers.items()}
+    return state.layout.tree({**anchor, **buffers, **state.frozen})
+
+
+def region_params(state: State) -> PyTree:
+    """Every region's own values theta, leaves `[R, ...]`, in the user's tree structure.
+
+    A copy: the state's own arrays are donated to the next step. Several trainers are weighted as
+    in `global_params`.
+    """
+    state = state.whole()
+    count = state.inner.step.shape[0]
+    frozen = {k: jax.numpy.broadcast_to(x, (count, *x.shape)) for k, x in state.frozen.items()}
+    own = jax.tree.map(jax.numpy.copy, {**state.inner.params, **state.inner.buffers})
+    return state.layout.tree({**own, **frozen})

@@ -1,0 +1,259 @@
+"""Methods as the planner sees them: what is sent how often, what is kept, what it costs in loss."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lowcomm_jax.network.errors import ViolationsError, above_zero, not_negative, raise_all, whole
+from lowcomm_jax.network.routes import EXCHANGES
+from lowcomm_jax.planner.expected_loss import (
+    Penalty,
+    codec_penalty,
+    gradient_penalty,
+    overlap_penalty,
+    period_penalty,
+    total,
+)
+from lowcomm_jax.planner.shapes import Param
+
+BLOCK = 256  # elements that share one fp32 scale in the block quantisers
+SPARSE, COSINE = "topk_2bit", "dct_topk"
+BITS = {
+    "fp32": 32.0,
+    "bf16": 16.0,
+    "int8": 8.0 + 32.0 / BLOCK,
+    "int4": 4.0 + 32.0 / BLOCK,
+    "e3m0": 4.0 + 32.0 / BLOCK,
+    SPARSE: 64.0 * (12 + 2) / 4096.0,
+    COSINE: 32.0 * (12 + 32) / 4096.0,
+}
+LOW_RANK = "low_rank_int4"
+PARTIAL = (LOW_RANK, SPARSE, COSINE)  # a mean of such payloads is not sent on as another
+CODECS = (*BITS, LOW_RANK)
+ONE_PERIOD, AUTO = "period", "auto"
+DATA_PARALLEL, DILOCO = "data_parallel", "diloco"
+
+
+@dataclass(frozen=True)
+class PlanMethod:
+    """One row of a plan.
+
+    Attributes:
+        name: label.
+        period: inner steps between two sends of the same parameters; 1 = gradients every step.
+        fragments: how many parts travel separately.
+        tau: inner steps a landing comes after its send; "period" = one whole period; "auto" = as
+            many as hide a fragment's transfer, and `margin` more.
+        margin: see tau.
+        codec: one of `CODECS`, or a number of bits per parameter.
+        rank: of the low-rank codec.
+        route: one of `routes.EXCHANGES`; None = as the exchange sends it (`travels`).
+        tensors: dense tensors that travel per exchange (2 for NoLoCo: pseudo-gradient and anchor).
+        critical: share of the bytes on the critical path (NoLoCo sends the anchor early: 0.5).
+        eager: one-period methods that use their own fresh part.
+        law: the scaling law its loss follows, "data_parallel" or "diloco"; None = none published.
+        stalls: plan it even if its fragments never catch up with the link, with its waits.
+        state: {what: bytes per parameter} kept beside the inner optimizer.
+        payload_nbytes: bytes of one payload of the whole model as a real codec announces them;
+            overrides `codec`.
+    """
+
+    name: str
+    period: int = 1
+    fragments: int = 1
+    tau: int | str = 0
+    margin: int = 0
+    codec: str | float = "fp32"
+    rank: int | None = None
+    route: str | None = None
+    tensors: int = 1
+    critical: float = 1.0
+    eager: bool = False
+    law: str | None = None
+    stalls: bool = False
+    state: Mapping[str, float] | None = None
+    payload_nbytes: int | None = None
+
+    @property
+    def tau_steps(self) -> int:
+        """Give tau as a number (once "auto" is settled, see `planner.settle_tau`)."""
+        return self.period if self.tau == ONE_PERIOD else int(self.tau)
+
+    @property
+    def travels(self) -> str:
+        """Give the route, as the exchange does (`compression.two_shot.route`, where two-shot sends
+        less from three regions on): dense and quantised payloads are reduced by slices; sparse and
+        low-rank payloads, codecs known by their bytes alone, and payloads of which a region uses
+        its own part are handed to everyone.
+        """
+        if self.route is not None:
+            return self.route
+        if self.codec == "fp32":
+            return "two_shot"
+        whole = self.eager or self.codec in PARTIAL or not isinstance(self.codec, str)
+        return "all_gather" if whole or self.payload_nbytes is not None else "two_shot"
+
+    def payload_bytes(self, params: Sequence[Param]) -> float:
+        """Give the bytes of one region's payload for the whole model."""
+        if self.payload_nbytes is not None:
+            return float(self.payload_nbytes)
+        if self.codec == LOW_RANK:
+            return self.tensors * sum(low_rank_bytes(p.shape, self.rank or 64) for p in params)
+        bits = BITS[self.codec] if isinstance(self.codec, str) else float(self.codec)
+        return self.tensors * sum(p.size for p in params) * bits / 8.0
+
+    def penalty(self) -> Penalty:
+        """Give the published loss penalty of this setting (nats), unknown where nothing is
+        published.
+        """
+        codec = self.codec if isinstance(self.codec, str) else f"{self.codec:g} bits"
+        if self.law is None:
+            return Penalty(None, "found", f"no published figure for {self.name}")
+        if self.law == DATA_PARALLEL:
+            return gradient_penalty(codec)
+        overlap = overlap_penalty(self.tau_steps, self.period, self.eager)
+        return total([period_penalty(self.period), overlap, codec_penalty(codec)])
+
+    def violations(self, layers: int) -> list[str]:
+        """List what cannot be planned, each with its fix."""
+        found = [f"{self.name}: {line}" for line in self._number_violations()]
+        known = (
+            ("codec", self.codec, CODECS, " or a number of bits per parameter above 0"),
+            ("route", self.route, EXCHANGES, " or leave it out"),
+            ("law", self.law, (DATA_PARALLEL, DILOCO), " or leave it out"),
+        )
+        found += [
+            f"{self.name}: {field} {value!r}: use {', '.join(choices)}{more}"
+            for field, value, choices, more in known
+            if isinstance(value, str) and value not in choices
+        ]
+        if found:
+            return found
+        most = min(layers, self.period)
+        if self.fragments > most:
+            found.append(
+                f"{self.name}: {self.fragments} fragments: use 1 to {most} ({layers} layers, "
+                f"period {self.period})"
+            )
+        if self.tau != AUTO and self.tau_steps > self.period:
+            found.append(f"{self.name}: tau {self.tau_steps}: use 0 to {self.period} (the period)")
+        return found
+
+    def _number_violations(self) -> list[str]:
+        found = []
+        for field, least in (("period", 1), ("fragments", 1), ("margin", 0), ("tensors", 1)):
+            found += whole(field, getattr(self, field), least)
+        if self.tau not in (ONE_PERIOD, AUTO):
+            text = f", {ONE_PERIOD!r} or {AUTO!r}"
+            found += [line + text for line in whole("tau", self.tau, 0)]
+        if not isinstance(self.codec, str):
+            found += above_zero("codec", self.codec, 64)
+        if self.rank is not None:
+            found += whole("rank", self.rank)
+        for field, value in (("route", self.route), ("law", self.law)):
+            if value is not None and not isinstance(value, str):
+                found.append(f"{field} is {value!r}: use a name, or leave it out")
+        found += above_zero("critical", self.critical, 1.0)
+        for field in ("eager", "stalls"):
+            if not isinstance(getattr(self, field), bool):
+                found.append(f"{field} is {getattr(self, field)!r}: use True or False")
+        if self.payload_nbytes is not None:
+            found += above_zero("payload_nbytes", self.payload_nbytes)
+        if self.state is not None and not isinstance(self.state, Mapping):
+            return [*found, f"state is {self.state!r}: use {{what: bytes per parameter}}"]
+        for what, each in (self.state or {}).items():
+            found += not_negative(f"state {what!r}", each)
+        return found
+
+
+def low_rank_bytes(shape: tuple[int, ...], rank: int) -> float:
+    """Give the int4 bytes of one tensor as two factors, or of the tensor itself where that is
+    smaller.
+
+    Tensors of more than two dimensions count as (first, rest).
+    """
+    rows = shape[0] if shape else 1
+    columns = 1
+    for dimension in shape[1:]:
+        columns *= dimension
+    elements = min(rank * (rows + columns), rows * columns) if len(shape) > 1 else rows
+    return elements * BITS["int4"] / 8.0
+
+
+ANCHOR, RESIDUAL = {"anchor": 4.0}, {"residual": 4.0}
+OUTER = {**ANCHOR, "outer momentum": 4.0}
+
+PRESETS = {
+    method.name: method
+    for method in (
+        PlanMethod("allreduce", law=DATA_PARALLEL),
+        PlanMethod("local_sgd", period=100, state=ANCHOR),
+        PlanMethod("diloco", period=100, law=DILOCO, state=OUTER),
+        PlanMethod(
+            "streaming_diloco",
+            period=100,
+            fragments=8,
+            tau=1,
+            codec="e3m0",
+            law=DILOCO,
+            state=OUTER,
+        ),
+        PlanMethod("eager_diloco", period=100, tau=ONE_PERIOD, eager=True, law=DILOCO, state=OUTER),
+        PlanMethod("cocodc", period=100, fragments=4, tau=5, state=OUTER),
+        PlanMethod(
+            "dilocox",
+            period=125,
+            tau=ONE_PERIOD,
+            codec=LOW_RANK,
+            rank=2048,
+            law=DILOCO,
+            state={**OUTER, **RESIDUAL},
+        ),
+        PlanMethod(
+            "noloco",
+            period=50,
+            codec="bf16",
+            route="pair",
+            tensors=2,
+            critical=0.5,
+            state=OUTER,
+        ),
+        PlanMethod(
+            "sparseloco", period=30, codec="topk_2bit", law=DILOCO, state={**ANCHOR, **RESIDUAL}
+        ),
+        PlanMethod("muloco", period=30, codec="int4", state={**OUTER, **RESIDUAL}),
+        # The residual is the momentum; there are no Adam moments.
+        PlanMethod("demo", codec=COSINE, state={"adam m": 0.0, "adam v": 0.0, **RESIDUAL}),
+        PlanMethod("decoupled_momentum", period=30, codec=COSINE, state={**ANCHOR, **RESIDUAL}),
+    )
+}
+
+
+def plan_method(spec: str | Mapping) -> PlanMethod:
+    """Build a method from a preset's name or a mapping {"preset": name, field: value, ...}.
+
+    Raises:
+        ViolationsError: unknown preset or field, or no description of a method at all.
+    """
+    if isinstance(spec, str):
+        spec = {"preset": spec}
+    if not isinstance(spec, Mapping):
+        text = f"{spec!r} is no method: use a preset's name or {{preset: name, field: value}}"
+        raise ViolationsError("method", [text])
+    fields = dict(spec)
+    preset = fields.pop("preset", None)
+    name = fields.get("name", preset)
+    found = []
+    if preset is not None and preset not in tuple(PRESETS):
+        found.append(f"preset {preset!r} is unknown: use {', '.join(PRESETS)}")
+    known = PlanMethod.__dataclass_fields__
+    found += [
+        f"field {k!r} is unknown: use {', '.join(known)}"
+        for k in sorted(set(fields) - set(known), key=str)
+    ]
+    if name is None:
+        found.append("a method needs a preset or a name")
+    raise_all(f"method {name!r}", found)
+    tau = fields.get("tau")
+    if isinstance(tau, str) and tau.isdecimal():  # a field that held "auto" takes text only
+        fields["tau"] = int(tau)
+    return replace(PRESETS[preset], **fields) if preset else PlanMethod(**fields)

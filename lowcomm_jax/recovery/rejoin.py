@@ -1,0 +1,207 @@
+"""A region that comes into a run that goes on: it compiles, takes the newest state of another one,
+lands what it has missed since, and only then makes steps of its own.
+
+The regions that train do not wait for it meanwhile. What a lost region had not sent is lost; it
+starts from the anchor, with codecs as at step 0 (residuals of 0) and the inner optimizer state it
+comes with: that of its checkpoint, or a fresh one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.checkpoint.target import abstract_flight
+from lowcomm_jax.engine import Engine
+from lowcomm_jax.mesh.arrays import place
+from lowcomm_jax.mesh.leader import leader
+from lowcomm_jax.optimizers import at_step
+from lowcomm_jax.recovery.precompile import rehearse
+from lowcomm_jax.runtime.anchor_history import SHARED, moment
+from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.runtime.job_loop import JobLoop
+from lowcomm_jax.runtime.liveness_wait import LivenessWait
+from lowcomm_jax.runtime.state_transfer import State
+from lowcomm_jax.state.leaves import named_leaves
+from lowcomm_jax.state.train_state import TrainState, with_inner
+
+PyTree = Any
+_POLL_SECONDS = 0.05
+_HEARD_SECONDS = 10.0  # who trains tells at its next landing, perhaps just after the donor's
+
+
+def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
+    """Come into a run that goes on, after `exchange.join`; nothing to do at its beginning.
+
+    Args:
+      state: fresh, or restored from a checkpoint of this region; is donated.
+      batch: a host batch like those of `Engine.run`, to compile the inner steps with; nothing is
+        learnt from it.
+
+    Returns:
+      the state at the others' step.
+
+    Raises:
+      Lost: nobody gave a state.
+      Parted: the one that was given is not what the others have.
+    """
+    exchange, loop = engine.delivery.exchange, engine.sync_loop(state)
+    if exchange.awaited:
+        return state
+    own = int(state.counters.step)
+    state = engine.warm(rehearse(engine, state), batch)
+    rehearsed = {_level(loop, state)}
+    while True:
+        _, arrays, document = _newest(exchange)
+        loop.delivery.moments.forget()
+        state = install(loop, state, arrays, document)
+        _compare(loop, state)
+        if _level(loop, state) in rehearsed:
+            return catch_up(engine, state, own)
+        # The run has come to another level of its codec, whose programs are others.
+        state = rehearse(engine, state)
+        rehearsed.add(_level(loop, state))
+
+
+def _level(loop: JobLoop, state: TrainState) -> int:
+    return loop.schedule.level(state.counters)
+
+
+def _newest(exchange: JobExchange) -> State:
+    exchange.want_state()
+    company = LivenessWait(exchange)
+    given = "one gave its state"
+    return leader().told("state", lambda: company.wait(given, exchange.newest_state))
+
+
+def _compare(loop: JobLoop, state: TrainState) -> None:
+    """Insist that the anchors are those that the regions which train have had at that moment.
+
+    Raises:
+      Parted: they are not, or not those that hold.
+    """
+    exchange, until = loop.delivery.exchange, time.monotonic() + _HEARD_SECONDS
+    own, (step, name) = loop.delivery.moments.terms(state.anchor, loop.fragments), moment(state)
+    if not own:
+        return  # regions have anchors of their own
+    company = LivenessWait(exchange)
+
+    def heard() -> bool | None:
+        return exchange.agrees(step, name, own, at_last=time.monotonic() > until) or None
+
+    leader().told("agrees", lambda: company.wait("they told of their anchors", heard))
+
+
+def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
+    """After the end: give the state to regions that are just coming in, which have no one else."""
+    delivery, until = engine.delivery, time.monotonic() + linger_s
+    while leader().told(
+        "serve", lambda: bool(delivery.exchange.asking()) and time.monotonic() < until
+    ):
+        delivery.answer(state)
+        time.sleep(_POLL_SECONDS)
+
+
+def install(
+    loop: JobLoop, state: TrainState, arrays: dict[str, np.ndarray], document: dict
+) -> TrainState:
+    """Replace what regions have in common by another region's; `state` comes from `rehearse`.
+
+    Raises:
+      ValueError: the arrays are of another model or method, with every difference.
+    """
+    like = {
+        name: x
+        for field in SHARED
+        for name, x in named_leaves(field, getattr(state, field)).items()
+    }
+    wrong = [
+        f"{name}: {arrays[name].shape if name in arrays else 'missing'} -> {x.shape}"
+        for name, x in like.items()
+        if name not in arrays or arrays[name].shape != x.shape
+    ]
+    if wrong:
+        raise ValueError("another region's state does not fit:\n- " + "\n- ".join(wrong))
+    changes = {}
+    for field in SHARED:
+        tree = getattr(state, field)
+        leaves = [place(arrays[name], x.sharding) for name, x in named_leaves(field, tree).items()]
+        changes[field] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+    names = named_leaves("clock", state.counters)
+    counters = jax.tree.unflatten(
+        jax.tree.structure(state.counters), [arrays[name] for name in names]
+    )
+    counters = dataclasses.replace(
+        counters.copy(),
+        bytes_sent=state.counters.bytes_sent,
+        bytes_received=state.counters.bytes_received,
+    )
+    counters.behind = np.int64(0)  # the donor has given it in the middle of a step
+    state = state.replace(**changes, counters=counters, in_flight={})
+    flights = {r["key"]: _spectator(loop, r) for r in document["in_flight"] if not r["moved"]}
+    state = state.replace(in_flight=flights)
+    loop.expect(state)
+    return state
+
+
+def _spectator(loop: JobLoop, record: dict):
+    """A payload under way to which this region adds nothing."""
+    shapes = abstract_flight(loop.programs, {**record, "kept": False})
+    zeros = jax.tree.map(lambda x: _zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x, shapes)
+    return dataclasses.replace(zeros, takes_part=np.zeros_like(zeros.takes_part))
+
+
+def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
+    """Land what has landed elsewhere, up to the step where the others are, and start there.
+
+    First while they train on; then, close to them, while they wait for this region. In groups they
+    wait from the beginning, since nothing is heard of other groups.
+
+    Args:
+      least: start there or later: what this region has saved and logged goes so far.
+    """
+    delivery, loop = engine.delivery, engine.sync_loop(state)
+    # At the step where it was lost it was waited for in vain: they must see that it is past that.
+    delivery.exchange.beat(int(state.counters.step))
+    # Of all others' exchanges the record is enough; a partner waits for our word at each.
+    delivery.silent = engine.config.method.topology is None
+    delivery.insists = True
+    try:
+        if delivery.silent:
+            state = _to_the_front(loop, state, least)
+        delivery.exchange.come_in()
+        over = True  # once more: they may have been in an exchange when they read it
+        while over or delivery.frontier() > int(state.counters.step):
+            state = _to_the_front(loop, state, least)
+            # Then they are soon past that one, and have told so when they are heard once more.
+            over = delivery.passed_over(int(state.counters.sends.sum()))
+            delivery.exchange.hear()
+    finally:
+        delivery.silent = delivery.insists = False
+    loop.reconnect(state)  # they wait for our word on what is under way, too
+    return start_from_anchor(loop, state)
+
+
+def _to_the_front(loop: JobLoop, state: TrainState, least: int) -> TrainState:
+    nobody = np.zeros(1, bool)
+    while (left := max(loop.delivery.frontier(), least) - int(state.counters.step)) > 0:
+        state, _ = loop.after(state, min(left, loop.next_event(state)), nobody)
+    return state
+
+
+def start_from_anchor(loop: JobLoop, state: TrainState) -> TrainState:
+    """Take the anchor's values, the run's step and its learning rate; moments go on as they are."""
+    params = loop.programs.restart_program(state.inner.params, state.anchor)
+    inner = state.inner
+    step = place(np.full(inner.step.shape, int(state.counters.step), np.int32), inner.step.sharding)
+    opt = at_step(inner.opt, int(state.counters.step), np.ones(1, bool))
+    return with_inner(state, params=params, opt=opt, step=step, tokens=_zeros(inner.tokens))
+
+
+def _zeros(like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """Where `like` lies."""
+    return place(np.zeros(like.shape, like.dtype), like.sharding)

@@ -1,0 +1,93 @@
+"""What cannot work, or does not work yet, when every region is a job of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.compression import Codec
+from lowcomm_jax.mesh.regions import REGION
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.sync.round_functions import OutlierGuard
+
+
+def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, guard: OutlierGuard):
+    """One line with its fix for each setting that keeps a job from exchanging with others."""
+    if isinstance(exchange, str):
+        known = exchange == "mesh"
+        return [] if known else [f"exchange={exchange!r}: use 'mesh', or an exchange between jobs"]
+    if not isinstance(exchange, JobExchange):
+        return [f"exchange={exchange!r}: use 'mesh', exchange.store(...) or exchange.peers(...)"]
+    found = []
+    if exchange.count != regions:
+        found.append(
+            f"the exchange has {exchange.count} regions, the engine {regions}: make them equal"
+        )
+    if mesh.shape.get(REGION, 1) != 1:
+        found.append(
+            f"the mesh has {mesh.shape[REGION]} region slots, but this job is one region: use "
+            "region=1, and fsdp or tensor for its devices"
+        )
+    idle = set(range(jax.process_count())) - {d.process_index for d in mesh.devices.flat}
+    if idle:
+        found.append(
+            f"the mesh has no device of processes {sorted(idle)} of this job: use all devices of "
+            "the region (mesh.fsdp=0)"
+        )
+    return found + job_problems(method, regions, guard)
+
+
+def job_problems(method: Method, regions: int, guard: OutlierGuard) -> list[str]:
+    """One line with its fix for each setting that cannot be where every region is a job."""
+    found = []
+    if guard.outlier_factor is not None:
+        found.append(
+            f"outlier_factor={guard.outlier_factor}: a job does not know the other regions' norms "
+            "when it sends; leave it out"
+        )
+    if regions > 2 and method.reduces_all and not _on_host():
+        found.append(
+            "payloads are averaged on the host's processor, beside the training: add cpu to "
+            "JAX_PLATFORMS"
+        )
+    return found + _method_problems(method)
+
+
+def _on_host() -> bool:
+    try:
+        return bool(jax.local_devices(backend="cpu"))
+    except RuntimeError:
+        return False
+
+
+def _method_problems(method: Method) -> list[str]:
+    """Methods that need more of the other regions than payloads at landings."""
+    schedule, found = method.schedule, []
+
+    def refuse(reason: str, fix: str) -> None:
+        found.append(f"{method.name} between jobs: {reason}; {fix}")
+
+    if method.signal == "gradient":
+        refuse("it exchanges at every step", "use exchange='mesh'")
+    if method.base == "received" or schedule.uneven:
+        refuse("regions at a pace of their own are simulated only", "use exchange='mesh'")
+    if method.anchors == "per_region" and method.topology is None:
+        refuse("it applies a region's own part apart from the others'", "use exchange='mesh'")
+    if isinstance(method.codec, Codec) and method.codec.shares_basis:
+        refuse(
+            f"with codec {method.codec.name} regions exchange a first factor before they can send "
+            "the second, and a round has one exchange",
+            "use low_rank, with bases of their own (shared_basis=False), or exchange='mesh'",
+        )
+    if isinstance(method.codec, Codec) and method.codec.increments:
+        refuse(
+            f"codec {method.codec.name} keeps a running mean of all regions, in which the share of "
+            "one that was lost and comes back would stay for good",
+            "use error feedback in its place, or exchange='mesh'",
+        )
+    if np.ndim(schedule.delay):
+        refuse("one overlap for all regions is needed", "give a single number")
+    return found

@@ -1,0 +1,199 @@
+"""Announcements and confirmations of payloads, and the one record that says who took part.
+
+Who took part must be agreed, not observed: one region may have a late payload in time and another
+not, and their anchors would part for good. So each exchange has one commit record. Any region may
+write it; the first stands, and everyone lands what it says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import re
+
+from lowcomm_jax.runtime.errors import Rejected
+from lowcomm_jax.runtime.kv import Store, segment
+from lowcomm_jax.runtime.secret import Seal
+from lowcomm_jax.runtime.terms import Terms
+
+
+@dataclasses.dataclass(frozen=True)
+class PayloadRecord:
+    """A payload by its content.
+
+    Attributes:
+      digest, nbytes: SHA-256 in hex, and bytes.
+      slices: where it travels in slices beside these bytes, one for each region of the run that
+        reduces them; None in the place of the sender's own, which nobody else needs.
+    """
+
+    digest: str
+    nbytes: int
+    slices: tuple[PayloadRecord | None, ...] = ()
+
+    @classmethod
+    def read(cls, body: dict) -> PayloadRecord:
+        """Of a record."""
+        slices = (one and cls.read(one) for one in body["slices"])
+        return cls(body["digest"], body["nbytes"], tuple(slices))
+
+    @property
+    def digests(self) -> list[str]:
+        """Of the bytes and of all slices."""
+        return [self.digest, *(one.digest for one in self.slices if one)]
+
+    def nbytes_for(self, region: int) -> int:
+        """Of the bytes and of the slice that this region reduces."""
+        own = self.slices[region] if self.slices else None
+        return self.nbytes + (own.nbytes if own else 0)
+
+    @property
+    def content(self) -> str:
+        """One digest of all."""
+        found = self.digests
+        return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Announcement:
+    """A region's announcement.
+
+    Attributes:
+      region, incarnation: who announces.
+      payload: what it has published; None = it takes no part.
+      terms: on which it takes part.
+      hint: of the transport, on where to find the payload.
+    """
+
+    region: int
+    incarnation: int
+    payload: PayloadRecord | None
+    terms: Terms
+    hint: dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Commit:
+    """What stands for one exchange.
+
+    Attributes:
+      payloads: of the regions that took part.
+      terms: of the regions that announced, and were there.
+      writer: region that wrote the record, and has all payloads.
+      present: the regions that took part, and those that were there without: ascending.
+    """
+
+    payloads: dict[int, PayloadRecord]
+    terms: dict[int, Terms]
+    writer: int
+    present: tuple[int, ...] = ()
+
+
+def name_of(epoch: int, key: str, members: tuple[int, ...], count: int) -> str:
+    """An exchange's name in the store: epoch, key, and the group where that is not everyone."""
+    group = "" if len(members) == count else "@" + "-".join(map(str, members))
+    return f"{epoch}.{segment(key)}{group}"
+
+
+class CommitLog:
+    """Reads and writes announcements and commit records.
+
+    Records that are not signed as they should be are counted ("rejected_record") and ignored.
+    """
+
+    def __init__(self, store: Store, seal: Seal):
+        self._store, self._seal = store, seal
+
+    def say(self, name: str, said: Announcement) -> None:
+        """Announce; an announcement of an earlier job in our place is replaced."""
+        key = announcement_key(name, said.region)
+        record = self._seal.close(key, dataclasses.asdict(said))
+        if not self._store.create(key, record):
+            self._store.write(key, record)
+
+    def heard(self, name: str, region: int) -> Announcement | None:
+        """What a region has announced, if anything."""
+        key = announcement_key(name, region)
+        body = self._open(key, self._store.read(key))
+        if body is None or body["region"] != region:
+            return None
+        return Announcement(
+            **{**body, "payload": body["payload"] and PayloadRecord.read(body["payload"])}
+        )
+
+    def confirm(self, name: str, region: int, held: dict[int, str]) -> None:
+        """Say which payloads a region holds and has verified: `Payload.content` by region."""
+        key = f"held/{name}/{region}"
+        body = {str(r): digest for r, digest in held.items()}
+        self._store.write(key, self._seal.close(key, body))
+
+    def confirmed(self, name: str, region: int) -> dict[int, str] | None:
+        """What a region has said that it holds, if anything."""
+        key = f"held/{name}/{region}"
+        body = self._open(key, self._store.read(key))
+        return None if body is None else {int(r): digest for r, digest in body.items()}
+
+    def forget(self, name: str, region: int) -> None:
+        """Remove what a region has said; for exchanges with a commit record only."""
+        self._store.delete(announcement_key(name, region))
+        self._store.delete(f"held/{name}/{region}")
+
+    def all_said(self) -> list[tuple[str, int]]:
+        """Names and regions of all announcements that were not removed."""
+        found = [re.fullmatch(r"said/(.+)/(\d+)", key) for key in self._store.list("said/")]
+        return [(match[1], int(match[2])) for match in found if match]
+
+    def standing(self, name: str) -> Commit | None:
+        """The commit record, if there is one."""
+        return self._standing(name)[0]
+
+    def commit(self, name: str, commit: Commit) -> Commit:
+        """Write the commit record unless one stands; returns the one that stands."""
+        while True:
+            stands, key = self._standing(name)
+            if stands is not None:
+                return stands
+            self._store.create(key, self._seal.close(key, dataclasses.asdict(commit)))
+
+    def agree(self, name: str, proposal: dict) -> dict:
+        """What was proposed first under this name."""
+        for number in itertools.count():
+            key = f"agreed/{name}/{number}"
+            self._store.create(key, self._seal.close(key, proposal))
+            # Not signed as it should be: the next number takes its place.
+            body = self._open(key, self._store.read(key))
+            if body is not None:
+                return body
+        raise AssertionError("numbers never end")
+
+    def _standing(self, name: str) -> tuple[Commit | None, str]:
+        """(the commit record, or None and the key it can be created under).
+
+        A record that is not signed counts for nobody, so the next number takes its place: junk
+        cannot stand in for a commit, nor keep regions from making one.
+        """
+        for number in itertools.count():
+            key = f"commit/{name}/{number}"
+            data = self._store.read(key)
+            if data is None:
+                return None, key
+            body = self._open(key, data)
+            if body is not None:
+                payloads = {int(r): PayloadRecord.read(one) for r, one in body["payloads"].items()}
+                terms = {int(r): one for r, one in body["terms"].items()}
+                return Commit(payloads, terms, body["writer"], tuple(body["present"])), key
+
+    def _open(self, key: str, data: bytes | None) -> dict | None:
+        if data is None:
+            return None
+        try:
+            return self._seal.open(key, data)
+        except Rejected:
+            self._store.tally.add("rejected_record")
+            return None
+
+
+def announcement_key(name: str, region: int) -> str:
+    """Where a region announces."""
+    return f"said/{name}/{region}"

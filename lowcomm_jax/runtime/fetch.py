@@ -1,0 +1,182 @@
+"""Fetches one payload on a thread of its own, until it is here, hopeless or not needed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime.commits import PayloadRecord
+from lowcomm_jax.runtime.context import ExchangeContext
+from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
+
+_DAMAGED_TRIES = 3
+_PATIENCE_S = 10.0
+log = logging.getLogger(__name__)
+
+
+class PayloadPiece(NamedTuple):
+    """Bytes to fetch.
+
+    Attributes:
+      key: of the exchange; name: under which they were packed.
+      payload: names them by their content.
+      like: what they must hold; None = whatever they do.
+      holders: the regions that may have them, tried in turn.
+      hint: of the transport.
+    """
+
+    key: str
+    name: str
+    payload: PayloadRecord
+    like: wire.Shapes | None
+    holders: Sequence[int]
+    hint: dict
+
+
+class Fetch:
+    """A payload on its way here, piece after piece.
+
+    Attributes:
+      region: whose.
+      got: what the pieces hold that are here and verified, in their order.
+      refused: why one is not what this exchange needs; final, since it is named by its content.
+
+    An error of any other kind ends the whole exchange (`Beats.fail`).
+    """
+
+    def __init__(
+        self,
+        office: ExchangeContext,
+        region: int,
+        pieces: Sequence[PayloadPiece],
+        news: threading.Event | None = None,
+    ):
+        """`news`: set when it is over."""
+        self.region = region
+        self.got: list[dict[str, np.ndarray]] = []
+        self.refused: Rejected | None = None
+        self._office, self._pieces = office, pieces
+        self._damaged = 0
+        self._moved = (0, 0.0)
+        self._missing_since_s: float | None = None
+        self._begun = threading.Event()
+        self._news = news or threading.Event()
+        self._cancelled = threading.Event()
+        name = f"lowcomm-fetch-{region}"
+        act = (self._insist,)
+        self._thread = threading.Thread(target=office.beats.guard, args=act, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def payload(self) -> PayloadRecord:
+        """What names the first piece."""
+        return self._pieces[0].payload
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pieces are here."""
+        return len(self.got) == len(self._pieces)
+
+    @property
+    def missing_s(self) -> float | None:
+        """For how long nobody who could be reached has had the next piece; None = somebody may."""
+        since_s = self._missing_since_s
+        return None if since_s is None else self._office.beats.clock_s - since_s
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it is refused, or arrived damaged again and again."""
+        return self.refused is not None or self._damaged >= _DAMAGED_TRIES
+
+    def cancel(self) -> None:
+        """Stop trying."""
+        self._cancelled.set()
+
+    @property
+    def running(self) -> bool:
+        """Whether its thread still is."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the thread, which is cancelled or done."""
+        self._thread.join(_PATIENCE_S)
+
+    def first(self, check: Callable[[], None]) -> dict[str, np.ndarray]:
+        """Wait for the first piece.
+
+        Args:
+          check: called again and again; may raise.
+
+        Raises:
+          Rejected: it is not what is needed.
+          Missing: nobody who could be reached has had it for a while.
+        """
+        patience_s = 2 * self._office.timing.answer_s
+        while not self.got:
+            check()
+            if self.refused is not None:
+                raise self.refused
+            if self.missing_s is not None and self.missing_s > patience_s:
+                raise Missing(f"the payload of region {self.region} is gone with all who had it")
+            self._begun.wait(self._office.store.poll_s[1])
+        return self.got[0]
+
+    def _insist(self) -> None:
+        for pause in self._office.store.pauses():
+            if self._cancelled.is_set():
+                return
+            try:
+                self._try()
+            except StoreUnavailable as error:
+                # The heartbeat reports an outage, but knows nothing of what is too large or slow.
+                log.info("payload of region %d for %s: %s", self.region, self._pieces[0].key, error)
+            except (Missing, Rejected) as error:
+                if isinstance(error, Rejected):
+                    self._office.tally.add("rejected_damaged")
+                    self._damaged += 1
+                if self._missing_since_s is None:
+                    self._missing_since_s = self._office.beats.clock_s
+            if self.complete or self.refused is not None:
+                self._office.pace.moved(*self._moved)
+                self._begun.set()
+                self._news.set()
+                return
+            self._cancelled.wait(pause)
+
+    def _try(self) -> None:
+        """Get the pieces that are not here yet."""
+        for piece in self._pieces[len(self.got) :]:
+            data = self._bytes(piece)
+            try:
+                arrays = wire.unpack(
+                    data,
+                    run_id=self._office.run_id,
+                    key=piece.name,
+                    region=self.region,
+                    like=piece.like,
+                )
+            except Rejected as error:
+                self._office.tally.add("rejected_content")
+                self.refused = error
+                return
+            self._office.transport.keep(piece.payload.digest, data)
+            self.got.append(arrays)
+            self._begun.set()
+
+    def _bytes(self, piece: PayloadPiece) -> bytes:
+        office, payload = self._office, piece.payload
+        began = time.monotonic()
+        data = office.transport.get(payload.digest, payload.nbytes, piece.holders, piece.hint)
+        office.mishaps.received(piece.key, len(data))
+        if wire.digest(data) != payload.digest:
+            raise Rejected(f"what came for {payload.digest} was damaged")
+        self._missing_since_s = None
+        nbytes, seconds = self._moved
+        self._moved = nbytes + len(data), seconds + time.monotonic() - began
+        return data

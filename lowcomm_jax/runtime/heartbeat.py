@@ -1,0 +1,355 @@
+"""Heartbeats: who is alive, how far each region is, and what it asks for.
+
+Every region overwrites one record of its own with a counter that rises. Clocks of different
+machines are never compared: an observer judges by its own clock how long a counter stood still, and
+only while it could look. So neither an outage of the store nor a pause of the observer itself makes
+the others look dead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from lowcomm_jax.runtime.errors import Lost, Rejected, StoreUnavailable, Superseded
+from lowcomm_jax.runtime.kv import Store
+from lowcomm_jax.runtime.request import Gathered
+from lowcomm_jax.runtime.secret import Seal
+from lowcomm_jax.runtime.timing import Timing
+
+_LOOKS_PER_BEAT = 4
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beat:
+    """What a region says about itself.
+
+    Attributes:
+      incarnation: rises with every job that takes the region's place.
+      counter: rises with every heartbeat.
+      step: after which it has last sent something, or landed it.
+      trained: inner steps it has made; more where it could not reach the others.
+      epoch: of the run that it takes part in; 0 while it joins.
+      awaited: others shall wait for its payloads.
+      wants: it asks for a state.
+      leaving: it has ended in good order.
+      paused: it has saved its state, and waits for the others to do so.
+      passed: the newest key it has everything of, or "".
+      address: where its payloads can be pulled from, or "".
+    """
+
+    incarnation: int
+    counter: int = 0
+    step: int = 0
+    trained: int = 0
+    epoch: int = 0
+    awaited: bool = False
+    wants: bool = False
+    leaving: bool = False
+    paused: bool = False
+    passed: str = ""
+    address: str = ""
+
+
+@dataclasses.dataclass
+class _Seen:
+    """What is known of a region: its newest beat and how long that stood still."""
+
+    beat: Beat
+    silent_s: float = 0.0
+    moved: bool = False
+
+
+class Heartbeat:
+    """The heartbeat of one region, and its view of the others.
+
+    Attributes:
+      region: which one we are.
+      outage: why the store could not be used at the last look, or None.
+
+    Counts "outage" and "rejected_record".
+    """
+
+    def __init__(self, store: Store, seal: Seal, region: int, count: int, timing: Timing):
+        self.region = region
+        self.outage: StoreUnavailable | None = None
+        self._store, self._seal, self._count, self._timing = store, seal, count, timing
+        self._own = Beat(incarnation=0)
+        self._seen: dict[int, _Seen] = {}
+        self._clock_s = 0.0
+        self._looks = 0
+        self._away_since = 0.0
+        self._over: Exception | None = None
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        act = (self._beat_and_look,)
+        self._thread = threading.Thread(
+            target=self.guard, args=act, name="lowcomm-beats", daemon=True
+        )
+
+    # -- our own beat -------------------------------------------------------------------------
+
+    def start(self, above: int = 0) -> None:
+        """Take the region's place as its next incarnation and begin to beat.
+
+        Args:
+          above: an incarnation that there has been. With the number of an earlier job this one
+            would be taken for that one, so that no list is relied on alone.
+        """
+        born, last = f"born/{self.region}/", self._read(self.region)
+        taken = [int(key.removeprefix(born)) for key in self._store.list(born)]
+        known = max([above, last.incarnation if last else 0, *taken])
+        for number in itertools.count(known + 1):
+            key = f"{born}{number}"
+            if self._store.create(key, self._seal.close(key, {"incarnation": number})):
+                break
+        self.update(incarnation=number)
+        self._thread.start()
+
+    def update(self, at_once: bool = True, **changes) -> None:
+        """Change what our beat says; the others learn it now, or with the next beat."""
+        with self._lock:
+            self._own = dataclasses.replace(self._own, **changes)
+        if at_once:
+            self._wake.set()
+
+    @property
+    def own(self) -> Beat:
+        """What our beat says."""
+        return self._own
+
+    def stop(self, leaving: bool = True) -> None:
+        """Stop beating; `leaving` says so, and the others need not find out."""
+        if self._thread.ident is None:
+            return
+        if leaving:
+            self.update(leaving=True, awaited=False)
+        self._stop.set()
+        self._thread.join()
+
+    # -- the others ---------------------------------------------------------------------------
+
+    @property
+    def clock_s(self) -> float:
+        """Seconds for which the others could be observed: it stands while the store is away."""
+        return self._clock_s
+
+    def check(self) -> None:
+        """Raises `Superseded` when the place is taken, `Lost` when the run has begun anew."""
+        if self._over is not None:
+            raise self._over
+
+    def refresh(self) -> None:
+        """Wait until everyone's beat was read anew."""
+        seen = self._looks
+        self._wait(lambda: self._looks >= seen + 2)  # The first one may be under way already.
+
+    def hear(self, times: int = 1) -> None:
+        """Wait until all other living regions have beaten so often since our next beat.
+
+        The second one of a region is of a time at which it has read that beat of ours.
+        """
+        own = self._own.counter
+        self._wait(lambda: self._own.counter > own)
+        before = self.latest()
+
+        def heard(region: int) -> bool:
+            old, new = before.get(region), self.latest()[region]
+            return old is None or _order(new) >= (old.incarnation, old.counter + times)
+
+        self._wait(lambda: all(map(heard, self.living() - {self.region})))
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.check()
+            time.sleep(self._timing.beat_s / _LOOKS_PER_BEAT / 2)
+
+    def living(self, certain: bool = True) -> set[int]:
+        """Regions whose beat was seen to change lately, ourselves included.
+
+        Args:
+          certain: False = also those that we have not watched for long enough to know.
+        """
+        with self._lock:
+            alive = {
+                region
+                for region, seen in self._seen.items()
+                if (seen.moved or not certain)
+                and not seen.beat.leaving
+                and seen.silent_s < self._timing.dead_after_s
+            }
+        return alive | {self.region}
+
+    def latest(self) -> dict[int, Beat]:
+        """The newest beat of every region that was ever seen, ours included."""
+        with self._lock:
+            return {r: seen.beat for r, seen in self._seen.items()} | {self.region: self._own}
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def guard(self, *acts: Callable[[], None]) -> None:
+        """Do this on a thread that nobody waits for: `check` raises what goes wrong."""
+        try:
+            for act in acts:
+                act()
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Let `check` raise this, which has ended a thread that nobody waits for."""
+        self._over = self._over or error
+
+    def _beat_and_look(self) -> None:
+        next_beat = last_look = time.monotonic()
+        pause = self._timing.beat_s / _LOOKS_PER_BEAT
+        while self._over is None:
+            stopping = self._stop.is_set()
+            now = time.monotonic()
+            try:
+                # Looked at first: a job whose place was taken must not beat over its successor.
+                self._look(min(now - last_look, self._timing.beat_s))
+                if now >= next_beat or self._wake.is_set():
+                    self._wake.clear()
+                    self._beat()
+                    next_beat = now + self._timing.beat_s
+                self.outage = None
+            except StoreUnavailable as error:
+                self._note_outage(error)
+            last_look = now
+            if stopping:
+                return
+            # A beat that could not be written stays due; it must not be tried without a pause.
+            (self._stop if self.outage else self._wake).wait(pause)
+
+    def _note_outage(self, error: StoreUnavailable) -> None:
+        if self.outage is None:
+            log.warning("region %d cannot reach the others: %s", self.region, error)
+            self._store.tally.add("outage")
+            self._away_since = time.monotonic()
+        self.outage = error
+
+    def back(self) -> bool:
+        """Whether the store can be used; where it has just gone away, waits whether it returns.
+
+        Raises what `check` raises.
+        """
+        while self.outage is not None:
+            self.check()
+            if time.monotonic() - self._away_since >= self._timing.dead_after_s:
+                return False
+            time.sleep(self._timing.beat_s / _LOOKS_PER_BEAT)
+        self.check()
+        return True
+
+    def _beat(self) -> None:
+        if self._over is not None:
+            return
+        with self._lock:
+            self._own = dataclasses.replace(self._own, counter=self._own.counter + 1)
+            body = dataclasses.asdict(self._own)
+        key = f"beat/{self.region}"
+        self._store.write(key, self._seal.close(key, body))
+
+    def _look(self, passed_s: float) -> None:
+        """Read everyone's beat; `passed_s` have passed since the last look.
+
+        A store that went away and a process that stood still both make that time unknown: it
+        counts for little, so that nobody is taken for dead on account of it.
+        """
+        found = {region: self._read(region) for region in range(self._count)}
+        own = found.pop(self.region)
+        if own is not None and own.incarnation > self._own.incarnation:
+            self._over = Superseded(
+                f"region {self.region}: another job has taken its place; end this one, or give the "
+                "two different regions"
+            )
+        elif any(beat and beat.epoch > self._own.epoch > 0 for beat in found.values()):
+            self._over = Lost(f"region {self.region}: the run was begun anew without it")
+        with self._lock:
+            self._looks += 1
+            self._clock_s += passed_s
+            for region, beat in found.items():
+                seen = self._seen.get(region)
+                if seen is None:
+                    if beat is not None:
+                        self._seen[region] = _Seen(beat)
+                elif beat is not None and _order(beat) > _order(seen.beat):
+                    # Newer ones only: an old record that was copied back proves nothing.
+                    self._seen[region] = _Seen(beat, moved=True)
+                else:
+                    seen.silent_s += passed_s
+
+    def _read(self, region: int) -> Beat | None:
+        key = f"beat/{region}"
+        data = self._store.read(key)
+        if data is None:
+            return None
+        try:
+            return Beat(**self._seal.open(key, data))
+        except Rejected:
+            self._store.tally.add("rejected_record")
+            return None
+
+
+def _order(beat: Beat) -> tuple[int, int]:
+    return beat.incarnation, beat.counter
+
+
+# -- waiting -----------------------------------------------------------------------------------
+#
+# Whom a region waits for in an exchange.
+
+
+class Waiting:
+    """Tells who may be expected to announce, of those that are alive.
+
+    Whoever began the epoch with us is waited for, and whoever came in later from its first payload
+    on; not one that asks for a state, nor one that was waited for in vain, until it has caught up.
+
+    Attributes:
+      roster: incarnation of the regions that began the epoch.
+      behind: whether the others did not wait for us in the last exchange that is over.
+    """
+
+    def __init__(self, beats: Heartbeat):
+        self.roster: dict[int, int] = {}
+        self.behind = False
+        self._beats = beats
+        self._behind: dict[int, int] = {}
+
+    def awaited(self, region: int) -> bool:
+        """Whether a region is alive and may be expected to announce."""
+        beat = self._beats.latest().get(region)
+        if beat is None or region not in self._beats.living(certain=False):
+            return False
+        began_with_us = self.roster.get(region) == beat.incarnation
+        expected = not beat.wants and (began_with_us or beat.awaited)
+        return expected and not self.left_behind(region)
+
+    def left_behind(self, region: int) -> bool:
+        """Whether another region was waited for in vain, and has not caught up."""
+        beat = self._beats.latest().get(region)
+        return beat is not None and beat.step <= self._behind.get(region, -1)
+
+    def note(self, others: set[int], gathered: Gathered) -> None:
+        """Whoever was waited for in vain is waited for again once it is past where we are now.
+
+        A region tells the step of its last landing or send: one that stands still where we are has
+        not come past. Nor must it come to where we are later: one that goes on as fast as we do
+        never would.
+        """
+        self.behind = self._beats.region not in gathered.commit.present
+        # Also whom only the writer of the record has heard.
+        heard = gathered.heard | gathered.commit.terms.keys()
+        for region in others & heard:
+            self._behind.pop(region, None)
+        for region in gathered.vain - heard:
+            beat = self._beats.latest().get(region)
+            if region not in self._behind or (beat and beat.step > self._behind[region]):
+                self._behind[region] = self._beats.own.step

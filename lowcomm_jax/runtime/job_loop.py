@@ -1,0 +1,273 @@
+"""The loops of a job that is one region of several: what they do differently from one mesh.
+
+A send hands the payload to `JobDelivery`; a landing waits for everyone's. While a job cannot reach
+the other regions it defers what is due and keeps training; `SyncCounters.behind` counts the steps
+since. On reconnection it does all of it in order, as a region that sits out: it sends nothing, and
+adopts nothing that arrives, since that would undo what has been trained meanwhile. So anchors and
+decisions are those of the other regions, and the next thing it sends has all that was trained.
+Slower regions may still train where this one was long ago: they are waited for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.exchange import Traffic
+from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.history import Event
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.state.train_state import InFlight, TrainState, flight_key, in_send_order
+from lowcomm_jax.sync.gossip_loop import GossipLoop
+from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop
+from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.sync_loop import SyncLoop, as_of, due
+from lowcomm_jax.topology.gossip import Groups
+
+_SLOWER = 4  # times as long as here may a step take elsewhere
+
+
+class Counted(NamedTuple):
+    """Who was counted in an exchange.
+
+    Attributes:
+      fragment: that was sent; step: after which.
+      number: of the fragment's sends, from 0.
+      last: it is the last synchronisation of a run.
+      counted_N: bool `[N]`, of all regions that exchanged it, ascending.
+      adopted: whether regions of this job that were counted adopt it.
+    """
+
+    fragment: int
+    step: int
+    number: int
+    last: bool
+    counted_N: np.ndarray
+    adopted: bool
+
+
+@dataclasses.dataclass
+class OutagePacing:
+    """How fast this job has trained since it could not reach the others; until it is with them.
+
+    Attributes:
+      first, last: (step, seconds) when something was deferred; None = nothing is.
+    """
+
+    first: tuple[int, float] | None = None
+    last: tuple[int, float] | None = None
+
+    def deferred(self, step: int) -> None:
+        """Something is still deferred after this step."""
+        self.last = step, time.monotonic()
+        self.first = self.first or self.last
+
+    def patience_s(self, steps: int) -> float:
+        """How long others may take for so many steps."""
+        if self.first is None or self.first[0] == self.last[0]:
+            return 0.0
+        (first, began_s), (last, ended_s) = self.first, self.last
+        return _SLOWER * steps * (ended_s - began_s) / (last - first)
+
+
+class JobLoop(SyncLoop):
+    """`SyncLoop` of a job that is one region of several.
+
+    A fragment is sent also where this region sits out: the others wait for its word.
+
+    Attributes:
+      delivery: carries payloads to the other jobs and theirs to this one.
+      pacing: how long the others may take after an outage.
+      witness: is told of every arrival at once, before it lands, if it is known
+        (`JobDelivery.hears`); None = nobody is.
+
+    Raises:
+      ValueError: a leaf of role `average`.
+    """
+
+    sends_empty = True
+
+    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery):
+        super().__init__(programs, weights)
+        if self._averaged:
+            raise ValueError(
+                f"leaves {self._averaged} of role 'average' cannot be averaged between jobs: give "
+                "them the role 'local'"
+            )
+        self.delivery, self.pacing = delivery, OutagePacing()
+        self.witness: Callable[[Counted], None] | None = None
+        self._adopts = True
+
+    # -- due events, deferred where the others cannot be reached -----------------------------------
+
+    def run_due(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
+        """Do all that is due up to the counters' step, as far as the others can be reached."""
+        now, nobody = int(state.counters.step), np.zeros_like(mask)
+        self.delivery.trained = now
+        while (at := self.upcoming(state)) <= now:
+            if self.pacing.first is not None:
+                patience_s = self.pacing.patience_s(at - state.counters.settled)
+                self.delivery.be_patient(patience_s)
+            # As it was then: nothing of it may depend on how late it is done.
+            self._adopts = at == now
+            who = mask if at == now else nobody
+            state, done = self._reachable_events_at(as_of(state, at, behind=1), who, events)
+            state = as_of(state, now, behind=now - at + (not done))
+            self._adopts = True
+            if not done:
+                self.pacing.deferred(now)
+                self.delivery.still_behind()
+                return state
+            in_time = at == now and (state.counters.last_sent == at).any()
+            if self.pacing.first is not None and in_time:
+                # Sent in time: the others are where this region is.
+                self.pacing = OutagePacing()
+                self.delivery.be_patient(0.0)
+        return as_of(state, now, behind=0)
+
+    def _reachable_events_at(
+        self, state: TrainState, mask: np.ndarray, events: list[Event]
+    ) -> tuple[TrainState, bool]:
+        """`events_at`, which ends where the others cannot be reached: (state, whether all is done).
+
+        Deferred between its sends and their landing, it is taken up there.
+        """
+        schedule, step = self.schedule, int(state.counters.step)
+        to_send = not (state.counters.last_sent == step).any()
+        leaves = to_send and schedule.next_send(step - 1, state.counters) == step
+        if leaves and not self.delivery.reachable():
+            return state, False
+        if not self.delivery.arrives(state, due(state, step)):
+            return state, False
+        state, sent = self.before_sends(state, events), ()
+        if to_send:
+            state, sent = self.send_due(state, mask, events)
+        at_once = [] if schedule.land_after_send else due(state, step)
+        if not self.delivery.arrives(state, at_once):
+            return state, False
+        state = self.decide(self.after_sends(state, sent, mask, events), events)
+        self.delivery.settled(state, self.fragments)
+        return state, True
+
+    # -- payloads to and from the other jobs --------------------------------------------------------
+
+    def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
+        kept = jax.tree.map(jnp.copy, state.codec[p])  # of before: the send donates it
+        state = super()._send(state, p, step, mask, events, key)
+        flight = dataclasses.replace(state.in_flight[key], kept=kept)
+        self._start(state, key, flight, int(state.counters.sends.sum()))
+        return state.replace(in_flight={**state.in_flight, key: flight})
+
+    def _start(self, state, key: str, flight: InFlight, number: int, again: bool = False) -> None:
+        p = int(flight.fragment)
+        groups = self.groups(int(state.counters.sends[p]) - 1)
+        exchange = self.programs.exchange.at(int(flight.level))
+        how = (groups, exchange, self.fragments)
+        self.delivery.start(key, number, flight, state.anchor, *how, again=again)
+
+    def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
+        return self.delivery.traffic(exchange, like, mask, groups, header)
+
+    def collect(
+        self, state: TrainState, key: str, last: bool = False, adopted: bool = True
+    ) -> tuple[TrainState, InFlight]:
+        """Wait for the payloads of everyone, and note who was counted."""
+        heard = self.delivery.hears(key)
+        state, flight = self.delivery.finish(state, key)
+        p, step = int(flight.fragment), int(flight.sent)
+        number = state.counters.number(p, step)
+        state.counters.counted[p] = flight.takes_part.all()
+        if self.witness is not None and heard:
+            counted, adopted = flight.takes_part.copy(), adopted and self._adopts
+            self.witness(Counted(p, step, number, last, counted, adopted))
+        return state, flight
+
+    def adopters(self, flight: InFlight, due_R: np.ndarray) -> np.ndarray:
+        return super().adopters(flight, due_R) & self._adopts
+
+    def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
+        values = {**values, **self.delivery.times(key)}
+        super().log_landing(state, p, key, lands, staleness, step, values, events)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
+        """Wait for the others also where they cannot be reached."""
+        self.delivery.insists = True
+        try:
+            return super().run_all(state, events)
+        finally:
+            self.delivery.insists = False
+
+    def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
+        return super().everyone_landed(state, p, step) and bool(state.counters.counted[p])
+
+    def ended(self, state: TrainState) -> None:
+        """Compare anchors with the other jobs.
+
+        Raises:
+          Parted: another region's anchor is another.
+        """
+        self.delivery.ended(state, self.fragments)
+
+    # -- after a restart ------------------------------------------------------------------------
+
+    def reconnect(self, state: TrainState) -> None:
+        """Send off what is in flight once more: its first way ended with the job that sent it.
+
+        Raises:
+          ValueError: the state is of a checkpoint that does not tell what comes back where this
+            region is not counted.
+        """
+        for key, flight in in_send_order(state.in_flight):
+            if flight.anchor_updated:
+                continue
+            if flight.takes_part.any() and flight.kept is None:
+                raise ValueError(
+                    f"payload {key!r} is in flight without the codec's state from before it: go on "
+                    "with the version of this package that saved it"
+                )
+            number = state.counters.sends_until(int(flight.sent))
+            self._start(state, key, flight, number, again=True)
+
+    def expect(self, state: TrainState) -> None:
+        """Wait, as a listener, for what others have in flight."""
+        self.delivery.silent = True
+        try:
+            self.reconnect(state)
+        finally:
+            self.delivery.silent = False
+
+
+class OnePeriodJobLoop(JobLoop, OnePeriodLoop):
+    """`OnePeriodLoop` of a job that is one region of several."""
+
+
+class GossipJobLoop(JobLoop, GossipLoop):
+    """`GossipLoop` of a job that is one region of several."""
+
+    def draw(self, state: TrainState, flight: InFlight) -> Draw:
+        return self.delivery.draw(self.exchange, flight_key(int(flight.fragment), int(flight.sent)))
+
+    def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
+        return self.delivery.anchors_ahead(nbytes, groups)
+
+    def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
+        """Of regions in other groups a job does not know: there all those count that could have."""
+        return bool(state.counters.last_sent[p] == step)
+
+
+def job_loop(programs: RoundPrograms, weights, delivery: JobDelivery) -> JobLoop:
+    """The loop of a job's method: among all regions, a period late, or in groups."""
+    method: Method = programs.config.method
+    if method.topology is not None:
+        return GossipJobLoop(programs, weights, delivery)
+    kind = OnePeriodJobLoop if method.schedule.land_after_send else JobLoop
+    return kind(programs, weights, delivery)

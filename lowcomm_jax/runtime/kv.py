@@ -1,0 +1,199 @@
+"""The key-value store that regions share: create-only keys, reads, and waiting between looks.
+
+Built on TensorStore's kvstore. Coordination needs three guarantees: a key is created by one writer
+only, a value is read whole or not at all, and what was created is seen by the next read. Folders
+give them (of one machine, or a shared mount with hard links and no caches), and Google Cloud
+Storage; of S3-like stores only those with conditional writes do (If-None-Match; Amazon's has them).
+`AWS_ENDPOINT_URL`, as for Amazon's own tools, leads to an S3-like store elsewhere.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import pathlib
+import secrets
+import threading
+import urllib.parse
+from collections.abc import Iterator
+
+import tensorstore as ts
+
+from lowcomm_jax.runtime.errors import StoreUnavailable
+
+# -- tally -------------------------------------------------------------------------------------
+#
+# Counters that several threads add to.
+
+
+class MetricsCounter:
+    """Named whole numbers, 0 until something is added."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Add to one of the numbers."""
+        with self._lock:
+            self._counts[name] += amount
+
+    def take(self, name: str) -> int:
+        """What was added since it was last taken."""
+        with self._lock:
+            taken = f"{name} taken"
+            new = self._counts[name] - self._counts[taken]
+            self._counts[taken] += new
+            return new
+
+    def read(self) -> dict[str, int]:
+        """All numbers."""
+        with self._lock:
+            return {k: v for k, v in self._counts.items() if not k.endswith(" taken")}
+
+
+SCHEMES = ("file", "gs", "s3")
+POLL_S = {"file": (0.002, 0.05)}
+"""Shortest and longest pause between looks at the store, in seconds, by scheme of its url."""
+POLL_FAR_S = (0.05, 1.0)
+SLOWEST_BYTES_PER_S = 1e5
+"""A slower way to the store counts as none."""
+ENDPOINT = "AWS_ENDPOINT_URL"
+
+
+def segment(text: str) -> str:
+    """Any text as one part of a key, reversible with `urllib.parse.unquote`."""
+    return urllib.parse.quote(text, safe="")
+
+
+class Store:
+    """Keys of one run in a key-value store.
+
+    Attributes:
+      tally: bytes "store_read" and "store_written", whatever they are.
+      poll_s: shortest and longest pause between looks.
+
+    All methods raise `StoreUnavailable` when the store does not answer as it should.
+    """
+
+    def __init__(self, url: str, run_id: str, tally: MetricsCounter, timeout_s: float = 60.0):
+        self.root = f"{url.rstrip('/')}/{run_id}/"
+        scheme = url.partition("://")[0]
+        self.poll_s = POLL_S.get(scheme, POLL_FAR_S)
+        self.tally = tally
+        self._timeout_s = timeout_s
+        self._kv = self._answer(ts.KvStore.open(_spec(self.root)))
+        local = urllib.parse.unquote(self.root.removeprefix("file://"))
+        self._folder = pathlib.Path(local) if scheme == "file" else None
+        self._anchor: str | None = None
+
+    def anchor(self, key: str) -> None:
+        """Name a key that exists as long as the run does.
+
+        An unmounted directory looks like an empty one: no key is there, and every key can be
+        created. When the anchor is not there either, the store counts as unavailable.
+        """
+        self._anchor = key
+
+    def read(self, key: str, nbytes: int = 0) -> bytes | None:
+        """The value of a key; None = there is none. `nbytes`: how large it is, if that matters."""
+        found = self._get(key, nbytes)
+        if found.state != "value":
+            self._check_anchor()
+            return None
+        return found.value
+
+    def create(self, key: str, value: bytes) -> bool:
+        """Write a key that does not exist yet; False = it exists, and was left as it is."""
+        found = self._get(key)
+        if found.state == "value":
+            return False
+        self._check_anchor()
+        if self._folder is not None:
+            created = self._link(self._folder / key, value)
+        else:
+            # A lost race does not raise: it returns an empty generation.
+            done = self._answer(self._kv.write(key, value, if_equal=found.stamp.generation))
+            created = bool(done.generation)
+        self.tally.add("store_written", len(value) if created else 0)
+        return created
+
+    def _link(self, path: pathlib.Path, value: bytes) -> bool:
+        """Create a file whole or not at all, without a lock.
+
+        TensorStore holds a lock on the key meanwhile; a job that is stopped just then would stop
+        all others with it.
+        """
+        # Keys that end so are never listed.
+        written = path.with_name(f"{path.name}.{secrets.token_hex(8)}.__lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(written, "xb") as file:
+                file.write(value)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(written, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise StoreUnavailable(f"{self.root}: {error}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                written.unlink()
+        return True
+
+    def write(self, key: str, value: bytes) -> None:
+        """Write a key, whether it exists or not."""
+        self._check_anchor()
+        self._answer(self._kv.write(key, value), len(value))
+        self.tally.add("store_written", len(value))
+
+    def delete(self, key: str) -> None:
+        """Remove a key, if it is there."""
+        self._answer(self._kv.write(key, None))
+
+    def list(self, prefix: str) -> list[str]:
+        """Keys that begin with `prefix`, sorted."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        found = self._answer(self._kv.list(ts.KvStore.KeyRange(prefix, end)))
+        if not found:
+            self._check_anchor()
+        return sorted(key.decode() for key in found)
+
+    def pauses(self) -> Iterator[float]:
+        """Seconds to wait between one look and the next: short at first, then longer."""
+        pause, longest = self.poll_s
+        while True:
+            yield pause
+            pause = min(1.5 * pause, longest)
+
+    def _get(self, key: str, nbytes: int = 0):
+        found = self._answer(self._kv.read(key), nbytes)
+        self.tally.add("store_read", len(found.value))
+        return found
+
+    def _check_anchor(self) -> None:
+        if self._folder is None or self._anchor is None:
+            return
+        if self._get(self._anchor).state != "value":
+            raise StoreUnavailable(f"{self.root}: the run's record {self._anchor!r} is not there")
+
+    def _answer(self, future: ts.Future, nbytes: int = 0):
+        """The result of an operation that moves so many bytes."""
+        try:
+            return future.result(timeout=self._timeout_s + nbytes / SLOWEST_BYTES_PER_S)
+        except Exception as error:
+            future.cancel()  # else it goes on beside the next try
+            # Drivers report every kind of trouble as ValueError, told apart by its text only.
+            reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+            raise StoreUnavailable(f"{self.root}: {reason}") from error
+
+
+def _spec(root: str) -> str | dict[str, str]:
+    """What TensorStore opens for a url."""
+    endpoint, place = os.environ.get(ENDPOINT), urllib.parse.urlsplit(root)
+    if place.scheme != "s3" or not endpoint:
+        return root
+    path = urllib.parse.unquote(place.path.lstrip("/"))
+    return {"driver": "s3", "bucket": place.netloc, "path": path, "endpoint": endpoint}

@@ -1,0 +1,142 @@
+"""What an exchange is about, and what it ends with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime.commits import Commit
+from lowcomm_jax.runtime.errors import Rejected
+from lowcomm_jax.runtime.kv import MetricsCounter
+from lowcomm_jax.runtime.wire import Reduction, side_by_side
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeRequest:
+    """What one exchange is about.
+
+    Attributes:
+      key, name: as the caller calls it, and as the store does.
+      members: regions of the group, ascending.
+      arrays: of this region, without a region axis.
+      takes_part: publish them, or announce absence.
+      terms: what must be the same in all regions that take part (`terms`).
+      joins: False = only read a commit that stands.
+      reduction: how payloads are reduced in slices; None = everyone gets all of everything.
+      like: what the payload of each region must hold; None = what this region's does, if it has
+        one.
+      follows: it continues another exchange, so that nobody has computed before it.
+      patience_s: how much longer than usual others may compute.
+    """
+
+    key: str
+    name: str
+    members: tuple[int, ...]
+    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+    takes_part: bool = False
+    terms: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    joins: bool = True
+    reduction: Reduction | None = None
+    like: dict[int, wire.Shapes] | None = None
+    follows: bool = False
+    patience_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """The end of an exchange.
+
+    Attributes:
+      commit: the record that says who took part.
+      arrays: of those.
+      heard: the regions that announced; vain: those that were waited for to the end, and did not.
+      seconds: it took.
+      reduced: `[parts, ...]`, what became of payloads that are reduced in slices; `arrays` are then
+        what came beside them.
+    """
+
+    commit: Commit
+    arrays: dict[int, dict[str, np.ndarray]]
+    heard: frozenset[int]
+    vain: frozenset[int]
+    seconds: float
+    reduced: dict[str, np.ndarray] | None = None
+
+
+def problems(key: str, group: tuple[int, ...], region: int, count: int) -> list[str]:
+    """What keeps this region of so many from exchanging this key in this group."""
+    wrong = [] if key else ["the key is empty"]
+    if len(set(group)) != len(group) or not set(group) <= set(range(count)):
+        wrong.append(f"members {group} must be different regions of 0..{count - 1}")
+    if region not in group:
+        wrong.append(f"members {group} must contain this region, {region}")
+    return wrong
+
+
+# -- arrived -----------------------------------------------------------------------------------
+#
+# What the end of an exchange brings: everyone's arrays side by side, by region.
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrived:
+    """The end of an exchange, the same in every region but for what was measured.
+
+    Attributes:
+      participants: bool `[R]`, as the commit record says; False outside the group.
+      arrays: `[R, ...]` each; zeros for regions that did not take part.
+      reduced: `[parts, ...]`, of payloads that were reduced in slices; `arrays` are then what came
+        beside them.
+      bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
+      seconds: from our payload being computed to everything being here.
+      waited: of these, how long `finish` was blocked.
+    """
+
+    participants: np.ndarray
+    arrays: dict[str, np.ndarray]
+    reduced: dict[str, np.ndarray] | None
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    waited: float
+
+
+def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
+    """An exchange in which nobody took part."""
+    arrays = side_by_side({}, count, wire.shapes_of(like))
+    return Arrived(np.zeros(count, bool), arrays, None, 0, 0, 0.0, 0.0)
+
+
+def arrange(
+    gathered: Gathered,
+    like: dict[str, jax.ShapeDtypeStruct],
+    count: int,
+    waited: float,
+    tally: MetricsCounter,
+) -> Arrived:
+    """Put the regions' arrays into rows.
+
+    Raises:
+      Rejected: a region's payload has other shapes than `like`.
+    """
+    expected = wire.shapes_of(like)
+    for region, own in gathered.arrays.items():
+        found = wire.shapes_of(own)
+        if found != expected:
+            raise Rejected(f"payload of region {region} is {found}, expected {expected}")
+    participants = np.zeros(count, bool)
+    participants[list(gathered.commit.payloads)] = True
+    return Arrived(
+        participants=participants,
+        arrays=side_by_side(gathered.arrays, count, expected),
+        reduced=gathered.reduced,
+        bytes_sent=tally.take("sent"),
+        bytes_received=tally.take("received"),
+        seconds=gathered.seconds,
+        waited=waited,
+    )

@@ -1,0 +1,84 @@
+"""A shared secret authenticates every record between regions (HMAC-SHA256).
+
+A record is signed together with the run and the key it stands under, so that it means nothing
+elsewhere. Payloads need no signature of their own: records name them by their SHA-256. Nothing is
+encrypted. Whoever may write to the store can destroy a run, but not alter what regions believe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+
+from lowcomm_jax.runtime.errors import Rejected
+
+SHORTEST = 16
+
+
+def read_secret(source: bytes | str | None) -> bytes:
+    """The secret's bytes.
+
+    Args:
+      source: the bytes; "env:NAME" or "file:PATH" (surrounding white space is dropped); or None,
+        under which records are checked for damage, not for their author.
+
+    Raises:
+      ValueError: it cannot be read, or is shorter than `SHORTEST` bytes. The message never holds
+        the secret.
+    """
+    if source is None:
+        return b""
+    where = "the secret"
+    if isinstance(source, str):
+        kind, _, name = source.partition(":")
+        where = f"secret {source!r}" if kind in ("env", "file") else where
+        if kind == "env":
+            if name not in os.environ:
+                raise ValueError(f"{where}: there is no such variable in the environment")
+            source = os.environ[name].encode().strip()
+        elif kind == "file":
+            try:
+                source = pathlib.Path(name).read_bytes().strip()
+            except OSError as error:
+                raise ValueError(f"{where} cannot be read: {error.strerror}") from None
+        else:
+            raise ValueError('give the secret as bytes, "env:NAME" or "file:PATH"')
+    if len(source) < SHORTEST:
+        raise ValueError(f"{where} has {len(source)} bytes: use {SHORTEST} or more")
+    return source
+
+
+class Seal:
+    """Signs records of one run and opens signed ones."""
+
+    def __init__(self, run_id: str, secret: bytes):
+        self._run_id = run_id
+        self._secret = secret
+
+    def close(self, key: str, body: dict) -> bytes:
+        """A record to be written under `key`."""
+        text = json.dumps(body, sort_keys=True)
+        return json.dumps({"body": text, "mac": self._mac(key, text)}).encode()
+
+    def open(self, key: str, data: bytes) -> dict:
+        """The body of a record read under `key`.
+
+        Raises:
+          Rejected: it was not signed for this run and key with this secret, or was altered.
+        """
+        try:
+            record = json.loads(data)
+            text, mac = record["body"], record["mac"]
+            same = hmac.compare_digest(mac.encode(), self._mac(key, text).encode())
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise Rejected(f"{key}: not a signed record") from None
+        if not same:
+            raise Rejected(f"{key}: not signed for this run with this secret")
+        return json.loads(text)
+
+    def _mac(self, key: str, text: str) -> str:
+        message = json.dumps([self._run_id, key, text]).encode()
+        return hmac.new(self._secret, message, hashlib.sha256).hexdigest()

@@ -1,0 +1,87 @@
+"""How payload bytes get from one region to another: the contract, and the way through the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from lowcomm_jax.runtime.errors import Missing
+from lowcomm_jax.runtime.kv import MetricsCounter, Store
+
+
+class Transport(Protocol):
+    """Moves bytes that are named by what they hold; it verifies nothing.
+
+    Counts the bytes "sent" and "received".
+
+    Attributes:
+      lingers: whether others can only get payloads while this region is there.
+
+    Methods raise `StoreUnavailable` when the store is.
+    """
+
+    lingers: bool
+
+    def start(self) -> None:
+        """Begin to serve; called once, when the region has joined."""
+
+    def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
+        """Publish bytes of our own, which these regions will want at once.
+
+        Returns:
+          small JSON that spares readers a question, for `get`.
+        """
+
+    def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
+        """Fetch bytes from one of these regions, tried in turn; the first has published them.
+
+        Raises:
+          Missing: none of them has the bytes, or can be reached.
+          Rejected: not even the first one has what it has published.
+        """
+
+    def keep(self, name: str, data: bytes) -> Any:
+        """Bytes of another region that were verified: they may be served to others."""
+
+    def drop(self, name: str, shared: bool) -> None:
+        """Nobody needs these bytes any more; `shared`: remove what is stored for all, too."""
+
+    def close(self) -> None:
+        """Stop serving."""
+
+
+class StoreTransport:
+    """Payloads are keys of the store, named by their content: written once, read by everyone."""
+
+    lingers = False
+
+    def __init__(self, store: Store, tally: MetricsCounter):
+        self._store, self._tally = store, tally
+
+    def start(self) -> None:
+        """Nothing to serve from."""
+
+    def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
+        """Write the bytes; written anew where they are, in case those are damaged."""
+        self._store.write(f"blob/{name}", data)
+        self._tally.add("sent", len(data))
+        return {}
+
+    def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
+        """Read the bytes, whoever wrote them."""
+        data = self._store.read(f"blob/{name}", nbytes)
+        if data is None:
+            raise Missing(f"no blob {name} in the store")
+        self._tally.add("received", len(data))
+        return data
+
+    def keep(self, name: str, data: bytes) -> None:
+        """The store keeps them."""
+
+    def drop(self, name: str, shared: bool) -> None:
+        """Remove the key, where that is ours to do."""
+        if shared:
+            self._store.delete(f"blob/{name}")
+
+    def close(self) -> None:
+        """Nothing to stop."""

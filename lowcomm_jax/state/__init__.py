@@ -1,0 +1,30 @@
+"""What training carries from step to step, and the names of its leaves.
+
+`TrainState` holds all of it: private state of the regions, anchors, outer and codec states,
+payloads in flight, counters. Everything in it is saved; `leaves` names each array for checkpoints
+and for regions that come back.
+"""
+
+from lowcomm_jax.state.train_state import (
+    InFlight,
+    Inner,
+    SyncCounters,
+    TrainState,
+    flight_key,
+    in_send_order,
+    with_inner,
+    with_item,
+    without,
+)
+
+__all__ = [
+    "InFlight",
+    "Inner",
+    "SyncCounters",
+    "TrainState",
+    "flight_key",
+    "in_send_order",
+    "with_inner",
+    "with_item",
+    "without",
+]

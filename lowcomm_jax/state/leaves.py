@@ -1,0 +1,192 @@
+"""The training state as named host arrays, and their deal into `shared` and `region_<i>`.
+
+With several trainers all names start with the trainer's, `trainer_<i>/inner/params/a`.
+
+A *snapshot* is a flat dict `name -> array` of the whole state, plus a JSON record of each payload
+in flight. Names are paths in `TrainState`, such as `inner/opt/0/mu/a` or
+`in_flight/1@8/payload/b`.
+
+Everything with a region axis goes to `region_<i>/`: inner state, residuals, landing state,
+what is in flight, the anchor as received, its column of
+the counters, and anchors and outer states of methods that keep one per region (R > 1). The rest goes
+to `shared/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.state.train_state import TrainState
+
+PyTree = Any
+Named = dict[str, Any]
+SHARED = "shared"
+
+# Axis along which the leaves under a prefix are stacked over regions; None: no region axis.
+# `anchor` and `outer` carry an axis of their own, 1 or R long. `in_flight` holds stacked arrays,
+# its counters travel in the JSON record.
+REGION_AXIS: dict[str, int | None] = {
+    "inner": 0,
+    "frozen": None,
+    "anchor": None,
+    "received": 0,
+    "outer": None,
+    "codec": 0,
+    "bases": None,
+    "landing": 0,
+    "rate": None,
+    "in_flight": 0,
+    "clock": None,
+    "clock/last_landed": 1,
+    "clock/staleness": 1,
+    "clock/bytes_sent": 0,
+    "clock/bytes_received": 0,
+}
+# Fields whose name in code has changed since checkpoints of them were first written.
+_SAVED_NAMES = {"counters": "clock"}
+ANCHORED = ("anchor", "outer")
+_TRAINER = re.compile(r"trainer_\d+/")
+FLIGHT_ARRAYS = ("payload", "snapshot", "accepted", "weight", "header", "kept")
+
+
+def saved_name(field: str) -> str:
+    """Under which name a field of `TrainState` is saved."""
+    return _SAVED_NAMES.get(field, field)
+
+
+def trainer_prefix(number: int | str) -> str:
+    """What the names of a trainer's arrays start with."""
+    return f"trainer_{number}/"
+
+
+def own_name(name: str) -> str:
+    """The name without its trainer's prefix, if it has one."""
+    match = _TRAINER.match(name)
+    return name[match.end() :] if match else name
+
+
+def field_of(name: str) -> str:
+    """`inner` for `inner/params/a`, of whatever trainer."""
+    return own_name(name).partition("/")[0]
+
+
+def region_axis(name: str) -> int | None:
+    """Region axis of a leaf of the whole state."""
+    own = own_name(name)
+    return REGION_AXIS[own] if own in REGION_AXIS else REGION_AXIS[field_of(own)]
+
+
+def region_group(region: int) -> str:
+    """Name of a region's part of the checkpoint."""
+    return f"region_{region}"
+
+
+def region_count(state: TrainState) -> int:
+    """Number of regions R of a state."""
+    return state.inner.step.shape[0]
+
+
+def named_leaves(prefix: str, tree: PyTree) -> Named:
+    """Leaves of `tree` by path.
+
+    Raises:
+      ValueError: two leaves share a name (`{"a/b": x, "a": {"b": y}}`).
+    """
+    named: Named = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = f"{prefix}/{path_name(path)}" if path else prefix
+        if name in named:
+            raise ValueError(f"two leaves are called {name!r}: rename one of them")
+        named[name] = leaf
+    return named
+
+
+def state_leaves(state: TrainState) -> Named:
+    """All arrays of the state by name; what `in_flight` counts is in `flight_records`."""
+    named: Named = {}
+    for field in dataclasses.fields(state):
+        if field.name not in ("layout", "in_flight"):
+            named |= named_leaves(saved_name(field.name), getattr(state, field.name))
+    for key, flight in state.in_flight.items():
+        for part in FLIGHT_ARRAYS:
+            named |= named_leaves(f"in_flight/{key}/{part}", getattr(flight, part))
+    return named
+
+
+def flight_records(state: TrainState) -> list[dict]:
+    """What a checkpoint says of each payload in flight, in send order; JSON-able."""
+    return [
+        {
+            "key": key,
+            "fragment": int(flight.fragment),
+            "sent": int(flight.sent),
+            "due": np.asarray(flight.due).tolist(),
+            "takes_part": np.asarray(flight.takes_part).tolist(),
+            "moved": bool(flight.anchor_updated),
+            "level": int(flight.level),
+            "header": {name: x.shape[1] for name, x in flight.header.items()},
+            "payload": flight.payload is not None,
+            "snapshot": flight.snapshot is not None,
+            "kept": flight.kept is not None,
+            "specs": {
+                name: _spec(leaf)
+                for part in FLIGHT_ARRAYS
+                for name, leaf in named_leaves(part, getattr(flight, part)).items()
+            },
+        }
+        for key, flight in state.in_flight.items()
+    ]
+
+
+def _spec(leaf: Any) -> list:
+    """Mesh axes of every dimension; replicated when the array lies on no named mesh."""
+    spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
+    return [list(axes) if isinstance(axes, tuple) else axes for axes in spec]
+
+
+def deal(named: dict[str, np.ndarray], regions: int) -> dict[str, dict[str, np.ndarray]]:
+    """Deal whole arrays into the groups `shared` and `region_<i>`."""
+    groups: dict[str, dict] = {SHARED: {}, **{region_group(r): {} for r in range(regions)}}
+    for name, array in named.items():
+        axis = region_axis(name)
+        if field_of(name) in ANCHORED and array.shape[0] == regions > 1:
+            axis = 0
+        if axis is None:
+            groups[SHARED][name] = array
+            continue
+        for r, part in enumerate(np.moveaxis(array, axis, 0)):
+            groups[region_group(r)][name] = np.asarray(part)
+    return groups
+
+
+def gather(groups: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Put the dealt arrays together again; inverse of `deal`."""
+    named = dict(groups[SHARED])
+    regions = len(groups) - 1
+    for name in groups[region_group(0)]:
+        parts = [groups[region_group(r)][name] for r in range(regions)]
+        named[name] = np.stack(parts, axis=region_axis(name) or 0)
+    return named
+
+
+def saved_shapes(index: dict[str, dict[str, list]]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the whole state's arrays from a document's `arrays`."""
+
+    def shape_of(entry: list, insert: int | None) -> jax.ShapeDtypeStruct:
+        dtype, shape, _ = entry
+        whole = list(shape)
+        if insert is not None:
+            whole.insert(insert, len(index) - 1)
+        return jax.ShapeDtypeStruct(tuple(whole), np.dtype(dtype))
+
+    named = {name: shape_of(entry, None) for name, entry in index[SHARED].items()}
+    for name, entry in index[region_group(0)].items():
+        named[name] = shape_of(entry, region_axis(name) or 0)
+    return named

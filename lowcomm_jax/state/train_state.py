@@ -1,0 +1,218 @@
+"""What training carries from step to step. Everything here is saved in a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.params.layout import Layout
+
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Inner:
+    """Private state of the regions; every leaf has a leading region axis R.
+
+    Attributes:
+      params: trainable leaves by name, `[R, ...]`, the user's dtypes.
+      buffers: non-trainable state by name (roles `local`, `average`), `[R, ...]`.
+      opt: inner optimizer state, `[R, ...]`; never travels and is kept across rounds.
+      step: int32 `[R]`, inner optimizer steps taken (seeds the step's randomness).
+      tokens: float32 `[R, K]`, tokens consumed since each fragment's last send (the weights of
+        token-weighted averaging).
+    """
+
+    params: dict[str, jax.Array]
+    buffers: dict[str, jax.Array]
+    opt: PyTree
+    step: jax.Array
+    tokens: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class InFlight:
+    """A fragment between its send and its last landing.
+
+    Attributes:
+      payload: what travels, leaves `[R, ...]` of the codec's wire type.
+      snapshot: float leaves `[R, ...]`, the local values at the send; None when the landing rule
+        does not look at the progress made in flight.
+      accepted: bool `[R]`, regions whose contribution counts.
+      weight: float32 `[R]`, weight of each region in the mean; 0 for those not accepted.
+      fragment: index of the fragment.
+      sent: step of the send.
+      due: int64 `[R]`, step at which each region lands.
+      takes_part: bool `[R]`, regions that took part in the send and have not landed yet.
+      anchor_updated: whether the anchor has already moved by this payload.
+      level: of the codec, at which the payload is encoded (`Codec.at`).
+      header: float32 `[R, n]` by name, what each region measured and sends along; reduced at the
+        landing, so that all regions decide alike.
+      kept: the fragment's codec state `[R, ...]` from before it was encoded, which comes back where
+        a job is not counted; None on a mesh, where it is known at the send who is.
+    """
+
+    payload: PyTree
+    snapshot: dict[str, jax.Array] | None
+    accepted: jax.Array
+    weight: jax.Array
+    fragment: np.ndarray
+    sent: np.ndarray
+    due: np.ndarray
+    takes_part: np.ndarray
+    anchor_updated: np.ndarray
+    level: np.ndarray
+    header: dict[str, jax.Array]
+    kept: PyTree = None
+
+    @property
+    def waiting(self) -> np.ndarray:
+        """Bool `[R]`: regions that have something to do at its landing.
+
+        Those that took part; where nobody here did, all of them wait for the anchor to move.
+        """
+        return self.takes_part if self.takes_part.any() else np.ones_like(self.takes_part)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class SyncCounters:
+    """Host-side counters (NumPy, never on a device): the schedule's and the checkpoint's memory.
+
+    Attributes:
+      step: inner steps done by the run; behind: of these the last so many, after which sends and
+        landings are still to be done (`runtime.job_loop`); 1 while those of this step are.
+      last_sent, previous_sent: int64 `[K]`, step of the last and the last but one send; -1 = never.
+      last_landed: int64 `[K, R]`, step of each region's last landing; -1 = never.
+      staleness: int64 `[K, R]`, land step - send step of the last landing; -1 = never.
+      sends: int64 `[K]`, sends so far.
+      counted: bool `[K]`, whether no region that takes part was left out of the last landing; where
+        all regions are in one job, `last_landed` tells.
+      bytes_sent, bytes_received: int64 `[R]`, bytes between regions so far.
+      decided: what the schedule remembers (`Schedule.start`).
+    """
+
+    step: np.ndarray
+    behind: np.ndarray
+    last_sent: np.ndarray
+    previous_sent: np.ndarray
+    last_landed: np.ndarray
+    staleness: np.ndarray
+    sends: np.ndarray
+    counted: np.ndarray
+    bytes_sent: np.ndarray
+    bytes_received: np.ndarray
+    decided: dict[str, np.ndarray]
+
+    @classmethod
+    def start(cls, fragments: int, regions: int, decided: dict | None = None) -> SyncCounters:
+        never = np.full(fragments, -1, np.int64)
+        return cls(
+            step=np.int64(0),
+            behind=np.int64(0),
+            last_sent=never.copy(),
+            previous_sent=never.copy(),
+            last_landed=np.full((fragments, regions), -1, np.int64),
+            staleness=np.full((fragments, regions), -1, np.int64),
+            sends=np.zeros(fragments, np.int64),
+            counted=np.ones(fragments, bool),
+            bytes_sent=np.zeros(regions, np.int64),
+            bytes_received=np.zeros(regions, np.int64),
+            decided=dict(decided or {}),
+        )
+
+    @property
+    def settled(self) -> int:
+        """The step up to which all that was due is done."""
+        return int(self.step - self.behind)
+
+    def number(self, fragment: int, sent: int) -> int:
+        """Which of the fragment's sends, from 0, left at this step: the last, or the one before."""
+        later = 1 if sent == self.last_sent[fragment] else 2
+        return int(self.sends[fragment]) - later
+
+    def sends_until(self, step: int) -> int:
+        """All sends up to this step, since which no fragment has left more than twice."""
+        later = (self.last_sent > step).sum() + (self.previous_sent > step).sum()
+        return int(self.sends.sum() - later)
+
+    def copy(self) -> SyncCounters:
+        return jax.tree.map(np.copy, self)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class TrainState:
+    """The whole training state.
+
+    Attributes:
+      inner: private state of the regions, `[R, ...]`.
+      frozen: leaves that are neither trained nor exchanged, by name; one copy for all regions.
+      anchor: fp32 leaves by name, `[A, ...]`; A = 1 (shared by all regions) or R (one each).
+      received: fp32 leaves by name, `[R, ...]`: the anchor as each region received it last; empty
+        unless the method measures against it.
+      outer: outer optimizer state of each fragment, leaves `[A, ...]`.
+      codec: codec state (residuals) of each fragment, leaves `[R, ...]`.
+      bases: what the regions share to encode with, of each fragment one for every payload it may
+        have in flight at once, used in turn (`Codec.bases`); no leading axis.
+      landing: landing rule state of each fragment, leaves `[R, ...]`.
+      rate: float32 `[K]`, change rate of each fragment as of its last landing (from reduced data).
+      in_flight: payloads under way, by `flight_key`.
+      counters: host-side counters.
+      layout: static; the user's tree structure and the roles of its leaves.
+    """
+
+    inner: Inner
+    frozen: dict[str, jax.Array]
+    anchor: dict[str, jax.Array]
+    received: dict[str, jax.Array]
+    outer: tuple[PyTree, ...]
+    codec: tuple[PyTree, ...]
+    bases: tuple[tuple[PyTree, ...], ...]
+    landing: tuple[PyTree, ...]
+    rate: jax.Array
+    in_flight: dict[str, InFlight]
+    counters: SyncCounters
+    layout: Layout = dataclasses.field(metadata={"static": True})
+
+    def replace(self, **changes) -> TrainState:
+        return dataclasses.replace(self, **changes)
+
+    def whole(self) -> TrainState:
+        """One state to look at: itself. (A state of several trainers merges them.)"""
+        return self
+
+
+def flight_key(fragment: int, step: int, region: int | None = None) -> str:
+    """Name of a payload in flight; `region` when it is one region's alone."""
+    return f"{fragment}@{step}" if region is None else f"{fragment}@{step}/{region}"
+
+
+def in_send_order(in_flight: dict[str, InFlight]) -> list[tuple[str, InFlight]]:
+    """Payloads as they were sent. Dict order does not tell: tree functions sort keys."""
+
+    def when(item: tuple[str, InFlight]) -> tuple[int, int, int]:
+        flight = item[1]
+        return int(flight.sent), int(flight.fragment), int(np.argmax(flight.takes_part))
+
+    return sorted(in_flight.items(), key=when)
+
+
+def with_item(items: tuple, index: int, value: PyTree) -> tuple:
+    """The same items with one of them replaced."""
+    return (*items[:index], value, *items[index + 1 :])
+
+
+def with_inner(state: TrainState, **changes) -> TrainState:
+    """The same state with some fields of `inner` replaced."""
+    return state.replace(inner=dataclasses.replace(state.inner, **changes))
+
+
+def without(in_flight: dict[str, InFlight], key: str | None) -> dict[str, InFlight]:
+    """The payloads in flight but one."""
+    return {k: f for k, f in in_flight.items() if k != key}

@@ -1,0 +1,190 @@
+"""What an engine refuses before any work starts, one line with its fix each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lowcomm_jax.compression import Codec
+from lowcomm_jax.exchange import GroupExchange
+from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.network import VirtualClock, parse
+from lowcomm_jax.sync.round_functions import OutlierGuard
+from lowcomm_jax.sync.round_programs import EngineConfig
+from lowcomm_jax.train.batch_blocks import MicrobatchCut
+
+
+def layout_problems(
+    regions: Regions, method: Method, weights: Any, guard: OutlierGuard, network: Any = None
+) -> list[str]:
+    """Regions, mesh, method, weights, guards and network that do not fit one another."""
+    problems, count = regions.violations(), regions.count
+    if method.schedule.needs_network and network is None:
+        problems.append("gamma without T_c and T_s: give both, or measured=True, or a network")
+    if isinstance(count, int):
+        unfit = method.violations(count)
+        if method.topology is not None and not problems + unfit:
+            unfit = GroupExchange(regions, method.topology).violations()
+        problems += unfit + weight_problems(weights, count)
+        if isinstance(method.codec, Codec) and method.codec.increments and weights != "equal":
+            problems.append(
+                f"weights={weights!r}: codec {method.codec.name} keeps a running mean of equal "
+                "regions; use weights='equal', or error_feedback"
+            )
+    if method.adapts:
+        problems.append(
+            f"{method.name} has a batch policy or trainers (inner_batching, trainers): use "
+            "lowcomm_jax.AdaptiveEngine, which takes the same arguments"
+        )
+    problems += guard.violations()
+    if method.topology is not None and guard.outlier_factor is not None:
+        problems.append(
+            f"outlier_factor={guard.outlier_factor}: gossiping regions do not know the median over "
+            "all of them; leave it out"
+        )
+    return problems
+
+
+def mode_problems(
+    method: Method,
+    regions: Regions,
+    alone: bool,
+    counts: dict[str, Any],
+    offload: bool,
+    hops: Any,
+    loss_fn: Any,
+) -> list[str]:
+    """Counts that are none; offloading, or routing, that does not fit the method or the mesh.
+
+    Args:
+      alone: whether this job is one region of several.
+    """
+    problems, name = counting_problems(**counts), method.name
+    if offload and method.signal == "gradient":
+        problems.append(f"offload: {name} needs its anchor at every step; leave it out")
+    if hops is None:
+        routed = getattr(getattr(loss_fn, "__self__", None), "routed", False)
+        unbooked = "hops is missing: this loss_fn moves values between regions; give Pipeline.hops"
+        return problems + [unbooked] * routed
+    if alone:
+        problems.append(
+            "hops: paths lead through one program; use exchange='mesh', or do not route"
+        )
+    elif not regions.violations() and regions.count != regions.slots:
+        problems.append(
+            f"hops: {regions.count} regions on {regions.slots} slots of the mesh; paths lead from "
+            f"slot to slot: use a region axis of {regions.count}"
+        )
+    if method.signal == "gradient":
+        problems.append(f"hops: the regions of {name} are equal, paths would mix nothing")
+    if method.schedule.uneven:
+        problems.append(f"hops: regions of {name} stand still at times, and paths lead through all")
+    return problems
+
+
+def weight_problems(weights: Any, count: int) -> list[str]:
+    """`equal`, `tokens` or one finite number >= 0 per region, not all 0."""
+    if isinstance(weights, str):
+        known = weights in ("equal", "tokens")
+        return [] if known else [f"weights={weights!r}: use 'equal', 'tokens' or {count} numbers"]
+    given = np.asarray(weights, np.float64)
+    fine = given.shape == (count,) and np.isfinite(given).all() and (given >= 0).all()
+    if fine and given.sum() > 0:
+        return []
+    return [f"weights={weights}: give {count} numbers >= 0, one of them positive"]
+
+
+def counting_problems(**counts: Any) -> list[str]:
+    """Settings that count something and must be whole numbers from 1."""
+    return [
+        f"{name}={value}: a whole number, at least 1, is needed"
+        for name, value in counts.items()
+        if not isinstance(value, int) or value < 1
+    ]
+
+
+def virtual_clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock | None, list[str]]:
+    """The clock of a network (None without one), and what keeps it from being used."""
+    if network is None:
+        return None, []
+    try:
+        links = parse(network)
+    except ValueError as error:
+        return None, [f"network: {error}"]
+    count = len(links.regions)
+    if count != regions:
+        return None, [f"network has {count} regions, the engine {regions}: make them equal"]
+    return VirtualClock(links, seed=seed, record=True), []
+
+
+def microbatch_cut(
+    config: EngineConfig, size: int | None, counts_R: Sequence[int] | None
+) -> MicrobatchCut | None:
+    """Check how batches are to be cut; None when they are not.
+
+    Raises:
+      ValueError: listing everything that cannot work.
+    """
+    if size is None:
+        if counts_R is None:
+            return None
+        raise ValueError("counts_R counts microbatches: give their size, microbatch=")
+    problems = microbatch_problems(config, [size])
+    count = config.regions.count
+    if counts_R is not None:
+        given = list(counts_R)
+        if len(given) != count or any(counting_problems(n=n) for n in map(_plain, given)):
+            problems.append(f"counts_R={given}: give {count} whole numbers, at least 1")
+        counts_R = tuple(map(_plain, given))
+    refuse_microbatches(problems)
+    return MicrobatchCut(size, counts_R)
+
+
+def refuse_microbatches(problems: Sequence[str]) -> None:
+    """Raise one error that lists them all, if there are any."""
+    if problems:
+        raise ValueError("these microbatches cannot work:\n- " + "\n- ".join(problems))
+
+
+def microbatch_problems(config: EngineConfig, sizes: Sequence[int]) -> list[str]:
+    """Why steps cannot run on microbatches of these sizes, one line with its fix each."""
+    problems = [p for size in sizes for p in counting_problems(microbatch=size)]
+    fsdp, method = config.regions.mesh.shape["fsdp"], config.method
+    if not problems:
+        uneven = [size for size in sizes if size % fsdp]
+        problems += [
+            f"microbatch={size} does not divide over fsdp={fsdp} devices: use a multiple of {fsdp}"
+            for size in uneven
+        ]
+    if config.accumulate > 1:
+        problems.append(
+            f"accumulate={config.accumulate} cuts batches too: leave it out of the engine"
+        )
+    if config.routed:
+        problems.append(
+            "hops: regions that route microbatches to one another need as many of them; cut the "
+            "batch with Engine(accumulate=)"
+        )
+    return problems + _microbatch_unfit(method, config.network is not None)
+
+
+def _microbatch_unfit(method: Method, has_network: bool) -> list[str]:
+    problems = []
+    if method.signal == "gradient":
+        problems.append(
+            f"{method.name} exchanges a gradient at every step and takes a fixed batch: leave "
+            "microbatch= out, or cut it with Engine(accumulate=)"
+        )
+    if has_network:
+        problems.append(
+            "network: its seconds of a step are those of a fixed batch; cut it with "
+            "Engine(accumulate=), or leave the network out"
+        )
+    return problems
+
+
+def _plain(number: Any) -> Any:
+    return int(number) if isinstance(number, np.integer) else number

@@ -1,0 +1,86 @@
+"""The end of training: drain what is in flight, then one last blocking synchronisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lowcomm_jax.history import Event
+from lowcomm_jax.state.train_state import TrainState, in_send_order, with_inner, without
+from lowcomm_jax.sync.one_period_overlap import own_parts
+from lowcomm_jax.sync.sync_loop import SyncLoop
+
+AtTheEnd = Callable[[int], Sequence[bool]] | None
+
+
+def finish(
+    loop: SyncLoop, state: TrainState, participants: AtTheEnd = None
+) -> tuple[TrainState, list[Event]]:
+    """Drain in send order, then synchronise every fragment once more, blocking.
+
+    Where nothing is new momentum alone does not move the anchor, so that finishing twice is the
+    same as once. With gossip the last synchronisation is one more round in groups, no meeting of
+    all: every region ends on its own anchor, and the model is any of them or their mean.
+
+    Args:
+      participants: fragment -> bool `[R]`: who takes part in its last synchronisation; None =
+        everyone.
+
+    Returns:
+      (state, events): every region's trained leaves equal its anchor (with gradient exchange:
+      those of the regions that took part in the last step).
+
+    Raises:
+      exchange.Parted: regions that are jobs of their own end with different anchors.
+    """
+    events: list[Event] = []
+    if loop.method.signal == "gradient":
+        return state, events
+    everyone, state = np.ones(loop.count, bool), loop.run_all(state, events)
+    state, step = state.replace(counters=state.counters.copy()), int(state.counters.step)
+    if not loop.schedule.land_after_send:
+        state = loop.land_now(state, [k for k, _ in in_send_order(state.in_flight)], step, events)
+    for p in range(len(loop.fragments)):
+        mask = everyone if participants is None else np.asarray(participants(p), bool)
+        state = _last_round(loop, state, p, step, mask, events)
+    loop.ended(state)
+    return state, events
+
+
+def _last_round(
+    loop: SyncLoop, state, p: int, step: int, mask: np.ndarray, events: list[Event]
+) -> TrainState:
+    # A one-period method may have sent at this very step: land that, and those who sent are done.
+    state = _drain(loop, state, p, step, events, sent=step)
+    if not _all_adopted(loop, state, p, step):
+        waits = any(f.fragment == p for f in state.in_flight.values())
+        state = loop.send(state, p, step, mask, events)
+        if waits:
+            # One more boundary, so that the steps since the last one are not lost.
+            state = loop.cross_boundary(state, p, step, mask, events)
+    state = _drain(loop, state, p, step, events, sent=None)
+    leaves = loop.fragments.leaves(state.inner.params, p)
+    restarted = loop.programs.restart_program(leaves, loop.fragments.leaves(state.anchor, p))
+    return with_inner(state, params={**state.inner.params, **restarted})
+
+
+def _all_adopted(loop: SyncLoop, state: TrainState, p: int, step: int) -> bool:
+    """Every region adopted the anchor as it is at this very step."""
+    return loop.method.landing is None and loop.everyone_landed(state, p, step)
+
+
+def _drain(loop: SyncLoop, state, p: int, step: int, events, sent: int | None) -> TrainState:
+    """Land the payloads of fragment p sent at step `sent` (None: all), those who sent adopting."""
+    for key, flight in in_send_order(state.in_flight):
+        if flight.fragment != p or (sent is not None and flight.sent != sent):
+            continue
+        state, arrived = loop.collect(state, key, last=sent is None)
+        flight, own = state.in_flight[key], None
+        if loop.method.takes_own_parts:
+            own = own_parts(arrived, None)
+        state, values = loop.update_anchor(state, arrived, own, if_news=True)
+        state = loop.adopt(state, p, flight, flight.takes_part, step)
+        state = state.replace(in_flight=without(state.in_flight, key))
+        loop.log_landing(state, p, key, flight.takes_part, 0, step, values, events)
+    return state

@@ -1,0 +1,62 @@
+"""The loop of methods whose regions average in small groups (NoLoCo).
+
+A fragment's rounds are counted by its sends; a round's groups follow from its number, so nothing
+beside the counters is remembered. Once anchors have moved they are sent ahead, to the partners of
+the next round, while the regions train on: only the pseudo-gradients are then waited for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lowcomm_jax.exchange import GroupExchange, Traffic, pair
+from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.state.train_state import InFlight, TrainState
+from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.topology.gossip import Groups
+
+
+class GossipLoop(SyncLoop):
+    """`SyncLoop` with a round's groups in sends and landings.
+
+    Raises:
+      ValueError: a leaf of role `average`, which asks for the mean of all regions.
+    """
+
+    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray):
+        super().__init__(programs, weights)
+        if self._averaged:
+            raise ValueError(
+                f"leaves {self._averaged} of role 'average' need the mean of all regions, which "
+                "gossip has not: give them the role 'local'"
+            )
+        self.topology = programs.config.method.topology
+        regions = programs.config.regions
+        self.exchange = GroupExchange(regions, self.topology, programs.exchange.codec)
+
+    def groups(self, number: int) -> Groups:
+        return self.topology.partition(self.topology.draw(number, self.total), self.total)
+
+    def draw(self, state: TrainState, flight: InFlight) -> Draw:
+        """What the landing program must know of the groups that exchanged this payload."""
+        # A fragment in flight is not sent again, so its round is that of its last send.
+        return Draw(self.exchange.draw(int(state.counters.sends[int(flight.fragment)]) - 1))
+
+    def update_anchor(self, state: TrainState, flight: InFlight, own=None, if_news: bool = False):
+        """Move the anchors by the payloads of their groups; returns (state, device metrics)."""
+        return super().update_anchor(state, flight, self.draw(state, flight), if_news)
+
+    def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
+        """Bytes `[R]` of moved anchors on their way to the next groups."""
+        return pair(nbytes, np.ones(self.total, bool), groups)
+
+    def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
+        """Note a landing, and that the moved anchors are on their way to the next partners."""
+        super().log_landing(state, p, key, lands, staleness, step, values, events)
+        groups = self.groups(int(state.counters.sends[p]))
+        traffic = self.anchors_ahead(4 * self.fragments.numel(p), groups)
+        state.counters.bytes_sent += traffic.sent
+        state.counters.bytes_received += traffic.received
+        if traffic.nbytes:
+            events[-1] = events[-1].sending_ahead(traffic, groups)

@@ -1,0 +1,172 @@
+"""Inner steps of methods that exchange gradients at every step (`signal="gradient"`: DDP, DeMo).
+
+The reduced gradient plays the part of the mean pseudo-gradient, the inner optimizer (behind the
+method's outer rule, if it has one) that of the outer rule, and every region that takes part adopts
+the result: the only inner program that communicates across regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from lowcomm_jax.exchange import Traffic
+from lowcomm_jax.history import Event
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
+from lowcomm_jax.sync.round_functions import RoundFunctions, norm_per_row, select, without_lead
+from lowcomm_jax.train.inner_step import InnerStep, empty_log, squeeze
+
+PyTree = Any
+
+
+def behind_outer(method: Method, inner: optax.GradientTransformation):
+    """The optimizer that steps: `inner`, with gradient exchange behind the method's outer rule."""
+    if method.signal == "progress" or method.outer is None:
+        return inner
+    return optax.chain(method.outer, inner)
+
+
+def make_gradient_program(step: InnerStep, rounds: RoundFunctions):
+    """Build the program of the gradient-exchanging steps, not yet jitted.
+
+    Returns:
+      `block(carry, frozen, batches, region_ids, takes_part, weight, n, single)` over a carry
+      (inner, anchor, outer state, codec state), with batch leaves `[R, S, b, ...]`, `takes_part`
+      bool `[R, S]` and `weight` float32 `[R]`, or None for the tokens of each step; it runs the
+      first n (traced) steps and returns (carry, metrics `[R, S]`, or `[R]` with the static
+      `single`).
+    """
+    layout = step.layout
+    averaged = [n for n, role in zip(layout.names, layout.roles) if role == "average"]
+
+    def region_gradients(inner, frozen, batch, region):
+        rng = step.rng(region, inner.step)
+        grads, buffers, metrics = step.gradients(inner.params, inner.buffers, frozen, batch, rng)
+        metrics["grad_norm"] = optax.tree.norm(grads).astype(jnp.float32)
+        return grads, buffers, metrics
+
+    gradients = rounds.regions.lift(region_gradients, (0, None, 0, 0))
+
+    def one(carry, frozen, batch, region_ids, takes_part, weight):
+        inner, anchor, outer, codec_state = carry
+        grads, buffers, metrics = gradients(inner, frozen, batch, region_ids)
+        grads = {k: g.astype(jnp.float32) for k, g in grads.items()}
+        weight = metrics["tokens"] if weight is None else weight
+        sent = rounds.encode(grads, codec_state, takes_part, weight)
+        anchor, outer, moved = optimizer_step(step, rounds, anchor, outer, sent)
+        if averaged:
+            chosen = {k: buffers[k] for k in averaged}
+            buffers |= rounds.average_buffers(chosen, sent["weight"], takes_part)
+        params = {
+            k: jnp.broadcast_to(anchor[k], x.shape).astype(x.dtype) for k, x in inner.params.items()
+        }
+        inner = Inner(
+            params=select(takes_part, params, inner.params),
+            buffers=buffers,
+            opt=inner.opt,
+            step=inner.step + 1,
+            tokens=inner.tokens,
+        )
+        kept = {"left_out": sent["left_out"], "delta_norm": sent["delta_norm"]}
+        return (inner, anchor, outer, sent["codec_state"]), {**metrics, **moved, **kept}
+
+    def block(carry, frozen, batches, region_ids, takes_part, weight, n, single=False):
+        first = jax.tree.map(lambda x: x[:, 0], batches)
+        args = (frozen, first, region_ids, takes_part[:, 0], weight)
+        log = empty_log(jax.eval_shape(one, carry, *args)[1], takes_part.shape[1])
+
+        def body(i, loop):
+            carry, log = loop
+            batch = jax.tree.map(lambda x: x[:, i], batches)
+            carry, new = one(carry, frozen, batch, region_ids, takes_part[:, i], weight)
+            return carry, jax.tree.map(lambda buffer, v: buffer.at[:, i].set(v), log, new)
+
+        carry, log = jax.lax.fori_loop(0, n, body, (carry, log))
+        return carry, squeeze(log) if single else log
+
+    return block
+
+
+def optimizer_step(step: InnerStep, rounds: RoundFunctions, anchor, opt_state, sent):
+    """Let the inner optimizer move the shared anchor along the mean gradient.
+
+    Returns:
+      (anchor, opt_state, metrics `[R]`): unchanged when nobody took part.
+    """
+    mean = rounds.exchange.mean(sent["payload"], sent["weight"], without_lead(anchor), rounds.specs)
+    moves = jnp.sum(sent["weight"]) > 0
+    tree = step.layout.tree
+
+    def one(grads, state, params):
+        updates, state = step.optimizer.update(tree(grads), state, tree(params))
+        return step.layout.select(updates, "train"), state
+
+    updates, new_state = jax.vmap(one)(mean, opt_state, anchor)
+    updates, norm = rounds.guard.clip(updates)
+    moved = {k: jnp.where(moves, anchor[k] + updates[k], anchor[k]) for k in anchor}
+    new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, opt_state)
+    count = sent["weight"].shape
+    metrics = {"mean_norm": norm_per_row(mean), "update_norm": jnp.where(moves, norm, 0.0)}
+    return moved, new_state, {k: jnp.broadcast_to(v, count) for k, v in metrics.items()}
+
+
+# -- running, and booking what is sent ---------------------------------------------------------
+
+
+def run_gradient_steps(
+    block: Callable,
+    traffic: Callable[[np.ndarray], Traffic],
+    state: TrainState,
+    batches: PyTree,
+    region_ids: jax.Array,
+    masks: Sequence[np.ndarray],
+    weight: np.ndarray | None,
+    capacity: int,
+    single: bool,
+):
+    """The staged steps of `masks`, one mask `[R]` each; returns (state, events, metrics).
+
+    Args:
+      block: the compiled program (`make_gradient_program`).
+      traffic: bytes of one exchange, by who takes part, bool `[R]`.
+      weight: float32 `[R]`, or None for the tokens of each step.
+    """
+    padded = np.ones((masks[0].size, capacity), bool)
+    padded[:, : len(masks)] = np.stack(masks, axis=1)
+    n = np.int32(len(masks))
+    carry, metrics = block(
+        _carry(state), state.frozen, batches, region_ids, padded, weight, n, single=single
+    )
+    return *_book(traffic, state, carry, masks), metrics
+
+
+def _carry(state: TrainState):
+    return state.inner, state.anchor, state.outer[0], state.codec[0]
+
+
+def _book(
+    traffic_of: Callable[[np.ndarray], Traffic], state: TrainState, carry, masks
+) -> tuple[TrainState, list[Event]]:
+    """Advance the counters and count the bytes of every step."""
+    inner, anchor, outer, codec = carry
+    counters, events = state.counters.copy(), []
+    for mask in masks:
+        counters.step = np.int64(counters.step + 1)
+        step = int(counters.step)
+        traffic = traffic_of(mask)
+        counters.bytes_sent += traffic.sent
+        counters.bytes_received += traffic.received
+        counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
+        counters.last_landed[0], counters.staleness[0] = step, 0
+        counters.sends[0] += 1
+        key = flight_key(0, step)
+        events.append(Event.of_send(step, 0, key, mask, traffic, {}))
+        events.append(Event.of_landing(step, 0, key, mask, 0, {}))
+    changes = {"inner": inner, "anchor": anchor, "outer": (outer,), "codec": (codec,)}
+    return state.replace(**changes, counters=counters), events

@@ -1,0 +1,248 @@
+"""The state at step 0: every region and every anchor start from the same parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.mesh.arrays import place
+from lowcomm_jax.mesh.offload import stow
+from lowcomm_jax.mesh.regions import REGION
+from lowcomm_jax.params import fragments as fragmentation
+from lowcomm_jax.params.sharding import leaf_shardings, optimizer_shardings
+from lowcomm_jax.state.train_state import Inner, SyncCounters, TrainState
+from lowcomm_jax.sync.round_programs import RoundPrograms, inner_shardings
+
+PyTree = Any
+
+
+def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
+    """Build the training state from the user's parameters (any pytree of the known layout)."""
+    config, layout = programs.config, programs.step.layout
+    regions, k = config.regions, len(programs.fragments)
+    shared = regions.sharding()
+    count = regions.count
+    anchor = _anchor(programs, layout.select(params, "train"))
+    state = TrainState(
+        inner=_inner(programs, params),
+        frozen=place(layout.select(params, "frozen"), shared),
+        anchor=anchor,
+        received=_received(programs, layout.select(params, "train")),
+        outer=_outer(programs, anchor),
+        codec=codec_states(programs),
+        bases=tuple(_bases(programs, p) for p in range(k)),
+        landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
+        rate=place(np.zeros(k, np.float32), shared),
+        in_flight={},
+        counters=SyncCounters.start(k, count, programs.method.schedule.start()),
+        layout=layout,
+    )
+    if not config.offload:
+        return state
+    return state.replace(
+        anchor=stow(state.anchor),
+        received=stow(state.received),
+        outer=stow(state.outer),
+    )
+
+
+def _broadcast(tree: PyTree, count: int, dtype: Any = None) -> PyTree:
+    def one(x):
+        x = jnp.asarray(x, dtype)
+        return jnp.broadcast_to(x[None], (count, *x.shape))
+
+    return jax.tree.map(one, tree)
+
+
+def _stack(programs: RoundPrograms, tree: PyTree) -> PyTree:
+    """The same values in every region, leaves `[R, ...]`."""
+    regions = programs.config.regions
+    place = jax.jit(lambda t: _broadcast(t, regions.count), out_shardings=regions.sharding(REGION))
+    return place(tree)
+
+
+def anchor_axis(programs: RoundPrograms) -> tuple[int, str | None]:
+    """Length A of the anchors' leading axis and the mesh axis it lies on."""
+    config = programs.config
+    if config.method.anchors == "per_region":
+        return config.regions.count, REGION
+    return 1, None
+
+
+def _anchor(programs: RoundPrograms, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    count, axis = anchor_axis(programs)
+    out = leaf_shardings(programs.config.regions, axis, programs.specs)
+    return jax.jit(lambda t: _broadcast(t, count, jnp.float32), out_shardings=out)(params)
+
+
+def _received(programs: RoundPrograms, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    config = programs.config
+    if config.method.base == "anchor":
+        return {}
+    out = leaf_shardings(config.regions, REGION, programs.specs)
+    spread = jax.jit(lambda t: _broadcast(t, config.regions.count, jnp.float32), out_shardings=out)
+    return spread(params)
+
+
+def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
+    config, layout = programs.config, programs.step.layout
+    regions = config.regions
+    count, region = regions.count, regions.sharding(REGION)
+    train = layout.select(params, "train")
+    spread = jax.jit(
+        lambda t: _broadcast(t, count),
+        out_shardings=leaf_shardings(regions, REGION, programs.specs),
+    )
+    params_R = spread(train)
+    opt: PyTree = ()
+    if config.method.signal == "progress":
+        like, specs = layout.tree(train), layout.tree(programs.specs)
+        out = optimizer_shardings(config.inner, like, specs, regions, REGION)
+        opt = jax.jit(jax.vmap(programs.step.init), out_shardings=out)(params_R)
+    return Inner(
+        params=params_R,
+        buffers=_stack(programs, layout.select(params, "local", "average")),
+        opt=opt,
+        step=place(np.zeros(count, np.int32), region),
+        tokens=place(np.zeros((count, len(programs.fragments)), np.float32), region),
+    )
+
+
+def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTree, ...]:
+    """One outer state per fragment, initialised on the fragment's own tree."""
+    config, layout = programs.config, programs.step.layout
+    regions, (_, axis) = config.regions, anchor_axis(programs)
+    if config.method.signal == "gradient":
+        like = {k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in anchor.items()}
+        out = optimizer_shardings(
+            config.inner, layout.tree(like), layout.tree(programs.specs), regions, axis
+        )
+        return (jax.jit(jax.vmap(programs.step.init), out_shardings=out)(anchor),)
+    rule, cut = config.method.outer, programs.fragments
+
+    def init(leaves, rows):
+        return jax.vmap(rule.init)(fragmentation.take(leaves, rows))
+
+    states = []
+    for p in range(len(cut)):
+        specs = {name: programs.specs[name] for name in cut.like(p)}
+        like = {k: jax.ShapeDtypeStruct(s.shape, jnp.float32) for k, s in cut.like(p).items()}
+        out = optimizer_shardings(rule, like, specs, regions, axis)
+        states.append(jax.jit(init, out_shardings=out)(cut.leaves(anchor, p), cut.rows(p)))
+    return tuple(states)
+
+
+def codec_states(programs: RoundPrograms) -> tuple[PyTree, ...]:
+    """Of each fragment, leaves `[R, ...]`; residuals are sharded as what they are added to."""
+    states = tuple(_codec_state(programs, p) for p in range(len(programs.fragments)))
+    return stow(states) if programs.config.offload else states
+
+
+def _codec_state(programs: RoundPrograms, p: int) -> PyTree:
+    codec, count = programs.exchange.codec, programs.config.regions.count
+    if codec is None:
+        return ()
+    state = codec.init(programs.fragments.like(p))
+    out = codec_shardings(programs, p, state)
+    return jax.jit(lambda t: _broadcast(t, count), out_shardings=out)(state)
+
+
+def _bases(programs: RoundPrograms, p: int) -> tuple[PyTree, ...]:
+    """Of fragment p; a method that sends before it lands has two payloads in flight for a moment.
+
+    They differ, so that the first rounds do not look into the same directions.
+    """
+    exchange, like = programs.exchange, programs.fragments.like(p)
+    count = 2 if programs.method.schedule.land_after_send else 1
+    if exchange.codec is None or not exchange.codec.shares_basis:
+        return ((),) * count
+
+    def start(turn):
+        return exchange.rows.place_bases(exchange.codec.bases(like, turn))
+
+    return tuple(jax.jit(start, static_argnums=0)(turn) for turn in range(count))
+
+
+def codec_shardings(programs: RoundPrograms, p: int, state: PyTree) -> PyTree:
+    """Where fragment p's codec states `[R, ...]` lie; `state` is that of one region."""
+    regions, like = programs.config.regions, programs.fragments.like(p)
+    inside = {name: programs.specs[name] for name in like}
+    specs = programs.exchange.rows.state_specs(state, like, inside)
+    return jax.tree.map(lambda _, spec: regions.sharding(REGION, *spec), state, specs)
+
+
+def _landing_states(programs: RoundPrograms) -> list[PyTree]:
+    landing, cut = programs.config.method.landing, programs.fragments
+    if landing is None:
+        return [()] * len(cut)
+    zeros = [{k: jnp.zeros(s.shape) for k, s in cut.like(p).items()} for p in range(len(cut))]
+    return [landing.init(z) for z in zeros]
+
+
+# -- abstract ----------------------------------------------------------------------------------
+#
+# The state of a run as shapes and places: what programs are lowered on when nothing is there.
+
+
+def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
+    """`initial.initial_state` without arrays: leaves are `ShapeDtypeStruct`s with a sharding.
+
+    Counters and landing states have none; they are not a device's memory.
+
+    Args:
+      programs: of a method that exchanges progress, with or without a codec.
+      params: shapes of the user's parameters.
+    """
+    config, layout = programs.config, programs.step.layout
+    regions = config.regions
+    state = jax.eval_shape(lambda p: initial_state(programs, p), params)
+    inner = inner_shardings(config, layout, layout.train_shapes(), programs.specs)
+    _, axis = anchor_axis(programs)
+    return state.replace(
+        inner=_placed(state.inner, inner),
+        anchor=_placed(state.anchor, leaf_shardings(regions, axis, programs.specs)),
+        outer=tuple(_placed(s, o) for s, o in zip(state.outer, outer_shardings(programs))),
+        codec=tuple(_codec(programs, p, s) for p, s in enumerate(state.codec)),
+    )
+
+
+def _codec(programs: RoundPrograms, p: int, state_R: PyTree) -> PyTree:
+    if programs.exchange.codec is None:
+        return state_R
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state_R)
+    return _placed(state_R, codec_shardings(programs, p, one))
+
+
+def outer_shardings(programs: RoundPrograms) -> list[PyTree]:
+    """Where each fragment's outer state lies."""
+    cut, (_, axis) = programs.fragments, anchor_axis(programs)
+    found = []
+    for p in range(len(cut)):
+        like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in cut.like(p).items()}
+        specs = {name: programs.specs[name] for name in like}
+        rule = programs.config.method.outer
+        found.append(optimizer_shardings(rule, like, specs, programs.config.regions, axis))
+    return found
+
+
+def region_batch(programs: RoundPrograms, batch: PyTree) -> PyTree:
+    """One staged step of batch shapes `[b, ...]` of a region, `[R, 1, b, ...]`."""
+    regions = programs.config.regions
+    where = regions.sharding(REGION, None, "fsdp")
+
+    def one(leaf):
+        shape = (regions.count, 1, *leaf.shape)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=where)
+
+    return jax.tree.map(one, batch)
+
+
+def _placed(tree: PyTree, shardings: PyTree) -> PyTree:
+    """`shardings` may be a prefix of `tree`."""
+    whole = jax.tree.broadcast(shardings, tree)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, whole
+    )

@@ -1,0 +1,427 @@
+"""The compiled programs of a fragment's round trip: send, move the anchor, adopt it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.exchange.pairs import GroupExchange
+from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.params import fragments as fragmentation
+
+PyTree = Any
+_TINY = 1e-30
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundFunctions:
+    """Pure functions, to be jitted by `programs`.
+
+    Leaves come uncut, `[R, ...]` for regions and `[A, ...]` for anchors; `rows` are the row
+    numbers of sliced leaves (`fragments.Fragments.rows`).
+
+    Attributes:
+      specs: leaf name -> PartitionSpec without the region or anchor axis.
+    """
+
+    regions: Regions
+    exchange: MeshExchange
+    method: Method
+    guard: OutlierGuard
+    specs: dict[str, P]
+
+    # -- send ---------------------------------------------------------------------------------
+
+    def make_payload(
+        self,
+        params,
+        base,
+        codec_state,
+        rows,
+        takes_part_R,
+        weight_R,
+        bases=(),
+        *,
+        keep: bool,
+        level: int = 0,
+    ):
+        """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
+
+        Args:
+          params: `[R, ...]`; base: what Delta is measured against, `[A, ...]` or `[R, ...]`.
+          codec_state: residuals `[R, ...]`.
+          takes_part_R: bool `[R]`; an absent region's residual stays as it is.
+          weight_R: float32 `[R]`, weight of each region if it takes part.
+          bases: what the codec has at hand that the regions share (`Codec.bases`).
+          keep: whether the landing needs the local values of this moment.
+          level: of the codec (`Codec.at`).
+
+        Returns:
+          what `encode` returns, `snapshot` (None unless `keep`), and, with a codec, `codec_error`
+          `[R]`: ||decoded - Delta|| / ||Delta||, of what a residual adds, too; not with one whose
+          payloads are increments.
+        """
+        theta = fragmentation.take(params, rows)
+        anchor = fragmentation.take(base, rows)
+        delta = {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
+        codec = self.exchange.codec
+        measure = codec is not None and not codec.increments
+        sent = self.encode(delta, codec_state, takes_part_R, weight_R, bases, level, measure)
+        # A copy: the parameters' buffers are donated to the next inner step.
+        return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if keep else None}
+
+    def encode(self, delta, codec_state, takes_part_R, weight_R, bases=(), level=0, measure=False):
+        """Weigh and encode what every region hands over, fp32 leaves `[R, ...]`.
+
+        Returns:
+          dict with payload, codec_state, `bases` that it is coded on (`MeshExchange.agree`),
+          `accepted` `[R]`, `weight` `[R]` (0 where not accepted), `delta_norm` `[R]`, `left_out`
+          `[R]` (took part, but is not accepted), and, to `measure`,
+          `codec_error` (`make_payload`).
+        """
+        norm_R = norm_per_row(delta)
+        accepted = self.guard.accepts(norm_R, takes_part_R)
+        payload, new_state, measured = delta, codec_state, {}
+        weight_R, exchange = jnp.where(accepted, weight_R, 0.0), self.exchange.at(level)
+        if exchange.codec is not None:
+            bases = exchange.agree(delta, codec_state, weight_R, self._specs(delta), bases)
+            given = (delta, codec_state, self._specs(delta), bases)
+            if measure:
+                payload, new_state, missed_R = exchange.encode_and_measure(*given)
+                measured["codec_error"] = missed_R / jnp.maximum(norm_R, _TINY)
+            else:
+                payload, new_state = exchange.encode(*given)
+            new_state = select(accepted, new_state, codec_state)
+        return measured | {
+            "payload": payload,
+            "codec_state": new_state,
+            "bases": bases,
+            "accepted": accepted,
+            "weight": weight_R,
+            "delta_norm": norm_R,
+            "left_out": takes_part_R & ~accepted,
+        }
+
+    def drift(self, params, anchor, rows_K, scale_K, *, names_K):
+        """How far every region's values are from the anchor, in every fragment.
+
+        Args:
+          params: trained leaves `[R, ...]`; anchor: `[1, ...]`, both of the whole model.
+          rows_K, names_K: `rows` and leaf names of each fragment.
+          scale_K: float32 `[K]`, 1 / (age_p numel_p).
+
+        Returns:
+          float32 `[R, K]`: ||Theta_p - theta_p||_1 times `scale_K`.
+        """
+        columns = []
+        for names, rows in zip(names_K, rows_K):
+            theta = fragmentation.take({k: params[k] for k in names}, rows)
+            origin = fragmentation.take({k: anchor[k] for k in names}, rows)
+            apart = [jnp.abs(origin[k] - theta[k].astype(jnp.float32)) for k in theta]
+            columns.append(sum(jnp.sum(x, axis=tuple(range(1, x.ndim))) for x in apart))
+        return jnp.stack(columns, axis=1) * scale_K[None]
+
+    def mean_header(self, values_RxN, weight_R, before_N):
+        """Mean over the regions whose payload counts, float32 `[N]`; `before_N` if there is none.
+
+        A region of weight 0 is silenced whatever it sent.
+        """
+        counts_R = weight_R > 0
+        silenced = jnp.where(counts_R[:, None], values_RxN, 0.0)
+        mean = self.regions.mean({"h": silenced}, counts_R.astype(jnp.float32), {"h": P()})["h"][0]
+        return jnp.where(jnp.any(counts_R), mean, before_N)
+
+    # -- land ---------------------------------------------------------------------------------
+
+    def outer_step(
+        self,
+        anchor,
+        outer_state,
+        payload,
+        weight_R,
+        rows,
+        own=None,
+        codec_state=None,
+        bases=(),
+        *,
+        if_news=False,
+        level=0,
+    ):
+        """Step 1 of a landing: Theta <- Theta + outer(mean Delta).
+
+        Args:
+          anchor, outer_state: `[A, ...]`; payload: `[R, ...]`; weight_R: float32 `[R]`.
+          own: for methods with an anchor per region, extra arguments of the outer rule with
+            leaves `[R, ...]` (`one_period_overlap.own_parts`).
+          codec_state: `[R, ...]` of a personal codec (`compression.Codec.receive`), else None.
+          bases: those that the payloads are coded on.
+          if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
+            not move it.
+          level: of the codec, at which the payload was encoded.
+
+        Returns:
+          (anchor, outer_state, codec_state, bases, metrics `[A]`): unchanged when all weights are
+          0 and `own` is None.
+        """
+        base = fragmentation.take(anchor, rows)
+        like = without_lead(base)
+        exchange = self.exchange.at(level)
+        energy = self.method.rank_energy
+        mean, rank, turned = exchange.reduce(
+            payload, weight_R, like, self._specs(like), energy, bases
+        )
+        mean_norm = norm_per_row(mean)
+        new_codec_state = codec_state
+        if codec_state is not None:
+            mean, new_codec_state = self._receive(mean, codec_state, weight_R)
+        updates, new_state = self._outer(mean, outer_state, base, own, exchange)
+        updates, update_norm = self.guard.clip(updates)
+        moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
+        if if_news:
+            moves &= jnp.any(mean_norm > 0)
+        moved = jax.tree.map(lambda b, u: jnp.where(moves, b + u, b), base, updates)
+        states = jax.tree.map(
+            lambda n, o: jnp.where(moves, n, o),
+            (new_state, new_codec_state, turned),
+            (outer_state, codec_state, bases),
+        )
+        metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
+        metrics |= {} if rank is None else {"rank": rank}
+        return fragmentation.put(anchor, rows, moved), *states, metrics
+
+    def _receive(self, mean, codec_state, weight_R):
+        """What every region makes of the mean, fp32 `[R, ...]`, and its codec's state."""
+        rows, specs = self.exchange.rows, self._specs(mean)
+        shared = jax.tree.map(lambda x: x[0], rows.deal(mean, specs, lead=None))
+        receive = self.regions.lift(self.exchange.codec.receive, (None, 0, 0))
+        direction, codec_state = receive(shared, codec_state, weight_R > 0)
+        return rows.back(direction, specs), codec_state
+
+    def _specs(self, leaves) -> dict[str, P]:
+        return {k: self.specs[k] for k in leaves}
+
+    def _outer(self, mean, outer_state, base, own, exchange):
+        if own is None:
+            return jax.vmap(self.method.outer.update)(mean, outer_state, base)
+        shared = jax.tree.map(lambda x: x[0], mean)
+        own = {
+            **own,
+            "own": self._own_part(own["own"], own["weight"], base, exchange),
+            "own_late": self._own_part(own["own_late"], own["weight_late"], base, exchange),
+        }
+
+        def one_region(state, params, extra):
+            return self.method.outer.update(shared, state, params, **extra)
+
+        return jax.vmap(one_region)(outer_state, base, own)
+
+    def _own_part(self, payload_R, weight_R, base, exchange):
+        """What every region's payload decodes to, fp32 `[R, ...]`; 0 for those left out."""
+        decoded = payload_R
+        if exchange.codec is not None:
+            like = without_lead(base)
+            decoded = exchange.decode(payload_R, like, self._specs(like))
+        return select(weight_R > 0, decoded, jax.tree.map(jnp.zeros_like, decoded))
+
+    def landing_step(
+        self, params, anchor, landing_state, snapshot, accepted_R, lands_R, staleness_R, rows, step
+    ):
+        """Step 2 of a landing: theta <- Theta' + T(theta - s; Theta' - s, tau) where `lands_R`.
+
+        `step` (int32, inner steps done) is handed to the landing rule, for schedules of the inner
+        learning rate. A region whose contribution was left out adopts Theta' itself, and so does
+        every element that would land on something not finite: what went wrong is not replayed.
+
+        Returns:
+          (params, landing_state).
+        """
+        theta = fragmentation.take(params, rows)
+        target = fragmentation.take(anchor, rows)
+        shape = {k: (theta[k].shape[0], *target[k].shape[1:]) for k in theta}
+        adopted = {k: jnp.broadcast_to(target[k], shape[k]) for k in theta}
+        if self.method.landing is not None:
+            origin = theta if snapshot is None else snapshot
+            landed, new_state = self.regions.lift(self._land_one, (0, 0, 0, 0, 0, None))(
+                theta, origin, adopted, landing_state, staleness_R, step
+            )
+            landed = {k: jnp.where(jnp.isfinite(x), x, adopted[k]) for k, x in landed.items()}
+            adopted = select(accepted_R, landed, adopted)
+            landing_state = select(lands_R & accepted_R, new_state, landing_state)
+        adopted = {k: adopted[k].astype(theta[k].dtype) for k in theta}
+        new = select(lands_R, adopted, theta)
+        return fragmentation.put(params, rows, new), landing_state
+
+    def _land_one(self, theta, origin, target, state, staleness, step):
+        """One region's landing rule; fp32 inside."""
+        origin = {k: x.astype(jnp.float32) for k, x in origin.items()}
+        progress = {k: theta[k].astype(jnp.float32) - origin[k] for k in theta}
+        displacement = {k: target[k] - origin[k] for k in theta}
+        correction, state = self.method.landing.update(
+            progress, state, target, displacement=displacement, staleness=staleness, step=step
+        )
+        return optax.apply_updates(target, correction), state
+
+    def restart(self, params, anchor):
+        """Every region takes its anchor's values, `[R, ...]` in the parameters' dtypes."""
+        # A copy: with one region the result would otherwise be the anchor's own buffer.
+        return {
+            k: jnp.copy(jnp.broadcast_to(anchor[k], x.shape).astype(x.dtype))
+            for k, x in params.items()
+        }
+
+    def mark_received(self, received, anchor, lands_R):
+        """Note the anchor that the regions of `lands_R` have just received."""
+        spread = {k: jnp.broadcast_to(anchor[k], x.shape) for k, x in received.items()}
+        return select(lands_R, spread, received)
+
+    def average_buffers(self, buffers, weight_R, takes_part_R):
+        """Average non-trainable float leaves over the regions that count; all participants adopt.
+
+        Regions of weight 0, or with a value that is not finite, do not count.
+        """
+        finite = [jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim))) for x in buffers.values()]
+        counts = (weight_R > 0) & jnp.all(jnp.stack(finite), axis=0)
+        specs = {name: P() for name in buffers}
+        mean = self.regions.mean(buffers, counts.astype(jnp.float32), specs)
+        spread = {k: jnp.broadcast_to(mean[k], x.shape).astype(x.dtype) for k, x in buffers.items()}
+        return select(takes_part_R & jnp.any(counts), spread, buffers)
+
+
+def without_lead(tree: PyTree) -> PyTree:
+    """Shapes of one region, or one anchor, behind the leading axis."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
+
+
+# -- gossip_rounds -----------------------------------------------------------------------------
+#
+# The landing of methods whose regions average in small groups: every anchor moves on its own.
+
+
+@dataclasses.dataclass(frozen=True)
+class GossipRoundFunctions(RoundFunctions):
+    """`RoundFunctions` with an anchor per region and means over a round's groups.
+
+    Attributes:
+      groups: reduces over the groups of a round.
+    """
+
+    groups: GroupExchange
+
+    def outer_step(
+        self,
+        anchor,
+        outer_state,
+        payload,
+        weight_R,
+        rows,
+        draw,
+        codec_state=None,
+        bases=(),
+        *,
+        if_news=False,
+        level=0,
+    ):
+        """Step 1 of a landing: phi_i <- phi_i + outer(mean_G Delta; phi_i, mean_G phi).
+
+        The means run over the members of a region's group that take part. A region that does not
+        still moves by this rule; a group nobody of which takes part does nothing.
+
+        Args:
+          draw: of the round (`exchange.pairs.Draw`); the rest as in `RoundFunctions.outer_step`.
+          codec_state, bases, level: not used: gossip has no personal or shared codecs, one level.
+          if_news: leave the anchors of a group alone whose mean is exactly 0.
+
+        Returns:
+          (anchor, outer_state, None, (), metrics `[R]`): `pull_norm` is the distance of an anchor
+          from the mean of its group before it moves, 0 where it does not.
+        """
+        del codec_state, bases, level
+        base = fragmentation.take(anchor, rows)
+        like = without_lead(base)
+        anchors = base if draw.anchors is None else draw.anchors
+        mean, group, moves_R = self.groups.means(
+            payload, anchors, weight_R, draw.members, like, self._specs(like)
+        )
+
+        def one_region(mean, state, own, group):
+            return self.method.outer.update(mean, state, own, group_anchor=group)
+
+        updates, new_state = jax.vmap(one_region)(mean, outer_state, base, group)
+        updates, update_norm = self.guard.clip(updates)
+        mean_norm = norm_per_row(mean)
+        if if_news:
+            moves_R &= mean_norm > 0
+        moved = select(moves_R, jax.tree.map(jnp.add, base, updates), base)
+        pull_norm = norm_per_row(jax.tree.map(jnp.subtract, base, group))
+        metrics = {
+            "mean_norm": mean_norm,
+            "update_norm": jnp.where(moves_R, update_norm, 0.0),
+            "pull_norm": jnp.where(moves_R, pull_norm, 0.0),
+        }
+        new_state = select(moves_R, new_state, outer_state)
+        return fragmentation.put(anchor, rows, moved), new_state, None, (), metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class OutlierGuard:
+    """Contributions that are not finite are always left out.
+
+    Attributes:
+      outlier_factor: leave out a region whose pseudo-gradient norm exceeds this multiple of the
+        median over regions; None = off. With two regions the median is their mean, so that a
+        factor of 2 or more never applies.
+      max_update_norm: clip the outer update to this global norm per fragment; None = off.
+    """
+
+    outlier_factor: float | None = None
+    max_update_norm: float | None = None
+
+    def violations(self) -> list[str]:
+        problems = []
+        factor, norm = self.outlier_factor, self.max_update_norm
+        if factor is not None and not (math.isfinite(factor) and factor > 1):
+            problems.append(f"outlier_factor={factor}: must exceed 1")
+        if norm is not None and not (math.isfinite(norm) and norm > 0):
+            problems.append(f"max_update_norm={norm}: must be positive")
+        return problems
+
+    def accepts(self, norm_R: jax.Array, takes_part_R: jax.Array) -> jax.Array:
+        """Bool `[R]`: participants whose contribution of this norm counts."""
+        accepted = takes_part_R & jnp.isfinite(norm_R)
+        if self.outlier_factor is None:
+            return accepted
+        median = jnp.nanmedian(jnp.where(accepted, norm_R, jnp.nan))
+        return accepted & (norm_R <= self.outlier_factor * median)
+
+    def clip(self, updates: PyTree) -> tuple[PyTree, jax.Array]:
+        """Scale updates `[A, ...]` down to the allowed norm; returns (updates, norms `[A]`)."""
+        norm = norm_per_row(updates)
+        if self.max_update_norm is None:
+            return updates, norm
+        scale = jnp.minimum(1.0, self.max_update_norm / jnp.maximum(norm, 1e-30))
+        clipped = jax.tree.map(lambda u: u * scale.reshape(-1, *(1,) * (u.ndim - 1)), updates)
+        return clipped, norm * scale
+
+
+def norm_per_row(tree_R: dict[str, jax.Array]) -> jax.Array:
+    """L2 norm over all leaves behind the leading axis, fp32 `[R]`."""
+    # No reshape: it would gather leaves that are sharded inside a region.
+    squares = [jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim))) for x in tree_R.values()]
+    return jnp.sqrt(sum(squares))
+
+
+def select(mask_R: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """Per region: `new` where the mask holds, else `old`."""
+
+    def pick(a, b):
+        return jnp.where(mask_R.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(pick, new, old)

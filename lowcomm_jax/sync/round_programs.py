@@ -1,0 +1,333 @@
+"""Every compiled program of an engine, with its shardings and donations in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.compression import Codec, PerTensor, Staged, integrates, route
+from lowcomm_jax.compression.base import Wrapper
+from lowcomm_jax.exchange import GroupExchange, MeshExchange
+from lowcomm_jax.exchange.traffic import Traffic, two_shot
+from lowcomm_jax.mesh import offload
+from lowcomm_jax.mesh.regions import REGION, Regions
+from lowcomm_jax.mesh.stages import STAGE, stage_axis
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.network import Network, step_seconds, sync_seconds
+from lowcomm_jax.params.fragments import Fragments, partition
+from lowcomm_jax.params.layout import Layout
+from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
+from lowcomm_jax.schedule import Timing
+from lowcomm_jax.state.train_state import Inner
+from lowcomm_jax.sync.gradient_exchange import make_gradient_program
+from lowcomm_jax.sync.round_functions import GossipRoundFunctions, OutlierGuard, RoundFunctions
+from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
+
+if TYPE_CHECKING:
+    pass
+
+
+# -- coding ------------------------------------------------------------------------------------
+#
+# Which codec an engine's payloads are made with: the method's, laid out for its mesh.
+
+
+PyTree = Any
+log = logging.getLogger(__name__)
+
+
+def coded(config: EngineConfig, likes: Sequence[PyTree]) -> Codec | None:
+    """The method's codec as the exchange uses it: in slices where a two-shot sends less.
+
+    `likes`: shapes of every fragment, or of a stage's part of it.
+    """
+    method, lies = config.method, config.regions.mesh.shape
+    if method.codec is None or not method.reduces_all:
+        return method.codec
+    # Jobs of different meshes exchange the same slices.
+    devices = 1 if config.separate_jobs else lies["fsdp"] * lies["tensor"]
+    return route(method.codec, likes, config.total, devices).codec
+
+
+def in_stages(config: EngineConfig, shapes: dict[str, jax.ShapeDtypeStruct], likes) -> Codec | None:
+    """The method's codec, at work in every pipeline stage on its own.
+
+    Raises:
+      ValueError: no leaf is cut over the stages.
+    """
+    regions, method = config.regions, config.method
+    specs = {name: config.spec_fn(name, x) for name, x in shapes.items()} if config.spec_fn else {}
+    if all(stage_axis(spec) is None for spec in specs.values()):
+        raise ValueError(
+            f"the mesh has {regions.mesh.shape[STAGE]} stages, but specs cut no leaf over them: "
+            "train a models.Pipeline with its specs, or use stage=1"
+        )
+    if method.codec is None:
+        return None
+    staged = Staged(method.codec, regions.mesh, specs)
+    parts = [staged.part(like) for like in likes]
+    return dataclasses.replace(staged, codec=coded(config, parts))
+
+
+def check_increments(method: Method, like: PyTree) -> None:
+    """Refuse increments (`Codec.increments`) that the outer rule would take for the mean itself.
+
+    Raises:
+      ValueError: with the fix.
+    """
+    if method.codec is None or not method.codec.increments:
+        return
+    outer = method.outer
+    if outer is None or not integrates(jax.eval_shape(outer.init, like)):
+        raise ValueError(
+            f"codec {method.codec.name}: its payloads are increments, and nothing sums them up; "
+            "use outer=optax.chain(lowcomm_jax.compression.integrate(), your outer rule)"
+        )
+
+
+def warn_of_whole(method: Method, likes: Sequence[PyTree]) -> None:
+    """Say which matrices a sparse codec does not shrink: a silent loss of all compression."""
+    codec = method.codec
+    while isinstance(codec, Wrapper):
+        codec = codec.codec
+    known = isinstance(codec, PerTensor)
+    whole = [path for like in likes for path in codec.sent_whole(like)] if known else []
+    if whole:
+        log.warning(
+            "codec %s sends all of %s: no divisors up to 64 of their sides make chunks of more "
+            "than k values; pad a dimension to a multiple of 64, or give them a codec by rules",
+            codec.name,
+            ", ".join(dict.fromkeys(whole)),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """What the user asked for; the same for every parameter layout."""
+
+    loss_fn: Callable
+    inner: optax.GradientTransformation  # with gradient exchange, behind the method's outer rule
+    method: Method
+    regions: Regions
+    guard: OutlierGuard
+    spec_fn: SpecFn | None
+    stacked: tuple[str, ...]
+    seed: int
+    accumulate: int
+    skip_nonfinite: bool
+    network: Network | None
+    offload: bool
+    routed: bool  # the loss function moves values between regions
+    total: int  # regions of the run; `regions` has those of this job
+    separate_jobs: bool  # this job is one region of several
+    traffic: Callable[..., Traffic]  # bytes of an exchange, as `MeshExchange.traffic`
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundPrograms:
+    """Jitted functions of one engine for one parameter layout.
+
+    Attributes:
+      method: the config's, with its schedule settled (`Schedule.settle`).
+      step: one region's inner step; exchange: payloads to everyone and their mean.
+      fragments, specs: how trained leaves are cut, and lie inside a region.
+      inner_program: a block of inner steps (`inner_step.make_inner_program`, or, for methods that
+        exchange gradients, `gradient_exchange.make_gradient_program`).
+      microbatch_program: the same for steps of several microbatches
+        (`inner_step.make_accumulating_program`); None with gradient exchange.
+      payload_program, outer_program, landing_program: `RoundFunctions.make_payload`, `outer_step`
+        and `landing_step`, compiled.
+      restart_program, received_program, average_program, drift_program, header_program:
+        `RoundFunctions.restart`, `mark_received`, `average_buffers`, `drift`, `mean_header`.
+    """
+
+    config: EngineConfig
+    method: Method
+    step: InnerStep
+    exchange: MeshExchange
+    fragments: Fragments
+    specs: dict[str, P]
+    inner_program: Callable
+    microbatch_program: Callable | None
+    payload_program: Callable
+    outer_program: Callable
+    landing_program: Callable
+    restart_program: Callable
+    received_program: Callable
+    average_program: Callable
+    drift_program: Callable
+    header_program: Callable
+
+    def averaged(self) -> dict[str, int]:
+        """Name -> bytes of each leaf of role `average`, as it travels (fp32)."""
+        layout = self.step.layout
+        described = zip(layout.names, layout.roles, layout.shapes)
+        return {n: 4 * math.prod(s) for n, role, s in described if role == "average"}
+
+    def averaged_bytes(self) -> int:
+        return sum(self.averaged().values())
+
+    def gradient_traffic(self, mask: np.ndarray) -> Traffic:
+        """Bytes of one gradient exchange among the regions of `mask`, bool `[R]`."""
+        traffic = self.exchange.traffic(self.fragments.like(0), mask)
+        return traffic.plus(two_shot(self.averaged_bytes(), mask))
+
+
+def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
+    """Make the programs for parameters of this layout; nothing is compiled yet.
+
+    Raises:
+      ValueError: the parameters cannot be cut as the method asks (`fragments.partition`), what the
+        schedule draws from the network does not fit it, the mesh has stages that nothing lies in,
+        the codec cannot work in stages, or the outer rule does not sum up its increments.
+    """
+    regions, method, shapes = config.regions, config.method, layout.train_shapes()
+    schedule = method.schedule
+    stages = regions.mesh.shape[STAGE]
+    cut = partition(shapes, schedule.fragments, method.pattern, method.rest, config.stacked, stages)
+    likes = [cut.like(p) for p in range(len(cut))]
+    check_increments(method, likes[0])
+    warn_of_whole(method, likes)
+    codec = in_stages(config, shapes, likes) if stages > 1 else coded(config, likes)
+    exchange = MeshExchange(regions, codec, config.stacked)
+    spec_fn = config.spec_fn or default_specs(exchange)
+    specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
+    method = settled(method, exchange, cut, config)
+    parts = (regions, exchange, method, config.guard, specs)
+    if method.topology is None:
+        rounds = RoundFunctions(*parts)
+    else:
+        groups = GroupExchange(regions, method.topology, exchange.codec, config.stacked)
+        rounds = GossipRoundFunctions(*parts, groups)
+    step = InnerStep(
+        config.loss_fn,
+        config.inner,
+        layout,
+        config.seed,
+        config.accumulate,
+        config.skip_nonfinite,
+    )
+    block, accumulating = _inner_programs(config, step, rounds, specs)
+    programs = RoundPrograms(
+        config=config,
+        method=method,
+        step=step,
+        exchange=exchange,
+        fragments=cut,
+        specs=specs,
+        inner_program=block,
+        microbatch_program=accumulating,
+        payload_program=jax.jit(
+            rounds.make_payload,
+            static_argnames=("keep", "level"),
+            donate_argnames="codec_state",
+        ),
+        outer_program=jax.jit(
+            rounds.outer_step,
+            donate_argnames=("anchor", "outer_state", "codec_state"),
+            static_argnames=("if_news", "level"),
+        ),
+        landing_program=jax.jit(rounds.landing_step, donate_argnames=("params", "landing_state")),
+        restart_program=jax.jit(rounds.restart),
+        received_program=jax.jit(rounds.mark_received, donate_argnames="received"),
+        average_program=jax.jit(rounds.average_buffers, donate_argnames="buffers"),
+        drift_program=jax.jit(rounds.drift, static_argnames="names_K"),
+        header_program=jax.jit(rounds.mean_header),
+    )
+    return offloaded(programs) if config.offload else programs
+
+
+def _inner_programs(config: EngineConfig, step: InnerStep, rounds: RoundFunctions, specs):
+    """(`block`, `accumulating`) of `Programs`."""
+    if config.method.signal == "gradient":
+        block = make_gradient_program(step, rounds)
+        return jax.jit(block, donate_argnums=0, static_argnames="single"), None
+    block = jax.jit(
+        make_inner_program(step, config.regions),
+        donate_argnums=0,
+        static_argnames="single",
+        out_shardings=_inner_out(config, step, specs),
+    )
+    return block, accumulating_program(config, step, specs)
+
+
+def accumulating_program(
+    config: EngineConfig, step: InnerStep, specs: dict[str, P], replicas: int = 1
+) -> Callable:
+    """`Programs.accumulating`; or over several replicas of every region, stacked and `apart`."""
+    regions = config.regions.stacked(replicas)
+    program = make_accumulating_program(step, regions, apart=replicas > 1)
+    return jax.jit(program, donate_argnums=0, out_shardings=_inner_out(config, step, specs))
+
+
+def _inner_out(config: EngineConfig, step: InnerStep, specs: dict[str, P]):
+    """Where the results of inner steps lie: (inner state, metrics)."""
+    layout = step.layout
+    inner = inner_shardings(config, layout, layout.train_shapes(), specs)
+    return inner, config.regions.sharding(REGION)
+
+
+def offloaded(programs: RoundPrograms) -> RoundPrograms:
+    """The programs around state that lives on the host (`initial.initial_state` puts it there)."""
+    return dataclasses.replace(
+        programs,
+        payload_program=offload.around(programs.payload_program, (1, 2), offload.stow_sent),
+        outer_program=offload.around(programs.outer_program, (0, 1, 6), offload.stow_moved),
+        landing_program=offload.around(programs.landing_program, (1, 3)),
+        restart_program=offload.around(programs.restart_program, (1,)),
+        received_program=offload.around(programs.received_program, (0, 1), offload.stow),
+        drift_program=offload.around(programs.drift_program, (1,)),
+    )
+
+
+def default_specs(exchange: MeshExchange) -> SpecFn:
+    """FSDP on the longest axis, or, where a codec then finds whole blocks, on the rows."""
+    devices = exchange.regions.mesh.shape["fsdp"]
+    longest = fsdp_specs(devices)
+    return longest if devices == 1 or exchange.codec is None else exchange.rows.first(longest)
+
+
+def settled(method: Method, exchange: MeshExchange, cut: Fragments, config: EngineConfig) -> Method:
+    """The method with what its schedule draws from the network: T_c, and T_s of every payload.
+
+    Raises:
+      ValueError: the settled schedule cannot work.
+    """
+    network = config.network
+    if network is None:
+        return method
+
+    def seconds(fragment: int, level: int) -> float:
+        everyone, like = np.ones(config.regions.count, bool), cut.like(fragment)
+        traffic = config.traffic(exchange.at(level), like, everyone, None, 0)
+        return sync_seconds(network, traffic.nbytes, traffic.route)
+
+    schedule = method.schedule.settle(Timing(step_seconds(network), seconds))
+    problems = schedule.violations(config.total)
+    if problems:
+        raise ValueError("this network and method do not fit:\n- " + "\n- ".join(problems))
+    return dataclasses.replace(method, schedule=schedule)
+
+
+def inner_shardings(config: EngineConfig, layout: Layout, shapes, specs) -> Inner:
+    """Shardings of the regions' private state."""
+    regions = config.regions
+    region = regions.sharding(REGION)
+    opt = optimizer_shardings(
+        config.inner, layout.tree(shapes), layout.tree(specs), regions, REGION
+    )
+    return Inner(
+        params=leaf_shardings(regions, REGION, specs),
+        buffers=region,
+        opt=opt,
+        step=region,
+        tokens=region,
+    )

@@ -1,0 +1,94 @@
+"""Booking of what a loss function moves between regions within a step: random pipeline routing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.exchange import Traffic
+from lowcomm_jax.history import Event
+from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.topology.routing import Hop
+from lowcomm_jax.train.inner_step import part_key, step_key
+
+PyTree = Any
+HopsFn = Callable[[PyTree, jax.Array], list[list[Hop]]]
+CHUNK = 256  # steps drawn at once: a draw waits its turn on the device's queue
+
+
+@dataclasses.dataclass
+class RouteEvent(Event):
+    """What one inner step moved between regions.
+
+    Attributes:
+      hops: transfers one after the other; `nbytes` of the event is the most that a region sends.
+    """
+
+    hops: tuple[Hop, ...] = ()
+
+    @classmethod
+    def of(cls, step: int, hops: list[Hop], regions: int) -> RouteEvent:
+        moved_R = np.zeros(regions, np.int64)
+        for hop in hops:
+            for way in hop.ways:  # a region that is sent something sends as much
+                moved_R += hop.nbytes * (np.array(way) != np.arange(regions))
+        traffic = Traffic("pass", int(moved_R.max()), moved_R, moved_R.copy())
+        event = Event.of_send(step, -1, None, np.ones(regions, bool), traffic, {})
+        fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
+        return cls(**{**fields, "kind": "route"}, hops=tuple(hops))
+
+
+class RoutedSteps:
+    """The transfers of every inner step: a pure function of (seed, step, shapes of the batch)."""
+
+    def __init__(self, hops: HopsFn, seed: int, accumulate: int, regions: int):
+        """`hops`: see `Engine`; `accumulate`: microbatches a step calls the loss function with."""
+        self._hops = hops
+        self._accumulate = accumulate
+        self._regions = regions
+        self._keys = functools.partial(_keys, seed=seed, parts=accumulate)
+        self._drawn: tuple[Any, list[list[Hop]]] = (None, [])
+
+    def book(self, state: TrainState, steps: range, batches: PyTree, events: list[Event]):
+        """Count the transfers of these steps; `batches` are staged, `[R, S, b, ...]`.
+
+        Returns:
+          (state, events): theirs stand before the others.
+        """
+        shapes = jax.tree.map(self._one, batches)
+        found = [RouteEvent.of(t, self._at(t, shapes), self._regions) for t in steps]
+        counters = state.counters.copy()
+        for event in found:
+            counters.bytes_sent += event.bytes_sent
+            counters.bytes_received += event.bytes_received
+        return state.replace(counters=counters), [*found, *events]
+
+    def _at(self, step: int, shapes: PyTree) -> list[Hop]:
+        chunk, place = divmod(step - 1, CHUNK)
+        leaves, treedef = jax.tree.flatten(shapes)
+        wanted = (chunk, treedef, tuple((x.shape, x.dtype) for x in leaves))
+        if self._drawn[0] != wanted:
+            self._drawn = wanted, self._hops(shapes, self._keys(chunk * CHUNK))
+        first = place * self._accumulate
+        return [hop for hops in self._drawn[1][first : first + self._accumulate] for hop in hops]
+
+    def _one(self, x: Any) -> jax.ShapeDtypeStruct:
+        """Shape of what one region's loss function is called with."""
+        return jax.ShapeDtypeStruct((x.shape[2] // self._accumulate, *x.shape[3:]), x.dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("seed", "parts"))
+def _keys(first: jax.Array, *, seed: int, parts: int) -> jax.Array:
+    """Region 0's keys of the steps from `first` (0-based) on, every part's, `[CHUNK * parts]`."""
+
+    def of_step(step):
+        rng = step_key(seed, 0, step)
+        return rng[None] if parts == 1 else jax.vmap(lambda i: part_key(rng, i))(jnp.arange(parts))
+
+    return jax.vmap(of_step)(first + jnp.arange(CHUNK)).reshape(-1)

@@ -1,0 +1,11 @@
+"""The inner steps: what one region does between two exchanges.
+
+In: a loss function, an inner optimizer and batches. Out: one region's pure train step and the
+compiled program that runs it in all regions (`inner_step`), and blocks of
+batches on the device (`batch_blocks`).
+"""
+
+from lowcomm_jax.train.batch_blocks import BatchBlock, BlockStager, MicrobatchCut
+from lowcomm_jax.train.inner_step import InnerStep
+
+__all__ = ["BatchBlock", "BlockStager", "InnerStep", "MicrobatchCut"]

@@ -1,0 +1,176 @@
+"""Cut a stream of host batches into blocks that end where something is sent or lands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+PyTree = Any
+
+
+class BatchBlock(NamedTuple):
+    """Staged steps.
+
+    Attributes:
+      batches: leaves `[R, capacity, per-region batch, ...]`; only the first `steps` are real. Cut
+        into microbatches of m: `[R, capacity, m, ...]`, the first `steps * stride` real.
+      steps: number of real steps.
+      capacity: S, the fixed length of the staged buffer, in steps or microbatches.
+      stride: microbatches of a step; None when batches are not cut.
+    """
+
+    batches: PyTree
+    steps: int
+    capacity: int
+    stride: int | None = None
+
+
+class BlockStager:
+    """Groups batches `[R, b, ...]` into stages of at most `capacity` steps.
+
+    With `microbatch` m the batch may change from step to step: it is cut into b / m microbatches,
+    a stage holds at most `capacity` of them, and a stage ends where b changes.
+    """
+
+    def __init__(self, batches: Iterable[PyTree], capacity: int, microbatch: int | None = None):
+        self._stream = iter(batches)
+        self._waiting: list[PyTree] = []  # a batch that did not fit into the last stage
+        self.capacity = capacity
+        self.microbatch = microbatch
+
+    def take(self, steps_to_event: int) -> BatchBlock | None:
+        """The next steps, none of them past the event; None when the stream has ended.
+
+        Raises:
+          ValueError: a batch that is not a whole number of microbatches, or is more of them than
+            the capacity.
+        """
+        stride = None
+        room = min(self.capacity, steps_to_event)
+        if self.microbatch is not None:
+            first = self._next()
+            if first is None:
+                return None
+            self._waiting.append(first)
+            stride = self._stride(first)
+            room = min(self.capacity // stride, steps_to_event)
+        group = self._group(room)
+        if not group:
+            return None
+        batches = _stack(group, self.capacity, stride or 1, self.microbatch)
+        return BatchBlock(batches, len(group), self.capacity, stride)
+
+    def _next(self) -> PyTree | None:
+        return self._waiting.pop() if self._waiting else next(self._stream, None)
+
+    def _group(self, room: int) -> list[PyTree]:
+        group: list[PyTree] = []
+        while len(group) < room and (batch := self._next()) is not None:
+            if self.microbatch is not None and group and batch_size(batch) != batch_size(group[0]):
+                self._waiting.append(batch)
+                break
+            group.append(batch)
+        return group
+
+    def _stride(self, batch: PyTree) -> int:
+        size, m = batch_size(batch), self.microbatch
+        if size % m or size < m:
+            raise ValueError(
+                f"a per-region batch of {size} is not a whole number of microbatches of {m}: use "
+                f"a multiple of microbatch={m}"
+            )
+        if size // m > self.capacity:
+            raise ValueError(
+                f"a per-region batch of {size} is {size // m} microbatches of {m}, more than the "
+                f"{self.capacity} that are staged at once: use Engine(block={size // m}), or a "
+                "larger microbatch"
+            )
+        return size // m
+
+
+def batch_size(batch: PyTree) -> int:
+    """Samples a region in a batch `[R, b, ...]`."""
+    return np.shape(jax.tree.leaves(batch)[0])[1]
+
+
+def _stack(group: list[PyTree], capacity: int, stride: int, microbatch: int | None) -> PyTree:
+    def stack(*leaves):
+        first = np.asarray(leaves[0])
+        shape = first.shape[1:] if microbatch is None else (microbatch, *first.shape[2:])
+        out = np.empty((first.shape[0], capacity, *shape), first.dtype)
+        for i, leaf in enumerate(leaves):
+            parts = np.asarray(leaf).reshape(first.shape[0], stride, *shape)
+            out[:, i * stride : (i + 1) * stride] = parts
+        out[:, len(leaves) * stride :] = out[:, :1]  # unread padding, but never uninitialised
+        return out
+
+    return jax.tree.map(stack, *group)
+
+
+# -- microbatches ------------------------------------------------------------------------------
+#
+# Steps whose batch is cut into microbatches of one size: checks, running, warming up.
+
+
+@dataclasses.dataclass(frozen=True)
+class MicrobatchCut:
+    """How batches are cut.
+
+    Attributes:
+      size: samples of a microbatch.
+      counts_R: microbatches each region trains on at a step; None = all of its batch.
+    """
+
+    size: int
+    counts_R: tuple[int, ...] | None = None
+
+    def counts(self, stride: int, regions: int) -> np.ndarray:
+        """int32 `[R]`, microbatches of a step of each region; `stride` are in the batch.
+
+        Raises:
+          ValueError: a region is to train on more microbatches than there are.
+        """
+        if self.counts_R is None:
+            return np.full(regions, stride, np.int32)
+        if max(self.counts_R) > stride:
+            raise ValueError(
+                f"counts_R={list(self.counts_R)}: the batch has {stride} microbatches of "
+                f"{self.size}; give larger batches"
+            )
+        return np.asarray(self.counts_R, np.int32)
+
+
+@jax.jit
+def first_step(metrics: PyTree) -> PyTree:
+    """Metrics `[R]` of the first step of a block."""
+    return jax.tree.map(lambda x: x[:, 0], metrics)
+
+
+def repeated(batch: PyTree, samples: int) -> PyTree:
+    """The first sample of a host batch `[R, b, ...]`, `samples` times."""
+    return jax.tree.map(lambda x: np.repeat(np.asarray(x)[:, :1], samples, axis=1), batch)
+
+
+def check_batch(shape: tuple[int, ...], count: int, cut: int, accumulate: int) -> None:
+    """Refuse staged batch leaves that do not fit; cheap enough for every call.
+
+    Args:
+      shape: of a leaf, [R, S, b, ...].
+      count: R; cut: devices that a region's samples are cut over.
+      accumulate: microbatches of a step.
+
+    Raises:
+      ValueError: wrong number of regions, or a batch that does not divide.
+    """
+    if len(shape) < 3 or shape[0] != count:
+        raise ValueError(f"batch leaves must be [{count} regions, per-region batch, ...]")
+    if shape[2] % accumulate or (shape[2] // accumulate) % cut:
+        raise ValueError(
+            f"a per-region batch of {shape[2]} does not divide into accumulate={accumulate} "
+            f"microbatches over fsdp={cut} devices: use a multiple of {accumulate * cut}, or "
+            f"another mesh"
+        )

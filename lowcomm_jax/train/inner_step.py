@@ -1,0 +1,317 @@
+"""One region's pure train step, and the compiled program that runs it in all regions.
+
+The step knows nothing of other regions. `Regions.lift` runs it in each of them inside `shard_map`
+with a manual `region` axis, so that the program cannot communicate across regions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.params.layout import Layout
+from lowcomm_jax.state.train_state import Inner
+
+# -- token_mean --------------------------------------------------------------------------------
+#
+# Tokens as weights: the mean over microbatches whose number is known only when the step runs.
+
+
+PyTree = Any
+
+
+def weighted_mean(
+    one: Callable[[Any, PyTree], tuple[PyTree, jax.Array, PyTree]], buffers: PyTree, count
+) -> tuple[PyTree, jax.Array, PyTree]:
+    """Mean over microbatches 0 to count - 1, weighted by their tokens; sums in fp32.
+
+    A microbatch without tokens counts for nothing, even when its values are not finite; without
+    any tokens the mean is 0.
+
+    Args:
+      one: `(i, buffers) -> (float leaves, tokens, buffers)` of microbatch i; buffers are handed on.
+      buffers: before microbatch 0.
+      count: at least 1; may be traced.
+
+    Returns:
+      (fp32 means, float32 sum of tokens, buffers after the last).
+    """
+
+    def weighted(i, buffers):
+        values, tokens, buffers = one(i, buffers)
+        values = jax.tree.map(lambda x: x.astype(jnp.float32) * tokens, values)
+        return jax.tree.map(lambda x: jnp.where(tokens > 0, x, 0.0), values), tokens, buffers
+
+    def body(i, carry):
+        sums, total, buffers = carry
+        values, tokens, buffers = weighted(i, buffers)
+        return jax.tree.map(jnp.add, sums, values), total + tokens, buffers
+
+    like = jax.eval_shape(weighted, 0, buffers)[0]
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    start = (zeros, jnp.float32(0), buffers)
+    sums, total, buffers = jax.lax.fori_loop(0, count, body, start)
+    share = jnp.where(total > 0, 1.0 / jnp.where(total > 0, total, 1.0), 0.0)
+    return jax.tree.map(lambda x: x * share, sums), total, buffers
+
+
+LossFn = Callable[[PyTree, PyTree, jax.Array], Any]
+UPDATES = "updates"  # key of a loss_fn's aux under which new non-trainable leaves are returned
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerStep:
+    """One region's inner step.
+
+    Attributes:
+      loss_fn: `loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict).
+      optimizer: inner Optax optimizer; sees the user's tree with None for untrained leaves.
+      layout: structure and roles of the user's tree.
+      seed: seed of the run; a step's key is a pure function of (seed, region, step).
+      accumulate: microbatches a step's batch is cut into (`accumulated`).
+      skip_nonfinite: leave the region as it was when its gradient is not finite, so that a bad
+        batch cannot poison parameters and moments for ever.
+    """
+
+    loss_fn: LossFn
+    optimizer: optax.GradientTransformation
+    layout: Layout
+    seed: int = 0
+    accumulate: int = 1
+    skip_nonfinite: bool = True
+
+    def init(self, params: dict[str, jax.Array]) -> PyTree:
+        return self.optimizer.init(self.layout.tree(params))
+
+    def gradients(self, params, buffers, frozen, batch, rng):
+        """Mean gradient of one region's batch.
+
+        Returns:
+          (gradients by name, new buffers, metrics): metrics holds fp32 scalars `loss`, `tokens`
+          and the aux of `loss_fn`.
+        """
+        if self.accumulate == 1:
+            (loss, (aux, buffers)), grads = self._grad_fn(params, buffers, frozen, batch, rng)
+            return grads, buffers, _metrics(loss, aux, batch)
+        n = self.accumulate
+        micro = jax.tree.map(lambda x: x.reshape(n, x.shape[0] // n, *x.shape[1:]), batch)
+
+        def part(i):
+            return jax.tree.map(lambda x: x[i], micro)
+
+        return self.accumulated(params, buffers, frozen, part, n, rng)
+
+    @property
+    def _grad_fn(self):
+        return jax.value_and_grad(self._named_loss, has_aux=True)
+
+    def _named_loss(self, params, buffers, frozen, batch, rng):
+        tree = self.layout.tree({**params, **buffers, **frozen})
+        out = self.loss_fn(tree, batch, rng)
+        loss, aux = out if isinstance(out, tuple) else (out, {})
+        aux = dict(aux)
+        if UPDATES in aux:
+            buffers = {**buffers, **_named_updates(aux.pop(UPDATES), buffers)}
+        return loss, (aux, buffers)
+
+    def accumulated(self, params, buffers, frozen, part, count, rng):
+        """Mean gradient of several microbatches, weighted by their tokens.
+
+        Equals the gradient of one batch that holds them all when `loss_fn` is a mean over the
+        tokens it reports (over samples, where it reports none); see `token_mean.weighted_mean`.
+
+        Args:
+          part: `i -> batch` of microbatch i, all of one shape.
+          count: number of microbatches, at least 1; may be traced.
+          rng: microbatch i gets `part_key(rng, i)`.
+
+        Returns:
+          As `gradients`; metrics other than `tokens` are means weighted by tokens.
+        """
+
+        def one(i, buffers):
+            batch, key = part(i), part_key(rng, i)
+            (loss, (aux, buffers)), grads = self._grad_fn(params, buffers, frozen, batch, key)
+            metrics = _metrics(loss, aux, batch)
+            tokens = metrics.pop("tokens")
+            return (grads, metrics), tokens, buffers
+
+        (grads, metrics), tokens, buffers = weighted_mean(one, buffers, count)
+        grads = {k: g.astype(params[k].dtype) for k, g in grads.items()}
+        return grads, buffers, {**metrics, "tokens": tokens}
+
+    def apply(self, inner: Inner, grads, buffers, tokens) -> Inner:
+        """Let the inner optimizer step."""
+        tree = self.layout.tree(inner.params)
+        updates, opt = self.optimizer.update(self.layout.tree(grads), inner.opt, tree)
+        params = self.layout.select(optax.apply_updates(tree, updates), "train")
+        return Inner(params, buffers, opt, inner.step + 1, inner.tokens + tokens)
+
+    def __call__(self, inner: Inner, frozen, batch, region) -> tuple[Inner, dict[str, jax.Array]]:
+        """One optimizer step of one region; `region` is its int32 number."""
+        rng = self.rng(region, inner.step)
+        found = self.gradients(inner.params, inner.buffers, frozen, batch, rng)
+        return self.follow(inner, *found)
+
+    def over_microbatches(self, inner: Inner, frozen, part, count, region):
+        """One optimizer step on the mean gradient of `accumulated`."""
+        rng = self.rng(region, inner.step)
+        found = self.accumulated(inner.params, inner.buffers, frozen, part, count, rng)
+        return self.follow(inner, *found)
+
+    def follow(self, inner: Inner, grads, buffers, metrics) -> tuple[Inner, dict[str, jax.Array]]:
+        """Step along a gradient, unless it is not finite and such are to be skipped."""
+        metrics["grad_norm"] = optax.tree.norm(grads).astype(jnp.float32)
+        new = self.apply(inner, grads, buffers, metrics["tokens"])
+        if not self.skip_nonfinite:
+            return new, metrics
+        finite = jnp.isfinite(metrics["grad_norm"])
+        metrics["skipped"] = 1.0 - finite.astype(jnp.float32)
+        kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, inner)
+        return dataclasses.replace(kept, step=new.step), metrics
+
+    def rng(self, region: jax.Array, step: jax.Array) -> jax.Array:
+        return step_key(self.seed, region, step)
+
+
+def step_key(seed: int, region: jax.Array | int, step: jax.Array) -> jax.Array:
+    """Key of a region's inner step, 0-based: a pure function."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), region), step)
+
+
+def part_key(rng: jax.Array, part: jax.Array) -> jax.Array:
+    """Key of one of several microbatches of a step."""
+    return jax.random.fold_in(rng, part)
+
+
+def _metrics(loss, aux, batch) -> dict[str, jax.Array]:
+    """fp32 scalars; without a `tokens` aux a sample counts as one token."""
+    samples = jax.tree.leaves(batch)[0].shape[0]
+    aux = {k: jnp.asarray(v).astype(jnp.float32) for k, v in aux.items()}
+    return {"tokens": jnp.float32(samples), **aux, "loss": loss.astype(jnp.float32)}
+
+
+def _named_updates(updates: dict[str, jax.Array], buffers: dict[str, jax.Array]):
+    unknown = sorted(set(updates) - set(buffers))
+    if unknown:
+        raise ValueError(
+            f"aux[{UPDATES!r}] holds {unknown}, which are not leaves of role 'local' or 'average' "
+            f"(those are {sorted(buffers)}): name them by their path, e.g. 'norm/mean'"
+        )
+    return {k: v.astype(buffers[k].dtype) for k, v in updates.items()}
+
+
+def make_inner_program(step: InnerStep, regions: Regions):
+    """Build the program of the inner phase, not yet jitted.
+
+    Returns:
+      `block(inner, frozen, batches, region_ids, active, n, single)`: runs the first n of S staged
+      steps in every region, n traced so that its value never recompiles. Batch leaves are
+      `[R, S, b, ...]`; `active` is None or bool `[R, S]`: inactive regions stand still. Returns
+      (inner, metrics), metric leaves `[R, S]`, or `[R]` with the static `single` (S = 1): steps
+      taken one by one and in blocks are bit-identical.
+    """
+
+    def region_step(inner, frozen, batch, region, active):
+        new, metrics = step(inner, frozen, batch, region)
+        return where_active(active, new, inner, metrics)
+
+    def region_block(carry, frozen, batches, region, active, n):
+        def body(i, carry):
+            inner, log = carry
+            batch = jax.tree.map(lambda x: x[i], batches)
+            moving = None if active is None else active[i]
+            inner, new = region_step(inner, frozen, batch, region, moving)
+            return inner, jax.tree.map(lambda buffer, v: buffer.at[i].set(v), log, new)
+
+        return jax.lax.fori_loop(0, n, body, carry)
+
+    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0))
+    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None))
+
+    def block(inner, frozen, batches, region_ids, active, n, single=False):
+        first = jax.tree.map(lambda x: x[:, 0], batches)
+        moving = None if active is None else active[:, 0]
+        shapes = jax.eval_shape(lifted_step, inner, frozen, first, region_ids, moving)[1]
+        log = empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
+        inner, log = lifted_block((inner, log), frozen, batches, region_ids, active, n)
+        return inner, squeeze(log) if single else log
+
+    return block
+
+
+def where_active(active: jax.Array | None, new: Inner, old: Inner, metrics: dict[str, jax.Array]):
+    """The new state and metrics; of a region that is not active, the old state and no tokens."""
+    if active is None:
+        return new, metrics
+    tokens = jnp.where(active, metrics["tokens"], 0.0)
+    kept = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, old)
+    return kept, {**metrics, "tokens": tokens}
+
+
+def squeeze(log: PyTree) -> PyTree:
+    """Metrics `[R]` of a block of one step."""
+    return jax.tree.map(lambda x: x[:, 0], log)
+
+
+def empty_log(shapes: PyTree, steps: int) -> PyTree:
+    """Zeros `[R, steps]` for metrics of shape `[R]`."""
+    return jax.tree.map(lambda s: jnp.zeros((s.shape[0], steps), s.dtype), shapes)
+
+
+# -- accumulating ------------------------------------------------------------------------------
+#
+# The program of inner steps that accumulate gradients over microbatches.
+#
+# The number of microbatches is a traced bound, so that a growing batch recompiles nothing; only
+# another microbatch size makes another program.
+
+
+def make_accumulating_program(step: InnerStep, regions: Regions, apart: bool = False):
+    """Build the program of inner steps of several microbatches each, not yet jitted.
+
+    Args:
+      apart: whether stride and n are each region's own, int32 `[R]`, instead of two numbers for
+        all. With `vmap` that costs a few percent.
+
+    Returns:
+      `block(inner, frozen, batches, region_ids, active, counts_R, stride, n)`: runs the first n
+      steps of a staged buffer of C microbatches, leaves `[R, C, m, ...]`. Step t of region r takes
+      the microbatches [t stride, t stride + counts_R[r]); n, stride and counts_R are traced.
+      `active` is None or bool `[R, C]` (by step). Returns (inner, metrics `[R, C]` by step).
+    """
+    own = 0 if apart else None
+
+    def region_step(inner, frozen, batches, region, moving, first, count):
+        def part(i):
+            return jax.tree.map(lambda x: x[first + i], batches)
+
+        new, metrics = step.over_microbatches(inner, frozen, part, count, region)
+        return where_active(moving, new, inner, metrics)
+
+    def region_block(carry, frozen, batches, region, active, count, stride, n):
+        def body(t, carry):
+            inner, log = carry
+            moving = None if active is None else active[t]
+            inner, new = region_step(inner, frozen, batches, region, moving, t * stride, count)
+            return inner, jax.tree.map(lambda buffer, v: buffer.at[t].set(v), log, new)
+
+        return jax.lax.fori_loop(0, n, body, carry)
+
+    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, own, 0))
+    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, 0, own, own))
+
+    def block(inner, frozen, batches, region_ids, active, counts_R, stride, n):
+        moving = None if active is None else active[:, 0]
+        args = (inner, frozen, batches, region_ids, moving, stride, counts_R)
+        shapes = jax.eval_shape(lifted_step, *args)[1]
+        log = empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
+        return lifted_block((inner, log), frozen, batches, region_ids, active, counts_R, stride, n)
+
+    return block
