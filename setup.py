@@ -11,7 +11,7 @@ setup(
     description="Low-communication, cross-region training of language models in JAX.",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["lowcomm_jax*", "experiments*", "configs*"]),
+    packages=find_packages(include=["lowcomm_jax*"]),
     package_data={
         "lowcomm_jax": ["py.typed"],
         "lowcomm_jax.network": ["*.csv"],
@@ -43,6 +43,7 @@ setup(
         "hf": ["datasets>=3.0", "pyarrow>=15"],
         "test": [
             "chex>=0.1.90",
+            "import-linter>=2.3",
             "moto[s3,server]>=5.2",
             "prometheus-client>=0.20",
             "pytest>=8",

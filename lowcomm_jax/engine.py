@@ -1,8 +1,7 @@
-"""The training loop of every method: inner steps, sends, landings.
+"""The public loop: an `Engine` trains one model in several regions with any method.
 
-Order inside step t (1-based): (1) inner step; (2) land the payloads due that were sent in earlier
-steps; (3) send; (4) land payloads of delay 0, and, of methods that overlap a whole period, the due
-payload; (2) to (4) may be put off (`agenda`). The host decides by the clock, without the device.
+`BlockRunner` runs a block of inner steps up to the next event (`train`), then `SyncLoop` does what
+is due there (`sync`). The host decides by counters; it never waits for the device.
 """
 
 from __future__ import annotations
@@ -56,119 +55,8 @@ from lowcomm_jax.train.batch_blocks import (
     first_step,
 )
 
-# -- stage_runner ------------------------------------------------------------------------------
-#
-# One stage: the inner steps up to an event, then what happens at that event.
-
-
-Participants = Callable[[int], Sequence[bool] | None] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockRunner:
-    """Runs the stages of one engine and books them on a clock, if there is one.
-
-    `run` returns (state, metrics, events): metrics leaves `[R, capacity]`, or `[R]` with `single`
-    (the stage has one step).
-    """
-
-    method: Method
-    region_ids: jax.Array
-    here: np.ndarray  # the same on the host: numbers of the regions in this job
-    total: int
-    routed: RoutedSteps | None = None  # where the loss function moves values between regions
-
-    @property
-    def count(self) -> int:
-        return len(self.here)
-
-    def _mask(self, participants: Participants, step: int) -> np.ndarray:
-        """Bool `[R]` of the regions in this job, out of a mask of all regions."""
-        return participants_mask(participants and participants(step), self.total)[self.here]
-
-    def run(
-        self,
-        loop: SyncLoop,
-        state: TrainState,
-        stage: BatchBlock,
-        participants: Participants,
-        single: bool,
-        cut: MicrobatchCut | None,
-        clock: VirtualClock | None,
-    ):
-        done = int(state.counters.step)
-        steps = range(done + 1, done + stage.steps + 1)
-        if self.method.signal == "gradient":
-            state, metrics, events, pace = self._gradient(
-                loop, state, stage, participants, single, steps
-            )
-        else:
-            active = self.active(steps, stage.capacity)
-            if loop.measurements is not None:
-                loop.measurements.starts()
-            inner, metrics = self.inner_steps(loop, state, stage, active, single, cut)
-            mask = self._mask(participants, steps[-1])
-            state, events = loop.after(state.replace(inner=inner), stage.steps, mask)
-            pace = {} if active is None else {"active": active}
-        if self.routed is not None:
-            state, events = self.routed.book(state, steps, stage.batches, events)
-        if clock is not None:
-            book(clock, steps, events, pace)
-        return state, with_pace(metrics, pace, single), events
-
-    def inner_steps(
-        self,
-        loop: SyncLoop,
-        state: TrainState,
-        stage: BatchBlock,
-        active: np.ndarray | None,
-        single: bool,
-        cut: MicrobatchCut | None,
-    ):
-        """The inner steps of a stage alone: (inner, metrics)."""
-        n, programs = np.int32(stage.steps), loop.programs
-        given = (state.inner, state.frozen, stage.batches, self.region_ids, active)
-        if cut is None:
-            return programs.inner_program(*given, n, single=single)
-        counts_R = cut.counts(stage.stride, self.count)
-        inner, metrics = programs.microbatch_program(*given, counts_R, np.int32(stage.stride), n)
-        return inner, first_step(metrics) if single else metrics
-
-    def _gradient(self, loop, state, stage: BatchBlock, participants, single: bool, steps: range):
-        masks = [self._mask(participants, t) for t in steps]
-        state, events, metrics = run_gradient_steps(
-            loop.programs.inner_program,
-            loop.programs.gradient_traffic,
-            state,
-            stage.batches,
-            self.region_ids,
-            masks,
-            None if loop.by_tokens else loop.weights,
-            stage.capacity,
-            single,
-        )
-        away = ~np.stack(masks, axis=1)
-        return state, metrics, events, {"away": away} if away.any() else {}
-
-    def active(self, steps: range, capacity: int) -> np.ndarray | None:
-        """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
-        schedule = self.method.schedule
-        if not schedule.uneven:
-            return None
-        active = np.zeros((self.count, capacity), bool)
-        for i, t in enumerate(steps):
-            active[:, i] = schedule.active(t, self.count)
-        return active
-
-
-def book(clock: VirtualClock, steps: range, events: list[Event], pace: dict) -> None:
-    """Let the virtual clock run through these steps and their events."""
-    for i, t in enumerate(steps):
-        masks = {name: mask[:, i] for name, mask in pace.items()}
-        drive(clock, t, [e for e in events if e.step == t], **masks)
-
-
 PyTree = Any
+Participants = Callable[[int], Sequence[bool] | None] | None
 
 
 class Engine:
@@ -181,15 +69,15 @@ class Engine:
       inner: inner Optax optimizer; its state stays in the region and is kept across rounds.
       method: one of `lowcomm_jax.methods`.
       regions: number of regions R.
-      mesh: mesh with axes region, stage, fsdp, tensor; default: `regions.default_mesh`.
-      replicas: how a mesh slot runs the replicas it holds (`regions.Regions`).
+      mesh: mesh with axes region, stage, fsdp, tensor; default: `mesh.default_mesh`.
+      replicas: how a mesh slot runs the replicas it holds (`mesh.Regions`).
       exchange: how payloads travel: `mesh` (collectives inside one program), or what
         `exchange.store` and `exchange.peers` return: this job is then one region of several, its
         mesh lies inside that region, and states, batches and metrics have that one row.
       network: a `network.Network`, preset name or spec; the run is then booked on its virtual
         clock, `engine.clock`. Learning never looks at it.
       seed: seeds a step's `rng`, a pure function of (seed, region, step).
-      roles: which leaves are trained (`layout.make_layout`).
+      roles: which leaves are trained (`params.make_layout`).
       weights: `equal`, `tokens` (tokens consumed since the fragment's last send) or R numbers.
       specs: `(leaf name, shape) -> PartitionSpec` over the axes inside a region; default: FSDP on
         the longest axis that divides, or, with a codec, on the rows if they hold whole blocks.
@@ -197,7 +85,7 @@ class Engine:
       accumulate: microbatches a step's batch is cut into.
       skip_nonfinite: leave a region as it was when its gradient is not finite (counted in the
         metric `skipped`), so that a bad batch cannot poison its parameters and moments.
-      outlier_factor, max_update_norm: see `guard.Guard`.
+      outlier_factor, max_update_norm: see `round_functions.OutlierGuard`.
       hops: where `loss_fn` itself moves values between regions (random routing): region 0's batch
         and keys -> the transfers of each call, `Pipeline.hops`; they are booked at every step.
       block: steps staged on the device at once by `run`; where batches are cut (`microbatch=`),
@@ -232,8 +120,8 @@ class Engine:
         block: int = 16,
         offload: bool = False,
     ):
-        alone = isinstance(exchange, JobExchange)
-        here = 1 if alone else regions
+        separate = isinstance(exchange, JobExchange)
+        here = 1 if separate else regions
         mesh = mesh or default_mesh(here if isinstance(here, int) and here > 0 else 1)
         self.regions = Regions(here, mesh, replicas)
         self.method = method
@@ -245,10 +133,10 @@ class Engine:
         problems = layout_problems(everyone, method, weights, guard, network) + unusable
         problems += exchange_problems(exchange, regions, method, mesh, guard)
         counts = {"accumulate": accumulate, "block": block}
-        problems += mode_problems(method, self.regions, alone, counts, offload, hops, loss_fn)
+        problems += mode_problems(method, self.regions, separate, counts, offload, hops, loss_fn)
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
-        self.delivery = JobDelivery(exchange, method.anchors == "shared") if alone else None
+        self.delivery = JobDelivery(exchange, method.anchors == "shared") if separate else None
         self.config = EngineConfig(
             loss_fn=loss_fn,
             inner=optax.with_extra_args_support(behind_outer(method, inner)),
@@ -264,13 +152,13 @@ class Engine:
             offload=offload,
             routed=hops is not None,
             total=regions,
-            separate_jobs=alone,
+            separate_jobs=separate,
             traffic=MeshExchange.traffic if self.delivery is None else self.delivery.traffic,
         )
-        ids_R = np.array([exchange.region] if alone else range(regions), np.int32)
+        ids_R = np.array([exchange.region] if separate else range(regions), np.int32)
         named = isinstance(weights, str)
         self.weights = weights if named else np.asarray(weights, np.float32)[ids_R]
-        if alone:
+        if separate:
             self.clock = None  # a virtual clock books all regions; here real time passes
         region = self.regions.sharding(REGION)
         self.region_ids = place(ids_R, region)
@@ -295,7 +183,7 @@ class Engine:
         return initial_state.initial_state(self._loops[layout].programs, params)
 
     def sync_loop(self, state: TrainState) -> SyncLoop:
-        """The compiled round loop for this state's parameter layout.
+        """The loop over events for this state's parameter layout.
 
         Raises:
           ValueError: the state was not made by this engine's `init`.
@@ -334,10 +222,10 @@ class Engine:
         """
         cut = self._cut(microbatch, counts_R)
         if cut is None:
-            stage = BatchBlock(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
+            block = BatchBlock(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
         else:
-            stage = BlockStager([batch], self.block, microbatch).take(1)
-        state, metrics, events = self._run(state, stage, lambda _: participants, True, cut)
+            block = BlockStager([batch], self.block, microbatch).take(1)
+        state, metrics, events = self._run(state, block, lambda _: participants, True, cut)
         return state, {**metrics, "events": events}
 
     def run(
@@ -359,8 +247,8 @@ class Engine:
           batches: host batches, leaves `[R, per-region batch, ...]`.
           participants: `step -> bool [R] or None`, see `step`.
           microbatch: m; every batch, of any multiple of m samples, is cut into microbatches of m,
-            whose gradients are averaged by tokens (`token_mean`). A batch may have another size
-            than the one before, up to `block` microbatches: only another m compiles (`warm`).
+            whose gradients are averaged by tokens. A batch may have another size than the one
+            before, up to `block` microbatches: only another m compiles (`warm`).
           counts_R: microbatches each region trains on at a step, `[R]`; the rest of its samples is
             not read. None = all.
 
@@ -375,9 +263,9 @@ class Engine:
         cut = self._cut(microbatch, counts_R)
         record = history.History(int(state.counters.step))
         stager = BlockStager(batches, self.block, microbatch)
-        while (stage := stager.take(loop.next_event(state))) is not None:
-            state, metrics, events = self._run(state, stage, participants, False, cut)
-            record.add(stage.steps, metrics, events)
+        while (block := stager.take(loop.next_event(state))) is not None:
+            state, metrics, events = self._run(state, block, participants, False, cut)
+            record.add(block.steps, metrics, events)
         return state, record
 
     def warm(
@@ -398,10 +286,10 @@ class Engine:
         for size in [None] if sizes is None else sizes:
             batch = batch if size is None else batch_blocks.repeated(batch, size)
             one = BlockStager([batch], self.block, size).take(1)
-            stage = self._staged(one._replace(steps=0))
-            active = self.runner.active(range(0), stage.capacity)
+            block = self._placed(one._replace(steps=0))
+            active = self.runner.active(range(0), block.capacity)
             cut = None if size is None else batch_blocks.MicrobatchCut(size)
-            inner, _ = self.runner.inner_steps(loop, state, stage, active, False, cut)
+            inner, _ = self.runner.inner_steps(loop, state, block, active, False, cut)
             state = state.replace(inner=inner)
         return state
 
@@ -410,12 +298,12 @@ class Engine:
             return None
         return microbatch_cut(self.config, microbatch, counts_R)
 
-    def _run(self, state: TrainState, stage: BatchBlock, participants, single: bool, cut):
-        given = (self.sync_loop(state), state, self._staged(stage), participants, single, cut)
+    def _run(self, state: TrainState, block: BatchBlock, participants, single: bool, cut):
+        given = (self.sync_loop(state), state, self._placed(block), participants, single, cut)
         return self.runner.run(*given, self.clock)
 
-    def _staged(self, stage: BatchBlock) -> BatchBlock:
-        return stage._replace(batches=self.place(stage.batches))
+    def _placed(self, block: BatchBlock) -> BatchBlock:
+        return block._replace(batches=self.place(block.batches))
 
     def finish(self, state: TrainState, participants: AtTheEnd = None) -> TrainState:
         """Drain what is in flight, then one last blocking synchronisation (`finish.finish`)."""
@@ -440,6 +328,118 @@ class Engine:
         if self.regions.mesh.size == 1:
             return batches  # the call itself transfers them, and faster
         return place(batches, self._batch_sharding)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockRunner:
+    """Runs blocks of steps of one engine, and books them on the virtual clock, if there is one.
+
+    Attributes:
+      region_ids: int32 `[R]` on the mesh, numbers of this job's regions; here: on the host.
+      total: number of regions of the run.
+      routed: where the loss function moves values between regions; None = it does not.
+    """
+
+    method: Method
+    region_ids: jax.Array
+    here: np.ndarray
+    total: int
+    routed: RoutedSteps | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.here)
+
+    def _mask(self, participants: Participants, step: int) -> np.ndarray:
+        """Bool `[R]` of the regions in this job, out of a mask of all regions."""
+        return participants_mask(participants and participants(step), self.total)[self.here]
+
+    def run(
+        self,
+        loop: SyncLoop,
+        state: TrainState,
+        block: BatchBlock,
+        participants: Participants,
+        single: bool,
+        cut: MicrobatchCut | None,
+        clock: VirtualClock | None,
+    ):
+        """Inner steps of a block, and the events that follow the last of them.
+
+        Returns:
+          (state, metrics, events): metrics leaves `[R, capacity]`, or `[R]` with `single` (the
+          block has one step).
+        """
+        done = int(state.counters.step)
+        steps = range(done + 1, done + block.steps + 1)
+        if self.method.signal == "gradient":
+            state, metrics, events, pace = self._gradient(
+                loop, state, block, participants, single, steps
+            )
+        else:
+            active = self.active(steps, block.capacity)
+            if loop.measurements is not None:
+                loop.measurements.starts()
+            inner, metrics = self.inner_steps(loop, state, block, active, single, cut)
+            mask = self._mask(participants, steps[-1])
+            state, events = loop.after(state.replace(inner=inner), block.steps, mask)
+            pace = {} if active is None else {"active": active}
+        if self.routed is not None:
+            state, events = self.routed.book(state, steps, block.batches, events)
+        if clock is not None:
+            book(clock, steps, events, pace)
+        return state, with_pace(metrics, pace, single), events
+
+    def inner_steps(
+        self,
+        loop: SyncLoop,
+        state: TrainState,
+        block: BatchBlock,
+        active: np.ndarray | None,
+        single: bool,
+        cut: MicrobatchCut | None,
+    ):
+        """The inner steps of a block separate: (inner, metrics)."""
+        n, programs = np.int32(block.steps), loop.programs
+        given = (state.inner, state.frozen, block.batches, self.region_ids, active)
+        if cut is None:
+            return programs.inner_program(*given, n, single=single)
+        counts_R = cut.counts(block.stride, self.count)
+        inner, metrics = programs.microbatch_program(*given, counts_R, np.int32(block.stride), n)
+        return inner, first_step(metrics) if single else metrics
+
+    def _gradient(self, loop, state, block: BatchBlock, participants, single: bool, steps: range):
+        masks = [self._mask(participants, t) for t in steps]
+        state, events, metrics = run_gradient_steps(
+            loop.programs.inner_program,
+            loop.programs.gradient_traffic,
+            state,
+            block.batches,
+            self.region_ids,
+            masks,
+            None if loop.by_tokens else loop.weights,
+            block.capacity,
+            single,
+        )
+        away = ~np.stack(masks, axis=1)
+        return state, metrics, events, {"away": away} if away.any() else {}
+
+    def active(self, steps: range, capacity: int) -> np.ndarray | None:
+        """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
+        schedule = self.method.schedule
+        if not schedule.uneven:
+            return None
+        active = np.zeros((self.count, capacity), bool)
+        for i, t in enumerate(steps):
+            active[:, i] = schedule.active(t, self.count)
+        return active
+
+
+def book(clock: VirtualClock, steps: range, events: list[Event], pace: dict) -> None:
+    """Let the virtual clock run through these steps and their events."""
+    for i, t in enumerate(steps):
+        masks = {name: mask[:, i] for name, mask in pace.items()}
+        drive(clock, t, [e for e in events if e.step == t], **masks)
 
 
 def participants_mask(participants: Sequence[bool] | None, count: int) -> np.ndarray:

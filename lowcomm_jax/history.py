@@ -19,7 +19,7 @@ class Event:
 
     Attributes:
       kind: `send` or `land`.
-      step: inner step after which it was due, which is when it happened but for what is put off.
+      step: inner step after which it was due, which is when it happened unless a job deferred it.
       fragment: index of the fragment.
       key: name of the payload (`state.flight_key`); None for a landing of which nothing was due.
       participants: bool `[R]`, the regions it concerns.
@@ -125,7 +125,7 @@ class History:
             fetched = {k: np.asarray(v)[:, :n].T.tolist() for k, v in metrics.items()}
             by_step: dict[int, list] = {}
             for event in events:
-                # What was put off (`agenda`) stands where it was done.
+                # What a job deferred (`runtime.job_loop`) stands where it was done.
                 row = event.step if event.step > step else step + n
                 by_step.setdefault(row, []).append(event.fetch())
             for i in range(n):

@@ -51,7 +51,7 @@ def layout_problems(
 def mode_problems(
     method: Method,
     regions: Regions,
-    alone: bool,
+    separate: bool,
     counts: dict[str, Any],
     offload: bool,
     hops: Any,
@@ -60,7 +60,7 @@ def mode_problems(
     """Counts that are none; offloading, or routing, that does not fit the method or the mesh.
 
     Args:
-      alone: whether this job is one region of several.
+      separate: whether this job is one region of several.
     """
     problems, name = counting_problems(**counts), method.name
     if offload and method.signal == "gradient":
@@ -69,7 +69,7 @@ def mode_problems(
         routed = getattr(getattr(loss_fn, "__self__", None), "routed", False)
         unbooked = "hops is missing: this loss_fn moves values between regions; give Pipeline.hops"
         return problems + [unbooked] * routed
-    if alone:
+    if separate:
         problems.append(
             "hops: paths lead through one program; use exchange='mesh', or do not route"
         )

@@ -32,7 +32,7 @@ def behind_outer(method: Method, inner: optax.GradientTransformation):
     return optax.chain(method.outer, inner)
 
 
-def make_gradient_program(step: InnerStep, rounds: RoundFunctions):
+def make_gradient_program(step: InnerStep, functions: RoundFunctions):
     """Build the program of the gradient-exchanging steps, not yet jitted.
 
     Returns:
@@ -51,18 +51,18 @@ def make_gradient_program(step: InnerStep, rounds: RoundFunctions):
         metrics["grad_norm"] = optax.tree.norm(grads).astype(jnp.float32)
         return grads, buffers, metrics
 
-    gradients = rounds.regions.lift(region_gradients, (0, None, 0, 0))
+    gradients = functions.regions.lift(region_gradients, (0, None, 0, 0))
 
     def one(carry, frozen, batch, region_ids, takes_part, weight):
         inner, anchor, outer, codec_state = carry
         grads, buffers, metrics = gradients(inner, frozen, batch, region_ids)
         grads = {k: g.astype(jnp.float32) for k, g in grads.items()}
         weight = metrics["tokens"] if weight is None else weight
-        sent = rounds.encode(grads, codec_state, takes_part, weight)
-        anchor, outer, moved = optimizer_step(step, rounds, anchor, outer, sent)
+        sent = functions.encode(grads, codec_state, takes_part, weight)
+        anchor, outer, moved = optimizer_step(step, functions, anchor, outer, sent)
         if averaged:
             chosen = {k: buffers[k] for k in averaged}
-            buffers |= rounds.average_buffers(chosen, sent["weight"], takes_part)
+            buffers |= functions.average_buffers(chosen, sent["weight"], takes_part)
         params = {
             k: jnp.broadcast_to(anchor[k], x.shape).astype(x.dtype) for k, x in inner.params.items()
         }
@@ -93,13 +93,15 @@ def make_gradient_program(step: InnerStep, rounds: RoundFunctions):
     return block
 
 
-def optimizer_step(step: InnerStep, rounds: RoundFunctions, anchor, opt_state, sent):
+def optimizer_step(step: InnerStep, functions: RoundFunctions, anchor, opt_state, sent):
     """Let the inner optimizer move the shared anchor along the mean gradient.
 
     Returns:
       (anchor, opt_state, metrics `[R]`): unchanged when nobody took part.
     """
-    mean = rounds.exchange.mean(sent["payload"], sent["weight"], without_lead(anchor), rounds.specs)
+    mean = functions.exchange.mean(
+        sent["payload"], sent["weight"], without_lead(anchor), functions.specs
+    )
     moves = jnp.sum(sent["weight"]) > 0
     tree = step.layout.tree
 
@@ -108,15 +110,12 @@ def optimizer_step(step: InnerStep, rounds: RoundFunctions, anchor, opt_state, s
         return step.layout.select(updates, "train"), state
 
     updates, new_state = jax.vmap(one)(mean, opt_state, anchor)
-    updates, norm = rounds.guard.clip(updates)
+    updates, norm = functions.guard.clip(updates)
     moved = {k: jnp.where(moves, anchor[k] + updates[k], anchor[k]) for k in anchor}
     new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, opt_state)
     count = sent["weight"].shape
     metrics = {"mean_norm": norm_per_row(mean), "update_norm": jnp.where(moves, norm, 0.0)}
     return moved, new_state, {k: jnp.broadcast_to(v, count) for k, v in metrics.items()}
-
-
-# -- running, and booking what is sent ---------------------------------------------------------
 
 
 def run_gradient_steps(

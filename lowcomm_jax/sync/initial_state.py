@@ -1,4 +1,7 @@
-"""The state at step 0: every region and every anchor start from the same parameters."""
+"""The state at step 0: every region and every anchor start from the same parameters.
+
+`initial_state` builds it; `abstract_state` gives its shapes and shardings without arrays.
+"""
 
 from __future__ import annotations
 
@@ -182,13 +185,11 @@ def _landing_states(programs: RoundPrograms) -> list[PyTree]:
     return [landing.init(z) for z in zeros]
 
 
-# -- abstract ----------------------------------------------------------------------------------
-#
-# The state of a run as shapes and places: what programs are lowered on when nothing is there.
+# -- shapes and places: what programs are lowered on when nothing is there -----------------------
 
 
 def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
-    """`initial.initial_state` without arrays: leaves are `ShapeDtypeStruct`s with a sharding.
+    """`initial_state` without arrays: leaves are `ShapeDtypeStruct`s with a sharding.
 
     Counters and landing states have none; they are not a device's memory.
 

@@ -1,4 +1,10 @@
-"""The compiled programs of a fragment's round trip: send, move the anchor, adopt it."""
+"""The pure functions of a fragment's round: payload, outer step, landing step.
+
+`make_payload` measures the pseudo-gradient Delta = Theta - theta of every region and encodes it;
+`outer_step` moves the anchor by the mean of the decoded payloads; `landing_step` lets the regions
+adopt the new anchor. `OutlierGuard` decides which contributions count. `round_programs` compiles
+them; nothing here looks at counters or schedules.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +29,10 @@ _TINY = 1e-30
 
 @dataclasses.dataclass(frozen=True)
 class RoundFunctions:
-    """Pure functions, to be jitted by `programs`.
+    """The functions of one method on one mesh.
 
     Leaves come uncut, `[R, ...]` for regions and `[A, ...]` for anchors; `rows` are the row
-    numbers of sliced leaves (`fragments.Fragments.rows`).
+    numbers of sliced leaves (`params.Fragments.rows`).
 
     Attributes:
       specs: leaf name -> PartitionSpec without the region or anchor axis.
@@ -38,7 +44,7 @@ class RoundFunctions:
     guard: OutlierGuard
     specs: dict[str, P]
 
-    # -- send ---------------------------------------------------------------------------------
+    # -- at the send ----------------------------------------------------------------------------
 
     def make_payload(
         self,
@@ -139,7 +145,7 @@ class RoundFunctions:
         mean = self.regions.mean({"h": silenced}, counts_R.astype(jnp.float32), {"h": P()})["h"][0]
         return jnp.where(jnp.any(counts_R), mean, before_N)
 
-    # -- land ---------------------------------------------------------------------------------
+    # -- at the landing -------------------------------------------------------------------------
 
     def outer_step(
         self,
@@ -200,10 +206,10 @@ class RoundFunctions:
     def _receive(self, mean, codec_state, weight_R):
         """What every region makes of the mean, fp32 `[R, ...]`, and its codec's state."""
         rows, specs = self.exchange.rows, self._specs(mean)
-        shared = jax.tree.map(lambda x: x[0], rows.deal(mean, specs, lead=None))
+        shared = jax.tree.map(lambda x: x[0], rows.to_rows(mean, specs, lead=None))
         receive = self.regions.lift(self.exchange.codec.receive, (None, 0, 0))
         direction, codec_state = receive(shared, codec_state, weight_R > 0)
-        return rows.back(direction, specs), codec_state
+        return rows.from_rows(direction, specs), codec_state
 
     def _specs(self, leaves) -> dict[str, P]:
         return {k: self.specs[k] for k in leaves}
@@ -298,11 +304,6 @@ class RoundFunctions:
 def without_lead(tree: PyTree) -> PyTree:
     """Shapes of one region, or one anchor, behind the leading axis."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
-
-
-# -- gossip_rounds -----------------------------------------------------------------------------
-#
-# The landing of methods whose regions average in small groups: every anchor moves on its own.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Every compiled program of an engine, with its shardings and donations in one place."""
+"""Every compiled program of an engine, with its shardings and donations in one place.
+
+`build` takes an engine's settings and a parameter layout, and gives `RoundPrograms`: jitted
+functions of `train.inner_step` and `round_functions`, of which nothing is compiled yet.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,82 +35,8 @@ from lowcomm_jax.sync.gradient_exchange import make_gradient_program
 from lowcomm_jax.sync.round_functions import GossipRoundFunctions, OutlierGuard, RoundFunctions
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
-if TYPE_CHECKING:
-    pass
-
-
-# -- coding ------------------------------------------------------------------------------------
-#
-# Which codec an engine's payloads are made with: the method's, laid out for its mesh.
-
-
 PyTree = Any
 log = logging.getLogger(__name__)
-
-
-def coded(config: EngineConfig, likes: Sequence[PyTree]) -> Codec | None:
-    """The method's codec as the exchange uses it: in slices where a two-shot sends less.
-
-    `likes`: shapes of every fragment, or of a stage's part of it.
-    """
-    method, lies = config.method, config.regions.mesh.shape
-    if method.codec is None or not method.reduces_all:
-        return method.codec
-    # Jobs of different meshes exchange the same slices.
-    devices = 1 if config.separate_jobs else lies["fsdp"] * lies["tensor"]
-    return route(method.codec, likes, config.total, devices).codec
-
-
-def in_stages(config: EngineConfig, shapes: dict[str, jax.ShapeDtypeStruct], likes) -> Codec | None:
-    """The method's codec, at work in every pipeline stage on its own.
-
-    Raises:
-      ValueError: no leaf is cut over the stages.
-    """
-    regions, method = config.regions, config.method
-    specs = {name: config.spec_fn(name, x) for name, x in shapes.items()} if config.spec_fn else {}
-    if all(stage_axis(spec) is None for spec in specs.values()):
-        raise ValueError(
-            f"the mesh has {regions.mesh.shape[STAGE]} stages, but specs cut no leaf over them: "
-            "train a models.Pipeline with its specs, or use stage=1"
-        )
-    if method.codec is None:
-        return None
-    staged = Staged(method.codec, regions.mesh, specs)
-    parts = [staged.part(like) for like in likes]
-    return dataclasses.replace(staged, codec=coded(config, parts))
-
-
-def check_increments(method: Method, like: PyTree) -> None:
-    """Refuse increments (`Codec.increments`) that the outer rule would take for the mean itself.
-
-    Raises:
-      ValueError: with the fix.
-    """
-    if method.codec is None or not method.codec.increments:
-        return
-    outer = method.outer
-    if outer is None or not integrates(jax.eval_shape(outer.init, like)):
-        raise ValueError(
-            f"codec {method.codec.name}: its payloads are increments, and nothing sums them up; "
-            "use outer=optax.chain(lowcomm_jax.compression.integrate(), your outer rule)"
-        )
-
-
-def warn_of_whole(method: Method, likes: Sequence[PyTree]) -> None:
-    """Say which matrices a sparse codec does not shrink: a silent loss of all compression."""
-    codec = method.codec
-    while isinstance(codec, Wrapper):
-        codec = codec.codec
-    known = isinstance(codec, PerTensor)
-    whole = [path for like in likes for path in codec.sent_whole(like)] if known else []
-    if whole:
-        log.warning(
-            "codec %s sends all of %s: no divisors up to 64 of their sides make chunks of more "
-            "than k values; pad a dimension to a multiple of 64, or give them a codec by rules",
-            codec.name,
-            ", ".join(dict.fromkeys(whole)),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +115,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
     """Make the programs for parameters of this layout; nothing is compiled yet.
 
     Raises:
-      ValueError: the parameters cannot be cut as the method asks (`fragments.partition`), what the
+      ValueError: the parameters cannot be cut as the method asks (`params.partition`), what the
         schedule draws from the network does not fit it, the mesh has stages that nothing lies in,
         the codec cannot work in stages, or the outer rule does not sum up its increments.
     """
@@ -203,10 +133,10 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
     method = settled(method, exchange, cut, config)
     parts = (regions, exchange, method, config.guard, specs)
     if method.topology is None:
-        rounds = RoundFunctions(*parts)
+        functions = RoundFunctions(*parts)
     else:
         groups = GroupExchange(regions, method.topology, exchange.codec, config.stacked)
-        rounds = GossipRoundFunctions(*parts, groups)
+        functions = GossipRoundFunctions(*parts, groups)
     step = InnerStep(
         config.loss_fn,
         config.inner,
@@ -215,7 +145,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         config.accumulate,
         config.skip_nonfinite,
     )
-    block, accumulating = _inner_programs(config, step, rounds, specs)
+    block, accumulating = _inner_programs(config, step, functions, specs)
     programs = RoundPrograms(
         config=config,
         method=method,
@@ -226,29 +156,31 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         inner_program=block,
         microbatch_program=accumulating,
         payload_program=jax.jit(
-            rounds.make_payload,
+            functions.make_payload,
             static_argnames=("keep", "level"),
             donate_argnames="codec_state",
         ),
         outer_program=jax.jit(
-            rounds.outer_step,
+            functions.outer_step,
             donate_argnames=("anchor", "outer_state", "codec_state"),
             static_argnames=("if_news", "level"),
         ),
-        landing_program=jax.jit(rounds.landing_step, donate_argnames=("params", "landing_state")),
-        restart_program=jax.jit(rounds.restart),
-        received_program=jax.jit(rounds.mark_received, donate_argnames="received"),
-        average_program=jax.jit(rounds.average_buffers, donate_argnames="buffers"),
-        drift_program=jax.jit(rounds.drift, static_argnames="names_K"),
-        header_program=jax.jit(rounds.mean_header),
+        landing_program=jax.jit(
+            functions.landing_step, donate_argnames=("params", "landing_state")
+        ),
+        restart_program=jax.jit(functions.restart),
+        received_program=jax.jit(functions.mark_received, donate_argnames="received"),
+        average_program=jax.jit(functions.average_buffers, donate_argnames="buffers"),
+        drift_program=jax.jit(functions.drift, static_argnames="names_K"),
+        header_program=jax.jit(functions.mean_header),
     )
     return offloaded(programs) if config.offload else programs
 
 
-def _inner_programs(config: EngineConfig, step: InnerStep, rounds: RoundFunctions, specs):
-    """(`block`, `accumulating`) of `Programs`."""
+def _inner_programs(config: EngineConfig, step: InnerStep, functions: RoundFunctions, specs):
+    """(`inner_program`, `microbatch_program`) of `RoundPrograms`."""
     if config.method.signal == "gradient":
-        block = make_gradient_program(step, rounds)
+        block = make_gradient_program(step, functions)
         return jax.jit(block, donate_argnums=0, static_argnames="single"), None
     block = jax.jit(
         make_inner_program(step, config.regions),
@@ -262,7 +194,7 @@ def _inner_programs(config: EngineConfig, step: InnerStep, rounds: RoundFunction
 def accumulating_program(
     config: EngineConfig, step: InnerStep, specs: dict[str, P], replicas: int = 1
 ) -> Callable:
-    """`Programs.accumulating`; or over several replicas of every region, stacked and `apart`."""
+    """`RoundPrograms.microbatch_program`; or over stacked replicas of a region, each `apart`."""
     regions = config.regions.stacked(replicas)
     program = make_accumulating_program(step, regions, apart=replicas > 1)
     return jax.jit(program, donate_argnums=0, out_shardings=_inner_out(config, step, specs))
@@ -276,7 +208,7 @@ def _inner_out(config: EngineConfig, step: InnerStep, specs: dict[str, P]):
 
 
 def offloaded(programs: RoundPrograms) -> RoundPrograms:
-    """The programs around state that lives on the host (`initial.initial_state` puts it there)."""
+    """The programs around state that lives on the host (`initial_state` puts it there)."""
     return dataclasses.replace(
         programs,
         payload_program=offload.around(programs.payload_program, (1, 2), offload.stow_sent),
@@ -331,3 +263,71 @@ def inner_shardings(config: EngineConfig, layout: Layout, shapes, specs) -> Inne
         step=region,
         tokens=region,
     )
+
+
+# -- the codec, laid out for the mesh -----------------------------------------------------------
+
+
+def coded(config: EngineConfig, likes: Sequence[PyTree]) -> Codec | None:
+    """The method's codec as the exchange uses it: in slices where a two-shot sends less.
+
+    `likes`: shapes of every fragment, or of a stage's part of it.
+    """
+    method, size = config.method, config.regions.mesh.shape
+    if method.codec is None or not method.reduces_all:
+        return method.codec
+    # Jobs of different meshes exchange the same slices.
+    devices = 1 if config.separate_jobs else size["fsdp"] * size["tensor"]
+    return route(method.codec, likes, config.total, devices).codec
+
+
+def in_stages(config: EngineConfig, shapes: dict[str, jax.ShapeDtypeStruct], likes) -> Codec | None:
+    """The method's codec, at work in every pipeline stage on its own.
+
+    Raises:
+      ValueError: no leaf is cut over the stages.
+    """
+    regions, method = config.regions, config.method
+    specs = {name: config.spec_fn(name, x) for name, x in shapes.items()} if config.spec_fn else {}
+    if all(stage_axis(spec) is None for spec in specs.values()):
+        raise ValueError(
+            f"the mesh has {regions.mesh.shape[STAGE]} stages, but specs cut no leaf over them: "
+            "train a models.Pipeline with its specs, or use stage=1"
+        )
+    if method.codec is None:
+        return None
+    staged = Staged(method.codec, regions.mesh, specs)
+    parts = [staged.part(like) for like in likes]
+    return dataclasses.replace(staged, codec=coded(config, parts))
+
+
+def check_increments(method: Method, like: PyTree) -> None:
+    """Refuse increments (`Codec.increments`) that the outer rule would take for the mean itself.
+
+    Raises:
+      ValueError: with the fix.
+    """
+    if method.codec is None or not method.codec.increments:
+        return
+    outer = method.outer
+    if outer is None or not integrates(jax.eval_shape(outer.init, like)):
+        raise ValueError(
+            f"codec {method.codec.name}: its payloads are increments, and nothing sums them up; "
+            "use outer=optax.chain(lowcomm_jax.compression.integrate(), your outer rule)"
+        )
+
+
+def warn_of_whole(method: Method, likes: Sequence[PyTree]) -> None:
+    """Say which matrices a sparse codec does not shrink: a silent loss of all compression."""
+    codec = method.codec
+    while isinstance(codec, Wrapper):
+        codec = codec.codec
+    known = isinstance(codec, PerTensor)
+    whole = [path for like in likes for path in codec.sent_whole(like)] if known else []
+    if whole:
+        log.warning(
+            "codec %s sends all of %s: no divisors up to 64 of their sides make chunks of more "
+            "than k values; pad a dimension to a multiple of 64, or give them a codec by rules",
+            codec.name,
+            ", ".join(dict.fromkeys(whole)),
+        )

@@ -1,4 +1,8 @@
-"""Cut a stream of host batches into blocks that end where something is sent or lands."""
+"""Blocks of host batches: as many steps as fit before something is sent or lands.
+
+`BlockStager` takes a stream of batches and gives `BatchBlock`s of one fixed capacity, so that the
+inner program never recompiles. `MicrobatchCut` says how batches of changing size are cut.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ PyTree = Any
 
 
 class BatchBlock(NamedTuple):
-    """Staged steps.
+    """Batches of consecutive steps, staged for one call of the inner program.
 
     Attributes:
       batches: leaves `[R, capacity, per-region batch, ...]`; only the first `steps` are real. Cut
@@ -30,15 +34,15 @@ class BatchBlock(NamedTuple):
 
 
 class BlockStager:
-    """Groups batches `[R, b, ...]` into stages of at most `capacity` steps.
+    """Groups batches `[R, b, ...]` into blocks of at most `capacity` steps.
 
     With `microbatch` m the batch may change from step to step: it is cut into b / m microbatches,
-    a stage holds at most `capacity` of them, and a stage ends where b changes.
+    a block holds at most `capacity` of them, and ends where b changes.
     """
 
     def __init__(self, batches: Iterable[PyTree], capacity: int, microbatch: int | None = None):
         self._stream = iter(batches)
-        self._waiting: list[PyTree] = []  # a batch that did not fit into the last stage
+        self._waiting: list[PyTree] = []  # a batch that did not fit into the last block
         self.capacity = capacity
         self.microbatch = microbatch
 
@@ -109,11 +113,6 @@ def _stack(group: list[PyTree], capacity: int, stride: int, microbatch: int | No
         return out
 
     return jax.tree.map(stack, *group)
-
-
-# -- microbatches ------------------------------------------------------------------------------
-#
-# Steps whose batch is cut into microbatches of one size: checks, running, warming up.
 
 
 @dataclasses.dataclass(frozen=True)

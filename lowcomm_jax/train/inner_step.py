@@ -1,4 +1,4 @@
-"""One region's pure train step, and the compiled program that runs it in all regions.
+"""One region's pure train step, and the programs that run it in all regions.
 
 The step knows nothing of other regions. `Regions.lift` runs it in each of them inside `shard_map`
 with a manual `region` axis, so that the program cannot communicate across regions.
@@ -18,49 +18,7 @@ from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.state.train_state import Inner
 
-# -- token_mean --------------------------------------------------------------------------------
-#
-# Tokens as weights: the mean over microbatches whose number is known only when the step runs.
-
-
 PyTree = Any
-
-
-def weighted_mean(
-    one: Callable[[Any, PyTree], tuple[PyTree, jax.Array, PyTree]], buffers: PyTree, count
-) -> tuple[PyTree, jax.Array, PyTree]:
-    """Mean over microbatches 0 to count - 1, weighted by their tokens; sums in fp32.
-
-    A microbatch without tokens counts for nothing, even when its values are not finite; without
-    any tokens the mean is 0.
-
-    Args:
-      one: `(i, buffers) -> (float leaves, tokens, buffers)` of microbatch i; buffers are handed on.
-      buffers: before microbatch 0.
-      count: at least 1; may be traced.
-
-    Returns:
-      (fp32 means, float32 sum of tokens, buffers after the last).
-    """
-
-    def weighted(i, buffers):
-        values, tokens, buffers = one(i, buffers)
-        values = jax.tree.map(lambda x: x.astype(jnp.float32) * tokens, values)
-        return jax.tree.map(lambda x: jnp.where(tokens > 0, x, 0.0), values), tokens, buffers
-
-    def body(i, carry):
-        sums, total, buffers = carry
-        values, tokens, buffers = weighted(i, buffers)
-        return jax.tree.map(jnp.add, sums, values), total + tokens, buffers
-
-    like = jax.eval_shape(weighted, 0, buffers)[0]
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    start = (zeros, jnp.float32(0), buffers)
-    sums, total, buffers = jax.lax.fori_loop(0, count, body, start)
-    share = jnp.where(total > 0, 1.0 / jnp.where(total > 0, total, 1.0), 0.0)
-    return jax.tree.map(lambda x: x * share, sums), total, buffers
-
-
 LossFn = Callable[[PyTree, PyTree, jax.Array], Any]
 UPDATES = "updates"  # key of a loss_fn's aux under which new non-trainable leaves are returned
 
@@ -124,7 +82,7 @@ class InnerStep:
         """Mean gradient of several microbatches, weighted by their tokens.
 
         Equals the gradient of one batch that holds them all when `loss_fn` is a mean over the
-        tokens it reports (over samples, where it reports none); see `token_mean.weighted_mean`.
+        tokens it reports (over samples, where it reports none); see `weighted_mean`.
 
         Args:
           part: `i -> batch` of microbatch i, all of one shape.
@@ -178,6 +136,41 @@ class InnerStep:
 
     def rng(self, region: jax.Array, step: jax.Array) -> jax.Array:
         return step_key(self.seed, region, step)
+
+
+def weighted_mean(
+    one: Callable[[Any, PyTree], tuple[PyTree, jax.Array, PyTree]], buffers: PyTree, count
+) -> tuple[PyTree, jax.Array, PyTree]:
+    """Mean over microbatches 0 to count - 1, weighted by their tokens; sums in fp32.
+
+    A microbatch without tokens counts for nothing, even when its values are not finite; without
+    any tokens the mean is 0.
+
+    Args:
+      one: `(i, buffers) -> (float leaves, tokens, buffers)` of microbatch i; buffers are handed on.
+      buffers: before microbatch 0.
+      count: at least 1; may be traced.
+
+    Returns:
+      (fp32 means, float32 sum of tokens, buffers after the last).
+    """
+
+    def weighted(i, buffers):
+        values, tokens, buffers = one(i, buffers)
+        values = jax.tree.map(lambda x: x.astype(jnp.float32) * tokens, values)
+        return jax.tree.map(lambda x: jnp.where(tokens > 0, x, 0.0), values), tokens, buffers
+
+    def body(i, carry):
+        sums, total, buffers = carry
+        values, tokens, buffers = weighted(i, buffers)
+        return jax.tree.map(jnp.add, sums, values), total + tokens, buffers
+
+    like = jax.eval_shape(weighted, 0, buffers)[0]
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    start = (zeros, jnp.float32(0), buffers)
+    sums, total, buffers = jax.lax.fori_loop(0, count, body, start)
+    share = jnp.where(total > 0, 1.0 / jnp.where(total > 0, total, 1.0), 0.0)
+    return jax.tree.map(lambda x: x * share, sums), total, buffers
 
 
 def step_key(seed: int, region: jax.Array | int, step: jax.Array) -> jax.Array:
@@ -265,16 +258,11 @@ def empty_log(shapes: PyTree, steps: int) -> PyTree:
     return jax.tree.map(lambda s: jnp.zeros((s.shape[0], steps), s.dtype), shapes)
 
 
-# -- accumulating ------------------------------------------------------------------------------
-#
-# The program of inner steps that accumulate gradients over microbatches.
-#
-# The number of microbatches is a traced bound, so that a growing batch recompiles nothing; only
-# another microbatch size makes another program.
-
-
 def make_accumulating_program(step: InnerStep, regions: Regions, apart: bool = False):
     """Build the program of inner steps of several microbatches each, not yet jitted.
+
+    The number of microbatches is a traced bound, so that a growing batch recompiles nothing; only
+    another microbatch size makes another program.
 
     Args:
       apart: whether stride and n are each region's own, int32 `[R]`, instead of two numbers for
