@@ -1,4 +1,8 @@
-"""What every command shares: flags, config overrides, and one way to refuse bad input."""
+"""Flags, config files and overrides of every command, and one way to refuse bad input.
+
+A command collects all problems and raises one `RefusedError`; `__main__` prints it and exits with
+`EXIT_REFUSED`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache: a second start does not compile again."""
+"""JAX's persistent compilation cache: a second start takes its programs from disk."""
 
 from __future__ import annotations
 

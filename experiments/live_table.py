@@ -1,4 +1,4 @@
-"""Several runs at once, one line each: live in a terminal, printed when it changes elsewhere."""
+"""The newest line of several runs: a live table in a terminal, printed lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TAIL_BYTES = 1 << 20  # an evaluation of many documents is one line
 
 
 class LiveTable:
-    """The latest line of everything that runs. Leave it through `close`, or use it as a context."""
+    """The newest line of each run, by name. Close it, or use it as a context."""
 
     def __init__(self, console: Console):
         self.console = console

@@ -19,8 +19,8 @@ class MetricsLog:
     from a checkpoint writes no step twice.
 
     Attributes:
-      begun: something was kept.
-      newest: the last step record that was, or None.
+      begun: records of an earlier start were kept.
+      newest: the last step record among them, or None.
     """
 
     def __init__(self, path: Path, step: int):

@@ -1,4 +1,4 @@
-"""Commands of this project as processes of their own."""
+"""Start commands of this project as child processes, and end them with the parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a live line in a terminal, plain lines elsewhere."""
+"""Show the progress of one run: a live line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Read a run back from its metrics file, and the few numbers a table shows of it."""
+"""Read a run back from its metrics file, and compute the few numbers that tables show.
+
+Takes a work directory, gives a `RunLog` (records by kind); `summarise` makes a `Summary` of it.
+"""
 
 from __future__ import annotations
 
@@ -207,10 +210,10 @@ def _contraction(run: RunLog, events: list[dict]) -> tuple[float | None, float |
 def document_interval(sum_D: np.ndarray, count_D: np.ndarray) -> float | None:
     """Half the width of the 95 % interval of a loss per token over documents.
 
-    Documents are the units that were drawn, and tokens of one document are alike, so the loss is
-    the ratio of two sums over documents and its variance that of a ratio estimator (linearised):
+    Documents are the units that were drawn, and tokens of one document are alike. So the loss is
+    the ratio of two sums over documents, and its variance that of a linearised ratio estimator:
     D / (D - 1) sum_d (s_d - L c_d)^2 / (sum_d c_d)^2, with Student's t for D - 1. None with fewer
-    than two documents. It covers the choice of documents, not that of the seed.
+    than two documents. The interval covers the choice of documents, not that of the seed.
     """
     documents = len(count_D)
     if documents < 2 or not np.isfinite(sum_D).all():

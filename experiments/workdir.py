@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, and whose run it is."""
+"""The folder of a run: its file names, its stored config, and whether it belongs to this run."""
 
 from __future__ import annotations
 

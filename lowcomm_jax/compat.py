@@ -1,4 +1,7 @@
-"""JAX names that are young or moving: each has one home here and a test that fails on upgrade."""
+"""JAX names that are experimental or may move: this module alone uses them.
+
+Each has a test (`tests/test_compat.py`) that fails when an upgrade of JAX moves the name.
+"""
 
 import jax
 import numpy as np
@@ -26,7 +29,7 @@ def all_gather_invariant(x: jax.Array, axis_name: str | tuple[str, ...], *, axis
 
 
 def process_count() -> int:
-    """How many processes this job has; other than JAX's own does it not settle the devices."""
+    """How many processes this job has; unlike `jax.process_count` it starts no backend."""
     return distributed.global_state.num_processes
 
 
@@ -61,15 +64,16 @@ class ByteServer:
         self.address = self._server.address()
 
     def offer(self, number: int, data: jax.Array) -> None:
-        """Let one pull of this number have `data` (see `array`); replaces what it stood for."""
+        """Let one pull of this number have `data` (see `array`), instead of earlier data."""
         self._server.await_pull(number, [data])
 
     def array(self, data: bytes) -> jax.Array:
-        """Bytes as what can be offered: uint8 `[nbytes]`, at least one."""
+        """Bytes in the form that `offer` takes: uint8 `[nbytes]`, at least one."""
         return jax.device_put(np.frombuffer(data, np.uint8), self._device)
 
     def connect(self, address: str) -> transfer.TransferConnection:
-        """A connection to another server; of no use any more once a pull on it has failed."""
+        """A connection to another server; useless once a pull on it has failed."""
+
         return self._server.connect(address)
 
     def pull(self, connection: transfer.TransferConnection, number: int, nbytes: int) -> jax.Array:

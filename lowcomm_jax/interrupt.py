@@ -1,6 +1,7 @@
-"""Turn SIGTERM and SIGINT into a flag, so that a run can finish its step, save and exit.
+"""Turns SIGTERM and SIGINT into a flag, so that a run can finish its step, save and exit.
 
-In a job of several processes a signal to any of them is one to the first, whose word all follow.
+A training loop asks `Interrupt.requested`. In a job of several processes a signal to any of them is
+passed on to the leader, which decides for all.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Interrupt:
     @property
     def requested(self) -> bool:
         """Whether a signal has asked the run to stop; all processes of a job ask it together."""
-        return opened().told("interrupt", lambda: self.signal is not None or self._passed_on)
+        return opened().broadcast_from_leader(
+            "interrupt", lambda: self.signal is not None or self._passed_on
+        )
 
     def __enter__(self) -> Interrupt:
         self.signal, self._passed_on = None, False

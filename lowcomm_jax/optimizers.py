@@ -1,8 +1,12 @@
 """Inner optimizers: what a region does between two exchanges.
 
-AdamW (arXiv 1711.05101), Muon (arXiv 2502.16982) or plain descent (for methods that hand over a
-direction, such as DeMo's sign), with global-norm clipping, a learning-rate schedule in inner steps,
-and weight decay on matrices only.
+In: an `InnerConfig`, the number of inner steps of the run, and which leaves stack layers. Out: an
+Optax transform (`make_optimizer`): AdamW (arXiv 1711.05101), Muon (arXiv 2502.16982) or plain
+descent, which suits methods that hand over a direction, such as DeMo's sign. It clips by the global
+norm, follows a learning-rate schedule in inner steps, and decays matrices only. Raises ValueError
+with every setting that cannot work.
+
+`at_step` lets the schedule of a region that joins a run later go on from the run's step.
 """
 
 from __future__ import annotations
@@ -102,46 +106,6 @@ class InnerConfig:
         return found
 
 
-def learning_rate(config: InnerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
-    """The learning rate as a function of the inner steps done before (an array of any shape).
-
-    The first step of a warm-up of W steps uses 1/W of the peak, not 0: no step is lost.
-    """
-    peak, last = config.learning_rate, config.final_fraction
-    warmup = config.warmup_steps
-
-    def schedule(count: jax.Array) -> jax.Array:
-        count = jnp.asarray(count, jnp.float32)
-        if config.schedule == "cosine":
-            done = jnp.clip((count - warmup) / max(steps - warmup, 1), 0.0, 1.0)
-            share = last + (1 - last) * 0.5 * (1 + jnp.cos(jnp.pi * done))
-        elif config.schedule == "wsd":
-            decay = max(config.decay_fraction * steps, 1.0)
-            done = jnp.clip((count - (steps - decay)) / decay, 0.0, 1.0)
-            share = 1 - (1 - last) * done
-        else:
-            share = jnp.ones_like(count)
-        return peak * share * jnp.minimum(1.0, (count + 1) / max(warmup, 1))
-
-    return schedule
-
-
-def kind_of(name: str, leaf: Any, stacked: Sequence[str] = ()) -> Kind:
-    """Tell matrices from embeddings, output heads and vectors (norm scales, biases).
-
-    Args:
-      name: path of the leaf, `blocks/0/mlp/up/kernel`.
-      leaf: anything with a shape.
-      stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
-    """
-    is_stacked = any(name == s or name.startswith(f"{s}/") for s in stacked)
-    if len(leaf.shape) - is_stacked < 2:
-        return "vector"
-    if _EMBEDDING.search(name):
-        return "embedding"
-    return "head" if _HEAD.search(name) else "matrix"
-
-
 def make_optimizer(
     config: InnerConfig, steps: int, stacked: Sequence[str] = ()
 ) -> optax.GradientTransformation:
@@ -183,6 +147,75 @@ def make_optimizer(
     if config.clip_norm is None:
         return rule
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+
+
+def learning_rate(config: InnerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
+    """The learning rate as a function of the inner steps done before (an array of any shape).
+
+    The first step of a warm-up of W steps uses 1/W of the peak, not 0: no step is lost.
+    """
+    peak, last = config.learning_rate, config.final_fraction
+    warmup = config.warmup_steps
+
+    def schedule(count: jax.Array) -> jax.Array:
+        count = jnp.asarray(count, jnp.float32)
+        if config.schedule == "cosine":
+            done = jnp.clip((count - warmup) / max(steps - warmup, 1), 0.0, 1.0)
+            share = last + (1 - last) * 0.5 * (1 + jnp.cos(jnp.pi * done))
+        elif config.schedule == "wsd":
+            decay = max(config.decay_fraction * steps, 1.0)
+            done = jnp.clip((count - (steps - decay)) / decay, 0.0, 1.0)
+            share = 1 - (1 - last) * done
+        else:
+            share = jnp.ones_like(count)
+        return peak * share * jnp.minimum(1.0, (count + 1) / max(warmup, 1))
+
+    return schedule
+
+
+def kind_of(name: str, leaf: Any, stacked: Sequence[str] = ()) -> Kind:
+    """Tell matrices from embeddings, output heads and vectors (norm scales, biases).
+
+    Args:
+      name: path of the leaf, `blocks/0/mlp/up/kernel`.
+      leaf: anything with a shape.
+      stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
+    """
+    is_stacked = any(name == s or name.startswith(f"{s}/") for s in stacked)
+    if len(leaf.shape) - is_stacked < 2:
+        return "vector"
+    if _EMBEDDING.search(name):
+        return "embedding"
+    return "head" if _HEAD.search(name) else "matrix"
+
+
+def at_step(opt: PyTree, step: int, comes_R: np.ndarray) -> PyTree:
+    """Set the learning-rate schedules of regions that come into a run to the run's step.
+
+    Moments stay as they are: their own counts correct for how young they are.
+
+    Args:
+      opt: state of an Optax optimizer, leaves `[R, ...]`; schedules are those of
+        `optax.scale_by_schedule`.
+      step: inner steps of the run.
+      comes_R: bool `[R]`, the regions that come in.
+    """
+
+    def one(state: Any) -> Any:
+        if not _scheduled(state):
+            return state
+        return state._replace(count=_counted(state.count, comes_R, np.int32(step)))
+
+    return jax.tree.map(one, opt, is_leaf=_scheduled)
+
+
+def _scheduled(state: Any) -> bool:
+    return isinstance(state, optax.ScaleByScheduleState)
+
+
+@jax.jit
+def _counted(count_R, comes_R, step):
+    return jnp.where(comes_R, step, count_R)
 
 
 def _muon(config: InnerConfig, rate, adamw, stacked) -> optax.GradientTransformation:
@@ -227,36 +260,3 @@ def _scale_to_rms(rms: float) -> optax.GradientTransformation:
 
 def _by_name(params: PyTree, fn: Callable[[str, Any], Any]) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, x: fn(path_name(path), x), params)
-
-
-# -- inner_count -------------------------------------------------------------------------------
-#
-# The inner learning-rate schedule counts the steps of the run, also where an optimizer is new.
-
-
-def at_step(opt: PyTree, step: int, comes_R: np.ndarray) -> PyTree:
-    """Let the schedules of regions that come into a run go on from its step.
-
-    Moments stay as they are: their own counts correct for how young they are.
-
-    Args:
-      opt: state of an Optax optimizer, leaves `[R, ...]`; schedules are those of
-        `optax.scale_by_schedule`.
-      step: inner steps of the run; comes_R: bool `[R]`.
-    """
-
-    def one(state: Any) -> Any:
-        if not _scheduled(state):
-            return state
-        return state._replace(count=_counted(state.count, comes_R, np.int32(step)))
-
-    return jax.tree.map(one, opt, is_leaf=_scheduled)
-
-
-def _scheduled(state: Any) -> bool:
-    return isinstance(state, optax.ScaleByScheduleState)
-
-
-@jax.jit
-def _counted(count_R, comes_R, step):
-    return jnp.where(comes_R, step, count_R)

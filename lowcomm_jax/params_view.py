@@ -1,4 +1,4 @@
-"""A training state as models in the user's tree structure."""
+"""A training state's parameters in the user's tree structure: global ones, or every region's."""
 
 from __future__ import annotations
 

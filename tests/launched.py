@@ -1,4 +1,4 @@
-"""Runs of one job per region, as tests start them, watch them, strike them and read their logs."""
+"""Runs of one job per region, as tests start them, watch them, kill them and read their logs."""
 
 import itertools
 import os
@@ -39,7 +39,7 @@ def reached(launcher, workdir, step):
 
 
 def kill(launcher, *workdirs):
-    """Kill the jobs of these regions: all are found before the first one is struck."""
+    """Kill the jobs of these regions: all are found before the first one is killed."""
     children = ["pgrep", "-P", str(launcher.pid), "-f"]
     jobs = [
         subprocess.run(

@@ -6,7 +6,7 @@ from multiprocessing import Pipe
 from lowcomm_jax.mesh.leader import Channel, Leader
 
 
-def teams(count):
+def leaders(count):
     """A job of so many processes; `together` runs something in all of them."""
     ends = {process: Pipe() for process in range(1, count)}
 

@@ -1,4 +1,4 @@
-"""The rooms: imports point down the list of docs/architecture.md, and nothing imports in a circle."""
+"""The rooms: imports point down the list of docs/architecture.md, and never in a circle."""
 
 import graphlib
 import os

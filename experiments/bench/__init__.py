@@ -1,1 +1,8 @@
-"""Speed and memory, as ratios within one run: `python -m experiments bench NAME`."""
+"""`python -m experiments bench NAME`: speed and memory, as ratios measured within one process.
+
+In: flags of the benchmark. Out: tables, and JSON where a flag asks for it.
+`engine` times the engine on the models of `work`; `events`, `trainers`, `gossip` and `torch_loop`
+are parts of it. `codec` times codecs, and `pipeline` pipeline schedules. `wan` times the virtual
+clock and, with `links` and `netem`, jobs over real links. `timing` interleaves what is compared.
+Open `main.py` first, then `engine.py`.
+"""

@@ -1,4 +1,4 @@
-"""What the events of a round cost, and what a step without one costs the host."""
+"""What sends and landings cost, and what a step without either costs the host."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import optax
 import lowcomm_jax as lc
 from experiments.bench.timing import interleave, median
 from experiments.bench.work import EngineRow
+from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.models import TransformerConfig, build
 
 REGIONS, BATCH, CONTEXT = 1000, 2, 16
@@ -76,7 +77,7 @@ def _landing_bytes(engine: lc.Engine, state) -> int:
     loop = engine.sync_loop(state)
     anchor = state.anchor
     arguments = (anchor, state.outer[0], anchor, np.ones(REGIONS, np.float32))
-    draw = loop.exchange.draw(0)
+    draw = Draw(loop.exchange.draw(0))
     lowered = loop.programs.outer_program.lower(*arguments, loop.fragments.rows(0), draw)
     payload = sum(x.nbytes for x in anchor.values())
     return payload + lowered.compile().memory_analysis().temp_size_in_bytes

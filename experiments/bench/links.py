@@ -1,10 +1,10 @@
-"""Jobs that train over a real link of a given rate, beside what the virtual clock foretells.
+"""Train two jobs over a real link of a given rate, and compare with the virtual clock.
 
-Two jobs, each with a core and a network namespace of its own, exchange payloads over a link that
-token buckets hold to a rate. How long a step takes without waiting, and what an exchange costs
-beside its bytes, is measured before and after each run on the same link without a limit, since a
-machine's pace drifts within minutes; everything else the clock must foretell. It knows nothing of
-what a limit costs the cores beside that.
+Each job has a core and a network namespace of its own; token buckets hold the link to the rate.
+Runs without a limit measure two inputs of the clock: seconds of a step without waiting, and of an
+exchange beside its bytes. There is one before and one after each limited run, since a machine's
+pace drifts within minutes. The clock must predict everything else. What a limit costs the cores
+beside that, the clock does not know.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class TrainedOverLink:
       period_S: measured seconds of every period after the warm-up.
       travel_N: seconds of every exchange after the warm-up, from the last payload being computed to
         everything being there.
-      waited_S: of every period, how long the region stood still for bytes that came last itself:
-        what the other one waits beyond that it waits for steps, not for bytes.
+      waited_S: of every period, how long that region stood still for bytes whose payload was
+        computed last. What the other region waits beyond that, it waits for steps.
     """
 
     log: RunLog
@@ -94,7 +94,7 @@ class LinkRow:
 def rows(
     methods: Sequence[str], rates: Sequence[float], periods: int, batch: int, console: Console
 ):
-    """Train every method at every rate; yields a `Row` each.
+    """Train every method at every rate; yields a `LinkRow` each.
 
     Raises:
       RuntimeError: a job failed, with the end of what it printed.
@@ -122,7 +122,7 @@ def costs(free: TrainedOverLink) -> tuple[float, float]:
 def row(
     method: str, rate: float, trained: TrainedOverLink, step: float, constant: float
 ) -> LinkRow:
-    """Compare a run with the clock's word; `step` and `constant`: see `rows`."""
+    """Compare a run with the clock's prediction; `step`, `constant`: seconds, see `costs`."""
     goodput = rate / 1e3 * netem.GOODPUT
     network = uniform(2, goodput, compute_s=step, sync_constant_s=constant)
     ends = range(WARM_UP * PERIOD, len(trained.log.steps) + 1, PERIOD)

@@ -1,5 +1,6 @@
-"""Two places on one machine, joined by a link of a given rate: network namespaces, a veth pair and
-token buckets. Linux, as root.
+"""Two network namespaces on one machine, joined by a veth pair that token buckets hold to a rate.
+
+Needs Linux and root; `problems` says what is missing.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def link(rate_mbit: float | None) -> Iterator[list[list[str]]]:
     Raises:
       RuntimeError: the system refuses, with what it says.
     """
-    _take_away()
+    _remove_link()
     try:
         for name in NAMES:
             _run("ip", "netns", "add", name)
@@ -78,7 +79,7 @@ def link(rate_mbit: float | None) -> Iterator[list[list[str]]]:
                     _run(*inside, *command)
         yield [["ip", "netns", "exec", name] for name in NAMES]
     finally:
-        _take_away()
+        _remove_link()
 
 
 def _bucket(device: str, rate_mbit: float) -> list[list[str]]:
@@ -94,7 +95,7 @@ def _bucket(device: str, rate_mbit: float) -> list[list[str]]:
     ]
 
 
-def _take_away() -> None:
+def _remove_link() -> None:
     for name in NAMES:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 

@@ -4,8 +4,8 @@
         python -m experiments bench pipeline [--stages=4] [--microbatches=8,16,32] [--repeats=5]
 
 Memory is what the compiler needs on a device beside arguments and results. Stages on virtual
-devices share the processor: their seconds count all arithmetic, idle ticks included, and say
-nothing of what idle stages cost where each has a device of its own (that is the bubble).
+devices share the processor, so their seconds count all arithmetic, idle ticks included. What idle
+stages cost where each has a device of its own, these seconds do not say: that is the bubble.
 """
 
 from __future__ import annotations

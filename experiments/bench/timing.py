@@ -1,4 +1,4 @@
-"""Time alternatives side by side: everything that is compared runs interleaved in one process."""
+"""Time alternatives side by side: all that is compared runs interleaved in one process."""
 
 from __future__ import annotations
 

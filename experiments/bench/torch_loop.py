@@ -1,4 +1,4 @@
-"""The same transformer step in PyTorch: an optional yardstick for `bench engine --torch`."""
+"""The same transformer step in PyTorch, for `bench engine --torch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainers stacked into one program against trainers that take turns, over whole rounds."""
+"""Trainers stacked into one program against trainers one after the other, over whole rounds."""
 
 from __future__ import annotations
 

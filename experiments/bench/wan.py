@@ -3,11 +3,13 @@
     python -m experiments bench wan [--rates=25,100,500] [--methods=diloco,cocodc] [--periods=24]
         [--batch=16]
 
-First what simulating costs: seconds, the ratio between neighbouring sizes beside the ratio of the
-sizes (linear growth gives equal ratios), the exponent fitted over all sizes, and how long regions
-stand idle with and without a global barrier. Then, on Linux as root, two jobs train over links that
-are held to each rate (Mbit/s): how much of an exchange they wait for, and how far off the clock is
-(`bench_links`); some twenty minutes, on an otherwise idle machine with two cores.
+First it measures what simulating costs: seconds at several sizes, and the exponent fitted over all.
+Beside the ratio of the seconds of neighbouring sizes stands that of the sizes; linear growth makes
+them equal. A table says how long regions stand idle with and without a global barrier.
+
+Then, on Linux as root, two jobs train over links that are held to each rate (Mbit/s): how much of
+an exchange they wait for, and how far off the clock is (`links`). This takes some twenty minutes,
+on an otherwise idle machine with two cores.
 """
 
 import dataclasses

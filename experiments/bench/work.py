@@ -1,4 +1,4 @@
-"""The work that engine benchmarks time: model, batches, and the loops over them."""
+"""What the engine benchmarks time: a model with batches, a plain loop, and the engine's loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ class EngineRow(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The model and batch that are timed."""
+    """The model and batches that are timed.
+
+    Attributes:
+      batch: sequences of a region's step; context: tokens of a sequence; steps: of one run.
+    """
 
     model: Model
     params: Any
@@ -58,6 +62,7 @@ SIZES = {
 
 
 def make_work(size: str, steps: int) -> Work:
+    """A model of a size in `SIZES`, its random parameters, and so many steps a region."""
     batch, context, shape = SIZES[size]
     config = TransformerConfig(vocab_size=512, kv_heads=4, max_seq_len=context, **shape)
     model = build(config)
@@ -66,7 +71,7 @@ def make_work(size: str, steps: int) -> Work:
 
 
 def plain_loop(work: Work):
-    """A hand-written jit + Optax loop of the same model: what the engine is held against."""
+    """A hand-written jit + Optax loop of the same model; returns a function that runs it once."""
     optimizer = optax.adamw(3e-4)
 
     @jax.jit
@@ -90,7 +95,7 @@ def plain_loop(work: Work):
 
 
 def engine_loop(work: Work, method, regions: int, replicas: str = "map", mesh=None):
-    """The same steps through `engine.run`."""
+    """The same steps through `Engine.run`; returns a function that runs them once."""
     mesh = mesh or lc.make_mesh(devices=jax.devices()[:1])
     engine = lc.Engine(
         work.model.loss_fn, optax.adamw(3e-4), method, regions, mesh=mesh, replicas=replicas

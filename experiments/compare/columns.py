@@ -1,4 +1,7 @@
-"""The columns of the table that says what each method learned and what it cost."""
+"""Columns of the table of a comparison: what each variant learned and what that cost.
+
+The terminal table and the HTML page use the same columns.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def comparison(
     config.seeds = (0, 1, 2)  # every variant is trained once with each
     config.baseline = baseline or config_dict.placeholder(str)
     # What all variants get the same of: tokens or steps (which is checked), or bytes, or time, that
-    # is virtual time on the first network (steps are then chosen, see compare_equal.py).
+    # is virtual time on the first network (steps are then chosen, see equal.py).
     config.equal = "tokens"
     config.target = config_dict.placeholder(float)  # loss; None = the baseline's worst final one
     # Presets or files of links: every run is replayed on each in virtual time. `step_seconds` is

@@ -1,4 +1,4 @@
-"""What the runs of a comparison cost: bytes, staleness, and time on its networks."""
+"""What the runs of a comparison cost: bytes, staleness, and virtual time on each network."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def costs(
       step_seconds: of the median region's inner step there; None = the network's own.
 
     Returns:
-      `compression` (bytes of AllReduce over those sent), `staleness` (the largest, in inner steps),
-      `document_interval` (half of the last loss's 95 % interval over documents), `exchanges` (steps
-      at which something was sent), and `networks`:
-      name -> virtual `seconds`, those of AllReduce for as many steps, `speedup` (their ratio) and
-      `utilisation`.
+      A dict of
+      - `compression`: bytes of AllReduce over those sent;
+      - `staleness`: the largest, in inner steps;
+      - `document_interval`: half of the last loss's 95 % interval over documents;
+      - `exchanges`: steps at which something was sent;
+      - `networks`: name -> virtual `seconds`, those of AllReduce for as many steps, `speedup`
+        (their ratio) and `utilisation`.
     """
     summary = summarise(run)
     return {

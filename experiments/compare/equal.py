@@ -1,13 +1,13 @@
-"""Comparisons at equal bytes or equal virtual time: how many steps each variant gets.
+"""Choose the steps of every variant, for comparisons at equal bytes or equal virtual time.
 
-The baseline makes the steps it is configured for. What a step of every variant costs is measured
-in a pilot run of a few periods (in WORKDIR/pilot), and its steps are chosen, in whole periods, so
-that it ends where the baseline ends. Learning rates then follow a schedule of that length.
+The baseline makes its configured steps; what it spends is the budget of all. `budgeted` measures
+the cost of a step of each variant in a pilot run of a few periods (WORKDIR/pilot). Each variant
+then gets as many whole periods as the budget pays for, and a learning-rate schedule of that length.
 
-Where batches grow or trainers merge, no two steps cost the same: such a variant's pilot is a run of
-the configured length, and its (nominal) steps are where that one had spent the baseline's budget.
-Batches of the run proper grow on a schedule of another length, and differ with the seed, so that it
-ends near the budget; how near is said with the result.
+Where batches grow or trainers merge, steps differ in cost, and the pilot is a run of the configured
+length. The variant gets the (nominal) steps at which the pilot had spent the budget. In the
+run proper the batches grow on another schedule and with other seeds, so it ends near the budget;
+`budget_deviation` says how near.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def _at_the_end(comparison: Comparison, run: RunLog) -> float:
     return bytes_at(run)[-1] - float(np.mean(run.steps[-1]["bytes_sent"]))
 
 
-def apart(comparison: Comparison, variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def budget_deviation(
+    comparison: Comparison, variants: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float]:
     """By how much each variant missed the baseline's budget, as a share of it; empty if unknown.
 
     Args:

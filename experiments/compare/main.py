@@ -36,7 +36,7 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
     """Train what is missing, then show and write the result.
 
     Args:
-      config: made by `compare_config.comparison`.
+      config: made by `config.comparison`.
       workdir: folder of the comparison, made if missing.
       console: where everything is printed; None = standard output.
 

@@ -1,4 +1,4 @@
-"""From a comparison's config to its runs: everything checked, nothing started."""
+"""Check a comparison's config and list its runs; nothing is started."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One table and one plot; see `compare_config.panel`."""
+    """One table and one plot; see `config.panel`."""
 
     title: str
     variants: tuple[str, ...]
@@ -76,7 +76,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
     """Check a comparison: its own fields, every variant's config and every run's folder.
 
     Args:
-      config: made by `compare_config.comparison`.
+      config: made by `config.comparison`.
       workdir: holds one folder a variant, and in it one a seed.
 
     Raises:
@@ -146,7 +146,7 @@ def _own_problems(fields: Mapping[str, Any]) -> list[str]:
     ]
     for name, entry in fields["variants"].items():
         if not isinstance(entry, Mapping) or set(entry) != {"config", "set"}:
-            found.append(f"{name}: must be made by compare_config.variant")
+            found.append(f"{name}: must be made by experiments.compare.config.variant")
         elif "seed" in entry["set"] or "seed" in fields["common"]:
             found.append(f"{name}: sets seed, which is the comparison's: use `seeds`")
     whole = [s for s in seeds if isinstance(s, int) and not isinstance(s, bool) and s >= 0]

@@ -1,4 +1,4 @@
-"""What a person sees while the runs of a comparison train."""
+"""What a person sees while the runs of a comparison train: one line a run, and the time left."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Progress:
         if left < self._total:
             text = f"{self._total - left} of {self._total} runs are complete already"
             console.print(text, highlight=False)
-        self._board = LiveTable(console)
+        self._table = LiveTable(console)
 
     def __enter__(self) -> Progress:
         return self
@@ -48,7 +48,7 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        self._board.close()
+        self._table.close()
 
     def display(self, run: RunSpec) -> Display:
         """Shows a run that trains in this process."""
@@ -66,7 +66,7 @@ class Progress:
 
     def ended(self, run: RunSpec, seconds: float) -> None:
         """Say how a run ended."""
-        self._board.drop(self._name(run))
+        self._table.drop(self._name(run))
         self._left -= 1
         self._done += 1
         error = self._error_of(run.workdir)
@@ -79,7 +79,7 @@ class Progress:
         pace = (time.monotonic() - self._started) / self._done
         soon = f", about {duration(self._left * pace)} left" if self._left else ""
         number = f"[{self._total - self._left}/{self._total}]"
-        self._board.print(
+        self._table.print(
             f"{number} {run.variant} seed {run.seed}: {text} ({duration(seconds)}{soon})",
         )
 
@@ -87,7 +87,7 @@ class Progress:
         return run.variant if self._seeds == 1 else f"{run.variant} seed {run.seed}"
 
     def _say(self, run: RunSpec, line: str) -> None:
-        self._board.say(self._name(run), line)
+        self._table.say(self._name(run), line)
 
 
 class _Line:

@@ -1,4 +1,4 @@
-"""What a comparison found, from the metrics files of its runs: the content of compare.json."""
+"""Compute the content of compare.json from the metrics files of a comparison's runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.cli import RefusedError
 from experiments.compare.costs import costs, document_difference, mean_costs
-from experiments.compare.equal import apart
+from experiments.compare.equal import budget_deviation
 from experiments.compare.plan import Comparison, Panel
 from experiments.compare.runs import error_of, finished
 from experiments.compare.stats import Estimate, estimate, paired, paired_share
@@ -58,7 +58,7 @@ def collect(
         "seeds": list(comparison.seeds),
         "baseline": comparison.baseline,
         "equal": comparison.equal,
-        "apart": apart(comparison, variants),
+        "apart": budget_deviation(comparison, variants),
         "target": target,
         "target_from": "config" if comparison.target is not None else "baseline",
         "failures": list(failures),

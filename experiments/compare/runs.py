@@ -1,7 +1,7 @@
-"""Train the runs of a comparison: those already complete are left alone, half ones continue.
+"""Train the runs of a comparison: skip complete ones, continue interrupted ones.
 
-A run that fails leaves its traceback in `error.txt` of its folder and the others go on. A signal
-(SIGTERM, SIGINT) saves what is being trained and ends the comparison.
+A run that fails leaves its traceback in `error.txt` of its folder, and the others go on. On SIGTERM
+or SIGINT the runs in progress save, and the comparison ends.
 """
 
 from __future__ import annotations

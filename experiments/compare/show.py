@@ -1,4 +1,4 @@
-"""Show what a comparison found: a table per panel in the terminal, and one picture."""
+"""Print what a comparison found, a table per panel, and draw its picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of a comparison: intervals over seeds, steps to a target, paired differences."""
+"""Arithmetic of a comparison: intervals over seeds, crossings of a target, paired differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run took until its loss first reached a target: steps, tokens, bytes and virtual time."""
+"""What a run spent until its loss first reached a target: steps, tokens, bytes, virtual time."""
 
 from __future__ import annotations
 

@@ -1,1 +1,8 @@
-"""Scripted faults: on a mesh, of real jobs, and done again from what happened to them."""
+"""Faults of regions: scripted, injected into real jobs, simulated in one process, and replayed.
+
+In: a script (`fault`), `random:SEED:COUNT`, or the happened.yaml of an earlier run.
+Out: killed, stopped, cut off or slowed jobs (`injector`, `rendezvous_cut`, `fault_hooks`); or, in
+one process, who takes part in which exchange (`absences`, `simulated`).
+`landings` records what each job saw, and `happened` is the file made of all records.
+No command of its own: `train` and `launch` use it. Open `fault.py` first.
+"""

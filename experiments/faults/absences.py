@@ -1,5 +1,4 @@
-"""Who is absent where all regions are in one process: by chance, by a script of faults, or as it
-was in a run of jobs."""
+"""Who is absent when, in a simulation: by a script, or as it happened to jobs."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ class Moment(NamedTuple):
 
 
 class Absences(Protocol):
-    """What happens to the regions.
+    """Which regions are absent when, and when they return.
 
     Attributes:
-      timed: by time, so that nobody knows at which step.
+      timed: absences go by time, so the step at which one begins is not known before.
     """
 
     timed: bool
@@ -33,8 +32,8 @@ class Absences(Protocol):
     def takes_part(self, step: int, before: Moment) -> np.ndarray:
         """Bool `[R]`: who takes part in what is sent after `step`; `before`: when it began."""
 
-    def govern(self, loop: SyncLoop) -> None:
-        """Let a simulation's round loop go as they are to."""
+    def prepare_loop(self, loop: SyncLoop) -> None:
+        """Prepare a simulation's loop, once, before it runs."""
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
         """Bool `[R]`: who takes part in the last synchronisation of a fragment."""
@@ -46,7 +45,7 @@ class Absences(Protocol):
         """Bool `[R]`: the regions that start from the anchor after one moment, up to another."""
 
 
-class Scripted:
+class ScriptedAbsences:
     """A script's faults."""
 
     def __init__(self, faults: Sequence[Fault], regions: int):
@@ -58,8 +57,8 @@ class Scripted:
     def takes_part(self, step: int, before: Moment) -> np.ndarray:
         return self._up(step, before.seconds)
 
-    def govern(self, loop: SyncLoop) -> None:
-        """Nothing but who takes part is another."""
+    def prepare_loop(self, loop: SyncLoop) -> None:
+        """Nothing to prepare: only who takes part differs."""
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
         """All but those that are dead for good: whatever else it was is over then."""
@@ -81,7 +80,7 @@ class Scripted:
         return ~_without([f.region for f in self._kills if comes(f)], self._regions)
 
 
-class Replayed:
+class ReplayedAbsences:
     """What happened in a run of jobs."""
 
     timed = False
@@ -93,8 +92,8 @@ class Replayed:
         del before
         return _without(self._happened.left_out.get(step, ()), self._happened.run.regions)
 
-    def govern(self, loop: SyncLoop) -> None:
-        """Jobs send also what in the end nobody took part in; and some keep their own values."""
+    def prepare_loop(self, loop: SyncLoop) -> None:
+        """Send also what nobody took part in, as jobs do, and let some keep their own values."""
         it = self._happened
         loop.replay(lambda sent: _without(it.kept_own.get(sent, ()), it.run.regions))
 

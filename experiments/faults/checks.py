@@ -1,4 +1,4 @@
-"""The faults of a config, and what of them cannot be done with its other settings."""
+"""Read the faults of a config, and check that its other settings allow them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from experiments.faults import happened, scripts
 from experiments.faults.fault import Fault
 from experiments.faults.happened import Happened
 from experiments.faults.random_scripts import RANDOM
-from experiments.regions.jobs import alone
+from experiments.regions.jobs import is_separate_job
 from lowcomm_jax.methods import Method
 
 Faults = tuple[Fault, ...] | Happened
 
 
-def faults(
+def read_faults(
     fields: Mapping[str, Any], steps: int, method: Method | None
 ) -> tuple[Faults, list[str]]:
-    """(a script's faults, or what happened in a run of jobs; what is wrong)."""
+    """Read the faults that a config names.
+
+    Returns:
+      (a script's faults, or what happened in a run of jobs; problems).
+    """
     script, regions, steps = fields["faults"], max(fields["regions"], 1), max(steps, 1)
     if script is None:
         return (), []
@@ -39,7 +43,7 @@ def _script_problems(
     fields: Mapping[str, Any], found: Sequence[Fault], method: Method | None
 ) -> list[str]:
     """What a simulation cannot do."""
-    if alone(fields):
+    if is_separate_job(fields):
         return []
     problems = []
     if any(fault.timed for fault in found) and fields["network"] is None:
@@ -48,11 +52,11 @@ def _script_problems(
             "faults by step"
         )
     if any(fault.kind == "kill" for fault in found):
-        problems += _comeback_problems(fields, method, "a region that is killed", "use kind stop")
+        problems += _rejoin_problems(fields, method, "a region that is killed", "use kind stop")
     return problems
 
 
-def _comeback_problems(
+def _rejoin_problems(
     fields: Mapping[str, Any], method: Method | None, who: str, fix: str
 ) -> list[str]:
     """Where `lowcomm_jax.recovery.rejoin_sim` does not work."""
@@ -66,7 +70,7 @@ def _comeback_problems(
 
 def _replay_problems(fields: Mapping[str, Any], it: Happened, method: Method | None) -> list[str]:
     """What one process cannot do as the jobs did."""
-    if alone(fields):
+    if is_separate_job(fields):
         fix = "replay it with train and exchange=mesh"
         return [f"faults={fields['faults']!r} is what happened to jobs: {fix}"]
     fix = "compare losses instead"
@@ -78,7 +82,7 @@ def _replay_problems(fields: Mapping[str, Any], it: Happened, method: Method | N
         if one.moments_of is not None
     ]
     if it.rejoined:
-        found += _comeback_problems(fields, method, "a region that was lost", fix)
+        found += _rejoin_problems(fields, method, "a region that was lost", fix)
     if method is None:
         return found
     if method.adapts:

@@ -1,6 +1,6 @@
-"""Faults by script: what happens to which region and when, on a mesh and to real jobs alike.
+"""Faults by script: what happens to which region and when, in a simulation and to real jobs alike.
 
-A script is a YAML list, or `random:SEED:COUNT` (`drawn`):
+A script is a YAML list, or `random:SEED:COUNT` (`random_scripts`):
 
     - {step: 40, kind: kill, region: 1, steps: 30}       # dies; is started again 30 steps later
     - {step: 80, kind: kill, region: 2}                  # dies, for good or until it is to
@@ -13,18 +13,22 @@ A script is a YAML list, or `random:SEED:COUNT` (`drawn`):
     - {step: 200, kind: slow, region: 3, steps: 20, mbit: 2}   # its link carries 2 Mbit/s
     - {step: 230, kind: straggle, region: 0, steps: 20, delay: 0.1}  # its steps take 0.1 s longer
 
-or the same with `time` in the place of `step` and `seconds` in that of `steps`, in all of its
-entries. Steps are those of the furthest region; of `corrupt`, `late` and `slow`, those in which a
-payload is sent; of `straggle`, the region's own. Times are seconds since all regions first met
-(`origin`), restarts and pauses included; on a mesh, those of its network's virtual clock.
+or the same with `time` in the place of `step` and `seconds` in that of `steps`, in all entries.
+- Steps are those of the furthest region. For `corrupt`, `late` and `slow` the step of the send
+  counts; for `straggle` the region's own step.
+- Times are seconds since all regions first met (`origin`), restarts and pauses included. In a
+  simulation they are seconds of the network's virtual clock.
 
-`launch --faults=` does it to real jobs: where it kills, stops or cuts off a region it waits until
-that one and another one are in the run (`striking`). On a mesh (`train --config.faults=`) a region
-that is killed, stopped, cut off or whose payloads are damaged takes no part in exchanges meanwhile,
-and one that comes back after it was killed starts from the anchor (`comeback`). The others change
-nothing there. Real jobs need a while to notice a loss, to start again and to catch up, and sit out
-what they cannot send in an outage; a mesh does exactly what they did when it is given what
-happened (`happened`).
+`launch --faults=` injects the faults into real jobs (`injector`). A fault that kills, stops or cuts
+off a region begins only once that region and another one are in the run.
+
+In a simulation (`train --config.faults=`) a region that is killed, stopped or cut off, or sends
+damaged payloads, takes no part in exchanges meanwhile. After a kill the region starts from the
+anchor (`lowcomm_jax.recovery.rejoin_sim`). The other kinds change nothing there.
+
+Real jobs need a while to notice a loss, to restart and to catch up, and they defer what they cannot
+send in an outage. A simulation repeats exactly what they did when it is given their happened.yaml
+(`happened`).
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ import numpy as np
 ABSENT = ("kill", "stop", "partition", "corrupt")
 """Kinds whose region has no part in what is exchanged meanwhile."""
 INSIDE = ("corrupt", "late", "slow", "straggle")
-"""Kinds that a region's job does to itself (`mishaps`)."""
+"""Kinds that a region's job does to itself (`fault_hooks`)."""
 KINDS = (*ABSENT, "late", "slow", "straggle", "outage", "rejoin")
 FIELDS = ("step", "time", "kind", "region", "steps", "seconds", "delay", "mbit")
 

@@ -1,5 +1,4 @@
-"""The faults of a script that a region's job does to itself: damaged, late and slow payloads, and
-slow steps."""
+"""Faults that a region's job does to itself: damaged, late and slow payloads, and slow steps."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ _REMEMBERED = 1000  # exchanges: more than are under way at once
 
 
 class ScriptedFaults:
-    """See `lowcomm_jax.runtime.context.FaultHooks`; steps of payloads are those of the send.
+    """Implements `lowcomm_jax.runtime.context.FaultHooks`; a payload's step is that of its send.
 
     Attributes:
       began: seconds since the epoch (Unix time) when the run did (`origin`); None = it has not.
@@ -27,7 +26,7 @@ class ScriptedFaults:
         self.began: float | None = None
 
     def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
-        """Remember the step, if it sends something."""
+        """Remember the step of an exchange that sends something."""
         if "step" not in terms:
             return
         with self._noting:
@@ -36,28 +35,28 @@ class ScriptedFaults:
                 del self._steps[next(iter(self._steps))]
 
     def sent(self, key: str, data: bytes) -> bytes:
-        """Hold it up, or flip one bit, after its digest was taken."""
+        """Delay a payload, or flip one of its bits behind its digest; returns its bytes."""
         for fault in self._of(key):
             if fault.kind == "late":
                 time.sleep(fault.delay)
             elif fault.kind == "slow":
-                self._carry(fault, len(data))
+                self._hold_link(fault, len(data))
             elif fault.kind == "corrupt":
                 middle = len(data) // 2
                 data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
         return data
 
     def steps(self, step: int) -> None:
-        """Hold up this inner step."""
+        """Delay this inner step."""
         for fault in self._on(step):
             if fault.kind == "straggle":
                 time.sleep(fault.delay)
 
     def received(self, key: str, nbytes: int) -> None:
-        """Hold it up."""
+        """Delay a payload that has arrived."""
         for fault in self._of(key):
             if fault.kind == "slow":
-                self._carry(fault, nbytes)
+                self._hold_link(fault, nbytes)
 
     def _of(self, key: str) -> list[Fault]:
         """Faults that are on when a payload is sent."""
@@ -68,7 +67,7 @@ class ScriptedFaults:
         seconds = None if self.began is None else time.time() - self.began
         return [fault for fault in self._faults if fault.on(step, seconds)]
 
-    def _carry(self, fault: Fault, nbytes: int) -> None:
-        """One payload after the other, as over a link."""
+    def _hold_link(self, fault: Fault, nbytes: int) -> None:
+        """Delay a payload as a slow link would; payloads share the link one after the other."""
         with self._link:
             time.sleep(8 * nbytes / (1e6 * fault.mbit))

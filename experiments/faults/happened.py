@@ -1,7 +1,7 @@
-"""What became of a run of one job per region, so that one process can do the same once more.
+"""happened.yaml: what became of a run of one job per region, for one process to repeat.
 
-`launch` writes it as WORKDIR/happened.yaml, and `train --config.faults=WORKDIR/happened.yaml` ends
-with the same anchors, bit for bit:
+`launch` writes WORKDIR/happened.yaml. `train --config.faults=WORKDIR/happened.yaml` then ends with
+the same anchors, bit for bit:
 
     regions: 4                 # of which run it is: no other one can do the same
     steps: 2000

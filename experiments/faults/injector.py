@@ -1,4 +1,8 @@
-"""Does to real jobs what a script of faults says."""
+"""Inject the faults of a script into real jobs: kill, stop and cut off regions, and undo it.
+
+The launcher calls `Injector.act` again and again. Faults that a job does to itself (`INSIDE`) are
+not injected here, but by `fault_hooks` in that job.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from experiments.faults.fault import INSIDE, Fault
 from experiments.faults.origin import noted
-from experiments.faults.rendezvous_cut import bring_back, open_door, shut_door, take_away
+from experiments.faults.rendezvous_cut import cut_all, cut_region, reconnect_all, reconnect_region
 from experiments.live_table import last_line
 from experiments.workdir import METRICS
 
@@ -23,7 +27,7 @@ class RegionTarget(Protocol):
     """One region's job.
 
     Attributes:
-      held: it is not to be taken for lost.
+      held: a fault is on it, so that its end is not a loss.
       code: exit code once it has ended for good.
     """
 
@@ -52,14 +56,15 @@ class RunMoment(NamedTuple):
 class Injector:
     """Begins and ends faults as the run goes on.
 
-    A region is struck only when it is in the run, back from what was done to it before, and another
-    one is, too: until then a fault waits, and lasts as long all the same. Where nobody makes a step
-    for a minute, faults that end at a step end at once. What was over when a run was interrupted is
-    not done again, what was on is.
+    A fault of a region begins only when that region and another one are in the run, the region
+    back from its last fault. Until then the fault waits, and lasts as long all the same. Where no
+    region makes a step for a minute, faults that end at a step end at once. After an interruption
+    of the run, faults that were over are not injected again; those that were on are.
 
     Args:
       targets: by region.
-      rendezvous: the folder where they meet; every region goes there by a `doors.door` of its own.
+      rendezvous: the folder where they meet; every region goes there by a link of its own
+        (`rendezvous_cut.region_link`).
     """
 
     def __init__(self, faults: Sequence[Fault], targets: Sequence[RegionTarget], rendezvous: Path):
@@ -140,22 +145,22 @@ class Injector:
 
     def _begin(self, fault: Fault) -> None:
         if fault.kind == "outage":
-            take_away(self._rendezvous)
+            cut_all(self._rendezvous)
             return
         target = self._targets[fault.region]
         target.held = True
         if fault.kind == "partition":
-            shut_door(self._rendezvous, fault.region)
+            cut_region(self._rendezvous, fault.region)
         else:
             target.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
     def _end(self, fault: Fault, now: RunMoment) -> None:
         if fault.kind == "outage":
-            bring_back(self._rendezvous)
+            reconnect_all(self._rendezvous)
             return
         target = self._targets[fault.region]
         if fault.kind == "partition":
-            open_door(self._rendezvous, fault.region)
+            reconnect_region(self._rendezvous, fault.region)
         elif fault.kind == "kill":
             target.start()
         else:

@@ -1,12 +1,12 @@
-"""What a region's job saw happen: who was counted in every exchange, and where it came in itself.
+"""What a region's job saw: who was counted in every exchange, and where the region came in itself.
 
-A line of JSON each in WORKDIR/landings.jsonl, written before the payload lands, so that a job that
-is killed leaves nothing untold that it has acted on. `gathered` puts those of all regions together.
+The job writes one line of JSON each to WORKDIR/landings.jsonl, before the payload lands. So a job
+that is killed has recorded everything it acted on. `gathered` merges the files of all regions.
 
-Every line has the epoch of the run in which it was seen. Where all jobs die, those who come back
-begin a new one, at the step of the furthest checkpoint, and say so in a line of their own: what
-came later in an older epoch is undone, in all regions, also in those that come into the new epoch
-from behind. What was under way at that step is exchanged once more, and the newest epoch counts.
+Every line has the epoch of the run in which the job saw it. Where all jobs die, those that return
+begin a new epoch at the step of the furthest checkpoint, with a line of their own. What an older
+epoch has after that step is undone in all regions, also in those that rejoin the new epoch later.
+What was in flight at that step is exchanged once more, and the newest epoch counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Landings:
         self._write({"kind": "begin", "step": step})
 
     def _saw(self, counted: Counted) -> None:
-        """Something has arrived."""
+        """Record who was counted in an exchange; the loop calls this before the payload lands."""
         everyone = tuple(range(self._loop.delivery.total))
         groups = self._loop.groups(counted.number) or [everyone]
         mine = next(group for group in groups if self._region in group)
@@ -83,14 +83,14 @@ def _line(record: Record) -> str:
 
 
 def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
-    """What all regions of a run saw.
+    """Merge what all regions of a run saw.
 
     Args:
       workdirs: of the regions, in order; run: which one.
 
     Raises:
-      ValueError: two of them saw different things in one epoch; epochs do not follow one another,
-        or are missing; or a region that has been in the run has no file.
+      ValueError: two regions saw different things in one epoch; epochs do not follow one another,
+        or are missing; a region that has been in the run has no file.
     """
     exchanges: dict[tuple, tuple[int, list[bool]]] = {}
     rejoined, kept = {}, {}
@@ -120,7 +120,7 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
 
 
 def _standing(paths: Sequence[Path]) -> list[tuple[Path, Record]]:
-    """What no newer epoch has undone, those of newer epochs last; and the file of each."""
+    """Records that no newer epoch has undone, newer epochs last, each behind its file."""
     seen = [(path, record) for path in paths for record in _in_turn(path)]
     begun = {r["epoch"]: r["step"] for _, r in seen if r["kind"] == "begin"}
 
@@ -132,7 +132,7 @@ def _standing(paths: Sequence[Path]) -> list[tuple[Path, Record]]:
 
 
 def _in_turn(path: Path) -> list[Record]:
-    """A file's lines, in which epochs follow one another; none of a region that never came in."""
+    """Records of a file, whose epochs must follow one another; none if the region never joined."""
     if not path.is_file():
         if path.with_name(METRICS).is_file():
             raise ValueError(f"{path} is missing, though this region has been in the run")

@@ -1,8 +1,8 @@
-"""When a run of jobs began: the time that faults by time count from.
+"""When a run of jobs began: the origin of the times in scripts of faults.
 
-It is when all regions first met: the first of them to go on from there says so in the rendezvous,
-and all note it in the header of their logs, so that it stays through restarts and interruptions.
-The clocks of all hosts must agree about as well as the faults are to.
+The origin is the moment at which all regions first met. The first region to go on from there writes
+it to the rendezvous, and every region notes it in the header of its log. So the origin survives
+restarts and interruptions. The clocks of the hosts must agree as closely as the faults need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scripts of faults drawn at random: `random:SEED:COUNT`."""
+"""Scripts of random faults, `random:SEED:COUNT`: the same arguments give the same script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The folder where jobs on one machine meet, cut off from one region or from all."""
+"""Cut the rendezvous folder of jobs on one machine off from one region, or from all, and undo it.
+
+Each region reaches the folder through a symbolic link of its own (WORKDIR/doors/region<i>).
+Pointing that link elsewhere cuts off one region; moving the folder away cuts off all.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from pathlib import Path
 
 
 def folder_problems(rendezvous: Path) -> list[str]:
-    """Why it cannot be said which folder is to be that of a run."""
+    """Problems: the folder and the one moved away are both there, and either may be the run's."""
     if not (rendezvous.is_dir() and _away(rendezvous).is_dir()):
         return []
     fix = f"remove the one that is not the run's, and call the other {rendezvous.name}"
@@ -17,31 +21,30 @@ def folder_problems(rendezvous: Path) -> list[str]:
 
 
 def make_ready(rendezvous: Path, regions: int) -> None:
-    """The folder is there, whatever a launcher that was killed has left of it, and all doors lead
-    to it."""
+    """Make the folder, or undo what a killed launcher left of it, and link all regions to it."""
     if _away(rendezvous).is_dir():
-        bring_back(rendezvous)
+        reconnect_all(rendezvous)
     rendezvous.mkdir(parents=True, exist_ok=True)
     for region in range(regions):
-        open_door(rendezvous, region)
+        reconnect_region(rendezvous, region)
 
 
-def door(rendezvous: Path, region: int) -> Path:
-    """The name by which a region knows the folder, so that it alone can be cut off."""
+def region_link(rendezvous: Path, region: int) -> Path:
+    """The path by which a region reaches the folder, so that it alone can be cut off."""
     return rendezvous.with_name("doors") / f"region{region}"
 
 
-def open_door(rendezvous: Path, region: int) -> None:
-    """Let a region's door lead to the folder."""
-    _lead(door(rendezvous, region), rendezvous)
+def reconnect_region(rendezvous: Path, region: int) -> None:
+    """Point a region's link to the folder."""
+    _point(region_link(rendezvous, region), rendezvous)
 
 
-def shut_door(rendezvous: Path, region: int) -> None:
-    """Let it lead nowhere."""
-    _lead(door(rendezvous, region), os.devnull)
+def cut_region(rendezvous: Path, region: int) -> None:
+    """Point a region's link to nothing."""
+    _point(region_link(rendezvous, region), os.devnull)
 
 
-def _lead(link: Path, target: Path | str) -> None:
+def _point(link: Path, target: Path | str) -> None:
     """Point a symbolic link elsewhere, in one step."""
     link.parent.mkdir(parents=True, exist_ok=True)
     new = link.with_name(f"{link.name}.new")
@@ -54,8 +57,8 @@ def _away(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.away")
 
 
-def take_away(folder: Path) -> None:
-    """A file stands where the folder was: nothing can be read, listed or written there."""
+def cut_all(folder: Path) -> None:
+    """Put a file in the place of the folder: nothing can be read, listed or written there."""
     folder.rename(_away(folder))
     while not folder.is_file():
         # A write that was under way may have made the folder anew.
@@ -64,7 +67,7 @@ def take_away(folder: Path) -> None:
             folder.write_text("")
 
 
-def bring_back(folder: Path) -> None:
-    """Undo `take_away`, also where that was cut short."""
+def reconnect_all(folder: Path) -> None:
+    """Undo `cut_all`, also where that was interrupted."""
     folder.unlink(missing_ok=True)
     _away(folder).rename(folder)

@@ -1,4 +1,4 @@
-"""Scripts of faults (`fault`): read, checked, and written."""
+"""Read, check and write scripts of faults (`fault` describes their format)."""
 
 from __future__ import annotations
 
@@ -52,10 +52,13 @@ def checked(entries: Any, script: str, regions: int, steps: int) -> tuple[list[F
 
 
 def in_turn(faults: Sequence[Fault], regions: int) -> tuple[list[Fault], list[str]]:
-    """(the faults as they begin, a kill and its rejoin as one; where one meets a region that is
-    still down from another, one comes back that is not down, or nobody is left).
+    """Order faults by their begin, with a kill and its rejoin as one.
 
-    What a region sends can be damaged, late and slow at once, and beside all else.
+    Faults on what a region sends (`INSIDE`) may overlap with one another and with all others.
+
+    Returns:
+      (faults, problems). It is a problem if a fault meets a region that is still down from another
+      fault, if a region rejoins that is not down, or if no region is left.
     """
     ordered: list[Fault] = []
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Faults where all regions are in this process: who takes part, and who comes back."""
+"""Faults where one process simulates all regions: who takes part, and who rejoins when."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.faults.absences import Absences, Moment, Replayed, Scripted
+from experiments.faults.absences import Absences, Moment, ReplayedAbsences, ScriptedAbsences
 from experiments.faults.happened import Happened
 from experiments.train.assemble import Run
 from experiments.train.starting import starting_params
@@ -14,8 +14,8 @@ from lowcomm_jax.recovery.rejoin_sim import come_back
 from lowcomm_jax.state.train_state import TrainState
 
 
-class Simulated:
-    """What a run's faults, and its chance to take part, do to a simulation.
+class SimulatedFaults:
+    """Applies a run's faults, and its chance to take part, to a simulation.
 
     Args:
       run: nothing is simulated where it is one of several jobs.
@@ -30,7 +30,7 @@ class Simulated:
         self._chance = job.config["participation"] if here else 1.0
         self._absences = _absences(job.faults, job.regions) if here else None
         if self._absences is not None and not job.method.adapts:
-            self._absences.govern(run.engine.sync_loop(state))
+            self._absences.prepare_loop(run.engine.sync_loop(state))
 
     @property
     def participants(self):
@@ -56,7 +56,7 @@ class Simulated:
         return int(min(target, self._absences.next_return(step)))
 
     def end(self, step: int, state: Any) -> Any:
-        """It has ended: let those come back who do; returns the state."""
+        """The chunk has ended: regions that return start from the anchor; returns the state."""
         if self._absences is None:
             return state
         comes_R = self._absences.returning(self._began, self._now(step))
@@ -81,5 +81,5 @@ class Simulated:
 
 def _absences(faults, regions: int) -> Absences | None:
     if isinstance(faults, Happened):
-        return Replayed(faults)
-    return Scripted(faults, regions) if faults else None
+        return ReplayedAbsences(faults)
+    return ScriptedAbsences(faults, regions) if faults else None

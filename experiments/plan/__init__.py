@@ -1,1 +1,7 @@
-"""Plan a run before paying for it: `python -m experiments plan`."""
+"""`python -m experiments plan`: plan a run before paying for it.
+
+In: a plan's config (`configs/plan/template.py`).
+Out: tables, plan.json and plan.png: bytes, utilisation, hours, memory and expected loss.
+`config` checks the fields, `lowcomm_jax.planner` plans, `show` prints. With `compile=True`,
+`compile` (one mesh) or `stages` (pipeline stages) asks the compiler. Open `main.py` first.
+"""

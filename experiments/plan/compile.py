@@ -1,6 +1,6 @@
-"""Ask the compiler of the devices at hand what a planned inner step needs.
+"""Ask the compiler what a planned inner step needs, on the devices at hand and one mesh.
 
-Imported by plans that ask: JAX and Flax take their time.
+`plan` imports this module only where a config asks: JAX and Flax are slow to import.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def compiled_bytes(
       remat: recompute each block in the backward pass.
 
     Returns:
-      `device`, and bytes a device as `network.memory.compiled_memory` gives them.
+      `device`, and bytes a device as `planner.memory.compiled_memory` gives them.
     """
     shape = mesh.get("fsdp", 1), mesh.get("tensor", 1)
     devices = Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), AXES)

@@ -1,4 +1,4 @@
-"""Read a plan's config: every field checked, everything that is wrong said at once."""
+"""Check a plan's config and give a `PlanRequest`; all problems are reported at once."""
 
 from __future__ import annotations
 

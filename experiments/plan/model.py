@@ -1,6 +1,6 @@
-"""The model of a plan: a size of the planner, a preset of `lowcomm_jax.models`, or sizes given.
+"""The model of a plan: a size of the planner, a preset of `lowcomm_jax.models`, or given sizes.
 
-Of a preset the exact parameter tree is taken: shapes and shardings, nothing is allocated.
+A preset is planned with its exact parameter tree (shapes and shardings); nothing is allocated.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def read_model(spec: Any) -> PlanModel:
     """Look a model up, or build it from its sizes.
 
     Args:
-      spec: a name out of `network.shapes.MODELS` or `models.PRESETS`, or the fields of a
-        `network.shapes.Decoder`.
+      spec: a name out of `planner.shapes.MODELS` or `models.PRESETS`, or the fields of a
+        `planner.shapes.Decoder`.
 
     Raises:
       ViolationsError: everything that is wrong with it.

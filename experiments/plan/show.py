@@ -1,4 +1,4 @@
-"""Tables and picture of a plan."""
+"""Print the tables of a plan and draw its picture."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Ask the compiler what DiLoCoX in pipeline stages needs: inner step, send and landing.
 
-Everything is lowered on shapes over regions x stages x fsdp x tensor devices, virtual ones as a
-rule (`XLA_FLAGS=--xla_force_host_platform_device_count=16`); nothing is allocated.
+Programs are lowered on shapes over regions x stages x fsdp x tensor devices; nothing is allocated.
+The devices are usually virtual (`XLA_FLAGS=--xla_force_host_platform_device_count=16`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def staged_bytes(
 
     Returns:
       `device`, `pipeline` (`Pipeline.report`), and bytes a device of every program in
-      `network.memory.compiled_memory`'s terms: `inner` (AdamW step), `send`, `move`.
+      `planner.memory.compiled_memory`'s terms: `inner` (AdamW step), `send`, `move`.
     """
     regions, tokens = work.network.size, work.microbatch_tokens
     config = _config(name, work.remat)
@@ -125,7 +125,7 @@ def _inner_bytes(found: RoundPrograms, params: Any, batch: Any) -> dict[str, int
     state, count = abstract_state(found, params), found.config.regions.count
     ids, staged = jnp.arange(count, dtype=jnp.int32), region_batch(found, batch)
     args = (state.inner, state.frozen, staged, ids, None, np.int32(1))
-    return compiled_memory(found.block, *args)
+    return compiled_memory(found.inner_program, *args)
 
 
 def _outer_bytes(found: RoundPrograms, params: Any) -> dict[str, dict[str, int]]:
@@ -134,12 +134,14 @@ def _outer_bytes(found: RoundPrograms, params: Any) -> dict[str, dict[str, int]]
     anchor, rows = cut.leaves(state.anchor, 0), cut.rows(0)
     everyone, weight = np.ones(count, bool), np.ones(count, np.float32)
     theta = cut.leaves(state.inner.params, 0)
-    send = found.send.lower(theta, anchor, state.codec[0], rows, everyone, weight, keep=False)
+    send = found.payload_program.lower(
+        theta, anchor, state.codec[0], rows, everyone, weight, keep=False
+    )
     sent = send.compile()
     payload = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         send.out_info["payload"],
         sent.output_shardings["payload"],
     )
-    move = found.move.lower(anchor, state.outer[0], payload, weight, rows)
+    move = found.outer_program.lower(anchor, state.outer[0], payload, weight, rows)
     return {"send": memory_of(sent), "move": memory_of(move.compile())}

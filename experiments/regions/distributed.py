@@ -1,4 +1,4 @@
-"""Several `jax.distributed` processes in the job of one region: how they start, and refuse."""
+"""Several `jax.distributed` processes in one region's job: how they start, agree and refuse."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def process_problems(fields: Mapping[str, Any]) -> list[str]:
 
 
 def start(fields: Mapping[str, Any]) -> None:
-    """Meet the other processes of this job; nothing happens where it is alone.
+    """Meet the other processes of this job; with one process nothing happens.
 
-    Who is not told in the config which process it is asks the cluster (Slurm, Open MPI, Kubernetes,
-    JAX_COORDINATOR_ADDRESS).
+    A process whose config does not say which one it is asks the cluster (Slurm, Open MPI,
+    Kubernetes, JAX_COORDINATOR_ADDRESS).
 
     Raises:
       RefusedError: that is not known, or the others do not come within `wait_minutes`.
@@ -78,8 +78,7 @@ def start(fields: Mapping[str, Any]) -> None:
 
 
 def end(lost: ProcessLostError) -> NoReturn:
-    """End this process at once, after everything is closed: `jax.distributed` would wait for the
-    lost one."""
+    """End this process at once; a normal exit would wait for the lost one (`jax.distributed`)."""
     print(f"{lost}; this one ends, too", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -104,7 +103,7 @@ def refuse(problems: Sequence[str]) -> None:
         raise RefusedError(found if len(everyones) > 1 else list(problems))
 
 
-def insist_on_the_same(**values: Any) -> None:
+def require_equal(**values: Any) -> None:
     """Refuse to start where the processes of this job do not hold equal values.
 
     Raises:

@@ -1,9 +1,9 @@
-"""One job per region: what the config says of it."""
+"""Regions as separate jobs: what the config says of their exchange, and what is wrong with it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from experiments.regions.distributed import process_problems
 from lowcomm_jax import exchange
@@ -12,18 +12,16 @@ from lowcomm_jax.runtime.checks import job_problems
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.sync.round_functions import OutlierGuard
 
-if TYPE_CHECKING:
-    pass
-
-BETWEEN = {"store": exchange.store, "peers": exchange.peers}
+EXCHANGES = {"store": exchange.store, "peers": exchange.peers}
+"""Exchanges between separate jobs, by their name in a config."""
 
 
-def alone(fields: Mapping[str, Any]) -> bool:
-    """Whether this job is one region of several."""
-    return fields["exchange"] in BETWEEN
+def is_separate_job(fields: Mapping[str, Any]) -> bool:
+    """Whether this job trains one region, and other jobs the others."""
+    return fields["exchange"] in EXCHANGES
 
 
-def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
+def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
     """Settings of the exchange that cannot work, or that nothing would read."""
     kind, count = fields["exchange"], fields["regions"]
     found = process_problems(fields)
@@ -33,8 +31,8 @@ def between_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
             for name in ("region", "rendezvous", "secret", "heal")
             if fields[name] not in (None, "stop")
         ]
-    if not alone(fields):
-        return [*found, f"exchange={kind!r}: use mesh, {' or '.join(BETWEEN)}"]
+    if not is_separate_job(fields):
+        return [*found, f"exchange={kind!r}: use mesh, {' or '.join(EXCHANGES)}"]
     region, url = fields["region"], fields["rendezvous"]
     if region is None or not 0 <= region < count:
         found.append(f"region={region}: say which of the {count} this job is, 0 to {count - 1}")

@@ -2,17 +2,22 @@
 
     python -m experiments launch --regions=4 --config=configs/diloco.py --workdir=runs/regions
 
-Every region is a program of its own, as it would be in another place: WORKDIR/region<i> is its run
-folder (output.txt is what it printed), WORKDIR/rendezvous the folder through which the jobs find
-one another. With --processes=N a region is N processes, which share a mesh as those on several
-hosts do (output.1.txt is what the second one printed). Overrides (--config.FIELD=VALUE) go to all
-of them. Ctrl-C lets every region save and exits with code 75; the same command then continues. A
-region that dies does not stop the others; with --restarts it is started again and catches up.
---faults=FILE kills, stops and cuts off regions, damages, delays and slows what they send, by a
-script (experiments/faults/fault.py), which is kept as WORKDIR/faults.yaml. WORKDIR/happened.yaml
-tells who took part in every exchange and who came back where: with
---config.faults=WORKDIR/happened.yaml, train does the same in one process. Where that cannot be told
-from what the regions have left, there is no such file, and the exit code is not 0.
+Every region is a program of its own, as it would be in another place.
+- WORKDIR/region<i> is its run folder; output.txt there is what it printed.
+- WORKDIR/rendezvous is the folder through which the jobs find one another.
+- With --processes=N a region is N processes, which share a mesh as those on several hosts do;
+  output.1.txt is what the second one printed.
+- Overrides (--config.FIELD=VALUE) go to all regions.
+
+Ctrl-C lets every region save and exits with code 75; the same command then continues. A region that
+dies does not stop the others; with --restarts it is started again and catches up.
+
+--faults=FILE injects faults by a script (experiments/faults/fault.py). They kill, stop and cut off
+regions, and damage, delay and slow what regions send. WORKDIR/faults.yaml is a copy of the script.
+
+WORKDIR/happened.yaml tells who took part in every exchange and who came back where. With
+--config.faults=WORKDIR/happened.yaml, train repeats that in one process. Where the records of the
+regions do not tell it, there is no such file, and the exit code is not 0.
 """
 
 from __future__ import annotations
@@ -29,12 +34,12 @@ from experiments.config import plain
 from experiments.faults import happened
 from experiments.faults.injector import Injector
 from experiments.faults.landings import gathered
-from experiments.faults.rendezvous_cut import door, folder_problems, make_ready
+from experiments.faults.rendezvous_cut import folder_problems, make_ready, region_link
 from experiments.faults.scripts import write
 from experiments.live_table import LiveTable
 from experiments.processes import POLL_SECONDS, ended_at_last
 from experiments.regions.distributed import process_problems
-from experiments.regions.jobs import BETWEEN
+from experiments.regions.jobs import EXCHANGES
 from experiments.regions.region_job import RegionJob
 from experiments.report import main as report
 from experiments.train import devices
@@ -53,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     options = Flags()
     options.whole("regions", None, "how many jobs (default: the config's regions)")
     options.whole("processes", None, "of every region (default: the config's, 1)")
-    options.text("exchange", "peers", f"how payloads travel: {' or '.join(BETWEEN)}")
+    options.text("exchange", "peers", f"how payloads travel: {' or '.join(EXCHANGES)}")
     options.whole("restarts", 0, "times a region that died is started again")
     options.text("faults", None, "script of faults, or random:SEED:COUNT")
     options.text("workdir", None, "folder of the run (default runs/CONFIG-regions)")
@@ -74,9 +79,10 @@ def main(argv: Sequence[str]) -> int:
     problems += folder_problems(rendezvous)
     job, count = _check(path, [*shared, ("rendezvous", f"file://{rendezvous}")], workdir, problems)
     cache = [] if values.compile_cache is None else [f"--compile_cache={values.compile_cache}"]
+    links = [region_link(rendezvous, r) for r in range(job.regions)]
     jobs = [
-        RegionJob(path, shared, r, count, workdir, door(rendezvous, r), cache, values.restarts)
-        for r in range(job.regions)
+        RegionJob(path, shared, r, count, workdir, link, cache, values.restarts)
+        for r, link in enumerate(links)
     ]
     make_ready(rendezvous, job.regions)
     if job.faults:
@@ -86,11 +92,11 @@ def main(argv: Sequence[str]) -> int:
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)
-    known = _tell(job, jobs, workdir / happened.FILE, console)
+    known = _write_happened(job, jobs, workdir / happened.FILE, console)
     return code if known else code or EXIT_LOST
 
 
-def _tell(job: Job, jobs: Sequence[RegionJob], path: Path, console: Console) -> bool:
+def _write_happened(job: Job, jobs: Sequence[RegionJob], path: Path, console: Console) -> bool:
     """Write what happened, if any region has been in the run; returns whether it is known."""
     path.unlink(missing_ok=True)  # of an earlier start
     workdirs = [one.workdir for one in jobs]
@@ -124,34 +130,34 @@ def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, 
     return job, count
 
 
-def run(jobs: list[RegionJob], console: Console, striker: Injector) -> int:
+def run(jobs: list[RegionJob], console: Console, injector: Injector) -> int:
     """Watch the jobs until all have ended; returns the launcher's exit code."""
     processes: list[subprocess.Popen] = []
-    with Interrupt() as interrupt, ended_at_last(processes), LiveTable(console) as board:
+    with Interrupt() as interrupt, ended_at_last(processes), LiveTable(console) as table:
         for job in jobs:
             job.start()
             processes += job.processes
         try:
             while any(job.code is None for job in jobs) and not interrupt.requested:
                 over = all(job.code is not None for job in jobs if not job.held)
-                for line in striker.act(over):
-                    board.print(line)
+                for line in injector.act(over):
+                    table.print(line)
                 for job in [job for job in jobs if job.code is None and not job.held]:
-                    board.say(job.name, job.says or "starts")
+                    table.say(job.name, job.says or "starts")
                     if (code := job.poll()) is not None:
-                        _ended(job, code, board)
+                        _ended(job, code, table)
                 started = [process for job in jobs for process in job.processes]
                 processes += [process for process in started if process not in processes]
                 time.sleep(POLL_SECONDS)
         finally:
-            striker.end_all()
+            injector.end_all()
     if interrupt.requested or any(job.code == EXIT_INTERRUPTED for job in jobs):
         console.print("interrupted and saved; run the same command to continue", highlight=False)
         return EXIT_INTERRUPTED
     return EXIT_LOST if any(job.code for job in jobs) else 0
 
 
-def _ended(job: RegionJob, code: int, board: LiveTable) -> None:
+def _ended(job: RegionJob, code: int, table: LiveTable) -> None:
     """Start a job again that died, if that is wanted; else note how it ended."""
     if code in (0, EXIT_INTERRUPTED):
         job.code = code
@@ -159,8 +165,8 @@ def _ended(job: RegionJob, code: int, board: LiveTable) -> None:
     reason = f"{job.name} ended with code {code}: {job.says}"
     if job.restarts == 0:
         job.code = code
-        board.print(f"{reason}; the others go on ({job.workdir})")
+        table.print(f"{reason}; the others go on ({job.workdir})")
         return
     job.restarts -= 1
-    board.print(f"{reason}; it is started again, {job.restarts} restarts are left")
+    table.print(f"{reason}; it is started again, {job.restarts} restarts are left")
     job.start()

@@ -1,4 +1,4 @@
-"""The logs of one job per region as the log of one run, the way a single process would write it."""
+"""Merge the logs of one job per region into the log that a single process would write."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Records of one run from those of its regions.
 
     A step's record has a row for every region, NaN for those that did not make it (`present` says
-    which did); its tokens and
-    bytes are those of all regions up to then. Evaluations and intervals are those of the lowest
-    region that has them, and was not behind (`Clock.behind`): anchors are the same everywhere but
-    with gossip, where no region knows how far apart they are.
+    which did). Its tokens and bytes are those of all regions up to then. Evaluations and intervals
+    are those of the lowest region that has them and was not behind (`SyncCounters.behind`). That
+    is enough: anchors are the same everywhere. With gossip they differ, but no region knows how
+    far apart they are.
     """
     logs = [_in_their_steps(read_records(path)) for path in paths]
     logs = [log for log in logs if log]

@@ -1,4 +1,4 @@
-"""One region's job on this machine: its processes, as the launcher sees them."""
+"""One region's job on this machine: start its processes, watch them, signal them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RegionJob:
       restarts: how many are left.
       processes: those that were started last.
       code: exit code once it has ended for good.
-      held: a fault is on it: it is not lost.
+      held: a fault is on it, so that its end is not a loss.
     """
 
     config: str

@@ -1,4 +1,4 @@
-"""What a region has counted by the time it comes into a run that goes on without it."""
+"""Tokens, bytes and seconds a region has counted when it rejoins a run that went on without it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from lowcomm_jax.state.train_state import TrainState
 
 
-def carry_on(
+def continue_counts(
     state: TrainState, newest: Mapping[str, Any] | None, extra: Mapping[str, Any] | None
 ) -> tuple[TrainState, dict[str, Any]]:
     """Let a region count on from its own newest record.
 
-    Its checkpoint, if there is one, knows nothing of the steps between it and the loss. They were
-    made, and what was sent of them counted; nobody will make them again.
+    The region made steps after its checkpoint, before it was lost. They were counted and nobody
+    repeats them, but the checkpoint does not know of them; the region's log does.
 
     Args:
-      state: with which it has come in; its counters holds what the checkpoint had counted, and what
-        was received since to catch up.
+      state: with which it has come in; its counters hold what the checkpoint had counted, and what
+        the region received since to catch up.
       newest: its last step record; None = its log is gone, or has none.
       extra: of its checkpoint; None = it has none.
 

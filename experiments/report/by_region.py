@@ -1,4 +1,4 @@
-"""What became of each region of a run of jobs: three numbers, and its waiting by real clocks."""
+"""Each region of a run of jobs: participation, liveness, progress, and real waiting time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Region:
       liveness: share of the run's steps so far that it has made itself.
       progress: its last step as a share of those the run is to make.
       waited_s: seconds it stood still for bytes.
-      travel_s: median seconds of an exchange, from its payload's being computed to everyone's being
-        here; nan where it saw none.
+      travel_s: median seconds from a region's payload being computed to the last payload being
+        here; nan where the region saw no exchange.
     """
 
     participation: float
@@ -33,8 +33,10 @@ class Region:
 
 
 def by_region(run: RunLog) -> list[Region]:
-    """The regions in order; empty where the run was one process, whose regions share one fate, and
-    of the log of a single job, which knows nothing of the others.
+    """The regions of a run of jobs, in order.
+
+    Empty for a run of one process, whose regions share one fate, and for the log of a single job,
+    which knows nothing of the others.
     """
     landings = [e for step in run.steps for e in step["events"] if "travel_seconds" in e]
     if not landings or "present" not in run.steps[0]:

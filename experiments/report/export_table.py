@@ -1,4 +1,4 @@
-"""Runs as tables for other programs: one CSV with a number a row, or one JSON with everything."""
+"""Export runs for other programs: a CSV with one number a row, or a JSON with all records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYS = ("kind", "step", "tokens")
 
 
 def write_csv(runs: Mapping[str, RunLog], path: Path) -> None:
-    """Write every number that was measured, one a row (tidy: it loads as a long data frame).
+    """Write every number that was measured, one a row (it loads as a long data frame).
 
     `kind` is step, eval, interval or end; `region` is empty for numbers of all regions together.
     Events and merges are not in it: they are in the JSON, and in the runs' metrics.jsonl.

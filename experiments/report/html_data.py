@@ -1,4 +1,4 @@
-"""The curves of the HTML report, from the metrics of its runs."""
+"""Compute the curves of the HTML report from the metrics of its runs."""
 
 from __future__ import annotations
 

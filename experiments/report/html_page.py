@@ -1,4 +1,4 @@
-"""The frame of the HTML report: style, script, and the page around its parts."""
+"""The frame of the HTML report: style, script, sections and the sortable table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Line plots as inline SVG: colours come from the page's CSS, so they follow light and dark."""
+"""Line plots as inline SVG. Colours come from the page's CSS, so they follow light and dark."""
 
 from __future__ import annotations
 

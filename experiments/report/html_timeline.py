@@ -1,4 +1,4 @@
-"""Who does what when, and how late fragments land, as inline SVG."""
+"""Timelines of the regions, and the staleness of fragments, as inline SVG."""
 
 from __future__ import annotations
 

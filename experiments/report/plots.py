@@ -1,4 +1,4 @@
-"""Pictures of runs, drawn from their metrics alone."""
+"""Draw the loss curves of runs from their metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finished run on a network of your choice: its events, replayed in virtual time."""
+"""Replay the events of a run on a network of your choice, in virtual time."""
 
 from __future__ import annotations
 

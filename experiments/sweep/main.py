@@ -2,10 +2,10 @@
 
     python -m experiments sweep --config=configs/sweep/diloco_period.py --workdir=runs/s
 
-All points are runs of one comparison (experiments/compare/main.py), which interrupted or failed goes on
-where it stopped. Ends with the frontier: the points for which no other has both a lower loss and
-fewer bytes, or a lower loss and less virtual time. Writes sweep.csv and frontier.png beside the
-comparison's files. Fields: experiments/sweep/config.py.
+All points are runs of one comparison (experiments/compare/main.py); the same command continues one
+that was interrupted or failed. Ends with the frontier: the points for which no other has both a
+lower loss and fewer bytes, or a lower loss and less virtual time. Writes sweep.csv and
+frontier.png beside the comparison's files. Fields: experiments/sweep/config.py.
 """
 
 from __future__ import annotations

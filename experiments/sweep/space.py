@@ -1,4 +1,4 @@
-"""The points of a sweep: a grid of values, or seeded random draws."""
+"""The points of a sweep: a grid of values, or seeded random draws from values and ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a checked job to the parts of a run: data, model, engine, starting weights, evaluator."""
+"""From a checked `Job` to a `Run`: data, model, engine, exchange, learning rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from experiments.cli import RefusedError, problems_of
 from experiments.faults.fault_hooks import ScriptedFaults
 from experiments.regions.exchange import open_exchange
-from experiments.regions.jobs import alone
+from experiments.regions.jobs import is_separate_job
 from experiments.train.evaluation import Evaluator
 from experiments.train.job import Job, abstract_params, make_engine, make_model
 from lowcomm_jax import AdaptiveEngine, Engine
@@ -31,7 +31,7 @@ class Run:
       model: in pipeline stages where the mesh has some.
       exchange: with the other jobs; None where all regions are in this one.
       rate_S: learning rate of every step.
-      mishaps: what this job does to its own payloads; None = nothing.
+      fault_hooks: faults that this job does to itself; None = none.
     """
 
     job: Job
@@ -42,7 +42,7 @@ class Run:
     evaluation: EvalData
     tokenizer: Tokenizer
     rate_S: np.ndarray
-    mishaps: ScriptedFaults | None = None
+    fault_hooks: ScriptedFaults | None = None
 
     def close(self, needed: bool = True) -> None:
         """Leave the other jobs; `needed`: not before they have what only this one can give them."""
@@ -94,10 +94,10 @@ def assemble(job: Job) -> Run:
             [f"model.vocab_size={config.vocab_size} is too small for {tokenizer.name}: {fix}"]
         )
     model = make_model(job, config)
-    mishaps = None
-    if job.faults and alone(job.config):
-        mishaps = ScriptedFaults(job.faults, job.config["region"])
-    exchange, problems = problems_of(lambda: open_exchange(job, mishaps), "rendezvous: ")
+    fault_hooks = None
+    if job.faults and is_separate_job(job.config):
+        fault_hooks = ScriptedFaults(job.faults, job.config["region"])
+    exchange, problems = problems_of(lambda: open_exchange(job, fault_hooks), "rendezvous: ")
     if problems:
         raise RefusedError(problems)
     engine, problems = problems_of(lambda: _engine_that_fits(job, model, exchange))
@@ -113,7 +113,7 @@ def assemble(job: Job) -> Run:
         evaluation=evaluation,
         tokenizer=tokenizer,
         rate_S=np.asarray(learning_rate(job.inner, job.steps)(steps)),
-        mishaps=mishaps,
+        fault_hooks=fault_hooks,
     )
 
 

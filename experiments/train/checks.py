@@ -1,4 +1,8 @@
-"""Checks of a training config, section by section; each returns what is wrong, with its fix."""
+"""Checks of a training config, section by section; each returns the problems, with their fixes.
+
+Most take the plain fields and return a list of lines. Those that also build something (data,
+model, mesh, weights) return it first, or None where it cannot be built.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ import jax
 
 from experiments.cli import closest, problems_of
 from experiments.config import base, plain
-from experiments.regions.jobs import alone
+from experiments.regions.jobs import is_separate_job
 from experiments.train.devices import FLAG
 from experiments.train.methods import METHODS
 from lowcomm_jax import make_mesh
@@ -69,6 +73,7 @@ def _same_type(value: Any, default: Any, optional: bool) -> bool:
 
 
 def number_problems(fields: Mapping[str, Any]) -> list[str]:
+    """Counts, chances, seeds and patterns that are out of range."""
     found = [
         f"{name}={value}: at least 1 is needed"
         for name, value in {
@@ -104,6 +109,7 @@ def number_problems(fields: Mapping[str, Any]) -> list[str]:
 
 
 def count_steps(fields: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """(inner steps of the run, given or from `tokens`; problems)."""
     steps, tokens = fields["steps"], fields["tokens"]
     if tokens is None:
         fix = "give steps, or tokens of all regions together"
@@ -117,6 +123,7 @@ def count_steps(fields: Mapping[str, Any]) -> tuple[int, list[str]]:
 
 
 def data_config(fields: Mapping[str, Any]) -> tuple[DataConfig, list[str]]:
+    """(the data's config, problems); checks that the corpus can be opened."""
     data = DataConfig(**fields["data"], seed=fields["seed"], regions=fields["regions"])
     found = [line for line in data.violations() if not line.startswith(("regions=", "seed="))]
     source = Source(data.corpus, data.text_column, data.topic_column, data.split)
@@ -145,6 +152,7 @@ def model_config(fields: Mapping[str, Any]) -> tuple[TransformerConfig | None, b
 
 
 def region_weights(fields: Mapping[str, Any]) -> tuple[str | tuple[float, ...], list[str]]:
+    """(`equal`, `tokens` or a number a region; problems)."""
     text = fields["weights"]
     if text in ("equal", "tokens"):
         return text, []
@@ -159,11 +167,12 @@ def region_weights(fields: Mapping[str, Any]) -> tuple[str | tuple[float, ...], 
 
 
 def make_mesh_of(fields: Mapping[str, Any]) -> tuple[jax.sharding.Mesh | None, list[str]]:
+    """(the mesh, or None if it cannot be made; problems); sizes of 0 are chosen to fit."""
     shape, regions, devices = dict(fields["mesh"]), fields["regions"], jax.device_count()
     negative = [f"mesh.{k}={v}: give 0 (automatic) or a number" for k, v in shape.items() if v < 0]
     if negative or regions < 1:
         return None, negative
-    regions = 1 if alone(fields) else regions
+    regions = 1 if is_separate_job(fields) else regions
     stage, tensor = max(shape["stage"], 1), max(shape["tensor"], 1)
     if not shape["region"] and not shape["fsdp"] and stage * tensor == 1:
         return default_mesh(regions), []
@@ -181,7 +190,7 @@ def region_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -
     batch, accumulate = fields["batch"], fields["accumulate"]
     if mesh is None or min(batch, accumulate, fields["regions"]) < 1:
         return found
-    here = 1 if alone(fields) else fields["regions"]
+    here = 1 if is_separate_job(fields) else fields["regions"]
     found += Regions(here, mesh, fields["replicas"]).violations()
     fsdp = mesh.shape["fsdp"]
     if batch % accumulate:

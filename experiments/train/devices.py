@@ -1,4 +1,4 @@
-"""Virtual CPU devices for a mesh of several, where the processor is all there is."""
+"""Virtual CPU devices: cut the processor into as many devices as the mesh asks for."""
 
 from __future__ import annotations
 

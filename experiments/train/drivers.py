@@ -1,8 +1,8 @@
-"""How a run goes forward: with batches of one size, or with trainers whose batches grow.
+"""How the loop advances a run: with batches of one size, or with trainers whose batches grow.
 
-Progress is counted in *nominal steps*, of `regions x batch` samples each: inner steps themselves
-where the batch is fixed. Evaluations, checkpoints, the learning-rate schedule and the end of a run
-go by them, so that runs are compared at equal tokens.
+Drivers count progress in *nominal steps*, of `regions x batch` samples each. With a fixed batch a
+nominal step is an inner step. Evaluations, checkpoints, the learning-rate schedule and the end of
+a run follow nominal steps, so that runs compare at equal tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Driver(Protocol):
     """Trains a run's state.
 
     Attributes:
-      waits: `advance` waits for what it trains, at least now and then: what it reports is read at
-        once, since it says nothing of the time that follows.
+      waits: `advance` waits for the device, at least now and then. The loop then reads its history
+        at once, so that the records hold the time of their own steps.
     """
 
     waits: bool
@@ -85,8 +85,8 @@ class FixedDriver:
         for step in range(done, done + count):
             if stopping.at(step, state):
                 return
-            if self._run.mishaps is not None:
-                self._run.mishaps.steps(step + 1)
+            if self._run.fault_hooks is not None:
+                self._run.fault_hooks.steps(step + 1)
             with self._fetching():
                 batch = next(self._batches)
             yield batch

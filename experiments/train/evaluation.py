@@ -1,4 +1,4 @@
-"""Evaluation of the anchor and of the regions' mean on a fixed set of validation sequences."""
+"""Evaluate the anchor, the regions' mean and single regions on fixed validation sequences."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Evaluation:
     Attributes:
       anchor, mean: loss of the anchor and of the mean of the regions' weights.
       regions: loss of every region's own weights; empty when not asked for.
-      anchor_variance: of the anchors over the regions (`lowcomm_jax.topology.consensus`); 0 when they share
-        one.
+      anchor_variance: of the anchors over the regions (`lowcomm_jax.topology.consensus`); 0 when
+        they share one.
       document_sum: summed loss of the anchor per document of the evaluation set.
     """
 
@@ -103,7 +103,7 @@ def spread_sequences(data: EvalData, sequences: int, batch: int) -> dict[str, np
     """Take sequences at equal distances, so that few of them still touch many documents.
 
     Returns:
-      {"tokens": int32 [n, B, T+1], "mask": float32 [n, B, T], "document": int32 [n, B, T]}; the
+      {"tokens": int32 [n, B, T+1], "mask": float32 [n, B, T], "document": int32 [n, B, T]}. The
       last batch is filled up with sequences of mask 0 and document -1.
     """
     block = min(len(data), _LOOKED_AT)

@@ -1,4 +1,4 @@
-"""The first record of a metrics file: what a run is, on what it ran, what everything cost."""
+"""The first record of a metrics file: the run, its machine, its versions, bytes of a payload."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def header(run: Run, state: State) -> dict[str, Any]:
         "consensus": job.method.consensus and dataclasses.asdict(job.method.consensus),
         "data": run.data.summary,
         "data_identity": run.data.identity,
-        "began": run.mishaps and run.mishaps.began,
+        "began": run.fault_hooks and run.fault_hooks.began,
         "machine": machine(),
         "versions": versions(),
     }

@@ -1,7 +1,6 @@
-"""From a config to a job: everything checked, nothing started.
+"""`Job`: a checked training run. Here also: its model and its engine, of which nothing is compiled.
 
-`resolve` finds every violation that is visible without reading the corpus and refuses them all in
-one message.
+`resolve` makes jobs; `assemble` adds the data.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from experiments.faults.checks import Faults
-from experiments.regions.jobs import alone
+from experiments.regions.jobs import is_separate_job
 from experiments.train import checks
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.data import DataConfig
@@ -60,7 +59,9 @@ class Job:
     @property
     def here(self) -> list[int]:
         """Numbers of the regions that this job trains."""
-        return [self.config["region"]] if alone(self.config) else list(range(self.regions))
+        return (
+            [self.config["region"]] if is_separate_job(self.config) else list(range(self.regions))
+        )
 
     @property
     def batch(self) -> int:
@@ -106,7 +107,7 @@ def make_engine(
     """The engine of a job; nothing is compiled yet.
 
     Args:
-      exchange: of `between.open_exchange`.
+      exchange: with the other jobs (`regions.exchange.open_exchange`); None on a mesh.
 
     Raises:
       ValueError: everything the engine refuses.

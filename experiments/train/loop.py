@@ -1,7 +1,8 @@
-"""The training loop: chunks of steps, records written one chunk late, evaluations, checkpoints.
+"""The training loop: chunks of steps, metrics records, evaluations and checkpoints.
 
-The device always has the next chunk to work on while the host reads what the last one reported;
-no step waits for the host.
+`Loop.train` advances the state in chunks that end where an evaluation, a checkpoint or a log line
+is due. The loop reads and writes the metrics of a chunk only after it has dispatched the next one,
+so the device does not wait for the host. Drivers that wait (`Driver.waits`) are read at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
-from experiments.faults.simulated import Simulated
+from experiments.faults.simulated import SimulatedFaults
 from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.train.assemble import Run
@@ -52,7 +53,7 @@ class Loop:
         self.evaluator, self.checkpoints, self.display = evaluator, checkpoints, display
         self.driver = _driver(run, evaluator, lambda: self._phase("data"))
         self.records = StepRecords(len(run.job.here), self.driver.rate)
-        self.faults = Simulated(run, state)
+        self.faults = SimulatedFaults(run, state)
         self.evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._timed = False
@@ -68,7 +69,7 @@ class Loop:
 
     @property
     def progress(self) -> int:
-        """Nominal steps done (`drivers`)."""
+        """Nominal steps done (see `drivers`)."""
         return self.driver.progress(self.state)
 
     @property

@@ -22,7 +22,7 @@ from experiments.faults import origin
 from experiments.faults.landings import Landings
 from experiments.progress import Display, open_display, size
 from experiments.regions import distributed
-from experiments.regions.rejoin_counts import carry_on
+from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
 from experiments.train.assemble import Run, assemble
 from experiments.train.evaluation import Evaluator
@@ -86,8 +86,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def train_and_heal(job: Job, console: Console, quiet: bool = False) -> bool:
-    """`train`; a region comes back with the others' state where its own has become useless: its
-    anchor does not hold, or it was cut off for so long that a payload it has to land is gone.
+    """`train`, again and again while the region has to rejoin with the others' state.
+
+    A region rejoins where its own state has become useless. Either its anchor differs from the
+    others', or it was cut off for so long that a payload it has to land is gone.
     """
     while True:
         try:
@@ -115,7 +117,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
     with leader().together():
         run = assemble(job)
-        distributed.insist_on_the_same(config=identity(job.config), corpus=run.data.identity)
+        distributed.require_equal(config=identity(job.config), corpus=run.data.identity)
     if leader().leads:
         write_config(job.workdir, job.config)
     keep = job.config["checkpoint"]
@@ -138,7 +140,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         evaluator = run.evaluator()
         try:
             with raised(), leader().together():
-                state = _meet(run, state, restored, evaluator, console, quiet)
+                state = _join_regions(run, state, restored, evaluator, console, quiet)
         except InterruptedBeforeError:
             return False
         display = display or open_display(console, job.steps, quiet)
@@ -151,7 +153,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
 
 @contextlib.contextmanager
 def _closing(run: Run) -> Iterator[None]:
-    """Leave the others at last: at once if they have gone on without this region."""
+    """Close the run at the end; at once where the others have gone on without this region."""
     needed = True
     try:
         yield
@@ -162,8 +164,8 @@ def _closing(run: Run) -> Iterator[None]:
         run.close(needed)
 
 
-def _meet(run: Run, state, restored, evaluator: Evaluator, console: Console, quiet: bool):
-    """Meet the jobs of the other regions, if this is one of several; returns the state to train.
+def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Console, quiet: bool):
+    """Join the jobs of the other regions, if this is one of several; returns the state to train.
 
     Raises:
       RefusedError: they do not appear, or are of another run.
@@ -174,14 +176,14 @@ def _meet(run: Run, state, restored, evaluator: Evaluator, console: Console, qui
     if not quiet:
         console.print(f"region {exchange.region} waits for the others ...", highlight=False)
     try:
-        exchange.join(job.config["wait_minutes"] * 60, state.counters.settled)
+        exchange.join(job.config["wait_minutes"] * 60, state.counters.done_until)
     except (ValueError, TimeoutError, StoreUnavailable) as error:
         raise RefusedError([str(error)], "cannot meet the other regions") from error
-    if run.mishaps is not None:
-        run.mishaps.began = origin.agreed(exchange, job.workdir)
+    if run.fault_hooks is not None:
+        run.fault_hooks.began = origin.agreed(exchange, job.workdir)
     landings = Landings(run.engine.sync_loop(state), job.workdir, exchange.region, exchange.epoch)
     if exchange.awaited:
-        landings.begin(state.counters.settled)
+        landings.begin(state.counters.done_until)
         if restored is not None:
             run.engine.reconnect(state)
         return state
@@ -218,8 +220,8 @@ def _loop(
         step = int(state.counters.step)
     with contextlib.closing(open_log(run.job, step)) as log:
         if late:
-            newest = leader().told("newest record", lambda: log.newest)
-            state, extra = carry_on(state, newest, extra)
+            newest = leader().broadcast_from_leader("newest record", lambda: log.newest)
+            state, extra = continue_counts(state, newest, extra)
         if not log.begun:
             log.write([header(run, state), _eval_set(evaluator)])
         if extra is not None:

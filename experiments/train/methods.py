@@ -1,4 +1,7 @@
-"""From a config's `method` section to a method, with the factory's own keywords as the fields."""
+"""Build a method from a config's `method` section, whose fields are the keywords of its factory.
+
+`section` makes the section with all defaults; `make_method` checks it and calls the factory.
+"""
 
 from __future__ import annotations
 

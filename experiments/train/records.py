@@ -1,4 +1,4 @@
-"""From the engine's history to metrics records: cumulative counts and region disagreement."""
+"""Turn the engine's history into metrics records, with totals and the regions' disagreement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""From a config to a job: everything checked, nothing started."""
+"""Check a training config and give the `Job`; nothing is compiled or started.
+
+`resolve` refuses everything that is visible without the corpus, in one message. What only the
+corpus, the tokenizer or the engine can tell, `assemble` refuses.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ import jax
 
 from experiments.cli import RefusedError, problems_of
 from experiments.config import plain
-from experiments.faults.checks import faults
-from experiments.regions.jobs import between_problems
+from experiments.faults.checks import read_faults
+from experiments.regions.jobs import exchange_problems
 from experiments.train import checks, devices
 from experiments.train.job import Job, abstract_params, make_model, stacked_prefixes
 from experiments.train.methods import make_method
@@ -61,16 +65,16 @@ def resolve(config: Any, workdir: str | Path) -> Job:
             f"data.seq_len={fields['data']['seq_len']} is longer than the model is meant for: use "
             f"at most {model.max_seq_len}, or raise model.max_seq_len"
         )
-    struck, found = faults(fields, steps, method)
+    job_faults, found = read_faults(fields, steps, method)
     problems += found
     job = Job(
-        fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, struck
+        fields, Path(workdir), steps, model, settled, data, method, inner, mesh, weights, job_faults
     )
     problems += checks.region_problems(fields, mesh) + checks.network_problems(fields, method)
-    problems += checks.adaptive_problems(fields, method) + between_problems(fields, method)
-    unstaged = checks.stage_problems(fields, mesh, model)
-    problems += unstaged
-    if method is not None and mesh is not None and not unstaged:
+    problems += checks.adaptive_problems(fields, method) + exchange_problems(fields, method)
+    misfits = checks.stage_problems(fields, mesh, model)
+    problems += misfits
+    if method is not None and mesh is not None and not misfits:
         problems += _method_problems(job)
     problems += workdir_problems(job.workdir, fields)
     if problems:

@@ -1,4 +1,4 @@
-"""The weights a run starts from: drawn, read from files, or another run's anchor."""
+"""The weights a run starts from: random, a LLaMA-shaped checkpoint, or another run's anchor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowcomm_jax.models.weights import load_llama
 
 
 def starting_params(run: Run) -> Any:
-    """Weights of step 0: drawn from the seed, or those `model.init_from` names.
+    """Parameters at step 0: random by the seed, or those that `model.init_from` names.
 
     Raises:
       RefusedError: the given weights do not fit the model.

@@ -1,12 +1,13 @@
-"""When a signal stops a run: at once, or, with one job per region, at a step all jobs agree on.
+"""When a signal stops a run: at once, or, with several jobs, at a step that all agree on.
 
-Jobs that stopped just anywhere would leave payloads behind that the others wait for. All stop where
-the next payload lands of the first one that heard of it: nobody can be past that without it, so all
-are at the same step, and the run continues as if it had never stopped. Who trained on while the
-others could not be reached may be past it: there it is the next one of the furthest that is known,
-or, where what has landed decides when that is, a whole round past it.
-Pairs wait for one another only: there it is two rounds past the furthest. One that has got past
-that nevertheless stops later, alone.
+A job that stopped at any other step would leave a payload that the others wait for.
+- All stop where the next payload lands of the job that first heard of the signal. No job can pass
+  that step without the payload, so all stop at the same step and lose nothing.
+- A region that trained on while it was cut off may be past that step. Then they stop at the next
+  landing of the furthest known region. Where earlier landings decide that step, they stop a whole
+  round past that region.
+- With gossip, a pair waits only for its partner: they stop two rounds past the furthest region.
+- A job that has passed the agreed step nevertheless agrees on a new one, and may stop alone.
 """
 
 from __future__ import annotations

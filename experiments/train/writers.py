@@ -1,6 +1,4 @@
-"""Where a run's records go: metrics.jsonl always; TensorBoard, Weights & Biases and Prometheus if
-asked for.
-"""
+"""Write a run's records: always metrics.jsonl; TensorBoard, W&B and Prometheus if asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The anchor of a run: what its newest checkpoint holds to sample from, export or start from."""
+"""Load the anchor of a run from its newest usable checkpoint."""
 
 from __future__ import annotations
 

@@ -1,1 +1,12 @@
-"""Several trainers, batches that grow, and the engine that runs them."""
+"""The engine of AdLoCo: several trainers that merge, and batches that grow with gradient noise.
+
+In: a method with a batch policy (`batching`), trainers, or both, and a source of samples. Out:
+`engine.AdaptiveEngine`, which runs every trainer as an ordinary `TrainState` of one ordinary
+`lc.Engine`, an `AdaptiveState` and an `AdaptiveHistory`.
+
+- `noise_measurement`: measures a trainer's gradient noise and decides its next batch;
+- `plans`: from a requested batch to microbatches of every region;
+- `trainer_steps`: the inner steps, sequential or stacked;
+- `trainer_merge`: who merges, and into what;
+- `lr_scaling`: the learning rate by samples consumed and batch; `checks`: what is refused.
+"""

@@ -20,7 +20,7 @@ from lowcomm_jax.sync.checks import counting_problems
 TITLE = "these settings cannot work:"
 
 
-def settled(method: Method) -> tuple[Any, Trainers]:
+def policy_and_trainers(method: Method) -> tuple[Any, Trainers]:
     """The method's batch policy, and its trainers: one that never merges, where it names none."""
     return method.inner_batching, method.trainers or Trainers(1, None)
 

@@ -1,9 +1,9 @@
 """Training with growing batches and several trainers that merge (AdLoCo, arXiv 2508.18182).
 
-A round is the H inner steps between two exchanges. Before it trainers may merge; at its first step
-every trainer's gradient noise is measured where all its regions stand on the anchor, and the batch
-policy decides from it how large the batch of the *next* round is. The decision is fetched while
-this round's steps already run, so nothing waits for it.
+A round is the H inner steps between two exchanges. Before a round trainers may merge. At its first
+step the engine measures every trainer's gradient noise, where all its regions stand on the anchor.
+From the noise the batch policy decides how large the batch of the *next* round is. The engine
+fetches the decision while this round's steps already run, so nothing waits for it.
 
 Differs from the paper's code: statistics come from a common point instead of the last gradients of
 drifted replicas; the inner moments are kept across rounds; above the cap gradients accumulate, so
@@ -21,7 +21,14 @@ import optax
 
 from lowcomm_jax.adaptive import checks
 from lowcomm_jax.adaptive.history import AdaptiveHistory, Segment, Share, TrainerEvent
-from lowcomm_jax.adaptive.lr_scaling import SCALINGS, Factors, Scaling, Schedule, paced, set_pace
+from lowcomm_jax.adaptive.lr_scaling import (
+    SCALINGS,
+    Factors,
+    Scaling,
+    Schedule,
+    scale_lr,
+    set_lr_scale,
+)
 from lowcomm_jax.adaptive.noise_measurement import Measurement, NoiseMeasurement, Probe
 from lowcomm_jax.adaptive.plans import Planner, StepPlan
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
@@ -43,16 +50,16 @@ Source = Callable[[int, int, int], PyTree]
 class AdaptiveEngine:
     """Trains one model with a method that adapts its batches or has several trainers.
 
-    Every trainer is an ordinary `TrainState` of one ordinary `Engine`, `engine`; for the inner
-    steps of a segment they are stacked into one program (`stacked`), or take turns (`turns`), with
-    the same results. They may ask for different batches, and free their memory as soon as they are
-    merged. The random numbers of a step are the same for all of them.
+    Every trainer is an ordinary `TrainState` of one ordinary `Engine`, `engine`. The inner steps of
+    a segment run stacked in one program, or sequentially, with the same results (`trainer_steps`).
+    Trainers may ask for different batches, and free their memory as soon as they are merged. The
+    random numbers of a step are the same for all of them.
 
     Args:
       loss_fn, inner, regions, seed: see `Engine`. The learning rate of `inner` is the peak.
       method: with `inner_batching` (a batch policy), `trainers`, or both.
       network: see `Engine`; its seconds of a step are those of `reference_batch` samples. All
-        trainers of a region compute on one clock and share its links.
+        trainers of a region share its virtual time and its links.
       largest_microbatch: most samples of a microbatch; None = as many as `memory` allows, or, if
         that is None too, as the policy's largest batch.
       memory: bytes of a device that a step may use, by the compiler's analysis of it.
@@ -63,9 +70,9 @@ class AdaptiveEngine:
         tokens of one) -> factor on the learning rate.
       stack_trainers: one program for the inner steps of all trainers; a merge compiles it anew for
         every microbatch size. False = one call after the other, which compiles nothing at a merge
-        and holds no second copy of the inner state. On a CPU neither is faster (`bench engine`;
-        stacked, processor time was 1.0 to 1.07 times that of turns at 0.1M and 1M parameters with
-        H = 30).
+        and holds no second copy of the inner state. On a CPU neither is faster (`bench engine`: at
+        0.1M and 1M parameters with H = 30, stacked took 1.0 to 1.07 times the processor time of
+        sequential).
       **engine: any other keyword of `Engine`.
 
     Raises:
@@ -96,7 +103,7 @@ class AdaptiveEngine:
         plain, found = checks.engine(
             lambda: Engine(
                 loss_fn,
-                optax.chain(inner, paced(schedule)),
+                optax.chain(inner, scale_lr(schedule)),
                 checks.stripped(method),
                 regions,
                 seed=seed,
@@ -105,26 +112,26 @@ class AdaptiveEngine:
         )
         checks.refuse(problems + unusable + found)
         self.engine, self.method, self.regions = plain, method, plain.regions
-        self.policy, self.trainers = checks.settled(method)
+        self.policy, self.trainers = checks.policy_and_trainers(method)
         self.period = method.schedule.period
         self.reference_batch = reference_batch or self.policy.start
         self._scale, self._factors = SCALINGS[scaling], Factors(schedule, self.period)
-        self.meeting = TrainerMerge(self.trainers, self.period)
+        self.trainer_merge = TrainerMerge(self.trainers, self.period)
         self.probe = None
         if self.policy.adapts:
             self.probe = Probe(plain, self.policy.microbatches, self.policy.scope)
         self._memory, self._block, self._begun = memory, plain.block, False
-        self._together = Stacked(plain) if stack_trainers else Sequential(plain)
-        self._settle(largest_microbatch or self.policy.cap)
+        self._trainer_steps = Stacked(plain) if stack_trainers else Sequential(plain)
+        self._plan_for(largest_microbatch or self.policy.cap)
         checks.refuse(microbatch_problems(plain.config, self.planner.microbatches()))
 
-    def _settle(self, largest_microbatch: int) -> None:
+    def _plan_for(self, largest_microbatch: int) -> None:
         """Plan for a largest microbatch; the staged buffer must hold the longest step."""
         cap = min(largest_microbatch, self.policy.cap)
         switch = Switch(cap, self.policy.start, self.method.threshold)
         self.planner = Planner(switch, self.policy, self.regions.count)
         self.engine.block = max(self._block, self.planner.most())
-        self.looker = NoiseMeasurement(self.policy, self.probe, self.planner.microbatches())
+        self.noise = NoiseMeasurement(self.policy, self.probe, self.planner.microbatches())
 
     # -- state --------------------------------------------------------------------------------
 
@@ -179,23 +186,23 @@ class AdaptiveEngine:
         """Steps up to the end of the round or the goal; returns (state, segment)."""
         opening, merges, looks = state.step % self.period == 0, [], {}
         if opening:
-            state, merges = self.meeting.open(state, self._programs(state), evaluate)
+            state, merges = self.trainer_merge.before_round(state, self._programs(state), evaluate)
             state = self._warmed(state, source)
         plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
         per_step = sum(plan.total for plan in plans.values())
         start, n, shares = state.step, goal.steps(state, per_step, self.period), {}
         mask_R = participants and participants((start // self.period + 1) * self.period)
         work_SxR = np.tile(sum(plan.samples_R for plan in plans.values()), (n, 1))
-        seen = self._looks(state, plans, source, mask_R) if opening else {}
+        seen = self._start_measurements(state, plans, source, mask_R) if opening else {}
         tasks = self._tasks(state, plans, per_step, source, n)
-        for number, (ended, history) in self._together.run(tasks, participants).items():
+        for number, (ended, history) in self._trainer_steps.run(tasks, participants).items():
             plan, trainer = plans[number], state.trainers[number]
             steps = range(start + 1, start + n + 1)
-            ended, sent = self.looker.exchange(ended, steps, self.period, mask_R)
+            ended, sent = self.noise.exchange(ended, steps, self.period, mask_R)
             trainer = trainer.replace(state=ended, used_R=trainer.used_R + n * plan.samples_R)
             if seen.get(number) is not None:
-                trainer, looks[number] = self.looker.decide(trainer, seen[number])
-                work_SxR[0] += self.looker.work(plan)
+                trainer, looks[number] = self.noise.decide(trainer, seen[number])
+                work_SxR[0] += self.noise.work(plan)
             given = (state.samples, per_step, self._scale_of(plan), n)
             rate = functools.partial(self._factors, *given)
             shares[number] = Share(history, plan, rate, sent)
@@ -204,13 +211,13 @@ class AdaptiveEngine:
         segment = Segment(start, n, shares, work_SxR, merges, looks)
         return state.replace(samples=state.samples + n * per_step), segment
 
-    def _looks(self, state, plans, source, mask_R) -> dict[int, Measurement | None]:
+    def _start_measurements(self, state, plans, source, mask_R) -> dict[int, Measurement | None]:
         """Start every trainer's measurement of its noise."""
         seen = {}
         for number, plan in plans.items():
             trainer = state.trainers[number]
             draw = functools.partial(self._draw, source, number, trainer.used_R)
-            seen[number] = self.looker.look(trainer, plan, draw, mask_R)
+            seen[number] = self.noise.start(trainer, plan, draw, mask_R)
         return seen
 
     def _tasks(self, state, plans, per_step: int, source, n: int) -> dict[int, Task]:
@@ -218,7 +225,7 @@ class AdaptiveEngine:
         tasks = {}
         for number, plan in plans.items():
             trainer = state.trainers[number]
-            ready = set_pace(trainer.state, state.samples, per_step, self._scale_of(plan))
+            ready = set_lr_scale(trainer.state, state.samples, per_step, self._scale_of(plan))
             batches = self._batches(source, number, trainer.used_R, plan, n)
             tasks[number] = Task(ready, batches, n, plan)
         return tasks
@@ -236,13 +243,13 @@ class AdaptiveEngine:
 
     def _warmed(self, state: AdaptiveState, source: Source) -> AdaptiveState:
         """Compile everything that growing batches of so many trainers will need, once."""
-        if self._begun and self._together.ready(len(state.trainers)):
+        if self._begun and self._trainer_steps.ready(len(state.trainers)):
             return state
         example = source(next(iter(state.trainers)), 0, 1)
         if not self._begun:
             self._begin(state, example)
         states = [trainer.state for trainer in state.trainers.values()]
-        warm = self._together.warm(states, example, self.planner.microbatches())
+        warm = self._trainer_steps.warm(states, example, self.planner.microbatches())
         for (number, trainer), one in zip(state.trainers.items(), warm, strict=True):
             state = state.with_trainer(number, trainer.replace(state=one))
         return state
@@ -251,19 +258,19 @@ class AdaptiveEngine:
         """Find the largest microbatch, and compile what does not depend on the trainers' number."""
         if self._memory is not None:
             nbytes = self._bytes(state, example)
-            self._settle(find_cap(nbytes, self._memory, self.policy.start, self.policy.cap))
+            self._plan_for(find_cap(nbytes, self._memory, self.policy.start, self.policy.cap))
         self._factors(0, 0, 1.0, 1)
-        self.looker.warm(state.first.state, example)
-        self.meeting.warm(state, self._programs(state))
+        self.noise.warm(state.first.state, example)
+        self.trainer_merge.warm(state, self._programs(state))
         self._begun = True
 
     def _bytes(self, state: AdaptiveState, example: PyTree) -> Callable[[int], int]:
         """Largest microbatch -> bytes of a device that the trainers of the start need."""
 
         def needed(microbatch: int) -> int:
-            self._settle(microbatch)
+            self._plan_for(microbatch)
             given = (state.first.state, example, microbatch, self.trainers.count)
-            return self._together.nbytes(*given)
+            return self._trainer_steps.nbytes(*given)
 
         return needed
 
@@ -276,7 +283,7 @@ class AdaptiveEngine:
             events += [TrainerEvent.of(event, number) for event in found]
         if self.clock is not None:
             follow(self.clock, state.step, events)
-        return self.meeting.all_into_one(state, self._programs(state))
+        return self.trainer_merge.all_into_one(state, self._programs(state))
 
     def _programs(self, state: AdaptiveState) -> RoundPrograms:
         return self.engine.sync_loop(state.first.state).programs

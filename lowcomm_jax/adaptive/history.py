@@ -1,4 +1,4 @@
-"""What several trainers reported, as one row a step; fetched from devices when rows are read."""
+"""What several trainers reported, as one row a step; reading rows fetches from the devices."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-r"""Learning rates that know how many samples were consumed, and how large the batch is.
+r"""Scales the learning rate by the samples consumed, and by how large the batch is.
 
 $$\theta \leftarrow \theta + s(N) \cdot f(b / b_0) \cdot u$$
 
 with u the inner optimizer's update (at its own, peak learning rate), s the schedule over the
 samples N that all trainers of all regions have consumed, f = 1, the square root or the identity,
-b the batch of a region's step and b_0 the batch that the peak was chosen for. It is the last stage
-of the inner optimizer, so that decoupled weight decay scales along, as with any learning rate.
+b the batch of a region's step and b_0 the batch that the peak was chosen for.
+
+`scale_lr` is the last transform of the inner optimizer's chain, so that decoupled weight decay
+scales along, as with any learning rate. `set_lr_scale` sets its state from the host.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ SCALINGS: dict[str, Callable[[float], float]] = {
 }
 
 
-class PaceState(NamedTuple):
-    """Where the run stands, set anew by the host whenever the pace changes (`set_pace`).
+class LrScaleState(NamedTuple):
+    """Where the run stands; the host sets it anew whenever batches change (`set_lr_scale`).
 
     Attributes:
       samples: int32, consumed by all trainers of all regions before this step.
@@ -45,12 +47,12 @@ class PaceState(NamedTuple):
     scale: jax.Array
 
 
-def paced(schedule: Schedule | None = None) -> optax.GradientTransformation:
+def scale_lr(schedule: Schedule | None = None) -> optax.GradientTransformation:
     """Scale updates by schedule(samples) and by the state's `scale`; None = no schedule."""
 
     def init(params):
         del params
-        return PaceState(jnp.int32(0), jnp.int32(0), jnp.float32(1))
+        return LrScaleState(jnp.int32(0), jnp.int32(0), jnp.float32(1))
 
     def update(updates, state, params=None):
         del params
@@ -81,12 +83,12 @@ class Factors:
         return np.asarray(self._at(samples_S, np.float32(scale)))[:count]
 
 
-def set_pace(state: TrainState, samples: int, per_step: int, scale: float) -> TrainState:
-    """Tell the last stage of the inner optimizer where the run stands."""
-    *stages, pace = state.inner.opt
+def set_lr_scale(state: TrainState, samples: int, per_step: int, scale: float) -> TrainState:
+    """Set the state of `scale_lr` in the inner optimizer's chain."""
+    *others, scaling = state.inner.opt
 
     def fill(old: jax.Array, value: float) -> jax.Array:
         return jax.device_put(np.full(old.shape, value, old.dtype), old.sharding)
 
-    new = PaceState(*(fill(old, v) for old, v in zip(pace, (samples, per_step, scale))))
-    return with_inner(state, opt=(*stages, new))
+    new = LrScaleState(*(fill(old, v) for old, v in zip(scaling, (samples, per_step, scale))))
+    return with_inner(state, opt=(*others, new))

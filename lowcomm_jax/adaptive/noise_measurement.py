@@ -1,9 +1,17 @@
-"""Measure how far microbatch gradients spread, for batch policies (`batching.Statistics`).
+"""Measures how far microbatch gradients spread, for batch policies (`batching.Statistics`).
 
-A program of its own, so that inner steps pay nothing for it. All gradients are taken at one point,
-the anchor, and in two passes: the mean, then the deviations from it. Subtracting ||gbar||^2 from
-||g_j||^2 would need one pass and lose the difference in fp32. A measurement of M microbatches costs
-a region 2 M forward and backward passes.
+`NoiseMeasurement` measures a trainer's gradient noise at the start of a round, and turns the result
+into the trainer's next request. `Probe` is the compiled measurement.
+
+The measured microbatches are the first samples of the round, which the trainer then trains on: a
+measurement costs compute and no data. The decision is for the next round, so the scalars travel
+with the round's own exchange. With scope `across` the gradient's reduction blocks the round's first
+step.
+
+The measurement is a program of its own, so that inner steps pay nothing for it. All gradients are
+taken at one point, the anchor, and in two passes: the mean, then the deviations from it. One pass
+that subtracts ||gbar||^2 from ||g_j||^2 would lose the difference in fp32. A measurement of M
+microbatches costs a region 2 M forward and backward passes.
 """
 
 from __future__ import annotations
@@ -35,8 +43,92 @@ SCALARS = ("gbar2", "spread", "along")
 
 
 @dataclasses.dataclass(frozen=True)
+class NoiseMeasurement:
+    """Measures for a policy, and lets the policy decide.
+
+    Attributes:
+      probe: None where the policy needs no measurement.
+      sizes: microbatches that may be measured, ascending.
+    """
+
+    policy: BatchPolicy
+    probe: Probe | None
+    sizes: tuple[int, ...]
+
+    def size(self, plan: StepPlan) -> int:
+        """Samples of a measured microbatch: all of them together are about one step's."""
+        fitting = [size for size in self.sizes if size * self.probe.count <= plan.read]
+        return max(fitting, default=self.sizes[0])
+
+    def warm(self, state: TrainState, example: PyTree) -> None:
+        """Compile all sizes; `example`: see `Engine.warm`."""
+        if self.probe is not None:
+            self.probe.warm(state, example, self.sizes)
+
+    def start(
+        self,
+        trainer: Trainer,
+        plan: StepPlan,
+        draw: Callable[[int], PyTree],
+        mask_R: np.ndarray | None,
+    ) -> Measurement | None:
+        """Start a measurement; None when there is nothing to measure, or nobody to.
+
+        Args:
+          draw: number of samples -> the round's first ones.
+          mask_R: bool `[R]`, who takes part in this round's exchange; None = all.
+        """
+        if self.probe is None or (mask_R is not None and not np.any(mask_R)):
+            return None
+        size = self.size(plan)
+        batch = draw(size * self.probe.count)
+        return self.probe.measure(trainer.state, batch, size, mask_R)
+
+    def work(self, plan: StepPlan) -> int:
+        """Samples a region passes through the model for a measurement under this plan."""
+        return 0 if self.probe is None else self.probe.samples(self.size(plan))
+
+    def decide(self, trainer: Trainer, seen: Measurement) -> tuple[Trainer, dict[str, float]]:
+        """The trainer with its next request, and the numbers it rests on; waits for them."""
+        found = seen.statistics()
+        memory, request = self.policy.decide(trainer.policy, found, trainer.batch)
+        noted = {
+            "request": request,
+            "signal": found.signal,
+            "gbar2": found.gbar2,
+            "variance_along": found.variance_along,
+            "variance_across": found.variance_across,
+        }
+        return trainer.replace(policy=memory, request=request), noted
+
+    def exchange(
+        self, state: TrainState, steps: range, period: int, mask_R: np.ndarray | None
+    ) -> tuple[TrainState, list[Event]]:
+        """Book what a measurement sends between regions, if that falls into these steps.
+
+        Args:
+          steps: 1-based, of one round of `period` steps.
+          mask_R: see `start`.
+        """
+        if self.probe is None or (mask_R is not None and not np.any(mask_R)):
+            return state, []
+        step = steps[0] if self.probe.scope == "across" else steps[-1]
+        if step % period != (1 % period if self.probe.scope == "across" else 0):
+            return state, []
+        traffic = self.probe.traffic(state, mask_R)
+        if not traffic.sent.any():
+            return state, []  # a region alone
+        counters = state.counters.copy()
+        counters.bytes_sent += traffic.sent
+        counters.bytes_received += traffic.received
+        found = self.probe.events(state, mask_R)
+        events = [dataclasses.replace(e, step=step, key=f"probe@{step}") for e in found]
+        return state.replace(counters=counters), events
+
+
+@dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What the regions measured, still on the device; `statistics` waits for it.
+    """What the regions measured, still on the device; `statistics` waits for the values.
 
     Attributes:
       values_R: float32 `[R]` by name, see `batching.pooled`.
@@ -97,14 +189,14 @@ class Probe:
                 f"a probe of {self.count} microbatches of {microbatch} needs {needed} samples a "
                 f"region, the batch has {size}"
             )
-        stage = BlockStager([batch], self.count, microbatch).take(1)
+        block = BlockStager([batch], self.count, microbatch).take(1)
         part_R = participants_mask(participants, self.engine.regions.count)
         values_R = self._program(state)(
             state.anchor,
             state.inner.buffers,
             state.inner.step,
             state.frozen,
-            self.engine.place(stage.batches),
+            self.engine.place(block.batches),
             self.engine.region_ids,
             part_R.astype(np.float32),
         )
@@ -214,96 +306,3 @@ def _inner(a: dict[str, jax.Array], b: dict[str, jax.Array]) -> jax.Array:
 
 def _first(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[0], tree)
-
-
-# -- looking -----------------------------------------------------------------------------------
-#
-# How a trainer's gradient noise is measured at the start of a round, and what it leads to.
-#
-# The measured microbatches are the first samples of the round, which it then trains on: looking
-# costs compute (`Probe`), no data. The decision is for the next round, so the scalars travel
-# with the round's own exchange; with scope `across` the gradient's reduction blocks the round's
-# first step.
-
-
-@dataclasses.dataclass(frozen=True)
-class NoiseMeasurement:
-    """Measures for a policy; `probe` is None where the policy needs no measurement.
-
-    Attributes:
-      sizes: microbatches that may be measured, ascending.
-    """
-
-    policy: BatchPolicy
-    probe: Probe | None
-    sizes: tuple[int, ...]
-
-    def size(self, plan: StepPlan) -> int:
-        """Samples of a measured microbatch: all of them together are about one step's."""
-        fitting = [size for size in self.sizes if size * self.probe.count <= plan.read]
-        return max(fitting, default=self.sizes[0])
-
-    def warm(self, state: TrainState, example: PyTree) -> None:
-        """Compile all sizes; `example`: see `Engine.warm`."""
-        if self.probe is not None:
-            self.probe.warm(state, example, self.sizes)
-
-    def look(
-        self,
-        trainer: Trainer,
-        plan: StepPlan,
-        draw: Callable[[int], PyTree],
-        mask_R: np.ndarray | None,
-    ) -> Measurement | None:
-        """Start a measurement; None when there is nothing to measure, or nobody to.
-
-        Args:
-          draw: number of samples -> the round's first ones.
-          mask_R: bool `[R]`, who takes part in this round's exchange; None = all.
-        """
-        if self.probe is None or (mask_R is not None and not np.any(mask_R)):
-            return None
-        size = self.size(plan)
-        batch = draw(size * self.probe.count)
-        return self.probe.measure(trainer.state, batch, size, mask_R)
-
-    def work(self, plan: StepPlan) -> int:
-        """Samples a region passes through the model for a look at this plan."""
-        return 0 if self.probe is None else self.probe.samples(self.size(plan))
-
-    def decide(self, trainer: Trainer, seen: Measurement) -> tuple[Trainer, dict[str, float]]:
-        """The trainer with its next request, and what it rests on; waits for the measurement."""
-        found = seen.statistics()
-        memory, request = self.policy.decide(trainer.policy, found, trainer.batch)
-        noted = {
-            "request": request,
-            "signal": found.signal,
-            "gbar2": found.gbar2,
-            "variance_along": found.variance_along,
-            "variance_across": found.variance_across,
-        }
-        return trainer.replace(policy=memory, request=request), noted
-
-    def exchange(
-        self, state: TrainState, steps: range, period: int, mask_R: np.ndarray | None
-    ) -> tuple[TrainState, list[Event]]:
-        """What a look sends between regions, if that falls into these steps.
-
-        Args:
-          steps: 1-based, of one round of `period` steps.
-          mask_R: see `look`.
-        """
-        if self.probe is None or (mask_R is not None and not np.any(mask_R)):
-            return state, []
-        step = steps[0] if self.probe.scope == "across" else steps[-1]
-        if step % period != (1 % period if self.probe.scope == "across" else 0):
-            return state, []
-        traffic = self.probe.traffic(state, mask_R)
-        if not traffic.sent.any():
-            return state, []  # a region alone
-        counters = state.counters.copy()
-        counters.bytes_sent += traffic.sent
-        counters.bytes_received += traffic.received
-        found = self.probe.events(state, mask_R)
-        events = [dataclasses.replace(e, step=step, key=f"probe@{step}") for e in found]
-        return state.replace(counters=counters), events

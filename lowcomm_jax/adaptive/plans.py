@@ -1,4 +1,4 @@
-"""From the batch a trainer asks for to what every region does at a step."""
+"""Plans an inner step: from the batch a trainer asks for to microbatches of every region."""
 
 from __future__ import annotations
 

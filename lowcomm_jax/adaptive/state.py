@@ -1,4 +1,8 @@
-"""What a run with several trainers and growing batches carries from round to round."""
+"""What a run with several trainers and growing batches carries from round to round.
+
+`AdaptiveState` holds a `Trainer` each, and the bytes of trainers that are gone. `merged` gives all
+trainers as one state to look at; `mix` is the weighted mean that merging uses, too.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,24 @@
-"""The inner steps of several trainers as stacked replicas: one program makes those of all of them.
+"""The inner steps of several trainers: one trainer after the other, or all in one program.
 
-Row r of trainer i's leaves `[R, ...]` is row r T + i of the stack's `[RT, ...]`, so that a region's
-trainers lie where the region does. To the program of inner steps a trainer is one more replica in
-the region's slot of the mesh (`Regions.replicas`): with `map` they run one after the other inside
-it and give what they give alone, bit for bit; with `vmap` they are batched, equal but for rounding,
-and each waits for the one with the most microbatches.
+`Sequential` runs every trainer through `Engine.run`. `Stacked` makes the trainers replicas of one
+program. Both take a `Task` a trainer and give its new state and history, with the same results.
+(The AdLoCo paper runs trainers in parallel; which order is faster depends on the machine.)
 
-Requests may differ: counts, strides and steps are traced, per trainer. A program has one size of
-microbatches; where trainers need several, there is one call for each, in which the trainers of
-another size make no step. So what is compiled depends on the size and on how many trainers live.
+Stacked: row r of trainer i's leaves `[R, ...]` is row r T + i of the stack's `[RT, ...]`, so that a
+region's trainers lie where the region does. To the program of inner steps a trainer is one more
+replica in the region's slot of the mesh (`Regions.replicas`). With `map` the replicas run one after
+the other inside the program and give what they give alone, bit for bit. With `vmap` they are
+batched, equal but for rounding, and each waits for the one with the most microbatches.
+
+The tasks of stacked trainers may differ: counts, strides and steps are traced, per trainer. A
+program has one size of microbatches. Where trainers need several sizes, `Stacked` makes one call
+for each, in which the trainers of another size make no step. So what is compiled depends on the
+size and on how many trainers live.
 
 Between segments trainers are states of their own, which exchange, merge and are saved as ever.
 Stacking and unstacking copies their inner state, once between two events.
+
+`step_bytes` says how much memory a step of a given microbatch needs, by the compiler's analysis.
 """
 
 from __future__ import annotations
@@ -39,12 +46,286 @@ from lowcomm_jax.sync.sync_loop import SyncLoop
 from lowcomm_jax.train import batch_blocks
 from lowcomm_jax.train.batch_blocks import BatchBlock, BlockStager
 
-# -- step_memory -------------------------------------------------------------------------------
-#
-# Bytes of a device that a step of a given microbatch needs, by the compiler's own analysis.
-
-
 PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What one trainer does in a segment.
+
+    Attributes:
+      state: before it; is donated.
+      batches: host batches `[R, b, ...]` of its steps, all of one size.
+      steps: how many; those of all trainers are equal.
+      plan: of every step.
+    """
+
+    state: TrainState
+    batches: Iterator[PyTree]
+    steps: int
+    plan: StepPlan
+
+
+class Sequential:
+    """Every trainer through `Engine.run`: all share the program of a microbatch size."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self._warm = False
+
+    def ready(self, trainers: int) -> bool:
+        """Whether everything that so many trainers need is compiled."""
+        del trainers
+        return self._warm
+
+    def warm(
+        self, states: Sequence[TrainState], batch: PyTree, sizes: Sequence[int]
+    ) -> list[TrainState]:
+        """Compile for microbatches of `sizes`, without training; see `Engine.warm`.
+
+        Args:
+          states: of all living trainers; are donated, use the returned ones.
+        """
+        first, *others = states
+        self._warm = True
+        return [self.engine.warm(first, batch, sizes), *others]
+
+    def run(
+        self, tasks: dict[int, Task], participants: Participants
+    ) -> dict[int, tuple[TrainState, History]]:
+        """Train every trainer on all its batches, with the sends and landings that follow."""
+        return {
+            number: self.engine.run(
+                task.state,
+                task.batches,
+                participants,
+                microbatch=task.plan.microbatch,
+                counts_R=task.plan.counts_R,
+            )
+            for number, task in tasks.items()
+        }
+
+    def nbytes(self, state: TrainState, batch: PyTree, microbatch: int, trainers: int) -> int:
+        """Bytes of a device that `trainers` such states need; see `step_bytes`."""
+        waiting = device_bytes(state.replace(counters=None)) * (trainers - 1)
+        return step_bytes(self.engine, state, batch, microbatch) + waiting
+
+
+class Stacked:
+    """All trainers of an engine in one program; the last one left is run by itself.
+
+    The methods are those of `Sequential`.
+    """
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self._sequential = Sequential(engine)
+        self._made: dict[tuple[Layout, int], StackPrograms] = {}
+        self._warm: set[int] = set()
+
+    def ready(self, trainers: int) -> bool:
+        """Whether everything that so many trainers need is compiled."""
+        return trainers in self._warm
+
+    def warm(
+        self, states: Sequence[TrainState], batch: PyTree, sizes: Sequence[int]
+    ) -> list[TrainState]:
+        """Also compiles what stacks of fewer trainers are copied by; see `Sequential.warm`."""
+        self._warm.add(len(states))
+        if len(states) == 1:
+            return self._sequential.warm(states, batch, sizes)
+        inners = [state.inner for state in states]
+        for fewer in range(2, len(states)):
+            programs = self._programs(states[0], fewer)
+            programs.split(programs.join(inners[:fewer]))
+        programs = self._programs(states[0], len(states))
+        stack = _stacked(programs, inners)
+        for size in sizes:
+            plan = StepPlan(size, size, (1,) * self.engine.regions.count)
+            one = BlockStager([batch_blocks.repeated(batch, size)], self.engine.block, size).take(1)
+            blocks, plans = ([x] * len(states) for x in (one._replace(steps=0), plan))
+            stack, _ = self._run_blocks(programs, stack, states[0].frozen, blocks, plans, 0)
+        return _unstacked(programs, stack, states)
+
+    def run(
+        self, tasks: dict[int, Task], participants: Participants
+    ) -> dict[int, tuple[TrainState, History]]:
+        """Train every trainer on all its batches, with the sends and landings that follow."""
+        if len(tasks) == 1:
+            return self._sequential.run(tasks, participants)
+        work = list(tasks.values())
+        states = [task.state for task in work]
+        loop, steps = self.engine.sync_loop(states[0]), work[0].steps
+        records = [History(int(state.counters.step)) for state in states]
+        stagers = [BlockStager(t.batches, self.engine.block, t.plan.microbatch) for t in work]
+        plans = [task.plan for task in work]
+        while steps:
+            stretch = min(steps, *map(loop.next_event, states))
+            states, made = self._stretch(states, stagers, plans, stretch)
+            found = self._events(loop, states, participants, stretch)
+            for i, (record, (states[i], events)) in enumerate(zip(records, found)):
+                for n, metrics in made[:-1]:
+                    record.add(n, metrics[i], [])
+                n, metrics = made[-1]
+                record.add(n, metrics[i], events)
+            steps -= stretch
+        return dict(zip(tasks, zip(states, records)))
+
+    def nbytes(self, state: TrainState, batch: PyTree, microbatch: int, trainers: int) -> int:
+        """The larger of what steps need, and what stacking needs; see `Sequential.nbytes`."""
+        if trainers == 1:
+            return self._sequential.nbytes(state, batch, microbatch, trainers)
+        copied = device_bytes((state.replace(counters=None), state.inner)) * trainers
+        return max(step_bytes(self.engine, state, batch, microbatch, trainers), copied)
+
+    def _programs(self, state: TrainState, trainers: int) -> StackPrograms:
+        key = state.layout, trainers
+        if key not in self._made:
+            programs = self.engine.sync_loop(state).programs
+            self._made[key] = StackPrograms(programs, self.engine.region_ids, trainers)
+        return self._made[key]
+
+    def _stretch(
+        self, states, stagers: Sequence[BlockStager], plans: Sequence[StepPlan], steps: int
+    ):
+        """Inner steps between two events: (states, records).
+
+        A record is (steps, metrics of every trainer by name).
+        """
+        like, records = states[0], []
+        programs, done = self._programs(like, len(states)), int(like.counters.step)
+        stack = _stacked(programs, [state.inner for state in states])
+        room = min(self.engine.block // plan.stride for plan in plans)
+        for first in range(done, done + steps, room):
+            n = min(room, done + steps - first)
+            blocks = [stager.take(n) for stager in stagers]
+            stack, metrics = self._run_blocks(programs, stack, like.frozen, blocks, plans, first)
+            records.append((n, metrics))
+        return _unstacked(programs, stack, states), records
+
+    def _run_blocks(
+        self,
+        programs: StackPrograms,
+        stack: Inner,
+        frozen: dict[str, jax.Array],
+        blocks: Sequence[BatchBlock],
+        plans: Sequence[StepPlan],
+        done: int,
+    ) -> tuple[Inner, list[dict[str, Any]]]:
+        """Run a block of every trainer after `done` steps: a call for each size of microbatches."""
+        trainers = len(blocks)
+        metrics: list[dict[str, Any]] = [{}] * trainers
+        steps = range(done + 1, done + blocks[0].steps + 1)
+        active_RxS = self.engine.runner.active(steps, blocks[0].capacity)
+        active = None if active_RxS is None else np.repeat(active_RxS, trainers, axis=0)
+        pace = {} if active_RxS is None else {"active": active_RxS}
+        for size in sorted({plan.microbatch for plan in plans}):
+            chosen = [plan.microbatch == size for plan in plans]
+            numbers = _numbers(plans, chosen, blocks[0].steps)
+            batches = self.engine.place(_stacked_batches(blocks, chosen), trainers)
+            given = (stack, frozen, batches, programs.region_ids, active, *numbers)
+            stack, found = programs.steps(*given)
+            for i in np.flatnonzero(chosen):
+                own = {name: TrainerRows(x, i, trainers) for name, x in found.items()}
+                metrics[i] = with_pace(own, pace, single=False)
+        return stack, metrics
+
+    def _events(self, loop: SyncLoop, states, participants: Participants, steps: int):
+        """What follows the last of these steps: (state, events) of every trainer."""
+        step = int(states[0].counters.step) + steps
+        count = self.engine.regions.count
+        mask = participants_mask(participants and participants(step), count)
+        return [loop.after(state, steps, mask) for state in states]
+
+
+class StackPrograms:
+    """Jitted functions over T stacked trainers; nothing is compiled yet.
+
+    Attributes:
+      join: T inner states `[R, ...]` -> the stack's, `[RT, ...]`; split: the way back.
+      steps: `accumulating_program` over the stack.
+      region_ids: int32 `[RT]`.
+    """
+
+    def __init__(self, programs: RoundPrograms, region_ids: jax.Array, trainers: int):
+        config, layout = programs.config, programs.step.layout
+        lies = inner_shardings(config, layout, layout.train_shapes(), programs.specs)
+        self.join = jax.jit(_join, out_shardings=lies)
+        self.split = jax.jit(
+            lambda stack: tuple(_part(stack, i, trainers) for i in range(trainers)),
+            out_shardings=(lies,) * trainers,
+        )
+        self.steps = accumulating_program(config, programs.step, programs.specs, trainers)
+        ids_RT = np.repeat(np.asarray(region_ids), trainers)
+        self.region_ids = jax.device_put(ids_RT, config.regions.sharding(REGION))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerRows:
+    """One trainer's part `[R, C]` of a stacked metric `[RT, C]`, fetched when it is read."""
+
+    stacked: jax.Array
+    trainer: int
+    trainers: int
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        del copy  # a read-only view, as of any array on a device
+        return np.asarray(self.stacked)[self.trainer :: self.trainers].astype(dtype, copy=False)
+
+
+# -- stacking ----------------------------------------------------------------------------------
+
+
+def _join(inners: Sequence[Inner]) -> Inner:
+    def one(*leaves):
+        count = len(leaves) * leaves[0].shape[0]
+        return jnp.stack(leaves, axis=1).reshape(count, *leaves[0].shape[1:])
+
+    return jax.tree.map(one, *inners)
+
+
+def _part(stack: Inner, trainer: int, trainers: int) -> Inner:
+    def one(x):
+        return x.reshape(x.shape[0] // trainers, trainers, *x.shape[1:])[:, trainer]
+
+    return jax.tree.map(one, stack)
+
+
+def _stacked(programs: StackPrograms, inners: Sequence[Inner]) -> Inner:
+    """Stack, and free the inner states: no result of another shape could take their memory over."""
+    stack = programs.join(inners)
+    for leaf in jax.tree.leaves(inners):
+        leaf.delete()
+    return stack
+
+
+def _unstacked(programs: StackPrograms, stack: Inner, states) -> list[TrainState]:
+    inners = programs.split(stack)
+    return [state.replace(inner=inner) for state, inner in zip(states, inners, strict=True)]
+
+
+def _numbers(plans: Sequence[StepPlan], chosen: Sequence[bool], steps: int) -> list[np.ndarray]:
+    """Counts, strides and steps, int32 `[RT]` each; trainers not chosen make no step."""
+    counts_RxT = np.array([plan.counts_R for plan in plans], np.int32).T
+    strides_T = np.array([plan.stride for plan in plans], np.int32)
+    steps_T = np.where(chosen, np.int32(steps), np.int32(0))
+    shape = counts_RxT.shape
+    return [np.broadcast_to(x, shape).reshape(-1) for x in (counts_RxT, strides_T, steps_T)]
+
+
+def _stacked_batches(blocks: Sequence[BatchBlock], chosen: Sequence[bool]) -> PyTree:
+    """Staged batches of all trainers, leaves `[RT, C, m, ...]`; of those not chosen any will do."""
+    some = blocks[list(chosen).index(True)]
+    parts = [block.batches if own else some.batches for block, own in zip(blocks, chosen)]
+
+    def one(*leaves):
+        stacked_RxT = np.stack(leaves, axis=1)
+        return stacked_RxT.reshape(-1, *leaves[0].shape[1:])
+
+    return jax.tree.map(one, *parts)
+
+
+# -- memory ------------------------------------------------------------------------------------
 
 
 def step_bytes(
@@ -110,281 +391,3 @@ def _shard_bytes(x: jax.Array) -> int:
 
 def _abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-
-
-# -- turns -------------------------------------------------------------------------------------
-#
-# The inner steps of several trainers, one trainer after the other.
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What one trainer does in a segment.
-
-    Attributes:
-      state: before it; is donated.
-      batches: host batches `[R, b, ...]` of its steps, all of one size.
-      steps: how many; those of all trainers are equal.
-      plan: of every step.
-    """
-
-    state: TrainState
-    batches: Iterator[PyTree]
-    steps: int
-    plan: StepPlan
-
-
-class Sequential:
-    """Every trainer through `Engine.run`: all share the program of a microbatch size."""
-
-    def __init__(self, engine: Engine):
-        self.engine = engine
-        self._warm = False
-
-    def ready(self, trainers: int) -> bool:
-        """Whether everything that so many trainers need is compiled."""
-        del trainers
-        return self._warm
-
-    def warm(
-        self, states: Sequence[TrainState], batch: PyTree, sizes: Sequence[int]
-    ) -> list[TrainState]:
-        """Compile for microbatches of `sizes`, without training; see `Engine.warm`.
-
-        Args:
-          states: of all living trainers; are donated, use the returned ones.
-        """
-        first, *others = states
-        self._warm = True
-        return [self.engine.warm(first, batch, sizes), *others]
-
-    def run(
-        self, tasks: dict[int, Task], participants: Participants
-    ) -> dict[int, tuple[TrainState, History]]:
-        """Train every trainer on all its batches, with the sends and landings that follow."""
-        return {
-            number: self.engine.run(
-                task.state,
-                task.batches,
-                participants,
-                microbatch=task.plan.microbatch,
-                counts_R=task.plan.counts_R,
-            )
-            for number, task in tasks.items()
-        }
-
-    def nbytes(self, state: TrainState, batch: PyTree, microbatch: int, trainers: int) -> int:
-        """Bytes of a device that `trainers` such states need; see `step_memory.step_bytes`."""
-        waiting = device_bytes(state.replace(counters=None)) * (trainers - 1)
-        return step_bytes(self.engine, state, batch, microbatch) + waiting
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainerRows:
-    """One trainer's part `[R, C]` of a stacked metric `[RT, C]`, fetched when it is read."""
-
-    stacked: jax.Array
-    trainer: int
-    trainers: int
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        del copy  # a read-only view, as of any array on a device
-        return np.asarray(self.stacked)[self.trainer :: self.trainers].astype(dtype, copy=False)
-
-
-class StackPrograms:
-    """Jitted functions over T stacked trainers; nothing is compiled yet.
-
-    Attributes:
-      join: T inner states `[R, ...]` -> the stack's, `[RT, ...]`; split: the way back.
-      steps: `Programs.accumulating` over the stack.
-      region_ids: int32 `[RT]`.
-    """
-
-    def __init__(self, programs: RoundPrograms, region_ids: jax.Array, trainers: int):
-        config, layout = programs.config, programs.step.layout
-        lies = inner_shardings(config, layout, layout.train_shapes(), programs.specs)
-        self.join = jax.jit(_join, out_shardings=lies)
-        self.split = jax.jit(
-            lambda stack: tuple(_part(stack, i, trainers) for i in range(trainers)),
-            out_shardings=(lies,) * trainers,
-        )
-        self.steps = accumulating_program(config, programs.step, programs.specs, trainers)
-        ids_RT = np.repeat(np.asarray(region_ids), trainers)
-        self.region_ids = jax.device_put(ids_RT, config.regions.sharding(REGION))
-
-
-class Stacked:
-    """All trainers of an engine in one program; the last one left is run by itself.
-
-    The methods are those of `InTurn`.
-    """
-
-    def __init__(self, engine: Engine):
-        self.engine = engine
-        self._alone = Sequential(engine)
-        self._made: dict[tuple[Layout, int], StackPrograms] = {}
-        self._warm: set[int] = set()
-
-    def ready(self, trainers: int) -> bool:
-        """Whether everything that so many trainers need is compiled."""
-        return trainers in self._warm
-
-    def warm(
-        self, states: Sequence[TrainState], batch: PyTree, sizes: Sequence[int]
-    ) -> list[TrainState]:
-        """Also compiles what stacks of fewer trainers are copied by; see `InTurn.warm`."""
-        self._warm.add(len(states))
-        if len(states) == 1:
-            return self._alone.warm(states, batch, sizes)
-        inners = [state.inner for state in states]
-        for fewer in range(2, len(states)):
-            programs = self._programs(states[0], fewer)
-            programs.split(programs.join(inners[:fewer]))
-        programs = self._programs(states[0], len(states))
-        stack = _stacked(programs, inners)
-        for size in sizes:
-            plan = StepPlan(size, size, (1,) * self.engine.regions.count)
-            one = BlockStager([batch_blocks.repeated(batch, size)], self.engine.block, size).take(1)
-            stages, plans = ([x] * len(states) for x in (one._replace(steps=0), plan))
-            stack, _ = self._block(programs, stack, states[0].frozen, stages, plans, 0)
-        return _unstacked(programs, stack, states)
-
-    def run(
-        self, tasks: dict[int, Task], participants: Participants
-    ) -> dict[int, tuple[TrainState, History]]:
-        """Train every trainer on all its batches, with the sends and landings that follow."""
-        if len(tasks) == 1:
-            return self._alone.run(tasks, participants)
-        work = list(tasks.values())
-        states = [task.state for task in work]
-        loop, steps = self.engine.sync_loop(states[0]), work[0].steps
-        records = [History(int(state.counters.step)) for state in states]
-        stagers = [BlockStager(t.batches, self.engine.block, t.plan.microbatch) for t in work]
-        plans = [task.plan for task in work]
-        while steps:
-            stretch = min(steps, *map(loop.next_event, states))
-            states, blocks = self._stretch(states, stagers, plans, stretch)
-            found = self._events(loop, states, participants, stretch)
-            for i, (record, (states[i], events)) in enumerate(zip(records, found)):
-                for n, metrics in blocks[:-1]:
-                    record.add(n, metrics[i], [])
-                n, metrics = blocks[-1]
-                record.add(n, metrics[i], events)
-            steps -= stretch
-        return dict(zip(tasks, zip(states, records)))
-
-    def nbytes(self, state: TrainState, batch: PyTree, microbatch: int, trainers: int) -> int:
-        """The larger of what steps need, and what stacking needs; see `InTurn.nbytes`."""
-        if trainers == 1:
-            return self._alone.nbytes(state, batch, microbatch, trainers)
-        copied = device_bytes((state.replace(counters=None), state.inner)) * trainers
-        return max(step_bytes(self.engine, state, batch, microbatch, trainers), copied)
-
-    def _programs(self, state: TrainState, trainers: int) -> StackPrograms:
-        key = state.layout, trainers
-        if key not in self._made:
-            programs = self.engine.sync_loop(state).programs
-            self._made[key] = StackPrograms(programs, self.engine.region_ids, trainers)
-        return self._made[key]
-
-    def _stretch(
-        self, states, stagers: Sequence[BlockStager], plans: Sequence[StepPlan], steps: int
-    ):
-        """Inner steps between two events: (states, blocks).
-
-        A block is (steps, metrics of every trainer by name).
-        """
-        like, blocks = states[0], []
-        programs, done = self._programs(like, len(states)), int(like.counters.step)
-        stack = _stacked(programs, [state.inner for state in states])
-        room = min(self.engine.block // plan.stride for plan in plans)
-        for first in range(done, done + steps, room):
-            n = min(room, done + steps - first)
-            stages = [stager.take(n) for stager in stagers]
-            stack, metrics = self._block(programs, stack, like.frozen, stages, plans, first)
-            blocks.append((n, metrics))
-        return _unstacked(programs, stack, states), blocks
-
-    def _block(
-        self,
-        programs: StackPrograms,
-        stack: Inner,
-        frozen: dict[str, jax.Array],
-        stages: Sequence[BatchBlock],
-        plans: Sequence[StepPlan],
-        done: int,
-    ) -> tuple[Inner, list[dict[str, Any]]]:
-        """A stage of every trainer after `done` steps, one call for each size of microbatches."""
-        trainers = len(stages)
-        metrics: list[dict[str, Any]] = [{}] * trainers
-        steps = range(done + 1, done + stages[0].steps + 1)
-        active_RxS = self.engine.runner.active(steps, stages[0].capacity)
-        active = None if active_RxS is None else np.repeat(active_RxS, trainers, axis=0)
-        pace = {} if active_RxS is None else {"active": active_RxS}
-        for size in sorted({plan.microbatch for plan in plans}):
-            turn = [plan.microbatch == size for plan in plans]
-            numbers = _numbers(plans, turn, stages[0].steps)
-            batches = self.engine.place(_staged(stages, turn), trainers)
-            given = (stack, frozen, batches, programs.region_ids, active, *numbers)
-            stack, found = programs.steps(*given)
-            for i in np.flatnonzero(turn):
-                own = {name: TrainerRows(x, i, trainers) for name, x in found.items()}
-                metrics[i] = with_pace(own, pace, single=False)
-        return stack, metrics
-
-    def _events(self, loop: SyncLoop, states, participants: Participants, steps: int):
-        """What follows the last of these steps: (state, events) of every trainer."""
-        step = int(states[0].counters.step) + steps
-        count = self.engine.regions.count
-        mask = participants_mask(participants and participants(step), count)
-        return [loop.after(state, steps, mask) for state in states]
-
-
-def _join(inners: Sequence[Inner]) -> Inner:
-    def one(*leaves):
-        count = len(leaves) * leaves[0].shape[0]
-        return jnp.stack(leaves, axis=1).reshape(count, *leaves[0].shape[1:])
-
-    return jax.tree.map(one, *inners)
-
-
-def _part(stack: Inner, trainer: int, trainers: int) -> Inner:
-    def one(x):
-        return x.reshape(x.shape[0] // trainers, trainers, *x.shape[1:])[:, trainer]
-
-    return jax.tree.map(one, stack)
-
-
-def _stacked(programs: StackPrograms, inners: Sequence[Inner]) -> Inner:
-    """The stack; frees what it was made of, which no result of another shape could take over."""
-    stack = programs.join(inners)
-    for leaf in jax.tree.leaves(inners):
-        leaf.delete()
-    return stack
-
-
-def _unstacked(programs: StackPrograms, stack: Inner, states) -> list[TrainState]:
-    inners = programs.split(stack)
-    return [state.replace(inner=inner) for state, inner in zip(states, inners, strict=True)]
-
-
-def _numbers(plans: Sequence[StepPlan], turn: Sequence[bool], steps: int) -> list[np.ndarray]:
-    """Counts, strides and steps, int32 `[RT]` each; trainers whose turn it is not make no step."""
-    counts_RxT = np.array([plan.counts_R for plan in plans], np.int32).T
-    strides_T = np.array([plan.stride for plan in plans], np.int32)
-    steps_T = np.where(turn, np.int32(steps), np.int32(0))
-    shape = counts_RxT.shape
-    return [np.broadcast_to(x, shape).reshape(-1) for x in (counts_RxT, strides_T, steps_T)]
-
-
-def _staged(stages: Sequence[BatchBlock], turn: Sequence[bool]) -> PyTree:
-    """Staged batches of all trainers, leaves `[RT, C, m, ...]`; out of turn any will do."""
-    some = stages[list(turn).index(True)]
-    parts = [stage.batches if own else some.batches for stage, own in zip(stages, turn)]
-
-    def one(*leaves):
-        stacked_RxT = np.stack(leaves, axis=1)
-        return stacked_RxT.reshape(-1, *leaves[0].shape[1:])
-
-    return jax.tree.map(one, *parts)

@@ -1,4 +1,10 @@
-"""How many samples an optimizer step takes: batch policies, and the steps that serve them."""
+"""Batch policies: how many samples an optimizer step takes, and in which microbatches.
+
+In: what the regions measured of their gradients' noise, reduced (`Statistics`). Out: the batch of a
+region's next steps (`BatchPolicy.decide`), and a plan of microbatches that fit into memory
+(`Switch`, `find_cap`). `trainers` says when several trainers of a region merge. Who measures and
+trains is `adaptive`, not this room.
+"""
 
 from lowcomm_jax.batching.adaptive import Adaptive, AugmentedTest, InnerProductTest, NormTest
 from lowcomm_jax.batching.base import BatchPolicy, Fixed

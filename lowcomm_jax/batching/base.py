@@ -19,7 +19,7 @@ class BatchPolicy(Protocol):
     Attributes:
       start: samples of a region's first steps.
       cap: most samples of a step; None = no limit.
-      shares: R positive numbers, how the regions share a step; None = equally (`shares.counts`).
+      shares: R positive numbers, how the regions share a step; None = equally (`switch.counts`).
       microbatches: of each region, that one decision measures; 0 where nothing is measured.
       scope: what they are measured around, see `Statistics`.
     """

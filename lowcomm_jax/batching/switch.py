@@ -1,4 +1,8 @@
-"""From the batch a policy asks for to microbatches that fit into memory (AdLoCo's switch mode).
+"""Turns the batch a policy asks for into microbatches that fit into memory (AdLoCo's switch mode).
+
+In: a requested batch, samples a region and step. Out: a `Plan`, the microbatch and how many of them
+a step accumulates; `counts` gives each region of uneven hardware its number of microbatches.
+`find_cap` finds the largest microbatch for a memory budget.
 
 Below the cap the microbatch grows in buckets, each of which compiles once. Requests between the cap
 and n caps are cut to the cap: accumulating two or three microbatches would cost as much time as it
@@ -79,11 +83,29 @@ class Switch:
         return Plan(min(b for b in self.buckets() if b >= min(requested, self.cap)), 1)
 
 
+def counts(accumulate: int, shares: Sequence[float] | None, regions: int) -> tuple[int, ...]:
+    """Microbatches of each region's step, where regions of uneven hardware share a step.
+
+    Shares are rounded to whole microbatches, at least 1, so that a step of one microbatch a region
+    cannot be shared unevenly.
+
+    Args:
+      accumulate: microbatches of a region's step, on average over regions.
+      shares: R positive numbers in any unit; None = equal.
+      regions: R.
+    """
+    if shares is None:
+        return (accumulate,) * regions
+    part_R = np.asarray(shares, np.float64) / np.sum(np.asarray(shares, np.float64))
+    return tuple(max(1, round(float(x))) for x in part_R * accumulate * regions)
+
+
 def find_cap(nbytes: Callable[[int], int], budget: int, start: int = 1, limit: int = 65536) -> int:
     """Find the largest microbatch whose step fits into a memory budget, by asking, not by crashing.
 
-    Doubling, then bisection: about 2 log2(cap / start) questions, each of which compiles a step
-    where `nbytes` asks the compiler (`step_memory.step_bytes`).
+    Doubling, then bisection: about 2 log2(cap / start) questions. Each compiles a step where
+    `nbytes` asks the compiler (`adaptive.trainer_steps.step_bytes`).
+
 
     Args:
       nbytes: microbatch -> bytes of a device; taken to grow with the microbatch.
@@ -107,25 +129,3 @@ def find_cap(nbytes: Callable[[int], int], budget: int, start: int = 1, limit: i
         middle = (low + high) // 2
         low, high = (middle, high) if nbytes(middle * start) <= budget else (low, middle)
     return low * start
-
-
-# -- shares ------------------------------------------------------------------------------------
-#
-# How regions of uneven hardware share a step.
-
-
-def counts(accumulate: int, shares: Sequence[float] | None, regions: int) -> tuple[int, ...]:
-    """Microbatches of each region's step.
-
-    Shares are rounded to whole microbatches, at least 1, so that a step of one microbatch a region
-    cannot be shared unevenly.
-
-    Args:
-      accumulate: microbatches of a region's step, on average over regions.
-      shares: R positive numbers in any unit; None = equal.
-      regions: R.
-    """
-    if shares is None:
-        return (accumulate,) * regions
-    part_R = np.asarray(shares, np.float64) / np.sum(np.asarray(shares, np.float64))
-    return tuple(max(1, round(float(x))) for x in part_R * accumulate * regions)

@@ -1,7 +1,7 @@
-"""Orbax for the first of several processes: in a process of its own.
+"""Runs Orbax outside a job of several processes, in a child process of the leader.
 
-In a job of several processes Orbax meets all of them by collectives of the devices, at every save;
-here the first one reads and writes alone, beside the training.
+Inside such a job Orbax synchronises all processes by collectives of the devices, at every save.
+Here the leader alone reads and writes, beside the training.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import jax
 T = TypeVar("T")
 
 
-def alone(act: Callable[..., T], *args: Any) -> T:
-    """`act(*args)`; where this job is several processes, in one that knows nothing of them.
+def outside_job(act: Callable[..., T], *args: Any) -> T:
+    """`act(*args)`; where this job is several processes, in a child process that is none of them.
 
     Args:
       act: a function of a module.
 
     Raises:
-      RuntimeError: that process ended without an answer; and whatever `act` raises.
+      RuntimeError: the child process ended without an answer; and whatever `act` raises.
     """
     if jax.process_count() == 1:
         return act(*args)
-    return elsewhere(act, *args)
+    return in_child_process(act, *args)
 
 
-def elsewhere(act: Callable[..., T], *args: Any) -> T:
-    """`act(*args)` in a process of its own; see `alone`."""
+def in_child_process(act: Callable[..., T], *args: Any) -> T:
+    """`act(*args)` in a new child process; see `outside_job`."""
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     env["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     child = subprocess.Popen(

@@ -1,4 +1,23 @@
-"""The document of a checkpoint, and the way from a checkpoint to a training state."""
+"""What a checkpoint says of itself, and the way from a checkpoint to a training state.
+
+`describe` gives the JSON document of a checkpoint. `load` reads a checkpoint onto an engine's mesh.
+`load` refuses a checkpoint of another run, with one line for each difference: format, method,
+config, regions, arrays.
+
+With `change_regions`, `resize` resumes with more or fewer regions. The first min(R, R') regions go
+on as they are. A new region
+
+- starts from the anchor (the mean over anchors where every region has its own);
+- has zero residuals and fresh landing state;
+- takes over region 0's inner optimizer state, step and local buffers. Moments and the count of a
+  learning-rate schedule belong together: a region that warms up again while the others already
+  decay would pull the anchor about;
+- has consumed no tokens and sent no bytes, and counts as landed at the step of the resume.
+
+A region that is left out takes its progress since its last landing with it: drain the run
+(`Engine.finish`) and save before. With payloads in flight `load` refuses the change. Dropping a
+payload that has landed in some regions would apply the same progress twice.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +34,7 @@ from etils import epath
 
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import store, trainers
-from lowcomm_jax.checkpoint.child_process import alone
+from lowcomm_jax.checkpoint.child_process import outside_job
 from lowcomm_jax.checkpoint.target import Target, fill, make_target
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.leader import leader
@@ -24,187 +43,15 @@ from lowcomm_jax.state import leaves
 from lowcomm_jax.state.leaves import ANCHORED, field_of, region_axis
 from lowcomm_jax.state.train_state import TrainState
 
-# -- compare -----------------------------------------------------------------------------------
-#
-# What a checkpoint says about its origin, and how that differs from the engine at hand.
-
-
 FORMAT = 1
 """Version of the layout and of the meaning of every entry; another one is refused."""
-
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 SHOWN = 20
 MISSING = "missing"
-
-
-def package_versions() -> dict[str, str]:
-    """Installed versions of the packages that numbers depend on."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
-
-
-def describe_origin(value: Any) -> Any:
-    """Describe a method (or a part of one) in JSON.
-
-    Optax transforms are closures: only their presence is recorded, their numbers belong into the
-    config.
-    """
-    if isinstance(value, optax.GradientTransformation):
-        return "transform"
-    if dataclasses.is_dataclass(value):
-        fields = {
-            f.name: describe_origin(getattr(value, f.name)) for f in dataclasses.fields(value)
-        }
-        return {"type": type(value).__name__, **fields}
-    if isinstance(value, dict):
-        return {str(k): describe_origin(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [describe_origin(v) for v in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return type(value).__name__
-
-
-def describe_method(method: Method | None) -> dict | None:
-    """JSON description of a method, without what was wrong with it."""
-    if method is None:
-        return None
-    described = describe_origin(method)
-    if method.trainers is None:
-        del described["trainers"]  # older checkpoints know of none either
-    return {k: v for k, v in described.items() if k not in ("type", "problems")}
-
-
-def dotted(value: Any, prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists stay whole."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value} if prefix else {}
-    flat = {}
-    for key, item in value.items():
-        flat |= dotted(item, f"{prefix}.{key}" if prefix else str(key))
-    return flat
-
-
-def differing_fields(old: dict, new: dict, ignore: Sequence[str] = (), prefix: str = "") -> list:
-    """One line `name: old -> new` for each field that differs.
-
-    Args:
-      ignore: dotted names that may differ, with everything below them.
-    """
-    old, new = dotted(old, prefix), dotted(new, prefix)
-    lines = []
-    for name in sorted(old.keys() | new.keys()):
-        texts = [json.dumps(d[name]) if name in d else MISSING for d in (old, new)]
-        ignored = any(name == field or name.startswith(f"{field}.") for field in ignore)
-        if texts[0] != texts[1] and not ignored:
-            lines.append(f"{name}: {texts[0]} -> {texts[1]}")
-    return lines
-
-
-def differing_leaves(old: dict, new: dict, regions: tuple[int, int]) -> list[str]:
-    """Lines for arrays that are missing, new, or of another shape or type.
-
-    Args:
-      old, new: name -> array or shape of the whole state.
-      regions: number of regions of each; the length of region axes is not compared.
-    """
-    lines = []
-    for name in sorted(old.keys() | new.keys()):
-        texts = [_leaf_text(name, tree) for tree in (old, new)]
-        if name in old and name in new and field_of(name) in ANCHORED:
-            axes = old[name].shape[0], new[name].shape[0]
-            if axes not in ((1, 1), regions):
-                texts = [f"{text} in {count} anchors" for text, count in zip(texts, axes)]
-        if texts[0] != texts[1]:
-            lines.append(f"{name}: {texts[0]} -> {texts[1]}")
-    if len(lines) > SHOWN:
-        lines[SHOWN:] = [f"... and {len(lines) - SHOWN} more arrays"]
-    return lines
-
-
-def _leaf_text(name: str, tree: dict) -> str:
-    """`float32[3, 5]` for one region or anchor."""
-    if name not in tree:
-        return MISSING
-    leaf = tree[name]
-    axis = 0 if field_of(name) in ANCHORED else region_axis(name)
-    shape = [n for i, n in enumerate(leaf.shape) if i != axis]
-    return f"{leaf.dtype.name}{shape}"
-
-
-# -- resize ------------------------------------------------------------------------------------
-#
-# Resume with more or fewer regions.
-#
-# The first min(R, R') regions go on as they are. A new region
-#
-# - starts from the anchor (the mean over anchors where every region has its own); - has zero
-# residuals and fresh landing state; - takes over region 0's inner optimizer state, step and
-# local buffers: moments and the count of a learning-rate schedule belong together, and a region
-# that warms up again while the others already decay would pull the anchor about; - has consumed
-# no tokens and sent no bytes, and counts as landed at the step of the resume.
-#
-# A region that is left out takes its progress since its last landing with it: drain the run
-# (`Engine.finish`) and save before. With payloads in flight the change is refused, since
-# dropping one that has landed in some regions would apply the same progress twice.
-
-
-Arrays = dict[str, np.ndarray]
-
+_SAVED_TYPES = {"CodecLevels": "Ladder"}  # class -> its name in checkpoints, which stays
 ZERO = ("inner/tokens", "clock/bytes_sent", "clock/bytes_received", "clock/staleness")
-
-
-def resize(saved: Arrays, fresh: Arrays, regions: tuple[int, int], anchors: int) -> Arrays:
-    """Return the arrays of the whole state for another number of regions.
-
-    Args:
-      saved: arrays of the whole state, nothing in flight.
-      fresh: initial codec and landing states, leaves `[new, ...]`.
-      regions: (old, new) number of regions.
-      anchors: number of anchors from now on: 1, or one per region.
-    """
-    old, new = regions
-    out = {}
-    for name, array in saved.items():
-        if field_of(name) in ANCHORED:
-            out[name] = _extend(array[:anchors], _mean(array), anchors, 0)
-        elif (axis := region_axis(name)) is not None:
-            kept = np.take(array, range(min(old, new)), axis=axis)
-            out[name] = _extend(kept, _newcomer(name, saved, fresh, axis), new, axis)
-        else:
-            out[name] = array
-    return out
-
-
-def _extend(kept: np.ndarray, value: np.ndarray, length: int, axis: int) -> np.ndarray:
-    """Append copies of one region's `value` until the axis is `length` long."""
-    missing = length - kept.shape[axis]
-    added = np.stack([value] * missing, axis=axis) if missing else np.take(kept, [], axis=axis)
-    return np.concatenate([kept, added.astype(kept.dtype)], axis=axis)
-
-
-def _mean(array_A: np.ndarray) -> np.ndarray:
-    """Mean over anchors; counters come from the first."""
-    floating = np.issubdtype(array_A.dtype, np.floating)
-    return array_A.mean(axis=0, dtype=np.float32) if floating else array_A[0]
-
-
-def _newcomer(name: str, saved: Arrays, fresh: Arrays, axis: int) -> np.ndarray:
-    """One new region's value of a leaf."""
-    first = np.take(saved[name], 0, axis=axis)
-    for copy in ("inner/params/", "received/"):
-        if name.startswith(copy):
-            return _mean(saved["anchor/" + name.removeprefix(copy)])
-    if name in ZERO:
-        return np.zeros_like(first)
-    if name == "clock/last_landed":
-        return np.full_like(first, saved["clock/step"])
-    if name in fresh:
-        return np.take(fresh[name], 0, axis=axis)
-    return first
-
-
 PyTree = Any
-
+Arrays = dict[str, np.ndarray]
 log = logging.getLogger(__name__)
 
 
@@ -248,7 +95,9 @@ def load(
       DamagedError: it cannot be read back as it was written.
       ValueError: it does not belong to this engine and config, with every difference.
     """
-    document = leader().told("document", lambda: alone(store.read_document, path))
+    document = leader().broadcast_from_leader(
+        "document", lambda: outside_job(store.read_document, path)
+    )
     if document["format"] != FORMAT:
         raise _refusal(path, [f"format: {document['format']} -> {FORMAT}"])
     flights, plain = trainers.saved_flights(document), trainers.plain_engine(engine)
@@ -267,9 +116,9 @@ def load(
     problems += differing_leaves(saved, expected, regions)
     if problems:
         raise _refusal(path, problems)
-    # By the first process for all: the others need not reach the folder.
-    arrays = leader().told(
-        "arrays", lambda: leaves.gather(alone(store.read_arrays, path, document))
+    # By the leader for all: the others need not reach the folder.
+    arrays = leader().broadcast_from_leader(
+        "arrays", lambda: leaves.gather(outside_job(store.read_arrays, path, document))
     )
     for line in differing_fields(document["packages"], package_versions()):
         log.warning("%s: other packages, so perhaps not bit for bit: %s", path, line)
@@ -320,3 +169,155 @@ def _fill(target: Target, arrays: dict, regions: tuple[int, int]) -> TrainState:
         anchors = next(iter(target.state.anchor.values())).shape[0]
         arrays = resize(arrays, target.fresh, regions, anchors)
     return fill(target.state, arrays)
+
+
+# -- where a checkpoint comes from, and how that differs ---------------------------------------
+
+
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that numbers depend on."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def describe_method(method: Method | None) -> dict | None:
+    """JSON description of a method, without what was wrong with it."""
+    if method is None:
+        return None
+    described = describe_origin(method)
+    if method.trainers is None:
+        del described["trainers"]  # older checkpoints know of none either
+    return {k: v for k, v in described.items() if k not in ("type", "problems")}
+
+
+def describe_origin(value: Any) -> Any:
+    """Describe a method (or a part of one) in JSON.
+
+    Optax transforms are closures: only their presence is recorded, their numbers belong into the
+    config.
+    """
+    if isinstance(value, optax.GradientTransformation):
+        return "transform"
+    if dataclasses.is_dataclass(value):
+        fields = {
+            f.name: describe_origin(getattr(value, f.name)) for f in dataclasses.fields(value)
+        }
+        name = type(value).__name__
+        return {"type": _SAVED_TYPES.get(name, name), **fields}
+
+    if isinstance(value, dict):
+        return {str(k): describe_origin(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [describe_origin(v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return type(value).__name__
+
+
+def differing_fields(old: dict, new: dict, ignore: Sequence[str] = (), prefix: str = "") -> list:
+    """One line `name: old -> new` for each field that differs.
+
+    Args:
+      ignore: dotted names that may differ, with everything below them.
+    """
+    old, new = dotted(old, prefix), dotted(new, prefix)
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        texts = [json.dumps(d[name]) if name in d else MISSING for d in (old, new)]
+        ignored = any(name == field or name.startswith(f"{field}.") for field in ignore)
+        if texts[0] != texts[1] and not ignored:
+            lines.append(f"{name}: {texts[0]} -> {texts[1]}")
+    return lines
+
+
+def dotted(value: Any, prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists stay whole."""
+    if not isinstance(value, dict) or not value:
+        return {prefix: value} if prefix else {}
+    flat = {}
+    for key, item in value.items():
+        flat |= dotted(item, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def differing_leaves(old: dict, new: dict, regions: tuple[int, int]) -> list[str]:
+    """Lines for arrays that are missing, new, or of another shape or type.
+
+    Args:
+      old, new: name -> array or shape of the whole state.
+      regions: number of regions of each; the length of region axes is not compared.
+    """
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        texts = [_leaf_text(name, tree) for tree in (old, new)]
+        if name in old and name in new and field_of(name) in ANCHORED:
+            axes = old[name].shape[0], new[name].shape[0]
+            if axes not in ((1, 1), regions):
+                texts = [f"{text} in {count} anchors" for text, count in zip(texts, axes)]
+        if texts[0] != texts[1]:
+            lines.append(f"{name}: {texts[0]} -> {texts[1]}")
+    if len(lines) > SHOWN:
+        lines[SHOWN:] = [f"... and {len(lines) - SHOWN} more arrays"]
+    return lines
+
+
+def _leaf_text(name: str, tree: dict) -> str:
+    """`float32[3, 5]` for one region or anchor."""
+    if name not in tree:
+        return MISSING
+    leaf = tree[name]
+    axis = 0 if field_of(name) in ANCHORED else region_axis(name)
+    shape = [n for i, n in enumerate(leaf.shape) if i != axis]
+    return f"{leaf.dtype.name}{shape}"
+
+
+# -- another number of regions -----------------------------------------------------------------
+
+
+def resize(saved: Arrays, fresh: Arrays, regions: tuple[int, int], anchors: int) -> Arrays:
+    """Return the arrays of the whole state for another number of regions.
+
+    Args:
+      saved: arrays of the whole state, nothing in flight.
+      fresh: initial codec and landing states, leaves `[new, ...]`.
+      regions: (old, new) number of regions.
+      anchors: number of anchors from now on: 1, or one per region.
+    """
+    old, new = regions
+    out = {}
+    for name, array in saved.items():
+        if field_of(name) in ANCHORED:
+            out[name] = _extend(array[:anchors], _mean(array), anchors, 0)
+        elif (axis := region_axis(name)) is not None:
+            kept = np.take(array, range(min(old, new)), axis=axis)
+            out[name] = _extend(kept, _newcomer(name, saved, fresh, axis), new, axis)
+        else:
+            out[name] = array
+    return out
+
+
+def _newcomer(name: str, saved: Arrays, fresh: Arrays, axis: int) -> np.ndarray:
+    """One new region's value of a leaf."""
+    first = np.take(saved[name], 0, axis=axis)
+    for copy in ("inner/params/", "received/"):
+        if name.startswith(copy):
+            return _mean(saved["anchor/" + name.removeprefix(copy)])
+    if name in ZERO:
+        return np.zeros_like(first)
+    if name == "clock/last_landed":
+        return np.full_like(first, saved["clock/step"])
+    if name in fresh:
+        return np.take(fresh[name], 0, axis=axis)
+    return first
+
+
+def _extend(kept: np.ndarray, value: np.ndarray, length: int, axis: int) -> np.ndarray:
+    """Append copies of one region's `value` until the axis is `length` long."""
+    missing = length - kept.shape[axis]
+    added = np.stack([value] * missing, axis=axis) if missing else np.take(kept, [], axis=axis)
+    return np.concatenate([kept, added.astype(kept.dtype)], axis=axis)
+
+
+def _mean(array_A: np.ndarray) -> np.ndarray:
+    """Mean over anchors; counters come from the first."""
+    floating = np.issubdtype(array_A.dtype, np.floating)
+    return array_A.mean(axis=0, dtype=np.float32) if floating else array_A[0]

@@ -15,7 +15,7 @@ from etils import epath
 
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import store
-from lowcomm_jax.checkpoint.child_process import alone
+from lowcomm_jax.checkpoint.child_process import outside_job
 from lowcomm_jax.checkpoint.load import describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
 from lowcomm_jax.checkpoint.trainers import State, all_leaves, one_of, parts
@@ -51,15 +51,18 @@ class Restored:
 class Checkpoints:
     """The checkpoints of one run in one directory.
 
-    A checkpoint `<directory>/<step>/` holds `shared/` (anchor, outer states, change rates, frozen
-    leaves, counters), one `region_<i>/` per region (inner state, residuals, landing state, its
-    payloads and snapshots in flight with their weight and, of a region that is a job of its own,
-    the residuals from before, its column of the counters, and its anchor and outer state where every
-    region has its own), and JSON: format, package versions, config, extra, metrics, method,
-    per-fragment clocks, what is in flight, the digest of every array. It appears under its name
-    when it is complete.
+    A checkpoint `<directory>/<step>/` holds
 
-    In a job of several `jax.distributed` processes all call the same: the first one writes and
+    - `shared/`: anchor, outer states, change rates, frozen leaves, counters;
+    - one `region_<i>/` per region: inner state, residuals, landing state, its column of the
+      counters, its payloads and snapshots in flight with their weight; its anchor and outer state
+      where every region has its own; the residuals from before a send where the region is a job;
+    - JSON: format, package versions, config, extra, metrics, method, the steps of every fragment's
+      last send and landing, what is in flight, the digest of every array.
+
+    It appears under its name when it is complete.
+
+    In a job of several `jax.distributed` processes all call the same methods. The leader writes and
     reads, and its host holds the whole state meanwhile; the others need not reach the directory.
 
     One job writes at a time. Use it as a context manager, or call `close`: a save that still
@@ -126,7 +129,7 @@ class Checkpoints:
         """
         self.wait()
         step = int(one_of(state).counters.step)
-        later = leader().told("later", lambda: self._later(step))
+        later = leader().broadcast_from_leader("later", lambda: self._later(step))
         if later:
             raise ValueError(
                 f"step {step} cannot be saved: {self.directory} holds the later steps {later} of "
@@ -146,8 +149,8 @@ class Checkpoints:
     def _write(self, arrays: dict[str, np.ndarray], document: dict) -> None:
         step = document["step"]
         self.directory.mkdir(parents=True, exist_ok=True)
-        groups = leaves.deal(arrays, document["regions"])
-        alone(store.write, self.directory / str(step), groups, document)
+        groups = leaves.split_by_region(arrays, document["regions"])
+        outside_job(store.write, self.directory / str(step), groups, document)
         self._damaged.discard(step)
         self._clean(step)
 
@@ -169,7 +172,7 @@ class Checkpoints:
           Exception: whatever made it fail.
         """
         pending, self._pending = self._pending, None
-        leader().told("saved", lambda: pending and pending.result())
+        leader().broadcast_from_leader("saved", lambda: pending and pending.result())
 
     def close(self) -> None:
         """Wait, and stop the background thread; nothing can be saved afterwards."""
@@ -184,11 +187,11 @@ class Checkpoints:
     def __exit__(self, *error) -> None:
         self.close()
 
-    # -- looking ------------------------------------------------------------------------------
+    # -- reading what is there ----------------------------------------------------------------
 
     def steps(self) -> list[int]:
         """Steps whose checkpoints are complete, ascending; a save under way is not among them."""
-        return leader().told("steps", lambda: list(store.steps(self.directory)))
+        return leader().broadcast_from_leader("steps", lambda: list(store.steps(self.directory)))
 
     def latest(self) -> int | None:
         """The newest step, or None."""
@@ -196,7 +199,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step where the metric `keep_best` is lowest (the later of equals), or None."""
-        return leader().told("best", self._best)
+        return leader().broadcast_from_leader("best", self._best)
 
     def _best(self) -> int | None:
         if self.keep_best is None:
@@ -204,11 +207,11 @@ class Checkpoints:
         scores = {}
         for step in store.steps(self.directory):
             try:
-                score = alone(store.read_document, self._path(step))["metrics"].get(
+                score = outside_job(store.read_document, self._path(step))["metrics"].get(
                     self.keep_best, math.nan
                 )
             except DamagedError:
-                # Not lost without a word: restore names it when it comes to it.
+                # `restore` names it when it comes to it.
                 continue
             if not math.isnan(score):
                 scores[step] = score
@@ -222,7 +225,9 @@ class Checkpoints:
           DamagedError: the document cannot be read back as it was written.
         """
         number = self.latest() if step is None else step
-        return leader().told("document", lambda: alone(store.read_document, self._path(number)))
+        return leader().broadcast_from_leader(
+            "document", lambda: outside_job(store.read_document, self._path(number))
+        )
 
     def _path(self, step: int | None) -> epath.Path:
         found = store.steps(self.directory)
@@ -254,7 +259,7 @@ class Checkpoints:
           step: None for the newest good one; a given step must be good.
           config: compared with the saved one; None to not compare.
           ignore: dotted names of config fields (or `method...` fields) that may differ.
-          change_regions: allow another number of regions, see `checkpoint.resize`.
+          change_regions: allow another number of regions, see `checkpoint.load`.
 
         Returns:
           None when the directory holds no checkpoint.
@@ -265,7 +270,7 @@ class Checkpoints:
           DamagedError: naming every checkpoint, when none can be used.
         """
         self.wait()
-        wanted, left = leader().told("checkpoints", lambda: self._found(step))
+        wanted, left = leader().broadcast_from_leader("checkpoints", lambda: self._found(step))
         skipped: Skipped = []
         for number, path in reversed(left):
             if path.name.startswith(f"{number}{store.TEMPORARY}"):

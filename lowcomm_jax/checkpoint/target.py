@@ -1,4 +1,8 @@
-"""The state an engine expects, as shapes and shardings, and how saved arrays are put into it."""
+"""The state an engine expects, as shapes and shardings, and how saved arrays are put into it.
+
+`make_target` describes the state, with the payloads in flight that a checkpoint records. `fill`
+puts the saved arrays where the target's leaves lie.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Checkpoints of runs with several trainers: each is a training state under a name of its own.
 
-The arrays of trainer i are called `trainer_<i>/...`; what the host knows of it (batch, request,
-place in its stream, the policy's memory) is in the document under `trainers`. Trainers that have
-been merged away have left no trace but their bytes.
+The arrays of trainer i are called `trainer_<i>/...`. What the host knows of it (batch, request,
+place in its stream, the policy's memory) is in the document under `trainers`. Of trainers that were
+merged away only their bytes are saved.
 """
 
 from __future__ import annotations

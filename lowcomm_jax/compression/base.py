@@ -1,4 +1,4 @@
-"""What a codec is: a tree of fp32 arrays in, a payload of arrays of the true wire size out."""
+"""The contract of a codec: a tree of fp32 arrays in, a payload of the true wire size out."""
 
 from __future__ import annotations
 
@@ -69,26 +69,27 @@ class Codec(abc.ABC):
         return weighted_mean(lambda payload: self.decode(payload, like), payload_R, weight_R)
 
     def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
-        """How many rows of a leaf are coded together: what a device should hold a multiple of; 0 =
-        none, and its columns may be cut as well.
+        """How many rows of a leaf are coded together; a device should hold a multiple of them.
+
+        0 = every value by itself, so that columns may be cut as well.
         """
         del path, shape
         return 1
 
-    def deals(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
-        """Whether devices that a leaf is cut over can deal it out in what is coded together."""
+    def splits_over(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
+        """Whether the devices a leaf is cut over can split it into whole units (`windows`)."""
         del path, shape, devices
         return False
 
-    def laid(self, cuts: Mapping[str, RowCut]) -> Codec:
-        """The codec that knows how the leaves of these paths are cut inside a region."""
+    def with_layout(self, cuts: Mapping[str, RowCut]) -> Codec:
+        """The codec, told how the leaves of these paths are cut inside a region."""
         del cuts
         return self
 
     def at(self, level: int) -> Codec:
-        """The codec at a level of its ladder (`ladder.Ladder`); a plain codec has level 0 alone."""
+        """The codec at one of its levels (`CodecLevels`); a plain codec has level 0 alone."""
         if level:
-            raise ValueError(f"{self.name} has one level: level {level} needs a ladder of codecs")
+            raise ValueError(f"{self.name} has one level: level {level} needs `CodecLevels`")
         return self
 
     def mean_rank(
@@ -190,11 +191,11 @@ class Wrapper(Codec):
     def rows_together(self, path, shape):
         return self.codec.rows_together(path, shape)
 
-    def deals(self, path, shape, devices):
-        return self.codec.deals(path, shape, devices)
+    def splits_over(self, path, shape, devices):
+        return self.codec.splits_over(path, shape, devices)
 
-    def laid(self, cuts):
-        return dataclasses.replace(self, codec=self.codec.laid(cuts))
+    def with_layout(self, cuts):
+        return dataclasses.replace(self, codec=self.codec.with_layout(cuts))
 
     def mean_rank(self, payload_R, weight_R, like, energy):
         return self.codec.mean_rank(payload_R, weight_R, like, energy)

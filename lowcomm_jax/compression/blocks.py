@@ -1,4 +1,9 @@
-"""Cutting a stack of matrices into 1-D blocks (one scale each) and 2-D chunks (top-k)."""
+"""Cuts a stack of matrices into 1-D blocks (one scale each) and 2-D chunks (top-k), and back.
+
+`to_blocks` also takes a leaf in windows (`row_sharding.InWindows`), of which each device of a
+region holds whole blocks; `sent` and `received` are what travels of such blocks.
+
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.matrix import Shape
-from lowcomm_jax.compression.row_sharding import Spread, windows
+from lowcomm_jax.compression.row_sharding import InWindows, leaf_windows
 
 SMALLEST = 1e-36  # below, a reciprocal overflows fp32; such values are sent as zero
 
@@ -83,8 +88,7 @@ def rows_together(shape: Shape, block: int | None) -> int:
 
 
 def unit(shape: Shape, blocks: Blocks) -> int:
-    """Values of the flat matrix that a device needs to hold whole blocks: a block, or a row where
-    rows end with padding.
+    """Values of the flat matrix that a device must hold together: a block, or a padded row.
 
     >>> shape = (1, 100, 67)
     >>> unit(shape, cut(shape, 64)), unit((1, 9, 512), cut((1, 9, 512), 256))
@@ -95,16 +99,16 @@ def unit(shape: Shape, blocks: Blocks) -> int:
     return columns if padded else blocks.width
 
 
-def to_blocks(x_LxNxM: jax.Array | Spread, blocks: Blocks) -> jax.Array:
+def to_blocks(x_LxNxM: jax.Array | InWindows, blocks: Blocks) -> jax.Array:
     """`[L, N, M]` -> `[L, count, width]`, padded by repeating the last value.
 
     Repeating keeps the range of an affine block; a zero could widen it. Of a leaf in windows every
     device has room for the same number of blocks: `count` is then that of all the room.
     """
     count, width, by_row = blocks
-    if isinstance(x_LxNxM, Spread):
+    if isinstance(x_LxNxM, InWindows):
         size = unit(x_LxNxM.shape, blocks)
-        x = windows().units(x_LxNxM.flat, size)
+        x = leaf_windows().to_units(x_LxNxM.flat, size)
         x = jnp.pad(x, ((0, 0), (0, 0), (0, -size % width)), mode="edge")
         return x.reshape(x.shape[0], -1, width)
     layers, rows, _ = x_LxNxM.shape
@@ -119,38 +123,40 @@ def to_blocks(x_LxNxM: jax.Array | Spread, blocks: Blocks) -> jax.Array:
 def from_blocks(x_LxBxW: jax.Array, shape: Shape, by_row: bool) -> jax.Array:
     """Inverse of `to_blocks`."""
     layers, rows, columns = shape
-    if windows() is not None:
+    if leaf_windows() is not None:
         size = unit(shape, Blocks(0, x_LxBxW.shape[2], by_row))
         x = x_LxBxW.reshape(x_LxBxW.shape[0], -1, size + -size % x_LxBxW.shape[2])
-        return Spread(windows().join(x[:, :, :size]), shape)
+        return InWindows(leaf_windows().from_units(x[:, :, :size]), shape)
     pieces = rows if by_row else 1
     x = x_LxBxW.reshape(layers, pieces, -1)
     return x[:, :, : rows * columns // pieces].reshape(shape)
 
 
 def sent(x_LxB: jax.Array, size: int, turned: bool = False) -> jax.Array:
-    """What travels of `[L, blocks, ...]`: of a leaf in windows, without the spare room.
+    """What travels of `[L, blocks, ...]`: a leaf in windows leaves its spare room out.
 
     Args:
       size: values of a unit (`unit`).
-      turned: see `Windows.drop`.
+      turned: see `Windows.drop_filling`.
     """
-    return x_LxB if windows() is None else windows().drop(x_LxB, size, turned)
+    return x_LxB if leaf_windows() is None else leaf_windows().drop_filling(x_LxB, size, turned)
 
 
 def received(x_LxB: jax.Array, size: int, turned: bool = False) -> jax.Array:
     """Inverse of `sent`."""
-    return x_LxB if windows() is None else windows().fill(x_LxB, size, turned)
+    return x_LxB if leaf_windows() is None else leaf_windows().restore_filling(x_LxB, size, turned)
 
 
 def real(shape: Shape, blocks: Blocks) -> jax.Array | None:
-    """Which values of the blocks of a leaf in windows are its own, bool `[1, count, width]`;
-    None of one that is not.
+    """Which values of a leaf's blocks are its own, bool `[1, count, width]`.
+
+    None of a leaf that is not in windows: all of them.
     """
-    if windows() is None:
+
+    if leaf_windows() is None:
         return None
     size = unit(shape, blocks)
-    filled = jnp.pad(windows().real(size), ((0, 0), (0, -size % blocks.width)))
+    filled = jnp.pad(leaf_windows().real(size), ((0, 0), (0, -size % blocks.width)))
     return filled.reshape(1, -1, blocks.width)
 
 

@@ -1,4 +1,7 @@
-"""One codec at several sizes, with one state: what adaptive compression climbs up and down."""
+"""One codec at several sizes (levels), all with the same state.
+
+The schedule of an adaptive method (`Schedule.level`) names the level that a payload is encoded at.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class CodecLevels(Wrapper):
         if differ:
             raise ValueError(
                 f"the states of {', '.join(differ)} differ from that of {self.codec.name}: the "
-                "codecs of a ladder may differ in what they send alone"
+                "codecs of several levels may differ only in what they send"
             )
         return self.codec.init(like)
 

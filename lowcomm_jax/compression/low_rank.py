@@ -1,22 +1,24 @@
-r"""Low-rank factors of every matrix by one warm-started power iteration (PowerSGD).
+r"""Send low-rank factors of every matrix, from one warm-started power iteration (PowerSGD).
 
 $$P = \mathrm{orth}(M Q), \qquad Q' = M^\top P, \qquad \hat M = P Q'^\top$$
 
-with $P$ of N x r and $Q'$ of M x r on the wire, coded by `factors`, and $Q'$ kept as the next
-round's $Q$. A matrix of rank at most r is exact after one warm step.
+$P$ (N x r) and $Q'$ (M x r) travel, coded by `factors`; $Q'$ is kept as the next round's $Q$. A
+matrix of rank at most r is exact after one warm step.
 
 Source: PowerSGD, arXiv 1905.13727, Algorithm 1; with int4 factors the compressor of DiLoCoX, arXiv
 2506.21263.
 
-Differs from the papers: one-shot, as every region sends factors of its own matrix with its own
-warm $Q$ (the papers reduce $P$ first and then $Q'$, two phases with one shared basis, so that the
-mean keeps rank r; here the mean over R regions has rank up to r R and nothing waits in between).
-`shared_basis` has bases that all regions share.
-Inside a region whose devices hold rows of $M$, $P$ is gathered and $Q'$ summed, of columns the
-other way round: r (N + M) fp32 values a matrix, besides what `factors` regroups. $M$ stays where it
-lies.
-Columns of the kept $Q$ are scaled to unit size, and a column that came out zero keeps its old
-value, so that a round of zeros does not lose the basis.
+Differs from the papers: every region sends factors of its own matrix, with its own warm $Q$, in one
+exchange. So the mean over R regions has rank up to r R, and no region waits in between. The papers
+reduce $P$ first and then $Q'$, in two phases with one shared basis, and their mean keeps rank r
+(`shared_basis` does that).
+
+Where the devices of a region hold rows of $M$, $P$ is gathered and $Q'$ summed; for columns it is
+the other way round. That moves r (N + M) fp32 values a matrix, besides what `factors` regroups. $M$
+stays where it lies.
+
+Columns of the kept $Q$ are scaled to unit size. A column that came out zero keeps its old value, so
+that a round of zeros does not lose the basis.
 """
 
 from __future__ import annotations
@@ -32,33 +34,6 @@ from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.compression.row_sharding import pin_columns, pin_rows, pin_whole
 from lowcomm_jax.outer.checks import in_range, raise_all
-
-# -- factorise ---------------------------------------------------------------------------------
-#
-# Factorisations of matrices, one after the other: under `vmap` too.
-#
-# On CPU jaxlib 0.10 deals a batch of matrices out to the threads that run the program, and the
-# one that deals them out waits. When all threads do so at once, as the devices of one processor
-# may, none is left to do the work, and the program never ends. (Later, jaxlib takes the
-# matrices in turn.)
-
-
-@sequential_vmap
-def orthonormal(x_NxR: jax.Array) -> jax.Array:
-    """Q of X = Q R, `[N, min(N, R)]`."""
-    return jnp.linalg.qr(x_NxR)[0]
-
-
-@sequential_vmap
-def triangular(x_NxR: jax.Array) -> jax.Array:
-    """R of X = Q R, `[min(N, R), R]`."""
-    return jnp.linalg.qr(x_NxR)[1]
-
-
-@sequential_vmap
-def singular_values(x_NxM: jax.Array) -> jax.Array:
-    """In descending order, `[min(N, M)]`."""
-    return jnp.linalg.svd(x_NxM, compute_uv=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +120,7 @@ class LowRank(MatrixCodec):
         return p, self.factors.decode(payload["q"], shape_q)
 
     def mean_rank(self, payload_R, weight_R, shape, energy):
-        """Of the regions' factors side by side, whose product is the mean; at most r."""
+        """The rank of the product of the regions' factors side by side, the mean; at most r."""
         if not self.factored(shape):
             return None
         p, q = jax.vmap(lambda one: self._factors(one, shape))(payload_R)
@@ -160,14 +135,15 @@ class LowRank(MatrixCodec):
         return jnp.mean(jnp.minimum(ranks, self.rank).astype(jnp.float32))
 
     def rows_together(self, shape):
-        # Of products with M, the compiler sums over whatever axis is cut.
+        # The compiler sums products with M over whatever axis is cut.
+
         return 0 if self.factored(shape) else self.dense.rows_together(shape)
 
     def unit(self, shape):
         return self.dense.unit(shape)
 
-    def deals(self, shape, devices):
-        return self.dense.deals(shape, devices)
+    def splits_over(self, shape, devices):
+        return self.dense.splits_over(shape, devices)
 
     def nbytes(self, shape: Shape) -> int:
         if not self.factored(shape):
@@ -212,3 +188,27 @@ def measured_rank(p_NxR: jax.Array, q_MxR: jax.Array, energy: float = 0.99) -> j
     kept = jnp.cumsum(squares)
     short = (kept < energy * kept[-1]) & (kept[-1] > 0)
     return jnp.sum(short.astype(jnp.int32)) + (kept[-1] > 0).astype(jnp.int32)
+
+
+# Factorisations take one matrix after the other, under `vmap` too. On a CPU, jaxlib 0.10 hands a
+# batch of matrices to the threads that run the program, and the thread that hands them out waits.
+# All threads may do so at once, when they are devices of one processor. Then no thread is left to
+# do the work, and the program never ends. (Later versions of jaxlib take the matrices in turn.)
+
+
+@sequential_vmap
+def orthonormal(x_NxR: jax.Array) -> jax.Array:
+    """Q of X = Q R, `[N, min(N, R)]`."""
+    return jnp.linalg.qr(x_NxR)[0]
+
+
+@sequential_vmap
+def triangular(x_NxR: jax.Array) -> jax.Array:
+    """R of X = Q R, `[min(N, R), R]`."""
+    return jnp.linalg.qr(x_NxR)[1]
+
+
+@sequential_vmap
+def singular_values(x_NxM: jax.Array) -> jax.Array:
+    """Singular values in descending order, `[min(N, M)]`."""
+    return jnp.linalg.svd(x_NxM, compute_uv=False)

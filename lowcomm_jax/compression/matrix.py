@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from lowcomm_jax.compression.base import weighted_mean
-from lowcomm_jax.compression.windows import Deal
+from lowcomm_jax.compression.windows import UnitSplit
 
 PyTree = Any
 Shape = tuple[int, int, int]
@@ -55,22 +55,25 @@ class MatrixCodec(abc.ABC):
         """Bytes of the payload of a stack of this shape."""
 
     def rows_together(self, shape: Shape) -> int:
-        """How many of the N rows are coded together: a device of a region that holds a multiple of
-        them codes what it holds, and statistics of the whole are summed over the devices. 0 = none,
-        and columns may be cut as well.
+        """How many of the N rows are coded together.
+
+        A device of a region that holds a multiple of them codes what it holds; statistics of the
+        whole are summed over the devices. 0 = none, and columns may be cut as well.
         """
         del shape
         return 1
 
     def unit(self, shape: Shape) -> int:
-        """How many neighbouring values of `[N M]` are coded together: what a device should hold a
-        multiple of where it cannot hold whole rows (`windows`).
+        """How many neighbouring values of `[N M]` are coded together.
+
+        A device that cannot hold whole rows should hold a multiple of them (`windows`).
         """
         return shape[2]
 
-    def deals(self, shape: Shape, devices: int) -> bool:
-        """Whether devices that hold equal windows of it can hand one another whole units."""
-        return Deal(math.prod(shape[1:]), self.unit(shape), devices).works()
+    def splits_over(self, shape: Shape, devices: int) -> bool:
+        """Whether devices can split the leaf into whole units (`UnitSplit.works`)."""
+
+        return UnitSplit(math.prod(shape[1:]), self.unit(shape), devices).works()
 
     def sends_all(self, shape: Shape) -> bool:
         """Whether a codec that is meant to choose would send every value of this shape."""

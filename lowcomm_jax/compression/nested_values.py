@@ -1,4 +1,8 @@
-"""Values that one codec has chosen, coded by another: a leaf of their own."""
+"""Code the values that one codec has kept with another codec, as a leaf of their own.
+
+`encode` and `decode` are those of the inner codec. Inside a region the values lie as
+`Windows.drop_filling` left them; these functions tell the inner codec so.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +11,36 @@ from typing import Any
 import jax
 
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
-from lowcomm_jax.compression.row_sharding import RowCut, Spread, rows_cut, windows
+from lowcomm_jax.compression.row_sharding import InWindows, RowCut, leaf_windows, rows_cut
 
 PyTree = Any
 
 
 def encode(codec: MatrixCodec, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
-    """As `codec.encode`; of a leaf in windows, x is what `Windows.drop` has left."""
-    if windows() is None:
+    """As `codec.encode`; x of a leaf in windows is what `Windows.drop_filling` returned."""
+    if leaf_windows() is None:
         return codec.encode(x_LxNxM, state)
     cut = _cut(codec, x_LxNxM.shape)
+    x = x_LxNxM
     with rows_cut(cut):
-        x = x_LxNxM if cut.windows is None else Spread(cut.windows.flat(x_LxNxM), x_LxNxM.shape)
+        if cut.windows is not None:
+            x = InWindows(cut.windows.flatten(x_LxNxM), x_LxNxM.shape)
         return codec.encode(x, state)
 
 
 def decode(codec: MatrixCodec, payload: PyTree, shape: Shape) -> jax.Array:
-    """As `codec.decode`, for `Windows.fill`."""
-    if windows() is None:
+    """As `codec.decode`; of a leaf in windows, what `Windows.restore_filling` takes."""
+    if leaf_windows() is None:
         return codec.decode(payload, shape)
     cut = _cut(codec, shape)
     with rows_cut(cut):
         x = codec.decode(payload, shape)
-    return x if cut.windows is None else cut.windows.lie(x.flat)
+    return x if cut.windows is None else cut.windows.unflatten(x.flat)
 
 
 def _cut(codec: MatrixCodec, shape: Shape) -> RowCut:
-    """How the values lie, and their windows; `Cut()` where every device has, or gets, all."""
-    left = windows().left(shape)
-    if left is None or codec.rows_together(shape) == 0 or not codec.deals(shape, left.devices):
+    """How the values are cut, with their windows; `RowCut()` where every device gets all."""
+    own = leaf_windows().without_filling(shape)
+    if own is None or codec.rows_together(shape) == 0 or not codec.splits_over(shape, own.devices):
         return RowCut()
-    return RowCut(left.layers, left.axes, (), left)
+    return RowCut(own.layers, own.axes, (), own)

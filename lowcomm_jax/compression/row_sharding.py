@@ -1,9 +1,12 @@
-"""What a codec may know of the devices inside a region: that rows are cut over some of them.
+"""Tells a codec how the leaf it codes is sharded inside a region, and runs functions on own rows.
 
-Within `Regions.lift` the axes inside a region are Auto: the compiler places what communicates.
-That is right for sums and products. Gathers, scatters and sorts it would not cut along rows (it
-gathers their operands, and with two sharded axes inside a manual one it aborts the process), so
-they run on every device's own rows instead (`on_rows`).
+The exchange says with `rows_cut` how a leaf is cut while its codec is traced. The codec reads that
+through the functions of this module and needs to know nothing else of devices.
+
+Within `Regions.lift` the axes inside a region are Auto: the compiler places what communicates. That
+is right for sums and products. Gathers, scatters and sorts are not: the compiler gathers their
+operands, and with two sharded axes inside a manual one it aborts the process. So they run on every
+device's own rows instead (`on_rows`).
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ PyTree = Any
 class RowCut(NamedTuple):
     """Mesh axes that cut the layers, rows and columns of a stack of matrices `[L, N, M]`.
 
-    `windows` (`windows.Windows`): of a leaf that lies otherwise; rows are then its units, or rows
-    or columns what they are once it has been dealt out so (`Windows.matrix`).
+    `windows` (`windows.Windows`) belongs to a leaf that is cut otherwise. `rows` then cut its
+    units, or `rows` and `columns` cut the matrix that `Windows.to_matrix` makes of it.
+
     """
 
     layers: tuple[str, ...] = ()
@@ -37,8 +41,8 @@ class RowCut(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Spread:
-    """A stack of matrices in windows of equal size (`windows.Windows.flat`).
+class InWindows:
+    """A stack of matrices in windows of equal size (`windows.Windows.flatten`).
 
     Attributes:
       flat: `[L, N M]`, cut over the second axis.
@@ -54,7 +58,7 @@ _CUT: contextvars.ContextVar[RowCut | None] = contextvars.ContextVar("cut", defa
 
 @contextlib.contextmanager
 def rows_cut(cut: RowCut) -> Iterator[None]:
-    """While a leaf's codec is traced: how the exchange has laid out that leaf."""
+    """Set how the exchange has laid out the leaf whose codec is traced in this context."""
     token = _CUT.set(cut)
     try:
         yield
@@ -62,7 +66,7 @@ def rows_cut(cut: RowCut) -> Iterator[None]:
         _CUT.reset(token)
 
 
-def windows() -> Any:
+def leaf_windows() -> Any:
     """The `windows.Windows` of the leaf whose codec is traced; None where it lies in rows."""
     return (_CUT.get() or RowCut()).windows
 
@@ -105,7 +109,8 @@ def on_rows(fn: Callable, groups: int, cut: PyTree, whole: PyTree = ()) -> PyTre
       fn: maps leaves `[L, rows, ...]` to such leaves, and treats groups of rows alike.
       groups: of neighbouring rows that `fn` keeps together. Where they do not divide over the
         devices, every device works on all of them.
-      cut: leaves `[L, rows, ...]`; rows may be rows of the matrix, blocks or chunks.
+      cut: leaves `[L, rows, ...]`; a row is a row of the matrix, a block or a chunk.
+
       whole: the same on all devices.
     """
     axes = axes_inside()

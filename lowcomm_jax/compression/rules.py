@@ -1,4 +1,4 @@
-"""Which codec each leaf gets, by the first regular expression that finds its path."""
+"""Gives each leaf its codec: that of the first regular expression that finds the leaf's path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
-from lowcomm_jax.compression.row_sharding import RowCut, Spread, rows_cut
+from lowcomm_jax.compression.row_sharding import InWindows, RowCut, rows_cut
 from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.compression.windows import Windows
 from lowcomm_jax.outer.checks import one_of, raise_all
@@ -52,19 +52,19 @@ class _Leaf:
         """Whether the codec is handed windows, not a matrix."""
         return self.windows is not None and self.codec.rows_together(self.matrices) > 0
 
-    def stack(self, x: jax.Array) -> jax.Array | Spread:
+    def stack(self, x: jax.Array) -> jax.Array | InWindows:
         """The leaf as its codec takes it."""
         if self.windows is None:
             return x.reshape(self.matrices)
         if self.in_units:
-            return Spread(self.windows.flat(x), self.matrices)
-        return self.windows.matrix(x, self.matrices)
+            return InWindows(self.windows.flatten(x), self.matrices)
+        return self.windows.to_matrix(x, self.matrices)
 
-    def shaped(self, x: jax.Array | Spread) -> jax.Array:
+    def shaped(self, x: jax.Array | InWindows) -> jax.Array:
         """Inverse of `stack`."""
         if self.windows is None:
             return x.reshape(self.shape)
-        return self.windows.lie(x.flat) if self.in_units else self.windows.leaf(x)
+        return self.windows.unflatten(x.flat) if self.in_units else self.windows.from_matrix(x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +74,9 @@ class PerTensor(Codec):
     Attributes:
       default: codec of leaves that no rule names.
       rules: (regular expression, codec) pairs, searched in the path (`blocks/0/mlp/up`).
-      stacked: path prefixes whose leaves carry a leading layer axis (as in `fragments.partition`):
-        each layer is a matrix of its own.
+      stacked: path prefixes whose leaves carry a leading layer axis, as in
+        `params.fragments.partition`: each layer is a matrix of its own.
+
       seed: of random bases and choices; the same in every region.
       label: name in tables; default: the default codec's.
       cuts: (path, how the leaf is cut inside a region) pairs, from the exchange.
@@ -139,11 +140,11 @@ class PerTensor(Codec):
         leaf = self._named(path, shape)
         return leaf.codec.rows_together(leaf.matrices)
 
-    def deals(self, path, shape, devices):
+    def splits_over(self, path, shape, devices):
         leaf = self._named(path, shape)
-        return leaf.codec.deals(leaf.matrices, devices)
+        return leaf.codec.splits_over(leaf.matrices, devices)
 
-    def laid(self, cuts):
+    def with_layout(self, cuts):
         return dataclasses.replace(self, cuts=tuple(cuts.items()))
 
     def _leaf(self, path, leaf) -> _Leaf:

@@ -1,4 +1,4 @@
-"""A codec at work in every pipeline stage: each codes its own part of a tree, and nothing else.
+"""Runs a codec in every pipeline stage: each stage codes its own part of a tree, and nothing else.
 
 No codec then sees, or moves, what lies in another stage. A table cut over the stages is coded slice
 by slice: low-rank factors, and scales of whole tensors, are those of a slice.
@@ -66,11 +66,11 @@ class Staged(Codec):
         """Of a stage's part, which is what `shape` is of."""
         return self.codec.rows_together(path, shape)
 
-    def deals(self, path, shape, devices):
-        return self.codec.deals(path, shape, devices)
+    def splits_over(self, path, shape, devices):
+        return self.codec.splits_over(path, shape, devices)
 
-    def laid(self, cuts):
-        return dataclasses.replace(self, codec=self.codec.laid(cuts))
+    def with_layout(self, cuts):
+        return dataclasses.replace(self, codec=self.codec.with_layout(cuts))
 
     def at(self, level):
         return dataclasses.replace(self, codec=self.codec.at(level))

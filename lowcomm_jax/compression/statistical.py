@@ -1,4 +1,4 @@
-r"""8, 4 or 2 bits around the mean, decoded with a codebook of bin means.
+r"""Quantise to 8, 4 or 2 bits around the mean; decode with a codebook of bin means.
 
 $$q = \mathrm{clip}\big(\lfloor (x - \mu)/s + B/2 + \tfrac12 \rfloor,\, 0,\, B - 1\big), \qquad
   s = \rho\,\sigma / B, \qquad \hat x = \mathrm{mean}\{x : q(x) = q\}$$
@@ -30,99 +30,23 @@ from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.blocks import Blocks
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
-from lowcomm_jax.compression.row_sharding import axes_inside, on_rows, windows
+from lowcomm_jax.compression.row_sharding import axes_inside, leaf_windows, on_rows
 from lowcomm_jax.outer.checks import in_range, one_of, raise_all
 
-# -- bin_sums ----------------------------------------------------------------------------------
-#
-# Sums and counts per bin of a quantiser, formulated for the platform at hand.
-
-
-LANES = 1 << 19  # sums that are added to side by side: they stay in a CPU's cache
-LEAST = 32  # lanes of a group
-
-
-def bin_sums(
-    x_GxW: jax.Array, classify: Callable, grid: tuple[jax.Array, ...], bins: int
-) -> tuple[jax.Array, jax.Array]:
-    """Add and count the values of each group that fall into each bin.
-
-    Args:
-      x_GxW: fp32 values, G groups.
-      classify: `(x_GxW, *grid) -> bin numbers` as floats, elementwise.
-      grid: parameters of the groups, `[G, 1]` each.
-      bins: number of bins, at most 16.
-
-    Returns:
-      (sums, counts), fp32 `[G, bins]`.
-    """
-
-    # A CPU compiler writes the masks out in full; elsewhere one fused pass over the masks is
-    # fastest, and it leaves sharded values where they are.
-    if axes_inside():
-        return _by_masks(x_GxW, classify, grid, bins)
-
-    def by_lanes(x, *grid):
-        return _by_lanes(x, classify, grid, bins)
-
-    def by_masks(x, *grid):
-        return _by_masks(x, classify, grid, bins)
-
-    return jax.lax.platform_dependent(x_GxW, *grid, cpu=by_lanes, default=by_masks)
-
-
-def _by_masks(x_GxW, classify, grid, bins):
-    codes = classify(x_GxW, *grid)
-    masks = [codes == b for b in range(bins)]
-    sums = [jnp.sum(jnp.where(m, x_GxW, 0.0), axis=1) for m in masks]
-    counts = [jnp.sum(m.astype(jnp.float32), axis=1) for m in masks]
-    return jnp.stack(sums, axis=1), jnp.stack(counts, axis=1)
-
-
-def _by_lanes(x_GxW, classify, grid, bins):
-    """Piece by piece into lanes of their own, which are added up at the end: elementwise all along,
-    so that a CPU's cores and vector units share it.
-    """
-    groups, size = x_GxW.shape
-    together = min(groups, LANES // (bins * LEAST))
-    width = min(size, LANES // (bins * together))
-    numbers_Bx1 = jnp.arange(bins, dtype=jnp.float32)[:, None]
-
-    def one(x_W, *own):
-        grid = [g[None] for g in own]
-
-        def add(i, lanes):
-            piece = jax.lax.dynamic_slice_in_dim(x_W, i * width, width)
-            hit_BxW = numbers_Bx1 == classify(piece[None], *grid)
-            sums, counts = lanes
-            return sums + jnp.where(hit_BxW, piece[None], 0.0), counts + hit_BxW.astype(jnp.float32)
-
-        pieces, rest = divmod(size, width)
-        none = jnp.zeros((bins, width), jnp.float32)
-        found = [jnp.sum(x, axis=1) for x in jax.lax.fori_loop(0, pieces, add, (none, none))]
-        if rest:
-            last = _by_masks(x_W[None, pieces * width :], classify, grid, bins)
-            found = [a + b[0] for a, b in zip(found, last)]
-        return tuple(found)
-
-    return jax.lax.map(lambda xs: one(*xs), (x_GxW, *grid), batch_size=together)
+LANES = 1 << 19  # partial sums kept side by side; so many stay in a CPU's cache
+LEAST = 32  # lanes of a group, at least
 
 
 class Grid(NamedTuple):
-    """Bins of each group; fp32 `[L, 1, 1]` or `[L, N, 1]` each."""
+    """The bins of each group; fp32 `[L, 1, 1]` or `[L, N, 1]` each."""
 
     mean: jax.Array
     step: jax.Array
 
 
-def _only(real: jax.Array | None, x: jax.Array) -> jax.Array:
-    """x, with zeros where it is not `real`."""
-    return x if real is None else jnp.where(real, x, 0.0)
-
-
 @dataclasses.dataclass(frozen=True)
 class Statistical(MatrixCodec):
-    """Quantise to 2^bits bins of equal width around the mean; see the module.
+    """Quantise to 2^bits bins of equal width around the mean (see the module).
 
     Attributes:
       bits: 2, 4 or 8.
@@ -163,7 +87,7 @@ class Statistical(MatrixCodec):
         return jnp.sum(rows, axis=1, keepdims=True) if self.scope == "matrix" else rows
 
     def _grid(self, x_LxNxM: jax.Array, size: int, real: jax.Array | None) -> Grid:
-        """Of groups of `size` values: those that are `real` (None = all)."""
+        """The grid of groups of `size` values, taken over those that are `real` (None = all)."""
         largest = cutting.largest_magnitude(x_LxNxM)[..., None]
         if self.scope == "matrix":
             largest = jnp.max(largest, axis=1, keepdims=True)
@@ -195,7 +119,7 @@ class Statistical(MatrixCodec):
         return jnp.where(codes > self.bins - 1.0, self.bins - 1.0, codes)
 
     def _classes(self, x: jax.Array, mean: jax.Array, step: jax.Array) -> jax.Array:
-        """What means are taken over: the bins; with 8 bits low end, inside, high end."""
+        """Classes whose means travel: the bins; with 8 bits the low end, the middle, the high."""
         if self.bits < 8:
             return self._codes(x, mean, step)
         at = self._positions(x, mean, step)
@@ -209,17 +133,17 @@ class Statistical(MatrixCodec):
             return {k: cutting.sent(x, self.unit(shape)) for k, x in payload.items()}, state
         real = cutting.real(shape, self._blocks(shape))
         if real is not None:
-            # What is counted over the whole does not mind how it is cut.
+            # Sums over the whole leaf do not depend on how it is cut.
             x_LxNxM = cutting.to_blocks(x_LxNxM, self._blocks(shape))
         payload = self._encode(x_LxNxM, shape, real)
         return payload | {"codes": cutting.sent(payload["codes"], self.unit(shape))}, state
 
     def _rows_apart(self, shape: Shape) -> bool:
-        """Whether rows share nothing; one alone is a matrix."""
+        """Whether rows share no grid; a single row counts as a matrix."""
         return self.scope == "row" and shape[1] > 1
 
     def _encode(self, x_LxNxM, shape: Shape, real=None) -> dict[str, jax.Array]:
-        """Of rows, or of the blocks of a matrix of this shape, of which some values are `real`."""
+        """Encode rows, or the blocks of a matrix of this shape whose own values are `real`."""
         grid = self._grid(x_LxNxM, self._size(shape), real)
         codes = self._codes(x_LxNxM, *grid).astype(jnp.uint8)
         if real is None:
@@ -253,12 +177,12 @@ class Statistical(MatrixCodec):
             values = on_rows(lambda own, _: self._look_up(*own, width), book.shape[1], rows)
             values = values.reshape(*book.shape[:2], -1)[:, :, : shape[2]]
             return cutting.from_blocks(values, shape, by_row=True)
-        apart = codes.shape[1] if windows() is not None else shape[1] if by_row else 1
+        apart = codes.shape[1] if leaf_windows() is not None else shape[1] if by_row else 1
         values = on_rows(lambda own, book: self._look_up(own, book, width), apart, codes, book)
         return cutting.from_blocks(values, shape, by_row)
 
     def _look_up(self, packed: jax.Array, book: jax.Array, width: int) -> jax.Array:
-        """Decode blocks of so many values, by the books of their rows or of the matrix."""
+        """Decode blocks of `width` values with the codebooks of their rows or of the matrix."""
         codes = unpack(packed, self.bits, width)
         if self.bits == 8:
             centres = self._centres(Grid(book[..., 0:1], book[..., 1:2]))
@@ -269,7 +193,8 @@ class Statistical(MatrixCodec):
         return values.reshape(codes.shape)
 
     def _blocks(self, shape: Shape) -> Blocks:
-        """To pack by; rows that have grids of their own are packed apart."""
+        """The blocks that codes are packed by; rows with a grid each are packed apart."""
+
         found = cutting.cut(shape, cutting.PACKING_BLOCK)
         if self.scope == "matrix" or found.by_row:
             return found
@@ -286,3 +211,78 @@ class Statistical(MatrixCodec):
         groups = 1 if self.scope == "matrix" else shape[1]
         book = 4 if self.bits == 8 else self.bins
         return shape[0] * (count * packed_width(width, self.bits) + groups * 4 * book)
+
+
+def _only(real: jax.Array | None, x: jax.Array) -> jax.Array:
+    """x, with zeros where it is not `real`."""
+    return x if real is None else jnp.where(real, x, 0.0)
+
+
+# Sums and counts of the values in each bin, in the formulation that suits the platform.
+
+
+def bin_sums(
+    x_GxW: jax.Array, classify: Callable, grid: tuple[jax.Array, ...], bins: int
+) -> tuple[jax.Array, jax.Array]:
+    """Add and count the values of each group that fall into each bin.
+
+    Args:
+      x_GxW: fp32 values, G groups.
+      classify: `(x_GxW, *grid) -> bin numbers` as floats, elementwise.
+      grid: parameters of the groups, `[G, 1]` each.
+      bins: number of bins, at most 16.
+
+    Returns:
+      (sums, counts), fp32 `[G, bins]`.
+    """
+
+    # A CPU compiler writes the masks out in full. Elsewhere one fused pass over the masks is
+    # fastest, and it leaves sharded values where they are.
+    if axes_inside():
+        return _by_masks(x_GxW, classify, grid, bins)
+
+    def by_lanes(x, *grid):
+        return _by_lanes(x, classify, grid, bins)
+
+    def by_masks(x, *grid):
+        return _by_masks(x, classify, grid, bins)
+
+    return jax.lax.platform_dependent(x_GxW, *grid, cpu=by_lanes, default=by_masks)
+
+
+def _by_masks(x_GxW, classify, grid, bins):
+    codes = classify(x_GxW, *grid)
+    masks = [codes == b for b in range(bins)]
+    sums = [jnp.sum(jnp.where(m, x_GxW, 0.0), axis=1) for m in masks]
+    counts = [jnp.sum(m.astype(jnp.float32), axis=1) for m in masks]
+    return jnp.stack(sums, axis=1), jnp.stack(counts, axis=1)
+
+
+def _by_lanes(x_GxW, classify, grid, bins):
+    """Add piece after piece to lanes, and the lanes at the end.
+
+    Every step is elementwise, so that a CPU's cores and vector units share it.
+    """
+    groups, size = x_GxW.shape
+    together = min(groups, LANES // (bins * LEAST))
+    width = min(size, LANES // (bins * together))
+    numbers_Bx1 = jnp.arange(bins, dtype=jnp.float32)[:, None]
+
+    def one(x_W, *own):
+        grid = [g[None] for g in own]
+
+        def add(i, lanes):
+            piece = jax.lax.dynamic_slice_in_dim(x_W, i * width, width)
+            hit_BxW = numbers_Bx1 == classify(piece[None], *grid)
+            sums, counts = lanes
+            return sums + jnp.where(hit_BxW, piece[None], 0.0), counts + hit_BxW.astype(jnp.float32)
+
+        pieces, rest = divmod(size, width)
+        none = jnp.zeros((bins, width), jnp.float32)
+        found = [jnp.sum(x, axis=1) for x in jax.lax.fori_loop(0, pieces, add, (none, none))]
+        if rest:
+            last = _by_masks(x_W[None, pieces * width :], classify, grid, bins)
+            found = [a + b[0] for a, b in zip(found, last)]
+        return tuple(found)
+
+    return jax.lax.map(lambda xs: one(*xs), (x_GxW, *grid), batch_size=together)

@@ -1,9 +1,10 @@
-r"""The k largest values of every chunk, with packed indices.
+r"""Send the k largest values of every chunk, with packed indices.
 
-A matrix is cut into chunks of up to 64 x 64 (the largest divisor <= 64 of each dimension), a vector
-into chunks of up to 64; each chunk sends its k values of largest magnitude and where they stand: 12
-bits each, two in three bytes (8 bits in chunks of up to 256). Chunks of at most k values travel
-whole, without indices. Inside a region chunks are coded in whole rows of them, or columns.
+`TopK` cuts a matrix into chunks of up to 64 x 64: the largest divisor <= 64 of each dimension. A
+vector is cut into chunks of up to 64. Each chunk sends its k values of largest magnitude and where
+they stand: 12 bits each, two in three bytes (8 bits in chunks of up to 256). Chunks of at most k
+values travel whole, without indices. Inside a region, devices code whole rows of chunks, or whole
+columns of them (`windows.cut_strips`).
 
 Source: SparseLoCo, arXiv 2508.15706 (k = 64; values then quantised to 2 bits); chunks as in DeMo,
 arXiv 2411.19870.
@@ -20,58 +21,17 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
-from lowcomm_jax.compression import nested_values
-from lowcomm_jax.compression import windows as strips
+from lowcomm_jax.compression import nested_values, windows
 from lowcomm_jax.compression.base import fold_regions
 from lowcomm_jax.compression.blocks import Blocks, Chunks
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
-from lowcomm_jax.compression.row_sharding import Spread, axes_inside, on_rows, windows
+from lowcomm_jax.compression.row_sharding import InWindows, axes_inside, leaf_windows, on_rows
 from lowcomm_jax.outer.checks import in_range, one_of, raise_all
-
-# -- bands -------------------------------------------------------------------------------------
-#
-# A function of rows, band by band, so that what lies between its steps stays in a cache.
-
 
 PyTree = Any
 BAND = 2**18  # values in a band, at least
-
-
-def in_bands(fn: Callable[[PyTree], PyTree], each: int, values: int, tree: PyTree) -> PyTree:
-    """`fn(tree)`; on a CPU one band of rows at a time, which spares it copies of whole matrices.
-
-    Args:
-      fn: maps leaves `[L, n, ...]` to such leaves and treats rows alike.
-      each: of the n of the tree's leaves, how many make up one row.
-      values: in one row, before or after coding.
-    """
-    layers, n = jax.tree.leaves(tree)[0].shape[:2]
-    bands = _row_bands(n // each, values)
-
-    def one(band):
-        return jax.tree.map(lambda y: y[0], fn(jax.tree.map(lambda x: x[None], band)))
-
-    def banded(tree):
-        # Without an axis of length 1, for which a CPU compiler would copy everything.
-        cut = jax.tree.map(lambda x: x.reshape(layers * bands, -1, *x.shape[2:]), tree)
-        done = jax.lax.map(one, cut)
-        return jax.tree.map(lambda y: y.reshape(layers, -1, *y.shape[2:]), done)
-
-    if layers * bands == 1 or axes_inside():
-        return fn(tree)
-    return jax.lax.platform_dependent(tree, cpu=banded, default=fn)
-
-
-def _row_bands(rows: int, values: int) -> int:
-    """Most bands of equally many rows that hold `BAND` values each; 1 where there are none.
-
-    >>> _bands(64, 2**18), _bands(64, 2**17), _bands(7, 2**17), _bands(4, 2**10)
-    (64, 32, 1, 1)
-    """
-    fitting = (b for b in range(rows, 0, -1) if rows % b == 0 and rows // b * values >= BAND)
-    return next(fitting, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +77,9 @@ class TopK(MatrixCodec):
 
     def encode(self, x_LxNxM, state):
         shape, chunks = x_LxNxM.shape, self._chunks(x_LxNxM.shape)
-        # Of a leaf in windows, with spare rows.
+        # A leaf in windows comes with spare rows.
         if self._in_strips(shape):
-            rows = strips.cut_strips(windows(), x_LxNxM.flat, shape, chunks.width)
+            rows = windows.cut_strips(leaf_windows(), x_LxNxM.flat, shape, chunks.width)
         else:
             rows = cutting.to_blocks(x_LxNxM, _bands(chunks))
         rows = rows.reshape(rows.shape[0], -1, chunks.across * chunks.width)
@@ -171,36 +131,36 @@ class TopK(MatrixCodec):
         return self._joined(mean, shape, chunks)
 
     def _kept_of(self, payload, shape: Shape) -> tuple[dict, jax.Array, Chunks]:
-        """The indices, values and chunks of a payload, every device its own bands."""
+        """The indices, values and chunks of a payload; every device gets those of its own rows."""
         chunks, units = self._chunks(shape), self._units(shape)
         values = nested_values.decode(self.values, payload["values"], self._kept(shape, chunks))
         at = {k: cutting.received(x, *units) for k, x in payload.items() if k == "index"}
         return at, cutting.received(values, *units), chunks
 
     def _chunks(self, shape: Shape) -> Chunks:
-        """Those of a vector, and of strips, one below the other."""
+        """The chunks of a leaf; those of a vector, and of strips, lie one below the other."""
         chunks = cutting.tile(shape, self.block)
         below = shape[1] == 1 or self._in_strips(shape)
         return chunks._replace(down=chunks.count, across=1) if below else chunks
 
     def _in_strips(self, shape: Shape) -> bool:
-        """Whether it is dealt out in columns of chunks, for lack of rows of them."""
-        return windows() is not None and not self._has_rows(shape, windows().devices)
+        """Whether devices hold columns of chunks, because there are too few rows of them."""
+        return leaf_windows() is not None and not self._has_rows(shape, leaf_windows().devices)
 
     def _has_rows(self, shape: Shape, devices: int) -> bool:
         return cutting.tile(shape, self.block).down >= devices
 
     def _units(self, shape: Shape) -> tuple[int, bool]:
-        """Values of what a device holds whole, and whether its chunks travel in another order."""
+        """(values of a unit that one device holds whole, whether chunks travel by column)."""
         if self._in_strips(shape):
             return shape[1] * cutting.tile(shape, self.block).width, True
         return self.unit(shape), False
 
-    def _joined(self, rows: jax.Array, shape: Shape, chunks: Chunks) -> jax.Array | Spread:
-        """Inverse of cutting into rows of chunks."""
+    def _joined(self, rows: jax.Array, shape: Shape, chunks: Chunks) -> jax.Array | InWindows:
+        """The leaf from its rows of chunks."""
         if self._in_strips(shape):
             found = rows.reshape(rows.shape[0], -1, shape[1], chunks.width)
-            return Spread(strips.join_strips(windows(), found, shape), shape)
+            return InWindows(windows.join_strips(leaf_windows(), found, shape), shape)
         bands = rows.reshape(rows.shape[0], -1, _bands(chunks).width)
         return cutting.from_blocks(bands, shape, by_row=False)
 
@@ -217,10 +177,10 @@ class TopK(MatrixCodec):
     def unit(self, shape):
         return _bands(cutting.tile(shape, self.block)).width
 
-    def deals(self, shape, devices):
+    def splits_over(self, shape, devices):
         if self._has_rows(shape, devices):
-            return super().deals(shape, devices)
-        return strips.strips_work(shape, cutting.tile(shape, self.block).width, devices)
+            return super().splits_over(shape, devices)
+        return windows.strips_work(shape, cutting.tile(shape, self.block).width, devices)
 
     def nbytes(self, shape: Shape) -> int:
         chunks = cutting.tile(shape, self.block)
@@ -239,7 +199,7 @@ class TopK(MatrixCodec):
 
 
 def _on_rows(fn, chunks: Chunks, each: int, tree):
-    """`fn` of some rows of chunks; of leaves `[L, n, ...]`, `each` of n are a row of chunks."""
+    """`fn` on every device's rows of chunks; `each` of the n in leaves `[L, n, ...]` make a row."""
     values, n = chunks.across * chunks.size, jax.tree.leaves(tree)[0].shape[1]
     return on_rows(lambda own, _: in_bands(fn, each, values, own), n // each, tree)
 
@@ -256,9 +216,10 @@ def _index_bits(chunks: Chunks) -> int:
 def _place(kept, chunks: Chunks) -> jax.Array:
     """Put the kept values where they stand, 0 elsewhere: `[L, down, height, across * width]`.
 
-    They are scattered straight into rows of the matrix: a scatter into chunks would need a
-    transposed copy of the whole matrix afterwards.
+    The scatter goes straight into rows of the matrix. A scatter into chunks would need a transposed
+    copy of the whole matrix afterwards.
     """
+
     values_LxCxK = kept["values"]
     layers, count, k = values_LxCxK.shape
     chunks = chunks._replace(down=count // chunks.across)
@@ -279,3 +240,42 @@ def _place(kept, chunks: Chunks) -> jax.Array:
     values = values_LxCxK.reshape(layers * down, across * k)
     placed = jax.vmap(scatter)(blank, at.reshape(layers * down, across * k), values)
     return placed.reshape(out_shape)
+
+
+# Bands: on a CPU, rows are coded some at a time, so that what lies between the steps of a function
+# stays in a cache.
+
+
+def in_bands(fn: Callable[[PyTree], PyTree], each: int, values: int, tree: PyTree) -> PyTree:
+    """`fn(tree)`; a CPU runs it on one band of rows at a time and copies no whole matrix.
+
+    Args:
+      fn: maps leaves `[L, n, ...]` to such leaves and treats rows alike.
+      each: how many of the n make up one row.
+      values: number of values in one row, before or after coding.
+    """
+    layers, n = jax.tree.leaves(tree)[0].shape[:2]
+    bands = _row_bands(n // each, values)
+
+    def one(band):
+        return jax.tree.map(lambda y: y[0], fn(jax.tree.map(lambda x: x[None], band)))
+
+    def banded(tree):
+        # Without an axis of length 1, for which a CPU compiler would copy everything.
+        cut = jax.tree.map(lambda x: x.reshape(layers * bands, -1, *x.shape[2:]), tree)
+        done = jax.lax.map(one, cut)
+        return jax.tree.map(lambda y: y.reshape(layers, -1, *y.shape[2:]), done)
+
+    if layers * bands == 1 or axes_inside():
+        return fn(tree)
+    return jax.lax.platform_dependent(tree, cpu=banded, default=fn)
+
+
+def _row_bands(rows: int, values: int) -> int:
+    """The largest number of equal bands that hold at least `BAND` values each; else 1.
+
+    >>> _row_bands(64, 2**18), _row_bands(64, 2**17), _row_bands(7, 2**17), _row_bands(4, 2**10)
+    (64, 32, 1, 1)
+    """
+    fitting = (b for b in range(rows, 0, -1) if rows % b == 0 and rows // b * values >= BAND)
+    return next(fitting, 1)

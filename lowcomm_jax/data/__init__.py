@@ -1,10 +1,12 @@
 """Text for training across regions: corpora, tokenizers, disjoint shards, samples by number.
 
+In: a `DataConfig`. Out: `load` gives training data, held-out data and the tokenizer.
+
     train, evaluation, tokenizer = load(DataConfig(corpus="python", regions=4))
     batch = train.samples(region=2, start=0, count=8)     # {"tokens": [8, T+1], "mask": [8, T]}
 
-Every sample is a pure function of (config, region, trainer, number); positions belong to the
-caller.
+Every sample is a pure function of (config, region, trainer, number). The caller keeps the
+positions, so a resumed run reads the same samples.
 """
 
 from lowcomm_jax.data.config import DataConfig

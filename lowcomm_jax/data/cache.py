@@ -1,4 +1,4 @@
-"""Folders that are built once, appear whole or not at all, and are rebuilt when damaged."""
+"""Cached folders: built once, whole or not there at all, and rebuilt when damaged."""
 
 import json
 import logging

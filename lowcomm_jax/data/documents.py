@@ -1,4 +1,4 @@
-"""The documents of a corpus on disk: read once, then at hand by number."""
+"""The documents of a corpus on disk: read from the corpus once, then by number."""
 
 import dataclasses
 import hashlib

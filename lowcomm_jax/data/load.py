@@ -1,4 +1,4 @@
-"""From a config to training data, validation data and tokenizer."""
+"""Builds training data, validation data and the tokenizer that a `DataConfig` describes."""
 
 import numpy as np
 

@@ -1,12 +1,15 @@
 """Sequences cut out of documents, with random access: sequence number -> tokens and mask.
 
+`tokenise` puts the tokens of all documents on disk, each document followed by the end token. `pack`
+cuts them into sequences.
+
 The documents of a group (a region's shard, the validation set) stand one after another, each with
-its end token, and an end token is read before the first. `stream` cuts that row every T tokens;
-neighbouring sequences share one token, so every token (end tokens included) is the target exactly
+its end token, and an end token is read before the first. `stream` cuts that row every T tokens.
+Neighbouring sequences share one token, so every token (end tokens included) is the target exactly
 once. `document` does the same for every document alone. Either way the last sequence is shorter: it
 is kept, filled with padding and masked, so no token is dropped.
 
-First-fit packing of whole documents is not offered: without separate attention per document it
+First-fit packing of whole documents is not offered. Without separate attention per document it
 hides no document from another, and it would need the whole epoch's plan where `stream` needs none.
 """
 
@@ -20,11 +23,6 @@ from lowcomm_jax.data.cache import open_or_build
 from lowcomm_jax.data.corpora.base import fingerprint_of
 from lowcomm_jax.data.documents import Documents
 from lowcomm_jax.data.tokenizers import Tokenizer
-
-# -- tokens ------------------------------------------------------------------------------------
-#
-# The tokens of all documents on disk, each document followed by the end token.
-
 
 _FORMAT = 1
 _BATCH_BYTES = 4 << 20
@@ -57,28 +55,6 @@ def tokenise(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Tokens:
         token_N=np.asarray(np.memmap(path / "token.bin", dtype, "r")),
         offset_E=np.load(path / "offset.npy"),
     )
-
-
-def _write(documents: Documents, tokenizer: Tokenizer, dtype: type, folder: Path) -> None:
-    lengths = [0]
-    with open(folder / "token.bin", "wb") as out:
-        for texts in _batches(documents):
-            for tokens in tokenizer.encode_batch(texts):
-                out.write(tokens.astype(dtype).tobytes())
-                out.write(dtype(tokenizer.eos_id).tobytes())
-                lengths.append(len(tokens) + 1)
-    np.save(folder / "offset.npy", np.cumsum(lengths, dtype=np.int64))
-
-
-def _batches(documents: Documents) -> Iterator[list[str]]:
-    texts, size = [], 0
-    for text in documents.texts():
-        texts.append(text)
-        size += len(text)
-        if size >= _BATCH_BYTES:
-            yield texts
-            texts, size = [], 0
-    yield texts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,3 +154,28 @@ def pack(
         eos_id=eos_id,
         pad_id=pad_id,
     )
+
+
+# -- tokens on disk ----------------------------------------------------------------------------
+
+
+def _write(documents: Documents, tokenizer: Tokenizer, dtype: type, folder: Path) -> None:
+    lengths = [0]
+    with open(folder / "token.bin", "wb") as out:
+        for texts in _batches(documents):
+            for tokens in tokenizer.encode_batch(texts):
+                out.write(tokens.astype(dtype).tobytes())
+                out.write(dtype(tokenizer.eos_id).tobytes())
+                lengths.append(len(tokens) + 1)
+    np.save(folder / "offset.npy", np.cumsum(lengths, dtype=np.int64))
+
+
+def _batches(documents: Documents) -> Iterator[list[str]]:
+    texts, size = [], 0
+    for text in documents.texts():
+        texts.append(text)
+        size += len(text)
+        if size >= _BATCH_BYTES:
+            yield texts
+            texts, size = [], 0
+    yield texts

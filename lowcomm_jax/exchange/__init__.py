@@ -1,7 +1,9 @@
 """How payloads travel between regions inside one program, and how many bytes that takes.
 
-In: every region's payload of one fragment. Out: what the regions that took part average to, and
-the bytes announced for it. What travels between separate jobs is in `runtime`; its public names
+In: every region's pseudo-gradient of one fragment, the codec, and who takes part. Out: what the
+regions that took part average to, and the bytes announced for it (`Traffic`). `MeshExchange`
+averages over all regions, `GroupExchange` over small groups; `rows` lays leaves out for their
+codec, `shares` moves buffers. What travels between separate jobs is in `runtime`; its public names
 (`store`, `peers`, errors) resolve here too.
 """
 

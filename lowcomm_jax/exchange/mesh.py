@@ -1,8 +1,12 @@
-"""Exchange inside one JAX program: collectives over the mesh's region axis.
+"""Exchanges payloads of all regions inside one JAX program, over the mesh's region axis.
 
-For simulation on one machine, and for several slices in one `jax.distributed` job. A collective of
-this backend is part of the landing program, so it is ordered with the inner steps on the device's
-queue: delays are exact, but transfers do not overlap with compute in real time.
+In: every region's pseudo-gradient of one fragment (`MeshExchange.encode`), then the payloads and
+the weights of a round (`reduce`). Out: the weighted mean, and the bytes announced for it
+(`traffic`).
+
+It serves simulations on one machine, and several slices in one `jax.distributed` job. Its
+collectives are part of the landing program, so the device's queue orders them with the inner steps.
+Delays are exact, but transfers do not overlap with compute in real time.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ class Reduced(NamedTuple):
 
 
 class InSlices(NamedTuple):
-    """Payloads that were reduced slice by slice before the landing (`jobs.slicing`).
+    """Payloads that separate jobs reduced slice by slice before the landing (`runtime.slicing`).
 
     Attributes:
       tree: dense, leaves `[...]` of the weighted sum; coded, all slices `[parts, ...]` of the
@@ -80,8 +84,9 @@ class MeshExchange:
     def agree(
         self, delta_R: PyTree, state_R: PyTree, weight_R: jax.Array, specs: PyTree, bases: PyTree
     ) -> PyTree:
-        """The bases on which all regions encode these values, where their codec shares them: what
-        it has to send ahead is handed to everyone now (traced). Else `bases`.
+        """The bases on which all regions encode these values (traced).
+
+        Where the codec shares bases, what it sends ahead goes to everyone now. Else `bases`.
 
         Args:
           delta_R, state_R, specs: as in `encode`; weight_R: float32 `[R]`.
@@ -90,15 +95,15 @@ class MeshExchange:
         if self.codec is None or not self.codec.shares_basis:
             return bases
         rows, like = self.rows, _without_lead(delta_R)
-        laid = rows.laid(like, specs)
-        ahead_R = self.regions.lift(lambda x, s, b: laid.on(b).ahead(x, s), (0, 0, None))(
-            rows.deal(delta_R, specs), state_R, bases
+        rows_codec = rows.codec_with_layout(like, specs)
+        ahead_R = self.regions.lift(lambda x, s, b: rows_codec.on(b).ahead(x, s), (0, 0, None))(
+            rows.to_rows(delta_R, specs), state_R, bases
         )
         lies = rows.payload_specs(ahead_R, like, specs)
         everyone = shares.gather(self.regions, rows.place(ahead_R, lies), lies)
 
         def agreed(ahead_R, weight_R, bases):
-            return laid.on(bases).agreed(ahead_R, weight_R, like)
+            return rows_codec.on(bases).agreed(ahead_R, weight_R, like)
 
         return rows.place_bases(self.regions.everywhere(agreed)(everyone, weight_R, bases))
 
@@ -119,13 +124,13 @@ class MeshExchange:
     ) -> tuple[PyTree, PyTree, jax.Array]:
         """As `encode`, and ||decoded - delta|| of every region, fp32 `[R]`.
 
-        Taken where the rows lie, so that nothing but sums moves for it.
+        The norm is taken where the rows lie, so that nothing but sums moves for it.
         """
         return self._encode(delta_R, state_R, specs, bases, measure=True)
 
     def _encode(self, delta_R, state_R, specs, bases, measure: bool):
         rows, like = self.rows, _without_lead(delta_R)
-        dealt, codec = rows.deal(delta_R, specs), rows.laid(like, specs)
+        by_rows, codec = rows.to_rows(delta_R, specs), rows.codec_with_layout(like, specs)
 
         def encode(delta, state, bases):
             own = codec.on(bases)
@@ -136,7 +141,7 @@ class MeshExchange:
             return payload, new_state, optax.tree.norm(missed)
 
         payload_R, new_state_R, missed_R = self.regions.lift(encode, (0, 0, None))(
-            dealt, state_R, bases
+            by_rows, state_R, bases
         )
         lies = rows.state_specs(_without_lead(state_R), like, specs)
         placed = rows.place(payload_R, self._payload_specs(payload_R, like, specs))
@@ -144,12 +149,12 @@ class MeshExchange:
 
     def decode(self, payload_R: PyTree, like: PyTree, specs: PyTree, bases: PyTree = ()) -> PyTree:
         """What every region's payload decodes to, fp32 `[R, ...]` (traced); see `encode`."""
-        codec = self.rows.laid(like, specs)
+        codec = self.rows.codec_with_layout(like, specs)
 
         def decode(payload, bases):
             return codec.on(bases).decode(payload, like)
 
-        return self.rows.back(self.regions.lift(decode, (0, None))(payload_R, bases), specs)
+        return self.rows.from_rows(self.regions.lift(decode, (0, None))(payload_R, bases), specs)
 
     def _payload_specs(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
         if self.slices is None:
@@ -187,7 +192,7 @@ class MeshExchange:
         else:
             found = self._one_shot(payload_R, weight_R, like, specs, energy, bases)
         mean = jax.tree.map(lambda x: x[None], found.mean)
-        return found._replace(mean=self.rows.back(mean, specs, lead=None))
+        return found._replace(mean=self.rows.from_rows(mean, specs, lead=None))
 
     def _dense_mean(self, payload_R, weight_R, specs) -> PyTree:
         if isinstance(payload_R, InSlices):
@@ -199,10 +204,10 @@ class MeshExchange:
 
     def _one_shot(self, payload_R, weight_R, like, specs, energy, bases) -> Reduced:
         """Every region decodes everyone's payload."""
-        laid = self.rows.laid(like, specs)
+        rows_codec = self.rows.codec_with_layout(like, specs)
 
         def aggregate(payload_R, weight_R, bases):
-            codec = laid.on(bases)
+            codec = rows_codec.on(bases)
             given = (payload_R, weight_R, like)
             rank = None if energy is None else codec.mean_rank(*given, energy)
             return Reduced(codec.aggregate(*given), rank, codec.turned(*given))
@@ -220,7 +225,7 @@ class MeshExchange:
 
     def _two_shot(self, payload_R, weight_R, like, specs) -> PyTree:
         """Region r averages slice r of everyone's payload, and hands the coded mean to all."""
-        sliced = _slices(self.rows.laid(like, specs))
+        sliced = _slices(self.rows.codec_with_layout(like, specs))
         if isinstance(payload_R, InSlices):
             everyone = payload_R.tree
         else:
@@ -234,7 +239,7 @@ class MeshExchange:
             return sliced.reduce_slice(slice_R, weight_R, like)
 
         lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
-        own_slice_R = shares.deal(self.regions, payload_R, lies)
+        own_slice_R = shares.exchange_slices(self.regions, payload_R, lies)
         reduced_R = self.regions.lift(reduce_slice, (0, None))(own_slice_R, weight_R)
         return shares.gather(self.regions, reduced_R, lies)
 

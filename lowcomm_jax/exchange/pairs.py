@@ -1,8 +1,12 @@
-"""Exchange inside small groups: means over each region's group, and traffic between partners only.
+"""Exchanges inside small groups: means over each region's group, traffic between partners only.
 
-Where the regions lie on several slots of the mesh, the partitions a round may draw are branches
-of one program (`lax.switch`), each with the `ppermute`s of its groups, so that a new round never
-recompiles and no collective of all regions occurs. On one slot the groups are an array of indices.
+In: every region's payload and anchor, the weights of a round, and the round's groups
+(`GroupExchange.draw`). Out: for every region the mean payload and the mean anchor of its group.
+
+Where the regions lie on several slots of the mesh, the partitions a round may draw are branches of
+one program (`lax.switch`), each with the `ppermute`s of its groups. So a new round does not compile
+anew, and no collective of all regions occurs. On one slot the groups are an array of indices.
+
 """
 
 from __future__ import annotations
@@ -17,18 +21,172 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.exchange.rows import Rows
-from lowcomm_jax.exchange.shares import travel
+from lowcomm_jax.exchange.shares import run_on_shares
 from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.topology.gossip import Gossip, member_table
 
-# -- permutes ----------------------------------------------------------------------------------
-#
-# Which row travels between which mesh slots, when regions fetch rows of one another (host
-# side).
-#
-# A slot holds R / S rows. A row travels once to each other slot that needs it, and to no other.
-# The transfers are packed into rounds in which a slot sends at most one row and receives at
-# most one: each is then one `ppermute`.
+PyTree = Any
+MOST_PERMUTES = 4096  # in one program: some minutes of compilation
+
+
+class Draw(NamedTuple):
+    """What a landing program must know of a round's groups.
+
+    Attributes:
+      members: what `GroupExchange.draw` returned.
+      anchors: fp32 leaves `[n, ...]`, anchors of the members of this region's group, where those
+        of other regions are not at hand (separate jobs); None = all anchors are at hand.
+    """
+
+    members: Any
+    anchors: PyTree = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupExchange:
+    """Reduces payloads and anchors over the groups of a round.
+
+    Attributes:
+      regions: the regions and their mesh.
+      topology: draws the groups.
+      codec: wire codec of the payloads, or None for dense fp32. Anchors always travel in fp32: a
+        rounded anchor would put a floor under how close the regions can come to one another.
+      stacked: path prefixes of leaves with a leading layer axis.
+    """
+
+    regions: Regions
+    topology: Gossip
+    codec: Any = None
+    stacked: tuple[str, ...] = ()
+
+    def draw(self, round: int) -> np.ndarray:
+        """What the compiled program must know of a round's groups.
+
+        Returns:
+          on one slot the members of each region's group, int32 `[R, n]`; else the partition's
+          number, int32.
+        """
+        count = self.regions.count
+        number = self.topology.draw(round, count)
+        if self.regions.slots > 1:
+            return np.int32(number)
+        return self._table(number)
+
+    def violations(self) -> list[str]:
+        """What cannot be compiled in a sensible time, with its fix.
+
+        Asked when `topology` has no violations of its own.
+        """
+
+        count, slots = self.regions.count, self.regions.slots
+        others = self.topology.group_size - 1
+        permutes = self.topology.count(count) * count // slots * others
+        if slots == 1 or permutes <= MOST_PERMUTES:
+            return []
+        return [
+            f"{count} regions in groups of {others + 1} on {slots} region slots of the mesh make a "
+            f"program of {permutes} transfers, more than {MOST_PERMUTES}: use a mesh of one region "
+            "slot"
+        ]
+
+    def means(self, payload_R, anchor_R, weight_R, draw, like, specs):
+        """Weighted means over each region's group, summed in order of the regions (traced).
+
+        Bit-identical on every mesh when the weights are equal. A region of weight 0 contributes
+        nothing, even when its values are not finite; one without a partner gets its own values
+        exactly.
+
+        Args:
+          payload_R: what travels, leaves `[R, ...]`; anchor_R: fp32 leaves `[R, ...]`.
+          weight_R: float32 `[R]`, not negative, not normalised.
+          draw: see `draw`.
+          like: shapes of one region's fragment; specs: `PartitionSpec` of its leaves.
+
+        Returns:
+          (mean of what the payloads decode to, mean of the anchors, bool `[R]`: somebody in the
+          group has a weight); fp32 leaves `[R, ...]`, 0 where nobody has.
+        """
+        dense = {"anchor": anchor_R, "weight": weight_R}
+        dense_specs = {"anchor": specs, "weight": P()}
+        if self.codec is None:
+            dense["payload"], dense_specs["payload"] = payload_R, specs
+        members = self._members(dense, draw, dense_specs)
+        weight_RxN = jnp.stack([m["weight"] for m in members], axis=1)
+        weight_RxN = _relative(jnp.where(self._present(draw), weight_RxN, 0.0))
+        counts_R = jnp.max(weight_RxN, axis=1) > 0
+        anchor = _weighted_mean([m["anchor"] for m in members], weight_RxN)
+        if self.codec is None:
+            delta = _weighted_mean([m["payload"] for m in members], weight_RxN)
+            return delta, anchor, counts_R
+        rows = Rows(self.regions, self.codec, self.stacked)
+        coded = self._members(payload_R, draw, rows.payload_specs(payload_R, like, specs))
+        together = jax.tree.map(lambda *rows: jnp.stack(rows, axis=1), *coded)
+        codec = rows.codec_with_layout(like, specs)
+
+        def aggregate(payload_N, weight_N):
+            return codec.aggregate(payload_N, weight_N, like)
+
+        mean = self.regions.lift(aggregate, (0, 0))(together, weight_RxN)
+        return rows.from_rows(mean, specs), anchor, counts_R
+
+    def _table(self, number: int) -> np.ndarray:
+        partition = self.topology.partition(number, self.regions.count)
+        return member_table(partition, self.topology.group_size)
+
+    def _tables(self) -> np.ndarray:
+        """The members in every partition, int32 `[partitions, R, n]`."""
+        return np.stack([self._table(i) for i in range(self.topology.count(self.regions.count))])
+
+    def _present(self, draw) -> jax.Array:
+        """Bool `[R, n]`: whether a region has a k-th member in its group."""
+        table_RxN = draw if self.regions.slots == 1 else jnp.asarray(self._tables())[draw]
+        return table_RxN >= 0
+
+    def _members(self, tree_R: PyTree, draw, specs: PyTree) -> list[PyTree]:
+        """The k-th member's rows for every region: n trees of leaves `[R, ...]`.
+
+        A region without a k-th member gets its own row in its place.
+        """
+        size = self.topology.group_size
+        if self.regions.slots > 1:
+            plans = [plan_permutes(table, self.regions.slots) for table in self._tables()]
+            branches = [lambda buffers, p=p: _fetch(p, buffers) for p in plans]
+
+            def fetch(buffers, number):
+                return jax.lax.switch(number, branches, buffers)
+
+            return run_on_shares(self.regions, tree_R, specs, fetch, draw, results=size)
+        own = jnp.arange(self.regions.count, dtype=draw.dtype)[:, None]
+        index_RxN = jnp.where(draw < 0, own, draw)
+        columns = [index_RxN[:, k] for k in range(size)]
+        return [jax.tree.map(lambda x, i=i: x[i], tree_R) for i in columns]
+
+
+def _relative(weight_RxN: jax.Array) -> jax.Array:
+    """Weights as shares of the group's largest: exactly 1 for a region alone."""
+    largest = jnp.max(weight_RxN, axis=1, keepdims=True)
+    return jnp.where(largest > 0, weight_RxN / jnp.where(largest > 0, largest, 1.0), 0.0)
+
+
+def _weighted_mean(members: list[PyTree], weight_RxN: jax.Array) -> PyTree:
+    """Mean over the n members, one after the other; weight 0 silences NaN and inf."""
+    total_R = functools.reduce(jnp.add, weight_RxN.T)
+    scale_R = jnp.where(total_R > 0, 1.0 / jnp.where(total_R > 0, total_R, 1.0), 0.0)
+
+    def wide(x_R, leaf):
+        return x_R.reshape(-1, *(1,) * (leaf.ndim - 1))
+
+    def one(*rows):
+        weights = [wide(weight_RxN[:, k], row) for k, row in enumerate(rows)]
+        terms = [jnp.where(w > 0, row * w, 0.0) for w, row in zip(weights, rows)]
+        return functools.reduce(jnp.add, terms) * wide(scale_R, rows[0])
+
+    return jax.tree.map(one, *members)
+
+
+# Transfers between mesh slots, planned on the host. A slot holds R / S rows, one a region. A row
+# travels once to each other slot that needs it, and to no other. The transfers are packed into
+# rounds in which a slot sends at most one row and receives at most one: each is one `ppermute`.
 
 
 class Permutes(NamedTuple):
@@ -46,7 +204,7 @@ class Permutes(NamedTuple):
     take: np.ndarray
 
 
-def plan(member_RxN: np.ndarray, slots: int) -> Permutes:
+def plan_permutes(member_RxN: np.ndarray, slots: int) -> Permutes:
     """Plan the transfers that bring every row those of its group.
 
     Args:
@@ -96,139 +254,6 @@ def _free(used: list[tuple[int, int]], start: int, target: int) -> bool:
     return all(start != a and target != b for a, b in used)
 
 
-PyTree = Any
-MOST_PERMUTES = 4096  # in one program: some minutes of compilation
-
-
-class Draw(NamedTuple):
-    """What a landing program must know of a round's groups.
-
-    Attributes:
-      members: of `GroupExchange.draw`.
-      anchors: fp32 leaves `[n, ...]` of the members of the one group there is, where anchors of
-        other regions are not at hand; None = all regions' are.
-    """
-
-    members: Any
-    anchors: PyTree = None
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupExchange:
-    """Reduces payloads and anchors over the groups of a round.
-
-    Attributes:
-      regions: the regions and their mesh.
-      topology: draws the groups.
-      codec: wire codec of the payloads, or None for dense fp32. Anchors always travel in fp32: a
-        rounded anchor would put a floor under how close the regions can come to one another.
-      stacked: path prefixes of leaves with a leading layer axis.
-    """
-
-    regions: Regions
-    topology: Gossip
-    codec: Any = None
-    stacked: tuple[str, ...] = ()
-
-    def draw(self, round: int) -> np.ndarray:
-        """What the compiled program must know of a round's groups.
-
-        Returns:
-          on one slot the members of each region's group, int32 `[R, n]`; else the partition's
-          number, int32.
-        """
-        count = self.regions.count
-        number = self.topology.draw(round, count)
-        if self.regions.slots > 1:
-            return np.int32(number)
-        return self._table(number)
-
-    def violations(self) -> list[str]:
-        """What cannot be compiled in a sensible time, with its fix; `topology` fits the regions."""
-        count, slots = self.regions.count, self.regions.slots
-        others = self.topology.group_size - 1
-        permutes = self.topology.count(count) * count // slots * others
-        if slots == 1 or permutes <= MOST_PERMUTES:
-            return []
-        return [
-            f"{count} regions in groups of {others + 1} on {slots} region slots of the mesh make a "
-            f"program of {permutes} transfers, more than {MOST_PERMUTES}: use a mesh of one region "
-            "slot"
-        ]
-
-    def means(self, payload_R, anchor_R, weight_R, draw, like, specs):
-        """Weighted means over each region's group, summed in order of the regions (traced).
-
-        Bit-identical on every mesh when the weights are equal. A region of weight 0 contributes
-        nothing, even when its values are not finite; one without a partner gets its own values
-        exactly.
-
-        Args:
-          payload_R: what travels, leaves `[R, ...]`; anchor_R: fp32 leaves `[R, ...]`.
-          weight_R: float32 `[R]`, not negative, not normalised.
-          draw: see `draw`.
-          like: shapes of one region's fragment; specs: `PartitionSpec` of its leaves.
-
-        Returns:
-          (mean of what the payloads decode to, mean of the anchors, bool `[R]`: somebody in the
-          group has a weight); fp32 leaves `[R, ...]`, 0 where nobody has.
-        """
-        dense = {"anchor": anchor_R, "weight": weight_R}
-        dense_specs = {"anchor": specs, "weight": P()}
-        if self.codec is None:
-            dense["payload"], dense_specs["payload"] = payload_R, specs
-        members = self._members(dense, draw, dense_specs)
-        weight_RxN = jnp.stack([m["weight"] for m in members], axis=1)
-        weight_RxN = _relative(jnp.where(self._present(draw), weight_RxN, 0.0))
-        counts_R = jnp.max(weight_RxN, axis=1) > 0
-        anchor = _weighted_mean([m["anchor"] for m in members], weight_RxN)
-        if self.codec is None:
-            delta = _weighted_mean([m["payload"] for m in members], weight_RxN)
-            return delta, anchor, counts_R
-        rows = Rows(self.regions, self.codec, self.stacked)
-        coded = self._members(payload_R, draw, rows.payload_specs(payload_R, like, specs))
-        together = jax.tree.map(lambda *rows: jnp.stack(rows, axis=1), *coded)
-        codec = rows.laid(like, specs)
-
-        def aggregate(payload_N, weight_N):
-            return codec.aggregate(payload_N, weight_N, like)
-
-        mean = self.regions.lift(aggregate, (0, 0))(together, weight_RxN)
-        return rows.back(mean, specs), anchor, counts_R
-
-    def _table(self, number: int) -> np.ndarray:
-        partition = self.topology.partition(number, self.regions.count)
-        return member_table(partition, self.topology.group_size)
-
-    def _tables(self) -> np.ndarray:
-        """Of every partition, int32 `[partitions, R, n]`."""
-        return np.stack([self._table(i) for i in range(self.topology.count(self.regions.count))])
-
-    def _present(self, draw) -> jax.Array:
-        """Bool `[R, n]`: whether a region has a k-th member in its group."""
-        table_RxN = draw if self.regions.slots == 1 else jnp.asarray(self._tables())[draw]
-        return table_RxN >= 0
-
-    def _members(self, tree_R: PyTree, draw, specs: PyTree) -> list[PyTree]:
-        """The k-th member's rows for every region: n trees of leaves `[R, ...]`.
-
-        A region without a k-th member gets its own row in its place.
-        """
-        size = self.topology.group_size
-        if self.regions.slots > 1:
-            plans = [plan(table, self.regions.slots) for table in self._tables()]
-            branches = [lambda buffers, p=p: _fetch(p, buffers) for p in plans]
-
-            def fetch(buffers, number):
-                return jax.lax.switch(number, branches, buffers)
-
-            return travel(self.regions, tree_R, specs, fetch, draw, results=size)
-        own = jnp.arange(self.regions.count, dtype=draw.dtype)[:, None]
-        index_RxN = jnp.where(draw < 0, own, draw)
-        columns = [index_RxN[:, k] for k in range(size)]
-        return [jax.tree.map(lambda x, i=i: x[i], tree_R) for i in columns]
-
-
 def _fetch(permutes: Permutes, rows: list[jax.Array]) -> list[list[jax.Array]]:
     """Move rows `[L, ...]` between slots; the k-th members' rows for each k."""
     slot = jax.lax.axis_index(REGION)
@@ -242,25 +267,3 @@ def _fetch(permutes: Permutes, rows: list[jax.Array]) -> list[list[jax.Array]]:
         pools.append(jnp.concatenate([own, *got]))
     take_LxN = take[slot]
     return [[pool[take_LxN[:, k]] for pool in pools] for k in range(take_LxN.shape[1])]
-
-
-def _relative(weight_RxN: jax.Array) -> jax.Array:
-    """Weights as shares of the group's largest: exactly 1 for a region alone."""
-    largest = jnp.max(weight_RxN, axis=1, keepdims=True)
-    return jnp.where(largest > 0, weight_RxN / jnp.where(largest > 0, largest, 1.0), 0.0)
-
-
-def _weighted_mean(members: list[PyTree], weight_RxN: jax.Array) -> PyTree:
-    """Mean over the n members, one after the other; weight 0 silences NaN and inf."""
-    total_R = functools.reduce(jnp.add, weight_RxN.T)
-    scale_R = jnp.where(total_R > 0, 1.0 / jnp.where(total_R > 0, total_R, 1.0), 0.0)
-
-    def wide(x_R, leaf):
-        return x_R.reshape(-1, *(1,) * (leaf.ndim - 1))
-
-    def one(*rows):
-        weights = [wide(weight_RxN[:, k], row) for k, row in enumerate(rows)]
-        terms = [jnp.where(w > 0, row * w, 0.0) for w, row in zip(weights, rows)]
-        return functools.reduce(jnp.add, terms) * wide(scale_R, rows[0])
-
-    return jax.tree.map(one, *members)

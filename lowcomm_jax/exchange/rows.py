@@ -1,14 +1,19 @@
-"""Where tensors and their codes lie inside a region, so that every device codes what it holds.
+"""Lays leaves out inside a region while they are coded, so that every device codes what it holds.
 
-Blocks and chunks of a codec are cut on the global shape, along rows. A matrix whose columns are
-sharded is therefore dealt out by rows before it is encoded (one all-to-all inside the region: a
-device hands on all but one n-th of its own shard, and nobody holds the whole matrix), and what is
-decoded is dealt back. Codecs that code value by value, or by matrix products, take a matrix as it
-lies (`Codec.rows_together` of 0). Other leaves, such as vectors, stay as they lie, and their codec
-deals them out in whole blocks or chunks (`windows`); those of too few of them for the devices are
-gathered inside the region.
+In: a fragment's leaves, the layouts they have, and the codec. Out: the same leaves by rows
+(`to_rows`) and back (`from_rows`); layouts of payloads and codec states; and the codec, told how
+leaves are cut (`codec_with_layout`). `RowPlan` is the decision for one leaf:
 
-What lies in a pipeline stage stays there: a stage's part of a leaf is laid out as a leaf of its own
+- A codec's blocks and chunks are cut on the global shape, along rows. So a matrix whose columns are
+  sharded is spread by rows before it is encoded, with one all-to-all inside the region. A device
+  hands on all but one n-th of its own shard, and none holds the whole matrix.
+- Codecs that code value by value, or by matrix products, take a matrix as it lies
+  (`Codec.rows_together` of 0).
+- Other leaves, such as vectors, stay as they lie. Their codec splits them into whole blocks or
+  chunks (`compression.windows`).
+- Leaves with too few blocks or chunks for the devices are gathered inside the region.
+
+What lies in a pipeline stage stays there. A stage's part of a leaf is laid out as a leaf of its own
 (`compression.Staged`), and leaves of payloads and states carry the stages in front.
 """
 
@@ -42,7 +47,7 @@ class RowPlan(NamedTuple):
       spec: the layout inside a stage, without its axis.
       row: axis of the rows.
       moves: the (axis, mesh axes) whose cuts the rows take over, () = the leaf stays as it lies.
-      windows: of a leaf that its codec deals out; None = it is coded as it lies.
+      windows: of a leaf that its codec splits into units; None = it is coded as `spec` says.
     """
 
     spec: P
@@ -73,10 +78,10 @@ class Rows:
 
     @property
     def _front(self) -> tuple[str, ...]:
-        """Mesh axes of the axes that payloads and states carry in front."""
+        """Mesh axes that payloads and states carry in front."""
         return (STAGE,) if isinstance(self.codec, Staged) else ()
 
-    def laid(self, like: PyTree, specs: PyTree) -> Codec:
+    def codec_with_layout(self, like: PyTree, specs: PyTree) -> Codec:
         """The codec, told how these leaves are cut."""
 
         def cut(name, leaf, spec):
@@ -84,7 +89,7 @@ class Rows:
             return name, self._cut(name, self._own_shape(name, leaf.shape), plan)
 
         pairs = jax.tree.structure(like).flatten_up_to(self._map(cut, like, specs))
-        return self.codec.laid(dict(pairs))
+        return self.codec.with_layout(dict(pairs))
 
     def first(self, otherwise: SpecFn) -> SpecFn:
         """Layout that cuts rows over `fsdp` where every device then codes what it holds."""
@@ -97,23 +102,24 @@ class Rows:
 
         return spec
 
-    def deal(self, tree: PyTree, specs: PyTree, lead: str | None = REGION) -> PyTree:
-        """Leaves `[R or A, ...]` that lie as `specs` say, by rows; `lead` as in `back`."""
-        return self._reshard(tree, specs, lead, back=False)
-
-    def back(self, tree: PyTree, specs: PyTree, lead: str | None = REGION) -> PyTree:
-        """Inverse of `deal`.
+    def to_rows(self, tree: PyTree, specs: PyTree, lead: str | None = REGION) -> PyTree:
+        """Leaves `[R or A, ...]` that lie as `specs` say, spread by rows.
 
         Args:
           lead: mesh axis of the leading axis; None = replicated.
         """
+        return self._reshard(tree, specs, lead, back=False)
+
+    def from_rows(self, tree: PyTree, specs: PyTree, lead: str | None = REGION) -> PyTree:
+        """Inverse of `to_rows`."""
+
         return self._reshard(tree, specs, lead, back=True)
 
     def payload_specs(self, payload: PyTree, like: PyTree, specs: PyTree, lead: int = 1) -> PyTree:
-        """How payload leaves lie behind their first `lead` axes: cut like the rows, or the rows and
-        columns, that they encode.
+        """How payload leaves lie behind their first `lead` axes.
 
-        Where no axis of a payload leaf divides, it is replicated inside the region.
+        They are cut like the rows, or the rows and columns, that they encode. Where no axis of a
+        payload leaf divides, it is replicated inside the region.
         """
         front = self._front
 
@@ -155,9 +161,10 @@ class Rows:
         return jax.tree_util.tree_map_with_path(one, state)
 
     def place_bases(self, bases: PyTree) -> PyTree:
-        """Pin what the regions share, the same in all of them and on all devices of one (traced).
+        """Pin what the regions share to the same value on all their devices (traced).
 
-        Each stage has its own."""
+        Each stage has its own.
+        """
         return jax.lax.with_sharding_constraint(bases, self.regions.sharding(*self._front))
 
     def _names(self, spec: P, dim: int) -> tuple[str, ...]:
@@ -170,7 +177,7 @@ class Rows:
         return int(any(name == s or name.startswith(f"{s}/") for s in self.stacked))
 
     def _own_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a stage's part of a leaf."""
+        """Shape of a stage's part of a leaf."""
         if not self._front:
             return shape
         return self.codec.part({name: jax.ShapeDtypeStruct(shape, "float32")})[name].shape
@@ -195,7 +202,8 @@ class Rows:
         return RowPlan(P(*list(spec)[:row], *(None,) * (row - len(spec)), axes), row, moves)
 
     def _in_windows(self, name: str, shape: tuple[int, ...], spec: P, row: int) -> RowPlan:
-        """Of a leaf that does not come in rows: as it lies, or gathered if it is too small."""
+        """The plan of a leaf that rows do not fit: coded as it lies, or gathered if too small."""
+
         cuts = [(dim, self._names(spec, dim)) for dim in range(row, len(shape))]
         cuts = tuple((dim, names, self._devices(names)) for dim, names in cuts if names)
         layers = self._names(spec, 0) if row else ()
@@ -203,7 +211,7 @@ class Rows:
         if self.codec.rows_together(name, shape) == 0:
             works = windows.matrix_axis(matrix_shape(shape, row == 1)) is not None
         else:
-            works = self.codec.deals(name, shape, windows.devices)
+            works = self.codec.splits_over(name, shape, windows.devices)
         return RowPlan(spec, row, (), windows) if works else RowPlan(P(), row, ())
 
     def _cut(self, name: str, shape: tuple[int, ...], plan: RowPlan) -> RowCut:

@@ -1,8 +1,12 @@
-"""Payloads as flat buffers between regions, of which every device of a region moves its own share.
+"""Moves payloads between regions as flat buffers, of which each device moves its own share.
 
-Devices of a region that hold the same values cut them into shares, so that what crosses between
-regions is one payload a region, however many devices it has: padding aside, which is fewer values
-than a region has devices for each dtype and layout in the payload.
+In: trees of leaves `[R, ...]` and their layouts inside a region. Out: every region's payload
+everywhere (`gather`), one slice of every region's (`exchange_slices`), or whatever a collective on
+the buffers makes of them (`run_on_shares`).
+
+Devices of a region that hold the same values cut them into shares. So what crosses between regions
+is one payload a region, however many devices the region has. Padding comes on top: for each dtype
+and layout in the payload, fewer values than a region has devices.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from lowcomm_jax.mesh.regions import REGION, Regions, join_shares, take_share
 PyTree = Any
 
 
-def travel(
+def run_on_shares(
     regions: Regions,
     tree_R: PyTree,
     specs: PyTree,
@@ -30,7 +34,7 @@ def travel(
     results: int = 1,
     out: str | None = REGION,
 ) -> list[PyTree]:
-    """Run `move` on the buffers of a tree, under `shard_map` over all axes.
+    """Run the collective `move` on the buffers of a tree, under `shard_map` over all axes.
 
     Args:
       tree_R: leaves `[R, ...]`.
@@ -70,10 +74,10 @@ def gather(regions: Regions, tree_R: PyTree, specs: PyTree) -> PyTree:
     def everyone(buffers):
         return [[jax.lax.all_gather(x, REGION, axis=0, tiled=True) for x in buffers]]
 
-    return travel(regions, tree_R, specs, everyone, out=None)[0]
+    return run_on_shares(regions, tree_R, specs, everyone, out=None)[0]
 
 
-def deal(regions: Regions, tree_R: PyTree, specs: PyTree) -> PyTree:
+def exchange_slices(regions: Regions, tree_R: PyTree, specs: PyTree) -> PyTree:
     """Hand region s slice s of every region: leaves `[R regions, R slices, ...]` swap axes.
 
     Args:
@@ -87,12 +91,12 @@ def deal(regions: Regions, tree_R: PyTree, specs: PyTree) -> PyTree:
 
     def swap(x):
         # Slot by slot; concatenation over slots is region order.
-        dealt = jax.lax.all_to_all(x, REGION, split_axis=1, concat_axis=0, tiled=True)
-        return jnp.swapaxes(dealt, 0, 1)
+        swapped = jax.lax.all_to_all(x, REGION, split_axis=1, concat_axis=0, tiled=True)
+        return jnp.swapaxes(swapped, 0, 1)
 
     treedef = jax.tree.structure(tree_R)
     behind = treedef.unflatten([P(None, *spec) for spec in treedef.flatten_up_to(specs)])
-    return travel(regions, tree_R, behind, lambda xs: [[swap(x) for x in xs]], lead=2)[0]
+    return run_on_shares(regions, tree_R, behind, lambda xs: [[swap(x) for x in xs]], lead=2)[0]
 
 
 def _kinds(leaves: Sequence[jax.Array], idle: Sequence[tuple[str, ...]]) -> list[tuple]:

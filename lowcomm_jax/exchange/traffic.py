@@ -1,4 +1,8 @@
-"""Bytes each region sends and receives, counted for the collective the code really runs."""
+"""Counts the bytes each region sends and receives, for the collective that the code really runs.
+
+In: bytes of one participant's payload, and bool `[R]`, who takes part. Out: `Traffic`, which the
+virtual clock and the ledger book.
+"""
 
 from __future__ import annotations
 

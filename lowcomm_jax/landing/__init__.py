@@ -1,4 +1,9 @@
-"""Landing rules: Optax transforms of the progress made while a payload travelled."""
+"""Landing rules: what a region's parameters become when a payload lands. One rule a file.
+
+In: the progress made while the payload travelled, as the updates of an Optax transform; the new
+anchor as `params`; the anchor's `displacement` and the `staleness` as keywords. Out: what is added
+to the new anchor. All arithmetic is fp32.
+"""
 
 from lowcomm_jax.landing.blend import blend
 from lowcomm_jax.landing.replace import replace

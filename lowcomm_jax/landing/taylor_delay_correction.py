@@ -1,4 +1,5 @@
-r"""CoCoDC's delay compensation: replay the progress as it would have been from the new anchor.
+r"""CoCoDC's delay compensation: replay the progress as if it had started from the new anchor.
+
 
 $$g = -u/\tau, \qquad \hat g = g + \lambda\, g \odot g \odot D, \qquad
   \theta \leftarrow \Theta' + T(u), \quad
@@ -47,7 +48,7 @@ what comes out of AdamW is then its preconditioned direction, not the gradient.
 
 When the fixed mode is numerically nothing. Measured on 2^20 Gaussian elements with the sizes of an
 AdamW run (parameters 0.02, lr 4e-4, $g$ = 0.3 lr = 1.2e-4, $D$ = 5e-3, $\tau$ = 5, strength 0.5;
-fp32 on CPU; `tests/landing/test_landing_taylor_size.py` repeats it):
+fp32 on CPU; `tests/landing/test_taylor_size.py` repeats it):
 
 | mode | correction relative to $g$ | landed values that differ from `replay` |
 | --- | --- | --- |
@@ -66,149 +67,8 @@ import optax
 from lowcomm_jax.outer.checks import in_range, one_of, raise_all
 from lowcomm_jax.outer.precision import in_fp32, widen
 
-# -- flight ------------------------------------------------------------------------------------
-#
-# What the inner learning rate did while a payload travelled: its mean, and the decay it caused.
-
-
 PyTree = Any
-
-
-class RateInFlight(NamedTuple):
-    """Learning rate and weight decay over the inner steps of one flight, fp32 scalars.
-
-    mean_rate: mean inner learning rate; that of the last step before the landing if none was made.
-    decayed: 1 - product over the flight of (1 - rate * weight_decay), a tree like the weight decay;
-      0 if no step was made.
-    """
-
-    mean_rate: jax.Array
-    decayed: PyTree
-
-
-def over_flight(
-    learning_rate: optax.ScalarOrSchedule,
-    weight_decay: PyTree,
-    staleness: jax.Array,
-    step: jax.Array | None,
-) -> RateInFlight:
-    """Accumulate the inner schedule over the last ``staleness`` inner steps.
-
-    Args:
-      learning_rate: inner learning rate; a schedule takes the count that Optax gives it, which is
-        0 at the first inner step.
-      weight_decay: tree of scalars.
-      staleness: int32 scalar, inner steps of the flight; may be traced.
-      step: int32 scalar, inner steps done at the landing; only a schedule needs it.
-
-    Raises:
-      ValueError: the learning rate is a schedule and ``step`` is missing.
-    """
-    if callable(learning_rate) and step is None:
-        raise ValueError(
-            "the inner learning rate is a schedule: pass step=, the inner steps done at the landing"
-        )
-    if callable(learning_rate):
-        end = jnp.asarray(step, jnp.int32)
-        mean_rate, log_kept = _along_schedule(learning_rate, weight_decay, staleness, end)
-    else:
-        mean_rate, steps = jnp.asarray(learning_rate, jnp.float32), staleness.astype(jnp.float32)
-        log_kept = jax.tree.map(lambda wd: steps * jnp.log1p(-mean_rate * wd), weight_decay)
-    return RateInFlight(mean_rate, jax.tree.map(lambda x: -jnp.expm1(x), log_kept))
-
-
-def _along_schedule(schedule, weight_decay: PyTree, staleness: jax.Array, end: jax.Array):
-    """Mean rate and sum of log(1 - rate * weight_decay) over the counts [end - staleness, end)."""
-    steps = jnp.maximum(staleness, 1)
-
-    def advance(count, carry):
-        total, log_kept = carry
-        rate = jnp.asarray(schedule(count), jnp.float32)
-        # A product of factors this close to 1 would lose the decay to rounding; logarithms keep it.
-        longer = jax.tree.map(lambda x, wd: x + jnp.log1p(-rate * wd), log_kept, weight_decay)
-        return total + rate, longer
-
-    start = (jnp.zeros((), jnp.float32), jax.tree.map(lambda _: jnp.float32(0.0), weight_decay))
-    total, log_kept = jax.lax.fori_loop(end - steps, end, advance, start)
-    log_kept = jax.tree.map(lambda x: jnp.where(staleness > 0, x, 0.0), log_kept)
-    return total / steps.astype(jnp.float32), log_kept
-
-
-# -- norm_scaling ------------------------------------------------------------------------------
-#
-# The correction factor whose size does not depend on units: strength relative to the gradient.
-#
-# $$f = \operatorname{clip}(\lambda\, g \odot D,\; -1,\; 1), \qquad \lambda =
-# \lambda_0\,\frac{\lVert g \rVert}{\lVert g \odot g \odot D \rVert}$$
-#
-# with the norms over one tensor or over one fragment. Before the clip the correction $g \odot
-# f$ has norm $\lambda_0 \lVert g \rVert$; the clip keeps $g + g \odot f$ from turning round.
-
-
 Leaves = list[jax.Array]
-
-
-def norm_scaled_factors(
-    g: Leaves, displacement: Leaves, strength: Leaves, batch_axes: list[int] | None
-) -> Leaves:
-    """Compute f for every leaf.
-
-    Args:
-      g: mean gradient over the flight, fp32 leaves; its unit does not matter.
-      displacement: leaves like g.
-      strength: lambda_0 for every leaf, broadcastable to it.
-      batch_axes: number of leading axes of every leaf over which separate tensors are stacked;
-        None takes all norms over all leaves together.
-
-    Returns:
-      Leaves like g, elements in [-1, 1]; 0 where g or the displacement vanishes.
-    """
-    reduce_ = _over_fragment if batch_axes is None else _over_tensors(batch_axes)
-    # Divided by their largest element first: squares of squares of an AdamW step underflow in fp32.
-    g = _divide(g, reduce_(_peak, jnp.maximum, g))
-    displacement = _divide(displacement, reduce_(_peak, jnp.maximum, displacement))
-    quadratic = [x * x * d for x, d in zip(g, displacement, strict=True)]
-    squares = reduce_(_sum_of_squares, jnp.add, g)
-    quadratic_squares = reduce_(_sum_of_squares, jnp.add, quadratic)
-    ratios = [
-        jnp.where(below > 0, jnp.sqrt(above / jnp.where(below > 0, below, 1.0)), 0.0)
-        for above, below in zip(squares, quadratic_squares, strict=True)
-    ]
-    return [
-        jnp.clip(s * ratio * x * d, -1.0, 1.0)
-        for s, ratio, x, d in zip(strength, ratios, g, displacement, strict=True)
-    ]
-
-
-def _peak(leaf: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    return jnp.max(jnp.abs(leaf), axis=axes, keepdims=True, initial=0.0)
-
-
-def _sum_of_squares(leaf: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    return jnp.sum(leaf * leaf, axis=axes, keepdims=True)
-
-
-def _divide(leaves: Leaves, peaks: Leaves) -> Leaves:
-    return [x / jnp.where(peak > 0, peak, 1.0) for x, peak in zip(leaves, peaks, strict=True)]
-
-
-def _over_tensors(batch_axes: list[int]) -> Callable[..., Leaves]:
-    def reduce_(statistic, _merge, leaves):
-        return [
-            statistic(leaf, tuple(range(stacked, leaf.ndim)))
-            for leaf, stacked in zip(leaves, batch_axes, strict=True)
-        ]
-
-    return reduce_
-
-
-def _over_fragment(statistic, merge, leaves: Leaves) -> Leaves:
-    total = jnp.zeros((), jnp.float32)
-    for leaf in leaves:
-        total = merge(total, statistic(leaf, tuple(range(leaf.ndim))).reshape(()))
-    return [total] * len(leaves)
-
-
 Mode = Literal["off", "fixed", "gradient_units", "norm"]
 Scope = Literal["tensor", "fragment"]
 
@@ -375,3 +235,134 @@ def _relative_norm(part: PyTree, whole: PyTree) -> jax.Array:
     above = optax.tree.norm(jax.tree.map(lambda x: x / scale, part))
     below = optax.tree.norm(jax.tree.map(lambda x: x / scale, whole))
     return jnp.where(below > 0, above / jnp.where(below > 0, below, 1.0), 0.0)
+
+
+# The inner learning rate while a payload travelled: its mean, and the weight decay it caused.
+
+
+class RateInFlight(NamedTuple):
+    """Learning rate and weight decay over the inner steps of one flight, fp32 scalars.
+
+    Attributes:
+      mean_rate: mean inner learning rate; that of the last step before the landing if none was
+        made.
+      decayed: 1 - product over the flight of (1 - rate * weight_decay), a tree like the weight
+        decay; 0 if no step was made.
+    """
+
+    mean_rate: jax.Array
+    decayed: PyTree
+
+
+def over_flight(
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: PyTree,
+    staleness: jax.Array,
+    step: jax.Array | None,
+) -> RateInFlight:
+    """Accumulate the inner schedule over the last ``staleness`` inner steps.
+
+    Args:
+      learning_rate: inner learning rate; a schedule takes the count that Optax gives it, which is
+        0 at the first inner step.
+      weight_decay: tree of scalars.
+      staleness: int32 scalar, inner steps of the flight; may be traced.
+      step: int32 scalar, inner steps done at the landing; only a schedule needs it.
+
+    Raises:
+      ValueError: the learning rate is a schedule and ``step`` is missing.
+    """
+    if callable(learning_rate) and step is None:
+        raise ValueError(
+            "the inner learning rate is a schedule: pass step=, the inner steps done at the landing"
+        )
+    if callable(learning_rate):
+        end = jnp.asarray(step, jnp.int32)
+        mean_rate, log_kept = _along_schedule(learning_rate, weight_decay, staleness, end)
+    else:
+        mean_rate, steps = jnp.asarray(learning_rate, jnp.float32), staleness.astype(jnp.float32)
+        log_kept = jax.tree.map(lambda wd: steps * jnp.log1p(-mean_rate * wd), weight_decay)
+    return RateInFlight(mean_rate, jax.tree.map(lambda x: -jnp.expm1(x), log_kept))
+
+
+def _along_schedule(schedule, weight_decay: PyTree, staleness: jax.Array, end: jax.Array):
+    """Mean rate and sum of log(1 - rate * weight_decay) over the counts [end - staleness, end)."""
+    steps = jnp.maximum(staleness, 1)
+
+    def advance(count, carry):
+        total, log_kept = carry
+        rate = jnp.asarray(schedule(count), jnp.float32)
+        # A product of factors this close to 1 would lose the decay to rounding; logarithms keep it.
+        longer = jax.tree.map(lambda x, wd: x + jnp.log1p(-rate * wd), log_kept, weight_decay)
+        return total + rate, longer
+
+    start = (jnp.zeros((), jnp.float32), jax.tree.map(lambda _: jnp.float32(0.0), weight_decay))
+    total, log_kept = jax.lax.fori_loop(end - steps, end, advance, start)
+    log_kept = jax.tree.map(lambda x: jnp.where(staleness > 0, x, 0.0), log_kept)
+    return total / steps.astype(jnp.float32), log_kept
+
+
+# Mode "norm": the factor f = clip(lambda g * D, -1, 1), whose size does not depend on units. Before
+# the clip the correction g * f has norm lambda_0 ||g||. The clip keeps every element of g + g * f
+# from changing its sign.
+
+
+def norm_scaled_factors(
+    g: Leaves, displacement: Leaves, strength: Leaves, batch_axes: list[int] | None
+) -> Leaves:
+    """Compute f for every leaf.
+
+    Args:
+      g: mean gradient over the flight, fp32 leaves; its unit does not matter.
+      displacement: leaves like g.
+      strength: lambda_0 for every leaf, broadcastable to it.
+      batch_axes: number of leading axes of every leaf over which separate tensors are stacked;
+        None takes all norms over all leaves together.
+
+    Returns:
+      Leaves like g, elements in [-1, 1]; 0 where g or the displacement vanishes.
+    """
+    reduce_ = _over_fragment if batch_axes is None else _over_tensors(batch_axes)
+    # Divided by their largest element first: squares of squares of an AdamW step underflow in fp32.
+    g = _divide(g, reduce_(_peak, jnp.maximum, g))
+    displacement = _divide(displacement, reduce_(_peak, jnp.maximum, displacement))
+    quadratic = [x * x * d for x, d in zip(g, displacement, strict=True)]
+    squares = reduce_(_sum_of_squares, jnp.add, g)
+    quadratic_squares = reduce_(_sum_of_squares, jnp.add, quadratic)
+    ratios = [
+        jnp.where(below > 0, jnp.sqrt(above / jnp.where(below > 0, below, 1.0)), 0.0)
+        for above, below in zip(squares, quadratic_squares, strict=True)
+    ]
+    return [
+        jnp.clip(s * ratio * x * d, -1.0, 1.0)
+        for s, ratio, x, d in zip(strength, ratios, g, displacement, strict=True)
+    ]
+
+
+def _peak(leaf: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    return jnp.max(jnp.abs(leaf), axis=axes, keepdims=True, initial=0.0)
+
+
+def _sum_of_squares(leaf: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    return jnp.sum(leaf * leaf, axis=axes, keepdims=True)
+
+
+def _divide(leaves: Leaves, peaks: Leaves) -> Leaves:
+    return [x / jnp.where(peak > 0, peak, 1.0) for x, peak in zip(leaves, peaks, strict=True)]
+
+
+def _over_tensors(batch_axes: list[int]) -> Callable[..., Leaves]:
+    def reduce_(statistic, _merge, leaves):
+        return [
+            statistic(leaf, tuple(range(stacked, leaf.ndim)))
+            for leaf, stacked in zip(leaves, batch_axes, strict=True)
+        ]
+
+    return reduce_
+
+
+def _over_fragment(statistic, merge, leaves: Leaves) -> Leaves:
+    total = jnp.zeros((), jnp.float32)
+    for leaf in leaves:
+        total = merge(total, statistic(leaf, tuple(range(leaf.ndim))).reshape(()))
+    return [total] * len(leaves)

@@ -1,9 +1,11 @@
 """The device mesh: cut into regions and pipeline stages, and the processes that hold it.
 
-In: a number of regions and JAX's devices. Out: `Regions`, which lifts one region's function to all
-of them and takes the one mean over regions; collectives between pipeline stages; arrays placed on
-the mesh, fetched from it, or kept in host memory; the leader of a job of several processes, which
-decides for all of them.
+In: a number of regions and JAX's devices. Out:
+
+- `regions`: `Regions` lifts one region's function to all regions, and takes the mean over them;
+- `stages`: collectives between the pipeline stages of a region, and GPipe's schedule;
+- `arrays` and `offload`: arrays placed on the mesh, fetched from it, or kept in host memory;
+- `leader` (with `serialization`): in a job of several processes the first one decides for all.
 """
 
 from lowcomm_jax.mesh.arrays import fetch, place, whole

@@ -1,4 +1,8 @@
-"""Arrays between the host and a mesh whose devices belong to several processes."""
+"""Moves arrays between the host and a mesh whose devices belong to several processes.
+
+`place` puts host values on the mesh, `fetch` copies arrays to the host, `whole` gives an array of
+which every process holds a part. All processes of the mesh call them together.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,13 @@
-"""Lock-step of the processes of one job.
+"""Lock-step of the processes of one job: the first one, the leader, decides for all.
 
-All of them run the same program and launch the same device programs in the same order. What that
-order depends on and only the host knows (what has arrived, who is alive, a signal, a clock, a file)
-the first process finds out, and tells the others.
+All processes run the same program and launch the same device programs in the same order. That order
+may depend on what only the host knows: what has arrived, who is alive, a signal, the time, a file.
+The leader finds it out and sends it to the others (`Leader.broadcast_from_leader`).
+
+`leader()` gives this process's `Leader`. Of a job of one process it does everything at once.
+
+Messages go over TCP (`Channel`), not by collectives of the devices: a collective waits for what the
+devices have still to compute, and a message must not.
 """
 
 from __future__ import annotations
@@ -26,27 +31,30 @@ from jax.experimental import multihost_utils
 from lowcomm_jax import compat
 from lowcomm_jax.mesh import serialization
 
-# -- line --------------------------------------------------------------------------------------
-#
-# Messages between the first process of a job and the others, over TCP.
-#
-# Not by collectives of the devices: those wait for what the devices have still to compute, and
-# a word must not.
-
-
 _KEY_BYTES = 32
+_PATIENCE_S = 10.0
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 Hear = Callable[[int, tuple], None]
 
 
-class Channel:
-    """One process's end: what it says goes to all its peers, in order.
+class ProcessLostError(RuntimeError):
+    """Another process of this job has ended, or has failed: this one cannot go on without it."""
 
-    The first process has all others as peers, each of them the first one; a peer has shown that it
-    knows a key which only the processes of this job were given. Messages are what `words` can say.
+
+# -- messages between the processes ------------------------------------------------------------
+
+
+class Channel:
+    """One process's end of the connections: what it sends goes to all its peers, in order.
+
+    The first process has all others as peers; each of these has the first one. A peer has shown
+    that it knows a key which only the processes of this job were given. Messages hold what
+    `serialization` can encode.
 
     Args:
-      hear: called as `hear(peer, message)` on threads of the line; `("gone",)` when a peer's end is
-        closed, after `("bye",)` if it closed it itself.
+      hear: called as `hear(peer, message)` on threads of the channel; `("gone",)` when a peer's end
+        is closed, after `("bye",)` if the peer closed it itself.
     """
 
     def __init__(self, peers: Mapping[int, Connection], hear: Hear):
@@ -62,7 +70,7 @@ class Channel:
         """Send a message; returns at once, and may be called by a handler of signals.
 
         Raises:
-          TypeError: it holds a value that cannot be told.
+          TypeError: the message holds a value that `serialization` cannot encode.
         """
         self._outbox.put(serialization.encode(message))
 
@@ -102,7 +110,7 @@ class Channel:
         except (EOFError, OSError):
             if not self._closed:  # else it is we who are
                 self._hear(peer, ("gone",))
-        except Exception as error:  # no process of ours has said this
+        except Exception as error:  # no process of ours has sent this
             self._hear(peer, ("raised", error))
 
 
@@ -126,25 +134,19 @@ def open_channel(hear: Hear) -> Channel:
     return Channel({0: connection}, hear)
 
 
-_PATIENCE_S = 10.0
-log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-class ProcessLostError(RuntimeError):
-    """Another process of this job has ended, or has failed: this one cannot go on without it."""
+# -- decisions of the leader -------------------------------------------------------------------
 
 
 class Leader:
-    """This process among those of its job; of a single one everything is done at once.
+    """This process among those of its job; a single process does everything at once.
 
     All processes call the same methods in the same order, each from one thread.
 
     Args:
-      connect: `line.open_line`.
+      connect: opens the channel to the others, as `open_channel` does.
 
     Attributes:
-      leads: whether this is the first process, which decides.
+      leads: whether this is the first process, the leader, which decides.
       count, index: of the processes.
     """
 
@@ -154,7 +156,7 @@ class Leader:
         self.count, self.index, self.leads = count, index, index == 0
         self._inbox: queue.Queue[tuple[int, tuple]] = queue.Queue()
         self._deciding = False
-        # What ended which process; of the first one as soon as we have read so far.
+        # What ended which process; what ended the leader as soon as we have read so far.
         self._failed: dict[int, Exception | None] = {}
         self._left: set[int] = set()
         self._gone: set[int] = set()
@@ -163,53 +165,54 @@ class Leader:
         self._change = threading.Condition()
         self._on_failure: Callable[[Exception], None] | None = None
         self._on_signal: Callable[[int], None] | None = None
-        self._line = connect(self._hear) if count > 1 else None
-        if self._line is not None:
-            # Before jax.distributed waits for all: whoever listens must not be waited for.
-            atexit.register(self._line.close)
+        self._channel = connect(self._hear) if count > 1 else None
+        if self._channel is not None:
+            # Before jax.distributed waits for all: it must not wait for who listens here.
+            atexit.register(self._channel.close)
 
     # -- decisions ----------------------------------------------------------------------------
 
-    def told(self, what: str, act: Callable[[], T]) -> T:
-        """What `act` returns, or raises, in the first process; it is not called in the others.
+    def broadcast_from_leader(self, what: str, act: Callable[[], T]) -> T:
+        """Give all processes what `act` returns, or raises, in the leader.
 
-        Inside of `act` nothing is told: it is one decision.
+        The other processes do not call `act`. Inside of `act` a nested call sends nothing: the
+        whole of it is one decision.
 
         Args:
-          what: names it; the same in all processes.
+          what: names the decision; the same in all processes.
 
         Raises:
           ProcessLostError: a process has ended, or failed.
-          RuntimeError: this process asks for something else than the first one tells.
+          RuntimeError: this process asks for another decision than the leader sends.
         """
-        if self._line is None or self._deciding:
+        if self._channel is None or self._deciding:
             return act()
-        return self._tell(what, act) if self.leads else self._listen(what)
+        return self._decide(what, act) if self.leads else self._receive(what)
 
     def everyones(self, what: str, value: Any) -> list[Any]:
-        """The values of all processes, in their order; see `told`."""
-        if self._line is None:
+        """The values of all processes, in their order; see `broadcast_from_leader`."""
+        if self._channel is None:
             return [value]
         if self.leads:
-            return self._tell(what, lambda: self._collect(value))
-        self._line.say("value", self._round, value)
-        return self._listen(what)
+            return self._decide(what, lambda: self._collect(value))
+        self._channel.say("value", self._round, value)
+        return self._receive(what)
 
-    def _tell(self, what: str, act: Callable[[], T]) -> T:
+    def _decide(self, what: str, act: Callable[[], T]) -> T:
         self._deciding = True  # first: who fails from now on ends what we may wait for
         try:
             if not self._parted:
                 self.check()
             result = act()
         except Exception as error:
-            self._line.say("told", what, None, error)
+            self._channel.say("decided", what, None, error)
             raise
         finally:
             self._deciding = False
-        self._line.say("told", what, result, None)
+        self._channel.say("decided", what, result, None)
         return result
 
-    def _listen(self, what: str) -> Any:
+    def _receive(self, what: str) -> Any:
         self.check()
         found, result, error = self._next()
         if found != what:
@@ -222,9 +225,9 @@ class Leader:
         return result
 
     def _next(self, timeout_s: float | None = None) -> tuple:
-        """What the first process tells next: (what, result, error)."""
+        """What the leader sends next: (what, result, error)."""
         _, (kind, *rest) = self._inbox.get(timeout=timeout_s)
-        if kind != "told":
+        if kind != "decided":
             self._note_failure(0, kind, rest)
             self.check()
         return tuple(rest)
@@ -241,7 +244,8 @@ class Leader:
     # -- failures -----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """
+        """Return if all processes live, as far as this one knows.
+
         Raises:
           ProcessLostError: a process has ended, or failed; says which, and why.
         """
@@ -256,20 +260,20 @@ class Leader:
         return error
 
     def on_failure(self, act: Callable[[Exception], None]) -> None:
-        """Call this in the first process, on another thread, when one fails while it decides."""
+        """Set what the leader calls, on another thread, when a process fails while it decides."""
         self._on_failure = act
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Leave the block together: an error in one process is raised in all of them.
 
-        In the others it is a `ProcessLostError` that names it, at the next `told`. Behind the block
-        all are in step again, if they live.
+        In the others it is a `ProcessLostError` that names it, at the next decision. Behind the
+        block all are in step again, if they live.
         """
         try:
             yield
         except Exception as error:
-            if self._line is not None:
+            if self._channel is not None:
                 self._fail_together(error)
                 if self._failed:
                     # It may be what has failed here, too: collectives do.
@@ -277,7 +281,7 @@ class Leader:
             raise
 
     def _fail_together(self, error: Exception) -> None:
-        self._line.say("raised", error)
+        self._channel.say("raised", error)
         if self.leads:
             others = set(range(1, self.count))
             with self._change:
@@ -294,7 +298,7 @@ class Leader:
         self._round += 1
 
     def _hear(self, process: int, message: tuple) -> None:
-        """On a thread of the line."""
+        """Called on a thread of the channel."""
         kind, *rest = message
         if kind == "signal":
             if self._on_signal is not None:
@@ -321,20 +325,25 @@ class Leader:
     # -- signals ------------------------------------------------------------------------------
 
     def on_signal(self, act: Callable[[int], None] | None) -> None:
-        """Call this, on another thread, with a signal that another process has passed on."""
+        """Set what is called, on another thread, with a signal that another process passes on."""
         self._on_signal = act
 
     def pass_on(self, number: int) -> None:
-        """Let the first process know of a signal that this one has received."""
-        self._line.say("signal", number)
+        """Send the leader a signal that this process has received."""
+        self._channel.say("signal", number)
 
 
-_ALONE = Leader()
+# -- this process's leader ---------------------------------------------------------------------
+
+_SINGLE = Leader()
 _opened: Leader | None = None
 
 
 def leader() -> Leader:
-    """The team of this process; the first call, by all processes of the job together, connects."""
+    """The `Leader` of this process; all processes of the job make the first call together.
+
+    The first call connects them.
+    """
     global _opened
     if _opened is None and jax.process_count() > 1:
         _opened = Leader(jax.process_count(), jax.process_index())
@@ -342,5 +351,5 @@ def leader() -> Leader:
 
 
 def opened() -> Leader:
-    """The team, if `team` has been called; else this process for itself."""
-    return _opened or _ALONE
+    """The `Leader`, if `leader` has been called; else one of this process alone."""
+    return _opened or _SINGLE

@@ -1,7 +1,7 @@
-"""State that is read once a round, kept in pinned host memory instead of on the device.
+"""Keeps state that is read once a round in pinned host memory instead of on the device.
 
-Anchor, outer state, residuals and snapshots are copied to the device for the program that needs
-them, a fragment at a time, and back behind it.
+For the program that needs them, `around` copies anchor, outer state, residuals and snapshots to the
+device, a fragment at a time, and back behind it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def around(
 
 
 def stow_sent(out: dict[str, Any]) -> dict[str, Any]:
-    """`Rounds.send`: residuals and snapshot go to the host, the payload travels."""
+    """Of what a send returns, residuals and snapshot go to the host; the payload travels."""
     return {**out, "codec_state": stow(out["codec_state"]), "snapshot": stow(out["snapshot"])}
 
 
-def stow_moved(out: tuple) -> tuple:
-    """`Rounds.move`: anchor, outer state and a personal codec's state go to the host."""
+def stow_anchor_update(out: tuple) -> tuple:
+    """Of what an anchor update returns, anchor, outer and codec state go to the host."""
     anchor, outer, codec, bases, metrics = out
     return *stow((anchor, outer, codec)), bases, metrics

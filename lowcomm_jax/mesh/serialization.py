@@ -1,7 +1,7 @@
-"""What the processes of a job say to one another, as bytes and back.
+"""Messages between the processes of a job, as bytes and back.
 
-Plain values, arrays, and this package's own records and errors by name. Reading builds nothing
-else: no byte that arrives names code to be run, as a pickle's do.
+`encode` takes plain values, arrays, and this package's own records and errors by name. `decode`
+builds nothing else: no byte that arrives names code to be run, as a pickle's do.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def _error(error: Exception, buffers: list[bytes]) -> list:
     if _is_error(kind):
         _, arguments, *state = error.__reduce__()
         try:
-            told = [_written(x, buffers) for x in (arguments, state[0] if state else {})]
-            msgpack.packb(told)
+            given = [_written(x, buffers) for x in (arguments, state[0] if state else {})]
+            msgpack.packb(given)
         except (TypeError, UnicodeError):
-            pass  # arguments that cannot be told: its text can
+            pass  # arguments that cannot be encoded: its text can
         else:
-            return ["error", kind.__module__, kind.__qualname__, *told]
+            return ["error", kind.__module__, kind.__qualname__, *given]
     text = f"{kind.__name__}: {error}".encode(errors="backslashreplace").decode()
     return ["error", "builtins", "RuntimeError", ["tuple", text], ["dict"]]
 

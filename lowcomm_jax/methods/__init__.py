@@ -1,4 +1,10 @@
-"""Low-communication training methods; each is one file and one composition of the same parts."""
+"""Low-communication training methods, one paper a file, each a composition of the same parts.
+
+In: a paper's settings, as keywords of a factory. Out: a `Method`, which names a schedule, an outer
+rule, a landing rule, a codec, a topology and a batch policy. Settings that cannot work together
+become `Method.problems`, which the engine lists all at once. No method knows the engine.
+
+"""
 
 from lowcomm_jax.methods.adloco import adloco
 from lowcomm_jax.methods.async_local_sgd import async_local_sgd

@@ -7,9 +7,10 @@ Every trainer runs DiLoCo's rounds with the batch b_i that it asked for,
    \Theta_i \leftarrow \Theta_i - \eta \bar\Delta_i, \qquad
    b_i \leftarrow \max(b_i, \lceil T_i \rceil)
 
-with T_i the batch that the noise of its gradients asks for (`batching.adaptive`); every
-`merge_every` rounds the trainers of the smallest requests merge, weighted by them (`trainers`); and
-batches beyond what fits into memory are accumulated (`batching.switch`).
+with T_i the batch that the noise of its gradients asks for (`batching.adaptive`). Every
+`merge_every` rounds the trainers of the smallest requests merge, weighted by their requests
+(`batching.trainers`). Batches beyond what fits into memory are accumulated (`batching.switch`).
+
 
 ====== ======================================= =====================
 symbol meaning                                 argument

@@ -1,4 +1,8 @@
-"""A method: six answers and one flag, nothing else."""
+"""What a method is: six answers and one flag, nothing else.
+
+`Method` is what a factory of this room returns and what an engine takes. It holds no code of its
+own but refusals: `violations` lists every setting that cannot work, with its fix.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +40,14 @@ class Method:
         region `received` it last. With `received` contributions are applied one by one, in region
         order, and everyone who arrived gets the newest anchor.
       signal: `progress` (pseudo-gradients, now and then) or `gradient` (at every step).
-      pattern, rest: how the parameters are cut into fragments (`fragments.partition`).
+      pattern, rest: how the parameters are cut into fragments (`params.fragments.partition`).
       first_round: what the first boundary of a one-period method lands: an `empty` payload, or
         (`blocking`) the one just sent.
       inner_batching: batch policy of the inner steps; None = batches are as they are handed over.
       trainers: model instances in every region, and how they merge; None = one. With a policy or
         with trainers the method runs in an `AdaptiveEngine`.
+      threshold: of `batching.Switch`: requests above so many memory caps are accumulated.
+
       rank_energy: share of the squared norm by which the rank of every reduced payload is measured,
         for schedules that follow it; None = not measured.
       topology: who averages with whom; None = all regions. With `Gossip` every region has its own
@@ -90,6 +96,7 @@ class Method:
         return self.anchors == "shared" and self.base == "anchor"
 
     def violations(self, regions: int) -> list[str]:
+        """Every setting that cannot work with this many regions, one line with its fix each."""
         named = [
             ("rest", self.rest, ("own", "dealt")),
             ("first_round", self.first_round, ("empty", "blocking")),
@@ -181,11 +188,6 @@ class Method:
         return wrong + impossible
 
 
-# -- wire --------------------------------------------------------------------------------------
-#
-# The wire codec of methods that are made by theirs: the paper's, or the one given instead.
-
-
 def wire_codec(
     given: Any,
     paper: Callable[[], Codec],
@@ -194,7 +196,12 @@ def wire_codec(
 ) -> tuple[Codec, tuple[str, ...]]:
     """The codec that is given (a codec, name or mapping), else the paper's.
 
+    For factories of methods that a codec defines: they take its settings, or another codec instead.
+
     Args:
+      given: codec, name or mapping; None = the paper's.
+      paper: makes the paper's codec.
+      stacked: path prefixes of leaves with a leading layer axis.
       settings: of the paper's codec, name -> (value, the factory's default).
 
     Returns:

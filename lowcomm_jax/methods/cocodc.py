@@ -72,7 +72,7 @@ def cocodc(
       outer: default Nesterov 0.4 / 0.9.
       codec: wire codec; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
-      pattern, rest: how the parameters are cut (`fragments.partition`).
+      pattern, rest: how the parameters are cut (`params.fragments.partition`).
     """
     timing = (gamma, step_seconds, sync_seconds)
     problems = _syncs_problems(syncs_per_period, *timing, measured)

@@ -147,7 +147,7 @@ def dilocox(
         ranks = (first,) if found else rule.ranks(first)
         schedule = _ranked(rule, period, ranks, delay, travel)
     if named and not problems:
-        codec = _ladder(codec, schedule.ranks if rule else (first,), low_rank)
+        codec = _codec_levels(codec, schedule.ranks if rule else (first,), low_rank)
     return Method(
         name="dilocox",
         schedule=schedule,
@@ -248,10 +248,10 @@ def _ranked(
     )
 
 
-def _ladder(codec: str | Mapping[str, Any], ranks: tuple[int, ...], low_rank: bool) -> Codec:
+def _codec_levels(codec: str | Mapping[str, Any], ranks: tuple[int, ...], low_rank: bool) -> Codec:
     """One codec per bucket, all over one warm basis of r_1 columns and one residual."""
     spec = {"error_feedback": 1.0, **({"name": codec} if isinstance(codec, str) else codec)}
     if not low_rank:
         return registry.make(spec)
-    rungs = [registry.make({**spec, "rank": r, "basis": ranks[0]}) for r in ranks]
-    return rungs[0] if len(rungs) == 1 else CodecLevels(rungs[0], tuple(rungs[1:]))
+    levels = [registry.make({**spec, "rank": r, "basis": ranks[0]}) for r in ranks]
+    return levels[0] if len(levels) == 1 else CodecLevels(levels[0], tuple(levels[1:]))

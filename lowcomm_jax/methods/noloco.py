@@ -1,7 +1,7 @@
 r"""NoLoCo (arXiv 2506.10911): no all-reduce at all; regions average in small random groups.
 
-Every H steps the regions are dealt into groups G of n by a seeded draw that all of them know.
-Each keeps an anchor and a momentum of its own:
+Every H steps a seeded draw, which all regions know, splits them into groups G of n. Each region
+keeps an anchor and a momentum of its own:
 
 .. math::
    \delta_i \leftarrow \alpha\,\delta_i - \frac{\beta}{n} \sum_{j \in G} \Delta_j
@@ -33,7 +33,9 @@ that sits a round out (R is odd, or n does not divide it) is alone with its own 
 Differs from the paper: its code ties gamma to beta and takes no look-ahead although it calls the
 rule Nesterov; here gamma is free, that form is `heavy_ball`, and `nesterov` is the look-ahead.
 Coefficients under which the regions drift apart are refused (`outer.gossip_stability`, where the
-limit also differs from the paper's). Groups as in `topology`. Anchors and momentum stay in fp32.
+limit also differs from the paper's). Groups come from `topology.gossip`. Anchors and momentum stay
+in fp32.
+
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def streaming_diloco(
       period: H; fragments: K <= H; overlap: tau < H, one for all regions or one each.
       alpha: weight of the local value at a landing, in [0, 1]. 0 throws away the tau local steps;
         1 ignores the network.
-      pattern, rest: how the parameters are cut (`fragments.partition`).
+      pattern, rest: how the parameters are cut (`params.fragments.partition`).
       outer: default Nesterov 0.4 / 0.9.
       codec: wire codec; None = dense fp32 (the paper's 4-bit E3M0 is in its config).
       inner_batching: batch policy of the inner steps; None = a fixed batch.

@@ -1,4 +1,13 @@
-"""A decoder-only transformer in Flax NNX, offered as pure functions over a dict of parameters."""
+"""A decoder-only transformer in Flax NNX, offered as pure functions over a dict of parameters.
+
+In: a `TransformerConfig` or a preset's name. Out: `build` gives a `Model` (initial parameters,
+logits, loss, shardings, generation); `Pipeline` is the same model cut into pipeline stages. Nothing
+in the engine needs this room: any loss over any pytree will do.
+
+- `config`, `presets`: the shape; `model`: the functions; `transformer`, `attention`: the layers;
+- `sharding`: parameters over the devices of a region; `weights`: LLaMA checkpoints;
+- `pipeline/`: stages and their two schedules.
+"""
 
 from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model, build

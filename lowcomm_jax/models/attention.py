@@ -1,5 +1,7 @@
 """Mixes values by causal attention; positions enter by rotating queries and keys.
 
+`wide_einsum` multiplies in the operands' dtype, and accumulates and answers in float32.
+
 Shape suffixes: B batch, T query positions, S key positions, H query heads, K key heads, E head
 width, F = E / 2 rotary frequencies.
 """
@@ -12,9 +14,64 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-# -- precision ---------------------------------------------------------------------------------
-#
-# Multiplies in the operands' dtype, accumulates and answers in float32.
+_HIDDEN = -1e30  # added to a score: its share underflows to exactly 0, yet stays finite
+
+
+def rope_tables(positions_T: Array, head_dim: int, theta: float) -> tuple[Array, Array]:
+    """Returns the cosines and sines [T, head_dim / 2], float32, of the rotary angles.
+
+    Source: arXiv 2104.09864, frequencies `theta ** (-2 i / head_dim)`.
+    """
+    exponent_F = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+    angle_TxF = positions_T.astype(jnp.float32)[:, None] * (theta**-exponent_F)[None, :]
+    return jnp.cos(angle_TxF), jnp.sin(angle_TxF)
+
+
+def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
+    """Rotates each pair (i, i + E/2) of the last axis: LLaMA's half layout, not neighbours.
+
+    Args:
+      x: [..., T, E].
+      tables: cosines and sines [T, E / 2] of `rope_tables`.
+    """
+    leading = tuple(range(x.ndim - 2))
+    cos, sin = (jnp.expand_dims(table.astype(x.dtype), leading) for table in tables)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def masked_attention(
+    q_BxHxTxE: Array, k_BxKxSxE: Array, v_BxKxSxE: Array, start: Array | int = 0
+) -> Array:
+    """Attends from the positions `start + t` to the keys at positions up to each of them.
+
+    Each key head serves H / K = G consecutive query heads. These are folded into the rows, so
+    that both products are plain batched matrix products without a transpose: on CPU a twentieth
+    of a small model's step faster than `jax.nn.dot_product_attention`, which moreover cannot be
+    differentiated in bfloat16 under strict dtype promotion (jax 0.10).
+
+    Returns:
+      [B, T, H, E] in the dtype of `v`.
+    """
+    batch, heads, length, width = q_BxHxTxE.shape
+    kv_heads, keys = k_BxKxSxE.shape[1:3]
+    seen_TxS = jnp.arange(keys)[None, :] <= (start + jnp.arange(length))[:, None]
+    hide_RxS = jnp.tile(jnp.where(seen_TxS, 0.0, _HIDDEN), (heads // kv_heads, 1))  # R = G * T
+
+    q_BxKxRxE = (q_BxHxTxE * width**-0.5).reshape(batch, kv_heads, -1, width)
+    scores_BxKxRxS = wide_einsum("bkre,bkse->bkrs", q_BxKxRxE, k_BxKxSxE) + hide_RxS[None, None]
+    shares_BxKxRxS = jax.nn.softmax(scores_BxKxRxS, axis=-1).astype(v_BxKxSxE.dtype)
+    mixed_BxKxRxE = jnp.einsum("bkrs,bkse->bkre", shares_BxKxRxS, v_BxKxSxE)
+    return mixed_BxKxRxE.reshape(batch, heads, length, width).swapaxes(1, 2)
+
+
+def cudnn_attention(q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array) -> Array:
+    """Attends to the positions up to one's own with cuDNN; returns [B, T, H, E]."""
+    q, k, v = (x.swapaxes(1, 2) for x in (q_BxHxTxE, k_BxKxTxE, v_BxKxTxE))
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+
+# -- products in float32 -----------------------------------------------------------------------
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -47,60 +104,3 @@ def _backward(spec, operands, cotangent):
 
 
 wide_einsum.defvjp(_forward, _backward)
-
-
-_HIDDEN = -1e30  # added to a score: its share underflows to exactly 0, yet stays finite
-
-
-def rope_tables(positions_T: Array, head_dim: int, theta: float) -> tuple[Array, Array]:
-    """Returns the cosines and sines [T, head_dim / 2], float32, of the rotary angles.
-
-    Source: arXiv 2104.09864, frequencies `theta ** (-2 i / head_dim)`.
-    """
-    exponent_F = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-    angle_TxF = positions_T.astype(jnp.float32)[:, None] * (theta**-exponent_F)[None, :]
-    return jnp.cos(angle_TxF), jnp.sin(angle_TxF)
-
-
-def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
-    """Rotates each pair (i, i + E/2) of the last axis: LLaMA's half layout, not neighbours.
-
-    Args:
-      x: [..., T, E].
-      tables: cosines and sines [T, E / 2] of `rope_tables`.
-    """
-    leading = tuple(range(x.ndim - 2))
-    cos, sin = (jnp.expand_dims(table.astype(x.dtype), leading) for table in tables)
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-
-
-def cudnn_attention(q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array) -> Array:
-    """Attends to the positions up to one's own with cuDNN; returns [B, T, H, E]."""
-    q, k, v = (x.swapaxes(1, 2) for x in (q_BxHxTxE, k_BxKxTxE, v_BxKxTxE))
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
-
-
-def masked_attention(
-    q_BxHxTxE: Array, k_BxKxSxE: Array, v_BxKxSxE: Array, start: Array | int = 0
-) -> Array:
-    """Attends from the positions `start + t` to the keys at positions up to each of them.
-
-    Each key head serves H / K = G consecutive query heads. These are folded into the rows, so
-    that both products are plain batched matrix products without a transpose: on CPU a twentieth
-    of a small model's step faster than `jax.nn.dot_product_attention`, which moreover cannot be
-    differentiated in bfloat16 under strict dtype promotion (jax 0.10).
-
-    Returns:
-      [B, T, H, E] in the dtype of `v`.
-    """
-    batch, heads, length, width = q_BxHxTxE.shape
-    kv_heads, keys = k_BxKxSxE.shape[1:3]
-    seen_TxS = jnp.arange(keys)[None, :] <= (start + jnp.arange(length))[:, None]
-    hide_RxS = jnp.tile(jnp.where(seen_TxS, 0.0, _HIDDEN), (heads // kv_heads, 1))  # R = G * T
-
-    q_BxKxRxE = (q_BxHxTxE * width**-0.5).reshape(batch, kv_heads, -1, width)
-    scores_BxKxRxS = wide_einsum("bkre,bkse->bkrs", q_BxKxRxE, k_BxKxSxE) + hide_RxS[None, None]
-    shares_BxKxRxS = jax.nn.softmax(scores_BxKxRxS, axis=-1).astype(v_BxKxSxE.dtype)
-    mixed_BxKxRxE = jnp.einsum("bkrs,bkse->bkre", shares_BxKxRxS, v_BxKxSxE)
-    return mixed_BxKxRxE.reshape(batch, heads, length, width).swapaxes(1, 2)

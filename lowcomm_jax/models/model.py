@@ -1,97 +1,28 @@
-"""Turns a configuration into pure functions over a nested dict of parameters."""
+"""Turns a configuration into pure functions over a nested dict of parameters.
+
+`build` makes a `Model`: initial parameters, logits, loss, shardings. `generate` continues a prompt
+token by token, with a cache of keys and values. `masked_cross_entropy` is the loss over the targets
+that count, plus z-loss; `scores` and `weighted_loss` are its two halves, for a vocabulary that is
+cut over devices.
+
+Shape suffixes: N tokens, V vocabulary, P prompt, L generated tokens.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from lowcomm_jax.models import config as counting
 from lowcomm_jax.models import sharding
-from lowcomm_jax.models.config import TransformerConfig
+from lowcomm_jax.models.config import TransformerConfig, flops_per_token, param_count
 from lowcomm_jax.models.transformer import Transformer
-
-if TYPE_CHECKING:
-    pass
-
-
-# -- loss --------------------------------------------------------------------------------------
-#
-# Measures next-token predictions: cross-entropy over the targets that count, plus z-loss.
-#
-# Shape suffixes: N tokens, V vocabulary.
-
-
-class Scores(NamedTuple):
-    """What a loss needs of the logits, float32 `[N]`: highest, log-partition, the target's."""
-
-    top_N: Array
-    partition_N: Array
-    chosen_N: Array
-
-
-def _as_is(x: Array) -> Array:
-    return x
-
-
-def scores(
-    logits_NxV: Array,
-    target_N: Array,
-    first: Array | int = 0,
-    total: Callable[[Array], Array] = _as_is,
-    largest: Callable[[Array], Array] = _as_is,
-) -> Scores:
-    """Reduces logits, of the whole vocabulary or of one device's part of it.
-
-    Args:
-      logits_NxV: float32, of the V tokens from `first` on.
-      target_N: int32, numbers in the whole vocabulary.
-      total, largest: sum and maximum of `[N]` over the devices that hold the other parts.
-    """
-    top_N = largest(jax.lax.stop_gradient(jnp.max(logits_NxV, axis=-1)))
-    sums_N = total(jnp.sum(jnp.exp(logits_NxV - top_N[:, None]), axis=-1))
-    # A masked sum instead of a gather: it fuses, and it stays local when V is sharded.
-    is_target_NxV = first + jnp.arange(logits_NxV.shape[1])[None, :] == target_N[:, None]
-    chosen_N = total(jnp.sum(jnp.where(is_target_NxV, logits_NxV, 0.0), axis=-1))
-    return Scores(top_N, top_N + jnp.log(sums_N), chosen_N)
-
-
-def weighted_loss(found: Scores, weight_N: Array, z_loss: float) -> tuple[Array, dict[str, Array]]:
-    """Returns the loss summed with these weights, and its `ce` and `accuracy`."""
-    ce = jnp.sum(weight_N * (found.partition_N - found.chosen_N))
-    loss = ce
-    if z_loss:
-        loss = ce + z_loss * jnp.sum(weight_N * found.partition_N**2)
-    accuracy = jnp.sum(jnp.where(found.chosen_N >= found.top_N, weight_N, 0.0))
-    return loss, {"ce": ce, "accuracy": accuracy}
-
-
-def masked_cross_entropy(
-    logits_NxV: Array, target_N: Array, mask_N: Array, z_loss: float
-) -> tuple[Array, dict[str, Array]]:
-    """Returns the mean loss over the targets with mask 1, and what it is made of.
-
-    Args:
-      logits_NxV: float32.
-      target_N: int32 in [0, V).
-      mask_N: float32, 1 where the target counts. With no target that counts, all results are 0.
-      z_loss: weight of the mean squared log-partition (arXiv 2204.02311, section 5).
-
-    Returns:
-      The loss, and a dict of float32 scalars: `ce` in nats per token, `accuracy` (share of
-      targets with the highest logit; a tie counts), `tokens` (sum of the mask).
-    """
-    tokens = jnp.sum(mask_N)
-    weight_N = mask_N / jnp.maximum(tokens, 1.0)
-    loss, aux = weighted_loss(scores(logits_NxV, target_N), weight_N, z_loss)
-    return loss, {**aux, "tokens": tokens}
-
 
 Params = dict[Any, Any]  # nested; leaves are float32 arrays
 
@@ -110,12 +41,12 @@ class Model:
 
     @property
     def param_count(self) -> int:
-        """Number of parameters; see `counting.param_count`."""
-        return counting.param_count(self.config)
+        """Number of parameters; see `config.param_count`."""
+        return param_count(self.config)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Training arithmetic per token; see `counting.flops_per_token` for the formula."""
-        return counting.flops_per_token(self.config, seq_len)
+        """Training arithmetic per token; see `config.flops_per_token` for the formula."""
+        return flops_per_token(self.config, seq_len)
 
     def init(self, rng: Array) -> Params:
         """Draws the initial parameters; works under `jit` and `eval_shape`."""
@@ -160,7 +91,7 @@ class Model:
         temperature: float = 1.0,
         top_k: int | None = None,
     ) -> Array:
-        """Continues `prompt_tokens` by `length` tokens; see `generate.generate`."""
+        """Continues `prompt_tokens` by `length` tokens; see the function `generate`."""
         return generate(self, params, prompt_tokens, length, rng, temperature, top_k)
 
     def bind(self, params: Params) -> Transformer:
@@ -177,11 +108,75 @@ def build(config: TransformerConfig) -> Model:
     return Model(config=config, graph=nnx.graphdef(shapes))
 
 
-# -- generate ----------------------------------------------------------------------------------
-#
-# Continues a prompt token by token, with a cache of keys and values.
-#
-# Shape suffixes: P prompt, L generated tokens, V vocabulary.
+# -- loss --------------------------------------------------------------------------------------
+
+
+def masked_cross_entropy(
+    logits_NxV: Array, target_N: Array, mask_N: Array, z_loss: float
+) -> tuple[Array, dict[str, Array]]:
+    """Returns the mean loss over the targets with mask 1, and what it is made of.
+
+    Args:
+      logits_NxV: float32.
+      target_N: int32 in [0, V).
+      mask_N: float32, 1 where the target counts. With no target that counts, all results are 0.
+      z_loss: weight of the mean squared log-partition (arXiv 2204.02311, section 5).
+
+    Returns:
+      The loss, and a dict of float32 scalars: `ce` in nats per token, `accuracy` (share of
+      targets with the highest logit; a tie counts), `tokens` (sum of the mask).
+    """
+    tokens = jnp.sum(mask_N)
+    weight_N = mask_N / jnp.maximum(tokens, 1.0)
+    loss, aux = weighted_loss(scores(logits_NxV, target_N), weight_N, z_loss)
+    return loss, {**aux, "tokens": tokens}
+
+
+def weighted_loss(found: Scores, weight_N: Array, z_loss: float) -> tuple[Array, dict[str, Array]]:
+    """Returns the loss summed with these weights, and its `ce` and `accuracy`."""
+    ce = jnp.sum(weight_N * (found.partition_N - found.chosen_N))
+    loss = ce
+    if z_loss:
+        loss = ce + z_loss * jnp.sum(weight_N * found.partition_N**2)
+    accuracy = jnp.sum(jnp.where(found.chosen_N >= found.top_N, weight_N, 0.0))
+    return loss, {"ce": ce, "accuracy": accuracy}
+
+
+class Scores(NamedTuple):
+    """What a loss needs of the logits, float32 `[N]`: highest, log-partition, the target's."""
+
+    top_N: Array
+    partition_N: Array
+    chosen_N: Array
+
+
+def _as_is(x: Array) -> Array:
+    return x
+
+
+def scores(
+    logits_NxV: Array,
+    target_N: Array,
+    first: Array | int = 0,
+    total: Callable[[Array], Array] = _as_is,
+    largest: Callable[[Array], Array] = _as_is,
+) -> Scores:
+    """Reduces logits, of the whole vocabulary or of one device's part of it.
+
+    Args:
+      logits_NxV: float32, of the V tokens from `first` on.
+      target_N: int32, numbers in the whole vocabulary.
+      total, largest: sum and maximum of `[N]` over the devices that hold the other parts.
+    """
+    top_N = largest(jax.lax.stop_gradient(jnp.max(logits_NxV, axis=-1)))
+    sums_N = total(jnp.sum(jnp.exp(logits_NxV - top_N[:, None]), axis=-1))
+    # A masked sum instead of a gather: it fuses, and it stays local when V is sharded.
+    is_target_NxV = first + jnp.arange(logits_NxV.shape[1])[None, :] == target_N[:, None]
+    chosen_N = total(jnp.sum(jnp.where(is_target_NxV, logits_NxV, 0.0), axis=-1))
+    return Scores(top_N, top_N + jnp.log(sums_N), chosen_N)
+
+
+# -- generation --------------------------------------------------------------------------------
 
 
 def generate(

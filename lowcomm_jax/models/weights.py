@@ -2,6 +2,9 @@
 
 The layout is that of Hugging Face transformers: `model.layers.<i>.self_attn.q_proj.weight` and so
 on, matrices stored [out, in], rotary pairs (i, i + head_dim / 2) as here, so no permutation.
+
+`stack_layers` and `unstack_layers` convert parameters between one subtree per layer and leaves
+stacked over layers.
 """
 
 from __future__ import annotations
@@ -19,33 +22,6 @@ from safetensors.numpy import save_file
 
 from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model, Params, build
-
-# -- layout ------------------------------------------------------------------------------------
-#
-# Converts parameters between one subtree per layer and leaves stacked over layers.
-
-
-def stack_layers(
-    params: dict[Any, Any], stack: Callable[[Sequence[Any]], Any] = jnp.stack
-) -> dict[Any, Any]:
-    """Turns `blocks/<i>/...` (unrolled) into `blocks/...` with a leading layer axis (scan).
-
-    Args:
-      params: unrolled parameters.
-      stack: joins the leaves of all layers; `np.stack` keeps NumPy leaves on the host.
-    """
-    blocks = params["blocks"]
-    layers = [blocks[i] for i in range(len(blocks))]
-    return {**params, "blocks": jax.tree.map(lambda *leaves: stack(leaves), *layers)}
-
-
-def unstack_layers(params: dict[Any, Any]) -> dict[Any, Any]:
-    """Turns `blocks/...` with a leading layer axis (scan) into `blocks/<i>/...` (unrolled)."""
-    blocks = params["blocks"]
-    layers = jax.tree.leaves(blocks)[0].shape[0]
-    layer = {i: jax.tree.map(lambda leaf, i=i: leaf[i], blocks) for i in range(layers)}
-    return {**params, "blocks": layer}
-
 
 _FILE = "model.safetensors"
 _BLOCK_NAMES = {
@@ -188,6 +164,28 @@ def config_to_llama(config: TransformerConfig, dtype: str = "float32") -> dict[s
         "mlp_bias": False,
         "torch_dtype": dtype,
     }
+
+
+def stack_layers(
+    params: dict[Any, Any], stack: Callable[[Sequence[Any]], Any] = jnp.stack
+) -> dict[Any, Any]:
+    """Turns `blocks/<i>/...` (unrolled) into `blocks/...` with a leading layer axis (scan).
+
+    Args:
+      params: unrolled parameters.
+      stack: joins the leaves of all layers; `np.stack` keeps NumPy leaves on the host.
+    """
+    blocks = params["blocks"]
+    layers = [blocks[i] for i in range(len(blocks))]
+    return {**params, "blocks": jax.tree.map(lambda *leaves: stack(leaves), *layers)}
+
+
+def unstack_layers(params: dict[Any, Any]) -> dict[Any, Any]:
+    """Turns `blocks/...` with a leading layer axis (scan) into `blocks/<i>/...` (unrolled)."""
+    blocks = params["blocks"]
+    layers = jax.tree.leaves(blocks)[0].shape[0]
+    layer = {i: jax.tree.map(lambda leaf, i=i: leaf[i], blocks) for i in range(layers)}
+    return {**params, "blocks": layer}
 
 
 def _names(config: TransformerConfig) -> dict[str, tuple]:

@@ -1,5 +1,12 @@
-"""The network between regions: links, virtual clock, byte ledger and planner. NumPy only,
-deterministic, seeded.
+"""The virtual network between regions: links, routes, a clock and a ledger of bytes.
+
+In: a description of a network (`parse`, `preset`), and the sends and landings of a run (`drive`,
+`replay`). Out: `VirtualClock` gives the seconds every region computes and waits. Its `Ledger`
+counts bytes by region, link and fragment. `sync_seconds` and `derive_tau` answer what a schedule
+asks.
+
+NumPy only, deterministic, seeded. The clock is the only clock: the counters of training are
+`state.SyncCounters`.
 """
 
 from lowcomm_jax.network.accounts import ClockReport

@@ -1,4 +1,4 @@
-"""What a run cost: the clock's summary, and small sums around it."""
+"""What a run cost: `summarise` gives a `ClockReport`; `usage_of` what a collective uses alone."""
 
 from dataclasses import dataclass
 

@@ -1,18 +1,22 @@
-"""Run training in virtual time: the engine reports events, the clock says how long each region
-computes and waits.
+"""Runs training in virtual time: the engine reports events, the clock says how long regions wait.
 
-Event interface (host side; plain numbers in, plain numbers out):
+Event interface (on the host; plain numbers in, plain numbers out):
 
     clock = VirtualClock(network, seed=0)
     clock.inner_step(step)                   every region computes one inner step
     clock.send(step, key, nbytes_R, route)   a collective starts; nobody waits
     stall_R = clock.land(step, key)          its members wait until the bytes are there
 
-Order inside a step is the engine's: inner step, landings of earlier sends, sends, landings of this
-step's sends. A collective starts once its last member has sent (the maximum of their virtual
-times). A landing costs region r max(0, ready_r - now_r); with equal regions and one transfer in
-flight that is max(0, T_s - tau * T_c). The part of a stall before the last member had sent is
-booked as waiting for peers, the rest as exposed communication.
+The engine reports the events of a step in its own order: inner step, landings of earlier sends,
+sends, landings of this step's sends.
+
+A collective starts once its last member has sent (the maximum of their virtual times). A landing
+costs region r max(0, ready_r - now_r) seconds. With equal regions and one transfer in flight that
+is max(0, T_s - tau * T_c). The part of a stall before the last member had sent is booked as waiting
+for peers, the rest as exposed communication.
+
+`clock_state` and `restore_clock` save and restore a clock as plain JSON-able data, with the
+transfers in flight.
 """
 
 import ast
@@ -27,7 +31,9 @@ from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.randomness import BLOCK, generator, step_factors
 from lowcomm_jax.network.timeline import Recorder, Timeline
 from lowcomm_jax.network.transfers import Transfer
-from lowcomm_jax.network.transit import Flight, Payload, Transit, teams
+from lowcomm_jax.network.transit import Flight, Payload, Transit, sender_groups
+
+ARRAYS = ("now_R", "peers_R", "exposed_R", "absent_R")
 
 
 class VirtualClock:
@@ -170,7 +176,7 @@ class VirtualClock:
         Raises:
             ValueError: the key is still in flight, or the collective is malformed.
         """
-        found = teams(self.network.size, participants_R, groups)
+        found = sender_groups(self.network.size, participants_R, groups)
         listeners = () if listeners_R is None else tuple(np.flatnonzero(listeners_R).tolist())
         if listeners and groups is not None:
             raise ValueError(f"send of {key!r} at step {step}: groups have no listeners")
@@ -181,12 +187,12 @@ class VirtualClock:
         rng = None
         if self.network.transfer_jitter.active:
             rng = generator(self.seed, key, step)
-        for team in found:
-            sizes = tuple([sizes_R[m] for m in team])
-            start = float(self.now_R[list(team)].max())
-            self.transit.launch(key, route, sizes, team, listeners, start, rng)
+        for senders in found:
+            sizes = tuple([sizes_R[m] for m in senders])
+            start = float(self.now_R[list(senders)].max())
+            self.transit.launch(key, route, sizes, senders, listeners, start, rng)
             control = self.network.control_bytes
-            self.ledger.book(label, route, sizes, team, announced, control, listeners)
+            self.ledger.book(label, route, sizes, senders, announced, control, listeners)
 
     # -- landing ------------------------------------------------------------------------------
 
@@ -223,11 +229,11 @@ class VirtualClock:
             wanted_R = self._chosen(regions)
             for flight in self.transit.owed:
                 self._wait(flight, wanted_R, stall_R)
-            self.transit.settle(float(self.now_R.min()))
+            self.transit.drop_landed(float(self.now_R.min()))
         return stall_R
 
     def _skip_what_is_there(self) -> None:
-        """Forget owed waits for what is there: they would pile up for who never lands anything."""
+        """Drop owed waits for what has arrived: of a region that never lands they would pile up."""
         if not self.transit.owed:
             return
         for flight in self.transit.owed:
@@ -238,7 +244,7 @@ class VirtualClock:
             if self.recorder is not None:
                 begin, label = flight.start_s, str(flight.key)
                 self.recorder.travel(label, index_M[there_M], begin, ready_M[there_M])
-        self.transit.settle(float(self.now_R.min()))
+        self.transit.drop_landed(float(self.now_R.min()))
 
     def _chosen(self, regions: Iterable[int]) -> np.ndarray:
         chosen_R = np.zeros(self.network.size, bool)
@@ -302,12 +308,7 @@ class VirtualClock:
         return self.recorder.timeline(self.now_R)
 
 
-# -- clock_state -------------------------------------------------------------------------------
-#
-# Save and restore a clock, transfers in flight included, as plain JSON-able data.
-
-
-ARRAYS = ("now_R", "peers_R", "exposed_R", "absent_R")
+# -- saving and restoring ----------------------------------------------------------------------
 
 
 def clock_state(clock: VirtualClock) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""How long an exchange takes: the flows of its route, alone on the network."""
+"""How long an exchange takes alone on the network, and what a link can carry.
+
+`profile` simulates the flows of a route and gives the seconds of every member; `sync_seconds` (T_s)
+and `step_seconds` (T_c) are the two numbers a schedule needs. `derive_tau` gives the overlap that
+hides a transfer. `catch_up_violations` finds schedules whose bytes never catch up.
+"""
 
 import functools
 import math
@@ -86,12 +91,75 @@ def profile(
     )
 
 
-def _dependence(route, pairs, members, listeners) -> tuple[np.ndarray, ...]:
-    """Give the links each member's result depends on: those into it where nothing is relayed."""
-    if route in ("all_gather", "pair", "pass") or len(members) == 1:
-        targets = np.array([p[1] for p in pairs])
-        return tuple(np.flatnonzero(targets == m) for m in (*members, *listeners))
-    return (np.arange(len(pairs)),) * (len(members) + len(listeners))
+def sync_seconds(
+    network: Network, nbytes: float, route: str, regions: Sequence[int] | None = None
+) -> float:
+    """Give T_s: the seconds of one exchange alone, without jitter and first-use constant.
+
+    Args:
+        network: links, limits and the per-sync constant.
+        nbytes: payload bytes of every region that takes part.
+        route: one of `routes.ROUTES`, as `exchange.Traffic` names them.
+        regions: ids of those that take part; None = all (for `pair`: the slowest of all pairs).
+
+    Raises:
+        ValueError: see `routes.check`.
+    """
+    members = tuple(range(network.size)) if regions is None else tuple(regions)
+    if len(members) == 1:
+        check(route, [nbytes], members, network.size)
+        return 0.0
+    if route == "pair" and regions is None:
+        check(route, [nbytes] * len(members), members, network.size)
+        source, target = np.nonzero(~np.eye(network.size, dtype=bool))
+        volume_P = nbytes / _lone_rate(network, source, target)
+        alone = float((volume_P + network.delay_RxR[source, target]).max())
+    else:
+        alone = float(profile(network, route, [nbytes] * len(members), members).ready_M.max())
+    return alone + network.sync_constant_s
+
+
+def step_seconds(network: Network) -> float:
+    """Give T_c: the mean seconds of one inner step in the slowest region, jitter included."""
+    return float(network.compute_R.max()) * network.compute_jitter.mean
+
+
+def derive_tau(transfer_s: float, compute_s: float, margin: int = 0) -> int:
+    """Give the overlap in inner steps that hides a transfer: ceil(T_s / T_c) + margin.
+
+    Raises:
+        ValueError: `compute_s` is not positive.
+    """
+    if compute_s <= 0:
+        raise ValueError(f"compute seconds {compute_s} must be above 0")
+    return math.ceil(transfer_s / compute_s - 1e-9) + margin
+
+
+def catch_up_violations(network: Network, volume_s: float, period: int, label: str) -> list[str]:
+    """Say whether the bytes of one period take longer on the link than the period computes.
+
+    Args:
+        network: a period computes `period * step_seconds`.
+        volume_s: link seconds of all bytes of one period, latency left out.
+        period: inner steps.
+        label: named in the message.
+
+    Returns:
+        Nothing, or one sentence with the smallest changes that would work.
+    """
+    room = period * step_seconds(network)
+    if volume_s <= room:
+        return []
+    factor, gbps = volume_s / room, network.slowest_gbps
+    return [
+        f"{label}: the bytes of one period need {volume_s:.3g} s of link time but a period "
+        f"computes only {room:.3g} s, so fragments never catch up: raise the bandwidth "
+        f"x{factor:.3g} (slowest link {gbps:.3g} -> {gbps * factor:.3g} Gbit/s), or the period to "
+        f"{math.ceil(period * factor - 1e-9)}, or compress x{factor:.3g} more"
+    ]
+
+
+# -- the flows of a route ----------------------------------------------------------------------
 
 
 def _timed(network, route, nbytes_M, members, listeners):
@@ -109,6 +177,14 @@ def _timed(network, route, nbytes_M, members, listeners):
     for flow in flows:
         links[flow.source, flow.target] = links.get((flow.source, flow.target), 0.0) + flow.nbytes
     return ready_M, links
+
+
+def _dependence(route, pairs, members, listeners) -> tuple[np.ndarray, ...]:
+    """Give the links each member's result depends on: those into it where nothing is relayed."""
+    if route in ("all_gather", "pair", "pass") or len(members) == 1:
+        targets = np.array([p[1] for p in pairs])
+        return tuple(np.flatnonzero(targets == m) for m in (*members, *listeners))
+    return (np.arange(len(pairs)),) * (len(members) + len(listeners))
 
 
 def _ring_times(network: Network, nbytes: float, members: Sequence[int]) -> np.ndarray:
@@ -143,76 +219,3 @@ def _lone_rate(network: Network, source, target):
     """Give the bytes per second of a message that shares neither its link nor its ends."""
     limit = np.minimum(network.egress_rate_R[source], network.ingress_rate_R[target])
     return np.minimum(network.rate_RxR[source, target], limit)
-
-
-def sync_seconds(
-    network: Network, nbytes: float, route: str, regions: Sequence[int] | None = None
-) -> float:
-    """Give T_s: the seconds of one exchange alone, without jitter and first-use constant.
-
-    Args:
-        network: links, limits and the per-sync constant.
-        nbytes: payload bytes of every region that takes part.
-        route: one of `routes.ROUTES`, as `exchange.Traffic` names them.
-        regions: ids of those that take part; None = all (for `pair`: the slowest of all pairs).
-
-    Raises:
-        ValueError: see `routes.check`.
-    """
-    members = tuple(range(network.size)) if regions is None else tuple(regions)
-    if len(members) == 1:
-        check(route, [nbytes], members, network.size)
-        return 0.0
-    if route == "pair" and regions is None:
-        check(route, [nbytes] * len(members), members, network.size)
-        source, target = np.nonzero(~np.eye(network.size, dtype=bool))
-        volume_P = nbytes / _lone_rate(network, source, target)
-        alone = float((volume_P + network.delay_RxR[source, target]).max())
-    else:
-        alone = float(profile(network, route, [nbytes] * len(members), members).ready_M.max())
-    return alone + network.sync_constant_s
-
-
-def step_seconds(network: Network) -> float:
-    """Give T_c: the mean seconds of one inner step in the slowest region, jitter included."""
-    return float(network.compute_R.max()) * network.compute_jitter.mean
-
-
-# -- capacity ----------------------------------------------------------------------------------
-#
-# What a link can carry: schedules that never catch up, and the overlap that hides a transfer.
-
-
-def catch_up_violations(network: Network, volume_s: float, period: int, label: str) -> list[str]:
-    """Say whether the bytes of one period take longer on the link than the period computes.
-
-    Args:
-        network: a period computes `period * step_seconds`.
-        volume_s: link seconds of all bytes of one period, latency left out.
-        period: inner steps.
-        label: named in the message.
-
-    Returns:
-        Nothing, or one sentence with the smallest changes that would work.
-    """
-    room = period * step_seconds(network)
-    if volume_s <= room:
-        return []
-    factor, gbps = volume_s / room, network.slowest_gbps
-    return [
-        f"{label}: the bytes of one period need {volume_s:.3g} s of link time but a period "
-        f"computes only {room:.3g} s, so fragments never catch up: raise the bandwidth "
-        f"x{factor:.3g} (slowest link {gbps:.3g} -> {gbps * factor:.3g} Gbit/s), or the period to "
-        f"{math.ceil(period * factor - 1e-9)}, or compress x{factor:.3g} more"
-    ]
-
-
-def derive_tau(transfer_s: float, compute_s: float, margin: int = 0) -> int:
-    """Give the overlap in inner steps that hides a transfer: ceil(T_s / T_c) + margin.
-
-    Raises:
-        ValueError: `compute_s` is not positive.
-    """
-    if compute_s <= 0:
-        raise ValueError(f"compute seconds {compute_s} must be above 0")
-    return math.ceil(transfer_s / compute_s - 1e-9) + margin

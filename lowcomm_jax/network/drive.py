@@ -1,6 +1,10 @@
-"""Couple the virtual clock to real training: the engine's events, in virtual time.
+"""Runs the virtual clock beside training, from the events that the engine or its records report.
 
-Learning never waits for the clock and never looks at it, so a finished run can be replayed on any
+`drive` advances a clock by one step of a run, `follow` by the events of a step, `replay` by a whole
+finished run. `every_step` is the baseline of every "faster than AllReduce": fp32 gradients that all
+regions exchange at every step, two-shot, as `methods.ddp` does.
+
+Learning never waits for the clock and never looks at it. So a finished run can be replayed on any
 network from its metrics alone.
 """
 
@@ -18,72 +22,11 @@ from lowcomm_jax.network.clock import VirtualClock
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.routes import HEARD
 
-# -- every_step --------------------------------------------------------------------------------
-#
-# Data parallel training in virtual time: a blocking exchange among all regions at every step.
-#
-# It is the baseline of every "faster than AllReduce": what `methods.ddp` runs, fp32 and two-
-# shot.
-
-
 BASELINE = "AllReduce: fp32 gradients exchanged at every step, two-shot"
-CHUNK = 4096  # steps worked out at once: memory stays bounded
-
-
-def every_step(
-    clock: VirtualClock,
-    first: int,
-    count: int,
-    nbytes: float,
-    route: str = "two_shot",
-    fragment: int = 0,
-) -> None:
-    """Advance by steps first, ..., first + count - 1, each with one exchange all regions wait for.
-
-    Gives the times (up to rounding) of that many `inner_step`, `send` and `land`, with the engine's
-    keys. All but the first step are worked out together, unless transfers are jittered, bars are
-    recorded or something else is under way.
-
-    Args:
-        clock: is updated in place.
-        nbytes: payload bytes of each region.
-        route: one of `routes.ROUTES`.
-        fragment: what the ledger books it under.
-    """
-    one_by_one = min(1, count)  # the first step may pay for links that are new
-    busy = clock.transit.payloads or clock.transit.owed
-    if clock.recorder is not None or clock.network.transfer_jitter.active or busy:
-        one_by_one = count
-    for step in range(first, first + one_by_one):
-        key = f"{fragment}@{step}"
-        clock.inner_step(step)
-        clock.send(step, key, nbytes, route, label=fragment)
-        clock.land(step, key)
-    for start in range(first + one_by_one, first + count, CHUNK):
-        _together(clock, start, min(CHUNK, first + count - start), nbytes, route, fragment)
-
-
-def _together(clock, first: int, count: int, nbytes: float, route: str, fragment: int) -> None:
-    """Nothing else is on the links, so every exchange lasts as long and all go on from its end."""
-    everyone = tuple(range(clock.network.size))
-    sizes = (float(nbytes),) * len(everyone)
-    wait_R = clock.transit.repeat(route, sizes, everyone, count)
-    compute_SxR = clock.compute_seconds(first, count)
-    begin_R = clock.now_R + compute_SxR[0]
-    between_S = (wait_R + compute_SxR[1:]).max(axis=1)  # from one exchange's start to the next's
-    start_S = begin_R.max() + np.concatenate([[0.0], np.cumsum(between_S)])
-    arrive_SxR = np.concatenate([begin_R[None], start_S[:-1, None] + wait_R + compute_SxR[1:]])
-    clock.now_R = start_S[-1] + wait_R
-    clock.peers_R += (start_S[:, None] - arrive_SxR).sum(axis=0)
-    clock.exposed_R += wait_R * count
-    control = clock.network.control_bytes
-    clock.ledger.book(fragment, route, sizes, everyone, control_bytes=control, times=count)
-
-
 ACTIVATIONS = "activations"  # the ledger's label of what is routed between stages
-
 # In records written before there was gossip, and those of a single trainer.
 LEFT_OUT = {"groups": None, "ahead": 0, "trainer": None}
+CHUNK = 4096  # steps worked out at once: memory stays bounded
 
 
 def drive(
@@ -134,6 +77,80 @@ def follow(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
                 _route(clock, step, event)
         else:
             _land(clock, step, group)
+
+
+def replay(
+    network: Network,
+    rows: Iterable[Mapping[str, Any]],
+    seed: int = 0,
+    record_from: int | None = 1,
+    clock: VirtualClock | None = None,
+) -> VirtualClock:
+    """The clock of a finished run, had it run on `network`.
+
+    Args:
+      rows: per-step records as `history.History.rows` gives them (`step`, `events`, `active` or
+        `away` where not every region stepped, `work` where steps differ), in order, without gaps.
+      seed: seed of the network's jitter.
+      record_from: step from which on bars are kept for the timeline; None = never. Recording costs
+        several times as much as the rest.
+      clock: goes on with this one, which has followed the rows before; None = a new one.
+    """
+    if clock is None:
+        clock = VirtualClock(network, seed=seed)
+
+    def kind(row):
+        recorded = record_from is not None and row["step"] >= record_from
+        return recorded, _plain_exchange(row)
+
+    for (recorded, exchange), group in itertools.groupby(rows, key=kind):
+        if recorded and clock.recorder is None:
+            clock.start_recording()
+        if exchange is not None:
+            steps = [row["step"] for row in group]
+            every_step(clock, steps[0], len(steps), *exchange)
+            continue
+        for row in group:
+            events = [SimpleNamespace(**{**LEFT_OUT, **event}) for event in row["events"]]
+            pace = {name: row[name] for name in ("active", "away", "work") if name in row}
+            drive(clock, row["step"], events, **pace)
+    return clock
+
+
+def every_step(
+    clock: VirtualClock,
+    first: int,
+    count: int,
+    nbytes: float,
+    route: str = "two_shot",
+    fragment: int = 0,
+) -> None:
+    """Advance by steps first, ..., first + count - 1, each with one exchange all regions wait for.
+
+    Gives the times (up to rounding) of that many `inner_step`, `send` and `land`, with the engine's
+    keys. All but the first step are worked out together, unless transfers are jittered, bars are
+    recorded or something else is under way.
+
+    Args:
+        clock: is updated in place.
+        nbytes: payload bytes of each region.
+        route: one of `routes.ROUTES`.
+        fragment: what the ledger books it under.
+    """
+    one_by_one = min(1, count)  # the first step may pay for links that are new
+    busy = clock.transit.payloads or clock.transit.owed
+    if clock.recorder is not None or clock.network.transfer_jitter.active or busy:
+        one_by_one = count
+    for step in range(first, first + one_by_one):
+        key = f"{fragment}@{step}"
+        clock.inner_step(step)
+        clock.send(step, key, nbytes, route, label=fragment)
+        clock.land(step, key)
+    for start in range(first + one_by_one, first + count, CHUNK):
+        _together(clock, start, min(CHUNK, first + count - start), nbytes, route, fragment)
+
+
+# -- events ------------------------------------------------------------------------------------
 
 
 def _send(clock: VirtualClock, step: int, event: Any) -> None:
@@ -213,42 +230,7 @@ def _ahead(event: Any) -> str:
     return f"{_label(event)}:anchors"
 
 
-def replay(
-    network: Network,
-    rows: Iterable[Mapping[str, Any]],
-    seed: int = 0,
-    record_from: int | None = 1,
-    clock: VirtualClock | None = None,
-) -> VirtualClock:
-    """The clock of a finished run, had it run on `network`.
-
-    Args:
-      rows: per-step records as `history.History.rows` gives them (`step`, `events`, `active` or
-        `away` where not every region stepped, `work` where steps differ), in order, without gaps.
-      seed: seed of the network's jitter.
-      record_from: step from which on bars are kept for the timeline; None = never. Recording costs
-        several times as much as the rest.
-      clock: goes on with this one, which has followed the rows before; None = a new one.
-    """
-    if clock is None:
-        clock = VirtualClock(network, seed=seed)
-
-    def kind(row):
-        recorded = record_from is not None and row["step"] >= record_from
-        return recorded, _plain_exchange(row)
-
-    for (recorded, exchange), group in itertools.groupby(rows, key=kind):
-        if recorded and clock.recorder is None:
-            clock.start_recording()
-        if exchange is not None:
-            steps = [row["step"] for row in group]
-            every_step(clock, steps[0], len(steps), *exchange)
-            continue
-        for row in group:
-            events = [SimpleNamespace(**{**LEFT_OUT, **event}) for event in row["events"]]
-            pace = {name: row[name] for name in ("active", "away", "work") if name in row}
-            drive(clock, row["step"], events, **pace)
-    return clock
+# -- steps that only exchange ------------------------------------------------------------------
 
 
 def _plain_exchange(row: Mapping[str, Any]) -> tuple[float, str, int] | None:
@@ -262,3 +244,20 @@ def _plain_exchange(row: Mapping[str, Any]) -> tuple[float, str, int] | None:
     if blocking and among_all and send["route"] in HEARD:
         return send["nbytes"], send["route"], send["fragment"]
     return None
+
+
+def _together(clock, first: int, count: int, nbytes: float, route: str, fragment: int) -> None:
+    """Nothing else is on the links, so every exchange lasts as long and all go on from its end."""
+    everyone = tuple(range(clock.network.size))
+    sizes = (float(nbytes),) * len(everyone)
+    wait_R = clock.transit.repeat(route, sizes, everyone, count)
+    compute_SxR = clock.compute_seconds(first, count)
+    begin_R = clock.now_R + compute_SxR[0]
+    between_S = (wait_R + compute_SxR[1:]).max(axis=1)  # from one exchange's start to the next's
+    start_S = begin_R.max() + np.concatenate([[0.0], np.cumsum(between_S)])
+    arrive_SxR = np.concatenate([begin_R[None], start_S[:-1, None] + wait_R + compute_SxR[1:]])
+    clock.now_R = start_S[-1] + wait_R
+    clock.peers_R += (start_S[:, None] - arrive_SxR).sum(axis=0)
+    clock.exposed_R += wait_R * count
+    control = clock.network.control_bytes
+    clock.ledger.book(fragment, route, sizes, everyone, control_bytes=control, times=count)

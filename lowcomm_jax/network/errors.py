@@ -1,4 +1,8 @@
-"""Report every violation of an input at once."""
+"""Collects every violation of an input and reports them in one error.
+
+`whole`, `above_zero` and `not_negative` check one number of a description. Each gives no line, or
+one that names the value and its fix.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -48,9 +52,7 @@ def collect(found: list[str], where: str, build: Callable[[], T]) -> T | None:
     return None
 
 
-# -- ranges ------------------------------------------------------------------------------------
-#
-# Check numbers of a description: each function gives no line, or one that names value and fix.
+# -- checks of numbers -------------------------------------------------------------------------
 
 
 def whole(label: str, value: Any, least: int = 1) -> list[str]:

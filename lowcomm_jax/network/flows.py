@@ -1,9 +1,9 @@
-"""Simulate flows that share links fairly (max-min), with limits on each region's total sending and
-receiving.
+"""Simulates flows that share links fairly (max-min), within each region's egress and ingress.
 
-A flow moves bytes over one directed link. It may start when other flows have arrived, which is how
-phases of a collective are written down. Rates are recomputed at every start and end (progressive
-filling), so a run is exact for fluid traffic and deterministic.
+`simulate` takes flows and gives their times. A flow moves bytes over one directed link. A flow may
+start when other flows have arrived: so the phases of a collective are written down. Rates are
+recomputed at every start and end (progressive filling), so a run is exact for fluid traffic and
+deterministic.
 """
 
 from collections.abc import Sequence

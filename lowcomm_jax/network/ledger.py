@@ -1,5 +1,6 @@
-"""Count what travels: bytes from the payload buffers, per region, link and fragment, beside the
-analytic figure.
+"""Counts the bytes that travel, per region, link and fragment, beside the analytic figure.
+
+`payload_nbytes` takes them from the payload's buffers; a `Ledger` books them.
 """
 
 from collections import Counter

@@ -1,6 +1,4 @@
-"""Seeded jitter that is a pure function of (seed, stream, step), so that a resumed run draws the
-same.
-"""
+"""Seeded jitter as a pure function of (seed, stream, step): a resumed run draws the same."""
 
 import functools
 import zlib
@@ -9,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BLOCK = (
-    256  # steps drawn at once: one generator per block keeps the cost per step below a microsecond
-)
+# Steps drawn at once: one generator per block keeps the cost per step below a microsecond.
+BLOCK = 256
 KINDS = ("none", "lognormal", "uniform")
 
 

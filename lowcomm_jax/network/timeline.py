@@ -1,4 +1,8 @@
-"""Who did what when: bars per region over virtual time, and their picture."""
+"""Who did what when: bars per region over virtual time, and their picture.
+
+A clock that records owns a `Recorder`, which gives a `Timeline` of `Bar`s. `draw` and
+`save_picture` turn it into a picture with matplotlib.
+"""
 
 from collections import deque
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ LEGEND = {
     "send": "bytes travel",
     "land": "landing",
 }
+KEPT_BARS = 200_000  # some tens of megabytes
 
 
 @dataclass(frozen=True)
@@ -57,74 +62,16 @@ class Timeline:
         return max((bar.end_s for bar in self.bars), default=0.0)
 
 
-def draw(timeline: Timeline, axes) -> None:
-    """Draw the bars on matplotlib axes: one row a region, travelling bytes as a thin line in it."""
-    lanes = {"send": (0.08, 0.14), "land": (0.05, 0.9)}
-    seen: dict[str, object] = {}
-    for kind in KINDS:
-        low, height = lanes.get(kind, (0.3, 0.55))
-        for region in range(len(timeline.regions)):
-            bars = [b for b in timeline.bars if b.kind == kind and b.region == region]
-            if not bars:
-                continue
-            if kind == "land":
-                mark = axes.vlines(
-                    [b.start_s for b in bars],
-                    region + low,
-                    region + low + height,
-                    COLOURS[kind],
-                    lw=0.8,
-                )
-            else:
-                spans = [(b.start_s, b.end_s - b.start_s) for b in bars]
-                mark = axes.broken_barh(spans, (region + low, height), facecolors=COLOURS[kind])
-            seen.setdefault(LEGEND[kind], mark)
-    axes.set_yticks([i + 0.5 for i in range(len(timeline.regions))], timeline.regions)
-    axes.set_ylim(len(timeline.regions), 0)
-    axes.set_xlabel("virtual seconds")
-    if seen:
-        # Below the axes: inside it would hide a region's bars.
-        axes.figure.legend(
-            seen.values(),
-            seen.keys(),
-            loc="outside lower center",
-            fontsize="small",
-            ncols=len(seen),
-        )
-
-
-def save_picture(timeline: Timeline, path: Path | str, title: str = "") -> Path:
-    """Write the picture as PNG (or whatever the suffix says) and give its path."""
-    from matplotlib.figure import (
-        Figure,
-    )  # a figure without pyplot needs no display and no global state
-
-    figure = Figure(figsize=(10, 1.2 + 0.7 * len(timeline.regions)), layout="constrained")
-    axes = figure.add_subplot()
-    draw(timeline, axes)
-    axes.set_title(title)
-    figure.savefig(path, dpi=150)
-    return Path(path)
-
-
-# -- recorder ----------------------------------------------------------------------------------
-#
-# Collect the bars of a timeline while a clock runs.
-
-
-LIMIT = 200_000  # some tens of megabytes
-
-
 class Recorder:
     """Bars per region; computing is whatever lies between two other activities.
 
-    Of a long run only the last `LIMIT` bars are kept.
+    Of a long run only the last `KEPT_BARS` bars are kept.
     """
 
     def __init__(self, regions: tuple[str, ...], now_R: np.ndarray) -> None:
         """Start at the regions' virtual times `now_R`."""
         self.regions = regions
-        self.bars: deque[Bar] = deque(maxlen=LIMIT)
+        self.bars: deque[Bar] = deque(maxlen=KEPT_BARS)
         self.begin_s = float(now_R.min())
         self.since_R = now_R.copy()
 
@@ -165,3 +112,52 @@ class Recorder:
             if now > since
         ]
         return Timeline(self.regions, (*self.bars, *tail))
+
+
+def draw(timeline: Timeline, axes) -> None:
+    """Draw the bars on matplotlib axes: one row a region, travelling bytes as a thin line in it."""
+    lanes = {"send": (0.08, 0.14), "land": (0.05, 0.9)}
+    seen: dict[str, object] = {}
+    for kind in KINDS:
+        low, height = lanes.get(kind, (0.3, 0.55))
+        for region in range(len(timeline.regions)):
+            bars = [b for b in timeline.bars if b.kind == kind and b.region == region]
+            if not bars:
+                continue
+            if kind == "land":
+                mark = axes.vlines(
+                    [b.start_s for b in bars],
+                    region + low,
+                    region + low + height,
+                    COLOURS[kind],
+                    lw=0.8,
+                )
+            else:
+                spans = [(b.start_s, b.end_s - b.start_s) for b in bars]
+                mark = axes.broken_barh(spans, (region + low, height), facecolors=COLOURS[kind])
+            seen.setdefault(LEGEND[kind], mark)
+    axes.set_yticks([i + 0.5 for i in range(len(timeline.regions))], timeline.regions)
+    axes.set_ylim(len(timeline.regions), 0)
+    axes.set_xlabel("virtual seconds")
+    if seen:
+        # Below the axes: inside it would hide a region's bars.
+        axes.figure.legend(
+            seen.values(),
+            seen.keys(),
+            loc="outside lower center",
+            fontsize="small",
+            ncols=len(seen),
+        )
+
+
+def save_picture(timeline: Timeline, path: Path | str, title: str = "") -> Path:
+    """Write the picture as PNG (or whatever the suffix says) and give its path."""
+    # A figure without pyplot needs no display and no global state.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 1.2 + 0.7 * len(timeline.regions)), layout="constrained")
+    axes = figure.add_subplot()
+    draw(timeline, axes)
+    axes.set_title(title)
+    figure.savefig(path, dpi=150)
+    return Path(path)

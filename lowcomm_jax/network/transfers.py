@@ -1,4 +1,18 @@
-"""Fair speeds of transfers that move at the same time, and their course over time."""
+"""Transfers that are on the network at the same time, and the speeds they get.
+
+A `Transfer` is one collective. It has a latency and a volume, and moves all its links together, at
+the pace of the slowest, as collectives in lock-step do. `Fabric` takes transfers and says when each
+ends. Transfers that overlap in time get speeds in (0, 1], relative to running alone. The speeds are
+max-min fair over every link and over every region's egress and ingress: two equal rings over the
+same links run at half speed each.
+
+`Fabric` simulates together only transfers that share a resource at the same time. So the cost does
+not grow with the number of disjoint pairs in flight.
+
+`Fabric` never revises an answer it has given. A transfer may be sent later in program order and
+start earlier in virtual time. It then slows the transfers that are still to be answered, not those
+whose end was read.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -45,74 +59,6 @@ class Transfer:
         times = np.array([*self.begin_s, self.end_s])
         done = np.concatenate([[0.0], np.cumsum(np.diff(times) * np.array(self.speed))])
         return np.interp(share_M * done[-1], done, times)
-
-
-def fair_speeds(usages: list[dict[Resource, float]]) -> list[float]:
-    """Give max-min fair speeds in (0, 1], relative to running alone, of transfers that move at the
-    same time.
-
-    Args:
-        usages: per transfer the share of each resource it uses at speed 1.
-    """
-    names = sorted({r for usage in usages for r in usage})
-    position = {r: k for k, r in enumerate(names)}
-    use_TxQ = np.zeros((len(usages), len(names)))
-    for t, usage in enumerate(usages):
-        use_TxQ[t, [position[r] for r in usage]] = list(usage.values())
-    speed_T = np.zeros(len(usages))
-    free_T = np.ones(len(usages), bool)
-    while free_T.any():
-        load_Q = use_TxQ[free_T].sum(axis=0)
-        room_Q = 1.0 - speed_T[~free_T] @ use_TxQ[~free_T]
-        level_Q = np.where(
-            load_Q > EDGE, np.maximum(room_Q, 0.0) / np.maximum(load_Q, EDGE), np.inf
-        )
-        level = min(1.0, float(level_Q.min(initial=np.inf)))
-        tight_Q = level_Q <= level * (1 + EDGE)
-        stuck_T = free_T & ((use_TxQ[:, tight_Q] > EDGE).any(axis=1) | (level >= 1.0))
-        speed_T[stuck_T] = level
-        free_T &= ~stuck_T
-    return speed_T.tolist()
-
-
-def run_together(transfers: list[Transfer]) -> None:
-    """Write the course of transfers that share resources: new speeds at each start and end."""
-    left = {t.number: t.volume_s for t in transfers}
-    for transfer in transfers:
-        transfer.begin_s, transfer.speed, transfer.end_s = [], [], None
-    now = min(t.flow_s for t in transfers)
-    while any(t.end_s is None for t in transfers):
-        moving = [t for t in transfers if t.end_s is None and t.flow_s <= now]
-        speeds = fair_speeds([t.usage for t in moving])
-        later = min(
-            (t.flow_s for t in transfers if t.end_s is None and t.flow_s > now), default=np.inf
-        )
-        ends = [now + left[t.number] / speed for t, speed in zip(moving, speeds, strict=True)]
-        until = min([later, *ends])
-        for transfer, speed, end in zip(moving, speeds, ends, strict=True):
-            if not transfer.speed or transfer.speed[-1] != speed:
-                transfer.begin_s.append(now)
-                transfer.speed.append(speed)
-            left[transfer.number] -= (until - now) * speed
-            if end <= until + EDGE * abs(until):
-                transfer.end_s = until
-        now = until
-
-
-# -- fabric ------------------------------------------------------------------------------------
-#
-# Transfers in flight that share the network.
-#
-# A transfer is one collective: it has a latency and a volume, and moves all its links together,
-# at the pace of its slowest one, as lock-step collectives do. When several are in flight, each
-# gets a speed in (0, 1] relative to running alone; speeds are max-min fair over every link and
-# every region's egress and ingress. Two equal rings over the same links therefore run at half
-# speed each. Only transfers that share a resource at the same time are simulated together, so
-# the cost does not grow with the number of disjoint pairs in flight.
-#
-# An answer once given (a landing) is not revised: a transfer that is sent later in program
-# order but starts earlier in virtual time slows those that are still to be answered, not the
-# one that was.
 
 
 class Fabric:
@@ -188,13 +134,6 @@ class Fabric:
         return seen
 
 
-def _meet(one: Transfer, two: Transfer) -> bool:
-    apart = (one.end_s is not None and one.end_s <= two.flow_s) or (
-        two.end_s is not None and two.end_s <= one.flow_s
-    )
-    return not apart and not one.usage.keys().isdisjoint(two.usage)
-
-
 def note_peaks(peak_R: np.ndarray, transfers: list[Transfer]) -> None:
     """Raise each region's largest sending rate (bytes per second) in place."""
     cluster: list[Transfer] = []
@@ -206,6 +145,65 @@ def note_peaks(peak_R: np.ndarray, transfers: list[Transfer]) -> None:
         cluster.append(transfer)
         until = max(until, transfer.end_s)
     _sweep(peak_R, cluster)
+
+
+def run_together(transfers: list[Transfer]) -> None:
+    """Write the course of transfers that share resources: new speeds at each start and end."""
+    left = {t.number: t.volume_s for t in transfers}
+    for transfer in transfers:
+        transfer.begin_s, transfer.speed, transfer.end_s = [], [], None
+    now = min(t.flow_s for t in transfers)
+    while any(t.end_s is None for t in transfers):
+        moving = [t for t in transfers if t.end_s is None and t.flow_s <= now]
+        speeds = fair_speeds([t.usage for t in moving])
+        later = min(
+            (t.flow_s for t in transfers if t.end_s is None and t.flow_s > now), default=np.inf
+        )
+        ends = [now + left[t.number] / speed for t, speed in zip(moving, speeds, strict=True)]
+        until = min([later, *ends])
+        for transfer, speed, end in zip(moving, speeds, ends, strict=True):
+            if not transfer.speed or transfer.speed[-1] != speed:
+                transfer.begin_s.append(now)
+                transfer.speed.append(speed)
+            left[transfer.number] -= (until - now) * speed
+            if end <= until + EDGE * abs(until):
+                transfer.end_s = until
+        now = until
+
+
+def fair_speeds(usages: list[dict[Resource, float]]) -> list[float]:
+    """Give max-min fair speeds in (0, 1], relative to running alone, of transfers that move at the
+    same time.
+
+    Args:
+        usages: per transfer the share of each resource it uses at speed 1.
+    """
+    names = sorted({r for usage in usages for r in usage})
+    position = {r: k for k, r in enumerate(names)}
+    use_TxQ = np.zeros((len(usages), len(names)))
+    for t, usage in enumerate(usages):
+        use_TxQ[t, [position[r] for r in usage]] = list(usage.values())
+    speed_T = np.zeros(len(usages))
+    free_T = np.ones(len(usages), bool)
+    while free_T.any():
+        load_Q = use_TxQ[free_T].sum(axis=0)
+        room_Q = 1.0 - speed_T[~free_T] @ use_TxQ[~free_T]
+        level_Q = np.where(
+            load_Q > EDGE, np.maximum(room_Q, 0.0) / np.maximum(load_Q, EDGE), np.inf
+        )
+        level = min(1.0, float(level_Q.min(initial=np.inf)))
+        tight_Q = level_Q <= level * (1 + EDGE)
+        stuck_T = free_T & ((use_TxQ[:, tight_Q] > EDGE).any(axis=1) | (level >= 1.0))
+        speed_T[stuck_T] = level
+        free_T &= ~stuck_T
+    return speed_T.tolist()
+
+
+def _meet(one: Transfer, two: Transfer) -> bool:
+    apart = (one.end_s is not None and one.end_s <= two.flow_s) or (
+        two.end_s is not None and two.end_s <= one.flow_s
+    )
+    return not apart and not one.usage.keys().isdisjoint(two.usage)
 
 
 def _sweep(peak_R: np.ndarray, cluster: list[Transfer]) -> None:

@@ -1,9 +1,12 @@
-"""What is under way: collectives between their send and their last landing.
+"""Collectives between their send and their last landing.
 
-A collective starts once its last sender has sent and then shares the network with the others
-(`fabric`). A member has the result when its share of the volume is through, plus the latency of
-its own path. Listeners (see `routes`) have no landing of their own: what they heard is due once a
-sender has landed it, and they wait for it at their own next landing.
+`Transit` takes sends (`open`, `launch`) and says when each member has the result (`ready`). A
+collective starts once its last sender has sent, and then shares the network with the others
+(`transfers.Fabric`). A member has the result when its share of the volume is through, plus the
+latency of its own path.
+
+Listeners (see `routes`) have no landing of their own. What they heard is due once a sender has
+landed it, and they wait for it at their own next landing.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -16,46 +19,8 @@ from lowcomm_jax.network.collectives import Profile, profile
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.transfers import Fabric, Transfer, note_peaks
 
-# -- profiles ----------------------------------------------------------------------------------
-#
-# Remember how collectives run alone, so that a repeated exchange costs the clock a look-up.
-
-
-LIMIT = 4096  # random pairs and adapting sizes must not grow without bound
-
-
-class ProfileCache:
-    """Collectives of one network, computed once each."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self._known: dict[tuple, tuple[Profile, dict, np.ndarray]] = {}
-
-    def get(
-        self,
-        route: str,
-        sizes: tuple[float, ...],
-        team: tuple[int, ...],
-        listeners: tuple[int, ...] = (),
-    ) -> tuple[Profile, dict, np.ndarray]:
-        """Give a collective's profile, its share of each resource, and its members' sending rates.
-
-        Arguments as in `collectives.profile`, as tuples.
-
-        Raises:
-            ValueError: see `routes.check`.
-        """
-        key = (route, sizes, team, listeners)
-        found = self._known.get(key)
-        if found is None:
-            shape = profile(self.network, route, sizes, team, listeners)
-            if len(self._known) >= LIMIT:
-                self._known.clear()
-            found = self._known[key] = (shape, *usage_of(self.network, shape))
-        return found
-
-
-REMEMBER = 16  # finished transfers kept before the fabric is tidied
+CACHED_PROFILES = 4096  # random pairs and adapting sizes must not grow without bound
+KEPT_TRANSFERS = 16  # with fewer, `Transit` forgets none
 
 
 @dataclass
@@ -139,7 +104,7 @@ class Transit:
         key: Hashable,
         route: str,
         sizes: tuple[float, ...],
-        team: tuple[int, ...],
+        senders: tuple[int, ...],
         listeners: tuple[int, ...],
         start_s: float,
         rng: np.random.Generator | None,
@@ -149,7 +114,7 @@ class Transit:
         Raises:
             ValueError: see `routes.check`.
         """
-        shape, usage, rate_M = self.profiles.get(route, sizes, team, listeners)
+        shape, usage, rate_M = self.profiles.get(route, sizes, senders, listeners)
         latency_M, volume_M, volume = shape.latency_M, shape.volume_M, shape.volume_s
         if rng is not None and len(shape.members) > 1:
             factor_L = self.network.transfer_jitter.draw(rng, (len(shape.sources),))
@@ -160,9 +125,9 @@ class Transit:
         share_M = volume_M / volume if volume > 0 else np.zeros(len(shape.members))
         flow = start_s + self._constants(shape)
         self.fabric.add(Transfer(self.sends, shape.members, flow, volume, usage, rate_M))
-        payload, cut = self.payloads[key], len(team)
+        payload, cut = self.payloads[key], len(senders)
         for flights, members, part in (
-            (payload.sent, team, slice(cut)),
+            (payload.sent, senders, slice(cut)),
             (payload.heard, listeners, slice(cut, None)),
         ):
             if members:
@@ -171,16 +136,16 @@ class Transit:
         self.sends += 1
 
     def repeat(
-        self, route: str, sizes: tuple[float, ...], team: tuple[int, ...], times: int
+        self, route: str, sizes: tuple[float, ...], senders: tuple[int, ...], times: int
     ) -> np.ndarray:
         """Note collectives that each run alone over links already used; give the seconds until
         each member has the result.
         """
-        shape, _, rate_M = self.profiles.get(route, sizes, team)
-        members = list(team)
+        shape, _, rate_M = self.profiles.get(route, sizes, senders)
+        members = list(senders)
         self.peak_R[members] = np.maximum(self.peak_R[members], rate_M)
         self.sends += times
-        constant = self.network.sync_constant_s if len(team) > 1 else 0.0
+        constant = self.network.sync_constant_s if len(senders) > 1 else 0.0
         return constant + shape.latency_M + shape.volume_M
 
     def _constants(self, shape: Profile) -> float:
@@ -218,14 +183,14 @@ class Transit:
             del self.payloads[key]
             self._tidy(now_s)
 
-    def settle(self, now_s: float) -> None:
-        """Drop what nobody owes any more."""
+    def drop_landed(self, now_s: float) -> None:
+        """Drop the flights that nobody waits for any more."""
         self.owed = [flight for flight in self.owed if flight.waiting_M.any()]
         self._tidy(now_s)
 
     def _tidy(self, now_s: float) -> None:
         """Forget transfers that can no longer influence anything; note their peak rates first."""
-        if len(self.fabric) < REMEMBER:
+        if len(self.fabric) < KEPT_TRANSFERS:
             return
         under_way = (f for p in self.payloads.values() for f in (*p.sent, *p.heard))
         numbers = {flight.number for flight in (*under_way, *self.owed)}
@@ -240,7 +205,7 @@ class Transit:
         note_peaks(self.peak_R, [self.fabric.resolve(t.number) for t in self.fabric.transfers()])
 
 
-def teams(
+def sender_groups(
     size: int,
     participants_R: Sequence[bool] | None,
     groups: Iterable[Sequence[int]] | None,
@@ -254,7 +219,7 @@ def teams(
         found = [tuple(range(size))]
     else:
         found = [tuple(int(m) for m in group) for group in groups]
-        members = [m for team in found for m in team]
+        members = [m for senders in found for m in senders]
         known = set(members)
         if len(known) != len(members) or not known <= set(range(size)):
             bad = sorted(m for m in known if members.count(m) > 1 or not 0 <= m < size)
@@ -264,5 +229,39 @@ def teams(
             )
     if participants_R is not None:
         taking = set(np.flatnonzero(np.asarray(participants_R, bool)).tolist())
-        found = [tuple(m for m in team if m in taking) for team in found]
-    return [team for team in found if team]
+        found = [tuple(m for m in senders if m in taking) for senders in found]
+    return [senders for senders in found if senders]
+
+
+class ProfileCache:
+    """How collectives run alone on one network, computed once each.
+
+    So a repeated exchange costs the clock a look-up.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._known: dict[tuple, tuple[Profile, dict, np.ndarray]] = {}
+
+    def get(
+        self,
+        route: str,
+        sizes: tuple[float, ...],
+        senders: tuple[int, ...],
+        listeners: tuple[int, ...] = (),
+    ) -> tuple[Profile, dict, np.ndarray]:
+        """Give a collective's profile, its share of each resource, and its members' sending rates.
+
+        Arguments as in `collectives.profile`, as tuples.
+
+        Raises:
+            ValueError: see `routes.check`.
+        """
+        key = (route, sizes, senders, listeners)
+        found = self._known.get(key)
+        if found is None:
+            shape = profile(self.network, route, sizes, senders, listeners)
+            if len(self._known) >= CACHED_PROFILES:
+                self._known.clear()
+            found = self._known[key] = (shape, *usage_of(self.network, shape))
+        return found

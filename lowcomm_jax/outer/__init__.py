@@ -1,4 +1,10 @@
-"""Outer rules: Optax transforms of the reduced pseudo-gradient, one rule a file."""
+"""Outer rules: Optax transforms of the reduced pseudo-gradient, one rule a file.
+
+In: the mean over regions of anchor - local, as the updates of an Optax transform, and the anchor as
+`params`. Out: what is added to the anchor. Arithmetic and state are fp32 (`precision.in_fp32`); a
+rate that is a schedule counts outer rounds. `checks` words the refusals of all rules of this
+package; `gossip_stability` says which coefficients keep gossiping regions together.
+"""
 
 from lowcomm_jax.outer.average import average
 from lowcomm_jax.outer.clip_update import clip_update

@@ -1,8 +1,10 @@
 """A user's parameter pytree: named leaves with roles, cut into fragments, laid out on devices.
 
-In: any pytree of arrays. Out: a `Layout` (leaf names, which leaves are trained), `Fragments` (a
-static cut of the trained leaves, one of which travels at a time), and shardings of parameters and
-optimizer state.
+In: any pytree of arrays. Out:
+
+- `layout`: a `Layout` gives every leaf a name and a role (trained, frozen, local, averaged);
+- `fragments`: `Fragments` cuts the trained leaves into parts; one fragment travels at a time;
+- `sharding`: where parameters and optimizer state lie inside a region.
 """
 
 from lowcomm_jax.params.fragments import Fragments, partition

@@ -1,7 +1,7 @@
 """Static partition of a parameter pytree into fragments that travel one at a time.
 
-A *unit* is the smallest thing that is dealt: all leaves of one transformer block (found by the
-integer in their path, `blocks/3/...`), one row of a scanned stack (leaves under a path named in
+A *unit* is the smallest part a fragment is made of: all leaves of one transformer block (found by
+the integer in their path, `blocks/3/...`), one row of a scanned stack (leaves under a path named in
 `stacked`, leading axis = layers), or any other single leaf. Where the stack is cut over S pipeline
 stages, a unit is one row of every stage, so that no fragment moves rows between stages. Fragments
 of equal shape inside one stack share one compiled program, since the row numbers are traced.

@@ -1,4 +1,7 @@
-"""How a user's parameter pytree maps to named leaves, and which of them are trained."""
+"""How a user's parameter pytree maps to named leaves, and which of them are trained.
+
+`make_layout` describes a pytree once; `Layout` turns trees into named leaves and back.
+"""
 
 from __future__ import annotations
 

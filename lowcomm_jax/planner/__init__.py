@@ -1,7 +1,12 @@
 """Plans a run before it is paid for: bytes, utilisation, hours, memory and expected loss.
 
-In: a workload, methods, a network. Out: one row a method, the best settings under a bound, and our
-figures beside the published ones. NumPy only.
+In: a `Workload` (model, tokens, network) and methods. Out: `plan` gives one `PlanRow` a method;
+`search` the best settings under a bound on the loss; `reproduction` our figures beside the
+published ones. NumPy only.
+
+- `methods`: what a method sends and keeps; `shapes`: abstract models; `memory`: bytes a device;
+- `dag`: the layer-level time model; `noloco_latency`: pair exchange against tree all-reduce;
+- `expected_loss`: scaling laws and published penalties.
 """
 
 from lowcomm_jax.planner.plan import PlanRow, Workload, plan

@@ -1,13 +1,15 @@
-"""Layer-level model of one region's step: which waits does communication cause, at many bandwidths
-at once.
+"""Layer-level time model of a region's steps: which waits communication causes, by bandwidth.
 
-The model (Streaming DiLoCo, arXiv 2501.18512, section on compute utilisation; the rules below are
-our reading, chosen because they reproduce its published table, see `published.py`): one serial
-compute stream and one serial link. A step is L forward, L backward-activation and L backward-weight
-computations of equal length. The reduction of a layer may start when its weight gradient is done
-and takes its bytes over the bandwidth; the forward pass of that layer `tau` steps later than the
-next waits for it. Data parallel sends all layers every step, DiLoCo all layers every H steps,
-Streaming DiLoCo the layers of one fragment at a time. Utilisation = compute time / total time.
+`every_step`, `at_once` and `streaming` give the sends of a method, `utilisation` its compute time /
+total time at many bandwidths at once.
+
+The model is that of Streaming DiLoCo (arXiv 2501.18512, section on compute utilisation): one serial
+compute stream and one serial link. The rules below are our reading, chosen because they reproduce
+its published table (see `reproduction`). A step is L forward, L backward-activation and L
+backward-weight computations of equal length. The reduction of a layer may start when its weight
+gradient is done, and takes its bytes over the bandwidth. The forward pass of that layer `tau` steps
+later than the next waits for it. Data parallel sends all layers every step, DiLoCo all layers every
+H steps, Streaming DiLoCo the layers of one fragment at a time.
 
 Differs from the paper: it counts 4L - 1 nodes (no activation gradient for the first layer); here
 all three kinds have L computations, which changes the step by 1 / 3L.

@@ -1,5 +1,7 @@
-"""Bytes per device: exact state from shapes and shardings, an activation estimate, or the
-compiler's own analysis.
+"""Bytes per device: exact state, an activation estimate, or the compiler's own analysis.
+
+`plan_memory` adds up the state from shapes and shardings (`held_elements`) and estimates.
+`activation_estimate` estimates activations. `compiled_memory` asks the compiler.
 """
 
 from collections.abc import Callable, Mapping, Sequence

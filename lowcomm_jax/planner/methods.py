@@ -75,7 +75,7 @@ class PlanMethod:
 
     @property
     def tau_steps(self) -> int:
-        """Give tau as a number (once "auto" is settled, see `planner.settle_tau`)."""
+        """Give tau as a number (once "auto" is replaced, see `plan.with_derived_tau`)."""
         return self.period if self.tau == ONE_PERIOD else int(self.tau)
 
     @property

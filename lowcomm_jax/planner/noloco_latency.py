@@ -1,5 +1,4 @@
-"""Latency of pair exchange against tree all-reduce, and idling without a global barrier, for very
-many regions.
+"""Latency of pair exchange against tree all-reduce, and idle time without a global barrier.
 
 Message times are log-normal, T = exp(mu + sigma z), in units of exp(mu) (arXiv 2506.10911, latency
 model). A pair exchange is over after the slower of its two simultaneous messages: E max(T1, T2) =

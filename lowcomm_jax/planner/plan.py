@@ -1,10 +1,12 @@
-"""Answer before anyone pays: bytes, utilisation, hours, memory and expected loss of methods on a
-network.
+"""Plans a run before anyone pays for it: bytes, utilisation, hours, memory and expected loss.
 
-The time model is the layer-level model of `dag.py`, with the link replaced by the collective the
-method runs on the given network: its volume is spread over the layers, its latency and constants
+`plan` takes a `Workload` (model, tokens, network) and methods, and gives one `PlanRow` a method. It
+raises one error that lists everything that cannot be planned.
+
+The time model is the layer-level model of `dag`, with the link replaced by the collective that the
+method runs on the given network. Its volume is spread over the layers; its latency and constants
 delay every arrival. Compute is the slowest region's mean step. Utilisations are those of steady
-periods, without faults.
+periods, without faults. `expected_loss` says what published figures say about a method.
 """
 
 import functools
@@ -43,67 +45,6 @@ from lowcomm_jax.planner.memory import (
 )
 from lowcomm_jax.planner.methods import AUTO, DATA_PARALLEL, PRESETS, PlanMethod
 from lowcomm_jax.planner.shapes import Shapes
-
-# -- plan_loss ---------------------------------------------------------------------------------
-#
-# Expected loss of a planned method: by a scaling law alone, and with published penalties added.
-
-
-@dataclass(frozen=True)
-class ExpectedLoss:
-    """Evaluation losses in nats per token; None = unknown, and the label says why.
-
-    Attributes:
-        law, law_label: the scaling law's figure for exactly this setting.
-        total, total_label: the law's figure for its own setting (H = 30, dense, no overlap) plus
-            the published penalty of what differs from it.
-    """
-
-    law: float | None
-    law_label: str
-    total: float | None
-    total_label: str
-
-
-def expected_loss(method: PlanMethod, params: float, regions: int, tokens: float) -> ExpectedLoss:
-    """Give what published figures say about a method, and nothing beyond their domain.
-
-    Args:
-        method: what is planned.
-        params: parameters of the model.
-        regions: replicas M.
-        tokens: training tokens over all regions.
-    """
-    if method.law is None:
-        unknown = f"unknown: no scaling law is published for {method.name}"
-        return ExpectedLoss(None, unknown, None, unknown)
-    replicas = None if method.law == DATA_PARALLEL else regions
-    outside = domain_reasons(params, replicas, tokens)
-    own = domain_reasons(params, replicas, tokens, method.period) + _differences(method)
-    figure, penalty = law(params, replicas), method.penalty()
-    by_law, with_penalty = None, None
-    law_label = "unknown: " + "; ".join(own)
-    if not own:
-        by_law, law_label = figure, f"inside the domain of {SOURCE}"
-    if outside:
-        total_label = "unknown: outside the law's domain: " + "; ".join(outside)
-    elif penalty.nats is None:
-        total_label = f"unknown penalty: {penalty.source}"
-    else:
-        with_penalty = figure + penalty.nats
-        total_label = f"{SOURCE} + penalty ({penalty.confidence}: {penalty.source})"
-    return ExpectedLoss(by_law, law_label, with_penalty, total_label)
-
-
-def _differences(method: PlanMethod) -> list[str]:
-    """List what sets a method apart from the runs the law was fitted to, the period aside."""
-    settings = (
-        ("codec", method.codec, "fp32"),
-        ("fragments", method.fragments, 1),
-        ("tau", method.tau, 0),
-    )
-    return [f"{name} = {is_}: the law covers {was}" for name, is_, was in settings if is_ != was]
-
 
 SCALES = np.logspace(-3, 4, 176)  # bandwidth factors of the utilisation curve
 AXES = ("stage", "fsdp", "tensor")
@@ -148,25 +89,20 @@ class Workload:
         return found + mesh_violations(self.mesh, self.model.layers)
 
 
-def network_violations(network: Network) -> list[str]:
-    """Refuse a network on which nothing travels."""
-    if network.size > 1:
-        return []
-    return [f"network {network.name!r} has one region: a plan needs at least two"]
+@dataclass(frozen=True)
+class ExpectedLoss:
+    """Evaluation losses in nats per token; None = unknown, and the label says why.
 
+    Attributes:
+        law, law_label: the scaling law's figure for exactly this setting.
+        total, total_label: the law's figure for its own setting (H = 30, dense, no overlap) plus
+            the published penalty of what differs from it.
+    """
 
-def mesh_violations(mesh: Any, layers: int) -> list[str]:
-    """List what is wrong with a region's mesh for a model of so many layers, each with its fix."""
-    if not isinstance(mesh, Mapping):
-        return [f"mesh is {mesh!r}: use {{axis: size}} with axes out of {', '.join(AXES)}"]
-    found = [
-        f"mesh axis {axis!r} is unknown: use {', '.join(AXES)}" for axis in mesh if axis not in AXES
-    ]
-    bad = [line for axis, size in mesh.items() for line in whole(f"mesh.{axis}", size)]
-    stages = mesh.get("stage", 1)
-    if not bad and stages > layers:
-        found.append(f"mesh.stage is {stages}: a model of {layers} layers fills {layers} at most")
-    return found + bad
+    law: float | None
+    law_label: str
+    total: float | None
+    total_label: str
 
 
 @dataclass(frozen=True)
@@ -174,7 +110,7 @@ class PlanRow:
     """One method on one network. Bytes and rates are per region unless named otherwise.
 
     Attributes:
-        method: what was planned, its tau settled.
+        method: what was planned; its tau is a number.
         payload_bytes: one payload of the whole model.
         sent_bytes_per_period, sent_bytes_total: bytes one region sends.
         transfer_s: seconds of one whole exchange alone (T_s), constants included.
@@ -209,49 +145,6 @@ class PlanRow:
     warnings: tuple[str, ...]
 
 
-def dag_schedule(method: PlanMethod, layers: int) -> DagSchedule:
-    """Give a method's sends as the layer-level model needs them."""
-    if method.period == 1 and method.fragments == 1:
-        return every_step(layers)
-    if method.fragments == 1:
-        return at_once(layers, method.period, method.tau_steps)
-    return streaming(layers, method.period, method.fragments, method.tau_steps)
-
-
-@functools.lru_cache(maxsize=1024)
-def _seconds(network: Network, nbytes: float, route: str) -> float:
-    """Networks never change: a search asks for the same exchange many times."""
-    return sync_seconds(network, nbytes, route)
-
-
-def exchange_seconds(method: PlanMethod, work: Workload) -> tuple[float, float]:
-    """Give (volume, latency) in seconds of one exchange of the whole model; latency is per fragment
-    sent.
-    """
-    nbytes = method.payload_bytes(work.model.params)
-    latency = _seconds(work.network, 0.0, method.travels)
-    return _seconds(work.network, nbytes, method.travels) - latency, latency
-
-
-def utilisation_curve(method: PlanMethod, work: Workload, scales: np.ndarray) -> np.ndarray:
-    """Give the utilisation at the network's bandwidth times each scale."""
-    volume, latency = exchange_seconds(method, work)
-    layers = work.model.layers
-    link_s = volume * method.critical / layers / scales
-    return utilisation(layers, work.step_s, link_s, dag_schedule(method, layers), latency)
-
-
-def settle_tau(method: PlanMethod, work: Workload) -> PlanMethod:
-    """Put the number of steps that hide the largest fragment's transfer in the place of "auto"."""
-    if method.tau != AUTO:
-        return method
-    layers = work.model.layers
-    volume, latency = exchange_seconds(method, work)
-    largest = math.ceil(layers / method.fragments) / layers
-    transfer = volume * method.critical * largest + latency
-    return replace(method, tau=derive_tau(transfer, work.step_s, method.margin))
-
-
 def plan(work: Workload, methods: Sequence[PlanMethod]) -> list[PlanRow]:
     """Plan methods on a workload.
 
@@ -266,11 +159,67 @@ def plan(work: Workload, methods: Sequence[PlanMethod]) -> list[PlanRow]:
     for method in methods:
         found += method.violations(work.model.layers)
     raise_all("cannot be planned", found)
-    settled = [settle_tau(method, work) for method in methods]
-    found = [line for method in settled for line in _overlap_violations(method, work)]
+    methods = [with_derived_tau(method, work) for method in methods]
+    found = [line for method in methods for line in _overlap_violations(method, work)]
     raise_all("cannot be planned", found)
     slow = float(utilisation_curve(PRESETS["allreduce"], work, np.ones(1))[0])
-    return [_row(method, work, slow) for method in settled]
+    return [_row(method, work, slow) for method in methods]
+
+
+# -- time --------------------------------------------------------------------------------------
+
+
+def with_derived_tau(method: PlanMethod, work: Workload) -> PlanMethod:
+    """Put the number of steps that hide the largest fragment's transfer in the place of "auto"."""
+    if method.tau != AUTO:
+        return method
+    layers = work.model.layers
+    volume, latency = exchange_seconds(method, work)
+    largest = math.ceil(layers / method.fragments) / layers
+    transfer = volume * method.critical * largest + latency
+    return replace(method, tau=derive_tau(transfer, work.step_s, method.margin))
+
+
+def never_catches_up(method: PlanMethod, work: Workload) -> list[str]:
+    """Say whether an overlapping method falls behind its link for ever; a blocking one simply
+    waits, and its utilisation says so.
+    """
+    if method.tau_steps == 0:
+        return []
+    volume, _ = exchange_seconds(method, work)
+    return catch_up_violations(work.network, volume, method.period, method.name)
+
+
+def utilisation_curve(method: PlanMethod, work: Workload, scales: np.ndarray) -> np.ndarray:
+    """Give the utilisation at the network's bandwidth times each scale."""
+    volume, latency = exchange_seconds(method, work)
+    layers = work.model.layers
+    link_s = volume * method.critical / layers / scales
+    return utilisation(layers, work.step_s, link_s, dag_schedule(method, layers), latency)
+
+
+def exchange_seconds(method: PlanMethod, work: Workload) -> tuple[float, float]:
+    """Give (volume, latency) in seconds of one exchange of the whole model; latency is per fragment
+    sent.
+    """
+    nbytes = method.payload_bytes(work.model.params)
+    latency = _seconds(work.network, 0.0, method.travels)
+    return _seconds(work.network, nbytes, method.travels) - latency, latency
+
+
+@functools.lru_cache(maxsize=1024)
+def _seconds(network: Network, nbytes: float, route: str) -> float:
+    """Networks never change: a search asks for the same exchange many times."""
+    return sync_seconds(network, nbytes, route)
+
+
+def dag_schedule(method: PlanMethod, layers: int) -> DagSchedule:
+    """Give a method's sends as the layer-level model needs them."""
+    if method.period == 1 and method.fragments == 1:
+        return every_step(layers)
+    if method.fragments == 1:
+        return at_once(layers, method.period, method.tau_steps)
+    return streaming(layers, method.period, method.fragments, method.tau_steps)
 
 
 def _overlap_violations(method: PlanMethod, work: Workload) -> list[str]:
@@ -286,14 +235,50 @@ def _overlap_violations(method: PlanMethod, work: Workload) -> list[str]:
     ]
 
 
-def never_catches_up(method: PlanMethod, work: Workload) -> list[str]:
-    """Say whether an overlapping method falls behind its link for ever; a blocking one simply
-    waits, and its utilisation says so.
+# -- expected loss -----------------------------------------------------------------------------
+
+
+def expected_loss(method: PlanMethod, params: float, regions: int, tokens: float) -> ExpectedLoss:
+    """Give what published figures say about a method, and nothing beyond their domain.
+
+    Args:
+        method: what is planned.
+        params: parameters of the model.
+        regions: replicas M.
+        tokens: training tokens over all regions.
     """
-    if method.tau_steps == 0:
-        return []
-    volume, _ = exchange_seconds(method, work)
-    return catch_up_violations(work.network, volume, method.period, method.name)
+    if method.law is None:
+        unknown = f"unknown: no scaling law is published for {method.name}"
+        return ExpectedLoss(None, unknown, None, unknown)
+    replicas = None if method.law == DATA_PARALLEL else regions
+    outside = domain_reasons(params, replicas, tokens)
+    own = domain_reasons(params, replicas, tokens, method.period) + _differences(method)
+    figure, penalty = law(params, replicas), method.penalty()
+    by_law, with_penalty = None, None
+    law_label = "unknown: " + "; ".join(own)
+    if not own:
+        by_law, law_label = figure, f"inside the domain of {SOURCE}"
+    if outside:
+        total_label = "unknown: outside the law's domain: " + "; ".join(outside)
+    elif penalty.nats is None:
+        total_label = f"unknown penalty: {penalty.source}"
+    else:
+        with_penalty = figure + penalty.nats
+        total_label = f"{SOURCE} + penalty ({penalty.confidence}: {penalty.source})"
+    return ExpectedLoss(by_law, law_label, with_penalty, total_label)
+
+
+def _differences(method: PlanMethod) -> list[str]:
+    """List what sets a method apart from the runs the law was fitted to, the period aside."""
+    settings = (
+        ("codec", method.codec, "fp32"),
+        ("fragments", method.fragments, 1),
+        ("tau", method.tau, 0),
+    )
+    return [f"{name} = {is_}: the law covers {was}" for name, is_, was in settings if is_ != was]
+
+
+# -- one row -----------------------------------------------------------------------------------
 
 
 def _row(method: PlanMethod, work: Workload, baseline: float) -> PlanRow:
@@ -353,3 +338,27 @@ def _memory(method: PlanMethod, work: Workload, payload: float) -> MemoryPlan:
         model.layers, model.width, model.vocab, work.microbatch_tokens, work.mesh, work.remat
     )
     return plan_memory(held, state, estimates)
+
+
+# -- what cannot be planned --------------------------------------------------------------------
+
+
+def network_violations(network: Network) -> list[str]:
+    """Refuse a network on which nothing travels."""
+    if network.size > 1:
+        return []
+    return [f"network {network.name!r} has one region: a plan needs at least two"]
+
+
+def mesh_violations(mesh: Any, layers: int) -> list[str]:
+    """List what is wrong with a region's mesh for a model of so many layers, each with its fix."""
+    if not isinstance(mesh, Mapping):
+        return [f"mesh is {mesh!r}: use {{axis: size}} with axes out of {', '.join(AXES)}"]
+    found = [
+        f"mesh axis {axis!r} is unknown: use {', '.join(AXES)}" for axis in mesh if axis not in AXES
+    ]
+    bad = [line for axis, size in mesh.items() for line in whole(f"mesh.{axis}", size)]
+    stages = mesh.get("stage", 1)
+    if not bad and stages > layers:
+        found.append(f"mesh.stage is {stages}: a model of {layers} layers fills {layers} at most")
+    return found + bad

@@ -1,4 +1,11 @@
-"""Our figure beside every published one, with the error; nothing is fitted unless it says so."""
+"""Our figure beside every published one, with the error; nothing is fitted unless it says so.
+
+Each `*_table` function gives `PublishedFigure`s: ours, the published range, its source. The first
+half of the file holds the published figures, each with its source and how far it may be trusted:
+"found" = read in the source; "second-hand" = from an independent summary; "recalled" = from memory
+of the paper, not checked against it. Nothing marked "recalled" is used as a fact: it is shown
+beside our figure with the error.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -22,19 +29,45 @@ from lowcomm_jax.planner.noloco_latency import latency_table
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.shapes import MODELS
 
-# -- published ---------------------------------------------------------------------------------
-#
-# Published figures, each with its source and how far it may be trusted.
-#
-# Confidence: "found" = read in the source; "second-hand" = from an independent summary;
-# "recalled" = from memory of the paper, not checked against it. Nothing marked "recalled" is
-# used as a fact: it is shown beside our figure with the error.
-
-
 STREAMING = "arXiv 2501.18512, table 4"
 EAGER = "arXiv 2502.12996, bandwidth table (99 %)"
 SCALING = "arXiv 2503.09799, bandwidth table (90 %)"
 DILOCOX = "arXiv 2506.21263"
+FIRST_USE_S = 0.55  # middle of the measured 0.35-0.75 s
+# Calibrated on ft-diloco's 1 Gbit/s row, used for the others.
+FT_CONSTANT_S = 6.2 - 204.8e6 / (1.0 * BYTES_PER_GBIT)
+
+
+@dataclass(frozen=True)
+class PublishedFigure:
+    """One figure.
+
+    Attributes:
+        what, unit: label.
+        ours: our model's figure.
+        published: (low, high) of the published figure; equal when it is one number.
+        source, confidence: of the published figure.
+        note: assumptions, or how ours was calibrated.
+    """
+
+    what: str
+    unit: str
+    ours: float
+    published: tuple[float, float]
+    source: str
+    confidence: str = "found"
+    note: str = ""
+
+    @property
+    def error(self) -> float:
+        """Give the relative distance to the published range (0 inside it)."""
+        low, high = self.published
+        if low <= self.ours <= high:
+            return 0.0
+        return self.ours / (low if self.ours < low else high) - 1.0
+
+
+# -- published figures -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -73,23 +106,21 @@ class DagModel:
     fragment_layers: int = 3
 
 
+def _gbps(values: tuple[float, ...]) -> dict[float, float]:
+    return dict(zip(TARGETS, values, strict=True))
+
+
 DAG_MODELS = {
     "1B": DagModel(1e9, 24, 0.1),
     "10B": DagModel(1e10, 48, 0.8),
     "100B": DagModel(1e11, 108, 4.9),
 }
-
-
-def _row(values: tuple[float, ...]) -> dict[float, float]:
-    return dict(zip(TARGETS, values, strict=True))
-
-
 DAG_ROWS = (
-    DagRow("1B", "data_parallel", 1, 0, 16, _row((86.8, 152.6, 184.2, 222.3, 569.0)), STREAMING),
-    DagRow("1B", "diloco", 100, 0, 16, _row((1.4, 6.2, 13.3, 23.3, 86.8)), STREAMING),
-    DagRow("1B", "streaming", 100, 0, 16, _row((1.4, 5.2, 9.1, 16.0, 28.1)), STREAMING),
-    DagRow("1B", "streaming", 100, 1, 16, _row((1.4, 4.3, 6.2, 9.1, 11.0)), STREAMING),
-    DagRow("1B", "streaming", 100, 1, 4, _row((0.4, 0.9, 1.7, 2.0, 3.0)), STREAMING),
+    DagRow("1B", "data_parallel", 1, 0, 16, _gbps((86.8, 152.6, 184.2, 222.3, 569.0)), STREAMING),
+    DagRow("1B", "diloco", 100, 0, 16, _gbps((1.4, 6.2, 13.3, 23.3, 86.8)), STREAMING),
+    DagRow("1B", "streaming", 100, 0, 16, _gbps((1.4, 5.2, 9.1, 16.0, 28.1)), STREAMING),
+    DagRow("1B", "streaming", 100, 1, 16, _gbps((1.4, 4.3, 6.2, 9.1, 11.0)), STREAMING),
+    DagRow("1B", "streaming", 100, 1, 4, _gbps((0.4, 0.9, 1.7, 2.0, 3.0)), STREAMING),
     DagRow("10B", "data_parallel", 1, 0, 16, {0.9: 222.3, 0.99: 471.5}, f"{SCALING}; {EAGER}"),
     DagRow("10B", "diloco", 10, 0, 16, {0.9: 86.8}, SCALING),
     DagRow("10B", "diloco", 50, 0, 16, {0.9: 23.3}, SCALING),
@@ -108,11 +139,9 @@ DAG_ROWS = (
     DagRow("10B", "streaming", 100, 100, 4, {0.99: 0.3}, EAGER, required=False),
     DagRow("100B", "streaming", 100, 100, 4, {0.99: 0.4}, EAGER, required=False),
 )
-
 # Streaming DiLoCo, 1B on Dolma, 25B tokens, hours: infinite bandwidth and 1 Gbit/s (arXiv
 # 2501.18512, tables 1 and 7).
 HOURS = {"compute": 0.67, "data_parallel": 109.0, "streaming_fp4": 0.88, "gbps": 1.0, "model": "1B"}
-
 # NoLoCo: simulated for the reference sheet (full duplex, in units of exp(mu)); not the paper's own
 # table. (regions, sigma): (tree all-reduce, mean pair, slowest pair of a round)
 NOLOCO_ROWS = {
@@ -187,60 +216,7 @@ SYNC_ROWS = (
 )
 
 
-FIRST_USE_S = 0.55  # middle of the measured 0.35-0.75 s
-FT_CONSTANT_S = 6.2 - 204.8e6 / (
-    1.0 * BYTES_PER_GBIT
-)  # calibrated on ft-diloco's 1 Gbit/s row, used for the others
-
-
-@dataclass(frozen=True)
-class PublishedFigure:
-    """One figure.
-
-    Attributes:
-        what, unit: label.
-        ours: our model's figure.
-        published: (low, high) of the published figure; equal when it is one number.
-        source, confidence: of the published figure.
-        note: assumptions, or how ours was calibrated.
-    """
-
-    what: str
-    unit: str
-    ours: float
-    published: tuple[float, float]
-    source: str
-    confidence: str = "found"
-    note: str = ""
-
-    @property
-    def error(self) -> float:
-        """Give the relative distance to the published range (0 inside it)."""
-        low, high = self.published
-        if low <= self.ours <= high:
-            return 0.0
-        return self.ours / (low if self.ours < low else high) - 1.0
-
-
-def dag_schedule(row: DagRow, model: DagModel) -> DagSchedule:
-    """Give the schedule of a published row."""
-    if row.method == "data_parallel":
-        return every_step(model.layers)
-    if row.method == "diloco":
-        return at_once(model.layers, row.period, row.tau)
-    return streaming(model.layers, row.period, model.layers // model.fragment_layers, row.tau)
-
-
-def dag_utilisation(row: DagRow, gbps: np.ndarray = GRID_GBPS) -> np.ndarray:
-    """Give our utilisation for a row at each bandwidth (two regions: each byte sent once)."""
-    model = DAG_MODELS[row.model]
-    link_s = model.params * row.bits / model.layers / (gbps * 1e9)
-    return utilisation(model.layers, model.step_s, link_s, dag_schedule(row, model))
-
-
-def grid_points(ours: float, theirs: float) -> int:
-    """Count the grid points (factors of 1.207) between two bandwidths."""
-    return int(np.rint(np.log(ours / theirs) / np.log(GRID_STEP)))
+# -- ours beside them --------------------------------------------------------------------------
 
 
 def bandwidth_table() -> list[tuple[DagRow, float, PublishedFigure]]:
@@ -348,41 +324,6 @@ def sync_table() -> list[PublishedFigure]:
     return out
 
 
-def dilocox_workload(tokens_per_step: float = 32768.0) -> Workload:
-    """Build DiLoCoX's 107B run on two clusters joined by one 1 Gbit/s link each.
-
-    Assumptions, none of which we could check in the paper: two clusters (its figure 1), one 1
-    Gbit/s link per cluster, fp32 AllReduce, a global batch of 16 x 2048 tokens per step, and
-    compute as fast as its fully overlapped
-    run: 3,728 tokens/s. Everything else follows from bytes and seconds.
-    """
-    rate = DILOCOX_ROWS[1].tokens_per_s
-    network = uniform(
-        ("cluster_0", "cluster_1"),
-        1.0,
-        compute_s=tokens_per_step / rate,
-        shared=True,
-        name="1 Gbit/s",
-    )
-    mesh = {"stage": 8, "fsdp": 10}
-    model = MODELS["qwen_107b"].shapes()
-    return Workload(model, 4000 * tokens_per_step, tokens_per_step, network, mesh)
-
-
-def dilocox_methods() -> list[PlanMethod]:
-    """List AllReduce, DiLoCoX and its ablations, in the order of `published.DILOCOX_ROWS`.
-
-    Dense tensors go round a ring, as in the AllReduce of the source.
-    """
-    full, dense = PRESETS["dilocox"], {"codec": "fp32", "route": "ring"}
-    return [
-        replace(PRESETS["allreduce"], route="ring"),
-        full,
-        replace(full, name="dilocox without overlap", tau=0),
-        replace(full, name="dilocox without compression", stalls=True, **dense),
-    ]
-
-
 def dilocox_table(tokens_per_step: float = 32768.0) -> list[PublishedFigure]:
     """Compare DiLoCoX's speed-up and ablation; the published rows are recalled and do not agree
     with each other.
@@ -414,3 +355,59 @@ def dilocox_table(tokens_per_step: float = 32768.0) -> list[PublishedFigure]:
             )
         )
     return out
+
+
+def dilocox_workload(tokens_per_step: float = 32768.0) -> Workload:
+    """Build DiLoCoX's 107B run on two clusters joined by one 1 Gbit/s link each.
+
+    Assumptions, none of which we could check in the paper: two clusters (its figure 1), one 1
+    Gbit/s link per cluster, fp32 AllReduce, a global batch of 16 x 2048 tokens per step, and
+    compute as fast as its fully overlapped
+    run: 3,728 tokens/s. Everything else follows from bytes and seconds.
+    """
+    rate = DILOCOX_ROWS[1].tokens_per_s
+    network = uniform(
+        ("cluster_0", "cluster_1"),
+        1.0,
+        compute_s=tokens_per_step / rate,
+        shared=True,
+        name="1 Gbit/s",
+    )
+    mesh = {"stage": 8, "fsdp": 10}
+    model = MODELS["qwen_107b"].shapes()
+    return Workload(model, 4000 * tokens_per_step, tokens_per_step, network, mesh)
+
+
+def dilocox_methods() -> list[PlanMethod]:
+    """List AllReduce, DiLoCoX and its ablations, in the order of `DILOCOX_ROWS`.
+
+    Dense tensors go round a ring, as in the AllReduce of the source.
+    """
+    full, dense = PRESETS["dilocox"], {"codec": "fp32", "route": "ring"}
+    return [
+        replace(PRESETS["allreduce"], route="ring"),
+        full,
+        replace(full, name="dilocox without overlap", tau=0),
+        replace(full, name="dilocox without compression", stalls=True, **dense),
+    ]
+
+
+def grid_points(ours: float, theirs: float) -> int:
+    """Count the grid points (factors of 1.207) between two bandwidths."""
+    return int(np.rint(np.log(ours / theirs) / np.log(GRID_STEP)))
+
+
+def dag_utilisation(row: DagRow, gbps: np.ndarray = GRID_GBPS) -> np.ndarray:
+    """Give our utilisation for a row at each bandwidth (two regions: each byte sent once)."""
+    model = DAG_MODELS[row.model]
+    link_s = model.params * row.bits / model.layers / (gbps * 1e9)
+    return utilisation(model.layers, model.step_s, link_s, dag_schedule(row, model))
+
+
+def dag_schedule(row: DagRow, model: DagModel) -> DagSchedule:
+    """Give the schedule of a published row."""
+    if row.method == "data_parallel":
+        return every_step(model.layers)
+    if row.method == "diloco":
+        return at_once(model.layers, row.period, row.tau)
+    return streaming(model.layers, row.period, model.layers // model.fragment_layers, row.tau)

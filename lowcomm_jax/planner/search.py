@@ -1,4 +1,4 @@
-"""Find the best H, K, tau and codec for a link under a bound on the loss penalty."""
+"""Finds the best H, K, tau and codec for a link under a bound on the loss penalty."""
 
 import dataclasses
 import itertools
@@ -15,9 +15,8 @@ PERIODS = (10, 30, 50, 100, 200, 500)
 FRAGMENTS = (1, 4, 16)
 TAUS = (0, 1, 5, 10)
 SEARCHED_CODECS = ("fp32", "bf16", "int8", "int4")
-NEAR = (
-    0.005  # utilisations this close count as equal; the smaller penalty, then fewer bytes, decides
-)
+# Utilisations this close count as equal: the smaller penalty, then fewer bytes, decides.
+NEAR = 0.005
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,9 @@ def _newest(exchange: JobExchange) -> State:
     exchange.want_state()
     company = LivenessWait(exchange)
     given = "one gave its state"
-    return leader().told("state", lambda: company.wait(given, exchange.newest_state))
+    return leader().broadcast_from_leader(
+        "state", lambda: company.wait(given, exchange.newest_state)
+    )
 
 
 def _compare(loop: JobLoop, state: TrainState) -> None:
@@ -93,13 +95,15 @@ def _compare(loop: JobLoop, state: TrainState) -> None:
     def heard() -> bool | None:
         return exchange.agrees(step, name, own, at_last=time.monotonic() > until) or None
 
-    leader().told("agrees", lambda: company.wait("they told of their anchors", heard))
+    leader().broadcast_from_leader(
+        "agrees", lambda: company.wait("they told of their anchors", heard)
+    )
 
 
 def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
     """After the end: give the state to regions that are just coming in, which have no one else."""
     delivery, until = engine.delivery, time.monotonic() + linger_s
-    while leader().told(
+    while leader().broadcast_from_leader(
         "serve", lambda: bool(delivery.exchange.asking()) and time.monotonic() < until
     ):
         delivery.answer(state)

@@ -30,7 +30,7 @@ from lowcomm_jax.runtime.transport import StoreTransport
 # The exchange of a region whose job is several processes.
 #
 # The first process alone takes part in the exchange; the others learn from it what it decides,
-# and what has come (`processes.Team.told`). So all of them hold the same arrays and go the same
+# and what has come (`broadcast_from_leader`). So all of them hold the same arrays and go the same
 # way.
 
 
@@ -54,7 +54,7 @@ class LockstepExchange:
                 f"the processes of this job were given (region, count, heal) {given}: give all of "
                 "them the same"
             )
-        team.told("open the exchange", lambda: self._open(make))
+        team.broadcast_from_leader("open the exchange", lambda: self._open(make))
 
     def _open(self, make: Callable) -> None:
         self._exchange = make()
@@ -63,17 +63,19 @@ class LockstepExchange:
     @property
     def awaited(self) -> bool:
         """See `RemoteExchange`."""
-        return self._team.told("awaited", lambda: self._exchange.awaited)
+        return self._team.broadcast_from_leader("awaited", lambda: self._exchange.awaited)
 
     @property
     def epoch(self) -> int:
         """See `RemoteExchange`."""
-        return self._team.told("epoch", lambda: self._exchange.epoch)
+        return self._team.broadcast_from_leader("epoch", lambda: self._exchange.epoch)
 
     def start(self, key: str, arrays: dict[str, jax.Array | np.ndarray], **options: Any) -> None:
         """See `RemoteExchange.start`; arrays that lie in several processes are put together."""
         here = {name: whole(x) for name, x in arrays.items()}
-        self._team.told("start", lambda: self._exchange.start(key, here, **options))
+        self._team.broadcast_from_leader(
+            "start", lambda: self._exchange.start(key, here, **options)
+        )
 
 
 def _told(name: str) -> Callable:
@@ -81,7 +83,9 @@ def _told(name: str) -> Callable:
 
     @functools.wraps(method)
     def call(self, *args, **kwargs):
-        return self._team.told(name, lambda: method(self._exchange, *args, **kwargs))
+        return self._team.broadcast_from_leader(
+            name, lambda: method(self._exchange, *args, **kwargs)
+        )
 
     return call
 

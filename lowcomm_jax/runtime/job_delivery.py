@@ -245,7 +245,7 @@ class JobDelivery:
         def heard() -> Arrived | None:
             return self.exchange.skip(pending.name, pending.like, **how)
 
-        return leader().told("heard", lambda: company.wait(pending.name, heard))
+        return leader().broadcast_from_leader("heard", lambda: company.wait(pending.name, heard))
 
     def frontier(self) -> int:
         """Inner steps of the region that is furthest, this one left out; 0 if nobody is there."""

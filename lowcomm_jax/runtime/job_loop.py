@@ -113,7 +113,7 @@ class JobLoop(SyncLoop):
         self.delivery.trained = now
         while (at := self.upcoming(state)) <= now:
             if self.pacing.first is not None:
-                patience_s = self.pacing.patience_s(at - state.counters.settled)
+                patience_s = self.pacing.patience_s(at - state.counters.done_until)
                 self.delivery.be_patient(patience_s)
             # As it was then: nothing of it may depend on how late it is done.
             self._adopts = at == now
@@ -156,7 +156,7 @@ class JobLoop(SyncLoop):
         self.delivery.settled(state, self.fragments)
         return state, True
 
-    # -- payloads to and from the other jobs --------------------------------------------------------
+    # -- payloads to and from the other jobs ----------------------------------------------------
 
     def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
         kept = jax.tree.map(jnp.copy, state.codec[p])  # of before: the send donates it

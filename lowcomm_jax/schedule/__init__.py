@@ -1,4 +1,10 @@
-"""When each fragment leaves: pure host-side functions of the step and of reduced statistics."""
+"""Schedules: which fragments leave after which inner step, and how long they travel.
+
+In: the step, the counters in the training state (`SyncCounters`), and statistics that are the same
+in every region. Out: the fragments that leave (`Schedule.sends`), the next step at which that may
+happen, the codec's level, and what the schedule remembers. All of it runs on the host and uses
+reduced data alone, so that every region decides alike. One rule a file; `base` has the contract.
+"""
 
 from lowcomm_jax.schedule.adaptive import Adaptive, syncs_per_period
 from lowcomm_jax.schedule.arrivals import Arrivals

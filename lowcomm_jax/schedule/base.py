@@ -1,4 +1,9 @@
-"""The contract of a schedule."""
+"""The contract of a schedule, and the checks that schedules share.
+
+A `Schedule` takes the step and the counters of the training state (`SyncCounters`) and returns what
+leaves and when. What it remembers itself is `SyncCounters.decided`: the engine stores it, the
+checkpoint keeps it, and only `Schedule.decide` changes it.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +60,13 @@ class Schedule(abc.ABC):
     uneven: bool = False
 
     def settle(self, timing: Timing) -> Schedule:
-        """The schedule with what was left to the network settled."""
+        """The schedule with what was left to the network filled in, from its timing."""
+
         del timing
         return self
 
     def start(self) -> dict[str, np.ndarray]:
-        """What the schedule itself remembers, `Clock.decided`, before the first step."""
+        """What the schedule itself remembers, `SyncCounters.decided`, before the first step."""
         return {}
 
     def header_floats(self) -> int:
@@ -93,7 +99,7 @@ class Schedule(abc.ABC):
     def decide(
         self, step: int, counters: SyncCounters, landings: Sequence[Any]
     ) -> dict[str, np.ndarray] | None:
-        """The new `Clock.decided` after the sends and landings of a step; None = as it was.
+        """The new `SyncCounters.decided` after a step's sends and landings; None = as it was.
 
         Only reduced data may enter, so that all regions decide alike. `landings` are the step's
         landings (`history.Event`); fetching their values waits for the device.

@@ -1,8 +1,10 @@
 """What training carries from step to step, and the names of its leaves.
 
 `TrainState` holds all of it: private state of the regions, anchors, outer and codec states,
-payloads in flight, counters. Everything in it is saved; `leaves` names each array for checkpoints
-and for regions that come back.
+payloads in flight (`InFlight`), counters (`SyncCounters`, saved as `clock/*`). Everything in it is
+saved. The engine makes it and every step replaces it; nothing else is carried.
+
+`leaves` names each array, for checkpoints and for regions that rejoin, and splits arrays by region.
 """
 
 from lowcomm_jax.state.train_state import (

@@ -1,15 +1,14 @@
-"""The training state as named host arrays, and their deal into `shared` and `region_<i>`.
+"""The names of the training state's arrays, and their split into `shared` and `region_<i>`.
 
+`state_leaves` gives the whole state as a flat dict `name -> array`, `flight_records` a JSON record
+of each payload in flight. Names are paths in `TrainState`, such as `inner/opt/0/mu/a` or
+`in_flight/1@8/payload/b`; a field that was renamed in code keeps its saved name (`saved_name`).
 With several trainers all names start with the trainer's, `trainer_<i>/inner/params/a`.
 
-A *snapshot* is a flat dict `name -> array` of the whole state, plus a JSON record of each payload
-in flight. Names are paths in `TrainState`, such as `inner/opt/0/mu/a` or
-`in_flight/1@8/payload/b`.
-
-Everything with a region axis goes to `region_<i>/`: inner state, residuals, landing state,
-what is in flight, the anchor as received, its column of
-the counters, and anchors and outer states of methods that keep one per region (R > 1). The rest goes
-to `shared/`.
+`split_by_region` puts everything with a region axis into `region_<i>/`: inner state, residuals,
+landing state, what is in flight, the anchor as received, the region's column of the counters, and
+anchors and outer states of methods that keep one per region (R > 1). The rest goes to `shared/`.
+`gather` is its inverse.
 """
 
 from __future__ import annotations
@@ -151,8 +150,8 @@ def _spec(leaf: Any) -> list:
     return [list(axes) if isinstance(axes, tuple) else axes for axes in spec]
 
 
-def deal(named: dict[str, np.ndarray], regions: int) -> dict[str, dict[str, np.ndarray]]:
-    """Deal whole arrays into the groups `shared` and `region_<i>`."""
+def split_by_region(named: dict[str, np.ndarray], regions: int) -> dict[str, dict[str, np.ndarray]]:
+    """Split whole arrays into the groups `shared` and `region_<i>`."""
     groups: dict[str, dict] = {SHARED: {}, **{region_group(r): {} for r in range(regions)}}
     for name, array in named.items():
         axis = region_axis(name)
@@ -167,7 +166,7 @@ def deal(named: dict[str, np.ndarray], regions: int) -> dict[str, dict[str, np.n
 
 
 def gather(groups: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Put the dealt arrays together again; inverse of `deal`."""
+    """Put the split arrays together again; inverse of `split_by_region`."""
     named = dict(groups[SHARED])
     regions = len(groups) - 1
     for name in groups[region_group(0)]:

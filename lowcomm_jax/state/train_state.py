@@ -1,4 +1,7 @@
-"""What training carries from step to step. Everything here is saved in a checkpoint."""
+"""What training carries from step to step. Everything here is saved in a checkpoint.
+
+The functions at the end replace a part of a state; a state itself never changes.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,9 @@ class InFlight:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class SyncCounters:
-    """Host-side counters (NumPy, never on a device): the schedule's and the checkpoint's memory.
+    """Counters of steps, sends, landings and bytes; on the host (NumPy), never on a device.
+
+    Checkpoints save them as `clock/*`.
 
     Attributes:
       step: inner steps done by the run; behind: of these the last so many, after which sends and
@@ -127,7 +132,7 @@ class SyncCounters:
         )
 
     @property
-    def settled(self) -> int:
+    def done_until(self) -> int:
         """The step up to which all that was due is done."""
         return int(self.step - self.behind)
 

@@ -58,7 +58,9 @@ class Measurements:
                 state.inner.params, state.anchor, self._rows, scale, names_K=self._names
             )
         if self.schedule.measured:
-            seconds = leader().told("seconds", lambda: self._stopwatch.seconds(self.count))
+            seconds = leader().broadcast_from_leader(
+                "seconds", lambda: self._stopwatch.seconds(self.count)
+            )
             # On the mesh like everything in flight, so that a checkpoint can tell where it lies.
             header["seconds"] = place(seconds, self._region)
         return header

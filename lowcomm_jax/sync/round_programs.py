@@ -212,7 +212,7 @@ def offloaded(programs: RoundPrograms) -> RoundPrograms:
     return dataclasses.replace(
         programs,
         payload_program=offload.around(programs.payload_program, (1, 2), offload.stow_sent),
-        outer_program=offload.around(programs.outer_program, (0, 1, 6), offload.stow_moved),
+        outer_program=offload.around(programs.outer_program, (0, 1, 6), offload.stow_anchor_update),
         landing_program=offload.around(programs.landing_program, (1, 3)),
         restart_program=offload.around(programs.restart_program, (1,)),
         received_program=offload.around(programs.received_program, (0, 1), offload.stow),

@@ -71,7 +71,7 @@ class SyncLoop:
 
     def upcoming(self, state: TrainState) -> int:
         """The first step after which something is still to be sent or to land."""
-        done = state.counters.settled
+        done = state.counters.done_until
         dues = [int(f.due[f.waiting].min()) for f in state.in_flight.values()]
         return max(done + 1, min([self.schedule.next_send(done, state.counters), *dues]))
 

@@ -1,11 +1,12 @@
-"""How far regions with anchors of their own are apart, and what that means for the final model.
+"""Measures how far regions with anchors of their own are apart, and what their models are worth.
 
 With gossip the model is any region's, or their average; the regions are kept close, never equal.
-Three views of it:
+Three measures:
 
 - `pull_norm` of a landing event: every region's distance from its group's mean anchor. From it
   `outer.Consensus.variance` estimates the variance over all regions without a message more.
-- `variance(state)`: the variance itself. It asks all regions, so it belongs to evaluations.
+- `variance(state)`: the variance itself. It needs all anchors, so it belongs to evaluations.
+
 - `judge(state, loss_of)`: the loss of every region's model, and of their average.
 
 `outer.Consensus.contraction` is the factor per round at which differences shrink when gradients

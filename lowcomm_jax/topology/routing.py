@@ -37,7 +37,7 @@ from lowcomm_jax.topology.gossip import raw_stream
 
 LABEL_BYTES = 8  # of a token: int32 target and fp32 weight
 ROWS = 24  # of a table, about
-PATHS = 4  # what a stream of random numbers is for, see `topology`
+PATHS = 4  # what a stream of random numbers is for, see `topology.gossip`
 
 PyTree = Any
 Way = tuple[int, ...]  # region r sends to region way[r]; to itself: nothing

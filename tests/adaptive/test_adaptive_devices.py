@@ -23,12 +23,11 @@ def steps_that_take(monkeypatch, microbatch_bytes):
     def said(engine, state, batch, m, trainers=1):
         return microbatch_bytes * m * trainers
 
-    for module in (trainer_steps, trainer_steps):
-        monkeypatch.setattr(module, "step_bytes", said)
+    monkeypatch.setattr(trainer_steps, "step_bytes", said)
 
 
 def test_memory_decides_the_largest_microbatch(monkeypatch):
-    """Trainers that take turns wait beside the step; stacked ones need all that they are given."""
+    """Sequential: other trainers wait beside the step. Stacked: all need what they are given."""
     steps_that_take(monkeypatch, 1000)
     method = lc.methods.adloco(
         PERIOD, 3, 2, "norm", start_batch=2, max_batch=128, microbatches=2, threshold=1.0

@@ -80,7 +80,7 @@ def close(actual, expected, name):
 def test_merges(inner, choose, moments, fixed):
     """Requests are written into the state, so that nothing but trainers and merges is tested."""
     run = fixed[inner]
-    run.meeting = TrainerMerge(Trainers(3, 2, choose, moments), PERIOD)
+    run.trainer_merge = TrainerMerge(Trainers(3, 2, choose, moments), PERIOD)
     state = run.init(oracle.make_params())
     seen, merges = oracle.run_trainers(
         oracle.make_params(),

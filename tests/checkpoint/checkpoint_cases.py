@@ -131,7 +131,7 @@ def values(state):
         }
     named = fetch(state_leaves(state))
     for key, flight in state.in_flight.items():
-        for field in ("fragment", "sent", "due", "takes_part", "moved", "level"):
+        for field in ("fragment", "sent", "due", "takes_part", "anchor_updated", "level"):
             named[f"in_flight/{key}/{field}"] = np.array(getattr(flight, field))
     return named
 

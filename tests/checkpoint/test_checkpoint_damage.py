@@ -34,10 +34,10 @@ def saved(tmp_path_factory):
     seen = {}
     with Checkpoints(directory) as checkpoints:
         for step in (3, 5):
-            clock = state.counters.copy()
-            clock.step = np.int64(step)
+            counters = state.counters.copy()
+            counters.step = np.int64(step)
             anchor = jax.tree.map(lambda x, step=step: x + 0.1 * step, state.anchor)
-            state = state.replace(counters=clock, anchor=anchor)
+            state = state.replace(counters=counters, anchor=anchor)
             seen[step] = values(state)
             checkpoints.save(state, extra={"at": step}, config={"lr": 0.1})
     return engine, directory, seen

@@ -81,7 +81,7 @@ def check_what_is_saved(name, half):
     if name == "streaming":
         assert len(flights(half)) == 2
     if name == "streaming_partly":
-        moved = [k for k in flights(half) if half[f"in_flight/{k}/moved"]]
+        moved = [k for k in flights(half) if half[f"in_flight/{k}/anchor_updated"]]
         assert moved
         assert not any(n.startswith(f"in_flight/{moved[0]}/payload") for n in half)
         assert any(n.startswith(f"in_flight/{moved[0]}/snapshot") for n in half)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoint.checkpoint_cases import assert_same, values
-from engine.staged_runs import MODES, batches, mode, start
+from mesh.staged_runs import MODES, batches, mode, start
 
 from lowcomm_jax.checkpoint import Checkpoints
 

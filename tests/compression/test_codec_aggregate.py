@@ -95,7 +95,7 @@ def test_rows_are_dealt_out_within_each_device():
     want = [np.concatenate([row + 10 * d for d in range(4)]) for row in of_a_device]
     np.testing.assert_array_equal(payload["w"][:, 0, :, 0], want)
     np.testing.assert_array_equal(sliced.decode(payload, {"w": x})["w"], x)
-    # 4 rows a device would be padded to 6, so that all 16 are dealt out together, padded to 18.
+    # 4 rows a device would be padded to 6, so that slices take all 16 in turn, padded to 18.
     few = {"w": jax.ShapeDtypeStruct((16, 2), jnp.float32)}
     assert sliced.nbytes(few) == 4 * 18 * 2
 

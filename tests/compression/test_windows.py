@@ -1,12 +1,17 @@
-"""Leaves dealt out in whole units inside a region: every value where NumPy puts it."""
+"""Leaves split into whole units inside a region: every value where NumPy puts it."""
 
 import jax
 import numpy as np
 import pytest
 from engine.collectives import sent_across, sized
 
-from lowcomm_jax.compression import windows as strips
-from lowcomm_jax.compression.windows import Deal, Windows
+from lowcomm_jax.compression.windows import (
+    UnitSplit,
+    Windows,
+    cut_strips,
+    join_strips,
+    strips_work,
+)
 from lowcomm_jax.mesh.regions import Regions, make_mesh
 
 R, FSDP = 2, dict(region=2, fsdp=4)
@@ -35,10 +40,10 @@ def test_units_are_those_of_the_flat_leaf(shape, lead, cuts, unit, mesh):
     count = -(-size // unit)
 
     def there_and_back(x):
-        flat = windows.flat(x)
-        units = windows.units(flat, unit)
-        sent = windows.drop(units, unit)
-        again = windows.lie(windows.join(windows.fill(sent, unit)))
+        flat = windows.flatten(x)
+        units = windows.to_units(flat, unit)
+        sent = windows.drop_filling(units, unit)
+        again = windows.unflatten(windows.from_units(windows.restore_filling(sent, unit)))
         return flat, units, windows.real(unit), sent, again
 
     placed = jax.device_put(x_R, regions.sharding("region", *windows.spec))
@@ -81,20 +86,20 @@ def test_strips_are_columns_of_chunks_that_travel_row_by_row(shape, cuts, width,
     x_R = np.random.default_rng(0).standard_normal((R, *shape)).astype("f4")
     rows, columns = shape
     matrix, down, across = (1, *shape), rows // 3, columns // width
-    assert strips.strips_work(matrix, width, 4)
+    assert strips_work(matrix, width, 4)
 
     def there_and_back(x):
-        found = strips.cut_strips(windows, windows.flat(x), matrix, width)
+        found = cut_strips(windows, windows.flatten(x), matrix, width)
         chunks = found.reshape(1, -1, 3 * width)
-        sent = windows.drop(chunks, rows * width, turned=True)
-        again = windows.fill(sent, rows * width, turned=True).reshape(found.shape)
-        return found, sent, windows.lie(strips.join_strips(windows, again, matrix))
+        sent = windows.drop_filling(chunks, rows * width, turned=True)
+        again = windows.restore_filling(sent, rows * width, turned=True).reshape(found.shape)
+        return found, sent, windows.unflatten(join_strips(windows, again, matrix))
 
     placed = jax.device_put(x_R, regions.sharding("region", *windows.spec))
     program = jax.jit(regions.lift(there_and_back, (0,))).lower(placed).compile()
     found, sent, again = map(np.asarray, program(placed))
     expected = x_R.reshape(R, rows, across, width).transpose(0, 2, 1, 3)
-    np.testing.assert_array_equal(found[:, 0, windows.deal(rows * width).filled], expected)
+    np.testing.assert_array_equal(found[:, 0, windows.split(rows * width).filled], expected)
     chunks = x_R.reshape(R, down, 3, across, width).swapaxes(2, 3)
     np.testing.assert_array_equal(sent[:, 0], chunks.reshape(R, -1, 3 * width))
     np.testing.assert_array_equal(again, x_R)
@@ -105,12 +110,12 @@ def test_strips_are_columns_of_chunks_that_travel_row_by_row(shape, cuts, width,
 def test_shares_are_filled_up_with_their_own_last_unit(rows):
     """Eleven units over eight shares, of which each of four devices has two."""
     regions = Regions(R, make_mesh(**FSDP))
-    windows, shares = Windows((rows, 8), False, (), ((1, ("fsdp",), 4),)), Deal(8 * rows, 8, 8)
+    windows, shares = Windows((rows, 8), False, (), ((1, ("fsdp",), 4),)), UnitSplit(8 * rows, 8, 8)
     x_R = np.random.default_rng(0).standard_normal((R, rows, 8)).astype("f4")
 
     def there_and_back(x):
-        found = windows.share(windows.units(windows.flat(x), 8), shares)
-        return found, windows.lie(windows.join(windows.unshare(found, shares)))
+        found = windows.regroup(windows.to_units(windows.flatten(x), 8), shares)
+        return found, windows.unflatten(windows.from_units(windows.ungroup(found, shares)))
 
     placed = jax.device_put(x_R, regions.sharding("region", *windows.spec))
     found, again = map(np.asarray, jax.jit(regions.lift(there_and_back, (0,)))(placed))

@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 
-from experiments.faults.rendezvous_cut import bring_back, take_away
+from experiments.faults.rendezvous_cut import cut_all, reconnect_all
 from lowcomm_jax.runtime.secret import Seal
 
 
@@ -22,11 +22,11 @@ def vanish(region) -> None:
 @contextlib.contextmanager
 def outage(party):
     """Nothing can be read, listed or written."""
-    take_away(folder(party))
+    cut_all(folder(party))
     try:
         yield
     finally:
-        bring_back(folder(party))
+        reconnect_all(folder(party))
 
 
 def forge(party, key: str, body: dict) -> None:

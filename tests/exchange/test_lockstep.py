@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from exchange.party import LIKE, SECRET, TIMING, payload
-from processes_in_threads import teams, together
+from processes_in_threads import leaders, together
 
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime.connect import LockstepExchange
@@ -13,7 +13,7 @@ from lowcomm_jax.runtime.remote import RemoteExchange
 @pytest.fixture
 def regions(tmp_path):
     """Two regions of two processes each, as pairs of exchanges."""
-    jobs = [teams(2), teams(2)]
+    jobs = [leaders(2), leaders(2)]
 
     def make(region):
         def process(team):
@@ -29,7 +29,7 @@ def regions(tmp_path):
     yield made
     together(lambda one: one.close(), [one for region in made for one in region])
     for team in jobs[0] + jobs[1]:
-        team._line.close()
+        team._channel.close()
 
 
 def everywhere(act, regions):
@@ -78,12 +78,12 @@ def test_a_failed_process_ends_the_wait_of_the_first(regions):
 
 
 def test_processes_of_different_regions_are_refused(tmp_path):
-    job = teams(2)
+    job = leaders(2)
     found = together(lambda one: LockstepExchange(one, one.index, 2, "stop", None), job)
     for error in found:
         assert isinstance(error, ValueError) and "give all of them the same" in str(error)
     for one in job:
-        one._line.close()
+        one._channel.close()
 
 
 def test_every_method_of_the_exchange_is_there():

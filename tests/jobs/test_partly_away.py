@@ -10,7 +10,7 @@ from exchange.party import TIMING, until
 from jobs.away import ALONE, AWAY, Job, one_process
 from jobs.test_same_numbers import assert_same
 
-from experiments.faults.rendezvous_cut import door, open_door, shut_door
+from experiments.faults.rendezvous_cut import cut_region, reconnect_region, region_link
 from lowcomm_jax import exchange
 
 NAME = "streaming"  # with three fragments
@@ -28,8 +28,8 @@ def started(party):
         folder(party).mkdir()
 
         def one(region):
-            open_door(folder(party), region)
-            url = f"file://{door(folder(party), region)}"
+            reconnect_region(folder(party), region)
+            url = f"file://{region_link(folder(party), region)}"
             timing = exchange.Timing(**{**vars(TIMING), "deadline_s": 60})
             own = exchange.store(url, region, count, "run", timing=timing)
             party.made.append(own)
@@ -72,12 +72,12 @@ def test_one_region_is_cut_off(dead, started, party):
     shut = threading.Event()
     jobs, ends = started(3, lambda job: shut.is_set() and job.away == (job.region == 0))
     jobs[0].holds[ALONE] = lambda: not jobs[0].away
-    shut_door(folder(party), 0)
+    cut_region(folder(party), 0)
     shut.set()
     until(lambda: jobs[0].at >= AWAY + 4, 60.0)
     if dead:
         until(lambda: jobs[1].at >= AWAY + 9, 60.0)
-    open_door(folder(party), 0)
+    reconnect_region(folder(party), 0)
     ends = [end.result() for end in ends]
     together, counted = one_process(NAME, jobs)
     assert_same(ends, together, False)

@@ -71,10 +71,10 @@ def both(step, took_part):
 def test_it_is_done_and_noted_once_the_others_are_back(alone):
     run = alone("diloco")
     state = run.train(run.begin(), range(1, BACK))
-    assert state.counters.step == 20 and state.counters.settled == 11
+    assert state.counters.step == 20 and state.counters.done_until == 11
     assert run.events == {4: both(4, True), 8: both(8, True)}
     state = run.train(state, range(BACK, STEPS + 1))
-    assert state.counters.step == state.counters.settled == STEPS
+    assert state.counters.step == state.counters.done_until == STEPS
     assert run.events[BACK] == both(12, False) + both(16, False) + both(20, False)
     assert run.events[24] == both(24, True) and run.events[28] == both(28, True)
 
@@ -94,7 +94,7 @@ def test_what_is_measured_is_not_measured_where_nobody_sent(alone):
         lc.methods.cocodc(6, 3, 2, gamma=0.5, measured=True, pattern=CUT, outer=RULE, taylor=0.5)
     )
     state = run.train(run.begin(), range(1, STEPS + 1))
-    assert state.counters.settled == STEPS
+    assert state.counters.done_until == STEPS
     assert any(kind == "send" and not took for kind, _, took in run.events[BACK])
 
 
@@ -114,10 +114,10 @@ def test_a_run_may_end_before_they_are_back(alone):
     """Then the end waits for them; what was under way lands after the last step, as usual."""
     run = alone("streaming")
     state = run.train(run.begin(), range(1, BACK - 1))
-    assert state.counters.settled == 11 and [f.sent for f in state.in_flight.values()] == [10]
+    assert state.counters.done_until == 11 and [f.sent for f in state.in_flight.values()] == [10]
     run.step = BACK
     state = run.finish(state)
-    assert state.counters.settled == state.counters.step == 19 and not state.in_flight
+    assert state.counters.done_until == state.counters.step == 19 and not state.in_flight
     for name, leaf in values(state)[1].items():
         np.testing.assert_array_equal(leaf, values(state)[0][name], name)
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_of_a_region_that_is_behind(name, alone, tmp_path):
     whole, cut = alone(name, "whole"), alone(name, "cut")
     together = whole.train(whole.begin(), range(1, STEPS + 1))
     state = cut.train(cut.begin(), range(1, 16))
-    assert state.counters.settled < state.counters.step == 15
+    assert state.counters.done_until < state.counters.step == 15
     with Checkpoints(tmp_path / "saved") as checkpoints:
         checkpoints.save(state, extra={}, config={})
     cut.exchange.close(linger_s=0.0)

@@ -55,7 +55,7 @@ ALONE = (2, 1, 2, 1), 2, {"layers": 2}
         ("gpipe", 4, *EVEN),
         ("gpipe", 4, *ODD),
         ("gpipe", 2, *ALONE),
-        # Quick on a toy: tests/engine/test_one_f_one_b.py.
+        # Quick on a toy: tests/models/test_one_f_one_b.py.
         pytest.param("1f1b", 4, *EVEN, marks=pytest.mark.slow),
         pytest.param("1f1b", 8, *ODD, marks=pytest.mark.slow),
     ],

@@ -60,12 +60,12 @@ def compiled(engine, state):
     count = engine.config.regions.count
     given = (state.inner.params, state.anchor, state.codec[0], rows, np.ones(count, bool))
     given += (np.ones(count, np.float32), state.bases[0][0])
-    send = made.send.lower(*given, keep=False).compile()
+    send = made.payload_program.lower(*given, keep=False).compile()
     sent = send(*given)
     draw = Draw(loop.exchange.draw(0)) if engine.method.topology else None
     landing = (state.anchor, state.outer[0], sent["payload"], sent["weight"], rows, draw)
     landing += (None, state.bases[0][0])
-    return sized(send.as_text()), sized(made.move.lower(*landing).compile().as_text())
+    return sized(send.as_text()), sized(made.outer_program.lower(*landing).compile().as_text())
 
 
 def check_bytes(found, booked, shape):

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.mesh.stages import STAGE
-from lowcomm_jax.models import config as counting
 from lowcomm_jax.models import sharding
-from lowcomm_jax.models.config import TransformerConfig
+from lowcomm_jax.models.config import TransformerConfig, param_count
 
 Params = dict[Any, Any]
 
@@ -54,7 +53,7 @@ class StageLayout:
     @property
     def waste(self) -> float:
         """Share of the parameters that is padding."""
-        return 1 - counting.param_count(self.config) / counting.param_count(self.padded)
+        return 1 - param_count(self.config) / param_count(self.padded)
 
     def cut(self, params: Params) -> Params:
         """Fills the parameters of `Model.init` (scan) up, so that they divide over the stages."""

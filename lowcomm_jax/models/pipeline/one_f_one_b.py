@@ -1,4 +1,6 @@
-"""1F1B: each stage goes back through a microbatch as soon as it can, so that few are in flight.
+"""The 1F1B schedule: a stage goes back through a microbatch as soon as it can, so few are kept.
+
+`OneFOneB` gives the loss and gradients of M microbatches, from within one stage.
 
 Source: PipeDream-Flush, arXiv 2006.09503, section 2.2 (the schedule of Megatron-LM).
 

@@ -1,14 +1,18 @@
 """A transformer cut into pipeline stages, trained by one of two schedules.
 
-GPipe's (`stages.gpipe`, arXiv 1811.06965, section 2) keeps what the backward pass needs of all M
-microbatches. 1F1B (`one_f_one_b`) keeps the stage's inputs of 2 S - 1 of them, at the same bubble,
-and goes forward through a stage once more (`experiments bench pipeline` compares them). Stages as
-in DiLoCoX, arXiv 2506.21263.
+`Pipeline` offers a `Model` in stages as pure functions, like the model itself. `StagePart` is what
+one stage computes, from within it; sums go over all stages. `pipeline_problems` and
+`schedule_problems` say what a pipeline refuses before any work starts.
+
+GPipe's schedule (`stages.gpipe`, arXiv 1811.06965, section 2) keeps what the backward pass needs of
+all M microbatches. 1F1B (`one_f_one_b`) keeps the stage's inputs of 2 S - 1 of them, at the same
+bubble, and goes forward through a stage once more (`experiments bench pipeline` compares them).
+Stages as in DiLoCoX, arXiv 2506.21263.
 
 Differs from the papers: embedding and output layer are not part of the first and last stage, which
 would then be the slowest. Each stage holds a slice of the vocabulary and works on all microbatches
-with it: balanced for any depth and vocabulary, no stage idle, at the price of one fp32 sum of
-activations over the stages per microbatch.
+with it. So stages are balanced for any depth and vocabulary, and none is idle. The price is one
+fp32 sum of activations over the stages per microbatch.
 
 Shape suffixes: M microbatches, B sequences of one, T time, N = B * T, D width, C the stage's part
 of the vocabulary, L the stage's blocks.
@@ -32,111 +36,15 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.mesh import stages
 from lowcomm_jax.mesh.stages import STAGE
-from lowcomm_jax.models import model as losses
-from lowcomm_jax.models.model import Model, Params
+from lowcomm_jax.models.model import Model, Params, scores, weighted_loss
 from lowcomm_jax.models.pipeline.layout import StageLayout
 from lowcomm_jax.models.pipeline.one_f_one_b import OneFOneB
 from lowcomm_jax.models.transformer import Transformer
 from lowcomm_jax.topology import routing
 from lowcomm_jax.topology.routing import LABEL_BYTES, Hop, Paths
 
-# -- pipeline_checks ---------------------------------------------------------------------------
-#
-# What a pipeline refuses before any work starts, one line with its fix each.
-
-
 Schedule = Literal["gpipe", "1f1b"]
-
-
-def pipeline_problems(config: Any, count: int, microbatches: int) -> list[str]:
-    """What keeps a model of `config` from running in `count` stages, with its fix."""
-    found = []
-    if config.layer_loop != "scan":
-        found.append(
-            f"layer_loop={config.layer_loop!r}: pipeline stages need layer_loop='scan', whose "
-            "blocks are stacked"
-        )
-    if count > config.layers:
-        found.append(f"{count} stages for {config.layers} blocks: use at most {config.layers}")
-    if microbatches < 1:
-        found.append(f"microbatches={microbatches}: at least 1 is needed")
-    return found
-
-
-def schedule_problems(schedule: str, routed: bool) -> list[str]:
-    """A schedule that is unknown, or does not fit random routing."""
-    if schedule not in typing.get_args(Schedule):
-        return [f"schedule {schedule!r} is unknown: use {' or '.join(typing.get_args(Schedule))}"]
-    if routed and schedule != "gpipe":
-        return [
-            f"random routing with {schedule}: its stages go back through different microbatches at "
-            "the same time, and gradients would have to go different ways; use gpipe"
-        ]
-    return []
-
-
-# -- stage_part --------------------------------------------------------------------------------
-#
-# What one pipeline stage computes, from within it; sums go over all stages.
-#
-# Shape suffixes: N tokens of one microbatch, D width, C the stage's part of the vocabulary, L
-# the stage's blocks.
-
-
 _HIDDEN = -1e30  # logit of a padding token: its share underflows to exactly 0, yet stays finite
-
-
-@dataclasses.dataclass(frozen=True)
-class StagePart:
-    """One stage of a model."""
-
-    model: Model
-    layout: StageLayout
-
-    @property
-    def config(self):
-        return self.model.config
-
-    def bind(self, params: Params) -> Transformer:
-        """The NNX module of this stage's part."""
-        scale = params["final_norm"]["scale"]
-        if scale.shape[0] < self.config.width:
-            scale = stages.whole(scale)
-        return self.model.bind({**params, "final_norm": {"scale": scale}})
-
-    def enter(self, module: Transformer, token_N: Array) -> Array:
-        """Embeddings [N, D], the same in all stages."""
-        rows = stages.total(module.embedding.part(token_N, stages.index() * self.layout.rows))
-        # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
-        known = (token_N >= 0) & (token_N < self.config.vocab_size)
-        return jnp.where(known[:, None], rows, jnp.nan).astype(self.config.compute_dtype)
-
-    def through(self, module: Transformer, x_NxD: Array, batch: int, length: int) -> Array:
-        """Sends `batch` sequences of this length through the stage's blocks."""
-        layout, real_L = self.layout, None
-        if layout.padded.layers > self.config.layers:
-            block_L = stages.index() * layout.blocks + jnp.arange(layout.blocks)
-            real_L = block_L < self.config.layers
-        return module.through(x_NxD, module.context(batch, jnp.arange(length)), real_L)
-
-    def logits(self, module: Transformer, hidden_NxD: Array) -> Array:
-        """Logits of this stage's tokens, float32 [N, C], from the last stage's activations."""
-        last = stages.index() == self.layout.stages - 1
-        hidden = jnp.where(last, hidden_NxD, jnp.zeros_like(hidden_NxD))
-        shared = stages.total(hidden).astype(hidden_NxD.dtype)
-        logits_NxC = module.leave(shared)
-        if self.layout.padded.vocab_size == self.config.vocab_size:
-            return logits_NxC
-        token_C = stages.index() * self.layout.rows + jnp.arange(self.layout.rows)
-        return jnp.where((token_C < self.config.vocab_size)[None], logits_NxC, _HIDDEN)
-
-    def loss(self, module: Transformer, hidden_NxD: Array, target_N: Array, weight_N: Array):
-        """(loss, aux) of `losses.weighted_loss`, the same in all stages."""
-        logits_NxC = self.logits(module, hidden_NxD)
-        first = stages.index() * self.layout.rows
-        reductions = {"total": stages.total, "largest": stages.largest}
-        found = losses.scores(logits_NxC, target_N, first, **reductions)
-        return losses.weighted_loss(found, weight_N, self.config.z_loss)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,6 +257,92 @@ class Pipeline:
             return part.through(module, x, batch, length), labels
 
         return stages.gpipe(apply, (x_MxNxD, labels_M), self.layout.stages, hand_on)
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePart:
+    """One stage of a model."""
+
+    model: Model
+    layout: StageLayout
+
+    @property
+    def config(self):
+        return self.model.config
+
+    def bind(self, params: Params) -> Transformer:
+        """The NNX module of this stage's part."""
+        scale = params["final_norm"]["scale"]
+        if scale.shape[0] < self.config.width:
+            scale = stages.whole(scale)
+        return self.model.bind({**params, "final_norm": {"scale": scale}})
+
+    def enter(self, module: Transformer, token_N: Array) -> Array:
+        """Embeddings [N, D], the same in all stages."""
+        rows = stages.total(module.embedding.part(token_N, stages.index() * self.layout.rows))
+        # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
+        known = (token_N >= 0) & (token_N < self.config.vocab_size)
+        return jnp.where(known[:, None], rows, jnp.nan).astype(self.config.compute_dtype)
+
+    def through(self, module: Transformer, x_NxD: Array, batch: int, length: int) -> Array:
+        """Sends `batch` sequences of this length through the stage's blocks."""
+        layout, real_L = self.layout, None
+        if layout.padded.layers > self.config.layers:
+            block_L = stages.index() * layout.blocks + jnp.arange(layout.blocks)
+            real_L = block_L < self.config.layers
+        return module.through(x_NxD, module.context(batch, jnp.arange(length)), real_L)
+
+    def logits(self, module: Transformer, hidden_NxD: Array) -> Array:
+        """Logits of this stage's tokens, float32 [N, C], from the last stage's activations."""
+        last = stages.index() == self.layout.stages - 1
+        hidden = jnp.where(last, hidden_NxD, jnp.zeros_like(hidden_NxD))
+        shared = stages.total(hidden).astype(hidden_NxD.dtype)
+        logits_NxC = module.leave(shared)
+        if self.layout.padded.vocab_size == self.config.vocab_size:
+            return logits_NxC
+        token_C = stages.index() * self.layout.rows + jnp.arange(self.layout.rows)
+        return jnp.where((token_C < self.config.vocab_size)[None], logits_NxC, _HIDDEN)
+
+    def loss(self, module: Transformer, hidden_NxD: Array, target_N: Array, weight_N: Array):
+        """(loss, aux) of `model.weighted_loss`, the same in all stages."""
+        logits_NxC = self.logits(module, hidden_NxD)
+        first = stages.index() * self.layout.rows
+        reductions = {"total": stages.total, "largest": stages.largest}
+        found = scores(logits_NxC, target_N, first, **reductions)
+        return weighted_loss(found, weight_N, self.config.z_loss)
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+def pipeline_problems(config: Any, count: int, microbatches: int) -> list[str]:
+    """What keeps a model of `config` from running in `count` stages, with its fix."""
+    found = []
+    if config.layer_loop != "scan":
+        found.append(
+            f"layer_loop={config.layer_loop!r}: pipeline stages need layer_loop='scan', whose "
+            "blocks are stacked"
+        )
+    if count > config.layers:
+        found.append(f"{count} stages for {config.layers} blocks: use at most {config.layers}")
+    if microbatches < 1:
+        found.append(f"microbatches={microbatches}: at least 1 is needed")
+    return found
+
+
+def schedule_problems(schedule: str, routed: bool) -> list[str]:
+    """A schedule that is unknown, or does not fit random routing."""
+    if schedule not in typing.get_args(Schedule):
+        return [f"schedule {schedule!r} is unknown: use {' or '.join(typing.get_args(Schedule))}"]
+    if routed and schedule != "gpipe":
+        return [
+            f"random routing with {schedule}: its stages go back through different microbatches at "
+            "the same time, and gradients would have to go different ways; use gpipe"
+        ]
+    return []
+
+
+# -- helpers -----------------------------------------------------------------------------------
 
 
 def _with_gradients(loss_fn, gradients_fn):

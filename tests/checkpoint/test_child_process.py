@@ -1,0 +1,23 @@
+"""A function in a process of its own: what it gets, gives and raises."""
+
+import os
+
+import numpy as np
+import pytest
+
+from lowcomm_jax.checkpoint.child_process import in_child_process
+
+
+def test_arrays_there_and_back():
+    arrays = {"a": np.arange(300_000.0), "b": np.arange(6).reshape(2, 3).T, "c": np.zeros((0, 2))}
+    found = in_child_process(dict, arrays)
+    for name, x in arrays.items():
+        np.testing.assert_array_equal(found[name], x)
+        assert found[name].dtype == x.dtype and found[name].flags.writeable
+
+
+def test_an_error_is_raised_here_and_an_end_is_named():
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.txt"):
+        in_child_process(os.stat, "nowhere.txt")
+    with pytest.raises(RuntimeError, match="_exit ended with code 3, in its own process"):
+        in_child_process(os._exit, 3)

@@ -1,0 +1,263 @@
+"""What is saved when, what is kept, and what is refused."""
+
+import threading
+
+import jax
+import numpy as np
+import optax
+import pytest
+from checkpoint.checkpoint_cases import (
+    REGIONS,
+    assert_same,
+    bf16_params,
+    loss_on_floats,
+    make_engine,
+    one_device,
+    train,
+    values,
+)
+
+import lowcomm_jax as lc
+from lowcomm_jax.checkpoint import Checkpoints, load, store
+from lowcomm_jax.state import leaves
+from lowcomm_jax.state.train_state import TrainState
+
+CONFIG = {"steps": 100, "optimizer": {"lr": 0.3, "betas": [0.9, 0.95]}, "data": {"seed": 1}}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return make_engine("local_sgd")
+
+
+@pytest.fixture(scope="module")
+def start(engine):
+    return engine.init(bf16_params())
+
+
+def at(state, step):
+    counters = state.counters.copy()
+    counters.step = np.int64(step)
+    return state.replace(counters=counters)
+
+
+def save_all(checkpoints, state, metrics):
+    for step, metric in metrics.items():
+        checkpoints.save(at(state, step), extra={}, config={}, metrics=metric)
+    checkpoints.wait()
+
+
+def test_every_field_of_the_state_has_a_place():
+    fields = set(map(leaves.saved_name, TrainState.__dataclass_fields__)) - {"layout"}
+    assert fields == {leaves.field_of(name) for name in leaves.REGION_AXIS}
+
+
+def test_nothing_to_restore(engine, tmp_path):
+    with Checkpoints(tmp_path / "none") as checkpoints:
+        assert checkpoints.restore(engine, bf16_params()) is None
+        assert checkpoints.steps() == []
+        assert checkpoints.latest() is None
+        with pytest.raises(ValueError, match="no checkpoint of step 7"):
+            checkpoints.restore(engine, bf16_params(), step=7)
+    assert not (tmp_path / "none").exists()
+
+
+def test_bad_settings(tmp_path):
+    with pytest.raises(ValueError, match="keep_last=0: keep at least 1"):
+        Checkpoints(tmp_path, keep_last=0)
+
+
+def test_layout_on_disk(start, tmp_path):
+    with Checkpoints(tmp_path, asynchronous=False) as checkpoints:
+        checkpoints.save(at(start, 4), extra={"n": [1]}, config=CONFIG, metrics={"loss": 2.5})
+        document = checkpoints.document()
+    groups = {p.name for p in (tmp_path / "4").iterdir() if p.is_dir()}
+    assert groups == {"document", "shared", "region_0", "region_1", "region_2"}
+    shared, region = document["arrays"]["shared"], document["arrays"]["region_2"]
+    assert shared["anchor/a"][:2] == ["float32", [1, 3, 5]]
+    assert shared["frozen/table"][:2] == ["int32", [5]]
+    assert region["inner/params/c"][:2] == ["bfloat16", [2, 3, 2]]
+    assert region["clock/last_landed"][:2] == ["int64", [1]]
+    assert {k: document[k] for k in ("config", "extra", "metrics", "step", "regions")} == {
+        "config": CONFIG,
+        "extra": {"n": [1]},
+        "metrics": {"loss": 2.5},
+        "step": 4,
+        "regions": 3,
+    }
+    assert set(document["packages"]) >= {"jax", "optax", "orbax-checkpoint"}
+
+
+def test_keep_last(start, tmp_path):
+    with Checkpoints(tmp_path, keep_last=2) as checkpoints:
+        save_all(checkpoints, start, dict.fromkeys((1, 2, 5, 9)))
+        assert checkpoints.steps() == [5, 9]
+        assert checkpoints.latest() == 9
+
+
+def test_keep_best_beside_the_last(start, tmp_path):
+    metrics = {
+        1: {"eval": 3.0},
+        2: {"eval": 1.5, "other": 9.0},
+        3: {"eval": float("nan")},
+        4: {"other": 0.1},
+        5: {"eval": 1.7},
+        6: {"eval": 2.0},
+    }
+    with Checkpoints(tmp_path, keep_last=2, keep_best="eval") as checkpoints:
+        save_all(checkpoints, start, metrics)
+        assert checkpoints.steps() == [2, 5, 6]
+        assert checkpoints.best() == 2
+        save_all(checkpoints, start, {7: {"eval": 1.4}})
+        assert checkpoints.steps() == [6, 7]
+        assert checkpoints.best() == 7
+
+
+def test_save_returns_before_it_is_written_and_survives_donation(tmp_path, monkeypatch):
+    engine = make_engine("diloco")
+    state = train(engine, engine.init(bf16_params()), range(1, 4))
+    before = values(state)
+    gate, write = threading.Event(), store.write
+
+    def slow(*args):
+        assert gate.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(store, "write", slow)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, extra={}, config={})
+        old = state.inner.params["a"]
+        train(engine, state, range(4, 6))
+        assert old.is_deleted()
+        assert checkpoints.steps() == []
+        gate.set()
+        found = checkpoints.restore(engine, bf16_params())
+    assert_same(values(found.state), before)
+    assert jax.tree.structure(found.state) == jax.tree.structure(state)
+
+
+def test_a_failed_save_is_raised_by_the_next_call(start, tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", lambda *args: 1 / 0)
+        checkpoints.save(at(start, 1), extra={}, config={})
+        with pytest.raises(ZeroDivisionError):
+            checkpoints.save(at(start, 2), extra={}, config={})
+    checkpoints.save(at(start, 2), extra={}, config={})
+    checkpoints.close()
+    assert checkpoints.steps() == [2]
+
+
+def test_extra_must_be_json(start, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(TypeError, match="JSON"):
+        checkpoints.save(start, extra={"rng": np.arange(3)}, config={})
+
+
+def test_an_older_step_is_not_saved_beside_later_ones(start, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        save_all(checkpoints, start, dict.fromkeys((3, 6)))
+        with pytest.raises(ValueError, match=r"step 5 cannot be saved.*later steps \[6\]"):
+            checkpoints.save(at(start, 5), extra={}, config={})
+
+
+def test_a_given_step_is_restored(engine, start, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        save_all(checkpoints, start, dict.fromkeys((3, 6)))
+        assert checkpoints.restore(engine, bf16_params(), step=3).step == 3
+
+
+def test_parameters_may_be_abstract(engine, start, tmp_path):
+    params = jax.eval_shape(bf16_params)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(start, extra={}, config={})
+        found = checkpoints.restore(engine, params)
+    assert_same(values(found.state), values(start))
+
+
+def test_leaf_names_must_differ():
+    with pytest.raises(ValueError, match="two leaves are called 'x/a/b'"):
+        leaves.named_leaves("x", {"a/b": 1, "a": {"b": 2}})
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+
+def refusal(checkpoints, engine, params=None, **kwargs):
+    with pytest.raises(ValueError) as error:
+        checkpoints.restore(engine, bf16_params() if params is None else params, **kwargs)
+    return str(error.value).splitlines()
+
+
+def test_another_config_is_refused_field_by_field(engine, start, tmp_path):
+    other = {"steps": 200, "optimizer": {"lr": 0.1, "betas": [0.9, 0.95]}, "data": {"name": "x"}}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(at(start, 5), extra={}, config=CONFIG)
+        lines = refusal(checkpoints, engine, config=other)
+        assert lines == [
+            f"{tmp_path / '5'} is not of this run (saved -> now):",
+            '- data.name: missing -> "x"',
+            "- data.seed: 1 -> missing",
+            "- optimizer.lr: 0.3 -> 0.1",
+            "- steps: 100 -> 200",
+        ]
+        assert refusal(checkpoints, engine, config=other, ignore=("data", "steps"))[1:] == [
+            "- optimizer.lr: 0.3 -> 0.1"
+        ]
+        ignore = ("data", "steps", "optimizer.lr")
+        assert checkpoints.restore(engine, bf16_params(), config=other, ignore=ignore).step == 5
+        # Tuples are lists in JSON; an equal config is equal.
+        same = {**CONFIG, "optimizer": {"lr": 0.3, "betas": (0.9, 0.95)}}
+        assert checkpoints.restore(engine, bf16_params(), config=same).step == 5
+
+
+def other_engine(method, optimizer=None):
+    optimizer = optimizer or optax.adamw(optax.linear_schedule(0.02, 0.01, 30))
+    return lc.Engine(loss_on_floats, optimizer, method, REGIONS, mesh=one_device())
+
+
+def test_another_method_is_refused(engine, start, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(start, extra={}, config={}, method=engine.method)
+        lines = refusal(checkpoints, other_engine(lc.methods.local_sgd(6)))
+        assert lines[1:] == ["- method.schedule.period: 4 -> 6"]
+        lines = refusal(checkpoints, other_engine(lc.methods.diloco(4)))
+        assert '- method.name: "local_sgd" -> "diloco"' in lines
+        assert "- outer/0/0/trace/a: missing -> float32[3, 5]" in lines
+        lines = refusal(checkpoints, other_engine(lc.methods.eager_diloco(4)))
+        assert "- anchor/a: float32[3, 5] in 1 anchors -> float32[3, 5] in 3 anchors" in lines
+
+
+def test_other_parameters_and_optimizers_are_refused(engine, start, tmp_path):
+    params = {**bf16_params(), "a": np.zeros((3, 6), np.float32)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(start, extra={}, config={})
+        lines = refusal(checkpoints, engine, params)
+        assert "- inner/params/a: float32[3, 5] -> float32[3, 6]" in lines
+        lines = refusal(checkpoints, other_engine(lc.methods.local_sgd(4), optax.sgd(0.1)))
+        assert "- inner/opt/0/mu/a: float32[3, 5] -> missing" in lines
+        assert not any("anchor" in line for line in lines)
+
+
+def test_another_format_is_refused(engine, start, tmp_path, monkeypatch):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(start, extra={}, config={})
+        checkpoints.wait()
+        monkeypatch.setattr(load, "FORMAT", 2)
+        assert refusal(checkpoints, engine)[1:] == ["- format: 1 -> 2"]
+
+
+def test_many_differing_arrays_are_cut_short():
+    one = {f"inner/params/{i}": jax.ShapeDtypeStruct((3, 2), np.float32) for i in range(50)}
+    lines = load.differing_leaves(one, {}, (3, 3))
+    assert len(lines) == load.SHOWN + 1
+    assert lines[-1] == "... and 30 more arrays"
+
+
+def test_other_packages_are_named(engine, start, tmp_path, monkeypatch, caplog):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(start, extra={}, config={})
+        checkpoints.wait()
+        now = {**load.package_versions(), "optax": "9.9"}
+        monkeypatch.setattr(load, "package_versions", lambda: now)
+        assert checkpoints.restore(engine, bf16_params()) is not None
+    assert 'optax: "' in caplog.text and '-> "9.9"' in caplog.text

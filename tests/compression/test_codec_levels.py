@@ -1,0 +1,25 @@
+"""One codec at several levels: what a checkpoint calls it, and what a plain codec refuses."""
+
+import dataclasses
+
+import pytest
+
+import lowcomm_jax as lc
+from lowcomm_jax import compression
+from lowcomm_jax.checkpoint.load import describe_method
+
+
+def test_checkpoints_describe_levels_by_the_type_name_of_earlier_versions():
+    method = lc.methods.dilocox(8, rank=8, adaptive=True)
+    assert isinstance(method.codec, compression.CodecLevels)
+    described = describe_method(method)["codec"]
+    assert described["type"] == "Ladder"
+    assert list(described) == ["type", *(f.name for f in dataclasses.fields(method.codec))]
+    assert {one["type"] for one in (described["codec"], *described["others"])} == {"ErrorFeedback"}
+
+
+def test_a_plain_codec_has_level_0_alone():
+    codec = compression.make("int4")
+    assert codec.at(0) is codec
+    with pytest.raises(ValueError, match="int4 has one level: level 1"):
+        codec.at(1)

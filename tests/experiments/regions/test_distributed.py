@@ -1,0 +1,80 @@
+"""Of a run of several jobs: what is refused of several processes a region, and what is kept."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import lowcomm_jax as lc
+from experiments.cli import RefusedError
+from experiments.config import base, plain
+from experiments.regions import jobs
+from experiments.regions.distributed import process_problems, refuse
+from experiments.regions.exchange import open_exchange
+from experiments.train import devices
+
+
+def problems(**changes):
+    fields = plain(base("diloco", period=5))
+    fields |= {"exchange": "store", **changes}
+    fields["mesh"] = fields["mesh"] | changes.get("mesh", {})
+    return process_problems(fields)
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"processes": -1}, ["processes=-1"]),
+        ({"process": 0, "coordinator": "a:1"}, ["process=0 has no effect", "coordinator='a:1'"]),
+        ({"processes": 2, "exchange": "mesh"}, ["use exchange=store or peers"]),
+        ({"processes": 2, "process": 2}, ["process=2: say which of the 2"]),
+        ({"processes": 0, "process": -1}, ["process=-1"]),
+        ({"processes": 2, "coordinator": "host"}, ["give HOST:PORT"]),
+        ({"processes": 2, "mesh": {"fsdp": 3}}, ["mesh of 3 devices"]),
+        ({"processes": 2, "offload": True}, ["offload"]),
+        (
+            {"processes": 2, "process": 3, "coordinator": "x", "offload": True, "exchange": "mesh"},
+            ["use exchange=", "process=3", "coordinator='x'", "offload"],
+        ),
+    ],
+)
+def test_refused(changes, expected):
+    found = problems(**changes)
+    assert len(found) == len(expected), found
+    for line, part in zip(found, expected):
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"processes": 2, "process": 1, "coordinator": "host:8476"},
+        {"processes": 0},
+        {"processes": 4, "mesh": {"fsdp": 8}},
+    ],
+)
+def test_accepted(changes):
+    assert problems(**changes) == []
+
+
+def test_devices_of_one_process_of_several():
+    assert devices.asked_for({"region": 0, "fsdp": 8, "tensor": 1}) == 8
+
+
+def test_alone_it_refuses_its_own_problems():
+    refuse([])
+    with pytest.raises(RefusedError, match="2 problems"):
+        refuse(["one", "two"])
+
+
+@pytest.mark.parametrize("kind, kept", [("store", 16), ("peers", 4)])
+def test_payloads_are_kept_for_so_many_rounds_of_every_fragment(kind, kept, monkeypatch):
+    """However many fragments are under way at once."""
+    opened = {}
+    monkeypatch.setitem(jobs.EXCHANGES, kind, lambda *args, **options: opened.update(options))
+    fields = plain(base("streaming_diloco", period=30))
+    fields |= {"exchange": kind, "rendezvous": "file:///x", "region": 0}
+    method = lc.methods.streaming_diloco(30, 6, 25, 0.5)
+    job = SimpleNamespace(config=fields, method=method, faults=None)
+    open_exchange(job)
+    assert opened["keep"] == 6 * kept

@@ -1,0 +1,188 @@
+"""Jobs of a run on one machine: the launcher, what it shows, and the merged report."""
+
+import shutil
+import signal
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from launched import assert_logged_once, entered, kill, reached, start
+from rich.console import Console
+
+from experiments.__main__ import main
+from experiments.faults.happened import FILE, Happened, Settings, parsed
+from experiments.faults.rendezvous_cut import cut_all
+from experiments.regions import main as launch
+from experiments.runlog import read_run, summarise
+from experiments.workdir import METRICS
+
+STEPS = 24
+
+
+def command(tiny, root, *more):
+    return [
+        "launch",
+        "--config=diloco",
+        *tiny.arguments(root),
+        "--config.regions=2",
+        "--config.method.period=6",
+        f"--config.steps={STEPS}",
+        "--config.log.every=6",
+        *more,
+    ]
+
+
+def test_two_jobs_end_with_the_loss_of_one_process(tiny, root, capfd):
+    assert main(command(tiny, root, f"--workdir={root / 'jobs'}", "--config.eval.every=12")) == 0
+    shown = capfd.readouterr().out
+    assert "region 1" in shown and f"step {STEPS}/{STEPS}" in shown
+    alone = ["train", *command(tiny, root)[1:], "--config.eval.every=12", "--quiet"]
+    assert main([*alone, f"--workdir={root / 'alone'}"]) == 0
+    jobs, one = summarise(read_run(root / "jobs")), summarise(read_run(root / "alone"))
+    assert jobs.complete and jobs.loss == one.loss and jobs.tokens == one.tokens
+    assert jobs.bytes_sent == one.bytes_sent  # of two regions, two-shot and all-gather are alike
+    run, whole = read_run(root / "jobs"), read_run(root / "alone")
+    assert [step["loss"] for step in run.steps] == [step["loss"] for step in whole.steps]
+    sends = [e for step in run.steps for e in step["events"] if e["kind"] == "send"]
+    assert all(event["participants"] == [True, True] for event in sends)
+    body = yaml.safe_load((root / "jobs" / FILE).read_text())
+    settings = Settings(2, STEPS, "diloco", 6, 0)
+    assert parsed(body, "", settings) == (Happened(settings, {}, {}, {}, ()), [])
+
+
+def test_refused_before_any_job_starts(tiny, root, capsys):
+    arguments = command(
+        tiny, root, f"--workdir={root / 'none'}", "--config.method.name=eager_diloco"
+    )
+    assert main([*arguments, "--exchange=pigeons"]) == 2
+    shown = capsys.readouterr().err
+    assert "pigeons" in shown and not (root / "none").exists()
+
+
+def launched_in_vain(tiny, root, monkeypatch, name, act=lambda jobs: 0):
+    """Exit code of a launcher whose jobs are not started: `act` does in their place what they do,
+    and returns the code of the run."""
+    monkeypatch.setattr(launch, "run", lambda jobs, console, injector: act(jobs))
+    return main(command(tiny, root, f"--workdir={root / name}"))
+
+
+def test_a_rendezvous_that_was_left_away_is_brought_back(tiny, root, monkeypatch, capsys):
+    folder = root / "away" / launch.RENDEZVOUS
+    folder.mkdir(parents=True)
+    (folder / "run").write_text("its record")
+    cut_all(folder)
+    assert launched_in_vain(tiny, root, monkeypatch, "away") == 0
+    assert (folder / "run").read_text() == "its record"
+    cut_all(folder)
+    folder.unlink()  # it was killed before the file stood there
+    assert launched_in_vain(tiny, root, monkeypatch, "away") == 0
+    assert (folder / "run").is_file()
+    cut_all(folder)
+    folder.unlink()
+    folder.mkdir()
+    assert launched_in_vain(tiny, root, monkeypatch, "away") == 2
+    assert "there are both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code, ends", [(0, 1), (1, 1), (75, 75)])
+def test_what_cannot_be_told_replaces_no_exit_code(tiny, root, monkeypatch, capsys, code, ends):
+    name = f"untold-{code}"
+
+    def ran_and_lost_its_landings(jobs):
+        for job in jobs:
+            job.workdir.mkdir(parents=True)
+            (job.workdir / METRICS).write_text('{"kind":"header"}\n')
+        (root / name / FILE).write_text("of an earlier start")
+        return code
+
+    assert launched_in_vain(tiny, root, monkeypatch, name, ran_and_lost_its_landings) == ends
+    shown = capsys.readouterr().out
+    assert f"{FILE} cannot be written" in shown and "region0/landings.jsonl is missing" in shown
+    assert not (root / name / FILE).exists()
+
+
+def test_of_a_run_that_was_refused_nothing_is_told(tiny, root, monkeypatch, capsys):
+    assert launched_in_vain(tiny, root, monkeypatch, "refused", lambda jobs: 1) == 1
+    assert capsys.readouterr().out == "" and not (root / "refused" / FILE).exists()
+
+
+def test_a_launcher_that_fails_leaves_no_fault_on():
+    ended = []
+
+    def act(over):
+        raise OSError("no space left")
+
+    job = SimpleNamespace(code=None, held=False, processes=[], start=lambda: None)
+    injector = SimpleNamespace(act=act, end_all=lambda: ended.append(True))
+    with pytest.raises(OSError, match="no space left"):
+        launch.run([job], Console(quiet=True), injector)
+    assert ended == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["store", "peers"])
+def test_an_interrupted_run_continues_as_if_it_had_never_stopped(tiny, root, exchange):
+    more = [f"--exchange={exchange}", "--config.steps=1200"]
+    more += ["--config.log.every=5", "--config.inner.warmup_steps=3"]
+
+    def arguments(name):
+        given = [a for a in command(tiny, root, *more) if a != "--config=diloco"]
+        return [*given, "--config=streaming_diloco", f"--workdir={root / name}"]
+
+    stopped = f"stopped-{exchange}"
+    launcher = start(*arguments(stopped))
+    reached(launcher, root / stopped / "region0", 30)
+    launcher.send_signal(signal.SIGTERM)
+    shown = launcher.communicate(timeout=120)[0]
+    assert launcher.returncode == 75, shown
+    steps = [read_run(root / stopped / f"region{r}").steps[-1]["step"] for r in range(2)]
+    assert 30 <= steps[0] == steps[1] < 1200
+    for name in (stopped, f"whole-{exchange}"):
+        again = start(*arguments(name))
+        shown = again.communicate(timeout=300)[0]
+        assert again.returncode == 0, shown
+    for region in range(2):
+        one, other = (
+            read_run(root / f"{name}-{exchange}" / f"region{region}")
+            for name in ("stopped", "whole")
+        )
+        assert [s["loss"] for s in one.steps] == [s["loss"] for s in other.steps]
+        assert one.evals[-1]["anchor"] == other.evals[-1]["anchor"]
+
+
+@pytest.mark.slow
+def test_a_region_that_has_lost_its_newest_checkpoint_comes_in_late(tiny, root):
+    steps, workdir = 1200, root / "behind"
+    arguments = command(tiny, root, f"--workdir={workdir}", f"--config.steps={steps}")
+    arguments += ["--config.log.every=10", "--config.checkpoint.every=30"]
+    launcher = start(*arguments)
+    reached(launcher, workdir / "region1", 70)
+    launcher.send_signal(signal.SIGTERM)
+    shown = launcher.communicate(timeout=120)[0]
+    assert launcher.returncode == 75, shown
+    newest = max((workdir / "region1" / "checkpoints").iterdir(), key=lambda x: int(x.name))
+    shutil.rmtree(newest)
+    again = start(*arguments)
+    shown = again.communicate(timeout=300)[0]
+    assert again.returncode == 0, shown
+    assert entered(shown) is not None
+    ends = [read_run(workdir / f"region{r}") for r in range(2)]
+    assert [end.end["step"] for end in ends] == [steps, steps]
+    assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]
+
+
+@pytest.mark.slow
+def test_a_killed_region_comes_back_and_ends_with_the_others(tiny, root):
+    steps = 3000
+    arguments = command(tiny, root, f"--workdir={root / 'killed'}", "--restarts=1")
+    arguments += [f"--config.steps={steps}", "--config.log.every=10"]
+    launcher = start(*arguments)
+    reached(launcher, root / "killed" / "region1", 40)
+    kill(launcher, root / "killed" / "region1")
+    shown = launcher.communicate(timeout=300)[0]
+    assert launcher.returncode == 0, shown
+    assert f"ended with code {-signal.SIGKILL}" in shown and entered(shown) is not None
+    assert_logged_once(root / "killed" / "region1", entered(shown))
+    ends = [read_run(root / "killed" / f"region{r}") for r in range(2)]
+    assert [end.end["step"] for end in ends] == [steps, steps]
+    assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]

@@ -1,0 +1,63 @@
+"""What a region that comes into a run has counted, by hand-made examples."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from experiments.metrics import MetricsLog
+from experiments.regions.rejoin_counts import continue_counts
+from lowcomm_jax.state.train_state import SyncCounters
+
+NEWEST = {
+    "kind": "step",
+    "step": 60,
+    "tokens": 600,
+    "seconds": 6.5,
+    "bytes_sent": [70],
+    "bytes_received": [80],
+}
+EXTRA = {"records": {"tokens": 300, "sent": [30], "received": [40], "pending": {}}, "seconds": 3.0}
+
+
+def entered(sent, received):
+    """A state whose counters hold so many bytes."""
+    counters = dataclasses.replace(
+        SyncCounters.start(1, 1), bytes_sent=np.array([sent]), bytes_received=np.array([received])
+    )
+    return SimpleNamespace(
+        counters=counters, replace=lambda counters: SimpleNamespace(counters=counters)
+    )
+
+
+@pytest.mark.parametrize(
+    "newest, extra, tokens, sent, received, seconds",
+    [
+        (NEWEST, EXTRA, 600, 70, 80 + 9, 6.5),
+        (NEWEST, None, 600, 70, 80 + 9, 6.5),
+        (None, EXTRA, 300, 30, 40 + 9, 3.0),
+        (None, None, 0, 0, 9, 0.0),
+    ],
+)
+def test_nothing_that_was_done_is_forgotten(newest, extra, tokens, sent, received, seconds):
+    """9 bytes were received to catch up, beside what the checkpoint knows of."""
+    saved = (30, 40) if extra else (0, 0)
+    state, found = continue_counts(entered(saved[0], saved[1] + 9), newest, extra)
+    counted = {"tokens": tokens, "sent": [sent], "received": [received], "pending": {}}
+    assert found == {"records": counted, "seconds": seconds}
+    assert (state.counters.bytes_sent, state.counters.bytes_received) == ([sent], [received])
+
+
+def test_a_log_knows_its_newest_step_before_the_cut(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, -1)
+    assert not log.begun and log.newest is None
+    log.write([{"kind": "header"}, NEWEST, {**NEWEST, "step": 90}, {"kind": "eval", "step": 60}])
+    log.close()
+    log = MetricsLog(path, 70)
+    assert log.begun and log.newest == NEWEST
+    log.close()
+    log = MetricsLog(path, -1)
+    assert not log.begun and log.newest is None
+    log.close()

@@ -1,0 +1,242 @@
+"""Pipeline stages and the two optimizers: every stage's outer state lives, and travels, alone.
+
+The model is the toy of `staged_runs`; the transformer's own stages are in
+tests/models/test_pipeline.py.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine.collectives import collectives
+from jax.sharding import PartitionSpec as P
+from mesh.staged_runs import CODED, METHODS, SHAPE, SPECS, R, batches, engine_of, start
+
+import lowcomm_jax as lc
+from lowcomm_jax.compression import PerTensor, Staged, error_feedback, make_matrix, route
+from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.mesh import stages
+from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.params import fragments
+from lowcomm_jax.params.fragments import partition
+
+pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+
+
+QUICK = ("dilocox",)  # the others compile for long
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Two rounds of every method in two stages; dilocox's payload is still in flight."""
+
+    @functools.cache
+    def run(name, shape):
+        engine = engine_of(METHODS[name](), shape)
+        return engine, *engine.run(engine.init(start()), batches(5))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS],
+)
+def test_every_method_trains_in_stages_as_without(runs, name):
+    _, state, history = runs(name, SHAPE)
+    _, expected, expected_history = runs(name, (1, 1, 1, 1))
+    np.testing.assert_allclose(history["loss"], expected_history["loss"], rtol=2e-5)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # noqa: E731
+    jax.tree.map(close, state.anchor, expected.anchor)
+    jax.tree.map(close, state.inner.params, expected.inner.params)
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in ("cocodc", "noloco"))]
+)
+def test_every_leaf_of_the_state_lies_in_its_stage(runs, name):
+    _, state, _ = runs(name, SHAPE)
+    assert state.in_flight or name == "noloco"
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if isinstance(leaf, jax.Array) and leaf.size > 2 * R:  # else a counter, or a norm
+            axis = stages.stage_axis(leaf.sharding.spec)
+            assert axis is not None, (jax.tree_util.keystr(path), leaf.sharding)
+            stage = leaf.sharding.shard_shape(leaf.shape)
+            assert stage[axis] * 2 == leaf.shape[axis]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["strided", *(pytest.param(n, marks=pytest.mark.slow) for n in CODED if n != "strided")],
+)
+def test_outer_programs_do_not_talk_between_stages(name):
+    """Strided rows, residuals, factors: nothing but norms (scalars) leaves a stage."""
+    engine = engine_of(CODED[name](), SHAPE)
+    state = engine.init(start())
+    loop = engine.sync_loop(state)
+    programs, p = loop.programs, 0
+    rows, weight = programs.fragments.rows(p), jnp.ones(R)
+    anchor, params = (programs.fragments.leaves(t, p) for t in (state.anchor, state.inner.params))
+    residuals, everyone = state.codec[p], np.ones(R, bool)
+    bases = state.bases[p][0]
+    send = programs.payload_program.lower(
+        params, anchor, residuals, rows, everyone, weight, bases, keep=True
+    )
+    sent = send.compile()
+    payload = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        send.out_info["payload"],
+        sent.output_shardings["payload"],
+    )
+    draw = Draw(loop.exchange.draw(1)) if name == "noloco" else None
+    landing = (anchor, state.outer[p], payload, weight, rows, draw, None, bases)
+    move = programs.outer_program.lower(*landing).compile()
+    for what, program in {"send": sent, "move": move}.items():
+        found = between_stages(program.as_text())
+        assert not found, f"{what}:\n" + "\n".join(found)
+    talks = collectives(move.as_text())
+    assert any(crosses(groups, 2) for _, groups in talks), "regions must talk, or nothing is seen"
+
+
+def between_stages(text):
+    """Lines of collectives between stages that carry more than a number per region."""
+    return [
+        line.strip()[:160]
+        for line in text.splitlines()
+        if (found := collectives(line))
+        and crosses(found[0][1], 1)
+        and not all(n in ("", "1", str(R)) for n in result_shape(line))
+    ]
+
+
+def result_shape(line):
+    return line.split("[", 1)[1].split("]", 1)[0].split(",")
+
+
+def crosses(groups, stride):
+    """Whether a group holds devices of two regions (stride 2) or of two stages (stride 1)."""
+    return any(len({d // stride % 2 for d in group}) > 1 for group in groups)
+
+
+def test_a_stage_codes_its_own_part_alone():
+    mesh = lc.make_mesh(1, 2)
+    inner = PerTensor(make_matrix("low_rank_int4", rank=2), stacked=("blocks",))
+    tree = {k.replace(".", "/"): jnp.asarray(v) for k, v in flat(start()).items()}
+    tree["norm"] = jnp.arange(5.0)  # whole in every stage
+    specs = {**SPECS, "norm": P()}
+    codec = Staged(error_feedback(inner, 0.9), mesh, specs)
+    state = codec.init(tree)
+    payload, state = jax.jit(codec.encode)(tree, state)
+    payload, state = jax.jit(codec.encode)(tree, state)
+    decoded = jax.jit(lambda p: codec.decode(p, tree))(payload)
+    mean = jax.jit(lambda p, w: codec.aggregate(p, w, tree))(
+        jax.tree.map(lambda x: jnp.stack([x, x]), payload), jnp.array([0.0, 2.0])
+    )
+    sent = sum(x.nbytes for x in jax.tree.leaves(payload))
+    assert codec.nbytes(tree) == sent
+    for stage in range(2):
+        own = dict(tree)
+        own["blocks/w"], own["blocks/scale"] = (
+            tree[k].reshape(2, 2, *tree[k].shape[1:])[stage] for k in ("blocks/w", "blocks/scale")
+        )
+        own["head"] = tree["head"][:, 4 * stage : 4 * stage + 4]
+        alone = codec.codec
+        before = alone.encode(own, alone.init(own))[1]
+        expected_payload, expected_state = alone.encode(own, before)
+        expected = alone.decode(expected_payload, own)
+        got = jax.tree.map(lambda x, stage=stage: x[stage], state)
+        close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)  # noqa: E731
+        jax.tree.map(close, got.residual, expected_state.residual)
+        for found in (decoded, mean):
+            close(found["blocks/w"].reshape(2, 2, 6, 6)[stage], expected["blocks/w"])
+            close(found["head"][:, 4 * stage : 4 * stage + 4], expected["head"])
+            close(found["norm"], expected["norm"])
+
+
+def test_rows_are_coded_together_in_a_stages_part():
+    """The exchange asks with the part's shape, which is not to be divided over the stages again."""
+    codec = Staged(PerTensor(make_matrix("topk")), lc.make_mesh(1, 2), {"table": P("stage")})
+    assert codec.part({"table": jnp.zeros((128, 64))})["table"].shape == (64, 64)
+    assert codec.rows_together("table", (64, 64)) == 64
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4_ef"])
+def test_a_stage_reduces_slices_of_its_own_part(codec):
+    """Two-shot in two stages against each stage's part reduced on a mesh without stages."""
+    made = make_matrix("int4") if codec == "int4_ef" else make_matrix("int8")
+    inner = PerTensor(made, reduce="two_shot", stacked=("blocks",))
+    inner = error_feedback(inner, 0.9) if codec == "int4_ef" else inner
+    rng = np.random.default_rng(2)
+    shapes = {"blocks/w": (4, 6, 6), "blocks/scale": (4, 6), "head": (6, 8), "norm": (5,)}
+    specs = {**SPECS, "norm": P()}
+    delta_R = {k: rng.standard_normal((R, *s)).astype(np.float32) for k, s in shapes.items()}
+    weight_R = jnp.array([1.0, 3.0])
+
+    def mean_of(mesh, delta_R, codec, specs):
+        regions = Regions(R, mesh)
+        exchange = MeshExchange(regions, codec, ("blocks",))
+        assert exchange.slices is not None
+        like = {k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in delta_R.items()}
+        state = jax.tree.map(lambda x: jnp.stack([x] * R), codec.init(like))
+
+        def reduce(delta_R, state):
+            for _ in range(2):  # the second round has residuals
+                payload, state = exchange.encode(delta_R, state, specs)
+            return exchange.mean(payload, weight_R, like, specs), payload
+
+        place = {k: regions.sharding("region", *specs[k]) for k in delta_R}
+        run = jax.jit(reduce).lower(jax.device_put(delta_R, place), state).compile()
+        mean, payload = run(jax.device_put(delta_R, place), state)
+        assert codec.nbytes(like) * R == sum(x.nbytes for x in jax.tree.leaves(payload))
+        return mean, run.as_text(), exchange.traffic(like, np.ones(R, bool))
+
+    whole = {name: jax.ShapeDtypeStruct(s, np.float32) for name, s in shapes.items()}
+    bare = Staged(inner, lc.make_mesh(*SHAPE), specs)
+    staged = dataclasses.replace(bare, codec=route(inner, [bare.part(whole)], R).codec)
+    mean, text, traffic = mean_of(lc.make_mesh(*SHAPE), delta_R, staged, specs)
+    assert traffic.route == "two_shot" and not between_stages(text)
+    for stage in range(2):
+
+        def own(x, name, lead, stage=stage):
+            axis = stages.stage_axis(specs[name])
+            return x if axis is None else np.split(np.asarray(x), 2, axis + lead)[stage]
+
+        part = {k: own(x, k, 1) for k, x in delta_R.items()}
+        nowhere = {name: P() for name in part}
+        alone, _, _ = mean_of(lc.make_mesh(2), part, staged.codec, nowhere)
+        for name, found in alone.items():
+            np.testing.assert_allclose(own(mean[name], name, 1), found, rtol=1e-5, atol=1e-6)
+
+
+def flat(tree):
+    return {f"blocks.{k}": v for k, v in tree["blocks"].items()} | {"head": tree["head"]}
+
+
+def test_fragments_are_cut_inside_each_stage():
+    shapes = {"blocks/w": jax.ShapeDtypeStruct((6, 2), np.float32)}
+    cut = partition(shapes, 2, "strided", stacked=("blocks",), stages=2)
+    assert [piece.rows for (piece,) in cut.parts] == [(0, 2, 3, 5), (1, 4)]
+    np.testing.assert_array_equal(cut.rows(0)["blocks/w"], [[0, 2], [0, 2]])
+    whole = {"blocks/w": jnp.arange(12.0).reshape(1, 6, 2)}
+    taken = fragments.take(whole, cut.rows(0))
+    np.testing.assert_array_equal(taken["blocks/w"][0], whole["blocks/w"][0, [0, 2, 3, 5]])
+    again = fragments.put({"blocks/w": jnp.zeros((1, 6, 2))}, cut.rows(0), taken)
+    np.testing.assert_array_equal(again["blocks/w"][0, [0, 2, 3, 5]], taken["blocks/w"][0])
+    np.testing.assert_array_equal(again["blocks/w"][0, [1, 4]], 0)
+    with pytest.raises(ValueError, match=r"only 3 units to deal .* of a stage"):
+        partition(shapes, 4, "strided", stacked=("blocks",), stages=2)
+    with pytest.raises(ValueError, match="6 rows for 4 stages"):
+        partition(shapes, 2, "strided", stacked=("blocks",), stages=4)
+
+
+def test_what_does_not_fit_stages_is_refused():
+    method = lc.methods.diloco(2)
+    engine = engine_of(method, SHAPE)
+    bare = dataclasses.replace(engine.config, spec_fn=None)
+    with pytest.raises(ValueError, match="2 stages, but specs cut no leaf over them"):
+        engine.config = bare
+        engine.init(start())

@@ -1,0 +1,190 @@
+"""Which leaves are trained, which travel, and what happens to the others; any pytree of leaves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from params.tiny_runs import LR, R, X, engine, train
+
+import lowcomm_jax as lc
+from lowcomm_jax.params.layout import make_layout
+
+# -- frozen leaves, masks -------------------------------------------------------------------------
+
+
+def lora_loss(params, batch, rng):
+    del rng
+    weight = params["w"] + params["lora"]["a"] * params["lora"]["b"]
+    return 0.5 * jnp.mean((batch["x"] * weight.sum() - 1.0) ** 2)
+
+
+LORA = {
+    "w": np.array([0.3, -0.2], np.float32),
+    "lora": {"a": np.array([0.5, 0.1], np.float32), "b": np.array([0.2, 0.7], np.float32)},
+    "table": np.arange(5, dtype=np.int32),
+}
+LORA_MASK = {"w": "frozen", "lora": {"a": "train", "b": "train"}, "table": "frozen"}
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [LORA_MASK, lambda name, leaf: "train" if name.startswith("lora") else "frozen"],
+    ids=["pytree", "function"],
+)
+def test_frozen_leaves_do_not_move_and_do_not_travel(roles):
+    one = engine(lora_loss, lc.methods.diloco(2), roles=roles)
+    state = train(one, LORA, X)
+    final = lc.global_params(state)
+    np.testing.assert_array_equal(final["w"], LORA["w"])
+    np.testing.assert_array_equal(final["table"], LORA["table"])
+    assert np.abs(np.asarray(final["lora"]["a"]) - LORA["lora"]["a"]).min() > 1e-4
+    assert sorted(state.anchor) == ["lora/a", "lora/b"]
+    assert sorted(state.frozen) == ["table", "w"]
+    # 16 bytes of LoRA, two rounds, two-shot: 2 (R - 1) / R of them.
+    assert state.counters.bytes_sent.tolist() == [2 * round(2 * 16 * 2 / 3)] * R
+    assert jax.tree.map(np.shape, lc.region_params(state))["table"] == (R, 5)
+
+
+def test_integer_leaves_are_frozen_without_being_told():
+    one = engine(lora_loss, lc.methods.ddp())
+    state = train(one, LORA, X)
+    assert sorted(state.frozen) == ["table"]
+    assert lc.global_params(state)["table"].dtype == jnp.int32
+
+
+def test_violations_are_listed_together():
+    roles = {"w": "fixed", "lora": {"a": "frozen", "b": "frozen"}, "table": "train"}
+    with pytest.raises(ValueError) as error:
+        engine(lora_loss, lc.methods.diloco(2), roles=roles).init(LORA)
+    assert "'w': role 'fixed'" in str(error.value)
+    assert "'table': dtype int32 cannot have role train" in str(error.value)
+    with pytest.raises(ValueError, match="no leaf is trained"):
+        make_layout(LORA, lambda name, leaf: "frozen")
+
+
+def test_two_leaves_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="a/b"):
+        make_layout({"a/b": np.ones(2, np.float32), "a": {"b": np.ones(3, np.float32)}})
+
+
+# -- non-trainable state --------------------------------------------------------------------------
+
+
+def norm_loss(params, batch, rng):
+    del rng
+    updates = {
+        "mean": 0.7 * params["mean"] + 0.3 * jnp.mean(batch["x"]),
+        "seen": params["seen"] + 1,
+    }
+    return 0.5 * jnp.mean((params["w"] * batch["x"] - 1.0) ** 2), {"updates": updates}
+
+
+NORM = {"w": np.float32(0.4), "mean": np.float32(0.2), "seen": np.int32(3)}
+
+
+def norm_roles(kind):
+    return {"w": "train", "mean": kind, "seen": "local"}
+
+
+def means_by_hand(kind, period, absent=()):
+    mean = np.full(R, 0.2)
+    for t, batch in enumerate(X, 1):
+        mean = 0.7 * mean + 0.3 * batch["x"][:, 0]
+        if kind == "average" and t % period == 0:
+            inside = [r for r in range(R) if (t, r) not in absent]
+            mean[inside] = mean[inside].mean()
+    return mean
+
+
+@pytest.mark.parametrize("kind", ["local", "average"])
+@pytest.mark.parametrize("absent", [(), ((4, 1),)], ids=["all", "skip"])
+def test_batch_norm_like_state(kind, absent):
+    one = engine(norm_loss, lc.methods.diloco(2), roles=norm_roles(kind))
+    state = train(one, NORM, X, lambda t: [(t, r) not in absent for r in range(R)])
+    expected = means_by_hand(kind, 2, absent)
+    np.testing.assert_allclose(state.inner.buffers["mean"], expected, rtol=1e-6)
+    assert state.inner.buffers["seen"].tolist() == [8] * R
+    assert state.inner.buffers["seen"].dtype == jnp.int32
+    np.testing.assert_allclose(lc.region_params(state)["mean"], expected, rtol=1e-6)
+
+
+def test_state_is_averaged_at_every_step_of_ddp():
+    state = train(engine(norm_loss, lc.methods.ddp(), roles=norm_roles("average")), NORM, X)
+    expected = means_by_hand("average", 1)
+    np.testing.assert_allclose(state.inner.buffers["mean"], expected, rtol=1e-6)
+
+
+def test_averaged_state_is_counted_in_the_bytes():
+    def sent(kind):
+        one = engine(norm_loss, lc.methods.diloco(2), roles=norm_roles(kind))
+        return train(one, NORM, X[:2]).counters.bytes_sent.sum()
+
+    assert sent("average") > sent("local")
+
+
+def test_unknown_update_names_are_refused():
+    def loss(params, batch, rng):
+        return norm_loss(params, batch, rng)[0], {"updates": {"w": params["w"]}}
+
+    one = engine(loss, lc.methods.diloco(2), roles=norm_roles("local"))
+    with pytest.raises(ValueError, match=r"\['w'\].*'local' or 'average'.*\['mean', 'seen'\]"):
+        train(one, NORM, X[:1])
+
+
+# -- inner optimizers on the user's tree ----------------------------------------------------------
+
+LABELS = {"w": "slow", "lora": {"a": "fast", "b": "slow"}, "table": "slow"}
+
+
+def labelled(rates):
+    return optax.multi_transform({k: optax.sgd(v, momentum=0.3) for k, v in rates.items()}, LABELS)
+
+
+@pytest.mark.parametrize(
+    "method,roles", [("ddp", None), ("diloco", LORA_MASK)], ids=["default", "lora"]
+)
+def test_multi_transform_on_the_users_tree(method, roles):
+    made = {"diloco": lc.methods.diloco(2), "ddp": lc.methods.ddp()}[method]
+    one = engine(lora_loss, made, labelled({"slow": 0.0, "fast": LR}), roles=roles)
+    final = lc.global_params(train(one, LORA, X))
+    np.testing.assert_array_equal(final["lora"]["b"], LORA["lora"]["b"])
+    assert np.abs(np.asarray(final["lora"]["a"]) - LORA["lora"]["a"]).min() > 1e-4
+
+
+def test_masked_on_the_users_tree():
+    mask = {"w": True, "lora": {"a": False, "b": True}, "table": False}
+    inner = optax.chain(optax.masked(optax.trace(0.3), mask), optax.scale(-LR))
+    plain = optax.sgd(LR)
+    one = engine(lora_loss, lc.methods.diloco(2), inner, roles=LORA_MASK)
+    two = engine(lora_loss, lc.methods.diloco(2), plain, roles=LORA_MASK)
+    momentum, none = (lc.region_params(train(e, LORA, X[:1])) for e in (one, two))
+    np.testing.assert_allclose(momentum["lora"]["a"], none["lora"]["a"], rtol=1e-6)
+    momentum, none = (lc.region_params(train(e, LORA, X[:3])) for e in (one, two))
+    assert np.abs(np.asarray(momentum["lora"]["b"] - none["lora"]["b"])).max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [optax.contrib.muon(0.1), optax.adafactor(0.1, min_dim_size_to_factor=2)],
+    ids=["muon", "adafactor"],
+)
+def test_optimizers_whose_state_is_not_shaped_like_the_parameters(inner):
+    def loss(params, batch, rng):
+        return jnp.mean((batch["x"] @ params["w"] + params["b"][None]) ** 2)
+
+    params = {"w": np.ones((4, 6), np.float32), "b": np.zeros(6, np.float32)}
+    one = lc.Engine(loss, inner, lc.methods.diloco(2), R, mesh=lc.make_mesh(fsdp=2))
+    state = train(one, params, [{"x": np.ones((R, 2, 4), np.float32)}])
+    assert (np.asarray(lc.region_params(state)["w"]) < 1).all()
+
+
+def test_a_constant_update_of_state_is_accepted():
+    def loss(params, batch, rng):
+        updates = {"mean": jnp.zeros(()), "seen": jnp.zeros((), jnp.int32)}
+        return jnp.mean((params["w"] * batch["x"]) ** 2), {"updates": updates, "tokens": 5.0}
+
+    one = engine(loss, lc.methods.diloco(2), roles=norm_roles("local"))
+    state = train(one, NORM, X[:1])
+    assert state.inner.buffers["seen"].tolist() == [0] * R
+    assert state.inner.tokens.tolist() == [[5.0]] * R
