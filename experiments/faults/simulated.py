@@ -10,7 +10,7 @@ from experiments.faults.absences import Absences, Moment, ReplayedAbsences, Scri
 from experiments.faults.happened import Happened
 from experiments.train.assemble import Run
 from experiments.train.starting import starting_params
-from lowcomm_jax.recovery.rejoin_sim import come_back
+from lowcomm_jax.recovery.rejoin_sim import rejoin_regions
 from lowcomm_jax.state.train_state import TrainState
 
 
@@ -65,7 +65,7 @@ class SimulatedFaults:
         engine = self._run.engine
         if self._fresh is None:
             self._fresh = engine.init(starting_params(self._run))
-        return come_back(engine.sync_loop(state), state, self._fresh, comes_R)
+        return rejoin_regions(engine.sync_loop(state), state, self._fresh, comes_R)
 
     def _takes_part(self, step: int) -> np.ndarray:
         job = self._run.job

@@ -1,5 +1,8 @@
-"""How a region that was away takes part again: it needs an engine and the state of another region.
+"""How a region that was away takes part again; needs an engine and another region's state.
 
-`rejoin` is the way into a run of separate jobs, `precompile` has everything compiled before, and
-`rejoin_sim` does the same to regions that are all in one process.
+In: an engine and this region's state. Out: the state at the others' step, from which it trains on.
+
+- `rejoin`: the way into a run of separate jobs (`enter`), and what is owed to others at the end.
+- `precompile`: compiles all programs of the loop before, so that a newcomer is not far behind.
+- `rejoin_sim`: the same where all regions are in one process.
 """

@@ -1,7 +1,7 @@
-"""All that happens between inner steps, done once with nobody, so that it is compiled.
+"""`precompile`: runs all that happens between inner steps once, without others, to compile it.
 
-A region that comes into a run is as far behind as it takes to compile after it was given a state:
-where steps take milliseconds, thousands of them. So it compiles before it asks for one.
+A region that joins a run is as far behind as it takes to compile after it was given a state: where
+steps take milliseconds, thousands of them. So it compiles before it asks for a state.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from lowcomm_jax.sync.initial_state import codec_states
 _ROUNDS_AHEAD = 100
 
 
-def rehearse(engine: Engine, state: TrainState) -> TrainState:
+def precompile(engine: Engine, state: TrainState) -> TrainState:
     """Send and land every fragment, with others that send what this region does.
 
-    Done with the very arrays that a newcomer replaces by those of another region
-    (`rejoin.install`), since a second set of them might not fit beside the first.
+    This uses the very arrays that a newcomer replaces by those of another region
+    (`rejoin.install`): a second set might not fit beside the first.
 
     Args:
       state: is donated; use the returned one.
 
     Returns:
-      the state: of its anchor, outer state and parameters nothing is left that means anything;
-      codecs are as at step 0; all else is as it was.
+      the state. Its anchor, outer state and parameters mean nothing; codecs are as at step 0; all
+      else is as it was.
     """
     loop = engine.sync_loop(state)
-    alone = _alone(engine, loop)
+    loopback = _loopback_loop(engine, loop)
     landing = jax.tree.map(jnp.copy, state.landing)
     played = state.replace(in_flight={})
-    until = played.counters.sends + _rounds(alone, int(played.counters.sends.min()))
-    everyone = np.ones(alone.count, bool)
+    until = played.counters.sends + _rounds(loopback, int(played.counters.sends.min()))
+    everyone = np.ones(loopback.count, bool)
     while (played.counters.sends < until).any():
-        played, _ = alone.after(played, alone.next_event(played), everyone)
+        played, _ = loopback.after(played, loopback.next_event(played), everyone)
     params = loop.programs.restart_program(played.inner.params, played.anchor)
-    # Where they lay at first, by the very names: XLA may call the same places otherwise, and what
-    # an earlier job has compiled and kept would not be found.
+    # With their first shardings: XLA may name the same placement otherwise, and the programs that
+    # an earlier job has compiled and cached would not be found.
     params = {k: jax.device_put(x, state.inner.params[k].sharding) for k, x in params.items()}
     return state.replace(
         inner=dataclasses.replace(state.inner, params=params),
@@ -54,15 +54,14 @@ def rehearse(engine: Engine, state: TrainState) -> TrainState:
     )
 
 
-def _alone(engine: Engine, loop: JobLoop) -> JobLoop:
-    """Round loop with the same programs, whose payloads go nowhere."""
-    delivery = loop.delivery.rehearsing()
+def _loopback_loop(engine: Engine, loop: JobLoop) -> JobLoop:
+    """A loop with the same programs, whose payloads go nowhere."""
+    delivery = loop.delivery.loopback()
     return job_loop(loop.programs, engine.weights, delivery)
 
 
 def _rounds(loop: JobLoop, done: int) -> int:
-    """How many rounds show all there is: a second send comes behind the first landing, and groups
-    of every size must have met."""
+    """How many rounds compile everything: at least 2, until groups of every size have met."""
 
     def sizes(rounds: int) -> set[int]:
         drawn = (loop.groups(done + i) for i in range(rounds))

@@ -1,9 +1,12 @@
-"""A region that comes into a run that goes on: it compiles, takes the newest state of another one,
-lands what it has missed since, and only then makes steps of its own.
+"""How a region joins a run that goes on: `enter` at the beginning, `serve` at the end.
 
-The regions that train do not wait for it meanwhile. What a lost region had not sent is lost; it
-starts from the anchor, with codecs as at step 0 (residuals of 0) and the inner optimizer state it
-comes with: that of its checkpoint, or a fresh one.
+`enter` compiles (`precompile`), takes the newest state of another region (`install`), compares its
+anchor with the others', and lands what it has missed since (`catch_up`). Then the region makes
+steps of its own. The regions that train do not wait for it meanwhile.
+
+What a lost region had not sent is lost. It starts from the anchor, with codecs as at step 0
+(residuals of 0) and the inner optimizer state it brings: that of its checkpoint, or a fresh one.
+`enter` raises `Lost` where nobody gave a state, `Parted` where the state does not hold.
 """
 
 from __future__ import annotations
@@ -20,51 +23,51 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.optimizers import at_step
-from lowcomm_jax.recovery.precompile import rehearse
-from lowcomm_jax.runtime.anchor_history import SHARED, moment
+from lowcomm_jax.recovery.precompile import precompile
+from lowcomm_jax.runtime.anchor_history import anchor_version
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.job_loop import JobLoop
 from lowcomm_jax.runtime.liveness_wait import LivenessWait
-from lowcomm_jax.runtime.state_transfer import State
+from lowcomm_jax.runtime.state_transfer import SHARED, State
 from lowcomm_jax.state.leaves import named_leaves
 from lowcomm_jax.state.train_state import TrainState, with_inner
 
 PyTree = Any
 _POLL_SECONDS = 0.05
-_HEARD_SECONDS = 10.0  # who trains tells at its next landing, perhaps just after the donor's
+_COMPARE_SECONDS = 10.0  # regions tell at their next landing, perhaps after the donor's
 
 
 def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
-    """Come into a run that goes on, after `exchange.join`; nothing to do at its beginning.
+    """Join a run that goes on, after `exchange.join`; returns at once at the run's beginning.
 
     Args:
       state: fresh, or restored from a checkpoint of this region; is donated.
-      batch: a host batch like those of `Engine.run`, to compile the inner steps with; nothing is
-        learnt from it.
+      batch: a host batch like those of `Engine.run`, to compile the inner steps with; it is not
+        trained on.
 
     Returns:
       the state at the others' step.
 
     Raises:
       Lost: nobody gave a state.
-      Parted: the one that was given is not what the others have.
+      Parted: the given state is not what the others have.
     """
     exchange, loop = engine.delivery.exchange, engine.sync_loop(state)
     if exchange.awaited:
         return state
     own = int(state.counters.step)
-    state = engine.warm(rehearse(engine, state), batch)
-    rehearsed = {_level(loop, state)}
+    state = engine.warm(precompile(engine, state), batch)
+    compiled = {_level(loop, state)}
     while True:
         _, arrays, document = _newest(exchange)
-        loop.delivery.moments.forget()
+        loop.delivery.anchor_history.forget()
         state = install(loop, state, arrays, document)
         _compare(loop, state)
-        if _level(loop, state) in rehearsed:
+        if _level(loop, state) in compiled:
             return catch_up(engine, state, own)
-        # The run has come to another level of its codec, whose programs are others.
-        state = rehearse(engine, state)
-        rehearsed.add(_level(loop, state))
+        # The run has come to another level of its codec, which has other programs.
+        state = precompile(engine, state)
+        compiled.add(_level(loop, state))
 
 
 def _level(loop: JobLoop, state: TrainState) -> int:
@@ -73,35 +76,36 @@ def _level(loop: JobLoop, state: TrainState) -> int:
 
 def _newest(exchange: JobExchange) -> State:
     exchange.want_state()
-    company = LivenessWait(exchange)
+    liveness = LivenessWait(exchange)
     given = "one gave its state"
     return leader().broadcast_from_leader(
-        "state", lambda: company.wait(given, exchange.newest_state)
+        "state", lambda: liveness.wait(given, exchange.newest_state)
     )
 
 
 def _compare(loop: JobLoop, state: TrainState) -> None:
-    """Insist that the anchors are those that the regions which train have had at that moment.
+    """Check that the anchor is the one that the regions which train have had at that version.
 
     Raises:
-      Parted: they are not, or not those that hold.
+      Parted: it is not, or it does not hold.
     """
-    exchange, until = loop.delivery.exchange, time.monotonic() + _HEARD_SECONDS
-    own, (step, name) = loop.delivery.moments.terms(state.anchor, loop.fragments), moment(state)
+    exchange, until = loop.delivery.exchange, time.monotonic() + _COMPARE_SECONDS
+    own = loop.delivery.anchor_history.terms(state.anchor, loop.fragments)
+    step, version = anchor_version(state)
     if not own:
         return  # regions have anchors of their own
-    company = LivenessWait(exchange)
+    liveness = LivenessWait(exchange)
 
-    def heard() -> bool | None:
-        return exchange.agrees(step, name, own, at_last=time.monotonic() > until) or None
+    def look() -> bool | None:
+        return exchange.anchors_agree(step, version, own, at_last=time.monotonic() > until) or None
 
     leader().broadcast_from_leader(
-        "agrees", lambda: company.wait("they told of their anchors", heard)
+        "anchors_agree", lambda: liveness.wait("they told of their anchors", look)
     )
 
 
 def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
-    """After the end: give the state to regions that are just coming in, which have no one else."""
+    """After the end: give the state to regions that are joining now, for `linger_s` at most."""
     delivery, until = engine.delivery, time.monotonic() + linger_s
     while leader().broadcast_from_leader(
         "serve", lambda: bool(delivery.exchange.asking()) and time.monotonic() < until
@@ -113,10 +117,10 @@ def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
 def install(
     loop: JobLoop, state: TrainState, arrays: dict[str, np.ndarray], document: dict
 ) -> TrainState:
-    """Replace what regions have in common by another region's; `state` comes from `rehearse`.
+    """Replace what regions have in common by another region's; `state` comes from `precompile`.
 
     Raises:
-      ValueError: the arrays are of another model or method, with every difference.
+      ValueError: the arrays are of another model or method; lists every difference.
     """
     like = {
         name: x
@@ -153,7 +157,7 @@ def install(
 
 
 def _spectator(loop: JobLoop, record: dict):
-    """A payload under way to which this region adds nothing."""
+    """A payload in flight to which this region adds nothing."""
     shapes = abstract_flight(loop.programs, {**record, "kept": False})
     zeros = jax.tree.map(lambda x: _zeros(x) if isinstance(x, jax.ShapeDtypeStruct) else x, shapes)
     return dataclasses.replace(zeros, takes_part=np.zeros_like(zeros.takes_part))
@@ -162,31 +166,31 @@ def _spectator(loop: JobLoop, record: dict):
 def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     """Land what has landed elsewhere, up to the step where the others are, and start there.
 
-    First while they train on; then, close to them, while they wait for this region. In groups they
-    wait from the beginning, since nothing is heard of other groups.
+    At first the others train on; then, when this region is close, they wait for it. In groups they
+    wait from the beginning, since a region does not learn what other groups exchange.
 
     Args:
-      least: start there or later: what this region has saved and logged goes so far.
+      least: start at this step or later: this region's checkpoint and log go so far.
     """
     delivery, loop = engine.delivery, engine.sync_loop(state)
-    # At the step where it was lost it was waited for in vain: they must see that it is past that.
+    # The others waited for it in vain at the step where it was lost: they must see it is past that.
     delivery.exchange.beat(int(state.counters.step))
-    # Of all others' exchanges the record is enough; a partner waits for our word at each.
-    delivery.silent = engine.config.method.topology is None
-    delivery.insists = True
+    # Among all regions the records are enough; in groups a partner waits for our announcement.
+    delivery.listens_only = engine.config.method.topology is None
+    delivery.never_defers = True
     try:
-        if delivery.silent:
+        if delivery.listens_only:
             state = _to_the_front(loop, state, least)
         delivery.exchange.come_in()
-        over = True  # once more: they may have been in an exchange when they read it
+        over = True  # once more: the others may have been in an exchange when they read that
         while over or delivery.frontier() > int(state.counters.step):
             state = _to_the_front(loop, state, least)
-            # Then they are soon past that one, and have told so when they are heard once more.
+            # If so, the others are soon past that exchange, and tell so with their next beats.
             over = delivery.passed_over(int(state.counters.sends.sum()))
-            delivery.exchange.hear()
+            delivery.exchange.wait_for_beats()
     finally:
-        delivery.silent = delivery.insists = False
-    loop.reconnect(state)  # they wait for our word on what is under way, too
+        delivery.listens_only = delivery.never_defers = False
+    loop.reconnect(state)  # the others wait for our announcement in what is under way, too
     return start_from_anchor(loop, state)
 
 
@@ -198,7 +202,7 @@ def _to_the_front(loop: JobLoop, state: TrainState, least: int) -> TrainState:
 
 
 def start_from_anchor(loop: JobLoop, state: TrainState) -> TrainState:
-    """Take the anchor's values, the run's step and its learning rate; moments go on as they are."""
+    """Take the anchor's values, the run's step and its learning rate; optimizer moments stay."""
     params = loop.programs.restart_program(state.inner.params, state.anchor)
     inner = state.inner
     step = place(np.full(inner.step.shape, int(state.counters.step), np.int32), inner.step.sharding)
@@ -207,5 +211,5 @@ def start_from_anchor(loop: JobLoop, state: TrainState) -> TrainState:
 
 
 def _zeros(like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
-    """Where `like` lies."""
+    """Zeros with the shape, dtype and sharding of `like`."""
     return place(np.zeros(like.shape, like.dtype), like.sharding)

@@ -1,4 +1,4 @@
-"""A lost region comes back where all regions are in one process, as `jobs.rejoin` lets a job."""
+"""`rejoin_regions`: what `rejoin` does for a job, where all regions are in one process."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from lowcomm_jax.sync.round_functions import select
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 
-def come_back(
+def rejoin_regions(
     loop: SyncLoop, state: TrainState, fresh: TrainState, comes_R: np.ndarray
 ) -> TrainState:
-    """Let regions start from the anchor: all else is as at step 0, but for the learning rate.
+    """Let regions start from the anchor; all else is as at step 0, but for the learning rate.
 
-    What they had sent and is under way still counts, but they do not land it: they started from an
-    anchor, and have made no progress since its send. With an anchor per region it is their own one.
+    Their payloads in flight still count, but these regions do not adopt them: they started from an
+    anchor, and have made no progress since the send. With an anchor per region they take their own.
 
     Args:
       state: after the events of a step; is donated.
       fresh: of the same engine at step 0.
-      comes_R: bool `[R]`.
+      comes_R: bool `[R]`, the regions that come back.
     """
     inner, first = state.inner, fresh.inner
     params = loop.programs.restart_program(inner.params, state.anchor)
     new = (params, first.buffers, first.opt, jnp.zeros_like(inner.tokens))
     old = (inner.params, inner.buffers, inner.opt, inner.tokens)
-    params, buffers, opt, tokens = _chosen(comes_R, new, old)
+    params, buffers, opt, tokens = _select_state(comes_R, new, old)
     opt = at_step(opt, int(state.counters.step), comes_R)
-    codec, landing = _chosen(comes_R, (fresh.codec, fresh.landing), (state.codec, state.landing))
+    codec, landing = _select_state(
+        comes_R, (fresh.codec, fresh.landing), (state.codec, state.landing)
+    )
     received = {}
     if state.received:
         received = loop.programs.received_program(state.received, state.anchor, comes_R)
@@ -48,12 +50,12 @@ def come_back(
 
 
 @jax.jit
-def _chosen(comes_R, new, old):
+def _select_state(comes_R, new, old):
     return jax.tree.map(lambda n, o: select(comes_R, n, o), new, old)
 
 
 def _left_by(flight: InFlight, comes_R: np.ndarray) -> InFlight | None:
-    """A payload in flight that these regions wait for no longer; None = nobody does."""
+    """A payload in flight for which these regions no longer wait; None = no region does."""
     waits = flight.takes_part & ~comes_R
     if flight.anchor_updated and not waits.any():
         return None

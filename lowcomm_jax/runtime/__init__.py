@@ -1,6 +1,12 @@
-"""Regions as separate jobs: payloads between programs that share nothing but a key-value store.
+"""Regions as separate jobs: programs that share nothing but a key-value store.
 
-In: what a region's training sends. Out: what all regions sent, agreed in one record an exchange,
-although regions die, return, or lose the store. `connect` makes an exchange, `remote` is its face,
-and `job_delivery` is what an engine's loop calls.
+In: what a region's training sends. Out: everyone's payloads, agreed in one commit record an
+exchange, although regions die, return, or lose the store. What to open for what:
+
+- `connect`: makes an exchange (`store`, `peers`); `remote`: its methods; `errors`: what it raises.
+- A region joins or leaves: `membership`, then `heartbeat`.
+- One payload is exchanged: `whole_exchange`, or in slices `two_shot_exchange`; `commits`.
+- A region does not answer: the docstring of `whole_exchange`; the store does not: `job_loop`.
+- A region takes another one's state: `state_transfer`, `anchor_check`, and the room `recovery`.
+- What an engine's loop calls: `job_loop`, `job_delivery`.
 """

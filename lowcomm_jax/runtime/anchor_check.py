@@ -1,4 +1,9 @@
-"""What regions say of their anchors, so that a newcomer can compare the state it was given."""
+"""`AnchorCheck`: a newcomer compares the anchor it was given with those of all regions that train.
+
+While a region asks for a state, each region that trains publishes digests of the anchors it has had
+(`tell_soon`). The newcomer compares its own with them (`anchors_agree`), and raises `Parted` if it
+does not hold.
+"""
 
 from __future__ import annotations
 
@@ -13,102 +18,106 @@ from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
 from lowcomm_jax.runtime.state_transfer import StateTransfer
 from lowcomm_jax.runtime.terms import Terms
 
-Moments = Mapping[tuple[int, str], Mapping[str, Any]]
-"""Terms (`terms`) by (step, name of the moment), ascending."""
+AnchorVersions = Mapping[tuple[int, str], Mapping[str, Any]]
+"""Terms (`terms`) by (step, version), ascending; see `anchor_history.anchor_version`."""
 log = logging.getLogger(__name__)
 
 
 class AnchorCheck:
-    """One record of every region that trains, as long as another one asks for a state."""
+    """Writes this region's record of anchors, and reads those of others."""
 
-    def __init__(self, office: ExchangeContext, states: StateTransfer):
-        self._office, self._states = office, states
+    def __init__(self, context: ExchangeContext, state_transfer: StateTransfer):
+        self._context, self._state_transfer = context, state_transfer
         self._thread: threading.Thread | None = None
         self._told: tuple | None = None
-        self._since: dict[str, Terms] = {}  # somebody asks; however long a state then travels
+        self._since: dict[str, Terms] = {}  # since somebody asks: a state may travel for long
 
-    def tell_soon(self, moments: Moments) -> None:
-        """Tell those that ask for a state, on a thread of its own; once each."""
-        asking = self._states.asking()
-        told = tuple(moments), tuple(asking.items())
+    def tell_soon(self, versions: AnchorVersions) -> None:
+        """Call `tell` on a thread of its own, if somebody asks and there is news."""
+        asking = self._state_transfer.asking()
+        told = tuple(versions), tuple(asking.items())
         busy = self._thread is not None and self._thread.is_alive()
         if not asking and not busy:
             self._since = {}
-        if not asking or not moments or busy or told == self._told:
+        if not asking or not versions or busy or told == self._told:
             return
 
         def act() -> None:
             try:
-                self.tell(moments)
+                self.tell(versions)
                 self._told = told
             except StoreUnavailable as error:
                 log.info("what anchors we have is told later: %s", error)
 
         self._thread = threading.Thread(
-            target=self._office.beats.guard, args=(act,), name="lowcomm-vouch", daemon=True
+            target=self._context.heartbeat.run_guarded,
+            args=(act,),
+            name="lowcomm-anchors",
+            daemon=True,
         )
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for what is being told, if anything."""
+        """Wait for the thread of `tell_soon`, if any."""
         if self._thread is not None:
             self._thread.join()
 
-    def tell(self, moments: Moments) -> None:
-        """Overwrite our record.
+    def tell(self, versions: AnchorVersions) -> None:
+        """Overwrite this region's record, keeping all versions told since somebody asked.
 
         Raises:
           StoreUnavailable: try again later.
         """
-        key, office = self._key(self._office.region), self._office
-        self._since |= {name: terms.as_record(one) for (_, name), one in moments.items()}
+        key, context = self._key(self._context.region), self._context
+        self._since |= {name: terms.as_record(one) for (_, name), one in versions.items()}
         body = {
-            "incarnation": office.beats.own.incarnation,
-            "step": max(step for step, _ in moments),
+            "incarnation": context.heartbeat.own.incarnation,
+            "step": max(step for step, _ in versions),
             "moments": self._since,
         }
-        office.store.write(key, office.seal.close(key, body))
+        context.store.write(key, context.seal.close(key, body))
 
-    def agrees(self, step: int, moment: str, own: Mapping[str, Any], at_last: bool) -> bool:
-        """Compare what we have with what all regions that train have had at a moment.
+    def anchors_agree(self, step: int, version: str, own: Mapping[str, Any], at_last: bool) -> bool:
+        """Compare this region's anchor with those of all regions that train, of the same version.
 
         Args:
-          at_last: do not wait for those that have not spoken yet; they have no vote.
+          step, version: of the state; own: its terms.
+          at_last: do not wait for regions that have told nothing yet; they have no vote.
 
         Returns:
-          whether all have spoken, or need not.
+          True: all regions that train have told, or `at_last`.
 
         Raises:
-          Parted: ours does not hold.
+          Parted: this region's anchor does not hold.
           StoreUnavailable: try again later.
         """
         known, missing = {}, False
-        for region in sorted(self._states.donors()):
-            body = self._heard(region)
-            if body is not None and moment in body["moments"]:
-                known[region] = body["moments"][moment]
-            elif body is None or body["step"] <= step:  # else it was not there at that moment
+        for region in sorted(self._state_transfer.donors()):
+            body = self._read(region)
+            if body is not None and version in body["moments"]:
+                known[region] = body["moments"][version]
+            elif body is None or body["step"] <= step:  # else it never had this version
                 missing = True
         if (missing or not known) and not at_last:
             return False
-        label, office = f"a state of step {step}", self._office
+        label, context = f"a state of step {step}", self._context
         if known:
-            terms.check(label, known, office.region, terms.as_record(own), office.heal)
+            terms.check(label, known, context.region, terms.as_record(own), context.heal)
         else:
             log.warning("nobody has told of its anchor: %s is compared at the next send", label)
         return True
 
-    def _heard(self, region: int) -> dict[str, Any] | None:
+    def _read(self, region: int) -> dict[str, Any] | None:
         key = self._key(region)
-        data = self._office.store.read(key)
+        data = self._context.store.read(key)
         try:
-            body = None if data is None else self._office.seal.open(key, data)
+            body = None if data is None else self._context.seal.open(key, data)
         except Rejected:
-            self._office.tally.add("rejected_record")
+            self._context.counter.add("rejected_record")
             return None
-        # Of an earlier job in that region's place it says nothing.
-        same = body and body["incarnation"] == self._office.beats.latest()[region].incarnation
+        # A record of an earlier job in that region's place says nothing.
+        same = body and body["incarnation"] == self._context.heartbeat.latest()[region].incarnation
         return body if same else None
 
     def _key(self, region: int) -> str:
-        return f"vouch/{self._office.beats.own.epoch}/{region}"
+        return f"vouch/{self._context.heartbeat.own.epoch}/{region}"

@@ -1,68 +1,95 @@
-"""Which anchor this region has had when, for others to compare theirs with."""
+"""`AnchorHistory`: digests of the anchors this region has had, for others to compare theirs with.
+
+Regions whose anchors differ must notice before they differ further. So every send carries the
+digest of its fragment's anchor in its terms, and `anchor_check` compares whole anchors.
+"""
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from lowcomm_jax.mesh.arrays import fetch, whole
-from lowcomm_jax.mesh.leader import leader
+from lowcomm_jax.mesh.arrays import whole
 from lowcomm_jax.mesh.offload import unstow
 from lowcomm_jax.params.fragments import Fragments, take
-from lowcomm_jax.state.leaves import flight_records, named_leaves, saved_name
 from lowcomm_jax.state.train_state import TrainState
 
-if TYPE_CHECKING:
-    from lowcomm_jax.runtime.connect import JobExchange
+_REMEMBERED = 32  # steps with sends or landings
+
+_ODD = (0x9E3779B1, 0x85EBCA77)  # large odd multipliers, so that every bit of an element counts
+
+Anchor = dict[str, jax.Array]
+
+Terms = dict[str, jax.Array]
 
 
-# -- shared ------------------------------------------------------------------------------------
-#
-# What the regions of a run have in common: all that a newcomer needs.
+class AnchorHistory:
+    """Remembers digests of the anchor; they stay on the device until somebody asks.
 
-
-SHARED = ("anchor", "outer", "rate", "bases")  # fields of a state, besides the counters
-
-
-def describe(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict]:
-    """What a newcomer needs: (step, arrays by name, what is in flight).
-
-    The arrays are there in the first process of a job only.
+    Attributes:
+      shared: all regions have one anchor. Where each has its own, nothing is compared.
+      past: what `terms` gave, by `anchor_version`, ascending.
     """
-    named: dict[str, Any] = {}
-    for field in (*SHARED, "counters"):
-        named |= named_leaves(saved_name(field), getattr(state, field))
-    arrays = fetch(named, here=leader().leads)
-    return int(state.counters.step), arrays, {"in_flight": flight_records(state)}
+
+    def __init__(self, shared: bool):
+        self.shared = shared
+        self.past: dict[tuple[int, str], Terms] = {}
+        self._known: dict[int, tuple[list[weakref.ref], jax.Array]] = {}
+
+    def sent(self, anchor: Anchor, fragments: Fragments, p: int) -> Terms:
+        """Terms (`runtime.terms`) of a send of fragment p: the digest of that fragment's anchor.
+
+        Without the other fragments: one of them may have landed here, while a region that was cut
+        off still waits for it.
+        """
+        return {"anchor": self._digest(anchor, fragments, p)} if self.shared else {}
+
+    def terms(self, anchor: Anchor, fragments: Fragments) -> Terms:
+        """The terms of a whole anchor: equal in all regions that have the same `anchor_version`."""
+        if not self.shared:
+            return {}
+        return {
+            "anchor": combined_digest(
+                [self._digest(anchor, fragments, p) for p in range(len(fragments))]
+            )
+        }
+
+    def _digest(self, anchor: Anchor, fragments: Fragments, p: int) -> jax.Array:
+        """Digest of fragment p, computed once for the same arrays."""
+        leaves = fragments.leaves(anchor, p)
+        known, digest = self._known.get(p, ([], None))
+        if len(known) == len(leaves) and all(x() is y for x, y in zip(known, leaves.values())):
+            return digest
+        digest = whole(fragment_digest(leaves, fragments.rows(p)))
+        # Not the arrays themselves, which would outlive a state that is replaced.
+        self._known[p] = [weakref.ref(x) for x in leaves.values()], digest
+        return digest
+
+    def forget(self) -> None:
+        """Forget the past: another region's state takes the place of this one's."""
+        self.past = {}
+
+    def note(self, state: TrainState, fragments: Fragments) -> None:
+        """Remember the digest of this state's anchor."""
+        if not self.shared:
+            return
+        # A new one each time: others may be reading the old one on their threads.
+        self.past = {**self.past, anchor_version(state): self.terms(state.anchor, fragments)}
+        if len(self.past) > _REMEMBERED:
+            del self.past[next(iter(self.past))]
 
 
-def moment(state: TrainState) -> tuple[int, str]:
-    """(step, name): of the same name are only states in which the same payloads have landed.
+def anchor_version(state: TrainState) -> tuple[int, str]:
+    """(step, version); equal versions mean that the same payloads have landed.
 
-    Of every fragment as many, that is: they land in the order in which they were sent.
+    The version has the number of landings of every fragment: payloads land in the order of sends.
     """
     landed = state.counters.sends.copy()
     for flight in state.in_flight.values():
         landed[int(flight.fragment)] -= not flight.anchor_updated
     return int(state.counters.step), ".".join(map(str, landed))
-
-
-def give(exchange: JobExchange, state: TrainState) -> None:
-    """Give the state to those who ask for one, if that is this region's to do."""
-    if exchange.owes_state():
-        exchange.give_state(*describe(state))
-
-
-# -- digest ------------------------------------------------------------------------------------
-#
-# Anchor digests: jobs whose anchors have parted must notice before they part further.
-
-
-_ODD = (0x9E3779B1, 0x85EBCA77)  # large odd multipliers, so that every bit of an element counts
 
 
 @jax.jit
@@ -71,7 +98,7 @@ def fragment_digest(leaves: dict[str, jax.Array], rows: dict[str, jax.Array]) ->
 
     Two sums modulo 2^32 over all elements of (bits + position) mixed with a multiplier: any single
     element that differs changes them. Integer sums do not depend on their order, so that the
-    digest is the same on every mesh. It guards against accidents, not against forgery.
+    digest is the same on every mesh. The digest guards against accidents, not against forgery.
 
     Args:
       leaves: float32 by name, `[A, ...]`; rows: see `Fragments.rows`.
@@ -88,7 +115,7 @@ def fragment_digest(leaves: dict[str, jax.Array], rows: dict[str, jax.Array]) ->
 
 
 @jax.jit
-def together(digests: list[jax.Array]) -> jax.Array:
+def combined_digest(digests: list[jax.Array]) -> jax.Array:
     """One digest of those of all fragments, in their order, uint32 `[2]`."""
     numbers = jnp.arange(len(digests), dtype=jnp.uint32)[:, None]
     return jnp.sum(_mixed(jnp.stack(digests), numbers, _ODD[0]), 0, jnp.uint32)
@@ -110,62 +137,3 @@ def _mixed(bits: jax.Array, place: jax.Array, odd: int) -> jax.Array:
     high bits into the low ones can all be undone."""
     x = (bits + place * jnp.uint32(_ODD[0])) * jnp.uint32(odd)
     return (x ^ (x >> 15)) * jnp.uint32(_ODD[1])
-
-
-_REMEMBERED = 32  # steps with sends or landings
-Anchor = dict[str, jax.Array]
-Terms = dict[str, jax.Array]
-
-
-class AnchorHistory:
-    """Remembers digests of the anchor, which stay on the device until somebody asks.
-
-    Attributes:
-      shared: all regions have one anchor, not each its own, of which there is nothing to compare.
-      past: what `terms` gave, by `shared.moment`, ascending.
-    """
-
-    def __init__(self, shared: bool):
-        self.shared = shared
-        self.past: dict[tuple[int, str], Terms] = {}
-        self._known: dict[int, tuple[list[weakref.ref], jax.Array]] = {}
-
-    def sent(self, anchor: Anchor, fragments: Fragments, p: int) -> Terms:
-        """What all regions must have alike where fragment p leaves (`exchange.between.terms`).
-
-        Not of the other fragments: theirs may have landed in one region and still be awaited in
-        another, which could not be reached for a while.
-        """
-        return {"anchor": self._digest(anchor, fragments, p)} if self.shared else {}
-
-    def terms(self, anchor: Anchor, fragments: Fragments) -> Terms:
-        """What all regions must have alike of an anchor of which the same has landed."""
-        if not self.shared:
-            return {}
-        return {
-            "anchor": together([self._digest(anchor, fragments, p) for p in range(len(fragments))])
-        }
-
-    def _digest(self, anchor: Anchor, fragments: Fragments, p: int) -> jax.Array:
-        """Computed once, when the fragment's leaves have moved."""
-        leaves = fragments.leaves(anchor, p)
-        known, digest = self._known.get(p, ([], None))
-        if len(known) == len(leaves) and all(x() is y for x, y in zip(known, leaves.values())):
-            return digest
-        digest = whole(fragment_digest(leaves, fragments.rows(p)))
-        # Not the arrays themselves, which would outlive a state that is replaced.
-        self._known[p] = [weakref.ref(x) for x in leaves.values()], digest
-        return digest
-
-    def forget(self) -> None:
-        """What there was is not of the state that comes."""
-        self.past = {}
-
-    def note(self, state: TrainState, fragments: Fragments) -> None:
-        """Remember this one."""
-        if not self.shared:
-            return
-        # A new one each time: others may be reading the old one on their threads.
-        self.past = {**self.past, moment(state): self.terms(state.anchor, fragments)}
-        if len(self.past) > _REMEMBERED:
-            del self.past[next(iter(self.past))]

@@ -1,4 +1,4 @@
-"""What cannot work, or does not work yet, when every region is a job of its own."""
+"""Refusals: settings that cannot work, or do not yet, when every region is a job of its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Announcements and confirmations of payloads, and the one record that says who took part.
+"""`CommitLog`: announcements, confirmations, and the one record that says who took part.
 
 Who took part must be agreed, not observed: one region may have a late payload in time and another
-not, and their anchors would part for good. So each exchange has one commit record. Any region may
-write it; the first stands, and everyone lands what it says.
+not, and their anchors would differ for good. So each exchange has one commit record. Any region may
+write it; the first record is valid, and every region lands what it names.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class PayloadRecord:
 
     Attributes:
       digest, nbytes: SHA-256 in hex, and bytes.
-      slices: where it travels in slices beside these bytes, one for each region of the run that
-        reduces them; None in the place of the sender's own, which nobody else needs.
+      slices: of a payload that is reduced in slices, one for each region of the run, which reduces
+        it; None in the place of the sender's own, which nobody else needs.
     """
 
     digest: str
@@ -34,36 +34,36 @@ class PayloadRecord:
 
     @classmethod
     def read(cls, body: dict) -> PayloadRecord:
-        """Of a record."""
+        """From the JSON of a record."""
         slices = (one and cls.read(one) for one in body["slices"])
         return cls(body["digest"], body["nbytes"], tuple(slices))
 
     @property
     def digests(self) -> list[str]:
-        """Of the bytes and of all slices."""
+        """Digests of the bytes and of all slices."""
         return [self.digest, *(one.digest for one in self.slices if one)]
 
     def nbytes_for(self, region: int) -> int:
-        """Of the bytes and of the slice that this region reduces."""
+        """Size of the bytes and of the slice that this region reduces."""
         own = self.slices[region] if self.slices else None
         return self.nbytes + (own.nbytes if own else 0)
 
     @property
     def content(self) -> str:
-        """One digest of all."""
+        """One digest of all bytes."""
         found = self.digests
         return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
 class Announcement:
-    """A region's announcement.
+    """A region's announcement in one exchange.
 
     Attributes:
       region, incarnation: who announces.
       payload: what it has published; None = it takes no part.
-      terms: on which it takes part.
-      hint: of the transport, on where to find the payload.
+      terms: what it has decided (`runtime.terms`).
+      hint: where the transport finds the payload.
     """
 
     region: int
@@ -75,13 +75,13 @@ class Announcement:
 
 @dataclasses.dataclass(frozen=True)
 class Commit:
-    """What stands for one exchange.
+    """The commit record of one exchange.
 
     Attributes:
       payloads: of the regions that took part.
-      terms: of the regions that announced, and were there.
-      writer: region that wrote the record, and has all payloads.
-      present: the regions that took part, and those that were there without: ascending.
+      terms: of the regions that announced, and were alive.
+      writer: the region that wrote the record, and has all payloads.
+      present: the regions that took part, and other living ones that announced; ascending.
     """
 
     payloads: dict[int, PayloadRecord]
@@ -105,15 +105,15 @@ class CommitLog:
     def __init__(self, store: Store, seal: Seal):
         self._store, self._seal = store, seal
 
-    def say(self, name: str, said: Announcement) -> None:
-        """Announce; an announcement of an earlier job in our place is replaced."""
-        key = announcement_key(name, said.region)
-        record = self._seal.close(key, dataclasses.asdict(said))
+    def announce(self, name: str, announcement: Announcement) -> None:
+        """Write this region's announcement, over that of an earlier job in its place."""
+        key = announcement_key(name, announcement.region)
+        record = self._seal.close(key, dataclasses.asdict(announcement))
         if not self._store.create(key, record):
             self._store.write(key, record)
 
-    def heard(self, name: str, region: int) -> Announcement | None:
-        """What a region has announced, if anything."""
+    def announcement(self, name: str, region: int) -> Announcement | None:
+        """A region's announcement; None = there is none."""
         key = announcement_key(name, region)
         body = self._open(key, self._store.read(key))
         if body is None or body["region"] != region:
@@ -123,37 +123,37 @@ class CommitLog:
         )
 
     def confirm(self, name: str, region: int, held: dict[int, str]) -> None:
-        """Say which payloads a region holds and has verified: `Payload.content` by region."""
+        """Say which payloads a region holds and has verified: `PayloadRecord.content` by region."""
         key = f"held/{name}/{region}"
         body = {str(r): digest for r, digest in held.items()}
         self._store.write(key, self._seal.close(key, body))
 
     def confirmed(self, name: str, region: int) -> dict[int, str] | None:
-        """What a region has said that it holds, if anything."""
+        """What a region has confirmed that it holds; None = nothing yet."""
         key = f"held/{name}/{region}"
         body = self._open(key, self._store.read(key))
         return None if body is None else {int(r): digest for r, digest in body.items()}
 
     def forget(self, name: str, region: int) -> None:
-        """Remove what a region has said; for exchanges with a commit record only."""
+        """Remove what a region has written for an exchange that has a commit record."""
         self._store.delete(announcement_key(name, region))
         self._store.delete(f"held/{name}/{region}")
 
-    def all_said(self) -> list[tuple[str, int]]:
+    def all_announcements(self) -> list[tuple[str, int]]:
         """Names and regions of all announcements that were not removed."""
         found = [re.fullmatch(r"said/(.+)/(\d+)", key) for key in self._store.list("said/")]
         return [(match[1], int(match[2])) for match in found if match]
 
-    def standing(self, name: str) -> Commit | None:
-        """The commit record, if there is one."""
-        return self._standing(name)[0]
+    def committed(self, name: str) -> Commit | None:
+        """The commit record; None = there is none."""
+        return self._committed(name)[0]
 
     def commit(self, name: str, commit: Commit) -> Commit:
-        """Write the commit record unless one stands; returns the one that stands."""
+        """Write the commit record unless there is one; returns the one that is valid."""
         while True:
-            stands, key = self._standing(name)
-            if stands is not None:
-                return stands
+            found, key = self._committed(name)
+            if found is not None:
+                return found
             self._store.create(key, self._seal.close(key, dataclasses.asdict(commit)))
 
     def agree(self, name: str, proposal: dict) -> dict:
@@ -161,13 +161,13 @@ class CommitLog:
         for number in itertools.count():
             key = f"agreed/{name}/{number}"
             self._store.create(key, self._seal.close(key, proposal))
-            # Not signed as it should be: the next number takes its place.
+            # A record that is not signed as it should be: the next number takes its place.
             body = self._open(key, self._store.read(key))
             if body is not None:
                 return body
         raise AssertionError("numbers never end")
 
-    def _standing(self, name: str) -> tuple[Commit | None, str]:
+    def _committed(self, name: str) -> tuple[Commit | None, str]:
         """(the commit record, or None and the key it can be created under).
 
         A record that is not signed counts for nobody, so the next number takes its place: junk
@@ -190,10 +190,10 @@ class CommitLog:
         try:
             return self._seal.open(key, data)
         except Rejected:
-            self._store.tally.add("rejected_record")
+            self._store.counter.add("rejected_record")
             return None
 
 
 def announcement_key(name: str, region: int) -> str:
-    """Where a region announces."""
+    """The key under which a region announces."""
     return f"said/{name}/{region}"

@@ -1,4 +1,8 @@
-"""Makes exchanges between jobs."""
+"""Makes one region's exchange: `store` and `peers` take a rendezvous, and return a `JobExchange`.
+
+Both raise `ValueError` with everything that is wrong with the arguments. In a job of several
+processes they return a `LockstepExchange`: its first process alone takes part in the exchange.
+"""
 
 from __future__ import annotations
 
@@ -25,82 +29,6 @@ from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
 from lowcomm_jax.runtime.transport import StoreTransport
 
-# -- lockstep ----------------------------------------------------------------------------------
-#
-# The exchange of a region whose job is several processes.
-#
-# The first process alone takes part in the exchange; the others learn from it what it decides,
-# and what has come (`broadcast_from_leader`). So all of them hold the same arrays and go the same
-# way.
-
-
-class LockstepExchange:
-    """`RemoteExchange` in every process of a region: all of them call the same, in one order.
-
-    Args:
-      make: makes the exchange, in the first process.
-
-    Raises:
-      ValueError: the processes were given different regions; and whatever `make` raises.
-    """
-
-    def __init__(self, team: Leader, region: int, count: int, heal: Heal, make: Callable):
-        self.region, self.count = region, count
-        self._team = team
-        self._exchange: RemoteExchange | None = None
-        given = team.everyones("region", (region, count, heal))
-        if len(set(given)) > 1:
-            raise ValueError(
-                f"the processes of this job were given (region, count, heal) {given}: give all of "
-                "them the same"
-            )
-        team.broadcast_from_leader("open the exchange", lambda: self._open(make))
-
-    def _open(self, make: Callable) -> None:
-        self._exchange = make()
-        self._team.on_failure(self._exchange.fail)
-
-    @property
-    def awaited(self) -> bool:
-        """See `RemoteExchange`."""
-        return self._team.broadcast_from_leader("awaited", lambda: self._exchange.awaited)
-
-    @property
-    def epoch(self) -> int:
-        """See `RemoteExchange`."""
-        return self._team.broadcast_from_leader("epoch", lambda: self._exchange.epoch)
-
-    def start(self, key: str, arrays: dict[str, jax.Array | np.ndarray], **options: Any) -> None:
-        """See `RemoteExchange.start`; arrays that lie in several processes are put together."""
-        here = {name: whole(x) for name, x in arrays.items()}
-        self._team.broadcast_from_leader(
-            "start", lambda: self._exchange.start(key, here, **options)
-        )
-
-
-def _told(name: str) -> Callable:
-    method = getattr(RemoteExchange, name)
-
-    @functools.wraps(method)
-    def call(self, *args, **kwargs):
-        return self._team.broadcast_from_leader(
-            name, lambda: method(self._exchange, *args, **kwargs)
-        )
-
-    return call
-
-
-_ALIKE = (
-    *("join", "come_in", "hear", "living", "steps", "beat", "trains"),
-    *("agree", "counts", "pause", "close"),
-    *("ready", "reachable", "be_patient", "arrives", "finish", "skip", "passed_over"),
-    *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),
-    *("vouch", "agrees"),
-)
-for _name in _ALIKE:
-    setattr(LockstepExchange, _name, _told(_name))
-
-
 ROUNDS_KEPT = {"store": 16, "peers": 4}
 """For how many rounds payloads stay; a round has a key for every fragment."""
 
@@ -119,8 +47,8 @@ def store(
 ) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go through the key-value store; regions need no route to another.
 
-    Where this job is several `jax.distributed` processes, all of them call it alike, and only the
-    first one takes part in the exchange (`lockstep`).
+    Where this job is several `jax.distributed` processes, all of them call this function with the
+    same arguments; only the first one takes part in the exchange (`LockstepExchange`).
 
     Args:
       url: folder of the store: "file:///...", "gs://bucket/..." or "s3://bucket/...".
@@ -130,10 +58,10 @@ def store(
         for damage only, and whoever can write to the store can join.
       timing: how long regions wait for one another.
       keep: keys whose payloads stay for regions that are late; more than may be in flight at once.
-      heal: what holds when regions that must have the same anchor have not. Nothing, all "stop";
-        that of the "majority", or that of the "lowest" region: the others stop, and take it when
-        they come back.
-      mishaps: what goes wrong on purpose; None = nothing.
+      heal: what happens when regions that must have the same anchor have not. "stop": all stop.
+        "majority", "lowest": the anchor of most regions, or of the lowest one, holds; the others
+        stop, and take that anchor when they come back.
+      mishaps: faults on purpose (`FaultHooks`); None = none.
 
     Raises:
       ValueError: lists everything that is wrong with the arguments.
@@ -141,11 +69,11 @@ def store(
     """
 
     def make() -> RemoteExchange:
-        parts = _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
-        transport = StoreTransport(parts["store"], parts["tally"])
+        parts = _context_parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
+        transport = StoreTransport(parts["store"], parts["counter"])
         return RemoteExchange(ExchangeContext(transport=transport, **parts), "store", keep)
 
-    return _in_step(make, region, count, heal)
+    return _for_all_processes(make, region, count, heal)
 
 
 def peers(
@@ -166,32 +94,111 @@ def peers(
     Payloads are plain text on the wire: use a private network or a tunnel.
 
     Args:
+      url, region, count, run_id, secret, timing, heal, mishaps: see `store`.
       address: "host:port" under which the other regions reach this one; port 0 takes any.
       keep: keys whose payloads of all regions stay in this host's memory for regions that are
         late; more than may be in flight at once.
     """
 
     def make() -> RemoteExchange:
-        parts = _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
-        names = ("store", "seal", "beats", "tally", "pace", "timing", "closing")
+        parts = _context_parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
+        names = ("store", "seal", "heartbeat", "counter", "pace", "timing", "closing")
         transport = PeerTransport(*(parts[name] for name in names), address)
         return RemoteExchange(ExchangeContext(transport=transport, **parts), "peers", keep)
 
-    return _in_step(make, region, count, heal)
+    return _for_all_processes(make, region, count, heal)
 
 
-def _in_step(
+class LockstepExchange:
+    """`RemoteExchange` of a region whose job is several processes.
+
+    All processes call the same methods in one order. The first process calls its `RemoteExchange`
+    and broadcasts the result, so that all processes hold the same arrays and take the same way.
+
+    Args:
+      team: this job's processes.
+      make: makes the exchange, in the first process.
+
+    Raises:
+      ValueError: the processes were given different regions; and whatever `make` raises.
+    """
+
+    def __init__(self, team: Leader, region: int, count: int, heal: Heal, make: Callable):
+        self.region, self.count = region, count
+        self._leader = team
+        self._exchange: RemoteExchange | None = None
+        given = team.everyones("region", (region, count, heal))
+        if len(set(given)) > 1:
+            raise ValueError(
+                f"the processes of this job were given (region, count, heal) {given}: give all of "
+                "them the same"
+            )
+        team.broadcast_from_leader("open the exchange", lambda: self._open(make))
+
+    def _open(self, make: Callable) -> None:
+        self._exchange = make()
+        self._leader.on_failure(self._exchange.fail)
+
+    @property
+    def awaited(self) -> bool:
+        """See `RemoteExchange`."""
+        return self._leader.broadcast_from_leader("awaited", lambda: self._exchange.awaited)
+
+    @property
+    def epoch(self) -> int:
+        """See `RemoteExchange`."""
+        return self._leader.broadcast_from_leader("epoch", lambda: self._exchange.epoch)
+
+    def start(self, key: str, arrays: dict[str, jax.Array | np.ndarray], **options: Any) -> None:
+        """See `RemoteExchange.start`; arrays that lie in several processes are put together."""
+        here = {name: whole(x) for name, x in arrays.items()}
+        self._leader.broadcast_from_leader(
+            "start", lambda: self._exchange.start(key, here, **options)
+        )
+
+
+def _broadcast(name: str) -> Callable:
+    """A method that calls `RemoteExchange`'s in the first process and returns its result in all."""
+    method = getattr(RemoteExchange, name)
+
+    @functools.wraps(method)
+    def call(self, *args, **kwargs):
+        return self._leader.broadcast_from_leader(
+            name, lambda: method(self._exchange, *args, **kwargs)
+        )
+
+    return call
+
+
+_BROADCAST = (
+    *("join", "come_in", "wait_for_beats", "living", "steps", "beat", "trains"),
+    *("agree", "counts", "pause", "close"),
+    *("ready", "reachable", "be_patient", "arrives", "finish", "skip", "passed_over"),
+    *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),
+    *("announce_anchors", "anchors_agree"),
+)
+
+for _name in _BROADCAST:
+    setattr(LockstepExchange, _name, _broadcast(_name))
+
+JobExchange = RemoteExchange | LockstepExchange
+"""What `store` and `peers` return."""
+
+
+def _for_all_processes(
     make: Callable[[], RemoteExchange], region: int, count: int, heal: Heal
 ) -> RemoteExchange | LockstepExchange:
-    """The exchange, or in a job of several processes, what each of them needs of it."""
+    """The exchange; in a job of several processes, the one for each of them."""
     processes = leader()
     if processes.count == 1:
         return make()
     return LockstepExchange(processes, region, count, heal, make)
 
 
-def _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps) -> dict[str, Any]:
-    """The parts of an office but for the transport; checks all arguments first."""
+def _context_parts(
+    url, region, count, run_id, secret, timing, keep, heal, mishaps
+) -> dict[str, Any]:
+    """The fields of `ExchangeContext` but for the transport; checks all arguments first."""
     timing = timing or Timing()
     wrong = timing.violations()
     scheme = url.partition("://")[0]
@@ -211,25 +218,21 @@ def _parts(url, region, count, run_id, secret, timing, keep, heal, mishaps) -> d
         wrong.append(str(error))
     if wrong:
         raise ValueError("exchange between jobs: " + "; ".join(wrong))
-    tally = MetricsCounter()
-    opened, seal = Store(url, run_id, tally), Seal(run_id, found)
+    counter = MetricsCounter()
+    opened, seal = Store(url, run_id, counter), Seal(run_id, found)
     return {
         "run_id": run_id,
         "region": region,
         "count": count,
         "timing": timing,
         "heal": heal,
-        "tally": tally,
+        "counter": counter,
         "store": opened,
         "seal": seal,
-        "board": CommitLog(opened, seal),
-        "beats": Heartbeat(opened, seal, region, count, timing),
+        "commit_log": CommitLog(opened, seal),
+        "heartbeat": Heartbeat(opened, seal, region, count, timing),
         "pace": Pace(timing),
-        "mishaps": mishaps or NoFaults(),
+        "fault_hooks": mishaps or NoFaults(),
         "closing": threading.Event(),
         "halted": threading.Event(),
     }
-
-
-JobExchange = RemoteExchange | LockstepExchange
-"""Of a job that is one region of several."""

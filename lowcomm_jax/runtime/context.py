@@ -1,4 +1,7 @@
-"""What all exchanges of a region share."""
+"""`ExchangeContext`: the parts that all exchanges of one region share; made in `connect`.
+
+`FaultHooks` is the interface through which an experiment delays or damages payloads on purpose.
+"""
 
 from __future__ import annotations
 
@@ -15,55 +18,63 @@ from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
 from lowcomm_jax.runtime.transport import Transport
 
-# -- mishaps -----------------------------------------------------------------------------------
-#
-# What goes wrong on purpose: a run is tried out under faults before it must stand them.
-
-
-class FaultHooks(Protocol):
-    """Called on the threads of an exchange, which wait meanwhile; training goes on."""
-
-    def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
-        """An exchange begins; one that follows from it has a key "KEY/...", and no terms."""
-
-    def sent(self, key: str, data: bytes) -> bytes:
-        """What is published in the place of this payload of ours."""
-
-    def received(self, key: str, nbytes: int) -> None:
-        """A payload of another region has come."""
-
-
-class NoFaults:
-    """Nothing goes wrong but by itself."""
-
-    def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
-        """As it must."""
-
-    def sent(self, key: str, data: bytes) -> bytes:
-        """As it is."""
-        del key
-        return data
-
-    def received(self, key: str, nbytes: int) -> None:
-        """At once."""
-
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeContext:
-    """The parts of one region's exchange; `halted` ends its exchanges, `closing` everything."""
+    """The parts of one region's exchanges.
+
+    Attributes:
+      run_id: names the run; region: this one, 0-based; count: how many there are.
+      timing: how long regions wait for one another; pace: deadlines from what was observed.
+      heal: what holds when anchors have parted.
+      counter: counts bytes, rejected records and outages.
+      store: the shared keys; seal: signs and checks records.
+      commit_log: announcements and commit records; heartbeat: who is alive.
+      transport: moves payloads.
+      fault_hooks: called where a test or an experiment may interfere.
+      closing: set when this region leaves; halted: set when its exchanges end without an outcome.
+    """
 
     run_id: str
     region: int
     count: int
     timing: Timing
     heal: Heal
-    tally: MetricsCounter
+    counter: MetricsCounter
     store: Store
     seal: Seal
-    board: CommitLog
-    beats: Heartbeat
+    commit_log: CommitLog
+    heartbeat: Heartbeat
     transport: Transport
     pace: Pace
-    mishaps: FaultHooks
+    fault_hooks: FaultHooks
     closing: threading.Event
     halted: threading.Event
+
+
+class FaultHooks(Protocol):
+    """Called on the threads of an exchange, which wait for the hook; training goes on."""
+
+    def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
+        """An exchange begins; one that follows from it has a key "KEY/...", and no terms."""
+
+    def sent(self, key: str, data: bytes) -> bytes:
+        """Returns the bytes to publish in place of this region's payload."""
+
+    def received(self, key: str, nbytes: int) -> None:
+        """A payload of another region has arrived."""
+
+
+class NoFaults:
+    """`FaultHooks` that change nothing."""
+
+    def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
+        """Does nothing."""
+
+    def sent(self, key: str, data: bytes) -> bytes:
+        """Returns `data`."""
+        del key
+        return data
+
+    def received(self, key: str, nbytes: int) -> None:
+        """Does nothing."""

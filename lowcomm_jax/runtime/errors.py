@@ -1,27 +1,27 @@
-"""What can go wrong between jobs, one class for each way a caller must react."""
+"""What can go wrong between jobs: one class for each way in which a caller must react."""
 
 
 class StoreUnavailable(Exception):
-    """The key-value store cannot be read or written just now: try again later."""
+    """The key-value store cannot be read or written now: try again later."""
 
 
 class Rejected(Exception):
-    """Bytes that are not what they claim to be (altered, cut, of another run): as if missing."""
+    """Bytes are not what they claim to be (altered, cut, of another run): treat them as missing."""
 
 
 class Missing(Exception):
-    """No region that can be reached holds these bytes just now."""
+    """No region that can be reached holds these bytes now."""
 
 
 class Lost(Exception):
-    """What this region needs is gone with everyone who had it: it must come in anew."""
+    """What this region needs is gone with all regions that had it: this one must join again."""
 
 
 class Parted(Exception):
-    """Regions have other anchors, or decided otherwise; the message says what each of them has.
+    """Regions have different anchors or decisions; the message says what each of them has.
 
     Attributes:
-      heals: other regions go on; this one can come back and take their state.
+      heals: other regions go on; this one can join again and take their state.
     """
 
     def __init__(self, message: str, heals: bool):
@@ -30,4 +30,4 @@ class Parted(Exception):
 
 
 class Superseded(Exception):
-    """Another job has taken this region's place: this one must end."""
+    """Another job has taken this region's place: this job must end."""

@@ -1,4 +1,7 @@
-"""Fetches one payload on a thread of its own, until it is here, hopeless or not needed."""
+"""`Fetch`: gets one region's payload on a thread of its own, until it is here or cancelled.
+
+`first` waits for it, and raises `Rejected` or `Missing`.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ class PayloadPiece(NamedTuple):
     """Bytes to fetch.
 
     Attributes:
-      key: of the exchange; name: under which they were packed.
+      key: of the exchange; name: under which the bytes were packed.
       payload: names them by their content.
-      like: what they must hold; None = whatever they do.
+      like: shapes they must hold; None = any.
       holders: the regions that may have them, tried in turn.
-      hint: of the transport.
+      hint: where the transport finds them.
     """
 
     key: str
@@ -44,24 +47,24 @@ class Fetch:
 
     Attributes:
       region: whose.
-      got: what the pieces hold that are here and verified, in their order.
-      refused: why one is not what this exchange needs; final, since it is named by its content.
+      got: arrays of the pieces that are here and verified, in their order.
+      refused: why a piece is not what this exchange needs; final, since its content names it.
 
-    An error of any other kind ends the whole exchange (`Beats.fail`).
+    An error of any other kind ends the whole exchange (`Heartbeat.fail`).
     """
 
     def __init__(
         self,
-        office: ExchangeContext,
+        context: ExchangeContext,
         region: int,
         pieces: Sequence[PayloadPiece],
         news: threading.Event | None = None,
     ):
-        """`news`: set when it is over."""
+        """`news`: set when this fetch is over."""
         self.region = region
         self.got: list[dict[str, np.ndarray]] = []
         self.refused: Rejected | None = None
-        self._office, self._pieces = office, pieces
+        self._context, self._pieces = context, pieces
         self._damaged = 0
         self._moved = (0, 0.0)
         self._missing_since_s: float | None = None
@@ -69,13 +72,15 @@ class Fetch:
         self._news = news or threading.Event()
         self._cancelled = threading.Event()
         name = f"lowcomm-fetch-{region}"
-        act = (self._insist,)
-        self._thread = threading.Thread(target=office.beats.guard, args=act, name=name, daemon=True)
+        act = (self._retry,)
+        self._thread = threading.Thread(
+            target=context.heartbeat.run_guarded, args=act, name=name, daemon=True
+        )
         self._thread.start()
 
     @property
     def payload(self) -> PayloadRecord:
-        """What names the first piece."""
+        """The record of the first piece."""
         return self._pieces[0].payload
 
     @property
@@ -85,13 +90,13 @@ class Fetch:
 
     @property
     def missing_s(self) -> float | None:
-        """For how long nobody who could be reached has had the next piece; None = somebody may."""
+        """For how long no reachable region has had the next piece; None = one may have it."""
         since_s = self._missing_since_s
-        return None if since_s is None else self._office.beats.clock_s - since_s
+        return None if since_s is None else self._context.heartbeat.clock_s - since_s
 
     @property
     def hopeless(self) -> bool:
-        """Whether it is refused, or arrived damaged again and again."""
+        """Whether the payload is refused, or arrived damaged again and again."""
         return self.refused is not None or self._damaged >= _DAMAGED_TRIES
 
     def cancel(self) -> None:
@@ -100,7 +105,7 @@ class Fetch:
 
     @property
     def running(self) -> bool:
-        """Whether its thread still is."""
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def join(self) -> None:
@@ -114,21 +119,21 @@ class Fetch:
           check: called again and again; may raise.
 
         Raises:
-          Rejected: it is not what is needed.
-          Missing: nobody who could be reached has had it for a while.
+          Rejected: the piece is not what is needed.
+          Missing: no reachable region has had it for a while.
         """
-        patience_s = 2 * self._office.timing.answer_s
+        patience_s = 2 * self._context.timing.answer_s
         while not self.got:
             check()
             if self.refused is not None:
                 raise self.refused
             if self.missing_s is not None and self.missing_s > patience_s:
                 raise Missing(f"the payload of region {self.region} is gone with all who had it")
-            self._begun.wait(self._office.store.poll_s[1])
+            self._begun.wait(self._context.store.poll_s[1])
         return self.got[0]
 
-    def _insist(self) -> None:
-        for pause in self._office.store.pauses():
+    def _retry(self) -> None:
+        for pause in self._context.store.pauses():
             if self._cancelled.is_set():
                 return
             try:
@@ -138,12 +143,12 @@ class Fetch:
                 log.info("payload of region %d for %s: %s", self.region, self._pieces[0].key, error)
             except (Missing, Rejected) as error:
                 if isinstance(error, Rejected):
-                    self._office.tally.add("rejected_damaged")
+                    self._context.counter.add("rejected_damaged")
                     self._damaged += 1
                 if self._missing_since_s is None:
-                    self._missing_since_s = self._office.beats.clock_s
+                    self._missing_since_s = self._context.heartbeat.clock_s
             if self.complete or self.refused is not None:
-                self._office.pace.moved(*self._moved)
+                self._context.pace.transferred(*self._moved)
                 self._begun.set()
                 self._news.set()
                 return
@@ -156,24 +161,24 @@ class Fetch:
             try:
                 arrays = wire.unpack(
                     data,
-                    run_id=self._office.run_id,
+                    run_id=self._context.run_id,
                     key=piece.name,
                     region=self.region,
                     like=piece.like,
                 )
             except Rejected as error:
-                self._office.tally.add("rejected_content")
+                self._context.counter.add("rejected_content")
                 self.refused = error
                 return
-            self._office.transport.keep(piece.payload.digest, data)
+            self._context.transport.keep(piece.payload.digest, data)
             self.got.append(arrays)
             self._begun.set()
 
     def _bytes(self, piece: PayloadPiece) -> bytes:
-        office, payload = self._office, piece.payload
+        context, payload = self._context, piece.payload
         began = time.monotonic()
-        data = office.transport.get(payload.digest, payload.nbytes, piece.holders, piece.hint)
-        office.mishaps.received(piece.key, len(data))
+        data = context.transport.get(payload.digest, payload.nbytes, piece.holders, piece.hint)
+        context.fault_hooks.received(piece.key, len(data))
         if wire.digest(data) != payload.digest:
             raise Rejected(f"what came for {payload.digest} was damaged")
         self._missing_since_s = None

@@ -1,9 +1,9 @@
-"""Heartbeats: who is alive, how far each region is, and what it asks for.
+"""`Heartbeat`: who is alive, how far, and asks for what; `WaitList`: whom an exchange waits for.
 
 Every region overwrites one record of its own with a counter that rises. Clocks of different
 machines are never compared: an observer judges by its own clock how long a counter stood still, and
-only while it could look. So neither an outage of the store nor a pause of the observer itself makes
-the others look dead.
+only while the observer could look. So neither an outage of the store nor a pause of the observer
+makes the others look dead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from lowcomm_jax.runtime.errors import Lost, Rejected, StoreUnavailable, Superseded
 from lowcomm_jax.runtime.kv import Store
-from lowcomm_jax.runtime.request import Gathered
+from lowcomm_jax.runtime.request import ExchangeResult
 from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.timing import Timing
 
@@ -32,14 +32,14 @@ class Beat:
     Attributes:
       incarnation: rises with every job that takes the region's place.
       counter: rises with every heartbeat.
-      step: after which it has last sent something, or landed it.
-      trained: inner steps it has made; more where it could not reach the others.
+      step: the step of its last send or landing.
+      trained: inner steps it has made; more than `step` where it could not reach the others.
       epoch: of the run that it takes part in; 0 while it joins.
-      awaited: others shall wait for its payloads.
+      awaited: the others shall wait for its payloads.
       wants: it asks for a state.
       leaving: it has ended in good order.
       paused: it has saved its state, and waits for the others to do so.
-      passed: the newest key it has everything of, or "".
+      passed: the newest key of which it has everything, or "".
       address: where its payloads can be pulled from, or "".
     """
 
@@ -58,11 +58,11 @@ class Beat:
 
 @dataclasses.dataclass
 class _Seen:
-    """What is known of a region: its newest beat and how long that stood still."""
+    """What is known of a region: its newest beat, and for how long that did not change."""
 
     beat: Beat
     silent_s: float = 0.0
-    moved: bool = False
+    changed: bool = False
 
 
 class Heartbeat:
@@ -90,7 +90,7 @@ class Heartbeat:
         self._stop = threading.Event()
         act = (self._beat_and_look,)
         self._thread = threading.Thread(
-            target=self.guard, args=act, name="lowcomm-beats", daemon=True
+            target=self.run_guarded, args=act, name="lowcomm-heartbeat", daemon=True
         )
 
     # -- our own beat -------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Heartbeat:
 
     @property
     def own(self) -> Beat:
-        """What our beat says."""
+        """This region's beat."""
         return self._own
 
     def stop(self, leaving: bool = True) -> None:
@@ -137,7 +137,7 @@ class Heartbeat:
 
     @property
     def clock_s(self) -> float:
-        """Seconds for which the others could be observed: it stands while the store is away."""
+        """Seconds for which the others could be observed; does not rise while the store is away."""
         return self._clock_s
 
     def check(self) -> None:
@@ -150,20 +150,20 @@ class Heartbeat:
         seen = self._looks
         self._wait(lambda: self._looks >= seen + 2)  # The first one may be under way already.
 
-    def hear(self, times: int = 1) -> None:
+    def wait_for_beats(self, times: int = 1) -> None:
         """Wait until all other living regions have beaten so often since our next beat.
 
-        The second one of a region is of a time at which it has read that beat of ours.
+        A region's second beat was made after it had read that beat of ours.
         """
         own = self._own.counter
         self._wait(lambda: self._own.counter > own)
         before = self.latest()
 
-        def heard(region: int) -> bool:
+        def has_beaten(region: int) -> bool:
             old, new = before.get(region), self.latest()[region]
             return old is None or _order(new) >= (old.incarnation, old.counter + times)
 
-        self._wait(lambda: all(map(heard, self.living() - {self.region})))
+        self._wait(lambda: all(map(has_beaten, self.living() - {self.region})))
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -180,7 +180,7 @@ class Heartbeat:
             alive = {
                 region
                 for region, seen in self._seen.items()
-                if (seen.moved or not certain)
+                if (seen.changed or not certain)
                 and not seen.beat.leaving
                 and seen.silent_s < self._timing.dead_after_s
             }
@@ -193,8 +193,8 @@ class Heartbeat:
 
     # -- the thread ---------------------------------------------------------------------------
 
-    def guard(self, *acts: Callable[[], None]) -> None:
-        """Do this on a thread that nobody waits for: `check` raises what goes wrong."""
+    def run_guarded(self, *acts: Callable[[], None]) -> None:
+        """Call these on a thread that nobody waits for: `check` raises their errors."""
         try:
             for act in acts:
                 act()
@@ -202,7 +202,7 @@ class Heartbeat:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Let `check` raise this, which has ended a thread that nobody waits for."""
+        """Let `check` raise this error from now on."""
         self._over = self._over or error
 
     def _beat_and_look(self) -> None:
@@ -230,12 +230,12 @@ class Heartbeat:
     def _note_outage(self, error: StoreUnavailable) -> None:
         if self.outage is None:
             log.warning("region %d cannot reach the others: %s", self.region, error)
-            self._store.tally.add("outage")
+            self._store.counter.add("outage")
             self._away_since = time.monotonic()
         self.outage = error
 
-    def back(self) -> bool:
-        """Whether the store can be used; where it has just gone away, waits whether it returns.
+    def store_answers(self) -> bool:
+        """Whether the store can be used; one that has just gone away is given `dead_after_s`.
 
         Raises what `check` raises.
         """
@@ -259,8 +259,8 @@ class Heartbeat:
     def _look(self, passed_s: float) -> None:
         """Read everyone's beat; `passed_s` have passed since the last look.
 
-        A store that went away and a process that stood still both make that time unknown: it
-        counts for little, so that nobody is taken for dead on account of it.
+        While the store was away, or this process stood still, nobody was observed: that time counts
+        for one beat at most, so that no region is taken for dead because of it.
         """
         found = {region: self._read(region) for region in range(self._count)}
         own = found.pop(self.region)
@@ -281,7 +281,7 @@ class Heartbeat:
                         self._seen[region] = _Seen(beat)
                 elif beat is not None and _order(beat) > _order(seen.beat):
                     # Newer ones only: an old record that was copied back proves nothing.
-                    self._seen[region] = _Seen(beat, moved=True)
+                    self._seen[region] = _Seen(beat, changed=True)
                 else:
                     seen.silent_s += passed_s
 
@@ -293,7 +293,7 @@ class Heartbeat:
         try:
             return Beat(**self._seal.open(key, data))
         except Rejected:
-            self._store.tally.add("rejected_record")
+            self._store.counter.add("rejected_record")
             return None
 
 
@@ -301,32 +301,28 @@ def _order(beat: Beat) -> tuple[int, int]:
     return beat.incarnation, beat.counter
 
 
-# -- waiting -----------------------------------------------------------------------------------
-#
-# Whom a region waits for in an exchange.
+class WaitList:
+    """Tells which living regions an exchange waits for.
 
-
-class Waiting:
-    """Tells who may be expected to announce, of those that are alive.
-
-    Whoever began the epoch with us is waited for, and whoever came in later from its first payload
-    on; not one that asks for a state, nor one that was waited for in vain, until it has caught up.
+    A region is waited for if it began the epoch with us; one that joined later, from its first
+    payload on. A region that asks for a state is not waited for. Nor is one that was waited for in
+    vain, until it has caught up.
 
     Attributes:
       roster: incarnation of the regions that began the epoch.
-      behind: whether the others did not wait for us in the last exchange that is over.
+      behind: whether the last finished exchange went on without us.
     """
 
-    def __init__(self, beats: Heartbeat):
+    def __init__(self, heartbeat: Heartbeat):
         self.roster: dict[int, int] = {}
         self.behind = False
-        self._beats = beats
+        self._heartbeat = heartbeat
         self._behind: dict[int, int] = {}
 
     def awaited(self, region: int) -> bool:
-        """Whether a region is alive and may be expected to announce."""
-        beat = self._beats.latest().get(region)
-        if beat is None or region not in self._beats.living(certain=False):
+        """Whether an exchange waits for this region: it is alive and expected to announce."""
+        beat = self._heartbeat.latest().get(region)
+        if beat is None or region not in self._heartbeat.living(certain=False):
             return False
         began_with_us = self.roster.get(region) == beat.incarnation
         expected = not beat.wants and (began_with_us or beat.awaited)
@@ -334,22 +330,22 @@ class Waiting:
 
     def left_behind(self, region: int) -> bool:
         """Whether another region was waited for in vain, and has not caught up."""
-        beat = self._beats.latest().get(region)
+        beat = self._heartbeat.latest().get(region)
         return beat is not None and beat.step <= self._behind.get(region, -1)
 
-    def note(self, others: set[int], gathered: Gathered) -> None:
-        """Whoever was waited for in vain is waited for again once it is past where we are now.
+    def note(self, others: set[int], result: ExchangeResult) -> None:
+        """Note who announced, and who was waited for in vain, in an exchange that is over.
 
-        A region tells the step of its last landing or send: one that stands still where we are has
-        not come past. Nor must it come to where we are later: one that goes on as fast as we do
-        never would.
+        A region that was waited for in vain is waited for again once its step is past ours of now.
+        Equal is not enough: it may stand still there. Nor is our step of later asked for: a region
+        as fast as we are would never reach that.
         """
-        self.behind = self._beats.region not in gathered.commit.present
-        # Also whom only the writer of the record has heard.
-        heard = gathered.heard | gathered.commit.terms.keys()
-        for region in others & heard:
+        self.behind = self._heartbeat.region not in result.commit.present
+        # With those whose announcement only the writer of the record has seen.
+        announced = result.announced | result.commit.terms.keys()
+        for region in others & announced:
             self._behind.pop(region, None)
-        for region in gathered.vain - heard:
-            beat = self._beats.latest().get(region)
+        for region in result.unanswered - announced:
+            beat = self._heartbeat.latest().get(region)
             if region not in self._behind or (beat and beat.step > self._behind[region]):
-                self._behind[region] = self._beats.own.step
+                self._behind[region] = self._heartbeat.own.step

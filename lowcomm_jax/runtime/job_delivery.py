@@ -1,4 +1,9 @@
-"""Payloads of one region's job on their way to the other jobs, and theirs to this one."""
+"""`JobDelivery`: a region's payloads on their way to the other jobs, and theirs to this one.
+
+`JobLoop` calls it: `start` begins an exchange at a send, `arrives` waits, `finish` returns
+everyone's payload at the landing. `answer` gives the state to a region that asks for one. `finish`
+raises `Parted` where the regions have different anchors.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +26,20 @@ from lowcomm_jax.exchange import (
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.params.fragments import Fragments
-from lowcomm_jax.runtime.anchor_history import AnchorHistory, give
+from lowcomm_jax.runtime.anchor_history import AnchorHistory
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
 from lowcomm_jax.runtime.liveness_wait import LivenessWait
 from lowcomm_jax.runtime.loopback_exchange import LoopbackExchange
 from lowcomm_jax.runtime.request import Arrived, nothing
 from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_nbytes
+from lowcomm_jax.runtime.state_transfer import shared_state
 from lowcomm_jax.runtime.wire import shapes_of
 from lowcomm_jax.state.train_state import InFlight, TrainState, with_item
 from lowcomm_jax.topology.gossip import Groups, member_table
 
-# -- pending --------------------------------------------------------------------------------------
-#
-# A payload on its way between jobs, and what comes of it.
-
-
 PyTree = Any
+
 HEADER, ANCHOR = "header", "anchor"
 
 
@@ -46,10 +48,10 @@ class PendingExchange:
     """A payload under way.
 
     Attributes:
-      name: under which the jobs exchange it; terms: on which (`exchange.start`).
-      members: the regions that do, ascending.
-      like: shapes and dtypes of what comes of each region, by name.
-      silent: this region only listens.
+      name: the key of its exchange; terms: of its exchange (`RemoteExchange.start`).
+      members: the regions that exchange it, ascending.
+      like: shapes and dtypes of what comes from each region, by name.
+      listens_only: this region sends nothing.
       slicing: how payloads are reduced in slices; None = everyone gets those of all.
     """
 
@@ -57,12 +59,294 @@ class PendingExchange:
     terms: dict[str, Any]
     members: tuple[int, ...]
     like: dict[str, jax.ShapeDtypeStruct]
-    silent: bool
+    listens_only: bool
     slicing: Slicing | None
 
 
+class JobDelivery:
+    """Delivers payloads of a job that is one region of several.
+
+    Payloads are reduced as on the mesh. Either every region averages one slice; or every region
+    gets all payloads (with gossip: its partners', with their anchors) and averages for itself. The
+    arithmetic is that of the mesh, so that the anchors are the same, bit for bit.
+
+    Attributes:
+      exchange: the exchange with the other jobs.
+      anchor_history: digests of the anchors this region has had.
+      total: how many regions there are; region: this one.
+      listens_only: take what the others exchange, and send nothing (`rejoin.catch_up`).
+      never_defers: wait for the others also while the store is away.
+      trained: inner steps this region has made.
+    """
+
+    def __init__(self, exchange: JobExchange | LoopbackExchange, shared: bool):
+        """`shared`: all regions have one anchor, not one each."""
+        self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
+        self.total, self.region = exchange.count, exchange.region
+        self.listens_only = self.never_defers = False
+        self.trained = 0
+        self._pending: dict[str, PendingExchange] = {}
+        self._anchors: dict[str, PyTree] = {}
+        self._times: dict[str, dict[str, np.ndarray]] = {}
+        self._slicings: dict[tuple[int, int], Slicing] = {}
+
+    def loopback(self) -> JobDelivery:
+        """A delivery without the other regions; what it compiles is compiled for this one, too."""
+        alone = JobDelivery(LoopbackExchange(self.region, self.total), self.anchor_history.shared)
+        alone._slicings = self._slicings
+        return alone
+
+    def start(
+        self,
+        key: str,
+        number: int,
+        flight: InFlight,
+        anchor: dict[str, Any],
+        groups: Groups | None,
+        exchange: MeshExchange,
+        fragments: Fragments,
+        again: bool = False,
+    ) -> None:
+        """Begin the exchange of a flight's payload.
+
+        Args:
+          key: of the flight; number: of the send, the same in all regions.
+          groups: who exchanges; None = all regions.
+          again: the payload was sent before, by a job that has ended.
+        """
+        p = int(flight.fragment)
+        members, like = self.own_group(groups), fragments.like(p)
+        # Named by its number: a region that decided on another fragment or step must find out.
+        name, arrays = str(number), self._arrays_to_send(flight, anchor, like)
+        # Sent again: the anchor may have moved since, and does not tell which one it was.
+        terms = decided(flight) | ({} if again else self.anchor_history.sent(anchor, fragments, p))
+        shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
+        slicing = None
+        if groups is None and goes_in_slices(exchange, self.total):
+            slicing = self._slicing(flight, shapes, exchange, like)
+            shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
+        self._pending[key] = PendingExchange(
+            name, terms, members, shapes, self.listens_only, slicing
+        )
+        if not self.listens_only:
+            how = {"members": members, "terms": terms, "reduction": slicing}
+            self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)
+
+    def _arrays_to_send(
+        self, flight: InFlight, anchor: dict[str, Any], like: PyTree
+    ) -> dict[str, Any]:
+        """The arrays that travel, `[1, ...]` by name."""
+        arrays = named(flight.payload) | {
+            f"{HEADER}/{name}": x for name, x in flight.header.items()
+        }
+        arrays["weight"] = flight.weight
+        if self.anchor_history.shared:
+            return arrays
+        # Copies: the landing may donate the anchor before it was read.
+        return arrays | {f"{ANCHOR}/{k}": jnp.copy(anchor[k]) for k in like}
+
+    def _slicing(self, flight: InFlight, shapes: dict, exchange, like: PyTree) -> Slicing:
+        """Made once for each fragment and level, so that each is compiled once."""
+        kind = int(flight.fragment), int(flight.level)
+        if kind not in self._slicings:
+            payload = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flight.payload)
+            rest = shapes_of({k: x for k, x in shapes.items() if k not in named(payload)})
+            self._slicings[kind] = Slicing(exchange.slices, like, payload, rest, self.total)
+        return self._slicings[kind]
+
+    def own_group(self, groups: Groups | None) -> tuple[int, ...]:
+        """The regions that this one exchanges with, itself included; groups as in `start`."""
+        if groups is None:
+            return tuple(range(self.total))
+        return next(tuple(group) for group in groups if self.region in group)
+
+    def reachable(self) -> bool:
+        """Whether the loop may send and land now; False = it defers."""
+        return self.never_defers or self.exchange.reachable()
+
+    def be_patient(self, seconds: float) -> None:
+        """Wait so much longer than usual for the others, in exchanges started from now on."""
+        self.exchange.be_patient(seconds)
+
+    def arrives(self, state: TrainState, keys: Sequence[str]) -> bool:
+        """Wait until `finish` would not block for these payloads; False = the store is away."""
+        flying = [self._pending[key] for key in keys if key in self._pending]
+        return self.never_defers or all(
+            pending.listens_only or self._arrives(state, pending) for pending in flying
+        )
+
+    def _arrives(self, state: TrainState, pending: PendingExchange) -> bool:
+        if not self.exchange.ready(pending.name):
+            if not self.reachable():
+                return False
+            # What the device has still to compute is no waiting for bytes.
+            jax.block_until_ready(state.inner.params)
+        return self.exchange.arrives(pending.name)
+
+    def learns_outcome(self, key: str) -> bool:
+        """Whether `finish` tells who was counted. Not where we only listen to a small group: its
+        members may never exchange without us."""
+        pending = self._pending.get(key)
+        return pending is None or not pending.listens_only or len(pending.members) == self.total
+
+    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
+        """Block until everyone's payload is here; returns (state, the flight of all members).
+
+        Where the others did not count this region, the returned state has its residual back.
+
+        Raises:
+          Parted: the regions had different anchors when they sent, or sent something else.
+          ValueError: the payload comes from a checkpoint, and was not sent off again.
+        """
+        if key not in self._pending:
+            raise ValueError(
+                f"payload {key!r} is in flight in a state that was restored: call "
+                "Engine.reconnect(state) before the first step"
+            )
+        flight, learns = state.in_flight[key], self.learns_outcome(key)
+        pending = self._pending.pop(key)
+        if pending.listens_only:
+            arrived = self._listen(pending) if learns else nothing(pending.like, self.total)
+        else:
+            self._arrives(state, pending)
+            arrived = self.exchange.finish(pending.name, pending.like)
+        taken = {"travel_seconds": arrived.seconds, "waited_seconds": arrived.waited}
+        self._times[key] = {name: np.array([x], np.float32) for name, x in taken.items()}
+        rows = {name: x[list(pending.members), 0] for name, x in arrived.arrays.items()}
+        counted_N = arrived.participants[list(pending.members)]
+        anchors = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
+        if anchors:
+            self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
+        if flight.takes_part.any() and not arrived.participants[self.region]:
+            state = self._left_out(state, key)
+        if pending.slicing is None:
+            payload = everyones(flight.payload, rows)
+        else:
+            payload = pending.slicing.join(arrived.reduced)
+        return state, counted(flight, payload, rows, counted_N)
+
+    def _listen(self, pending: PendingExchange) -> Arrived:
+        """Wait until the others have exchanged this payload; returns what came of it.
+
+        Not for groups: they have anchors of their own, and may never exchange without us.
+
+        Raises:
+          Lost: nobody is left to exchange it.
+        """
+        liveness = LivenessWait(self.exchange)
+        how = {"members": pending.members, "terms": pending.terms, "reduction": pending.slicing}
+
+        def look() -> Arrived | None:
+            return self.exchange.skip(pending.name, pending.like, **how)
+
+        return leader().broadcast_from_leader("listen", lambda: liveness.wait(pending.name, look))
+
+    def frontier(self) -> int:
+        """Inner steps of the furthest other region; 0 if nobody is there."""
+        steps = self.exchange.steps()
+        return max((steps.get(region, 0) for region in self.exchange.donors()), default=0)
+
+    def passed_over(self, sends: int) -> bool:
+        """Whether the others went on without this region in the exchange after so many sends.
+
+        True also while the store is away and nothing is known. Not for groups: see `_listen`.
+        """
+        if not self.anchor_history.shared:
+            return False
+        try:
+            return self.exchange.passed_over(str(sends + 1))
+        except StoreUnavailable:
+            return True  # the exchange's heartbeat reports it
+
+    def still_behind(self) -> None:
+        """Tell the others how far this region has trained while it defers its events."""
+        self.exchange.trains(self.trained)
+
+    def times(self, key: str | None) -> dict[str, np.ndarray]:
+        """Metrics of a payload that has landed: `travel_seconds`, `waited_seconds`, `[1]` each."""
+        return self._times.pop(key, {})
+
+    def publish_progress(self, state: TrainState, fragments: Fragments) -> None:
+        """Tell the others that all events up to the counters' step are done."""
+        self.anchor_history.note(state, fragments)
+        self.exchange.beat(int(state.counters.step), self.trained)
+        self.answer(state)
+
+    def answer(self, state: TrainState) -> None:
+        """Give a newcomer what it asks for: digests of anchors, and the state if we owe it."""
+        self.exchange.announce_anchors(self.anchor_history.past)
+        if self.exchange.owes_state():
+            self.exchange.give_state(*shared_state(state))
+
+    def compare_final_anchors(self, state: TrainState, fragments: Fragments) -> None:
+        """After the last landing: compare anchors by one exchange without payloads.
+
+        Raises:
+          Parted: another region has another anchor.
+        """
+        if not self.anchor_history.shared:
+            return
+        self.anchor_history.note(state, fragments)
+        # No later send would notice. `heals` is False: no run goes on that one could join again.
+        name = f"{state.counters.step}.end"
+        terms = self.anchor_history.terms(state.anchor, fragments)
+        terms["sends"] = int(state.counters.sends.sum())
+        self.exchange.start(name, {}, takes_part=False, terms=terms)
+        try:
+            self.exchange.finish(name, {})
+        except Parted as error:
+            raise Parted(str(error), heals=False) from error
+
+    def _left_out(self, state: TrainState, key: str) -> TrainState:
+        """The others went on without this region: the state as if it had not sent at all."""
+        flight = state.in_flight[key]
+        p, codec = int(flight.fragment), state.codec
+        if flight.takes_part.any() and flight.sent == state.counters.last_sent[p]:
+            # Unless a later payload was encoded since: its residual follows from this one's.
+            codec = with_item(codec, p, flight.kept)
+        flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
+        return state.replace(codec=codec, in_flight={**state.in_flight, key: flight})
+
+    def draw(self, groups: GroupExchange, key: str) -> Draw:
+        """This region's group: its members' rows, in the order in which `finish` put them."""
+        anchors = self._anchors.pop(key)
+        count = len(next(iter(anchors.values())))
+        return Draw(member_table([tuple(range(count))], groups.topology.group_size)[:1], anchors)
+
+    def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
+        """No bytes: anchors travel with the payloads (`traffic`)."""
+        return self._own(pair(0, np.ones(self.total, bool), groups))
+
+    def traffic(
+        self,
+        exchange: MeshExchange,
+        like: PyTree,
+        mask: np.ndarray,
+        groups: Groups | None,
+        header: int,
+    ) -> Traffic:
+        """Announced bytes of one exchange; takes all other regions to take part."""
+        nbytes = exchange.nbytes(like) + header
+        everyone = np.ones(self.total, bool)
+        everyone[self.region] = mask.any()
+        if groups is not None:
+            anchor = 4 * sum(x.size for x in jax.tree.leaves(like))
+            return self._own(pair(nbytes + anchor, everyone, groups))
+        if goes_in_slices(exchange, self.total):
+            padded = padded_nbytes(exchange, like, self.total)
+            return self._own(in_halves(padded, everyone).plus(all_gather(header, everyone)))
+        return self._own(all_gather(nbytes, everyone))
+
+    def _own(self, traffic: Traffic) -> Traffic:
+        own = slice(self.region, self.region + 1)
+        sent = traffic.sent[own] * (
+            not self.listens_only
+        )  # who only listens reduces no slice either
+        return traffic._replace(sent=sent, received=traffic.received[own])
+
+
 def decided(flight: InFlight) -> dict[str, int]:
-    """What the schedule has decided of a payload."""
+    """What the schedule has decided on a payload: step, fragment, level."""
     what = {"step": flight.sent, "fragment": flight.fragment, "level": flight.level}
     return {name: int(x) for name, x in what.items()}
 
@@ -83,258 +367,3 @@ def counted(
         header={name: rows[f"{HEADER}/{name}"] for name in flight.header},
         takes_part=counted_N,
     )
-
-
-class JobDelivery:
-    """The `carrying.Carrier` of a job that is one region of several.
-
-    Payloads are reduced as on the mesh: in slices, of which every region averages one, or by every
-    region for itself, where each gets those of all others (with gossip: its partners', with their
-    anchors). The arithmetic is that of the mesh, so that the anchors are the same, bit for bit.
-
-    Attributes:
-      moments: the anchors that there were.
-      silent: listen to what the others exchange, and say nothing (`rejoin.catch_up`).
-    """
-
-    def __init__(self, exchange: JobExchange | LoopbackExchange, shared: bool):
-        """`shared`: all regions have one anchor, not each its own."""
-        self.exchange, self.moments = exchange, AnchorHistory(shared)
-        self.total, self.region = exchange.count, exchange.region
-        self.silent = self.insists = False
-        self.trained = 0
-        self._pending: dict[str, PendingExchange] = {}
-        self._anchors: dict[str, PyTree] = {}
-        self._times: dict[str, dict[str, np.ndarray]] = {}
-        self._slicings: dict[tuple[int, int], Slicing] = {}
-
-    def rehearsing(self) -> JobDelivery:
-        """A delivery without the others; what it compiles is compiled for this one, too."""
-        alone = JobDelivery(LoopbackExchange(self.region, self.total), self.moments.shared)
-        alone._slicings = self._slicings
-        return alone
-
-    def start(
-        self,
-        key: str,
-        number: int,
-        flight: InFlight,
-        anchor: dict[str, Any],
-        groups: Groups | None,
-        exchange: MeshExchange,
-        fragments: Fragments,
-        again: bool = False,
-    ) -> None:
-        p = int(flight.fragment)
-        members, like = self.own_group(groups), fragments.like(p)
-        # By its number: who has decided on another fragment or step for it must find out.
-        name, parcel = str(number), self._parcel(flight, anchor, like)
-        # Of what was sent before the anchor may have moved since: it does not tell which it was.
-        terms = decided(flight) | ({} if again else self.moments.sent(anchor, fragments, p))
-        shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in parcel.items()}
-        slicing = None
-        if groups is None and goes_in_slices(exchange, self.total):
-            slicing = self._slicing(flight, shapes, exchange, like)
-            shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
-        self._pending[key] = PendingExchange(name, terms, members, shapes, self.silent, slicing)
-        if not self.silent:
-            how = {"members": members, "terms": terms, "reduction": slicing}
-            self.exchange.start(name, parcel, takes_part=bool(flight.takes_part.any()), **how)
-
-    def _parcel(self, flight: InFlight, anchor: dict[str, Any], like: PyTree) -> dict[str, Any]:
-        """What travels, leaves `[1, ...]` by name."""
-        parcel = named(flight.payload) | {
-            f"{HEADER}/{name}": x for name, x in flight.header.items()
-        }
-        parcel["weight"] = flight.weight
-        if self.moments.shared:
-            return parcel
-        # Copies: the landing donates the anchor, perhaps before it has been read.
-        return parcel | {f"{ANCHOR}/{k}": jnp.copy(anchor[k]) for k in like}
-
-    def _slicing(self, flight: InFlight, shapes: dict, exchange, like: PyTree) -> Slicing:
-        """Made once for each fragment and level, so that each is compiled once."""
-        kind = int(flight.fragment), int(flight.level)
-        if kind not in self._slicings:
-            payload = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), flight.payload)
-            rest = shapes_of({k: x for k, x in shapes.items() if k not in named(payload)})
-            self._slicings[kind] = Slicing(exchange.slices, like, payload, rest, self.total)
-        return self._slicings[kind]
-
-    def own_group(self, groups: Groups | None) -> tuple[int, ...]:
-        """The regions that this one exchanges with, itself included; groups as in `start`."""
-        if groups is None:
-            return tuple(range(self.total))
-        return next(tuple(group) for group in groups if self.region in group)
-
-    def reachable(self) -> bool:
-        """See `carrying.Carrier`."""
-        return self.insists or self.exchange.reachable()
-
-    def be_patient(self, seconds: float) -> None:
-        """See `carrying.Carrier`."""
-        self.exchange.be_patient(seconds)
-
-    def arrives(self, state: TrainState, keys: Sequence[str]) -> bool:
-        """See `carrying.Carrier`."""
-        loop = [self._pending[key] for key in keys if key in self._pending]
-        return self.insists or all(
-            pending.silent or self._arrives(state, pending) for pending in loop
-        )
-
-    def _arrives(self, state: TrainState, pending: PendingExchange) -> bool:
-        if not self.exchange.ready(pending.name):
-            if not self.reachable():
-                return False
-            # What the device has still to compute is no waiting for bytes.
-            jax.block_until_ready(state.inner.params)
-        return self.exchange.arrives(pending.name)
-
-    def hears(self, key: str) -> bool:
-        """See `carrying.Carrier`; a group of which one may never exchange without us."""
-        pending = self._pending.get(key)
-        return pending is None or not pending.silent or len(pending.members) == self.total
-
-    def finish(self, state: TrainState, key: str) -> tuple[TrainState, InFlight]:
-        """See `carrying.Carrier`; blocks until everyone's payload is here.
-
-        Raises:
-          Parted: the regions had different anchors when they sent, or sent something else.
-          ValueError: the payload comes from a checkpoint, and was not sent off again.
-        """
-        if key not in self._pending:
-            raise ValueError(
-                f"payload {key!r} is in flight in a state that was restored: call "
-                "Engine.reconnect(state) before the first step"
-            )
-        flight, heard, pending = state.in_flight[key], self.hears(key), self._pending.pop(key)
-        if pending.silent:
-            arrived = self._heard(pending) if heard else nothing(pending.like, self.total)
-        else:
-            self._arrives(state, pending)
-            arrived = self.exchange.finish(pending.name, pending.like)
-        taken = {"travel_seconds": arrived.seconds, "waited_seconds": arrived.waited}
-        self._times[key] = {name: np.array([x], np.float32) for name, x in taken.items()}
-        rows = {name: x[list(pending.members), 0] for name, x in arrived.arrays.items()}
-        counted_N = arrived.participants[list(pending.members)]
-        anchors = {k: x for k, x in rows.items() if k.startswith(f"{ANCHOR}/")}
-        if anchors:
-            self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
-        if flight.takes_part.any() and not arrived.participants[self.region]:
-            state = self._left_out(state, key)
-        if pending.slicing is None:
-            payload = everyones(flight.payload, rows)
-        else:
-            payload = pending.slicing.join(arrived.reduced)
-        return state, counted(flight, payload, rows, counted_N)
-
-    def _heard(self, pending: PendingExchange) -> Arrived:
-        """What the others have exchanged, as soon as they have.
-
-        Not of groups: they have anchors of their own, and one may never exchange without us.
-
-        Raises:
-          Lost: there is nobody left to do so.
-        """
-        company, how = (
-            LivenessWait(self.exchange),
-            {"members": pending.members, "terms": pending.terms},
-        )
-        how["reduction"] = pending.slicing
-
-        def heard() -> Arrived | None:
-            return self.exchange.skip(pending.name, pending.like, **how)
-
-        return leader().broadcast_from_leader("heard", lambda: company.wait(pending.name, heard))
-
-    def frontier(self) -> int:
-        """Inner steps of the region that is furthest, this one left out; 0 if nobody is there."""
-        steps = self.exchange.steps()
-        return max((steps.get(region, 0) for region in self.exchange.donors()), default=0)
-
-    def passed_over(self, sends: int) -> bool:
-        """Whether others go on without this region in what leaves after so many sends.
-
-        Also while that cannot be known, for the store is away. Not of groups: see `_heard`.
-        """
-        if not self.moments.shared:
-            return False
-        try:
-            return self.exchange.passed_over(str(sends + 1))
-        except StoreUnavailable:
-            return True  # the exchange's heartbeat reports it
-
-    def still_behind(self) -> None:
-        """See `carrying.Carrier`; the others learn it as soon as they can be reached."""
-        self.exchange.trains(self.trained)
-
-    def times(self, key: str | None) -> dict[str, np.ndarray]:
-        return self._times.pop(key, {})
-
-    def settled(self, state: TrainState, fragments: Fragments) -> None:
-        self.moments.note(state, fragments)
-        self.exchange.beat(int(state.counters.step), self.trained)
-        self.answer(state)
-
-    def answer(self, state: TrainState) -> None:
-        """Give a newcomer what it asks for."""
-        self.exchange.vouch(self.moments.past)
-        give(self.exchange, state)
-
-    def ended(self, state: TrainState, fragments: Fragments) -> None:
-        if not self.moments.shared:
-            return
-        self.moments.note(state, fragments)
-        # Nobody sends from what the last landings have left; nor does a run go on to come back to.
-        name, terms = f"{state.counters.step}.end", self.moments.terms(state.anchor, fragments)
-        terms["sends"] = int(state.counters.sends.sum())
-        self.exchange.start(name, {}, takes_part=False, terms=terms)
-        try:
-            self.exchange.finish(name, {})
-        except Parted as error:
-            raise Parted(str(error), heals=False) from error
-
-    def _left_out(self, state: TrainState, key: str) -> TrainState:
-        """The others went on without this region: as if it had not sent at all."""
-        flight = state.in_flight[key]
-        p, codec = int(flight.fragment), state.codec
-        if flight.takes_part.any() and flight.sent == state.counters.last_sent[p]:
-            # Not where a later payload was encoded since: its residual follows from this one's.
-            codec = with_item(codec, p, flight.kept)
-        flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))
-        return state.replace(codec=codec, in_flight={**state.in_flight, key: flight})
-
-    def draw(self, groups: GroupExchange, key: str) -> Draw:
-        """Of the one group there is: its members' rows, as `finish` has put them side by side."""
-        anchors = self._anchors.pop(key)
-        count = len(next(iter(anchors.values())))
-        return Draw(member_table([tuple(range(count))], groups.topology.group_size)[:1], anchors)
-
-    def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
-        """None: they travel with the payloads (`traffic`)."""
-        return self._own(pair(0, np.ones(self.total, bool), groups))
-
-    def traffic(
-        self,
-        exchange: MeshExchange,
-        like: PyTree,
-        mask: np.ndarray,
-        groups: Groups | None,
-        header: int,
-    ) -> Traffic:
-        """As announced: that all other regions take part is not known before the landing."""
-        nbytes = exchange.nbytes(like) + header
-        everyone = np.ones(self.total, bool)
-        everyone[self.region] = mask.any()
-        if groups is not None:
-            anchor = 4 * sum(x.size for x in jax.tree.leaves(like))
-            return self._own(pair(nbytes + anchor, everyone, groups))
-        if goes_in_slices(exchange, self.total):
-            padded = padded_nbytes(exchange, like, self.total)
-            return self._own(in_halves(padded, everyone).plus(all_gather(header, everyone)))
-        return self._own(all_gather(nbytes, everyone))
-
-    def _own(self, traffic: Traffic) -> Traffic:
-        own = slice(self.region, self.region + 1)
-        sent = traffic.sent[own] * (not self.silent)  # who only listens reduces no slice either
-        return traffic._replace(sent=sent, received=traffic.received[own])

@@ -1,11 +1,13 @@
-"""The loops of a job that is one region of several: what they do differently from one mesh.
+"""`JobLoop`: the loop over events of a job that is one region; `job_loop` picks its kind.
 
 A send hands the payload to `JobDelivery`; a landing waits for everyone's. While a job cannot reach
-the other regions it defers what is due and keeps training; `SyncCounters.behind` counts the steps
-since. On reconnection it does all of it in order, as a region that sits out: it sends nothing, and
-adopts nothing that arrives, since that would undo what has been trained meanwhile. So anchors and
-decisions are those of the other regions, and the next thing it sends has all that was trained.
-Slower regions may still train where this one was long ago: they are waited for.
+the other regions, `run_due` defers events, and the job keeps training; `SyncCounters.behind` counts
+the steps since. On reconnection the loop runs the deferred events in order. This region counts as
+absent in each: it sends nothing, and adopts nothing that arrives, since that would undo what it
+trained meanwhile. So anchors and decisions are those of the other regions, and its next send has
+all progress since. Slower regions may still be where this one was long ago: they are waited for.
+
+What happens to a region that is alive and does not answer is decided in `whole_exchange.py`.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ _SLOWER = 4  # times as long as here may a step take elsewhere
 
 
 class Counted(NamedTuple):
-    """Who was counted in an exchange.
+    """Who was counted in one exchange.
 
     Attributes:
-      fragment: that was sent; step: after which.
+      fragment, step: the fragment that was sent, and after which step.
       number: of the fragment's sends, from 0.
-      last: it is the last synchronisation of a run.
+      last: whether this was the last synchronisation of a run.
       counted_N: bool `[N]`, of all regions that exchanged it, ascending.
       adopted: whether regions of this job that were counted adopt it.
     """
@@ -55,22 +57,22 @@ class Counted(NamedTuple):
 
 @dataclasses.dataclass
 class OutagePacing:
-    """How fast this job has trained since it could not reach the others; until it is with them.
+    """How fast this job has trained since it was cut off, until it has caught up with the others.
 
     Attributes:
-      first, last: (step, seconds) when something was deferred; None = nothing is.
+      first, last: (step, seconds) of the first and the last deferral; None = nothing is deferred.
     """
 
     first: tuple[int, float] | None = None
     last: tuple[int, float] | None = None
 
     def deferred(self, step: int) -> None:
-        """Something is still deferred after this step."""
+        """Note that something is still deferred after this step."""
         self.last = step, time.monotonic()
         self.first = self.first or self.last
 
     def patience_s(self, steps: int) -> float:
-        """How long others may take for so many steps."""
+        """How long the others may take for so many steps."""
         if self.first is None or self.first[0] == self.last[0]:
             return 0.0
         (first, began_s), (last, ended_s) = self.first, self.last
@@ -80,13 +82,13 @@ class OutagePacing:
 class JobLoop(SyncLoop):
     """`SyncLoop` of a job that is one region of several.
 
-    A fragment is sent also where this region sits out: the others wait for its word.
+    A fragment is sent also where this region sits out: the others wait for its announcement.
 
     Attributes:
       delivery: carries payloads to the other jobs and theirs to this one.
       pacing: how long the others may take after an outage.
-      witness: is told of every arrival at once, before it lands, if it is known
-        (`JobDelivery.hears`); None = nobody is.
+      witness: called with every outcome before it lands, if the outcome is known
+        (`JobDelivery.learns_outcome`); None = nobody is called.
 
     Raises:
       ValueError: a leaf of role `average`.
@@ -108,14 +110,14 @@ class JobLoop(SyncLoop):
     # -- due events, deferred where the others cannot be reached -----------------------------------
 
     def run_due(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """Do all that is due up to the counters' step, as far as the others can be reached."""
+        """Do all that is due up to the counters' step, or defer it while the store is away."""
         now, nobody = int(state.counters.step), np.zeros_like(mask)
         self.delivery.trained = now
         while (at := self.upcoming(state)) <= now:
             if self.pacing.first is not None:
                 patience_s = self.pacing.patience_s(at - state.counters.done_until)
                 self.delivery.be_patient(patience_s)
-            # As it was then: nothing of it may depend on how late it is done.
+            # With the counters of that step: no result may depend on how late the event is done.
             self._adopts = at == now
             who = mask if at == now else nobody
             state, done = self._reachable_events_at(as_of(state, at, behind=1), who, events)
@@ -127,7 +129,7 @@ class JobLoop(SyncLoop):
                 return state
             in_time = at == now and (state.counters.last_sent == at).any()
             if self.pacing.first is not None and in_time:
-                # Sent in time: the others are where this region is.
+                # Sent in time: this region has caught up with the others.
                 self.pacing = OutagePacing()
                 self.delivery.be_patient(0.0)
         return as_of(state, now, behind=0)
@@ -135,9 +137,9 @@ class JobLoop(SyncLoop):
     def _reachable_events_at(
         self, state: TrainState, mask: np.ndarray, events: list[Event]
     ) -> tuple[TrainState, bool]:
-        """`events_at`, which ends where the others cannot be reached: (state, whether all is done).
+        """As `events_at`, but stops where the store is away: (state, whether all is done).
 
-        Deferred between its sends and their landing, it is taken up there.
+        If it stops between the sends and their landing, the next call goes on with the landing.
         """
         schedule, step = self.schedule, int(state.counters.step)
         to_send = not (state.counters.last_sent == step).any()
@@ -153,13 +155,13 @@ class JobLoop(SyncLoop):
         if not self.delivery.arrives(state, at_once):
             return state, False
         state = self.decide(self.after_sends(state, sent, mask, events), events)
-        self.delivery.settled(state, self.fragments)
+        self.delivery.publish_progress(state, self.fragments)
         return state, True
 
     # -- payloads to and from the other jobs ----------------------------------------------------
 
     def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
-        kept = jax.tree.map(jnp.copy, state.codec[p])  # of before: the send donates it
+        kept = jax.tree.map(jnp.copy, state.codec[p])  # from before the send, which donates it
         state = super()._send(state, p, step, mask, events, key)
         flight = dataclasses.replace(state.in_flight[key], kept=kept)
         self._start(state, key, flight, int(state.counters.sends.sum()))
@@ -179,12 +181,12 @@ class JobLoop(SyncLoop):
         self, state: TrainState, key: str, last: bool = False, adopted: bool = True
     ) -> tuple[TrainState, InFlight]:
         """Wait for the payloads of everyone, and note who was counted."""
-        heard = self.delivery.hears(key)
+        learns = self.delivery.learns_outcome(key)
         state, flight = self.delivery.finish(state, key)
         p, step = int(flight.fragment), int(flight.sent)
         number = state.counters.number(p, step)
         state.counters.counted[p] = flight.takes_part.all()
-        if self.witness is not None and heard:
+        if self.witness is not None and learns:
             counted, adopted = flight.takes_part.copy(), adopted and self._adopts
             self.witness(Counted(p, step, number, last, counted, adopted))
         return state, flight
@@ -199,12 +201,12 @@ class JobLoop(SyncLoop):
     # -- the end --------------------------------------------------------------------------------
 
     def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Wait for the others also where they cannot be reached."""
-        self.delivery.insists = True
+        """As `SyncLoop.run_all`; waits for the others also while they cannot be reached."""
+        self.delivery.never_defers = True
         try:
             return super().run_all(state, events)
         finally:
-            self.delivery.insists = False
+            self.delivery.never_defers = False
 
     def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
         return super().everyone_landed(state, p, step) and bool(state.counters.counted[p])
@@ -215,16 +217,16 @@ class JobLoop(SyncLoop):
         Raises:
           Parted: another region's anchor is another.
         """
-        self.delivery.ended(state, self.fragments)
+        self.delivery.compare_final_anchors(state, self.fragments)
 
     # -- after a restart ------------------------------------------------------------------------
 
     def reconnect(self, state: TrainState) -> None:
-        """Send off what is in flight once more: its first way ended with the job that sent it.
+        """Start the exchanges of what is in flight again: they ended with the job that sent it.
 
         Raises:
-          ValueError: the state is of a checkpoint that does not tell what comes back where this
-            region is not counted.
+          ValueError: the state is of a checkpoint without the codec's state from before the send,
+            which this region needs if it is not counted.
         """
         for key, flight in in_send_order(state.in_flight):
             if flight.anchor_updated:
@@ -238,12 +240,12 @@ class JobLoop(SyncLoop):
             self._start(state, key, flight, number, again=True)
 
     def expect(self, state: TrainState) -> None:
-        """Wait, as a listener, for what others have in flight."""
-        self.delivery.silent = True
+        """Wait, as a listener, for the payloads that others have in flight."""
+        self.delivery.listens_only = True
         try:
             self.reconnect(state)
         finally:
-            self.delivery.silent = False
+            self.delivery.listens_only = False
 
 
 class OnePeriodJobLoop(JobLoop, OnePeriodLoop):
@@ -260,12 +262,12 @@ class GossipJobLoop(JobLoop, GossipLoop):
         return self.delivery.anchors_ahead(nbytes, groups)
 
     def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
-        """Of regions in other groups a job does not know: there all those count that could have."""
+        """A job does not learn of other groups: there every region that could have sent counts."""
         return bool(state.counters.last_sent[p] == step)
 
 
 def job_loop(programs: RoundPrograms, weights, delivery: JobDelivery) -> JobLoop:
-    """The loop of a job's method: among all regions, a period late, or in groups."""
+    """The loop that this job's method needs: `JobLoop`, one period late, or in groups."""
     method: Method = programs.config.method
     if method.topology is not None:
         return GossipJobLoop(programs, weights, delivery)

@@ -1,10 +1,11 @@
-"""The key-value store that regions share: create-only keys, reads, and waiting between looks.
+"""`Store`: the key-value store that regions share; `MetricsCounter`: what its users count.
 
-Built on TensorStore's kvstore. Coordination needs three guarantees: a key is created by one writer
-only, a value is read whole or not at all, and what was created is seen by the next read. Folders
-give them (of one machine, or a shared mount with hard links and no caches), and Google Cloud
-Storage; of S3-like stores only those with conditional writes do (If-None-Match; Amazon's has them).
-`AWS_ENDPOINT_URL`, as for Amazon's own tools, leads to an S3-like store elsewhere.
+Gives create-only keys, reads, lists, and pauses between looks; raises `StoreUnavailable`. Built on
+TensorStore's kvstore. Coordination needs three guarantees: a key is created by one writer only, a
+value is read whole or not at all, and what was created is seen by the next read. Folders give them
+(of one machine, or a shared mount with hard links and no caches), and Google Cloud Storage. Of
+S3-like stores those with conditional writes do (If-None-Match; Amazon's has them).
+`AWS_ENDPOINT_URL`, as for Amazon's own tools, names an S3-like store elsewhere.
 """
 
 from __future__ import annotations
@@ -22,66 +23,34 @@ import tensorstore as ts
 
 from lowcomm_jax.runtime.errors import StoreUnavailable
 
-# -- tally -------------------------------------------------------------------------------------
-#
-# Counters that several threads add to.
-
-
-class MetricsCounter:
-    """Named whole numbers, 0 until something is added."""
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._counts: collections.Counter[str] = collections.Counter()
-
-    def add(self, name: str, amount: int = 1) -> None:
-        """Add to one of the numbers."""
-        with self._lock:
-            self._counts[name] += amount
-
-    def take(self, name: str) -> int:
-        """What was added since it was last taken."""
-        with self._lock:
-            taken = f"{name} taken"
-            new = self._counts[name] - self._counts[taken]
-            self._counts[taken] += new
-            return new
-
-    def read(self) -> dict[str, int]:
-        """All numbers."""
-        with self._lock:
-            return {k: v for k, v in self._counts.items() if not k.endswith(" taken")}
-
-
 SCHEMES = ("file", "gs", "s3")
+
 POLL_S = {"file": (0.002, 0.05)}
 """Shortest and longest pause between looks at the store, in seconds, by scheme of its url."""
+
 POLL_FAR_S = (0.05, 1.0)
+
 SLOWEST_BYTES_PER_S = 1e5
 """A slower way to the store counts as none."""
+
 ENDPOINT = "AWS_ENDPOINT_URL"
-
-
-def segment(text: str) -> str:
-    """Any text as one part of a key, reversible with `urllib.parse.unquote`."""
-    return urllib.parse.quote(text, safe="")
 
 
 class Store:
     """Keys of one run in a key-value store.
 
     Attributes:
-      tally: bytes "store_read" and "store_written", whatever they are.
+      counter: counts bytes "store_read" and "store_written".
       poll_s: shortest and longest pause between looks.
 
     All methods raise `StoreUnavailable` when the store does not answer as it should.
     """
 
-    def __init__(self, url: str, run_id: str, tally: MetricsCounter, timeout_s: float = 60.0):
+    def __init__(self, url: str, run_id: str, counter: MetricsCounter, timeout_s: float = 60.0):
         self.root = f"{url.rstrip('/')}/{run_id}/"
         scheme = url.partition("://")[0]
         self.poll_s = POLL_S.get(scheme, POLL_FAR_S)
-        self.tally = tally
+        self.counter = counter
         self._timeout_s = timeout_s
         self._kv = self._answer(ts.KvStore.open(_spec(self.root)))
         local = urllib.parse.unquote(self.root.removeprefix("file://"))
@@ -116,7 +85,7 @@ class Store:
             # A lost race does not raise: it returns an empty generation.
             done = self._answer(self._kv.write(key, value, if_equal=found.stamp.generation))
             created = bool(done.generation)
-        self.tally.add("store_written", len(value) if created else 0)
+        self.counter.add("store_written", len(value) if created else 0)
         return created
 
     def _link(self, path: pathlib.Path, value: bytes) -> bool:
@@ -147,7 +116,7 @@ class Store:
         """Write a key, whether it exists or not."""
         self._check_anchor()
         self._answer(self._kv.write(key, value), len(value))
-        self.tally.add("store_written", len(value))
+        self.counter.add("store_written", len(value))
 
     def delete(self, key: str) -> None:
         """Remove a key, if it is there."""
@@ -170,7 +139,7 @@ class Store:
 
     def _get(self, key: str, nbytes: int = 0):
         found = self._answer(self._kv.read(key), nbytes)
-        self.tally.add("store_read", len(found.value))
+        self.counter.add("store_read", len(found.value))
         return found
 
     def _check_anchor(self) -> None:
@@ -188,6 +157,37 @@ class Store:
             # Drivers report every kind of trouble as ValueError, told apart by its text only.
             reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
             raise StoreUnavailable(f"{self.root}: {reason}") from error
+
+
+class MetricsCounter:
+    """Named whole numbers, 0 until something is added; several threads may add."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Add to one of the numbers."""
+        with self._lock:
+            self._counts[name] += amount
+
+    def take(self, name: str) -> int:
+        """What was added since it was last taken."""
+        with self._lock:
+            taken = f"{name} taken"
+            new = self._counts[name] - self._counts[taken]
+            self._counts[taken] += new
+            return new
+
+    def read(self) -> dict[str, int]:
+        """All numbers."""
+        with self._lock:
+            return {k: v for k, v in self._counts.items() if not k.endswith(" taken")}
+
+
+def segment(text: str) -> str:
+    """Any text as one part of a key, reversible with `urllib.parse.unquote`."""
+    return urllib.parse.quote(text, safe="")
 
 
 def _spec(root: str) -> str | dict[str, str]:

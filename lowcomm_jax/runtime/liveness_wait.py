@@ -1,4 +1,4 @@
-"""Whether a region that waits for the others still has any that could help it."""
+"""`LivenessWait`: waits for something from other regions, while one is alive that can give it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TypeVar
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.errors import Lost, StoreUnavailable
 
-_ALONE_SECONDS = 10.0
+_GIVE_UP_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 T = TypeVar("T")
 
 
 class LivenessWait:
-    """Gives up on the others when nobody was seen for a while: they may be cut off for a moment.
+    """Waits, and gives up when no donor was seen for a while: they may be cut off for a moment.
 
-    Those that ask for a state themselves are no help: they would wait for one another for ever.
+    Regions that ask for a state themselves do not count: they would wait for one another for ever.
     """
 
     def __init__(self, exchange: JobExchange):
@@ -27,16 +27,16 @@ class LivenessWait:
     def check(self, awaited: str) -> None:
         """
         Raises:
-          Lost: all others are gone; `awaited` says before what.
+          Lost: no donor was seen for 10 s; `awaited` names what was waited for.
         """
         now = time.monotonic()
         if self._exchange.donors():
             self._seen = now
-        elif now > self._seen + _ALONE_SECONDS:
+        elif now > self._seen + _GIVE_UP_SECONDS:
             raise Lost(f"all other regions are gone before {awaited}: join again")
 
     def wait(self, awaited: str, look: Callable[[], T | None]) -> T:
-        """What `look` finds, as soon as it does.
+        """Calls `look` until it returns something other than None, and returns that.
 
         Raises:
           Lost: see `check`.

@@ -1,4 +1,4 @@
-"""An exchange in which all other regions say what this one does, so that nobody is needed."""
+"""`LoopbackExchange`: an exchange without other regions, for compiling before a region joins."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from lowcomm_jax.runtime.wire import Arrays, Reduction, one_slice, side_by_side
 
 
 class LoopbackExchange:
-    """What `BetweenJobs` needs of a `JobExchange`; exchanges are over when they begin.
+    """What `JobDelivery` needs of a `JobExchange`: every other region sends what this one does.
 
-    See there for the methods. In a job of several processes each of them has its own.
+    An exchange is over when it begins. `RemoteExchange` documents the methods. In a job of several
+    processes each process has its own.
     """
 
     def __init__(self, region: int, count: int):
         self.region, self.count = region, count
-        self._open: dict[str, tuple[payloads.Parcel, Reduction | None]] = {}
+        self._open: dict[str, tuple[payloads.HostPayload, Reduction | None]] = {}
 
     def start(
         self, key: str, arrays: dict[str, Any], *, reduction: Reduction | None = None, **_: Any
@@ -37,25 +38,25 @@ class LoopbackExchange:
         return True
 
     def be_patient(self, seconds: float) -> None:
-        """Nobody is waited for."""
+        """Does nothing: nobody is waited for."""
 
     arrives = ready
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:
-        parcel, reduction = self._open.pop(key)
-        rest = self._everyones(parcel.rest, wire.shapes_of(like))
-        reduced = None if reduction is None else self._reduced(parcel, rest, reduction)
+        host_payload, reduction = self._open.pop(key)
+        rest = self._everyones(host_payload.rest, wire.shapes_of(like))
+        reduced = None if reduction is None else self._reduced(host_payload, rest, reduction)
         everyone = np.ones(self.count, bool)
         return Arrived(everyone, rest, reduced, 0, 0, seconds=0.0, waited=0.0)
 
-    def _reduced(self, parcel: payloads.Parcel, rest: Arrays, how: Reduction) -> Arrays:
+    def _reduced(self, host_payload: payloads.HostPayload, rest: Arrays, how: Reduction) -> Arrays:
         everyone = np.ones(self.count, bool)
 
         def average(s: int) -> Arrays:
-            slices = self._everyones(one_slice(parcel.slices, s), how.like)
+            slices = self._everyones(one_slice(host_payload.slices, s), how.like)
             return how.reduce(slices, rest, everyone)
 
-        # On another thread, as in an exchange: settings of this one's are part of what is compiled.
+        # On another thread, as in an exchange: JAX keys compiled programs by a thread's settings.
         with ThreadPoolExecutor(1) as pool:
             slices = list(pool.map(average, range(how.parts)))
         return {name: np.stack([one[name] for one in slices]) for name in how.like}
@@ -64,13 +65,13 @@ class LoopbackExchange:
         return side_by_side(dict.fromkeys(range(self.count), own), self.count, like)
 
     def beat(self, step: int, trained: int = 0) -> None:
-        """Nobody listens."""
+        """Does nothing: nobody listens."""
 
     def trains(self, step: int) -> None:
-        """Nobody listens."""
+        """Does nothing: nobody listens."""
 
     def owes_state(self) -> bool:
         return False
 
-    def vouch(self, moments: Any) -> None:
-        """Nobody asks."""
+    def announce_anchors(self, versions: Any) -> None:
+        """Does nothing: nobody asks."""

@@ -1,4 +1,8 @@
-"""A region's place in a run: coming in, being known to the others, pausing and leaving."""
+"""`Membership`: how a region joins a run, is known to the others, pauses, and leaves.
+
+`join` registers (`register`) and waits for the others (`rendezvous`): with all regions at the
+beginning, or alone into a run that goes on. It raises `TimeoutError` when too few regions came.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,240 @@ from typing import TypeVar
 from lowcomm_jax.runtime.anchor_check import AnchorCheck
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
-from lowcomm_jax.runtime.heartbeat import Beat, Waiting
+from lowcomm_jax.runtime.heartbeat import Beat, WaitList
 from lowcomm_jax.runtime.payloads import PayloadGC
 from lowcomm_jax.runtime.state_transfer import StateTransfer
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 
-# -- joining -----------------------------------------------------------------------------------
-#
-# How a region enters a run: with everyone at its beginning, or into one that goes on.
-
-
 RUN = "run"
+
 _FORMAT = 3
+
 T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 
-def insist(office: ExchangeContext, until: float, act: Callable[[], T]) -> T:
-    """Do something that needs the store, again until that answers: a job may come back meanwhile.
+class Membership:
+    """The part of a `RemoteExchange` that is about regions, not about payloads.
+
+    Attributes:
+      region: which one we are; count: how many there are.
+    """
+
+    def __init__(self, context: ExchangeContext, kind: str, keep: int):
+        self.region, self.count = context.region, context.count
+        self._context, self._kind = context, kind
+        self._payload_gc = PayloadGC(context, keep)
+        self._wait_list = WaitList(context.heartbeat)
+        self._state_transfer = StateTransfer(context, self._wait_list)
+        self._anchor_check = AnchorCheck(context, self._state_transfer)
+        self._running: list[WholeExchange | TwoShotExchange] = []
+
+    def join(self, wait_s: float, step: int = 0) -> None:
+        """Register, begin to beat, and wait until all regions of a new run are there.
+
+        If the run goes on, this region joins it at once. If it was begun and has nobody left, it
+        begins anew: with all regions, or after `wait_s` with those who are there. Keys can then be
+        used again. A region that is behind the furthest of them joins their run as a latecomer.
+
+        Args:
+          step: of the state that this region brings; all that was due up to there is done.
+
+        Raises:
+          ValueError: the run was begun with another secret or with other settings.
+          TimeoutError: not all regions of a new run came in time, or only fresh ones came back.
+          StoreUnavailable: the store does not answer all that time.
+        """
+        atexit.register(self._end)
+        context, until = self._context, time.monotonic() + wait_s
+        retry(context, until, lambda: register(context, self._kind))
+        retry(context, until, self._payload_gc.adopt)
+        self._wait_list.roster = rendezvous(context, until, step)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the others wait for this region's payloads; not while it joins late."""
+        return self._context.heartbeat.own.awaited
+
+    def come_in(self) -> None:
+        """Let the others wait for our payloads from now on; returns when they know."""
+        self._context.heartbeat.update(awaited=True, wants=False)
+        self.wait_for_beats(times=2)
+
+    def wait_for_beats(self, times: int = 1) -> None:
+        """See `Heartbeat.wait_for_beats`: then every region has told its step anew."""
+        self._context.heartbeat.wait_for_beats(times)
+
+    def living(self) -> set[int]:
+        """Regions whose heartbeat was seen lately, this one included."""
+        return self._context.heartbeat.living()
+
+    def steps(self) -> dict[int, int]:
+        """Inner steps that the living regions have made, as they told."""
+        latest = self._context.heartbeat.latest()
+        return {r: max(latest[r].step, latest[r].trained) for r in sorted(self.living())}
+
+    def beat(self, step: int, trained: int = 0) -> None:
+        """Tell the others, with the next heartbeat, the step of our last send or landing.
+
+        Args:
+          trained: inner steps this region has made, if more.
+        """
+        self._context.heartbeat.update(step=step, trained=trained, at_once=False)
+
+    def trains(self, step: int) -> None:
+        """Tell the others how many inner steps we have made, with the next heartbeat."""
+        self._context.heartbeat.update(trained=step, at_once=False)
+
+    def agree(self, name: str, proposal: dict) -> dict:
+        """The first proposal (small JSON) of any region under this name, in this epoch.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        return self._context.commit_log.agree(
+            f"{self._context.heartbeat.own.epoch}/{name}", proposal
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Since the start: "sent", "received" (payload bytes), "store_written", "store_read" (all
+        bytes through the store), "rejected_record", "rejected_damaged", "rejected_content",
+        "rejected_state", "outage"; what never happened is absent.
+        """
+        return self._context.counter.read()
+
+    def pause(self, linger_s: float = 30.0) -> None:
+        """End the exchanges under way without an outcome, before all regions stop for a while.
+
+        So no region is left out because it only stops: exchanges under way are started again when
+        the run continues. Payloads can be had until all living regions pause, `linger_s` at most.
+        """
+        heartbeat = self._context.heartbeat
+        self._context.halted.set()
+        for exchange in self._running:
+            exchange.join()
+        heartbeat.update(paused=True)
+        self._linger(linger_s, lambda: all(heartbeat.latest()[r].paused for r in self.living()))
+
+    def fail(self, error: Exception) -> None:
+        """Let everything that waits here, and every later call, raise this error."""
+        self._context.halted.set()  # this region can send nothing any more
+        self._context.heartbeat.fail(error)
+
+    def close(self, linger_s: float = 30.0) -> None:
+        """Leave the run and end all exchanges under way.
+
+        Where others can only get payloads while this region is there, it stays until all living
+        ones have them, `linger_s` at most.
+        """
+        if self._context.transport.lingers and not self._context.halted.is_set():
+            self._linger(linger_s, self._payload_gc.all_have_ours)
+        self._end()
+
+    def _linger(self, seconds: float, done: Callable[[], bool]) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not done():
+            time.sleep(self._context.timing.beat_s / 4)
+
+    def _end(self) -> None:
+        """Stop all threads: one inside a library when the process ends would bring it down."""
+        atexit.unregister(self._end)
+        context = self._context
+        context.closing.set()
+        for exchange in self._running:
+            exchange.join()
+        self._state_transfer.join()
+        self._anchor_check.join()
+        context.heartbeat.stop()
+        context.transport.close()
+        self._running = []
+
+
+def register(context: ExchangeContext, kind: str) -> None:
+    """Write the run's record, or check that ours is the run that is recorded there.
 
     Raises:
-      StoreUnavailable: it did not until then, by `time.monotonic`.
+      ValueError: the record was signed with another secret, or describes another run.
+      StoreUnavailable: the store does not answer.
+    """
+    ours = {
+        "format": _FORMAT,
+        "run": context.run_id,
+        "count": context.count,
+        "exchange": kind,
+        "heal": context.heal,
+    }
+    context.store.create(RUN, context.seal.close(RUN, ours))
+    data = context.store.read(RUN)
+    try:
+        record = context.seal.open(RUN, data or b"")
+    except Rejected:
+        raise ValueError(
+            f"run {context.run_id!r} at {context.store.root} was begun with another secret: use "
+            "that one, or another run id"
+        ) from None
+    wrong = [f"{k} is {v!r} there, {ours[k]!r} here" for k, v in record.items() if ours[k] != v]
+    if wrong:
+        raise ValueError(f"run {context.run_id!r} at {context.store.root}: " + "; ".join(wrong))
+    context.store.anchor(RUN)
+
+
+def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, int]:
+    """Begin to beat, and wait for the others.
+
+    Regions that begin together agree on a roster by a create-only record: an epoch of the run. A
+    region that is not in the roster joins a run that goes on. The others do not wait for its
+    payloads before its first one.
+
+    When nobody is left, the regions that come back begin a new epoch: they may have gone back to a
+    checkpoint, and must not land what was agreed on since. The roster of that epoch are the
+    furthest of them: payloads that are gone could not bring the others up to their step.
+
+    Returns:
+      the roster: incarnation of the regions that began the epoch.
+
+    Raises:
+      TimeoutError: until then, by `time.monotonic`, not all regions of a new run were there, or of
+        an old run only regions without a checkpoint.
+      StoreUnavailable: the store did not answer.
+      RuntimeError: the exchange was closed meanwhile.
+    """
+    heartbeat = context.heartbeat
+    context.transport.start()
+    heartbeat.update(step=step)
+    _, roster, _ = retry(context, until, lambda: _newest_epoch(context))
+    retry(context, until, lambda: heartbeat.start(above=roster.get(context.region, 0)))
+    while True:
+        heartbeat.check()
+        living, latest = heartbeat.living(), heartbeat.latest()
+        epoch, roster, free = retry(context, until, lambda: _newest_epoch(context))
+        began_it = roster.get(context.region) == heartbeat.own.incarnation
+        others = [latest[region] for region in living - {context.region}]
+        if began_it or _run_goes_on(others, epoch):
+            heartbeat.update(epoch=epoch, awaited=began_it)
+            heartbeat.refresh()
+            return roster
+        # Regions that have just begun it may not have told so yet.
+        begun = any(latest[r].incarnation == roster[r] for r in living & roster.keys())
+        late = time.monotonic() >= until and not begun
+        # Without regions whose epoch was ended by others: they will see that, and join again.
+        coming = {region for region in living if not latest[region].epoch}
+        if (len(coming) == context.count and not begun) or (late and epoch):
+            _check_not_fresh(context, coming)
+            _begin_epoch(context, until, f"epoch/{free}", _furthest(latest, coming))
+            continue
+        if late:
+            raise TimeoutError(_why_not_in(context, living, epoch))
+        _pause(context, context.timing.beat_s / 4)
+
+
+def retry(context: ExchangeContext, until: float, act: Callable[[], T]) -> T:
+    """Call `act` until the store answers, and return its result.
+
+    Raises:
+      StoreUnavailable: the store did not answer until then, by `time.monotonic`.
       RuntimeError: the exchange was closed meanwhile.
     """
     told = False
@@ -46,281 +262,72 @@ def insist(office: ExchangeContext, until: float, act: Callable[[], T]) -> T:
             if not told:
                 log.warning("%s; it is tried for another %.0f s", error, left)
             told = True
-            _pause(office, min(left, office.timing.beat_s / 2))
+            _pause(context, min(left, context.timing.beat_s / 2))
 
 
-def register(office: ExchangeContext, kind: str) -> None:
-    """Write the run's record, or check that we are of the run that stands there.
-
-    Raises:
-      ValueError: the record was signed with another secret, or describes another run.
-      StoreUnavailable: the store does not answer.
-    """
-    ours = {
-        "format": _FORMAT,
-        "run": office.run_id,
-        "count": office.count,
-        "exchange": kind,
-        "heal": office.heal,
-    }
-    office.store.create(RUN, office.seal.close(RUN, ours))
-    data = office.store.read(RUN)
-    try:
-        stands = office.seal.open(RUN, data or b"")
-    except Rejected:
-        raise ValueError(
-            f"run {office.run_id!r} at {office.store.root} was begun with another secret: use that "
-            "one, or another run id"
-        ) from None
-    wrong = [f"{k} is {v!r} there, {ours[k]!r} here" for k, v in stands.items() if ours[k] != v]
-    if wrong:
-        raise ValueError(f"run {office.run_id!r} at {office.store.root}: " + "; ".join(wrong))
-    office.store.anchor(RUN)
-
-
-def enter(office: ExchangeContext, until: float, step: int) -> dict[int, int]:
-    """Beat, and wait for the others.
-
-    Regions that begin together agree on a roster by a create-only record: an epoch of the run. A
-    region that is not in it comes into a run that goes on, and the others do not wait for its
-    payloads before it has sent its first. When nobody is left, those who come back begin a new
-    epoch: they may have gone back to a checkpoint, and must not land what was agreed on since. Its
-    roster are the furthest of them: what is gone with the jobs before cannot bring the others up
-    to there.
-
-    Returns:
-      the roster: incarnation of the regions that began the epoch.
-
-    Raises:
-      TimeoutError: until then, by `time.monotonic`, not all regions of a new run were there; or of
-        an old one only some that have nothing of it.
-      StoreUnavailable: the store did not answer.
-      RuntimeError: the exchange was closed meanwhile.
-    """
-    beats = office.beats
-    office.transport.start()
-    beats.update(step=step)
-    _, roster, _ = insist(office, until, lambda: _newest(office))
-    insist(office, until, lambda: beats.start(above=roster.get(office.region, 0)))
-    while True:
-        beats.check()
-        living, latest = beats.living(), beats.latest()
-        epoch, roster, free = insist(office, until, lambda: _newest(office))
-        began_it = roster.get(office.region) == beats.own.incarnation
-        others = [latest[region] for region in living - {office.region}]
-        if began_it or _goes_on(others, epoch):
-            beats.update(epoch=epoch, awaited=began_it)
-            beats.refresh()
-            return roster
-        # Those who have just begun it may not have said so yet.
-        begun = any(latest[r].incarnation == roster[r] for r in living & roster.keys())
-        late = time.monotonic() >= until and not begun
-        # Not those of a run that has ended under them: they will see that, and come in anew.
-        coming = {region for region in living if not latest[region].epoch}
-        if (len(coming) == office.count and not begun) or (late and epoch):
-            _check_not_fresh(office, coming)
-            _begin(office, until, f"epoch/{free}", _furthest(latest, coming))
-            continue
-        if late:
-            raise TimeoutError(_hindrance(office, living, epoch))
-        _pause(office, office.timing.beat_s / 4)
-
-
-def _goes_on(others: Iterable[Beat], epoch: int) -> bool:
-    """Whether one of them trains: one that is coming in itself has no state to come in with."""
+def _run_goes_on(others: Iterable[Beat], epoch: int) -> bool:
+    """Whether one of them trains; a region that is joining itself has no state to give."""
     return any(b.epoch == epoch > 0 and b.awaited and not b.wants and not b.paused for b in others)
 
 
 def _furthest(latest: Mapping[int, Beat], coming: set[int]) -> dict[str, int]:
-    """A roster: incarnations of those who have come furthest."""
+    """A roster: incarnations of the regions with the highest step."""
     step = max(latest[region].step for region in coming)
     return {str(r): latest[r].incarnation for r in sorted(coming) if latest[r].step == step}
 
 
-def _hindrance(office: ExchangeContext, living: set[int], epoch: int) -> str:
-    """Why a region that waited long enough cannot come in."""
-    latest = office.beats.latest()
+def _why_not_in(context: ExchangeContext, living: set[int], epoch: int) -> str:
+    """Why a region that waited long enough cannot join."""
+    latest = context.heartbeat.latest()
     ahead = sorted(region for region in living if latest[region].epoch > epoch)
     if ahead:
         return (
-            f"regions {ahead} of run {office.run_id!r} train, but there is no record of when it "
+            f"regions {ahead} of run {context.run_id!r} train, but there is no record of when it "
             "began (epoch/): it was removed; stop them, and begin again from the checkpoints in "
             "another rendezvous"
         )
-    missing = sorted(set(range(office.count)) - living)
-    return f"regions {missing} of run {office.run_id!r} were not there in time"
+    missing = sorted(set(range(context.count)) - living)
+    return f"regions {missing} of run {context.run_id!r} were not there in time"
 
 
-def _pause(office: ExchangeContext, seconds: float) -> None:
-    """Wait, as long as nobody closes the exchange meanwhile."""
-    if office.closing.wait(seconds):
-        raise RuntimeError("the exchange was closed while this region was joining")
-
-
-def _begin(office: ExchangeContext, until: float, key: str, roster: dict[str, int]) -> None:
-    """Begin an epoch, unless another region has."""
-    record = office.seal.close(key, roster)
-    insist(office, until, lambda: office.store.create(key, record))
-
-
-def _check_not_fresh(office: ExchangeContext, coming: set[int]) -> None:
-    """Regions that have nothing of a run must not begin it anew while others may have.
+def _check_not_fresh(context: ExchangeContext, coming: set[int]) -> None:
+    """Regions without a checkpoint must not begin a run anew while others may have one.
 
     Raises:
       TimeoutError: they would.
     """
-    latest = office.beats.latest()
+    latest = context.heartbeat.latest()
     further = {r: beat.step for r, beat in latest.items() if r not in coming and beat.step}
     if further and not any(latest[region].step for region in coming):
         raise TimeoutError(
-            f"regions {sorted(coming)} have no checkpoint of run {office.run_id!r}, and those that "
-            f"may have one, last seen at steps {further}, were not there in time: start one of "
-            "them, or begin again in another rendezvous"
+            f"regions {sorted(coming)} have no checkpoint of run {context.run_id!r}, and those "
+            f"that may have one, last seen at steps {further}, were not there in time: start one "
+            "of them, or begin again in another rendezvous"
         )
 
 
-def _newest(office: ExchangeContext) -> tuple[int, dict[int, int], int]:
+def _begin_epoch(context: ExchangeContext, until: float, key: str, roster: dict[str, int]) -> None:
+    """Begin an epoch, unless another region has begun it."""
+    record = context.seal.close(key, roster)
+    retry(context, until, lambda: context.store.create(key, record))
+
+
+def _newest_epoch(context: ExchangeContext) -> tuple[int, dict[int, int], int]:
     """(the newest epoch, its roster, the number for the next one); 0 = there is none."""
-    numbers = sorted(int(key.removeprefix("epoch/")) for key in office.store.list("epoch/"))
+    numbers = sorted(int(key.removeprefix("epoch/")) for key in context.store.list("epoch/"))
     free = numbers[-1] + 1 if numbers else 1
     for number in reversed(numbers):
         key = f"epoch/{number}"
         try:
-            body = office.seal.open(key, office.store.read(key) or b"")
+            body = context.seal.open(key, context.store.read(key) or b"")
         except Rejected:
-            office.tally.add("rejected_record")
+            context.counter.add("rejected_record")
             continue
         return number, {int(region): n for region, n in body.items()}, free
     return 0, {}, free
 
 
-class Membership:
-    """The part of a `RemoteExchange` that is about regions, not about what they exchange.
-
-    Attributes:
-      region: which one we are; count: how many there are.
-    """
-
-    def __init__(self, office: ExchangeContext, kind: str, keep: int):
-        self.region, self.count = office.region, office.count
-        self._office, self._kind = office, kind
-        self._litter = PayloadGC(office, keep)
-        self._waiting = Waiting(office.beats)
-        self._states = StateTransfer(office, self._waiting)
-        self._vouching = AnchorCheck(office, self._states)
-        self._running: list[WholeExchange | TwoShotExchange] = []
-
-    def join(self, wait_s: float, step: int = 0) -> None:
-        """Register, begin to beat, and wait until all regions of a new run are there.
-
-        Into a run that goes on a region comes at once. One that was begun and has nobody left
-        begins anew, with all regions or after `wait_s` with those who are there: keys can then be
-        used again. Who is behind the furthest of them comes into their run as a latecomer.
-
-        Args:
-          step: up to which all is done that was due in the state that this region brings with it.
-
-        Raises:
-          ValueError: the run stands there under another secret or with other settings.
-          TimeoutError: not all regions of a new run came in time, or only fresh ones came back.
-          StoreUnavailable: the store does not answer all that time.
-        """
-        atexit.register(self._end)
-        office, until = self._office, time.monotonic() + wait_s
-        insist(office, until, lambda: register(office, self._kind))
-        insist(office, until, self._litter.adopt)
-        self._waiting.roster = enter(office, until, step)
-
-    @property
-    def awaited(self) -> bool:
-        """Whether the others wait for this region's payloads; not when it comes into their run."""
-        return self._office.beats.own.awaited
-
-    def come_in(self) -> None:
-        """Let the others wait for our payloads, before the first one; returns when they know."""
-        self._office.beats.update(awaited=True, wants=False)
-        self.hear(times=2)
-
-    def hear(self, times: int = 1) -> None:
-        """See `Beats.hear`: then the others have told anew where they are."""
-        self._office.beats.hear(times)
-
-    def living(self) -> set[int]:
-        """Regions whose heartbeat was seen lately, this one included."""
-        return self._office.beats.living()
-
-    def steps(self) -> dict[int, int]:
-        """Inner steps that the living regions have made, as they told."""
-        latest = self._office.beats.latest()
-        return {r: max(latest[r].step, latest[r].trained) for r in sorted(self.living())}
-
-    def beat(self, step: int, trained: int = 0) -> None:
-        """Tell the others, with the next heartbeat, after which step we have sent or landed
-        something, and how many we have made, if more."""
-        self._office.beats.update(step=step, trained=trained, at_once=False)
-
-    def trains(self, step: int) -> None:
-        """Tell the others how many inner steps we have made, with the next heartbeat."""
-        self._office.beats.update(trained=step, at_once=False)
-
-    def agree(self, name: str, proposal: dict) -> dict:
-        """What the first region proposed, small JSON, since all have begun together.
-
-        Raises:
-          StoreUnavailable: try again later.
-        """
-        return self._office.board.agree(f"{self._office.beats.own.epoch}/{name}", proposal)
-
-    def counts(self) -> dict[str, int]:
-        """Since the start: "sent", "received" (payload bytes), "store_written", "store_read" (all
-        bytes through the store), "rejected_record", "rejected_damaged", "rejected_content",
-        "rejected_state", "outage"; what never happened is absent.
-        """
-        return self._office.tally.read()
-
-    def pause(self, linger_s: float = 30.0) -> None:
-        """End the exchanges under way without an outcome, before all regions stop for a while.
-
-        Nothing is committed without a region that only stops: what is under way is started again
-        when the run continues. Payloads can be had until all living regions pause, `linger_s` at
-        most.
-        """
-        beats = self._office.beats
-        self._office.halted.set()
-        for gathering in self._running:
-            gathering.join()
-        beats.update(paused=True)
-        self._linger(linger_s, lambda: all(beats.latest()[r].paused for r in self.living()))
-
-    def fail(self, error: Exception) -> None:
-        """Let this be raised by whatever waits here, and by what is called from now on."""
-        self._office.halted.set()  # nothing can be awaited of us any more
-        self._office.beats.fail(error)
-
-    def close(self, linger_s: float = 30.0) -> None:
-        """Leave the run and end all exchanges under way.
-
-        Where others can only get payloads while this region is there, it stays until all living
-        ones have them, `linger_s` at most.
-        """
-        if self._office.transport.lingers and not self._office.halted.is_set():
-            self._linger(linger_s, self._litter.all_have_ours)
-        self._end()
-
-    def _linger(self, seconds: float, done: Callable[[], bool]) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not done():
-            time.sleep(self._office.timing.beat_s / 4)
-
-    def _end(self) -> None:
-        """Stop all threads: one inside a library when the process ends would bring it down."""
-        atexit.unregister(self._end)
-        office = self._office
-        office.closing.set()
-        for gathering in self._running:
-            gathering.join()
-        self._states.join()
-        self._vouching.join()
-        office.beats.stop()
-        office.transport.close()
-        self._running = []
+def _pause(context: ExchangeContext, seconds: float) -> None:
+    """Wait; raises `RuntimeError` if the exchange is closed meanwhile."""
+    if context.closing.wait(seconds):
+        raise RuntimeError("the exchange was closed while this region was joining")

@@ -1,5 +1,8 @@
-"""What a region publishes for an exchange: bytes for everyone and, where payloads are reduced in
-slices, a slice for each of the others."""
+"""A region's payload: as bytes (`pack`, `publish`), as pieces to fetch, and removed (`PayloadGC`).
+
+A payload is bytes for everyone and, where payloads are reduced in slices, one slice for each of the
+other regions.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ from lowcomm_jax.runtime.wire import Arrays, Reduction, name_of_slice, one_slice
 
 
 @dataclasses.dataclass(frozen=True)
-class Parcel:
+class HostPayload:
     """One region's arrays on the host.
 
     Attributes:
       whole: all of them.
-      rest: what everyone needs of them; slices: the others, `[parts, ...]`.
+      rest: those that every region needs; slices: the others, `[parts, ...]`.
     """
 
     whole: Arrays
@@ -36,10 +39,10 @@ class Parcel:
 
 
 class PackedPayload(NamedTuple):
-    """A parcel as bytes.
+    """A `HostPayload` as bytes.
 
     Attributes:
-      payload: names them.
+      payload: names the bytes by their content.
       data: for everyone.
       slices: by the region that reduces them.
     """
@@ -49,47 +52,50 @@ class PackedPayload(NamedTuple):
     slices: dict[int, bytes]
 
 
-def on_host(arrays: dict[str, Any], reduction: Reduction | None) -> Parcel:
+def on_host(arrays: dict[str, Any], reduction: Reduction | None) -> HostPayload:
     """The arrays once they are computed, in slices if they are reduced so."""
     host = {name: np.asarray(x) for name, x in arrays.items()}
-    return Parcel(host, *((host, {}) if reduction is None else reduction.split(host)))
+    return HostPayload(host, *((host, {}) if reduction is None else reduction.split(host)))
 
 
-def pack(office: ExchangeContext, name: str, parcel: Parcel) -> PackedPayload:
-    """As bytes that tell the run, the name of the exchange and the region."""
-    data = wire.pack(office.run_id, name, office.region, parcel.rest)
-    parts = len(next(iter(parcel.slices.values()), ()))
+def pack(context: ExchangeContext, name: str, host_payload: HostPayload) -> PackedPayload:
+    """The payload as bytes, which name the run, the exchange and the region."""
+    data = wire.pack(context.run_id, name, context.region, host_payload.rest)
+    parts = len(next(iter(host_payload.slices.values()), ()))
     slices = {
         s: wire.pack(
-            office.run_id, name_of_slice(name, s), office.region, one_slice(parcel.slices, s)
+            context.run_id,
+            name_of_slice(name, s),
+            context.region,
+            one_slice(host_payload.slices, s),
         )
         for s in range(parts)
-        if s != office.region
+        if s != context.region
     }
     named = [_named(slices[s]) if s in slices else None for s in range(parts)]
     return PackedPayload(PayloadRecord(wire.digest(data), len(data), tuple(named)), data, slices)
 
 
 def publish(
-    office: ExchangeContext,
+    context: ExchangeContext,
     key: str,
     packed: PackedPayload,
     readers: Sequence[int],
-    insist: Callable,
+    retry: Callable,
 ) -> dict:
-    """Hand it all to the transport, through `insist`; returns the hint for `Said`.
+    """Hand all bytes to the transport, through `retry`; returns the hint for the `Announcement`.
 
     Args:
-      readers: regions that will fetch it at once; others can ask for it. Nobody else: what is
-        offered and never pulled stays in memory.
+      readers: regions that will fetch the bytes at once; others can ask for them. No other region
+        may be in it: bytes that are offered and never pulled stay in memory.
     """
     pieces = [*packed.slices.values(), packed.data]
-    sent = office.mishaps.sent(key, b"".join(pieces))
+    sent = context.fault_hooks.sent(key, b"".join(pieces))
     ends = itertools.accumulate(map(len, pieces))
     *slices, data = [sent[end - len(x) : end] for end, x in zip(ends, pieces)]
 
     def put(payload: PayloadRecord, data: bytes, readers: Sequence[int]) -> dict:
-        return insist(lambda: office.transport.put(payload.digest, data, readers))
+        return retry(lambda: context.transport.put(payload.digest, data, readers))
 
     payload = packed.payload
     hints = {
@@ -108,7 +114,7 @@ def pieces(
     hint: dict,
     slice_of: int | None,
 ) -> list[PayloadPiece]:
-    """What to fetch of a region: what all need, and the slice that region `slice_of` reduces."""
+    """What to fetch of a region: what every region needs, and the slice that `slice_of` reduces."""
     holders = [region, *(r for r in request.members if r != region)]
     whole = PayloadPiece(request.key, request.name, payload, like, holders, hint)
     if slice_of is None or request.reduction is None or not payload.slices[slice_of]:
@@ -117,7 +123,7 @@ def pieces(
 
 
 def slice_piece(whole: PayloadPiece, reduction: Reduction, number: int) -> PayloadPiece:
-    """What to fetch of a region for its slice of this number, given what to fetch of it at all."""
+    """What to fetch of a region for its slice of this number; `whole`: its piece for everyone."""
     return PayloadPiece(
         whole.key,
         name_of_slice(whole.name, number),
@@ -128,36 +134,20 @@ def slice_piece(whole: PayloadPiece, reduction: Reduction, number: int) -> Paylo
     )
 
 
-def _named(data: bytes) -> PayloadRecord:
-    return PayloadRecord(wire.digest(data), len(data))
-
-
-# -- litter ------------------------------------------------------------------------------------
-#
-# Removes payloads that nobody needs any longer.
-
-
-@dataclasses.dataclass(frozen=True)
-class _Done:
-    """An exchange that is over: its place in our order, and the payloads published for it."""
-
-    position: int
-    digests: dict[int, list[str]]
-
-
 class PayloadGC:
-    """Keeps the payloads of the newest `keep` keys behind the slowest region that needs them.
+    """Removes payloads that no region needs, but for the newest `keep` keys.
 
-    A region that is alive and at most `keep` keys behind us, or has asked for a state, catches up
-    from them; where steps are short it is further behind when it comes in, and has as many keys
-    more. One that is behind for longer is too stale for that, and takes a state, too; one that has
-    come back and not asked yet, because it compiles, will be given a newer one. Each region
-    removes its own payloads; those of the dead are removed by the lowest living region. Commit
+    The count starts at the slowest living region that needs payloads. A region needs them while it
+    asks for a state. So does one that the others wait for, while it is at most `keep` keys behind
+    us, counted from its question if it has asked. A region that is further behind takes a state;
+    one that has come back and still compiles will be given a newer state.
+
+    Each region removes its own payloads; the lowest living region removes those of the dead. Commit
     records stay: they are small, and without one a late region could make another.
     """
 
-    def __init__(self, office: ExchangeContext, keep: int):
-        self._office, self._keep = office, keep
+    def __init__(self, context: ExchangeContext, keep: int):
+        self._context, self._keep = context, keep
         self._positions: dict[str, int] = {}
         self._reached: dict[int, int] = {}
         self._asked: dict[int, int] = {}  # our place when a region was last seen asking
@@ -165,35 +155,39 @@ class PayloadGC:
         self._lock = threading.Lock()
 
     def adopt(self) -> None:
-        """Take over what earlier jobs have left announced."""
-        for name, region in self._office.board.all_said():
-            said = self._office.board.heard(name, region)
-            digests = said.payload.digests if said is not None and said.payload else []
+        """Take over the payloads that earlier jobs have announced and left."""
+        for name, region in self._context.commit_log.all_announcements():
+            announcement = self._context.commit_log.announcement(name, region)
+            digests = (
+                announcement.payload.digests
+                if announcement is not None and announcement.payload
+                else []
+            )
             self._done.setdefault(name, _Done(-1, {})).digests[region] = digests
 
     def begin(self, key: str) -> None:
-        """A key's place in our order is when we first hear of it."""
+        """Note a key; keys are ordered by their first `begin`."""
         with self._lock:
             self._positions.setdefault(key, len(self._positions))
 
     def done(self, key: str, published: dict[str, dict[int, list[str]]]) -> None:
-        """We have everything of this key; `published`: digests by name and region."""
+        """Note that we have everything of this key; `published`: digests by name and region."""
         with self._lock:
             for name, digests in published.items():
                 self._done[name] = _Done(self._positions[key], digests)
-            self._reach(self._office.region, key)
-        self._office.beats.update(passed=key)
+            self._reach(self._context.region, key)
+        self._context.heartbeat.update(passed=key)
 
     def all_have_ours(self) -> bool:
-        """Whether every living region has what we have, as far as they told."""
+        """Whether every living region has told that it has what we have."""
         with self._lock:
             self._look()
-            ours = self._reached.get(self._office.region, -1)
-            living = self._office.beats.living()
+            ours = self._reached.get(self._context.region, -1)
+            living = self._context.heartbeat.living()
             return all(self._reached.get(region, -1) >= ours for region in living)
 
     def sweep(self) -> None:
-        """Remove what every living region has left behind; tried again when the store is away."""
+        """Remove what no living region needs; the next call tries again if the store is away."""
         with self._lock:
             passed = {name: self._done.pop(name) for name in self._passed()}
         # Without the lock, which the training thread takes to begin an exchange.
@@ -212,17 +206,17 @@ class PayloadGC:
         self._reached[region] = max(place, self._reached.get(region, -1))
 
     def _look(self) -> dict[int, Beat]:
-        latest = self._office.beats.latest()
+        latest = self._context.heartbeat.latest()
         for region, beat in latest.items():
             self._reach(region, beat.passed)
         return latest
 
     def _passed(self) -> list[str]:
-        living = self._office.beats.living(certain=False)
+        living = self._context.heartbeat.living(certain=False)
         # All as they told at the same time: who asks for a state after that gets one of a donor
         # that has come at least as far as it told, and needs nothing from before it.
         latest = self._look()
-        place = self._reached.get(self._office.region, -1)
+        place = self._reached.get(self._context.region, -1)
         self._asked |= {r: place for r in living if latest[r].wants}
 
         def needs(region: int) -> bool:
@@ -234,10 +228,22 @@ class PayloadGC:
         return [n for n, done in self._done.items() if done.position + self._keep <= slowest]
 
     def _remove(self, name: str, done: _Done) -> None:
-        living = self._office.beats.living(certain=False)
+        living = self._context.heartbeat.living(certain=False)
         for region, digests in done.digests.items():
-            ours = self._office.region == (region if region in living else min(living))
+            ours = self._context.region == (region if region in living else min(living))
             for digest in digests:
-                self._office.transport.drop(digest, shared=ours)
+                self._context.transport.drop(digest, shared=ours)
             if ours:
-                self._office.board.forget(name, region)
+                self._context.commit_log.forget(name, region)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    """An exchange that is over: its position in our order, and the payloads published for it."""
+
+    position: int
+    digests: dict[int, list[str]]
+
+
+def _named(data: bytes) -> PayloadRecord:
+    return PayloadRecord(wire.digest(data), len(data))

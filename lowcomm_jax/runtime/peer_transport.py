@@ -1,8 +1,8 @@
-"""Payloads straight from region to region over `jax.experimental.transfer`.
+"""`PeerTransport`: payloads go from region to region over `jax.experimental.transfer`.
 
-Whoever publishes a payload offers it at once to every region that is there, under numbers that
-travel in the announcement. Any region that holds a verified payload serves it to those that come
-later: they ask through the store, and get an answer there. Addresses travel with the heartbeats.
+A region offers its payload at once to every living region, under numbers that travel in the
+announcement. A region that holds a verified payload serves it to those that come later: they ask
+through the store, and get an answer there. Addresses travel with the heartbeats.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PeerTransport:
         self,
         store: Store,
         seal: Seal,
-        beats: Heartbeat,
-        tally: MetricsCounter,
+        heartbeat: Heartbeat,
+        counter: MetricsCounter,
         pace: Pace,
         timing: Timing,
         closing: threading.Event,
@@ -54,7 +54,7 @@ class PeerTransport:
         Args:
           address: "host:port" under which the other regions reach this one; port 0 = any.
         """
-        self._store, self._seal, self._beats, self._tally = store, seal, beats, tally
+        self._store, self._seal, self._heartbeat, self._counter = store, seal, heartbeat, counter
         self._pace, self._timing, self._closing = pace, timing, closing
         self._server: ByteServer | None = ByteServer(address)
         self._connections: dict[str, object] = {}
@@ -65,12 +65,12 @@ class PeerTransport:
         self._lock = threading.Lock()
         act = (self._answer_all,)
         self._thread = threading.Thread(
-            target=beats.guard, args=act, name="lowcomm-serve", daemon=True
+            target=heartbeat.run_guarded, args=act, name="lowcomm-serve", daemon=True
         )
 
     def start(self) -> None:
         """Tell the others our address, and answer their questions."""
-        self._beats.update(address=self._server.address)
+        self._heartbeat.update(address=self._server.address)
         self._thread.start()
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class PeerTransport:
         """
         array = self.keep(name, data)
         hint: dict = {"address": self._server.address}
-        for region in set(readers) & self._beats.living(certain=False) if data else ():
+        for region in set(readers) & self._heartbeat.living(certain=False) if data else ():
             number = secrets.randbits(63)
             self._offer(name, array, number, region)
             hint[str(region)] = number
@@ -113,23 +113,23 @@ class PeerTransport:
         with self._lock:
             array = self._held.pop(name, None)
             offers = self._offers.pop(name, {})
-        living = self._beats.living(certain=False)
+        living = self._heartbeat.living(certain=False)
         for number, region in offers.items() if array is not None else ():
             if region not in living:
                 # There is no way to take an offer back, but a byte can take its place.
                 self._server.offer(number, self._server.array(b"!"))
-                self._tally.add("sent", -array.size)
+                self._counter.add("sent", -array.size)
 
     def _offer(self, name: str, array: jax.Array, number: int, region: int) -> None:
         with self._lock:
             self._offers.setdefault(name, {})[number] = region
         self._server.offer(number, array)
-        self._tally.add("sent", array.size)
+        self._counter.add("sent", array.size)
 
     def _answer_all(self) -> None:
         """Answer questions until closed."""
         pauses = self._store.pauses()
-        prefix = f"ask/{self._beats.region}/"
+        prefix = f"ask/{self._heartbeat.region}/"
         while not self._closing.is_set():
             try:
                 asked = self._store.list(prefix)
@@ -148,7 +148,7 @@ class PeerTransport:
         try:
             ask = self._seal.open(key, data or b"")
         except Rejected:
-            self._tally.add("rejected_record")
+            self._counter.add("rejected_record")
             return
         with self._lock:
             array = self._held.get(ask["name"])
@@ -169,9 +169,9 @@ class PeerTransport:
           StoreUnavailable: somebody has them, over a link that became slower; try again, there is
             more time then.
         """
-        me, denied, slow = self._beats.region, set(), None
+        me, denied, slow = self._heartbeat.region, set(), None
         for holder in holders:
-            beat = self._beats.latest().get(holder)
+            beat = self._heartbeat.latest().get(holder)
             if holder == me or beat is None or not beat.address or not self._alive(holder):
                 continue
             number = hint.get(str(me)) if hint.get("address") == beat.address else None
@@ -186,7 +186,7 @@ class PeerTransport:
                 slow = error
                 continue
             if data is not None:
-                self._tally.add("received", len(data))
+                self._counter.add("received", len(data))
                 return data
         if slow is not None:
             raise StoreUnavailable(f"{name}: {slow}")
@@ -195,11 +195,11 @@ class PeerTransport:
         raise Missing(f"no region that is alive and can be reached has {name}")
 
     def _alive(self, region: int) -> bool:
-        return region in self._beats.living(certain=False)
+        return region in self._heartbeat.living(certain=False)
 
     def _ask(self, name: str, nbytes: int, holder: int) -> tuple[int | None, bool]:
         """Ask a region for bytes; (the number it offers them under or None, it answered)."""
-        me, number = self._beats.region, secrets.randbits(63)
+        me, number = self._heartbeat.region, secrets.randbits(63)
         key, told = f"ask/{holder}/{number}", f"answer/{me}/{number}"
         ask = {"name": name, "nbytes": nbytes, "number": number, "region": me}
         self._store.write(key, self._seal.close(key, ask))

@@ -1,4 +1,8 @@
-"""What an exchange is about, and what it ends with."""
+"""What an exchange is asked for, and what it returns.
+
+`RemoteExchange` makes an `ExchangeRequest`; `WholeExchange` and `TwoShotExchange` turn it into an
+`ExchangeResult`; `arrange` puts that into rows, the `Arrived` that users get.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +22,19 @@ from lowcomm_jax.runtime.wire import Reduction, side_by_side
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeRequest:
-    """What one exchange is about.
+    """What one exchange is asked for.
 
     Attributes:
-      key, name: as the caller calls it, and as the store does.
+      key, name: its name for the caller, and in the store.
       members: regions of the group, ascending.
       arrays: of this region, without a region axis.
       takes_part: publish them, or announce absence.
       terms: what must be the same in all regions that take part (`terms`).
-      joins: False = only read a commit that stands.
+      joins: False = only read a commit record that exists.
       reduction: how payloads are reduced in slices; None = everyone gets all of everything.
-      like: what the payload of each region must hold; None = what this region's does, if it has
-        one.
-      follows: it continues another exchange, so that nobody has computed before it.
-      patience_s: how much longer than usual others may compute.
+      like: shapes of each region's payload; None = those of this region's payload, if it has one.
+      follows: it continues another exchange, so that no region computes before it.
+      patience_s: how much longer than usual other regions may compute.
     """
 
     key: str
@@ -48,44 +51,30 @@ class ExchangeRequest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gathered:
-    """The end of an exchange.
+class ExchangeResult:
+    """The end of an exchange, by region.
 
     Attributes:
       commit: the record that says who took part.
-      arrays: of those.
-      heard: the regions that announced; vain: those that were waited for to the end, and did not.
-      seconds: it took.
-      reduced: `[parts, ...]`, what became of payloads that are reduced in slices; `arrays` are then
-        what came beside them.
+      arrays: payloads of the regions that took part.
+      announced: the regions that announced.
+      unanswered: those that were waited for to the end, and did not announce.
+      seconds: from our payload being computed to everything being here.
+      reduced: `[parts, ...]`, the reduced slices, if payloads are reduced so; `arrays` are then
+        what came beside the slices.
     """
 
     commit: Commit
     arrays: dict[int, dict[str, np.ndarray]]
-    heard: frozenset[int]
-    vain: frozenset[int]
+    announced: frozenset[int]
+    unanswered: frozenset[int]
     seconds: float
     reduced: dict[str, np.ndarray] | None = None
 
 
-def problems(key: str, group: tuple[int, ...], region: int, count: int) -> list[str]:
-    """What keeps this region of so many from exchanging this key in this group."""
-    wrong = [] if key else ["the key is empty"]
-    if len(set(group)) != len(group) or not set(group) <= set(range(count)):
-        wrong.append(f"members {group} must be different regions of 0..{count - 1}")
-    if region not in group:
-        wrong.append(f"members {group} must contain this region, {region}")
-    return wrong
-
-
-# -- arrived -----------------------------------------------------------------------------------
-#
-# What the end of an exchange brings: everyone's arrays side by side, by region.
-
-
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-    """The end of an exchange, the same in every region but for what was measured.
+    """The end of an exchange, in rows: the same in every region but for what was measured.
 
     Attributes:
       participants: bool `[R]`, as the commit record says; False outside the group.
@@ -106,18 +95,22 @@ class Arrived:
     waited: float
 
 
-def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
-    """An exchange in which nobody took part."""
-    arrays = side_by_side({}, count, wire.shapes_of(like))
-    return Arrived(np.zeros(count, bool), arrays, None, 0, 0, 0.0, 0.0)
+def problems(key: str, group: tuple[int, ...], region: int, count: int) -> list[str]:
+    """One line for each reason why this region cannot exchange this key in this group."""
+    wrong = [] if key else ["the key is empty"]
+    if len(set(group)) != len(group) or not set(group) <= set(range(count)):
+        wrong.append(f"members {group} must be different regions of 0..{count - 1}")
+    if region not in group:
+        wrong.append(f"members {group} must contain this region, {region}")
+    return wrong
 
 
 def arrange(
-    gathered: Gathered,
+    result: ExchangeResult,
     like: dict[str, jax.ShapeDtypeStruct],
     count: int,
     waited: float,
-    tally: MetricsCounter,
+    counter: MetricsCounter,
 ) -> Arrived:
     """Put the regions' arrays into rows.
 
@@ -125,18 +118,24 @@ def arrange(
       Rejected: a region's payload has other shapes than `like`.
     """
     expected = wire.shapes_of(like)
-    for region, own in gathered.arrays.items():
+    for region, own in result.arrays.items():
         found = wire.shapes_of(own)
         if found != expected:
             raise Rejected(f"payload of region {region} is {found}, expected {expected}")
     participants = np.zeros(count, bool)
-    participants[list(gathered.commit.payloads)] = True
+    participants[list(result.commit.payloads)] = True
     return Arrived(
         participants=participants,
-        arrays=side_by_side(gathered.arrays, count, expected),
-        reduced=gathered.reduced,
-        bytes_sent=tally.take("sent"),
-        bytes_received=tally.take("received"),
-        seconds=gathered.seconds,
+        arrays=side_by_side(result.arrays, count, expected),
+        reduced=result.reduced,
+        bytes_sent=counter.take("sent"),
+        bytes_received=counter.take("received"),
+        seconds=result.seconds,
         waited=waited,
     )
+
+
+def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
+    """An exchange in which nobody took part."""
+    arrays = side_by_side({}, count, wire.shapes_of(like))
+    return Arrived(np.zeros(count, bool), arrays, None, 0, 0, 0.0, 0.0)

@@ -1,8 +1,8 @@
-"""A shared secret authenticates every record between regions (HMAC-SHA256).
+"""`Seal`: signs and checks every record between regions with a shared secret (HMAC-SHA256).
 
-A record is signed together with the run and the key it stands under, so that it means nothing
-elsewhere. Payloads need no signature of their own: records name them by their SHA-256. Nothing is
-encrypted. Whoever may write to the store can destroy a run, but not alter what regions believe.
+A record is signed together with the run and the key it stands under, so that a copy elsewhere is
+rejected. Payloads need no signature: records name them by their SHA-256. Nothing is encrypted.
+Whoever may write to the store can destroy a run, but cannot alter what regions believe.
 """
 
 from __future__ import annotations

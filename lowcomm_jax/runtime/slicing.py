@@ -1,4 +1,7 @@
-"""Payloads of jobs that are reduced slice by slice: cut, averaged beside the training, joined."""
+"""`Slicing`: the `Reduction` of one fragment's payloads between jobs: cut, averaged, joined.
+
+The averages are computed on the host's processor, beside the training.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,10 @@ _FLAT = "flat"
 
 
 def goes_in_slices(exchange: MeshExchange, regions: int) -> bool:
-    """Whether payloads of one group of all regions do: coded ones as on the mesh, dense ones where
-    that is less than gathering them."""
+    """Whether payloads that all regions exchange are reduced in slices.
+
+    Coded ones as on the mesh; dense ones where that is fewer bytes than everyone's whole payloads.
+    """
     return regions > 2 if exchange.codec is None else exchange.slices is not None
 
 
@@ -38,7 +43,7 @@ def padded_nbytes(exchange: MeshExchange, like: PyTree, regions: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Slicing:
-    """`exchange.between.slices.Reduction` of one fragment's payloads.
+    """The `wire.Reduction` of one fragment's payloads.
 
     Dense payloads are cut flat, padded with zeros, and added, weighted; the landing divides. Coded
     ones are cut by their codec, averaged, and coded again.

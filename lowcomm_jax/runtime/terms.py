@@ -1,8 +1,8 @@
 """Terms of an exchange: what must be the same in all regions that take part.
 
 A region announces what it has decided (which fragment leaves at which step, at which level) and
-from which anchor; the commit record has what all have said. Whoever decided otherwise, or computed
-with other numbers, learns of it from the record, and nothing that it sent counts.
+from which anchor; the commit record has everyone's terms. `check` raises `Parted` in a region that
+decided otherwise, or computed other numbers; nothing that such a region sends counts.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def as_record(terms: Mapping[str, Any]) -> Terms:
 
 
 def counting(terms: Mapping[int, Terms], heal: Heal) -> set[int]:
-    """The regions whose terms hold; all of them where none do, since all stop then."""
+    """The regions whose terms hold; all regions where no terms hold, since all stop then."""
     holds = _holding(terms, heal)
     return {region for region, one in terms.items() if holds is None or _agree(one, holds)}
 
 
 def check(what: str, terms: Mapping[int, Terms], region: int, own: Terms, heal: Heal) -> None:
-    """Refuse to go on from other terms than those that hold.
+    """Check that this region's terms hold.
 
     Args:
-      what: to be told where they differ.
+      what: the exchange, for the message.
       terms: by region, as a record has them; own: of this region, which may not be in it.
 
     Raises:
-      Parted: with all terms that differ; ours do not hold, or none do.
+      Parted: ours do not hold, or none do; with all terms that differ.
     """
     # Where the record has terms of this region, too, they may be those of a job before it.
     known = {**terms, region: own}

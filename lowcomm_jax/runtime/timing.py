@@ -1,4 +1,4 @@
-"""How long regions wait for one another."""
+"""`Timing`: how long regions wait for one another; `Pace`: deadlines from what was observed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Pace:
         with self._lock:
             self._late_s.append(max(late_s, 0.0))
 
-    def moved(self, nbytes: int, seconds: float) -> None:
+    def transferred(self, nbytes: int, seconds: float) -> None:
         """A payload of another region took so long to get here."""
         with self._lock:
             self._bytes_per_s.append(nbytes / max(seconds, 1e-6))

@@ -1,4 +1,4 @@
-"""How payload bytes get from one region to another: the contract, and the way through the store."""
+"""`Transport`: how payload bytes get from one region to another; `StoreTransport`: by the store."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class StoreTransport:
 
     lingers = False
 
-    def __init__(self, store: Store, tally: MetricsCounter):
-        self._store, self._tally = store, tally
+    def __init__(self, store: Store, counter: MetricsCounter):
+        self._store, self._counter = store, counter
 
     def start(self) -> None:
         """Nothing to serve from."""
@@ -64,7 +64,7 @@ class StoreTransport:
     def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
         """Write the bytes; written anew where they are, in case those are damaged."""
         self._store.write(f"blob/{name}", data)
-        self._tally.add("sent", len(data))
+        self._counter.add("sent", len(data))
         return {}
 
     def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
@@ -72,7 +72,7 @@ class StoreTransport:
         data = self._store.read(f"blob/{name}", nbytes)
         if data is None:
             raise Missing(f"no blob {name} in the store")
-        self._tally.add("received", len(data))
+        self._counter.add("received", len(data))
         return data
 
     def keep(self, name: str, data: bytes) -> None:

@@ -1,6 +1,6 @@
-"""One exchange in two halves: slices to the regions that average them, averages to everyone.
+"""`TwoShotExchange`: slices go to the regions that average them, averages go to everyone.
 
-Each of R regions then sends 2 (R - 1) / R payloads, where gathering them whole takes R - 1.
+Each of R regions then sends 2 (R - 1) / R payloads; a `WholeExchange` takes R - 1.
 """
 
 from __future__ import annotations
@@ -18,41 +18,44 @@ from lowcomm_jax.runtime.commits import Commit, CommitLog
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
-from lowcomm_jax.runtime.request import ExchangeRequest, Gathered
+from lowcomm_jax.runtime.request import ExchangeRequest, ExchangeResult
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 from lowcomm_jax.runtime.wire import Arrays, one_slice, owners, side_by_side
 
+_AVERAGES, _WHOLE = "averages", "whole"
+
 
 class TwoShotExchange:
-    """Runs one exchange whose payloads are reduced in slices; to be used like a `Gathering`.
+    """Runs one exchange whose payloads are reduced in slices; used like a `WholeExchange`.
 
-    In a first exchange slice s of everyone's payload goes to region s, and to everyone what all
-    need beside it. Its commit record says who takes part, and who is there to average: a slice
-    whose region is not falls to another. The averages are gathered in a second exchange.
+    In a first exchange slice s of every payload goes to region s, and what all regions need beside
+    the slices goes to everyone. Its commit record says who takes part, and who is present to
+    average; another region averages the slice of one that is not. A second exchange carries the
+    averages.
 
-    Where a region is lost in between, that second record lacks its slices, for everyone alike.
-    Then those who are left gather whole payloads in a third exchange, and average all slices
-    themselves, so that the lost region counts in no slice, and what comes of it is the same, bit
-    for bit, as if it had been left out from the beginning.
+    Where a region is lost in between, the second record lacks its slices, for everyone alike. Then
+    the others exchange whole payloads in a third exchange, and average all slices themselves. So
+    the lost region counts in no slice. The result is bit for bit as if that region had been left
+    out from the beginning.
     """
 
     def __init__(
         self,
-        office: ExchangeContext,
+        context: ExchangeContext,
         request: ExchangeRequest,
         awaited: Callable[[int], bool],
         done: Callable,
     ):
-        """See `Gathering`."""
+        """See `WholeExchange`."""
         # The device's copies are for the first exchange alone, and not needed for long.
         self.request = dataclasses.replace(request, arrays={})
-        self.outcome: Future[Gathered] = Future()
-        self._office, self._awaited, self._done = office, awaited, done
+        self.outcome: Future[ExchangeResult] = Future()
+        self._context, self._awaited, self._done = context, awaited, done
         self._parts, self._like = request.reduction.parts, request.reduction.like
-        self._first = self._gathering(request, awaited)
-        self._gatherings = [self._first]
+        self._first = self._whole_exchange(request, awaited)
+        self._exchanges = [self._first]
         self._fetches: list[Fetch] = []
-        name = f"lowcomm-{request.name}-halves"
+        name = f"lowcomm-{request.name}-two-shot"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def begin(self) -> None:
@@ -61,70 +64,72 @@ class TwoShotExchange:
 
     @property
     def published(self) -> dict[str, dict[int, list[str]]]:
-        """See `Gathering.published`."""
-        return {name: x for one in self._gatherings for name, x in one.published.items()}
+        """See `WholeExchange.published`."""
+        return {name: x for one in self._exchanges for name, x in one.published.items()}
 
     @property
     def running(self) -> bool:
         """Whether any of its threads still is."""
-        parts = (*self._gatherings, *self._fetches)
+        parts = (*self._exchanges, *self._fetches)
         return self._thread.is_alive() or any(part.running for part in parts)
 
     def join(self) -> None:
         """Wait for all threads, when the exchange is over or closing."""
         self._thread.join()
-        for part in (*self._gatherings, *self._fetches):
+        for part in (*self._exchanges, *self._fetches):
             part.join()
 
     def _run(self) -> None:
         try:
-            gathered = self._exchange()
+            result = self._exchange()
         except BaseException as error:  # it is for `finish` to raise, on the caller's thread
             self.outcome.set_exception(error)
         else:
             seconds = time.monotonic() - self._first.began
-            self.outcome.set_result(dataclasses.replace(gathered, seconds=seconds))
+            self.outcome.set_result(dataclasses.replace(result, seconds=seconds))
         finally:
             for fetch in self._fetches:
                 fetch.cancel()
         self._done(self)
 
-    def _exchange(self) -> Gathered:
+    def _exchange(self) -> ExchangeResult:
         self._first.begin()
         found = self._first.outcome.result()
         if not found.commit.payloads:
             return dataclasses.replace(found, reduced=self._average_all({}, {}))
-        averages = self._second(found)
+        averages = self._exchange_averages(found)
         if averages is not None:
             return dataclasses.replace(found, reduced=averages)
-        return self._whole(found.commit)
+        return self._fall_back_to_whole(found.commit)
 
-    def _gathering(self, request: ExchangeRequest, awaited: Callable[[int], bool]) -> WholeExchange:
-        return WholeExchange(self._office, request, awaited, lambda _: None)
+    def _whole_exchange(
+        self, request: ExchangeRequest, awaited: Callable[[int], bool]
+    ) -> WholeExchange:
+        return WholeExchange(self._context, request, awaited, lambda _: None)
 
-    def _next(self, suffix: str, awaited: Callable[[int], bool], **more) -> Gathered:
-        """The outcome of an exchange that follows."""
-        key, name = f"{self.request.key}/{suffix}", _following(self.request.name, suffix)
+    def _follow_up(self, suffix: str, awaited: Callable[[int], bool], **more) -> ExchangeResult:
+        """The result of an exchange that follows."""
+        key, name = f"{self.request.key}/{suffix}", _suffixed(self.request.name, suffix)
         changes = {"key": key, "name": name, "reduction": None, "terms": {}}
         changes |= {"follows": True, "patience_s": 0.0, **more}
         request = dataclasses.replace(self.request, **changes)
-        self._gatherings.append(self._gathering(request, awaited))
-        self._gatherings[-1].begin()
-        return self._gatherings[-1].outcome.result()
+        self._exchanges.append(self._whole_exchange(request, awaited))
+        self._exchanges[-1].begin()
+        return self._exchanges[-1].outcome.result()
 
-    # -- second half --------------------------------------------------------------------------
+    # -- the second exchange: averages -----------------------------------------------------------
 
-    def _second(self, found: Gathered) -> Arrays | None:
-        """All slices averaged, `[parts, ...]`; None = some were not."""
-        commit, me = found.commit, self._office.region
+    def _exchange_averages(self, found: ExchangeResult) -> Arrays | None:
+        """The averages of all slices, `[parts, ...]`; None = some region did not bring its own."""
+        commit, me = found.commit, self._context.region
         owner = owners(commit.present, self._parts)
         here = self.request.joins and me in commit.present
         ours = self._averages(found, [s for s in range(self._parts) if here and owner[s] == me])
         like = {region: {} for region in self.request.members}
         for s, region in enumerate(owner):
             like[region] |= {_label(s, name): shape for name, shape in self._like.items()}
-        second = self._next(
-            _AVERAGES, self._owes(commit), arrays=ours, takes_part=bool(ours), like=like
+        second = self._follow_up(
+            _AVERAGES, self._owes_averages(commit), arrays=ours, takes_part=bool(ours), like=like
         )
         if not _complete(commit, second.commit):
             return None
@@ -133,21 +138,21 @@ class TwoShotExchange:
             for name in self._like
         }
 
-    def _owes(self, commit: Commit) -> Callable[[int], bool]:
-        """Tells whether a region can be expected to bring averages: it lives, as the same job."""
-        beats, said = self._office.beats, self._first.heard.said
+    def _owes_averages(self, commit: Commit) -> Callable[[int], bool]:
+        """Tells whether to wait for a region's averages: it is alive, and still the same job."""
+        heartbeat, announced = self._context.heartbeat, self._first.inbox.announcements
 
         def owes(region: int) -> bool:
-            beat = beats.latest().get(region)
+            beat = heartbeat.latest().get(region)
             if region not in commit.present or beat is None or beat.wants:
                 return False
-            same = region not in said or said[region].incarnation == beat.incarnation
-            return same and region in beats.living(certain=False)
+            same = region not in announced or announced[region].incarnation == beat.incarnation
+            return same and region in heartbeat.living(certain=False)
 
         return owes
 
-    def _averages(self, found: Gathered, ours: list[int]) -> Arrays:
-        """Of the slices that are ours, by label; none where a contribution cannot be had."""
+    def _averages(self, found: ExchangeResult, ours: list[int]) -> Arrays:
+        """Averages of the slices that are ours, by label; none if a contribution cannot be had."""
         try:
             given = {s: self._contributions(found.commit, s) for s in ours}
         except (Missing, Rejected):
@@ -159,34 +164,34 @@ class TwoShotExchange:
         return labelled
 
     def _contributions(self, commit: Commit, number: int) -> dict[int, Arrays]:
-        """Everyone's slice of this number."""
+        """Every region's slice of this number, by region."""
         found, waiting = {}, {}
         for region, payload in commit.payloads.items():
-            fetch = self._first.heard.fetches.get(region)
-            if payload == self._first.heard.own:
-                found[region] = one_slice(self._first.parcel.slices, number)
-            elif region == self._office.region:
+            fetch = self._first.inbox.fetches.get(region)
+            if payload == self._first.inbox.own:
+                found[region] = one_slice(self._first.host_payload.slices, number)
+            elif region == self._context.region:
                 raise Missing("a job that was here before us has sent it")
-            elif number == self._office.region and fetch is not None and fetch.complete:
+            elif number == self._context.region and fetch is not None and fetch.complete:
                 found[region] = fetch.got[1]
             else:
                 whole = PayloadPiece(
                     self.request.key, self.request.name, payload, None, [region], {}
                 )
                 piece = payloads.slice_piece(whole, self.request.reduction, number)
-                waiting[region] = Fetch(self._office, region, [piece])
+                waiting[region] = Fetch(self._context, region, [piece])
                 self._fetches.append(waiting[region])
         return found | {r: fetch.first(self._first.check) for r, fetch in waiting.items()}
 
-    # -- without the lost ---------------------------------------------------------------------
+    # -- the third exchange: without the lost region ---------------------------------------------
 
-    def _whole(self, commit: Commit) -> Gathered:
-        """Gather whole payloads, and average every slice."""
+    def _fall_back_to_whole(self, commit: Commit) -> ExchangeResult:
+        """Exchange whole payloads, and average every slice here."""
 
         def awaited(region: int) -> bool:
             return region in commit.present and self._awaited(region)
 
-        found = self._next(_WHOLE, awaited, arrays=self._first.parcel.whole)
+        found = self._follow_up(_WHOLE, awaited, arrays=self._first.host_payload.whole)
         split = {r: self.request.reduction.split(x) for r, x in found.arrays.items()}
         rest = {r: rest for r, (rest, _) in split.items()}
         averages = self._average_all({r: slices for r, (_, slices) in split.items()}, rest)
@@ -200,32 +205,29 @@ class TwoShotExchange:
         return {name: np.stack([one[name] for one in averages]) for name in self._like}
 
     def _average(self, slices: dict[int, Arrays], rest: dict[int, Arrays]) -> Arrays:
-        """Of one slice, by region; `rest`: what came beside it."""
-        count, how = self._office.count, self.request.reduction
+        """The average of one slice, given by region; `rest`: what came beside the slices."""
+        count, how = self._context.count, self.request.reduction
         rows = side_by_side(slices, count, how.like), side_by_side(rest, count, how.rest)
         return how.reduce(*rows, np.isin(np.arange(count), list(slices)))
 
 
-_AVERAGES, _WHOLE = "averages", "whole"
-
-
-def stands(board: CommitLog, request: ExchangeRequest) -> bool:
-    """Whether an exchange is over for those who take part: its commit records stand."""
-    first = board.standing(request.name)
+def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:
+    """Whether an exchange is over for those who take part: all its commit records are there."""
+    first = commit_log.committed(request.name)
     if first is None or request.reduction is None or not first.payloads:
         return first is not None
-    second = board.standing(_following(request.name, _AVERAGES))
+    second = commit_log.committed(_suffixed(request.name, _AVERAGES))
     if second is None or _complete(first, second):
         return second is not None
-    return board.standing(_following(request.name, _WHOLE)) is not None
+    return commit_log.committed(_suffixed(request.name, _WHOLE)) is not None
 
 
 def _complete(first: Commit, second: Commit) -> bool:
-    """Whether everyone who was there to average slices did so."""
+    """Whether every region that was present brought its averages."""
     return second.payloads.keys() >= set(first.present)
 
 
-def _following(name: str, suffix: str) -> str:
+def _suffixed(name: str, suffix: str) -> str:
     return f"{name}@{suffix}"
 
 

@@ -1,4 +1,22 @@
-"""One exchange of one key, from publishing our payload to having everyone's."""
+"""`WholeExchange`: one exchange of one key, from publishing our payload to having everyone's.
+
+It gives an `ExchangeResult`, the same in every region. It raises `Parted` where terms differ, and
+`Lost` where an agreed payload is gone.
+
+What happens when a region does not answer, in the order of calls:
+
+1. `WaitList.awaited` (heartbeat.py) tells whether it is waited for. A region whose heartbeat did
+   not change for `dead_after_s` is dead; the exchange goes on without it.
+2. `_confirm` asks `Inbox.is_final` for each member. Those that are alive and late are waited for
+   until `Pace.deadline_s` (timing.py). Then this region confirms which payloads it holds.
+3. `_propose` waits for the confirmations of the others, two deadlines at most. `participants`
+   leaves out what not all of them hold. `CommitLog.commit` (commits.py) writes the one record.
+4. `_complete` fetches what the record names; the silent region is counted in no region.
+5. `WaitList.note` remembers who did not answer: later exchanges do not wait until it caught up. The
+   region itself takes a state when it comes back (recovery/rejoin.py).
+
+Where the store itself is away, `JobLoop.run_due` (job_loop.py) defers the exchange.
+"""
 
 from __future__ import annotations
 
@@ -17,131 +35,360 @@ from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Lost, Missing, StoreUnavailable
 from lowcomm_jax.runtime.fetch import Fetch
-from lowcomm_jax.runtime.request import ExchangeRequest, Gathered
+from lowcomm_jax.runtime.request import ExchangeRequest, ExchangeResult
 
-# -- agreement ---------------------------------------------------------------------------------
-#
-# Which payloads an exchange may count, from what each region says that it holds.
+T = TypeVar("T")
 
+log = logging.getLogger(__name__)
 
 Holdings = Mapping[int, str]
-"""What one region holds and has verified: the digest by region."""
+"""The payloads that one region holds and has verified: digests by region."""
 
 
-def participants(published: Holdings, held: Mapping[int, Holdings]) -> list[int]:
-    """The regions whose payloads every one of them holds, ascending.
-
-    Then a region that dies, or whose payload was damaged on its way, takes nothing with it that
-    the others need. While somebody lacks a payload, the one that the fewest hold is left out; of
-    several, that of the highest region.
-
-    Args:
-      published: digests of the payloads.
-      held: what each region holds that has said so; others are taken to hold everything, since
-        they have no part in this decision and fetch later.
-    """
-    within = set(published)
-
-    def holders(region: int) -> list[int]:
-        return [by for by in within if by not in held or held[by].get(region) == published[region]]
-
-    while lacking := [region for region in within if len(holders(region)) < len(within)]:
-        within.remove(min(lacking, key=lambda region: (len(holders(region)), -region)))
-    return sorted(within)
-
-
-# -- heard -------------------------------------------------------------------------------------
-#
-# What a region hears of one exchange: who announced, and the payloads that it fetches.
-
-
-class Inbox:
-    """Belongs to one exchange, whose thread alone changes it.
+class WholeExchange:
+    """Runs one exchange on a thread of its own.
 
     Attributes:
-      said: what was announced, by region, ourselves included.
-      fetches: what is being fetched, by region.
-      shapes: of our own arrays, once they are known; None = there are none.
-      news: set when something has come that we need.
+      outcome: the result, when it is there.
+      host_payload: our own arrays, once they are on the host.
+      began: when they were (`time.monotonic`).
+      inbox: what the others announced, and what is fetched of that.
     """
 
     def __init__(
-        self, office: ExchangeContext, request: ExchangeRequest, awaited: Callable[[int], bool]
+        self,
+        context: ExchangeContext,
+        request: ExchangeRequest,
+        awaited: Callable[[int], bool],
+        done: Callable,
     ):
-        """`awaited`: whether a region is alive and expected to announce."""
-        self.said: dict[int, Announcement] = {}
+        """
+        Args:
+          awaited: whether to wait for a region (`WaitList.awaited`).
+          done: called with this object after the outcome is set.
+        """
+        self.request = request
+        self.outcome: Future[ExchangeResult] = Future()
+        self.inbox = Inbox(context, request, awaited)
+        self.host_payload = payloads.HostPayload({}, {}, {})
+        self._context, self._awaited, self._done = context, awaited, done
+        self._held: dict[int, Holdings] | None = None
+        self._waits_for: list[int] = []
+        self._asked_s = context.heartbeat.clock_s
+        self._terms: terms.Terms = {}
+        self._late_s = 0.0
+        self._since_s = context.heartbeat.clock_s
+        self.began = time.monotonic()
+        name = f"lowcomm-{request.name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def published(self) -> dict[str, dict[int, list[str]]]:
+        """Digests of what was published for this exchange, by name and region, as far as known."""
+        return {self.request.name: self.inbox.published}
+
+    @property
+    def running(self) -> bool:
+        """Whether any of its threads still is."""
+        return self._thread.is_alive() or self.inbox.running
+
+    def join(self) -> None:
+        """Wait for all threads, when the exchange is over or closing."""
+        self.inbox.news.set()  # or it would see that only with its next look
+        self._thread.join()
+        self.inbox.join()
+
+    def _run(self) -> None:
+        try:
+            self._terms = terms.as_record(self.request.terms)
+            if self.request.joins:
+                self._publish()
+            commit = self._agree()
+            label, context = f"exchange {self.request.key}", self._context
+            terms.check(label, commit.terms, context.region, self._terms, context.heal)
+            arrays = self._complete(commit)
+        except BaseException as error:  # it is for `finish` to raise, on the caller's thread
+            self.outcome.set_exception(error)
+        else:
+            seconds = time.monotonic() - self.began
+            announced, waited = frozenset(self.inbox.announcements), frozenset(self._waits_for)
+            result = ExchangeResult(commit, arrays, announced, waited - announced, seconds)
+            self.outcome.set_result(result)
+        finally:
+            self.inbox.cancel()
+        self._done(self)
+
+    # -- 1: publish ---------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Publish our payload, then announce it; neither if there is a commit record already."""
+        request, context = self.request, self._context
+        payload, hint = None, {}
+        context.fault_hooks.begins(request.key, self._terms)
+        self.host_payload = payloads.on_host(request.arrays, request.reduction)
+        self.inbox.shapes = wire.shapes_of(self.host_payload.rest) or None
+        self.began = time.monotonic()  # until now the device was computing
+        # The device's copies are not needed any longer.
+        self.request = dataclasses.replace(request, arrays={})
+        if self._retry(lambda: context.commit_log.committed(request.name)) is not None:
+            return
+        if request.takes_part:
+            readers = [r for r in request.members if r != context.region and self._awaited(r)]
+            # By its name, which has the epoch: equal payloads of two epochs are not one.
+            packed = payloads.pack(context, request.name, self.host_payload)
+            hint = payloads.publish(context, request.key, packed, readers, self._retry)
+            payload = packed.payload
+        announcement = Announcement(
+            context.region, context.heartbeat.own.incarnation, payload, self._terms, hint
+        )
+        self._retry(lambda: context.commit_log.announce(request.name, announcement))
+        self.inbox.announcements[context.region] = announcement
+        self._since_s = context.heartbeat.clock_s
+
+    def _retry(self, act: Callable[[], T]) -> T:
+        """Call `act` until the store answers."""
+        for pause in self._context.store.pauses():
+            self.check()
+            try:
+                return act()
+            except StoreUnavailable as error:
+                log.info("%s: %s", self.request.key, error)
+                self._context.closing.wait(pause)
+        raise AssertionError("pauses never end")
+
+    def check(self) -> None:
+        self._context.heartbeat.check()
+        if self._context.closing.is_set() or self._context.halted.is_set():
+            raise RuntimeError(f"exchange {self.request.key!r} was not finished when it was closed")
+
+    # -- 2: agree on who took part ------------------------------------------------------------
+
+    def _agree(self) -> Commit:
+        """Wait for a commit record; write it as soon as nobody has to be waited for."""
+        context, pauses, known = self._context, self._context.store.pauses(), None
+        while True:
+            self.check()
+            try:
+                commit = context.commit_log.committed(self.request.name)
+                if commit is None and self.request.joins:
+                    commit = self._propose()
+                if commit is not None:
+                    return commit
+            except StoreUnavailable:
+                pass  # The heartbeat reports it; deadlines stand still meanwhile.
+            if self._known != known:
+                # The others are about as far as we are: what we wait for next is not far.
+                known, pauses = self._known, context.store.pauses()
+            self.inbox.news.wait(next(pauses))
+            self.inbox.news.clear()
+
+    @property
+    def _known(self) -> tuple[int, int, int]:
+        """Grows with all news: announcements, payloads, and confirmations."""
+        return *self.inbox.known, len(self._held or ())
+
+    def _propose(self) -> Commit | None:
+        """One look: writes the commit record, unless a region has still to be waited for."""
+        if self._held is None and not self._confirm():
+            return None
+        context, inbox = self._context, self.inbox
+        announced = inbox.announcements
+        living = context.heartbeat.living(certain=False)
+        known = {r: one.terms for r, one in announced.items() if r in living or inbox.has(r)}
+        counting = terms.counting(known, context.heal)
+        published = {r: announced[r].payload for r in counting if announced[r].payload}
+        for region in published.keys() - self._held.keys():
+            confirmed = context.commit_log.confirmed(self.request.name, region)
+            if confirmed is not None:
+                self._held[region] = confirmed
+        # A region may wait as long for payloads before it confirms: later than we began to wait.
+        unsure = published.keys() - self._held.keys()
+        unsure = [r for r in unsure if r in living and not inbox.replaced(r)]
+        if not self._waited_enough(unsure, deadlines=2):
+            return None
+        digests = {r: p.content for r, p in published.items()}
+        chosen = participants(digests, self._held)
+        if not all(inbox.has(r) for r in chosen):
+            # Only we lack a payload: the others write the record, as long as they live.
+            if not self._waited_enough([r for r in chosen if r in living], deadlines=2):
+                return None
+            chosen = participants({r: d for r, d in digests.items() if inbox.has(r)}, self._held)
+        present = tuple(sorted({*chosen, *(counting & living)}))
+        commit = Commit({r: published[r] for r in chosen}, known, context.region, present)
+        return context.commit_log.commit(self.request.name, commit)
+
+    def _confirm(self) -> bool:
+        """Look for payloads; once no more are waited for, confirm what we hold, and return True."""
+        context, request, inbox = self._context, self.request, self.inbox
+        if inbox.look():
+            self._late_s = self._waited_s
+            if request.patience_s:
+                # What was just announced has still to come: for that the usual time is enough.
+                self._since_s = context.heartbeat.clock_s
+        waiting = self._waits_for = [r for r in request.members if not inbox.is_final(r)]
+        computing = any(region not in inbox.announcements for region in waiting)
+        patience_s = request.patience_s if computing else 0.0
+        enough = self._waited_enough(waiting, patience_s=patience_s)
+        if not enough and not self._passed_over(waiting):
+            return False
+        announced = sorted(inbox.announcements.items())
+        held = {r: one.payload.content for r, one in announced if inbox.has(r)}
+        if inbox.own is not None:
+            context.commit_log.confirm(request.name, context.region, held)
+        if not (request.follows or request.patience_s):
+            context.pace.announced(self._waited_s if waiting else self._late_s)
+        self._held = {context.region: held}
+        self._since_s = context.heartbeat.clock_s
+        return True
+
+    def _passed_over(self, waiting: list[int]) -> bool:
+        """Whether, of these, each was left out by another region: then it cannot count any more.
+
+        The others may not have read yet that a region which joins is to be waited for.
+        """
+        context, now = self._context, self._context.heartbeat.clock_s
+        announced = self.inbox.announcements.keys()
+        if now < self._asked_s + context.timing.beat_s or announced & set(waiting):
+            return False
+        self._asked_s = now
+        others = announced - {context.region}
+        held = [context.commit_log.confirmed(self.request.name, region) for region in others]
+        return all(any(one is not None and r not in one for one in held) for r in waiting)
+
+    @property
+    def _waited_s(self) -> float:
+        return self._context.heartbeat.clock_s - self._since_s
+
+    def _waited_enough(
+        self, waiting: list[int], deadlines: int = 1, patience_s: float = 0.0
+    ) -> bool:
+        """Whether waiting is over: for nobody any more, or for too long."""
+        me, announced = self._context.region, self.inbox.announcements.values()
+        nbytes = sum(one.payload.nbytes_for(me) for one in announced if one.payload)
+        deadline_s = deadlines * self._context.pace.deadline_s(nbytes) + patience_s
+        return not waiting or self._waited_s >= deadline_s
+
+    # -- 3: have every payload of the record --------------------------------------------------
+
+    def _complete(self, commit: Commit) -> dict[int, dict[str, np.ndarray]]:
+        """Fetch every payload that the commit record names; returns their arrays by region."""
+        ours = self._context.region in commit.present
+        if self.request.joins and not self.inbox.announcements:
+            # The record was there before we looked. Still fetch what was offered to us: bytes that
+            # nobody pulls stay in the sender's memory.
+            self._retry(lambda: self.inbox.look(ours))
+        arrays, fetches = {}, {}
+        for region, payload in commit.payloads.items():
+            if self.inbox.own == payload:
+                arrays[region] = self.host_payload.rest
+            else:
+                fetches[region] = self.inbox.fetch_exactly(region, payload, ours)
+        return arrays | {region: self._wait(fetch) for region, fetch in fetches.items()}
+
+    def _wait(self, fetch: Fetch) -> dict[str, np.ndarray]:
+        try:
+            return fetch.first(self.check)
+        except Missing:
+            raise Lost(
+                f"the payload of region {fetch.region} for {self.request.key!r} is agreed on, "
+                "but gone with all who had it: continue from a state (`newest_state`)"
+            ) from None
+
+
+class Inbox:
+    """Who announced in one exchange, and the payloads that this region fetches.
+
+    Only the thread of the exchange changes it.
+
+    Attributes:
+      announcements: by region, this one included.
+      fetches: the payloads that are fetched, by region.
+      shapes: of our own arrays, once they are known; None = there are none.
+      news: set when a payload has come.
+    """
+
+    def __init__(
+        self, context: ExchangeContext, request: ExchangeRequest, awaited: Callable[[int], bool]
+    ):
+        """`awaited`: whether to wait for a region (`WaitList.awaited`)."""
+        self.announcements: dict[int, Announcement] = {}
         self.fetches: dict[int, Fetch] = {}
         self.shapes: wire.Shapes | None = None
         self.news = threading.Event()
         # Without the device's copies, which are not needed for long.
         self._request = dataclasses.replace(request, arrays={})
-        self._office, self._awaited = office, awaited
-        self._begun: list[Fetch] = []  # those that others have replaced, too
+        self._context, self._awaited = context, awaited
+        self._begun: list[Fetch] = []  # with those that were replaced
 
     @property
     def own(self) -> PayloadRecord | None:
-        """What we have published, if anything."""
-        said = self.said.get(self._office.region)
-        return said and said.payload
+        """What this region has published; None = nothing."""
+        announcement = self.announcements.get(self._context.region)
+        return announcement and announcement.payload
 
     @property
     def published(self) -> dict[int, list[str]]:
-        """Names of all that was published, by region, as far as known."""
-        found = {r: fetch.payload.digests for r, fetch in self.fetches.items()}
-        return found | {r: said.payload.digests for r, said in self.said.items() if said.payload}
+        """Digests of all that was published, by region, as far as known."""
+        fetched = {r: fetch.payload.digests for r, fetch in self.fetches.items()}
+        announced = self.announcements.items()
+        return fetched | {r: one.payload.digests for r, one in announced if one.payload}
 
     @property
     def known(self) -> tuple[int, int]:
-        """Grows with all that comes: announcements and payloads."""
-        return len(self.said), sum(fetch.complete for fetch in self.fetches.values())
+        """Grows with every announcement and payload."""
+        return len(self.announcements), sum(fetch.complete for fetch in self.fetches.values())
 
     def look(self, ours: bool = True) -> bool:
-        """Look for announcements, and fetch what they announce; returns whether there are any.
+        """Look for announcements, and fetch what they announce; returns whether any is new.
 
         Args:
-          ours: with the slices that are ours to reduce, if there are any.
+          ours: also fetch the slices that this region reduces, if there are any.
         """
         found = False
         for region in self._request.members:
-            if region in self.said and not self._outdated(region):
+            if region in self.announcements and not self._outdated(region):
                 continue
-            said = self._office.board.heard(self._request.name, region)
-            if said is not None and said != self.said.get(region):
-                self.said[region], found = said, True
-                if said.payload is not None:
-                    self._fetch(region, said.payload, said.hint, ours)
+            announcement = self._context.commit_log.announcement(self._request.name, region)
+            if announcement is not None and announcement != self.announcements.get(region):
+                self.announcements[region], found = announcement, True
+                if announcement.payload is not None:
+                    self._fetch(region, announcement.payload, announcement.hint, ours)
         return found
 
     def _outdated(self, region: int) -> bool:
-        """Whether what a region announced went down with a job that another has replaced."""
+        """Whether what a region announced is gone with a job that another job has replaced."""
         fetch = self.fetches.get(region)
         return fetch is not None and fetch.missing_s is not None and self.replaced(region)
 
     def replaced(self, region: int) -> bool:
-        """Whether another job has taken the place of the one that announced."""
-        beat = self._office.beats.latest().get(region)
-        return beat is not None and beat.incarnation > self.said[region].incarnation
+        """Whether another job has taken the place of the job that announced."""
+        beat = self._context.heartbeat.latest().get(region)
+        return beat is not None and beat.incarnation > self.announcements[region].incarnation
 
-    def settled(self, region: int) -> bool:
+    def is_final(self, region: int) -> bool:
         """Whether waiting longer for this region cannot change anything."""
-        said = self.said.get(region)
-        if said is None:
+        announcement = self.announcements.get(region)
+        if announcement is None:
             return not self._awaited(region)
-        if said.payload is None or self.has(region):
+        if announcement.payload is None or self.has(region):
             return True
         fetch = self.fetches[region]
-        dead = region not in self._office.beats.living(certain=False)
+        dead = region not in self._context.heartbeat.living(certain=False)
         return fetch.hopeless or (dead and fetch.missing_s is not None)
 
     def has(self, region: int) -> bool:
         """Whether this region's payload is here and verified."""
-        if region == self._office.region:
+        if region == self._context.region:
             return self.own is not None
         fetch = self.fetches.get(region)
         return fetch is not None and fetch.complete
 
-    def insist_on(self, region: int, payload: PayloadRecord, ours: bool) -> Fetch:
-        """The fetch of just this payload, begun if need be; `ours`: see `look`."""
+    def fetch_exactly(self, region: int, payload: PayloadRecord, ours: bool) -> Fetch:
+        """The fetch of exactly this payload, begun if need be; `ours`: see `look`."""
         fetch = self.fetches.get(region)
         if fetch is None or fetch.payload != payload:
             self._fetch(region, payload, {}, ours)
@@ -152,10 +399,10 @@ class Inbox:
         if region in self.fetches:
             self.fetches[region].cancel()
         # A job that was here before us has not sent the slice that it was to reduce itself.
-        slice_of = self._office.region if ours and self._request.joins else None
+        slice_of = self._context.region if ours and self._request.joins else None
         like = self._like(region)
         pieces = payloads.pieces(self._request, region, payload, like, hint, slice_of)
-        self.fetches[region] = Fetch(self._office, region, pieces, self.news)
+        self.fetches[region] = Fetch(self._context, region, pieces, self.news)
         self._begun.append(self.fetches[region])
 
     def _like(self, region: int) -> wire.Shapes | None:
@@ -183,244 +430,23 @@ class Inbox:
             fetch.join()
 
 
-T = TypeVar("T")
-log = logging.getLogger(__name__)
+def participants(published: Holdings, held: Mapping[int, Holdings]) -> list[int]:
+    """The regions whose payloads every one of them holds, ascending.
 
+    So a region that dies, or whose payload was damaged on its way, takes nothing with it that the
+    others need. While a region lacks a payload, the one that the fewest hold is left out; of
+    several, that of the highest region.
 
-class WholeExchange:
-    """Runs one exchange on a thread of its own.
-
-    Attributes:
-      outcome: the result, in time.
-      parcel: our own arrays, once they are on the host.
-      began: when that was, and all else began.
-      heard: what the others announced, and what is fetched of it.
+    Args:
+      published: digests of the payloads.
+      held: what each region holds that has confirmed; others are taken to hold everything, since
+        they have no part in this decision and fetch later.
     """
+    within = set(published)
 
-    def __init__(
-        self,
-        office: ExchangeContext,
-        request: ExchangeRequest,
-        awaited: Callable[[int], bool],
-        done: Callable,
-    ):
-        """
-        Args:
-          awaited: whether a region is alive and expected to announce.
-          done: called with this object after the outcome is set.
-        """
-        self.request = request
-        self.outcome: Future[Gathered] = Future()
-        self.heard = Inbox(office, request, awaited)
-        self.parcel = payloads.Parcel({}, {}, {})
-        self._office, self._awaited, self._done = office, awaited, done
-        self._held: dict[int, Holdings] | None = None
-        self._waits_for: list[int] = []
-        self._asked_s = office.beats.clock_s
-        self._terms: terms.Terms = {}
-        self._late_s = 0.0
-        self._since_s = office.beats.clock_s
-        self.began = time.monotonic()
-        name = f"lowcomm-{request.name}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    def holders(region: int) -> list[int]:
+        return [by for by in within if by not in held or held[by].get(region) == published[region]]
 
-    def begin(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    @property
-    def published(self) -> dict[str, dict[int, list[str]]]:
-        """Names of all that was published for this exchange by name and region, as far as known."""
-        return {self.request.name: self.heard.published}
-
-    @property
-    def running(self) -> bool:
-        """Whether any of its threads still is."""
-        return self._thread.is_alive() or self.heard.running
-
-    def join(self) -> None:
-        """Wait for all threads, when the exchange is over or closing."""
-        self.heard.news.set()  # or it would see that only with its next look
-        self._thread.join()
-        self.heard.join()
-
-    def _run(self) -> None:
-        try:
-            self._terms = terms.as_record(self.request.terms)
-            if self.request.joins:
-                self._publish()
-            commit = self._agree()
-            label, office = f"exchange {self.request.key}", self._office
-            terms.check(label, commit.terms, office.region, self._terms, office.heal)
-            arrays = self._complete(commit)
-        except BaseException as error:  # it is for `finish` to raise, on the caller's thread
-            self.outcome.set_exception(error)
-        else:
-            seconds = time.monotonic() - self.began
-            heard, vain = frozenset(self.heard.said), frozenset(self._waits_for)
-            self.outcome.set_result(Gathered(commit, arrays, heard, vain - heard, seconds))
-        finally:
-            self.heard.cancel()
-        self._done(self)
-
-    # -- publish ------------------------------------------------------------------------------
-
-    def _publish(self) -> None:
-        """Hand our payload to the transport, then announce it; not when we come too late."""
-        request, office = self.request, self._office
-        payload, hint = None, {}
-        office.mishaps.begins(request.key, self._terms)
-        self.parcel = payloads.on_host(request.arrays, request.reduction)
-        self.heard.shapes = wire.shapes_of(self.parcel.rest) or None
-        self.began = time.monotonic()  # what came before was computing
-        # The device's copies are not needed any longer.
-        self.request = dataclasses.replace(request, arrays={})
-        if self._insist(lambda: office.board.standing(request.name)) is not None:
-            return
-        if request.takes_part:
-            readers = [r for r in request.members if r != office.region and self._awaited(r)]
-            # By its name, which has the epoch: equal payloads of two epochs are not one.
-            packed = payloads.pack(office, request.name, self.parcel)
-            hint = payloads.publish(office, request.key, packed, readers, self._insist)
-            payload = packed.payload
-        said = Announcement(office.region, office.beats.own.incarnation, payload, self._terms, hint)
-        self._insist(lambda: office.board.say(request.name, said))
-        self.heard.said[office.region] = said
-        self._since_s = office.beats.clock_s
-
-    def _insist(self, act: Callable[[], T]) -> T:
-        """Do something, waiting for the store to come back if it is away."""
-        for pause in self._office.store.pauses():
-            self.check()
-            try:
-                return act()
-            except StoreUnavailable as error:
-                log.info("%s: %s", self.request.key, error)
-                self._office.closing.wait(pause)
-        raise AssertionError("pauses never end")
-
-    def check(self) -> None:
-        self._office.beats.check()
-        if self._office.closing.is_set() or self._office.halted.is_set():
-            raise RuntimeError(f"exchange {self.request.key!r} was not finished when it was closed")
-
-    # -- agree --------------------------------------------------------------------------------
-
-    def _agree(self) -> Commit:
-        """Wait for a commit record; write it as soon as nobody else needs to be waited for."""
-        office, pauses, known = self._office, self._office.store.pauses(), None
-        while True:
-            self.check()
-            try:
-                stands = office.board.standing(self.request.name)
-                if stands is None and self.request.joins:
-                    stands = self._propose()
-                if stands is not None:
-                    return stands
-            except StoreUnavailable:
-                pass  # The heartbeat reports it; deadlines stand still meanwhile.
-            if self._known != known:
-                # The others are about as far as we are: what we wait for next is not far.
-                known, pauses = self._known, office.store.pauses()
-            self.heard.news.wait(next(pauses))
-            self.heard.news.clear()
-
-    @property
-    def _known(self) -> tuple[int, int, int]:
-        """Grows with all that we hear: announcements, payloads, and what others hold."""
-        return *self.heard.known, len(self._held or ())
-
-    def _propose(self) -> Commit | None:
-        """One look; confirms what we hold once that is final, and commits once others have."""
-        office, name, heard = self._office, self.request.name, self.heard
-        if self._held is None:
-            if heard.look():
-                self._late_s = self._waited_s
-                if self.request.patience_s:
-                    # What was just announced has still to come: for that the usual time is enough.
-                    self._since_s = office.beats.clock_s
-            waiting = self._waits_for = [r for r in self.request.members if not heard.settled(r)]
-            computing = any(region not in heard.said for region in waiting)
-            patience_s = self.request.patience_s if computing else 0.0
-            if not self._over(waiting, patience_s=patience_s) and not self._passed_over(waiting):
-                return None
-            held = {r: heard.said[r].payload.content for r in sorted(heard.said) if heard.has(r)}
-            if heard.own is not None:
-                office.board.confirm(name, office.region, held)
-            if not (self.request.follows or self.request.patience_s):
-                office.pace.announced(self._waited_s if waiting else self._late_s)
-            self._held = {office.region: held}
-            self._since_s = office.beats.clock_s
-        living = office.beats.living(certain=False)
-        known = {r: s.terms for r, s in heard.said.items() if r in living or heard.has(r)}
-        counting = terms.counting(known, office.heal)
-        published = {r: heard.said[r].payload for r in counting if heard.said[r].payload}
-        for region in published.keys() - self._held.keys():
-            confirmed = office.board.confirmed(name, region)
-            if confirmed is not None:
-                self._held[region] = confirmed
-        # A region may wait as long for payloads before it confirms: later than we began to wait.
-        unsure = published.keys() - self._held.keys()
-        unsure = [r for r in unsure if r in living and not heard.replaced(r)]
-        if not self._over(unsure, deadlines=2):
-            return None
-        digests = {r: p.content for r, p in published.items()}
-        chosen = participants(digests, self._held)
-        if not all(heard.has(r) for r in chosen):
-            # We are the odd one out, and the record is theirs to write as long as they live.
-            if not self._over([r for r in chosen if r in living], deadlines=2):
-                return None
-            chosen = participants({r: d for r, d in digests.items() if heard.has(r)}, self._held)
-        present = tuple(sorted({*chosen, *(counting & living)}))
-        commit = Commit({r: published[r] for r in chosen}, known, office.region, present)
-        return office.board.commit(name, commit)
-
-    def _passed_over(self, waiting: list[int]) -> bool:
-        """Whether others have not waited for any of these: then nothing of theirs can count.
-
-        A region that comes in is awaited by those who have read so, perhaps not by all at once.
-        """
-        office, now = self._office, self._office.beats.clock_s
-        if now < self._asked_s + office.timing.beat_s or self.heard.said.keys() & set(waiting):
-            return False
-        self._asked_s = now
-        others = self.heard.said.keys() - {office.region}
-        held = [office.board.confirmed(self.request.name, region) for region in others]
-        return all(any(one is not None and r not in one for one in held) for r in waiting)
-
-    @property
-    def _waited_s(self) -> float:
-        return self._office.beats.clock_s - self._since_s
-
-    def _over(self, waiting: list[int], deadlines: int = 1, patience_s: float = 0.0) -> bool:
-        """Whether waiting is over: for nobody any more, or for too long."""
-        me = self._office.region
-        nbytes = sum(s.payload.nbytes_for(me) for s in self.heard.said.values() if s.payload)
-        deadline_s = deadlines * self._office.pace.deadline_s(nbytes) + patience_s
-        return not waiting or self._waited_s >= deadline_s
-
-    # -- complete -----------------------------------------------------------------------------
-
-    def _complete(self, commit: Commit) -> dict[int, dict[str, np.ndarray]]:
-        """Everything the commit record names, fetched until it is here."""
-        ours = self._office.region in commit.present
-        if self.request.joins and not self.heard.said:
-            # We came too late to hear; but what was offered to us, and is not pulled, stays in the
-            # memory of those who offer it.
-            self._insist(lambda: self.heard.look(ours))
-        arrays, fetches = {}, {}
-        for region, payload in commit.payloads.items():
-            if self.heard.own == payload:
-                arrays[region] = self.parcel.rest
-            else:
-                fetches[region] = self.heard.insist_on(region, payload, ours)
-        return arrays | {region: self._wait(fetch) for region, fetch in fetches.items()}
-
-    def _wait(self, fetch: Fetch) -> dict[str, np.ndarray]:
-        try:
-            return fetch.first(self.check)
-        except Missing:
-            raise Lost(
-                f"the payload of region {fetch.region} for {self.request.key!r} is agreed on, "
-                "but gone with all who had it: continue from a state (`newest_state`)"
-            ) from None
+    while lacking := [region for region in within if len(holders(region)) < len(within)]:
+        within.remove(min(lacking, key=lambda region: (len(holders(region)), -region)))
+    return sorted(within)

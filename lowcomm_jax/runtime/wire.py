@@ -1,7 +1,8 @@
-"""Arrays to bytes and back: safetensors with the run, the key and the region in its metadata.
+"""Arrays to bytes and back, and the contract of payloads that are reduced in slices.
 
-Every array travels as its raw bytes (uint8) beside its dtype and shape, so that narrow float and
-integer types need no support from the format. Nothing is unpickled.
+`pack` and `unpack` use safetensors, with the run, the key and the region in the metadata. Every
+array travels as its raw bytes (uint8) beside its dtype and shape, so that narrow float and integer
+types need no support from the format. Nothing is unpickled. `unpack` raises `Rejected`.
 """
 
 from __future__ import annotations
@@ -20,18 +21,10 @@ from lowcomm_jax.runtime.errors import Rejected
 
 _METADATA = "payload"
 
+Arrays = dict[str, np.ndarray]
+
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 """dtype name and shape of every array."""
-
-
-def digest(data: bytes) -> str:
-    """SHA-256 in hex."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def shapes_of(arrays: Mapping[str, Any]) -> Shapes:
-    """dtype names and shapes of arrays or `ShapeDtypeStruct`s."""
-    return {name: (np.dtype(x.dtype).name, tuple(x.shape)) for name, x in arrays.items()}
 
 
 def pack(run_id: str, key: str, region: int, arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -68,23 +61,14 @@ def unpack(
         raise Rejected(f"payload of region {region} for {key!r}: {error}") from None
 
 
-def _parse(data: bytes) -> tuple[dict, dict[str, bytes]]:
-    try:
-        flat = {name: info["data"] for name, info in safetensors.deserialize(data)}
-        size = int.from_bytes(data[:8], "little")
-        about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_METADATA])
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise Rejected(f"not a payload: {error}") from None
-    if not isinstance(about, dict):
-        raise Rejected("not a payload: no description of its arrays")
-    return about, flat
+def digest(data: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(data).hexdigest()
 
 
-def _difference(found: Shapes, like: Shapes) -> str:
-    """The first arrays in which two descriptions differ, in words."""
-    names = [name for name in sorted(found.keys() | like) if found.get(name) != like.get(name)]
-    parts = [f"{name} is {found.get(name)}, expected {like.get(name)}" for name in names[:3]]
-    return "; ".join(parts) + ("" if len(names) <= 3 else f"; and {len(names) - 3} more")
+def shapes_of(arrays: Mapping[str, Any]) -> Shapes:
+    """dtype names and shapes of arrays or `ShapeDtypeStruct`s."""
+    return {name: (np.dtype(x.dtype).name, tuple(x.shape)) for name, x in arrays.items()}
 
 
 def raw(array: np.ndarray) -> np.ndarray:
@@ -102,20 +86,13 @@ def restore(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(data, jnp.dtype(dtype)).reshape(shape).copy()
 
 
-# -- slices ------------------------------------------------------------------------------------
-#
-# What an exchange needs to know of payloads that are reduced slice by slice.
-
-
-Arrays = dict[str, np.ndarray]
-
-
 class Reduction(Protocol):
-    """How payloads are cut and averaged; called on the threads of an exchange.
+    """How payloads are cut into slices and averaged; called on the threads of an exchange.
 
     Attributes:
       parts: how many slices, one for each region of the run.
-      like: dtypes and shapes of one slice, cut or reduced; rest: of what all need beside them.
+      like: dtypes and shapes of one slice, cut or reduced.
+      rest: dtypes and shapes of the arrays that every region needs beside the slices.
     """
 
     parts: int
@@ -123,38 +100,57 @@ class Reduction(Protocol):
     rest: Shapes
 
     def split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
-        """One region's arrays as (what all need of it, slices `[parts, ...]`)."""
+        """One region's arrays as (what every region needs, slices `[parts, ...]`)."""
 
     def reduce(self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray) -> Arrays:
-        """What everyone's slices of one number come to, their average or sum, `like`.
+        """Average or sum, `like`, of every region's slice of one number.
 
         Args:
-          slice_R: `[R, ...]`; rest_R: what `split` gave first, `[R, ...]`; zeros for regions that
-            take no part.
+          slice_R: `[R, ...]`; rest_R: the first result of `split`, `[R, ...]`; zeros for regions
+            that take no part.
           takes_part_R: bool `[R]`.
         """
 
 
 def owners(present: Sequence[int], parts: int) -> list[int]:
-    """Which region reduces each slice: the one of its number, or another that is there."""
+    """The region that reduces each slice: the one of its number, else one that is present."""
     return [s if s in present else present[s % len(present)] for s in range(parts)]
 
 
 def one_slice(slices: Arrays, number: int) -> Arrays:
-    """A single one, without the leading axis."""
+    """One slice, without the leading axis."""
     return {name: x[number] for name, x in slices.items()}
 
 
 def name_of_slice(name: str, number: int) -> str:
-    """Under which a slice of a payload is packed."""
+    """The name under which a slice of a payload is packed."""
     return f"{name}/slice {number}"
 
 
 def side_by_side(by_region: Mapping[int, Arrays], count: int, like: Shapes) -> Arrays:
-    """Rows `[R, ...]` of arrays like these; zeros for regions that are not there."""
+    """Rows `[R, ...]` of arrays `like` these; zeros for regions that are not in `by_region`."""
     # Through jnp, which knows the narrow types that NumPy has no names for.
     rows = {n: np.zeros((count, *shape), jnp.dtype(d)) for n, (d, shape) in like.items()}
     for region, arrays in by_region.items():
         for name, x in arrays.items():
             rows[name][region] = x
     return rows
+
+
+def _parse(data: bytes) -> tuple[dict, dict[str, bytes]]:
+    try:
+        flat = {name: info["data"] for name, info in safetensors.deserialize(data)}
+        size = int.from_bytes(data[:8], "little")
+        about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_METADATA])
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise Rejected(f"not a payload: {error}") from None
+    if not isinstance(about, dict):
+        raise Rejected("not a payload: no description of its arrays")
+    return about, flat
+
+
+def _difference(found: Shapes, like: Shapes) -> str:
+    """The first arrays in which two descriptions differ, in words."""
+    names = [name for name in sorted(found.keys() | like) if found.get(name) != like.get(name)]
+    parts = [f"{name} is {found.get(name)}, expected {like.get(name)}" for name in names[:3]]
+    return "; ".join(parts) + ("" if len(names) <= 3 else f"; and {len(names) - 3} more")

@@ -1,0 +1,96 @@
+"""One process that is told who was counted and who came back ends where the jobs did."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from runtime.faults import vanish
+from runtime.test_same_numbers import METHODS
+from runtime.together import batches, engine, rows, values
+
+from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.recovery.rejoin_sim import rejoin_regions
+
+R, STEPS, DIES, WAIT = 3, 160, 9, 24
+
+
+class Job:
+    """Region 2 dies and comes back; the others wait a little for it."""
+
+    def __init__(self, name, region, make, entered, saved):
+        self.name, self.region, self.make, self.entered = name, region, make, entered
+        self.saved = saved
+        self.seen, self.came = [], None
+
+    def live(self):
+        exchange = self.make(self.region)
+        one, state = self.begin(exchange)
+        if self.region == 2:
+            one.run(state, [rows(batch, 2) for batch in batches(STEPS, R)[:DIES]])
+            vanish(exchange)
+            one, state = self.begin(self.make(2))
+            state.counters.step = np.int64(self.saved)
+            state = rejoin.enter(one, state, rows(batches(1, R)[0], 2))
+            self.came = int(state.counters.step)
+            self.entered.set()
+        state, _ = one.run(state, self.unhurried(int(state.counters.step)))
+        before = values(state)
+        return before, values(one.finish(state))
+
+    def begin(self, exchange):
+        one = engine(METHODS[self.name](), R, exchange)
+        state = one.init(oracle.make_params())
+        one.sync_loop(state).witness = self.seen.append
+        return one, state
+
+    def unhurried(self, done):
+        for t, batch in list(enumerate(batches(STEPS, R)))[done:]:
+            if t >= WAIT:
+                self.entered.wait(0.5)
+            yield rows(batch, self.region)
+
+
+@pytest.mark.parametrize(
+    "name, saved",
+    [("streaming", WAIT + 6), pytest.param("sparseloco", 0, marks=pytest.mark.slow)],
+)
+def test_a_region_dies_and_comes_back(name, saved, brief):
+    """Also with residuals, and while payloads are under way; not before the step of its checkpoint,
+    which may be further than the others are if it had trained on alone."""
+    entered, make = threading.Event(), brief(R)
+    jobs = [Job(name, region, make, entered, saved) for region in range(R)]
+    with ThreadPoolExecutor(R) as pool, jax.numpy_dtype_promotion("standard"):
+        done = list(pool.map(in_standard, jobs))
+    came, seen = jobs[2].came, {}
+    assert DIES < came < STEPS and came >= saved
+    for job in jobs:
+        for counted in job.seen:
+            at = counted.fragment, counted.number
+            # What they agreed on is the same wherever it is seen.
+            assert seen.setdefault(at, counted).counted_N.tolist() == counted.counted_N.tolist()
+    masks = {one.step: one.counted_N for one in seen.values() if not one.last}
+    ends = {one.fragment: one.counted_N for one in seen.values() if one.last}
+    assert {2 for mask in masks.values() if not mask[2]} and set(ends) == set(range(len(ends)))
+
+    with jax.numpy_dtype_promotion("standard"):
+        one = engine(METHODS[name](), R)
+        state, fresh = one.init(oracle.make_params()), one.init(oracle.make_params())
+        data = batches(STEPS, R)
+        state, _ = one.run(state, data[:came], masks.get)
+        state = rejoin_regions(one.sync_loop(state), state, fresh, np.array([False, False, True]))
+        state, _ = one.run(state, data[came:], masks.get)
+        together = values(state), values(one.finish(state, ends.get))
+    for region, job in enumerate(done):
+        for (anchor, params), (all_anchors, all_params) in zip(job, together, strict=True):
+            for leaf, value in anchor.items():
+                np.testing.assert_array_equal(value, all_anchors[leaf], leaf)
+            for leaf, value in params.items():
+                np.testing.assert_array_equal(value[0], all_params[leaf][region], leaf)
+
+
+def in_standard(job):
+    with jax.numpy_dtype_promotion("standard"):
+        return job.live()

@@ -1,0 +1,125 @@
+"""Several regions of one run in threads of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax import exchange
+
+KINDS = {"store": exchange.store, "peers": exchange.peers}
+SECRET = b"a secret of the tests"
+TIMING = exchange.Timing(beat_s=0.1, dead_after_s=1.0, answer_s=1.0)
+LIKE = {
+    "w": jax.ShapeDtypeStruct((3, 2), np.float32),
+    "code": jax.ShapeDtypeStruct((5,), np.uint8),
+}
+
+
+def payload(region: int, number: int = 0) -> dict[str, np.ndarray]:
+    """Arrays that tell the region and the exchange apart."""
+    rng = np.random.default_rng([region, number])
+    return {
+        "w": rng.normal(size=(3, 2)).astype(np.float32),
+        "code": rng.integers(0, 256, 5, np.uint8),
+    }
+
+
+def gathered(count: int, regions: Iterable[int], number: int = 0) -> dict[str, np.ndarray]:
+    """What everyone must hold after an exchange in which these regions took part."""
+    whole = {n: np.zeros((count, *s.shape), s.dtype) for n, s in LIKE.items()}
+    for region in regions:
+        for name, x in payload(region, number).items():
+            whole[name][region] = x
+    return whole
+
+
+def check(arrived: exchange.Arrived, count: int, regions: Iterable[int], number: int = 0) -> None:
+    """The arrays and the participants are those of `gathered`, bit for bit."""
+    regions = list(regions)
+    assert arrived.participants.tolist() == [r in regions for r in range(count)]
+    expected = gathered(count, regions, number)
+    assert arrived.arrays.keys() == expected.keys()
+    for name, x in expected.items():
+        assert arrived.arrays[name].dtype == x.dtype
+        np.testing.assert_array_equal(arrived.arrays[name], x)
+
+
+class Party:
+    """Makes regions of one run; `at_once` runs something in several of them at the same time."""
+
+    def __init__(self, make: Callable, url: str):
+        self.make, self.url = make, url
+        self.made: list[exchange.RemoteExchange] = []
+
+    def region(self, region: int, count: int, **options) -> exchange.RemoteExchange:
+        """One region that has not joined yet."""
+        options = {"timing": TIMING, "secret": SECRET, "run_id": "run", **options}
+        made = self.make(self.url, region, count, **options)
+        self.made.append(made)
+        return made
+
+    def run(self, count: int, **options) -> list[exchange.RemoteExchange]:
+        """All regions of a run, joined."""
+        regions = [self.region(r, count, **options) for r in range(count)]
+        at_once(lambda x: x.join(20.0), regions)
+        return regions
+
+    def close(self) -> None:
+        """End them all."""
+        at_once(lambda x: x.close(linger_s=0.0), self.made)
+
+
+def at_once(act: Callable[[Any], Any], regions: Iterable[Any]) -> list[Any]:
+    """The results of `act(region)`, all at the same time; the first error is raised."""
+    regions = list(regions)
+    results: list[Any] = [None] * len(regions)
+    errors: list[BaseException] = []
+
+    def one(index: int) -> None:
+        try:
+            results[index] = act(regions[index])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(regions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive(), "a region waits for ever"
+    if errors:
+        raise errors[0]
+    return results
+
+
+def send(regions: Iterable[exchange.RemoteExchange], key: str, number: int = 0, **options) -> None:
+    """Start one exchange in these regions."""
+    for x in regions:
+        x.start(key, payload(x.region, number), **options)
+
+
+def land(regions: Iterable[exchange.RemoteExchange], key: str) -> list[exchange.Arrived]:
+    """Finish one exchange in these regions."""
+    return at_once(lambda x: x.finish(key, LIKE), regions)
+
+
+def rounds(regions: list[exchange.RemoteExchange], first: int, last: int) -> None:
+    """Exchange some keys; all of these regions take part, and nobody else."""
+    for number in range(first, last):
+        send(regions, f"{number}", number)
+        for arrived in land(regions, f"{number}"):
+            check(arrived, regions[0].count, [x.region for x in regions], number)
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait for something that must come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,258 @@
+"""The small parts of the exchange between jobs, each on its own."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from runtime.party import at_once
+
+from lowcomm_jax import exchange
+from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime.commits import Commit, CommitLog
+from lowcomm_jax.runtime.kv import MetricsCounter, Store, segment
+from lowcomm_jax.runtime.secret import Seal, read_secret
+from lowcomm_jax.runtime.timing import Pace, Timing
+
+ABOUT = {"run_id": "run", "key": "7/0", "region": 1}
+ARRAYS = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::-1],
+    "b": np.arange(5).astype(ml_dtypes.bfloat16),
+    "c": np.zeros((2, 0), np.int8),
+    "d": np.array(3, np.uint32),
+    "e": np.array([1, -8, 7], ml_dtypes.int4),
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store in an empty folder."""
+    return Store(f"file://{tmp_path}/meet", "run", MetricsCounter())
+
+
+# -- wire -------------------------------------------------------------------------------------
+
+
+def test_payloads_come_back_bit_for_bit_and_are_reproducible():
+    data = wire.pack(**ABOUT, arrays=ARRAYS)
+    assert data == wire.pack(**ABOUT, arrays=dict(reversed(ARRAYS.items())))
+    arrays = wire.unpack(data, **ABOUT, like=wire.shapes_of(ARRAYS))
+    assert arrays.keys() == ARRAYS.keys()
+    for name, x in ARRAYS.items():
+        assert arrays[name].dtype == x.dtype
+        np.testing.assert_array_equal(arrays[name], x)
+        assert arrays[name].flags.writeable
+
+
+def test_payloads_are_plain_safetensors():
+    """Anyone can read them with the public library, an oracle for the bytes."""
+    flat = safetensors.numpy.load(wire.pack(**ABOUT, arrays=ARRAYS))
+    np.testing.assert_array_equal(flat["a"], np.frombuffer(ARRAYS["a"].tobytes(), np.uint8))
+
+
+@pytest.mark.parametrize("about", [{"run_id": "x"}, {"key": "x"}, {"region": 2}])
+def test_payloads_of_something_else_are_refused(about):
+    data = wire.pack(**{**ABOUT, **about}, arrays=ARRAYS)
+    with pytest.raises(exchange.Rejected, match="instead of"):
+        wire.unpack(data, **ABOUT, like=None)
+
+
+def test_any_cut_and_any_flipped_byte_of_the_head_is_refused_and_nothing_else_is_raised():
+    data = wire.pack(**ABOUT, arrays=ARRAYS)
+    like = wire.shapes_of(ARRAYS)
+    for size in range(len(data)):
+        with pytest.raises(exchange.Rejected):
+            wire.unpack(data[:size], **ABOUT, like=like)
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 0x15
+        assert wire.digest(bytes(changed)) != wire.digest(data)
+        try:
+            wire.unpack(bytes(changed), **ABOUT, like=like)
+        except exchange.Rejected:
+            continue
+
+
+def test_a_payload_whose_bytes_do_not_fit_its_description_is_refused():
+    about = {"run": "run", "key": "7/0", "region": 1, "arrays": {"a": ["float32", [3]]}}
+    flat = {"a": np.zeros(8, np.uint8)}
+    data = safetensors.numpy.save(flat, {"payload": json.dumps(about)})
+    with pytest.raises(exchange.Rejected):
+        wire.unpack(data, **ABOUT, like=None)
+
+
+# -- secrets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "source, reason",
+    [("file:/no/such/place", "No such file"), ("env:NO_SUCH_NAME", "no such variable")],
+)
+def test_a_secret_that_is_not_there_is_not_called_short(source, reason):
+    with pytest.raises(ValueError, match=f"{source}.*{reason}"):
+        read_secret(source)
+
+
+def test_secrets_are_read_from_where_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHARED", " from the environment \n")
+    (tmp_path / "secret").write_text("from the file system\n")
+    assert read_secret("env:SHARED") == b"from the environment"
+    assert read_secret(f"file:{tmp_path}/secret") == b"from the file system"
+    assert read_secret(b"0123456789abcdef") == b"0123456789abcdef"
+    assert read_secret(None) == b""
+
+
+@pytest.mark.parametrize("source", ["env:NOT_THERE", "file:/not/there", b"short", "in plain sight"])
+def test_bad_secrets_are_refused_without_being_shown(source):
+    with pytest.raises(ValueError) as caught:
+        read_secret(source)
+    assert "short" not in str(caught.value) and "plain sight" not in str(caught.value)
+
+
+def test_records_bind_the_run_the_key_and_the_secret():
+    seal, body = Seal("run", b"x" * 16), {"a": [1, 2.5, None], "b": {"1": "x"}}
+    record = seal.close("key", body)
+    assert seal.open("key", record) == body
+    others = [(Seal("ran", b"x" * 16), "key"), (seal, "yek"), (Seal("run", b"y" * 16), "key")]
+    for other, key in others:
+        with pytest.raises(exchange.Rejected):
+            other.open(key, record)
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"{}", b"[1]", b"\xff\xfe", b'{"body": 1, "mac": 2}', b"null"]
+)
+def test_junk_is_no_record(junk):
+    with pytest.raises(exchange.Rejected):
+        Seal("run", b"x" * 16).open("key", junk)
+
+
+def test_secrets_are_not_shown_by_accident():
+    assert "0123456789abcdef" not in repr(vars(exchange)) + repr(Seal("run", b"0123456789abcdef"))
+
+
+# -- store ------------------------------------------------------------------------------------
+
+
+def test_a_key_is_created_once(store):
+    assert store.read("a/b") is None
+    assert store.create("a/b", b"first") and not store.create("a/b", b"second")
+    assert store.read("a/b") == b"first"
+    store.write("a/b", b"third")
+    assert store.read("a/b") == b"third"
+    assert store.list("a/") == ["a/b"] and store.list("b/") == []
+    store.delete("a/b")
+    store.delete("a/b")
+    assert store.read("a/b") is None
+
+
+def test_a_lost_race_is_seen(store):
+    """Between the look and the write another one writes: the store does not raise by itself."""
+    kv, raced = store._kv, []
+
+    class Raced:
+        def read(self, key):
+            found = kv.read(key)
+            if not raced:
+                raced.append(found.result())
+                kv.write(key, b"the other").result()
+            return found
+
+        def write(self, key, value, if_equal):
+            return kv.write(key, value, if_equal=if_equal)
+
+    store._kv = Raced()
+    store._folder = None  # As for a store that is not a folder.
+    assert not store.create("k", b"ours")
+    assert kv.read("k").result().value == b"the other"
+
+
+def test_one_of_many_creates_a_key_and_no_other_value_is_ever_seen(store):
+    stores = [Store(store.root.removesuffix("run/"), "run", MetricsCounter()) for _ in range(4)]
+    won = [at_once(lambda s, k=k: s.create(k, f"{id(s)}".encode()), stores) for k in "abcdefgh"]
+    for key, results in zip("abcdefgh", won):
+        (winner,) = [s for s, created in zip(stores, results) if created]
+        assert store.read(key) == f"{id(winner)}".encode()
+        assert store.list(key) == [key]
+
+
+def test_everyone_who_writes_a_commit_record_gets_the_one_that_stands(store):
+    writers = [CommitLog(store, Seal("run", b"x" * 16)) for _ in range(4)]
+    for name in "abcdefghijklmnop":
+        made = at_once(lambda w, n=name: w.commit(n, Commit({}, {}, writers.index(w))), writers)
+        assert len({commit.writer for commit in made}) == 1
+        assert writers[0].committed(name) == made[0]
+        assert writers[0].commit(name, Commit({}, {}, 9)) == made[0]
+
+
+def test_a_store_without_its_anchor_is_unavailable(store):
+    store.create("run", b"x")
+    store.anchor("run")
+    assert store.read("k") is None
+    store.delete("run")
+    for act in (
+        lambda: store.read("k"),
+        lambda: store.list("k"),
+        lambda: store.create("k", b""),
+        lambda: store.write("k", b""),
+    ):
+        with pytest.raises(exchange.StoreUnavailable, match="'run' is not there"):
+            act()
+
+
+def test_segments_are_one_part_of_a_key():
+    assert segment("a/b@c%") == "a%2Fb%40c%25"
+
+
+def test_pauses_grow_to_a_limit(store):
+    pauses = store.pauses()
+    seen = [next(pauses) for _ in range(30)]
+    assert (seen[0], seen[-1]) == store.poll_s and seen == sorted(seen)
+
+
+# -- timing -----------------------------------------------------------------------------------
+
+
+def test_deadlines_are_generous_before_and_derived_after_something_was_observed():
+    pace = Pace(Timing(floor_s=2.0, first_s=100.0))
+    assert pace.deadline_s(10**9) == 100.0
+    for late_s in (1.0, 3.0, 2.0):
+        pace.announced(late_s)
+    for _ in range(3):
+        pace.transferred(50_000_000, 0.5)
+    # median 2, median absolute deviation 1, 100 MB/s
+    assert pace.deadline_s(10**9) == pytest.approx(2.0 + 2.0 + 6 * 1.0 + 3 * 10.0)
+
+
+def test_one_slow_round_moves_no_deadline_and_a_slow_region_does():
+    pace = Pace(Timing(floor_s=2.0))
+    for _ in range(9):
+        pace.announced(1.0)
+    pace.announced(500.0)
+    assert pace.deadline_s(0) == 3.0
+    for _ in range(32):
+        pace.announced(20.0)
+    assert pace.deadline_s(0) == 22.0
+
+
+def test_a_given_deadline_is_used():
+    assert Pace(Timing(deadline_s=7.0)).deadline_s(10**12) == 7.0
+
+
+@pytest.mark.parametrize("make", [exchange.store, exchange.peers])
+def test_all_that_is_wrong_is_listed_before_anything_is_opened(make):
+    with pytest.raises(ValueError) as caught:
+        make(
+            "memory://",
+            3,
+            3,
+            "../up",
+            b"short",
+            timing=Timing(beat_s=0.0, deadline_s=-1.0),
+            keep=0,
+        )
+    for part in ("memory://", "region 3 of 3", "../up", "5 bytes", "beat_s=0.0", "deadline_s=-1.0"):
+        assert part in str(caught.value)
+    with pytest.raises(ValueError, match="less than two heartbeats"):
+        make("file:///x", 0, 1, "run", timing=Timing(beat_s=3.0))

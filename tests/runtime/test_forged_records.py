@@ -1,0 +1,155 @@
+"""What is forged, replayed, damaged or of another run is counted and ignored."""
+
+import time
+
+import numpy as np
+import pytest
+from runtime.faults import folder, forge, vanish
+from runtime.party import LIKE, check, land, payload, send, until
+
+from lowcomm_jax import exchange
+from lowcomm_jax.runtime import wire
+
+
+def test_a_forged_epoch_begins_nothing(party):
+    forge(party, "epoch/1", {"0": 1})
+    regions = party.run(2)
+    assert {x._context.heartbeat.own.epoch for x in regions} == {2}
+
+
+def test_another_secret_can_not_join(party):
+    party.run(2)
+    for other in (b"a secret of a stranger", None):
+        with pytest.raises(ValueError, match="another secret"):
+            party.region(1, 2, secret=other).join(1.0)
+
+
+def test_other_settings_can_not_join(party):
+    party.run(2)
+    with pytest.raises(ValueError, match="count is 2 there, 3 here"):
+        party.region(1, 3).join(1.0)
+
+
+def test_runs_do_not_meet(party):
+    regions = party.run(1) + party.run(1, run_id="other")
+    for x in regions:
+        x.start("k", payload(x.count + len(x._context.run_id)))
+    for x in regions:
+        arrived = x.finish("k", LIKE)
+        expected = payload(x.count + len(x._context.run_id))["w"]
+        np.testing.assert_array_equal(arrived.arrays["w"][0], expected)
+
+
+def test_forged_records_are_ignored_and_counted(party):
+    regions = party.run(2)
+    mine = {"digest": "0" * 64, "nbytes": 10}
+    forge(party, "commit/1.k/0", {"payloads": {"0": mine}, "terms": {}, "writer": 0})
+    forge(party, "said/1.k/1", {"region": 1, "incarnation": 9, "payload": mine, "terms": None})
+    send(regions, "k")
+    for arrived in land(regions, "k"):
+        check(arrived, 2, [0, 1])
+    assert regions[0].counts()["rejected_record"] > 0
+
+
+def test_a_heartbeat_that_cannot_be_read_stops_nobody(party):
+    regions = party.run(2)
+    (folder(party) / "run" / "beat" / "1").write_bytes(b"[" * 200_000)
+    until(lambda: regions[0].counts().get("rejected_record"))
+    send(regions, "k")
+    for arrived in land(regions, "k"):
+        check(arrived, 2, [0, 1])
+
+
+def test_a_true_record_means_nothing_elsewhere(party):
+    """A stranger copies what the regions signed themselves to where it would help the stranger."""
+    regions = party.run(2)
+    send(regions, "a")
+    land(regions, "a")
+    commits = folder(party) / "run" / "commit"
+    (commits / "1.b").mkdir()
+    (commits / "1.b" / "0").write_bytes((commits / "1.a" / "0").read_bytes())
+    send(regions, "b", 1)
+    for arrived in land(regions, "b"):
+        check(arrived, 2, [0, 1], 1)
+
+
+def test_old_heartbeats_that_are_written_again_revive_nobody(party):
+    regions = party.run(2)
+    place = folder(party) / "run" / "beat" / "1"
+    old = []
+    while len(old) < 2:
+        old = [*old, place.read_bytes()] if place.read_bytes() not in old else old
+        time.sleep(0.02)
+    time.sleep(0.3)
+    vanish(regions[1])
+
+    def revive():
+        old.reverse()
+        place.write_bytes(old[0])
+        return regions[0].living() == {0}
+
+    until(revive)
+    for _ in range(20):
+        assert revive()
+        time.sleep(0.05)
+
+
+def altered(change):
+    """Options of a damaged transport: `change` is done to every payload that is published."""
+
+    def apply(region):
+        put = region._context.transport.put
+        region._context.transport.put = lambda name, data, readers: put(name, change(data), readers)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda d: d[:-3] + bytes([d[-3] ^ 1]) + d[-2:], id="flipped bit"),
+        pytest.param(lambda d: d[: len(d) // 2], id="cut"),
+        pytest.param(lambda d: b"", id="empty"),
+    ],
+)
+def test_a_damaged_payload_is_rejected_counted_and_as_if_missing(party, change):
+    regions = party.run(3)
+    altered(change)(regions[1])
+    send(regions, "k")
+    # The region itself has its payload whole, but that is not enough for the others.
+    for arrived in land(regions, "k"):
+        check(arrived, 3, [0, 2])
+    assert regions[0].counts()["rejected_damaged"] >= 3
+
+
+@pytest.mark.parametrize("what", ["run", "key", "region", "shape", "dtype", "names"])
+def test_a_payload_of_something_else_is_rejected_counted_and_as_if_missing(
+    party, what, monkeypatch
+):
+    regions = party.run(3)
+    pack = wire.pack
+
+    def other(run_id, key, region, arrays):
+        if region == 1 and what in ("run", "key"):
+            return pack(run_id + "x" * (what == "run"), key + "x" * (what == "key"), 1, arrays)
+        if region == 1 and what == "region":
+            return pack(run_id, key, 2, arrays)
+        return pack(run_id, key, region, arrays)
+
+    monkeypatch.setattr(wire, "pack", other)
+    arrays = payload(1)
+    if what == "shape":
+        arrays["w"] = arrays["w"].T
+    if what == "dtype":
+        arrays["w"] = arrays["w"].astype(np.float16)
+    if what == "names":
+        arrays["v"] = arrays.pop("w")
+    send([regions[0], regions[2]], "k")
+    regions[1].start("k", arrays)
+    for arrived in land([regions[0], regions[2]], "k"):
+        check(arrived, 3, [0, 2])
+    assert regions[0].counts()["rejected_content"] >= 1
+    if what in ("shape", "dtype", "names"):
+        # This region trains something else, and must hear of it.
+        with pytest.raises(exchange.Rejected):
+            regions[1].finish("k", LIKE)

@@ -1,0 +1,244 @@
+"""Regions that die, leave, come back or are replaced, and a store that goes away."""
+
+import dataclasses
+import shutil
+import threading
+import time
+
+import pytest
+from runtime.faults import folder, outage, vanish
+from runtime.party import LIKE, TIMING, at_once, check, land, send, until
+
+from lowcomm_jax import exchange
+
+
+def test_a_dead_region_is_left_out_within_its_time(party):
+    regions = party.run(3)
+    vanish(regions[1])
+    began = time.monotonic()
+    alive = [regions[0], regions[2]]
+    send(alive, "k")
+    for arrived in land(alive, "k"):
+        check(arrived, 3, [0, 2])
+    assert time.monotonic() - began < TIMING.dead_after_s + 1
+    assert regions[0].living() == {0, 2}
+    vanish(regions[0])
+    send(alive[1:], "alone", 1)
+    check(land(alive[1:], "alone")[0], 3, [2], 1)
+
+
+def test_a_region_that_leaves_is_not_waited_for(party):
+    regions = party.run(2)
+    regions[1].close(linger_s=0.0)
+    began = time.monotonic()
+    send(regions[:1], "k")
+    check(land(regions[:1], "k")[0], 2, [0])
+    assert time.monotonic() - began < TIMING.dead_after_s
+
+
+def test_a_region_comes_back_while_the_others_go_on(party):
+    regions = party.run(3)
+    vanish(regions[2])
+    alive = regions[:2]
+    send(alive, "a")
+    land(alive, "a")
+    again = party.region(2, 3)
+    began = time.monotonic()
+    again.join(20.0)
+    assert time.monotonic() - began < 5
+    # Nobody waits for it before it has sent something.
+    began = time.monotonic()
+    send(alive, "b", 1)
+    land(alive, "b")
+    assert time.monotonic() - began < TIMING.dead_after_s
+    check(again.skip("b", LIKE), 3, [0, 1], 1)
+    send([again], "c", 2)
+    time.sleep(0.3)
+    send(alive, "c", 2)
+    for arrived in land([*alive, again], "c"):
+        check(arrived, 3, [0, 1, 2], 2)
+
+
+def test_a_run_with_nobody_left_begins_anew_with_those_who_come(party):
+    """They have gone back to a checkpoint: what was agreed on after it does not bind them."""
+    regions = party.run(3)
+    send(regions, "k")
+    land(regions, "k")
+    assert regions[0]._state_transfer.give(9, {}, {})
+    for x in regions:
+        vanish(x)
+    again = [party.region(r, 3) for r in range(2)]
+    at_once(lambda x: x.join(1.0), again)
+    assert again[0].newest_state() is None
+    send(again, "k", 1)
+    for arrived in land(again, "k"):
+        check(arrived, 3, [0, 1], 1)
+
+
+def test_who_comes_back_with_less_comes_into_the_run_of_the_furthest(party):
+    for x in party.run(3):
+        vanish(x)
+    again = [party.region(r, 3) for r in range(3)]
+    at_once(lambda x: x.join(20.0, step=5 if x.region == 0 else 9), again)
+    assert [x.awaited for x in again] == [False, True, True]
+    send(again[1:], "k")
+    for arrived in land(again[1:], "k"):
+        check(arrived, 3, [1, 2])
+    again[0].want_state()
+    until(again[1].owes_state)
+    assert again[1]._state_transfer.give(9, {}, {}) and again[0].newest_state()[0] == 9
+    send(again, "l", 1)
+    for arrived in land(again, "l"):
+        check(arrived, 3, range(3), 1)
+
+
+def test_who_has_nothing_of_a_run_does_not_begin_it_anew(party):
+    """What the others have in their checkpoints would be replaced by its fresh state."""
+    regions = party.run(2)
+    regions[0].beat(1000)
+    until(lambda: regions[1].steps()[0] == 1000)
+    for x in regions:
+        vanish(x)
+    with pytest.raises(
+        TimeoutError, match=r"regions \[1\] have no checkpoint .* steps \{0: 1000\}"
+    ):
+        party.region(1, 2).join(1.5)
+    again = party.region(0, 2)
+    again.join(1.5, step=900)
+    assert again.awaited
+
+
+def test_who_waits_in_a_run_that_has_ended_is_no_part_of_the_next_one(party):
+    """Neither of its roster, where it would be waited for, nor kept waiting for a state."""
+    regions = party.run(3)
+    regions[2].want_state()
+    until(lambda: regions[0].asking() == {2})
+    for x in regions[:2]:
+        vanish(x)
+    again = [party.region(r, 3) for r in range(2)]
+    until(lambda: regions[2].living() == {2})
+    waiting = threading.Thread(target=at_once, args=(lambda x: x.join(3.0), again))
+    waiting.start()
+    until(lambda: regions[2].living() == {0, 1, 2})
+    assert not regions[2].donors()
+    vanish(regions[2])
+    waiting.join(20.0)
+    send(again, "k")
+    for arrived in land(again, "k"):
+        check(arrived, 3, [0, 1])
+
+
+def test_a_job_may_come_back_while_the_store_is_away(party):
+    regions = party.run(2)
+    vanish(regions[1])
+    again = party.region(1, 2)
+    joining = threading.Thread(target=again.join, args=(20.0,))
+    with outage(party):
+        joining.start()
+        time.sleep(0.5)
+    joining.join(20.0)
+    assert again.living() == {0, 1} and not again.awaited
+
+
+def test_equal_payloads_of_two_beginnings_are_not_one(party):
+    """A run repeats what it sent after its checkpoint: what is removed must be the old one."""
+    names = []
+    for number in range(2):
+        x = party.region(0, 1)
+        x.join(1.5, step=number)
+        send([x], "k")
+        land([x], "k")
+        names.append(x._context.commit_log.committed(f"{number + 1}.k").payloads[0].digest)
+        vanish(x)
+    assert names[0] != names[1]
+
+
+def test_a_region_that_fell_behind_is_waited_for_again_though_it_is_no_faster(party):
+    timing = dataclasses.replace(TIMING, deadline_s=0.6)
+    regions, rounds = party.run(2, timing=timing, keep=16), 60
+
+    def train(x):
+        """The keys at which this region's payload counted."""
+        counted = []
+        for number in range(1, rounds):
+            time.sleep(1.2 if (x.region, number) == (1, 5) else 0.1)
+            x.beat(number)
+            send([x], f"{number}", number)
+            counted += [number] * int(x.finish(f"{number}", LIKE).participants[1])
+        return counted
+
+    counted, seen = at_once(train, regions)
+    assert counted == seen and 5 not in counted
+    assert counted[-10:] == list(range(rounds - 10, rounds))
+
+
+def test_a_region_that_slept_through_a_new_beginning_must_end(party):
+    regions = party.run(2)
+    sleeping = regions[1]._context.heartbeat
+    sleeping._look = sleeping._beat = lambda *_: None
+    vanish(regions[0])
+    party.region(0, 2).join(1.5)
+    del sleeping._look
+    until(lambda: sleeping._over)
+    with pytest.raises(exchange.Lost, match="begun anew without it"):
+        send(regions[1:], "k")
+
+
+def test_a_new_run_needs_everyone(party):
+    with pytest.raises(TimeoutError, match=r"regions \[1, 2\] of run 'run'"):
+        party.region(0, 3).join(0.5)
+
+
+def test_a_replaced_job_must_end(party):
+    regions = party.run(2)
+    party.region(1, 2).join(20.0)
+    until(lambda: regions[1]._context.heartbeat._over)
+    with pytest.raises(exchange.Superseded, match="another job"):
+        send(regions[1:], "k")
+
+
+def test_deaths_are_not_made_up_by_an_outage_and_everyone_catches_up(party):
+    regions = party.run(3)
+    send(regions, "before")
+    land(regions, "before")
+    with outage(party):
+        send(regions, "during", 1)
+        time.sleep(2 * TIMING.dead_after_s)
+        assert not any(x.ready("during") for x in regions)
+        with pytest.raises(exchange.StoreUnavailable):
+            regions[0].skip("other", LIKE)
+    for arrived in land(regions, "during"):
+        check(arrived, 3, range(3), 1)
+    assert all(x.counts()["outage"] >= 1 for x in regions)
+
+
+def test_an_empty_folder_in_place_of_the_store_is_an_outage(party):
+    """As when a shared folder is not mounted: nothing may be decided there."""
+    regions = party.run(2)
+    place = folder(party)
+    place.rename(place.with_name("away"))
+    place.mkdir()
+    send(regions, "k")
+    time.sleep(2 * TIMING.dead_after_s)
+    assert not any(x.ready("k") for x in regions)
+    assert not list(place.rglob("commit"))
+    shutil.rmtree(place)
+    place.with_name("away").rename(place)
+    for arrived in land(regions, "k"):
+        check(arrived, 2, [0, 1])
+
+
+def test_a_pause_of_the_observer_counts_as_one_beat(party):
+    """When a whole machine was suspended, nobody on it may be taken for dead or late."""
+    (one,) = party.run(1)
+    heartbeat, passed = one._context.heartbeat, []
+    look = heartbeat._look
+
+    def slow(passed_s):
+        passed.append(passed_s)
+        time.sleep(1.0 if len(passed) == 1 else 0.0)
+        look(passed_s)
+
+    heartbeat._look = slow
+    until(lambda: len(passed) > 3)
+    assert max(passed[1:]) <= TIMING.beat_s

@@ -1,0 +1,91 @@
+"""All regions end alike: also where one was left out at the last step, or has just come in."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from runtime.faults import vanish
+from runtime.party import until
+from runtime.test_same_numbers import METHODS, assert_same, expected
+from runtime.together import batches, engine, in_jobs, rows, values
+
+import lowcomm_jax as lc
+from lowcomm_jax.recovery import rejoin
+
+R, STEPS = 3, 4  # one period: the last step is a boundary
+
+
+def test_what_was_left_out_at_the_last_step_is_sent_once_more(between):
+    def sits_out(step):
+        return [True, step != STEPS, True]
+
+    together = expected(METHODS["diloco"](), R, STEPS, sits_out)
+    assert_same(in_jobs(between(R), METHODS["diloco"](), R, STEPS, sits_out), together, False)
+
+
+@pytest.mark.parametrize("sits", [True, False])
+def test_who_comes_in_at_the_last_step_ends_with_the_others(sits, brief):
+    """It makes as many exchanges as they do, and has the same anchor."""
+    data = batches(STEPS, R)
+    with ThreadPoolExecutor(R) as pool:
+        made = list(pool.map(brief(R), range(R)))
+    vanish(made[2])
+
+    def stays(region):
+        one = engine(METHODS["diloco"](), R, made[region])
+        with jax.numpy_dtype_promotion("standard"):
+            state = one.init(oracle.make_params())
+            until(lambda: 2 in made[region].asking(), 60.0)
+            who = (lambda step: [True, region == 0, True]) if sits else None
+            state, _ = one.run(state, [rows(b, region) for b in data], who)
+            state = one.finish(state)
+            rejoin.serve(one, state)
+            return values(state)[0], state.counters.sends.tolist()
+
+    def comes():
+        one = engine(METHODS["diloco"](), R, brief(R)(2))
+        with jax.numpy_dtype_promotion("standard"):
+            state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 2))
+            assert state.counters.step == STEPS
+            state = one.finish(state)
+            return values(state)[0], state.counters.sends.tolist()
+
+    with ThreadPoolExecutor(R) as pool:
+        running = [pool.submit(stays, 0), pool.submit(stays, 1), pool.submit(comes)]
+        ends = [one.result() for one in running]
+    assert [sends for _, sends in ends] == [ends[0][1]] * R
+    for anchor, _ in ends[1:]:
+        jax.tree.map(np.testing.assert_array_equal, anchor, ends[0][0])
+
+
+def test_groups_do_not_wait_for_one_another_at_the_end(between):
+    """Whether a region of another group was left out they do not know."""
+    count, data = 4, batches(STEPS, 4)
+    with ThreadPoolExecutor(count) as pool:
+        made = list(pool.map(between(count), range(count)))
+    vanish(made[3])
+    until(lambda: all(x.living() == {0, 1, 2} for x in made[:3]), 20.0)
+
+    def job(region):
+        one = engine(METHODS["noloco"](), count, made[region])
+        with jax.numpy_dtype_promotion("standard"):
+            state, _ = one.run(one.init(oracle.make_params()), [rows(b, region) for b in data])
+            return one.finish(state).counters.sends.tolist()
+
+    with ThreadPoolExecutor(count) as pool:
+        assert list(pool.map(job, range(3))) == [[1]] * 3
+
+
+def test_on_a_mesh_nothing_is_sent_where_all_have_landed():
+    one = engine(lc.methods.async_local_sgd(4, [1.0, 1.0], dynamic=False), 2)
+    with jax.numpy_dtype_promotion("standard"):
+        state, _ = one.run(one.init(oracle.make_params()), batches(STEPS, 2))
+        sends = state.counters.sends.tolist()
+        assert one.finish(state).counters.sends.tolist() == sends
+
+
+def test_offloaded_anchors_are_compared_too(between):
+    together = expected(METHODS["diloco"](), 2, 6)
+    assert_same(in_jobs(between(2), METHODS["diloco"](), 2, 6, offload=True), together, False)
