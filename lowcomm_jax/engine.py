@@ -399,7 +399,7 @@ class BlockRunner:
         single: bool,
         cut: MicrobatchCut | None,
     ):
-        """The inner steps of a block separate: (inner, metrics)."""
+        """The inner steps of a block, without what is sent or lands: (inner, metrics)."""
         n, programs = np.int32(block.steps), loop.programs
         given = (state.inner, state.frozen, block.batches, self.region_ids, active)
         if cut is None:

@@ -10,6 +10,7 @@ that is sharded inside a region is coded where it lies.
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.cast import Cast
+from lowcomm_jax.compression.codebook import Statistical
 from lowcomm_jax.compression.codec_levels import CodecLevels
 from lowcomm_jax.compression.dct_top_k import DCTTopK
 from lowcomm_jax.compression.decoupled_momentum import (
@@ -30,7 +31,6 @@ from lowcomm_jax.compression.rules import PRESETS, PerTensor
 from lowcomm_jax.compression.shared_basis import SharedBasis
 from lowcomm_jax.compression.sign import Sign
 from lowcomm_jax.compression.staged import Staged
-from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.compression.top_k import TopK
 from lowcomm_jax.compression.two_shot import Route, Sliced, route
 

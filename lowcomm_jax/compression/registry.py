@@ -9,6 +9,7 @@ from typing import Any
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.cast import Cast
+from lowcomm_jax.compression.codebook import Statistical
 from lowcomm_jax.compression.dct_top_k import DCTTopK
 from lowcomm_jax.compression.e3m0 import E3M0
 from lowcomm_jax.compression.error_feedback import error_feedback as with_error_feedback
@@ -19,7 +20,6 @@ from lowcomm_jax.compression.random_k import RandomK
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
 from lowcomm_jax.compression.shared_basis import SharedBasis
 from lowcomm_jax.compression.sign import Sign
-from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.compression.top_k import TopK
 
 INT4 = Integer(bits=4)

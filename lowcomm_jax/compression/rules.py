@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.cast import FP32
+from lowcomm_jax.compression.codebook import Statistical
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
 from lowcomm_jax.compression.row_sharding import InWindows, RowCut, rows_cut
-from lowcomm_jax.compression.statistical import Statistical
 from lowcomm_jax.compression.windows import Windows
 from lowcomm_jax.outer.checks import one_of, raise_all
 from lowcomm_jax.params.fragments import path_name

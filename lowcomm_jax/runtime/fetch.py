@@ -68,7 +68,7 @@ class Fetch:
         self._damaged = 0
         self._moved = (0, 0.0)
         self._missing_since_s: float | None = None
-        self._begun = threading.Event()
+        self._arrived = threading.Event()
         self._news = news or threading.Event()
         self._cancelled = threading.Event()
         name = f"lowcomm-fetch-{region}"
@@ -129,7 +129,7 @@ class Fetch:
                 raise self.refused
             if self.missing_s is not None and self.missing_s > patience_s:
                 raise Missing(f"the payload of region {self.region} is gone with all who had it")
-            self._begun.wait(self._context.store.poll_s[1])
+            self._arrived.wait(self._context.store.poll_s[1])
         return self.got[0]
 
     def _retry(self) -> None:
@@ -149,7 +149,7 @@ class Fetch:
                     self._missing_since_s = self._context.heartbeat.clock_s
             if self.complete or self.refused is not None:
                 self._context.pace.transferred(*self._moved)
-                self._begun.set()
+                self._arrived.set()
                 self._news.set()
                 return
             self._cancelled.wait(pause)
@@ -172,7 +172,7 @@ class Fetch:
                 return
             self._context.transport.keep(piece.payload.digest, data)
             self.got.append(arrays)
-            self._begun.set()
+            self._arrived.set()
 
     def _bytes(self, piece: PayloadPiece) -> bytes:
         context, payload = self._context, piece.payload

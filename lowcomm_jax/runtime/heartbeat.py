@@ -304,12 +304,12 @@ def _order(beat: Beat) -> tuple[int, int]:
 class WaitList:
     """Tells which living regions an exchange waits for.
 
-    A region is waited for if it began the epoch with us; one that joined later, from its first
-    payload on. A region that asks for a state is not waited for. Nor is one that was waited for in
-    vain, until it has caught up.
+    A region is waited for if it began the membership epoch with us; one that joined later, from its
+    first payload on. A region that asks for a state is not waited for. Nor is one that was waited
+    for in vain, until it has caught up.
 
     Attributes:
-      roster: incarnation of the regions that began the epoch.
+      roster: incarnation of the regions that began the membership epoch.
       behind: whether the last finished exchange went on without us.
     """
 
@@ -317,7 +317,7 @@ class WaitList:
         self.roster: dict[int, int] = {}
         self.behind = False
         self._heartbeat = heartbeat
-        self._behind: dict[int, int] = {}
+        self._silent_at: dict[int, int] = {}
 
     def awaited(self, region: int) -> bool:
         """Whether an exchange waits for this region: it is alive and expected to announce."""
@@ -331,7 +331,7 @@ class WaitList:
     def left_behind(self, region: int) -> bool:
         """Whether another region was waited for in vain, and has not caught up."""
         beat = self._heartbeat.latest().get(region)
-        return beat is not None and beat.step <= self._behind.get(region, -1)
+        return beat is not None and beat.step <= self._silent_at.get(region, -1)
 
     def note(self, others: set[int], result: ExchangeResult) -> None:
         """Note who announced, and who was waited for in vain, in an exchange that is over.
@@ -344,8 +344,8 @@ class WaitList:
         # With those whose announcement only the writer of the record has seen.
         announced = result.announced | result.commit.terms.keys()
         for region in others & announced:
-            self._behind.pop(region, None)
+            self._silent_at.pop(region, None)
         for region in result.unanswered - announced:
             beat = self._heartbeat.latest().get(region)
-            if region not in self._behind or (beat and beat.step > self._behind[region]):
-                self._behind[region] = self._heartbeat.own.step
+            if region not in self._silent_at or (beat and beat.step > self._silent_at[region]):
+                self._silent_at[region] = self._heartbeat.own.step

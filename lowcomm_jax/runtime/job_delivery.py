@@ -218,7 +218,7 @@ class JobDelivery:
         if anchors:
             self._anchors[key] = {k.removeprefix(f"{ANCHOR}/"): x for k, x in anchors.items()}
         if flight.takes_part.any() and not arrived.participants[self.region]:
-            state = self._left_out(state, key)
+            state = self._uncount(state, key)
         if pending.slicing is None:
             payload = everyones(flight.payload, rows)
         else:
@@ -297,8 +297,8 @@ class JobDelivery:
         except Parted as error:
             raise Parted(str(error), heals=False) from error
 
-    def _left_out(self, state: TrainState, key: str) -> TrainState:
-        """The others went on without this region: the state as if it had not sent at all."""
+    def _uncount(self, state: TrainState, key: str) -> TrainState:
+        """The state as if this region had not sent at all: the others went on without it."""
         flight = state.in_flight[key]
         p, codec = int(flight.fragment), state.codec
         if flight.takes_part.any() and flight.sent == state.counters.last_sent[p]:

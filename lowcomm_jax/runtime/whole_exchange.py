@@ -3,19 +3,29 @@
 It gives an `ExchangeResult`, the same in every region. It raises `Parted` where terms differ, and
 `Lost` where an agreed payload is gone.
 
-What happens when a region does not answer, in the order of calls:
+What the others do when a region does not answer, in the order of calls:
 
-1. `WaitList.awaited` (heartbeat.py) tells whether it is waited for. A region whose heartbeat did
-   not change for `dead_after_s` is dead; the exchange goes on without it.
-2. `_confirm` asks `Inbox.is_final` for each member. Those that are alive and late are waited for
-   until `Pace.deadline_s` (timing.py). Then this region confirms which payloads it holds.
+1. `_agree` calls `_propose` until there is a commit record; `_propose` first calls `_confirm`.
+2. `_confirm` asks `Inbox.is_final` for each member. One that has announced nothing is waited for as
+   long as `WaitList.awaited` (heartbeat.py) says so; without a heartbeat for `dead_after_s` it is
+   dead, and is not. One that lives is waited for until `Pace.deadline_s` (timing.py): derived from
+   earlier exchanges, and `first_s` in the first three. Then `_confirm` tells the others which
+   payloads this region holds.
 3. `_propose` waits for the confirmations of the others, two deadlines at most. `participants`
    leaves out what not all of them hold. `CommitLog.commit` (commits.py) writes the one record.
-4. `_complete` fetches what the record names; the silent region is counted in no region.
-5. `WaitList.note` remembers who did not answer: later exchanges do not wait until it caught up. The
-   region itself takes a state when it comes back (recovery/rejoin.py).
+4. `_complete` fetches what the record names. No region counts a payload that it does not name.
+5. `WaitList.note` (`Membership`) remembers who did not answer: later exchanges do not wait for it
+   until it has caught up.
 
-Where the store itself is away, `JobLoop.run_due` (job_loop.py) defers the exchange.
+What becomes of the region itself:
+
+- Late, but alive: it reads the record when it gets here and lands what the others landed. Its own
+  values and its residual stay as if it had not sent (`JobDelivery._uncount`, job_delivery.py).
+- Dead, and started again: it takes a state from another region (recovery/rejoin.py).
+- A payload of the record is gone with all who had it: `Lost`, and a state is taken, too.
+- Cut off from the store: it trains on, and does later what was due (`JobLoop.run_due`).
+
+`two_shot_exchange` does the same for slices.
 """
 
 from __future__ import annotations

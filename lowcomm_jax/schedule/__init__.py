@@ -3,7 +3,11 @@
 In: the step, the counters in the training state (`SyncCounters`), and statistics that are the same
 in every region. Out: the fragments that leave (`Schedule.sends`), the next step at which that may
 happen, the codec's level, and what the schedule remembers. All of it runs on the host and uses
-reduced data alone, so that every region decides alike. One rule a file; `base` has the contract.
+reduced data alone, so that every region decides alike. `base` has the contract.
+
+- `staggered`: every fragment every H steps (DiLoCo, Streaming, and most others).
+- `adaptive`: CoCoDC's choice by change rate. `ranked`: DiLoCoX's rank and period.
+- `arrivals`: regions of different speed, each at its own steps.
 """
 
 from lowcomm_jax.schedule.adaptive import Adaptive, syncs_per_period

@@ -47,6 +47,7 @@ class Staggered(Schedule):
         return (fragment + 1) * self.period // self.fragments
 
     def next_send(self, step: int, counters: SyncCounters) -> int:
+        # The same rule as `sends`, solved for the step: the two must agree.
         del counters
 
         def upcoming(first: int) -> int:

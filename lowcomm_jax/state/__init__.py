@@ -4,7 +4,8 @@
 payloads in flight (`InFlight`), counters (`SyncCounters`, saved as `clock/*`). Everything in it is
 saved. The engine makes it and every step replaces it; nothing else is carried.
 
-`leaves` names each array, for checkpoints and for regions that rejoin, and splits arrays by region.
+- `train_state`: the classes, and what each array means.
+- `leaves`: names each array, for checkpoints and for regions that rejoin; splits arrays by region.
 """
 
 from lowcomm_jax.state.train_state import (

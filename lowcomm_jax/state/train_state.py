@@ -42,6 +42,10 @@ class Inner:
 class InFlight:
     """A fragment between its send and its last landing.
 
+    `SyncLoop._send` makes it, and keeps it in `TrainState.in_flight`. Between jobs `JobLoop._send`
+    adds `kept`. `SyncLoop._adopt_flight` drops it, and with it all its arrays, once the last region
+    has landed.
+
     Attributes:
       payload: what travels, leaves `[R, ...]` of the codec's wire type.
       snapshot: float leaves `[R, ...]`, the local values at the send; None when the landing rule
@@ -51,13 +55,15 @@ class InFlight:
       fragment: index of the fragment.
       sent: step of the send.
       due: int64 `[R]`, step at which each region lands.
-      takes_part: bool `[R]`, regions that took part in the send and have not landed yet.
+      takes_part: bool `[R]`, regions that took part in the send and have not landed yet. Between
+        jobs, once everyone's payload is here: those that the commit record counts.
       anchor_updated: whether the anchor has already moved by this payload.
       level: of the codec, at which the payload is encoded (`Codec.at`).
       header: float32 `[R, n]` by name, what each region measured and sends along; reduced at the
         landing, so that all regions decide alike.
-      kept: the fragment's codec state `[R, ...]` from before it was encoded, which comes back where
-        a job is not counted; None on a mesh, where it is known at the send who is.
+      kept: between jobs, the fragment's codec state `[R, ...]` from before it was encoded. It comes
+        back where the others did not count this region's payload. None on one mesh: who counts is
+        known there when the payload is encoded.
     """
 
     payload: PyTree
@@ -90,8 +96,9 @@ class SyncCounters:
     Checkpoints save them as `clock/*`.
 
     Attributes:
-      step: inner steps done by the run; behind: of these the last so many, after which sends and
-        landings are still to be done (`runtime.job_loop`); 1 while those of this step are.
+      step: inner steps done by the run.
+      behind: of these the last so many, after which sends and landings are still to be done; 1
+        while those of this step are done. More only in a job that defers them (`runtime.job_loop`).
       last_sent, previous_sent: int64 `[K]`, step of the last and the last but one send; -1 = never.
       last_landed: int64 `[K, R]`, step of each region's last landing; -1 = never.
       staleness: int64 `[K, R]`, land step - send step of the last landing; -1 = never.

@@ -85,7 +85,9 @@ class RoundFunctions:
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if keep else None}
 
     def encode(self, delta, codec_state, takes_part_R, weight_R, bases=(), level=0, measure=False):
-        """Weigh and encode what every region hands over, fp32 leaves `[R, ...]`.
+        """Encode what every region hands over, fp32 leaves `[R, ...]`; nothing is weighted yet.
+
+        The weights travel beside the payload, and `outer_step` applies them.
 
         Returns:
           dict with payload, codec_state, `bases` that it is coded on (`MeshExchange.agree`),
