@@ -3,15 +3,19 @@
 from lowcomm_jax import batching, exchange, landing, methods, outer, topology
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.adaptive.noise_measurement import Probe
+from lowcomm_jax.aot import Target, ahead_of_time
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.regions import make_mesh
 from lowcomm_jax.params_view import global_params, region_params
 from lowcomm_jax.topology import consensus
+from lowcomm_jax.train.batch_sharding import shard_batch, shard_batch_loss
 
 __all__ = [
     "AdaptiveEngine",
     "Engine",
     "Probe",
+    "Target",
+    "ahead_of_time",
     "batching",
     "consensus",
     "exchange",
@@ -21,5 +25,7 @@ __all__ = [
     "methods",
     "outer",
     "region_params",
+    "shard_batch",
+    "shard_batch_loss",
     "topology",
 ]

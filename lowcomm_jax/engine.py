@@ -7,6 +7,7 @@ is due there (`sync`). The host decides by counters; it never waits for the devi
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -160,12 +161,15 @@ class Engine:
         self.weights = weights if named else np.asarray(weights, np.float32)[ids_R]
         if separate:
             self.clock = None  # a virtual clock books all regions; here real time passes
-        region = self.regions.sharding(REGION)
-        self.region_ids = place(ids_R, region)
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
         routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
-        self.runner = BlockRunner(method, self.region_ids, ids_R, regions, routed)
+        self.runner = BlockRunner(method, self.regions.sharding(REGION), ids_R, regions, routed)
         self._loops: dict[Any, SyncLoop] = {}
+
+    @property
+    def region_ids(self) -> jax.Array:
+        """int32 `[R]` on the mesh, numbers of this job's regions."""
+        return self.runner.region_ids
 
     # -- state --------------------------------------------------------------------------------
 
@@ -179,8 +183,13 @@ class Engine:
         layout = make_layout(params, self.roles)
         if layout not in self._loops:
             programs = round_programs.build(self.config, layout)
-            self._loops[layout] = make_sync_loop(programs, self.weights, self.delivery)
+            self._loops[layout] = self.loop_of(programs)
+        jax.block_until_ready(self.runner.region_ids)  # placed before the first step
         return initial_state.initial_state(self._loops[layout].programs, params)
+
+    def loop_of(self, programs: RoundPrograms) -> SyncLoop:
+        """The loop over events that calls these programs."""
+        return make_sync_loop(programs, self.weights, self.delivery)
 
     def sync_loop(self, state: TrainState) -> SyncLoop:
         """The loop over events for this state's parameter layout.
@@ -335,16 +344,22 @@ class BlockRunner:
     """Runs blocks of steps of one engine, and books them on the virtual clock, if there is one.
 
     Attributes:
-      region_ids: int32 `[R]` on the mesh, numbers of this job's regions; here: on the host.
+      by_region: how one value a region lies on the mesh.
+      here: int32 `[R]`, numbers of this job's regions.
       total: number of regions of the run.
       routed: where the loss function moves values between regions; None = it does not.
     """
 
     method: Method
-    region_ids: jax.Array
+    by_region: jax.sharding.NamedSharding
     here: np.ndarray
     total: int
     routed: RoutedSteps | None = None
+
+    @functools.cached_property
+    def region_ids(self) -> jax.Array:
+        """`here` on the mesh; not before it is used, since a mesh may be of absent devices."""
+        return place(self.here, self.by_region)
 
     @property
     def count(self) -> int:

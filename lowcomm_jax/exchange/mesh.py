@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
+from lowcomm_jax.compression.row_sharding import axes_inside
 from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.compression.two_shot import Sliced, slices_of
 from lowcomm_jax.exchange import shares
@@ -205,12 +207,13 @@ class MeshExchange:
     def _one_shot(self, payload_R, weight_R, like, specs, energy, bases) -> Reduced:
         """Every region decodes everyone's payload."""
         rows_codec = self.rows.codec_with_layout(like, specs)
+        by_rows = self._pinned_by_rows(like, specs)
 
         def aggregate(payload_R, weight_R, bases):
             codec = rows_codec.on(bases)
             given = (payload_R, weight_R, like)
             rank = None if energy is None else codec.mean_rank(*given, energy)
-            return Reduced(codec.aggregate(*given), rank, codec.turned(*given))
+            return Reduced(by_rows(codec.aggregate(*given)), rank, codec.turned(*given))
 
         payload_R = self.codec.behind(payload_R, like)
         lies = self._payload_specs(payload_R, like, specs)
@@ -230,7 +233,27 @@ class MeshExchange:
             everyone = payload_R.tree
         else:
             everyone = self._averages(sliced, payload_R, weight_R, like, specs)
-        return self.regions.everywhere(lambda p: sliced.decode(p, like))(everyone)
+        by_rows = self._pinned_by_rows(like, specs)
+        return self.regions.everywhere(lambda p: by_rows(sliced.decode(p, like)))(everyone)
+
+    def _pinned_by_rows(self, like: PyTree, specs: PyTree) -> Callable[[PyTree], PyTree]:
+        """Pins one region's leaves to their layout by rows, from within that region.
+
+        Pinned outside, the compiler would move them there across regions, too.
+        """
+        lies = jax.tree.structure(like).flatten_up_to(self.rows.coded_specs(like, specs))
+
+        def pin(tree: PyTree) -> PyTree:
+            if not axes_inside():
+                return tree
+            leaves, treedef = jax.tree.flatten(tree)
+            pinned = [
+                jax.lax.with_sharding_constraint(x, spec) if any(spec) else x
+                for x, spec in zip(leaves, lies)
+            ]
+            return treedef.unflatten(pinned)
+
+        return pin
 
     def _averages(self, sliced, payload_R, weight_R, like, specs) -> PyTree:
         """All slices of the mean, coded: `[R slices, ...]`."""

@@ -76,6 +76,14 @@ class Rows:
             lambda name, leaf, spec: self._plan(name, leaf.shape, spec).spec, like, specs
         )
 
+    def coded_specs(self, like: PyTree, specs: PyTree) -> PyTree:
+        """Layout of every leaf while it is coded: by rows, behind the stages."""
+
+        def one(name, leaf, spec):
+            return self._with_stage(self._plan(name, leaf.shape, spec).spec, spec)
+
+        return self._map(one, like, specs)
+
     @property
     def _front(self) -> tuple[str, ...]:
         """Mesh axes that payloads and states carry in front."""

@@ -9,11 +9,23 @@ width, F = E / 2 rotary frequencies.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as splash,
+)
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_mask as masks,
+)
+from jax.sharding import PartitionSpec as P
 
+from lowcomm_jax.models.config import TransformerConfig
+from lowcomm_jax.train.batch_sharding import FSDP, TENSOR, automatic_axes
+
+LANES = 128  # of a TPU: the splash kernel takes multiples of it
 _HIDDEN = -1e30  # added to a score: its share underflows to exactly 0, yet stays finite
 
 
@@ -67,8 +79,92 @@ def masked_attention(
 
 def cudnn_attention(q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array) -> Array:
     """Attends to the positions up to one's own with cuDNN; returns [B, T, H, E]."""
+    return on_shards(_cudnn)(q_BxHxTxE, k_BxKxTxE, v_BxKxTxE)
+
+
+def _cudnn(q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array) -> Array:
     q, k, v = (x.swapaxes(1, 2) for x in (q_BxHxTxE, k_BxKxTxE, v_BxKxTxE))
     return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+
+def splash_attention(q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array) -> Array:
+    """Attends to the positions up to one's own with JAX's splash kernel; returns [B, T, H, E]."""
+    if q_BxHxTxE.shape[2] % LANES:
+        return masked_attention(q_BxHxTxE, k_BxKxTxE, v_BxKxTxE)
+    return on_shards(_splash)(q_BxHxTxE, k_BxKxTxE, v_BxKxTxE)
+
+
+def _splash(q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array, interpret: bool = False) -> Array:
+    batch, heads, length, width = q_BxHxTxE.shape
+    kv_heads = k_BxKxTxE.shape[1]
+    block = max(size for size in (128, 256, 512) if length % size == 0)
+    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
+    sizes = splash.BlockSizes(
+        **{f"block_{name}": block for name in names}, use_fused_bwd_kernel=True
+    )
+    mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * (heads // kv_heads))
+    # One key head serves its query heads: the kernel reads it once for all of them.
+    kernel = splash.make_splash_mqa_single_device(mask, block_sizes=sizes, interpret=interpret)
+    q_BxKxGxTxE = (q_BxHxTxE * width**-0.5).reshape(batch, kv_heads, -1, length, width)
+    mixed = jax.vmap(jax.vmap(kernel))(q_BxKxGxTxE, k_BxKxTxE, v_BxKxTxE)
+    return mixed.reshape(batch, heads, length, width).swapaxes(1, 2)
+
+
+def kernel_for(config: TransformerConfig, device: jax.Device) -> str:
+    """The attention of `TransformerConfig` that suits a device, for "auto"."""
+    if config.compute_dtype != "bfloat16":
+        return "xla"
+    if device.platform in ("gpu", "cuda") and config.head_dim % 8 == 0 and config.head_dim <= 128:
+        capability = getattr(device, "compute_capability", "0")
+        return "cudnn" if float(capability) >= 8.0 else "xla"
+    if device.platform == "tpu" and config.head_dim % 64 == 0:
+        return "splash"
+    return "xla"
+
+
+def on_shards(attend: Callable[[Array, Array, Array], Array]) -> Callable:
+    """`attend(q, k, v)` on every device's own samples and heads; [B, H, T, E] to [B, T, H, E].
+
+    A kernel that the compiler cannot partition (cuDNN, Pallas) would be refused, or computed whole
+    on every device. Its forward pass is not run again by the backward pass: what it keeps goes from
+    one `shard_map` to the other, and lies where it was made.
+    """
+
+    def call(q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array) -> Array:
+        axes = automatic_axes()
+        if not {FSDP, TENSOR} <= axes.keys():
+            return attend(q_BxHxTxE, k_BxKxTxE, v_BxKxTxE)
+        heads = TENSOR if k_BxKxTxE.shape[1] % axes[TENSOR] == 0 else None
+        into, out, kept = P(FSDP, heads), P(FSDP, None, heads), P(tuple(axes))
+
+        def over(fn, in_specs, out_specs):
+            names = frozenset(axes)
+            return jax.shard_map(
+                fn, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False
+            )
+
+        @jax.custom_vjp
+        def run(q, k, v):
+            return over(attend, (into, into, into), out)(q, k, v)
+
+        def forward(q, k, v):
+            def part(q, k, v):
+                mixed, pull = jax.vjp(attend, q, k, v)
+                # Side by side along a new axis, whatever it is.
+                return mixed, jax.tree.map(lambda x: x[None], pull)
+
+            return over(part, (into, into, into), (out, kept))(q, k, v)
+
+        def backward(pull, gradient):
+            def part(pull, gradient):
+                return jax.tree.map(lambda x: x[0], pull)(gradient)
+
+            return over(part, (kept, out), (into, into, into))(pull, gradient)
+
+        run.defvjp(forward, backward)
+        return run(q_BxHxTxE, k_BxKxTxE, v_BxKxTxE)
+
+    return call
 
 
 # -- products in float32 -----------------------------------------------------------------------

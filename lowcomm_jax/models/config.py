@@ -11,7 +11,7 @@ from typing import Literal, get_args
 LayerLoop = Literal["auto", "unrolled", "scan"]
 Remat = Literal["none", "full", "dots"]
 ComputeDtype = Literal["float32", "bfloat16"]
-Attention = Literal["xla", "cudnn"]
+Attention = Literal["auto", "xla", "cudnn", "splash"]
 Mlp = Literal["swiglu", "gelu"]
 _CHOICES = {
     "layer_loop": get_args(LayerLoop),
@@ -55,7 +55,10 @@ class TransformerConfig:
         "dots" (everything but matrix products with weights).
       compute_dtype: dtype of activations and matrix products; parameters, norms, softmax and loss
         stay float32.
-      attention: "xla" or "cudnn" (GPU, bfloat16 only).
+      attention: "xla" (scores in memory), "cudnn" (flash attention on GPUs), "splash" (the kernel
+        that JAX ships for TPUs; sequences that are no multiple of 128 take "xla"), or "auto": what
+        the device has, decided when the model is built (`attention.kernel_for`). Kernels take
+        bfloat16 only.
 
     Raises:
       ValueError: lists every violated rule at once, each with its fix.
@@ -79,7 +82,7 @@ class TransformerConfig:
     layer_loop: LayerLoop = "auto"
     remat: Remat = "none"
     compute_dtype: ComputeDtype = "float32"
-    attention: Attention = "xla"
+    attention: Attention = "auto"
 
     def __post_init__(self):
         problems = _violations(self)
@@ -144,9 +147,9 @@ def _choice_violations(config: TransformerConfig) -> list[str]:
             problems.append(f"{name}={getattr(config, name)!r}: give a positive number")
     if not config.z_loss >= 0:
         problems.append(f"z_loss={config.z_loss!r}: give 0 (off) or a positive weight")
-    if config.attention == "cudnn" and config.compute_dtype != "bfloat16":
+    if config.attention in ("cudnn", "splash") and config.compute_dtype != "bfloat16":
         problems.append(
-            "attention='cudnn' has no float32 kernel: set compute_dtype='bfloat16' "
+            f"attention={config.attention!r} has no float32 kernel: set compute_dtype='bfloat16' "
             "or attention='xla'"
         )
     return problems

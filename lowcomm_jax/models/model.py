@@ -21,6 +21,7 @@ from flax import nnx
 from jax import Array
 
 from lowcomm_jax.models import sharding
+from lowcomm_jax.models.attention import kernel_for
 from lowcomm_jax.models.config import TransformerConfig, flops_per_token, param_count
 from lowcomm_jax.models.transformer import Transformer
 
@@ -99,11 +100,19 @@ class Model:
         return nnx.merge(self.graph, params)
 
 
-def build(config: TransformerConfig) -> Model:
-    """Builds the model of `config`, resolving `layer_loop="auto"` for the default backend."""
+def build(config: TransformerConfig, device: jax.Device | None = None) -> Model:
+    """Builds the model of `config`, with "auto" resolved for a device.
+
+    Args:
+      device: what the model will run on, present or not (`aot.Target.devices`); default: the first
+        device of the default backend.
+    """
+    device = device or jax.local_devices()[0]
     if config.layer_loop == "auto":
-        loop = "unrolled" if jax.default_backend() == "cpu" else "scan"
+        loop = "unrolled" if device.platform == "cpu" else "scan"
         config = dataclasses.replace(config, layer_loop=loop)
+    if config.attention == "auto":
+        config = dataclasses.replace(config, attention=kernel_for(config, device))
     shapes = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(params=0)))
     return Model(config=config, graph=nnx.graphdef(shapes))
 

@@ -9,6 +9,7 @@ outputs of a projection, H query heads, K key heads, E head width, F MLP width.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,16 +17,30 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from lowcomm_jax.models.attention import (
     cudnn_attention,
     masked_attention,
     rope_tables,
     rotate,
+    splash_attention,
     wide_einsum,
 )
 from lowcomm_jax.models.config import TransformerConfig
+from lowcomm_jax.train.batch_sharding import (
+    FSDP,
+    TENSOR,
+    automatic_axes,
+    shard_batch,
+    summed_over_batch,
+)
+
+_ATTENTION = {
+    "xla": masked_attention,
+    "cudnn": cudnn_attention,
+    "splash": splash_attention,
+}
 
 
 class Context(NamedTuple):
@@ -43,7 +58,7 @@ class Cache(NamedTuple):
 
 
 class Transformer(nnx.Module):
-    """A decoder-only transformer; `config.layer_loop` must be resolved (not "auto").
+    """A decoder-only transformer; `config.layer_loop` and `.attention` must be resolved.
 
     With "unrolled", `blocks` is a list of blocks; with "scan" it is one block whose parameters
     carry a leading layer axis. Both start from the same values for the same key.
@@ -112,7 +127,8 @@ class Transformer(nnx.Module):
         return tuple(Cache(zeros, zeros) for _ in range(c.layers))
 
     def _enter(self, tokens_BxT: Array, positions_T: Array) -> tuple[Array, Context]:
-        x_NxD = self.embedding(tokens_BxT.reshape(-1), jnp.dtype(self.config.compute_dtype))
+        token_N = shard_batch(tokens_BxT.reshape(-1))
+        x_NxD = shard_batch(self.embedding(token_N, jnp.dtype(self.config.compute_dtype)))
         return x_NxD, self.context(tokens_BxT.shape[0], positions_T)
 
     def context(self, batch: int, positions_T: Array) -> Context:
@@ -122,10 +138,11 @@ class Transformer(nnx.Module):
 
     def leave(self, x_NxD: Array) -> Array:
         """Turns the last block's activations into logits [N, V], float32."""
-        x_NxD = self.final_norm(x_NxD)
+        x_NxD = shard_batch(self.final_norm(shard_batch(x_NxD)))
         if self.config.tie_embeddings:
-            return self.embedding.attend(x_NxD)
-        return wide_einsum("nd,dv->nv", x_NxD, self.head.kernel[...].astype(x_NxD.dtype))
+            return shard_batch(self.embedding.attend(x_NxD), TENSOR)
+        kernel_DxV = self.head.kernel[...].astype(x_NxD.dtype)
+        return shard_batch(wide_einsum("nd,dv->nv", x_NxD, kernel_DxV), TENSOR)
 
 
 def _make_blocks(config: TransformerConfig, key: Array):
@@ -166,13 +183,13 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_N: Array, dtype: jnp.dtype) -> Array:
         # A token outside the vocabulary gives NaN: a wrong tokenizer shows in the first loss.
-        return jnp.take(_gatherable(self.table[...]), tokens_N, axis=0, mode="fill").astype(dtype)
+        return _look_up(self.table[...], tokens_N, "fill").astype(dtype)
 
     def part(self, tokens_N: Array, first: Array) -> Array:
         """Looks up in a table of the tokens from `first` on; float32, 0 for all other tokens."""
         row_N = tokens_N - first
         here_N = (row_N >= 0) & (row_N < self.table.shape[0])
-        rows_NxD = jnp.take(_gatherable(self.table[...]), row_N, axis=0, mode="clip")
+        rows_NxD = _look_up(self.table[...], row_N, "clip")
         return jnp.where(here_N[:, None], rows_NxD, 0.0)
 
     def attend(self, x_NxD: Array) -> Array:
@@ -180,15 +197,40 @@ class Embedding(nnx.Module):
         return wide_einsum("nd,vd->nv", x_NxD, self.table[...].astype(x_NxD.dtype))
 
 
-def _gatherable(table_VxD: Array) -> Array:
-    """Replicates the table over the automatic axes when some other axis of the mesh is manual.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _look_up(table_VxD: Array, row_N: Array, mode: str) -> Array:
+    """Rows [N, D] of a table that is gathered first; the gradient is summed on each device.
 
-    XLA aborts the process on a gather from a sharded table in that situation (jax 0.10.2).
+    Left to the compiler, the gradient brings all tokens' activations to every device; and XLA
+    aborts the process on a gather from a sharded table where another axis is manual (jax 0.10.2).
     """
-    kinds = jax.sharding.get_abstract_mesh().axis_types
-    if AxisType.Manual in kinds and AxisType.Auto in kinds:
-        return jax.lax.with_sharding_constraint(table_VxD, PartitionSpec())
-    return table_VxD
+    return jnp.take(_whole(table_VxD), row_N, axis=0, mode=mode)
+
+
+def _look_up_forward(table_VxD, row_N, mode):
+    return _look_up(table_VxD, row_N, mode), (table_VxD, row_N)
+
+
+def _look_up_backward(mode, kept, gradient_NxD):
+    table_VxD, row_N = kept
+    # As `sharding.parameter_specs` has the table: cut over the width, where that divides.
+    cut = 1 if table_VxD.shape[1] % automatic_axes().get(FSDP, 1) == 0 else -1
+
+    def part(row_N, gradient_NxD):
+        # Rows that are not there: `take` gave NaN or another row, and `add` leaves them out.
+        sums = jnp.zeros(table_VxD.shape, table_VxD.dtype)
+        return sums.at[row_N].add(gradient_NxD.astype(sums.dtype), mode="drop")
+
+    return summed_over_batch(part, cut, row_N, gradient_NxD), None
+
+
+_look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
+def _whole(x: Array) -> Array:
+    """Replicates `x` over the axes inside a region."""
+    several = any(size > 1 for size in automatic_axes().values())
+    return jax.lax.with_sharding_constraint(x, PartitionSpec()) if several else x
 
 
 class Block(nnx.Module):
@@ -201,8 +243,10 @@ class Block(nnx.Module):
         self.mlp = FeedForward(config, rngs=rngs)
 
     def __call__(self, x_NxD: Array, context: Context) -> Array:
+        x_NxD = shard_batch(x_NxD)
         x_NxD = x_NxD + self.attention(self.attention_norm(x_NxD), context)
-        return x_NxD + self.mlp(self.mlp_norm(x_NxD))
+        x_NxD = shard_batch(x_NxD)
+        return shard_batch(x_NxD + self.mlp(self.mlp_norm(x_NxD)))
 
     def extend(
         self, x_NxD: Array, context: Context, cache: Cache, start: Array
@@ -229,8 +273,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x_NxD: Array, context: Context) -> Array:
         q, k, v = self._project(x_NxD, context)
-        attend = cudnn_attention if self.config.attention == "cudnn" else masked_attention
-        mixed = attend(q, k, v)
+        mixed = _ATTENTION[self.config.attention](q, k, v)
         return self.output(mixed.reshape(x_NxD.shape[0], -1))
 
     def extend(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,13 +20,16 @@ def fsdp_specs(devices: int) -> SpecFn:
 
     def spec(name: str, leaf: jax.ShapeDtypeStruct) -> P:
         del name
-        fitting = [i for i, n in enumerate(leaf.shape) if n and n % devices == 0]
-        if devices == 1 or not fitting:
-            return P()
-        longest = max(fitting, key=lambda i: leaf.shape[i])
-        return P(*(None,) * longest, "fsdp")
+        longest = longest_axis(leaf.shape, devices)
+        return P() if longest < 0 else P(*(None,) * longest, "fsdp")
 
     return spec
+
+
+def longest_axis(shape: Sequence[int], devices: int) -> int:
+    """The longest dimension that divides over so many devices; -1 = none, or one device."""
+    fitting = [i for i, n in enumerate(shape) if n and n % devices == 0]
+    return -1 if devices == 1 or not fitting else max(fitting, key=lambda i: shape[i])
 
 
 def leaf_shardings(regions: Regions, lead: str | None, specs: dict[str, P]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import Event
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
-from lowcomm_jax.sync.round_functions import RoundFunctions, norm_per_row, select, without_lead
+from lowcomm_jax.sync.round_functions import RoundFunctions, select, without_lead
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, squeeze
 
 PyTree = Any
@@ -110,11 +110,11 @@ def optimizer_step(step: InnerStep, functions: RoundFunctions, anchor, opt_state
         return step.layout.select(updates, "train"), state
 
     updates, new_state = jax.vmap(one)(mean, opt_state, anchor)
-    updates, norm = functions.guard.clip(updates)
+    updates, norm = functions.guard.clip(updates, functions.norm(updates))
     moved = {k: jnp.where(moves, anchor[k] + updates[k], anchor[k]) for k in anchor}
     new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, opt_state)
     count = sent["weight"].shape
-    metrics = {"mean_norm": norm_per_row(mean), "update_norm": jnp.where(moves, norm, 0.0)}
+    metrics = {"mean_norm": functions.norm(mean), "update_norm": jnp.where(moves, norm, 0.0)}
     return moved, new_state, {k: jnp.broadcast_to(v, count) for k, v in metrics.items()}
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -27,7 +28,6 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
     config, layout = programs.config, programs.step.layout
     regions, k = config.regions, len(programs.fragments)
     shared = regions.sharding()
-    count = regions.count
     anchor = _anchor(programs, layout.select(params, "train"))
     state = TrainState(
         inner=_inner(programs, params),
@@ -40,7 +40,7 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
         rate=place(np.zeros(k, np.float32), shared),
         in_flight={},
-        counters=SyncCounters.start(k, count, programs.method.schedule.start()),
+        counters=_counters(programs),
         layout=layout,
     )
     if not config.offload:
@@ -50,6 +50,11 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         received=stow(state.received),
         outer=stow(state.outer),
     )
+
+
+def _counters(programs: RoundPrograms) -> SyncCounters:
+    count, decided = programs.config.regions.count, programs.method.schedule.start()
+    return SyncCounters.start(len(programs.fragments), count, decided)
 
 
 def _broadcast(tree: PyTree, count: int, dtype: Any = None) -> PyTree:
@@ -116,26 +121,19 @@ def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
 
 def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTree, ...]:
     """One outer state per fragment, initialised on the fragment's own tree."""
-    config, layout = programs.config, programs.step.layout
-    regions, (_, axis) = config.regions, anchor_axis(programs)
-    if config.method.signal == "gradient":
-        like = {k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in anchor.items()}
-        out = optimizer_shardings(
-            config.inner, layout.tree(like), layout.tree(programs.specs), regions, axis
-        )
-        return (jax.jit(jax.vmap(programs.step.init), out_shardings=out)(anchor),)
-    rule, cut = config.method.outer, programs.fragments
+    cut, shardings = programs.fragments, outer_shardings(programs)
+    if programs.config.method.signal == "gradient":
+        start = jax.jit(jax.vmap(programs.step.init), out_shardings=shardings[0])
+        return (start(anchor),)
+    rule = programs.config.method.outer
 
     def init(leaves, rows):
         return jax.vmap(rule.init)(fragmentation.take(leaves, rows))
 
-    states = []
-    for p in range(len(cut)):
-        specs = {name: programs.specs[name] for name in cut.like(p)}
-        like = {k: jax.ShapeDtypeStruct(s.shape, jnp.float32) for k, s in cut.like(p).items()}
-        out = optimizer_shardings(rule, like, specs, regions, axis)
-        states.append(jax.jit(init, out_shardings=out)(cut.leaves(anchor, p), cut.rows(p)))
-    return tuple(states)
+    return tuple(
+        jax.jit(init, out_shardings=out)(cut.leaves(anchor, p), cut.rows(p))
+        for p, out in enumerate(shardings)
+    )
 
 
 def codec_states(programs: RoundPrograms) -> tuple[PyTree, ...]:
@@ -191,19 +189,25 @@ def _landing_states(programs: RoundPrograms) -> list[PyTree]:
 def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
     """`initial_state` without arrays: leaves are `ShapeDtypeStruct`s with a sharding.
 
-    Counters and landing states have none; they are not a device's memory.
+    Counters have their values: the host reads them.
 
     Args:
-      programs: of a method that exchanges progress, with or without a codec.
       params: shapes of the user's parameters.
     """
     config, layout = programs.config, programs.step.layout
     regions = config.regions
     state = jax.eval_shape(lambda p: initial_state(programs, p), params)
     inner = inner_shardings(config, layout, layout.train_shapes(), programs.specs)
+    if config.method.signal == "gradient":
+        inner = dataclasses.replace(inner, opt=())
     _, axis = anchor_axis(programs)
+    received = leaf_shardings(regions, REGION, programs.specs) if state.received else {}
     return state.replace(
         inner=_placed(state.inner, inner),
+        frozen=_placed(state.frozen, regions.sharding()),
+        counters=_counters(programs),
+        received=_placed(state.received, received),
+        landing=_placed(state.landing, regions.sharding(REGION)),
         anchor=_placed(state.anchor, leaf_shardings(regions, axis, programs.specs)),
         outer=tuple(_placed(s, o) for s, o in zip(state.outer, outer_shardings(programs))),
         codec=tuple(_codec(programs, p, s) for p, s in enumerate(state.codec)),
@@ -219,7 +223,12 @@ def _codec(programs: RoundPrograms, p: int, state_R: PyTree) -> PyTree:
 
 def outer_shardings(programs: RoundPrograms) -> list[PyTree]:
     """Where each fragment's outer state lies."""
+    config, layout = programs.config, programs.step.layout
     cut, (_, axis) = programs.fragments, anchor_axis(programs)
+    if config.method.signal == "gradient":
+        like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in cut.like(0).items()}
+        trees = layout.tree(like), layout.tree(programs.specs)
+        return [optimizer_shardings(config.inner, *trees, config.regions, axis)]
     found = []
     for p in range(len(cut)):
         like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in cut.like(p).items()}

@@ -95,7 +95,7 @@ class RoundFunctions:
           `[R]` (took part, but is not accepted), and, to `measure`,
           `codec_error` (`make_payload`).
         """
-        norm_R = norm_per_row(delta)
+        norm_R = self.norm(delta)
         accepted = self.guard.accepts(norm_R, takes_part_R)
         payload, new_state, measured = delta, codec_state, {}
         weight_R, exchange = jnp.where(accepted, weight_R, 0.0), self.exchange.at(level)
@@ -186,12 +186,12 @@ class RoundFunctions:
         mean, rank, turned = exchange.reduce(
             payload, weight_R, like, self._specs(like), energy, bases
         )
-        mean_norm = norm_per_row(mean)
+        mean_norm = self.norm(mean)
         new_codec_state = codec_state
         if codec_state is not None:
             mean, new_codec_state = self._receive(mean, codec_state, weight_R)
         updates, new_state = self._outer(mean, outer_state, base, own, exchange)
-        updates, update_norm = self.guard.clip(updates)
+        updates, update_norm = self.guard.clip(updates, self.norm(updates))
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
         if if_news:
             moves &= jnp.any(mean_norm > 0)
@@ -212,6 +212,18 @@ class RoundFunctions:
         receive = self.regions.lift(self.exchange.codec.receive, (None, 0, 0))
         direction, codec_state = receive(shared, codec_state, weight_R > 0)
         return rows.from_rows(direction, specs), codec_state
+
+    def norm(self, tree: dict[str, jax.Array]) -> jax.Array:
+        """`norm_per_row`, by each region for itself: no value crosses between regions for it."""
+        if self.regions.slots == 1:
+            return norm_per_row(tree)
+        if jax.tree.leaves(tree)[0].shape[0] == 1:
+            return self.regions.everywhere(norm_per_row)(tree)
+
+        def one_region(leaves):
+            return norm_per_row({name: x[None] for name, x in leaves.items()})[0]
+
+        return self.regions.lift(one_region, (0,))(tree)
 
     def _specs(self, leaves) -> dict[str, P]:
         return {k: self.specs[k] for k in leaves}
@@ -358,12 +370,12 @@ class GossipRoundFunctions(RoundFunctions):
             return self.method.outer.update(mean, state, own, group_anchor=group)
 
         updates, new_state = jax.vmap(one_region)(mean, outer_state, base, group)
-        updates, update_norm = self.guard.clip(updates)
-        mean_norm = norm_per_row(mean)
+        updates, update_norm = self.guard.clip(updates, self.norm(updates))
+        mean_norm = self.norm(mean)
         if if_news:
             moves_R &= mean_norm > 0
         moved = select(moves_R, jax.tree.map(jnp.add, base, updates), base)
-        pull_norm = norm_per_row(jax.tree.map(jnp.subtract, base, group))
+        pull_norm = self.norm(jax.tree.map(jnp.subtract, base, group))
         metrics = {
             "mean_norm": mean_norm,
             "update_norm": jnp.where(moves_R, update_norm, 0.0),
@@ -404,9 +416,12 @@ class OutlierGuard:
         median = jnp.nanmedian(jnp.where(accepted, norm_R, jnp.nan))
         return accepted & (norm_R <= self.outlier_factor * median)
 
-    def clip(self, updates: PyTree) -> tuple[PyTree, jax.Array]:
-        """Scale updates `[A, ...]` down to the allowed norm; returns (updates, norms `[A]`)."""
-        norm = norm_per_row(updates)
+    def clip(self, updates: PyTree, norm: jax.Array) -> tuple[PyTree, jax.Array]:
+        """Scale updates `[A, ...]` of these norms `[A]` down to the allowed norm.
+
+        Returns:
+          (updates, their norms `[A]`).
+        """
         if self.max_update_norm is None:
             return updates, norm
         scale = jnp.minimum(1.0, self.max_update_norm / jnp.maximum(norm, 1e-30))

@@ -1,8 +1,8 @@
 """The inner steps: what one region does between two exchanges.
 
 In: a loss function, an inner optimizer and batches. Out: one region's pure train step and the
-compiled program that runs it in all regions (`inner_step`), and blocks of
-batches on the device (`batch_blocks`).
+compiled program that runs it in all regions (`inner_step`), blocks of batches on the device
+(`batch_blocks`), and batches that stay cut over a region's devices (`batch_sharding`).
 """
 
 from lowcomm_jax.train.batch_blocks import BatchBlock, BlockStager, MicrobatchCut

@@ -1,0 +1,15 @@
+"""Programs compiled ahead of time for accelerators that are not there, and read.
+
+In: an engine on the mesh of a `Target`, and shapes. Out: `AheadOfTime`: memory, arithmetic and
+collectives of every program.
+
+- `targets`: the accelerators and their limits.
+- `programs`: compiles what an engine's period calls.
+- `hlo`: reads a compiled program's text; `collectives` and `arithmetic` count in it.
+- `report`: puts it together.
+"""
+
+from lowcomm_jax.aot.report import AheadOfTime, ahead_of_time
+from lowcomm_jax.aot.targets import ACCELERATORS, Target
+
+__all__ = ["ACCELERATORS", "AheadOfTime", "Target", "ahead_of_time"]

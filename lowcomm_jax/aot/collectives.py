@@ -1,0 +1,231 @@
+"""What a compiled program moves between devices: by kind, mesh axis, bytes, exposed or hidden.
+
+Bytes are those one device sends: all-gather (D - 1) operands, reduce-scatter and all-to-all
+(D - 1) / D of the operand, all-reduce 2 (D - 1) / D of it, a permute all of it, in groups of D
+devices. Asynchronous pairs count once. Between the slices of TPUs a collective is a send and a
+recv, whose attributes tell its kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from lowcomm_jax.aot.hlo import Array, Instruction, Program
+from lowcomm_jax.mesh.regions import AXES, REGION
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "send",
+)
+_BETWEEN_SLICES = '_xla_megascale_transfer_type="(\\w+)"'
+_WORK = ("while", "fusion", "dot", "convolution", "custom-call", "conditional", "call")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of a compiled program.
+
+    Attributes:
+      kind: HLO's name.
+      axes: mesh axes along which the devices of a group differ.
+      arrays: what one device puts in.
+      group: number of devices that exchange with one another.
+      nbytes: bytes one device sends each time it runs (see above).
+      times: how often it runs; a loop whose number of rounds is traced counts once.
+      hidden: whether other work is scheduled between its start and its end.
+      computation: where it stands; op_name, source: what it comes from.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    arrays: tuple[Array, ...]
+    group: int
+    nbytes: int
+    times: float
+    hidden: bool
+    computation: str
+    op_name: str
+    source: str
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it moves anything between regions."""
+        return REGION in self.axes
+
+    @property
+    def total(self) -> int:
+        return round(self.nbytes * self.times)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it moves norms, weights or counts: payloads are never all-reduced."""
+        values = sum(array.size for array in self.arrays)
+        return values <= 1 or (self.kind == "all-reduce" and values <= 64)
+
+    @property
+    def scalar_bytes(self) -> int:
+        """Of `total`, the bytes of single values that travel along with a payload."""
+        single = sum(array.nbytes for array in self.arrays if array.size == 1)
+        return round(_sent(self.kind, single, self.group) * self.times)
+
+
+class MixedGroupsError(ValueError):
+    """A collective whose groups mix regions with devices inside them."""
+
+
+def collectives(program: Program, mesh_shape: Sequence[int], partitions: int) -> list[Collective]:
+    """All collectives of a program, in the order in which they are scheduled.
+
+    Args:
+      mesh_shape: sizes of `mesh.regions.AXES`.
+      partitions: devices that run one copy of the program: all of the mesh, or, on TPU, one slice.
+    """
+    found = []
+    slices = math.prod(mesh_shape) // partitions
+    inside = (mesh_shape[0] // slices, *mesh_shape[1:])
+    for one, computation, times in program.instructions():
+        if one.base not in KINDS or one.opcode.endswith("-done"):
+            continue
+        kind = _kind(one)
+        if kind == "send":  # to the host
+            continue
+        arrays = _operands(program, one, computation)
+        groups = device_groups(one, partitions)
+        axes = (REGION,) if one.base == "send" else _varying(groups, inside)
+        size = 2 if kind == "collective-permute" else len(groups[0])
+        if not axes:  # groups of one device: nothing moves
+            continue
+        found.append(
+            Collective(
+                kind=kind,
+                axes=axes,
+                arrays=arrays,
+                group=size,
+                nbytes=_sent(kind, sum(a.nbytes for a in arrays), size),
+                times=times,
+                hidden=_hidden(program, one, computation),
+                computation=computation,
+                op_name=one.op_name,
+                source=program.source(one),
+            )
+        )
+    return found
+
+
+def _kind(one: Instruction) -> str:
+    between = one.attribute(_BETWEEN_SLICES)
+    kind = between.lower().replace("_", "-") if between else one.base
+    return "collective-permute" if kind == "one-to-one" else kind
+
+
+def across_regions(found: Sequence[Collective]) -> list[Collective]:
+    """Those between regions.
+
+    Raises:
+      MixedGroupsError: one mixes regions with devices inside them, so that no bytes are only the
+        links'.
+    """
+    crossing = [one for one in found if one.crosses]
+    mixed = [one for one in crossing if len(one.axes) > 1]
+    if mixed:
+        lines = (
+            f"{one.kind} of {one.arrays[0]} over {'+'.join(one.axes)}: {one.op_name}"
+            for one in mixed
+        )
+        raise MixedGroupsError(
+            "groups mix regions with devices inside them:\n- " + "\n- ".join(lines)
+        )
+    return crossing
+
+
+def device_groups(one: Instruction, partitions: int) -> list[list[int]]:
+    """Numbers of the devices that exchange, in the mesh's order; between slices, of the slices."""
+    text = one.attributes
+    between = re.search(r'_xla_megascale_target="?(\{[^"_]*)', text)
+    if between:  # "{1,2}x{0:3}": slices x chips; or groups of 100000 x slice + chip; slices from 1
+        named = re.match(r"\{([\d,]+)\}x", between[1])
+        ids = re.findall(r"\d+", named[1] if named else between[1])
+        return [sorted({int(i) - 1 if named else int(i) // 100_000 - 1 for i in ids})]
+    pairs = re.search(r"source_target_pairs=\{((?:\{[\d,]+\},?)*)\}", text)
+    if pairs:
+        return [[int(i) for i in pair.split(",")] for pair in re.findall(r"\{([\d,]+)\}", pairs[1])]
+    listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", text)
+    if listed:
+        groups = [
+            [int(i) for i in g.split(",") if i] for g in re.findall(r"\{([\d,]*)\}", listed[1])
+        ]
+        return [g for g in groups if g] or [list(range(partitions))]
+    iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if iota:
+        shape, dims = (tuple(map(int, iota[i].split(","))) for i in (1, 2))
+        order = tuple(map(int, iota[3].split(","))) if iota[3] else tuple(range(len(dims)))
+        numbers = np.arange(math.prod(dims)).reshape(dims).transpose(order)
+        return numbers.reshape(shape[0], -1).tolist()
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text)
+    if named:
+        sizes = {k: int(v) for k, v in re.findall(r"'?([\w.]+)'?=(\d+)", named[1])}
+        over = re.findall(r"[\w.]+", named[2])
+        names = list(sizes)
+        rest = [n for n in names if n not in over]
+        numbers = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+        moved = numbers.transpose([names.index(n) for n in (*rest, *over)])
+        return moved.reshape(-1, math.prod(sizes[n] for n in over)).tolist()
+    return [list(range(partitions))]
+
+
+def _varying(groups: Sequence[Sequence[int]], shape: Sequence[int]) -> tuple[str, ...]:
+    """Mesh axes along which the members of a group differ, in any group."""
+    differ = np.zeros(len(shape), bool)
+    for group in groups:
+        where = np.stack(np.unravel_index(np.asarray(group), shape), axis=1)
+        differ |= (where != where[0]).any(axis=0)
+    return tuple(axis for axis, is_so in zip(AXES, differ) if is_so)
+
+
+def _operands(program: Program, one: Instruction, computation: str) -> tuple[Array, ...]:
+    """Arrays that one device puts in."""
+    known = program.named(computation)
+    read = [known[name] for name in one.operands if name in known]
+    if one.base == "send":
+        read = read[:1]  # the others are tokens
+    return tuple(array for each in read for array in each.arrays if array.dtype != "token")
+
+
+def _sent(kind: str, nbytes: int, group: int) -> int:
+    if kind == "all-gather":
+        return (group - 1) * nbytes
+    if kind == "all-reduce":
+        return round(2 * (group - 1) / group * nbytes)
+    if kind in ("reduce-scatter", "all-to-all", "ragged-all-to-all"):
+        return round((group - 1) / group * nbytes)
+    return nbytes
+
+
+def _hidden(program: Program, one: Instruction, computation: str) -> bool:
+    """Whether work is scheduled between the start of a collective and its end."""
+    order = program.computations[computation]
+    begin = order.index(one)
+    end = next((i for i, x in enumerate(order[begin:], begin) if _ends(order, one, x)), begin)
+    return any(x.opcode in _WORK for x in order[begin + 1 : end])
+
+
+def _ends(order: Sequence[Instruction], start: Instruction, done: Instruction) -> bool:
+    """Whether one instruction waits for what another has started."""
+    if start.base != "send":
+        return done.opcode == f"{start.base}-done" and start.name in done.operands
+    if done.opcode != "recv-done":
+        return False
+    meeting = r'rendezvous="([^"]*)"'
+    begun = next(x for x in order if x.name in done.operands)
+    return begun.attribute(meeting) == start.attribute(meeting)

@@ -1,0 +1,180 @@
+"""Every program of an engine, compiled on shapes alone, for devices that need not exist.
+
+The engine's own loop hands the arguments over (`SyncLoop._send`, `update_anchor`, `adopt`), so that
+what is compiled here is what a run calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.engine import Engine
+from lowcomm_jax.mesh.regions import REGION
+from lowcomm_jax.params.layout import make_layout
+from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.sync import round_programs
+from lowcomm_jax.sync.initial_state import abstract_state, region_batch
+from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop, own_parts
+from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.sync_loop import SyncLoop
+
+PyTree = Any
+HOST_ARGUMENTS = {"payload_program": (1, 2), "outer_program": (0, 1, 6), "landing_program": (1, 3)}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """One program of an engine, for one target.
+
+    Attributes:
+      name: what it does, such as `inner step` or `send of fragment 0`.
+      compiled: JAX's compiled program.
+      brought: bytes a device of arguments that do not lie there between programs (`offload`).
+      seconds: that compiling took.
+    """
+
+    name: str
+    compiled: jax.stages.Compiled
+    brought: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledEngine:
+    """All programs of an engine, and its state.
+
+    Attributes:
+      programs: in the order in which a period calls them.
+      resident: bytes a device of the state that lies there between programs, payload in flight
+        included.
+      stowed: bytes a device that `offload` keeps in the host's memory.
+      announced: bytes that the ledger books for a region's send of the largest fragment.
+    """
+
+    programs: tuple[CompiledProgram, ...]
+    resident: int
+    stowed: int
+    announced: int
+
+
+def compile_engine(
+    engine: Engine, params: PyTree, batch: PyTree, options: Any = None
+) -> CompiledEngine:
+    """Compile what a period runs: inner step, and the largest fragment's send and landing.
+
+    Args:
+      engine: on the mesh of a target; its loss function is traced, nothing runs.
+      params: shapes of the parameters, the user's tree.
+      batch: shapes of one region's batch of a step, `[b, ...]`.
+      options: XLA compiler options.
+    """
+    layout = make_layout(params, engine.roles)
+    config = dataclasses.replace(engine.config, offload=False)
+    programs = round_programs.build(config, layout)
+    state = abstract_state(programs, params)
+    found: list[CompiledProgram] = []
+    recording = _recording(programs, found, options, engine.config.offload)
+    loop = engine.loop_of(recording)
+    staged = region_batch(programs, batch)
+    ids = jax.ShapeDtypeStruct((loop.count,), np.int32, sharding=config.regions.sharding(REGION))
+    if programs.method.signal == "gradient":
+        _record_gradient_step(recording, state, staged, ids)
+        announced = int(programs.gradient_traffic(np.ones(loop.count, bool)).sent.max())
+        return CompiledEngine(tuple(found), device_bytes(state), 0, announced)
+    active = engine.runner.active(range(1, 2), 1)
+    given = (state.inner, state.frozen, staged, ids, active, np.int32(1))
+    recording.inner_program(*given, single=False)
+    state = _record_round(loop, state, _largest(loop))
+    stowed = 0
+    if engine.config.offload:
+        snapshots = [flight.snapshot for flight in state.in_flight.values()]
+        stowed = device_bytes((state.anchor, state.outer, state.codec, state.received, snapshots))
+    resident = device_bytes(state) - stowed
+    return CompiledEngine(tuple(found), resident, stowed, int(state.counters.bytes_sent.max()))
+
+
+def _largest(loop: SyncLoop) -> int:
+    return max(range(len(loop.fragments)), key=loop.fragments.numel)
+
+
+def _record_round(loop: SyncLoop, state: TrainState, p: int) -> TrainState:
+    """Send, anchor update and landing of fragment p; returns the state with the payload in it."""
+    everyone = np.ones(loop.count, bool)
+    step = loop.schedule.next_send(0, state.counters)
+    loop.by_tokens = False  # the same shapes, and no token counts to read
+    sent = loop._send(state, p, step, everyone, [], "payload")
+    # Weights and masks are a few bytes, which the host reads: here they have values.
+    flight = dataclasses.replace(
+        sent.in_flight["payload"],
+        weight=np.ones(loop.count, np.float32),
+        accepted=everyone,
+    )
+    own = None
+    if isinstance(loop, OnePeriodLoop) and loop.method.takes_own_parts:
+        own = own_parts(flight, flight)
+    moved, values = loop.update_anchor(sent, flight, own)
+    if loop.measurements is not None and "drift" in flight.header:
+        loop.measurements.landed(moved, flight, values)
+    loop.adopt(moved, p, flight, everyone, step)
+    loop.log_landing(sent, p, "payload", everyone, 0, step, {}, [])  # books anchors sent ahead
+    return sent
+
+
+def _record_gradient_step(recording, state: TrainState, staged: PyTree, ids: Any) -> None:
+    carry = state.inner, state.anchor, state.outer[0], state.codec[0]
+    takes_part, weight = np.ones((*ids.shape, 1), bool), np.ones(ids.shape, np.float32)
+    given = (carry, state.frozen, staged, ids, takes_part, weight, np.int32(1))
+    recording.inner_program(*given, single=False)
+
+
+def _recording(programs: RoundPrograms, found: list, options: Any, offload: bool) -> RoundPrograms:
+    """The programs, each of which compiles when it is called, and returns shapes."""
+    names = {
+        "inner_program": "inner step",
+        "payload_program": "send",
+        "outer_program": "anchor update",
+        "landing_program": "landing",
+        "received_program": "received anchor",
+        "average_program": "average of buffers",
+        "drift_program": "drift of fragments",
+        "header_program": "mean of headers",
+    }
+    if programs.method.signal == "gradient":
+        names["inner_program"] = "inner step and exchange"
+
+    def recorder(field: str, name: str) -> Callable:
+        host = HOST_ARGUMENTS.get(field, ()) if offload else ()
+
+        def call(*args, **kwargs):
+            start = time.perf_counter()
+            lowered = getattr(programs, field).lower(*args, **kwargs)
+            compiled = lowered.compile(compiler_options=options)
+            seconds = time.perf_counter() - start
+            brought = sum(device_bytes(args[i]) for i in host if i < len(args))
+            found.append(CompiledProgram(name, compiled, brought, seconds))
+            return jax.tree.map(_placed, lowered.out_info, compiled.output_shardings)
+
+        return call
+
+    return dataclasses.replace(programs, **{f: recorder(f, name) for f, name in names.items()})
+
+
+def _placed(like: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+
+
+def device_bytes(tree: PyTree) -> int:
+    """Bytes of one device's part of shapes with shardings; NumPy values lie on the host."""
+    leaves = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.ShapeDtypeStruct)]
+    return sum(math.prod(_part(x)) * x.dtype.itemsize for x in leaves)
+
+
+def _part(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)

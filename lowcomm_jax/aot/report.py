@@ -1,0 +1,299 @@
+"""What an engine's programs need on a target: memory, arithmetic, collectives.
+
+`ahead_of_time` compiles them and gives an `AheadOfTime`; nothing of the target need be there. Sizes
+are bytes of one device, in units of 1; times are lower bounds, in seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from lowcomm_jax.aot.arithmetic import matrix_flops
+from lowcomm_jax.aot.collectives import Collective, across_regions, collectives
+from lowcomm_jax.aot.hlo import Program, parse
+from lowcomm_jax.aot.programs import CompiledProgram, compile_engine
+from lowcomm_jax.aot.targets import Target
+from lowcomm_jax.engine import Engine
+from lowcomm_jax.mesh.regions import AXES, REGION
+
+PyTree = Any
+LARGE = 64 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated:
+    """A large array that every device along some axes holds whole.
+
+    Attributes:
+      what: its type and shape, on one device.
+      axes: mesh axes along which it is the same.
+      source: the argument's path, or the line of Python that asks for it.
+    """
+
+    what: str
+    nbytes: int
+    axes: tuple[str, ...]
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramReport:
+    """One program on one device.
+
+    Attributes:
+      memory: `arguments`, `outputs`, `temporaries`, `aliased` (outputs in the place of arguments).
+      needs: bytes a device must have while it runs: the resident state, what is brought from the
+        host, temporaries, and outputs in places of their own.
+      flops: of matrix products; a loop whose rounds are traced counts one.
+      seconds: lower bounds: `compute` (products at the peak rate), `memory` (arguments and outputs
+        once, at the memory's rate) and `exposed` (collectives inside a region that no work hides).
+      collectives: all of them.
+      replicated: arrays of at least 64 MiB that are whole along an axis.
+      compile_seconds: on this machine.
+    """
+
+    name: str
+    memory: dict[str, int]
+    needs: int
+    flops: float
+    seconds: dict[str, float]
+    collectives: tuple[Collective, ...]
+    replicated: tuple[Replicated, ...]
+    compile_seconds: float
+
+    @property
+    def least_seconds(self) -> float:
+        """Lower bound of its time, traffic between regions apart."""
+        return max(self.seconds["compute"], self.seconds["memory"]) + self.seconds["exposed"]
+
+    @property
+    def crossing_bytes(self) -> int:
+        """Payload bytes that one device sends to other regions.
+
+        Raises:
+          MixedGroupsError: see `collectives.across_regions`.
+        """
+        payload = [one for one in self.collectives if not one.is_control]
+        return sum(one.total - one.scalar_bytes for one in across_regions(payload))
+
+    @property
+    def control_bytes(self) -> int:
+        """Bytes of norms, weights and counts that one device sends to other regions."""
+        crossing = [one for one in self.collectives if one.crosses]
+        return sum(one.total if one.is_control else one.scalar_bytes for one in crossing)
+
+
+@dataclasses.dataclass(frozen=True)
+class AheadOfTime:
+    """What a period of an engine needs on a target.
+
+    Attributes:
+      mesh: sizes of the axes.
+      programs: in the order in which a period calls them.
+      resident: bytes a device of state that lies there between programs, one payload in flight
+        included; stowed: of state that `offload` keeps on the host.
+      announced: bytes that the ledger books for a region when everyone sends the largest fragment.
+      flops_used: arithmetic of the model's step on a device, without recomputation; None = unknown.
+    """
+
+    target: Target
+    mesh: dict[str, int]
+    programs: tuple[ProgramReport, ...]
+    resident: int
+    stowed: int
+    announced: int
+    flops_used: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        return all(program.needs <= self.room for program in self.programs)
+
+    @property
+    def room(self) -> int:
+        """Bytes of a device that programs may use."""
+        return self.target.accelerator.room
+
+    @property
+    def crossing_bytes(self) -> int:
+        """Bytes that one region sends in the compiled programs; gradient methods: in a step.
+
+        Raises:
+          MixedGroupsError: see `collectives.across_regions`.
+        """
+        each = sum(program.crossing_bytes for program in self.programs)
+        return each * self.devices_per_region
+
+    @property
+    def control_bytes(self) -> int:
+        """Bytes of control values that one device sends to other regions in a round."""
+        return sum(program.control_bytes for program in self.programs)
+
+    @property
+    def devices_per_region(self) -> int:
+        return math.prod(self.mesh.values()) // self.mesh[REGION]
+
+    @property
+    def mfu_bound(self) -> float | None:
+        """Model FLOPs utilisation of the inner step if nothing but the lower bounds took time."""
+        inner = self.programs[0]
+        peak = inner.least_seconds * self.target.accelerator.flops
+        return self.flops_used / peak if self.flops_used and peak else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "target": str(self.target),
+            "mesh": self.mesh,
+            "room": self.room,
+            "resident": self.resident,
+            "stowed": self.stowed,
+            "announced": self.announced,
+            "crossing": self.crossing_bytes,
+            "control": self.control_bytes,
+            "fits": self.fits,
+            "mfu_bound": self.mfu_bound,
+            "programs": {program.name: _program_json(program) for program in self.programs},
+        }
+
+
+def ahead_of_time(
+    engine: Engine,
+    params: PyTree,
+    batch: PyTree,
+    target: Target | str,
+    *,
+    flops_used: float | None = None,
+) -> AheadOfTime:
+    """Compile an engine's programs for a target that need not be there, and read them.
+
+    Args:
+      engine: whose mesh is `target.mesh(...)`.
+      params: shapes (or values) of the parameters, the user's tree.
+      batch: shapes (or values) of one region's batch of a step, leaves `[b, ...]`.
+      target: see `Target.parse`.
+      flops_used: see `AheadOfTime`; for the bound of MFU.
+
+    Raises:
+      ValueError: the engine's mesh is of other devices.
+    """
+    target = Target.parse(target) if isinstance(target, str) else target
+    mesh = engine.regions.mesh
+    kind = mesh.devices.flat[0].device_kind
+    if mesh.size != target.size or kind != target.devices[0].device_kind:
+        raise ValueError(
+            f"the engine's mesh has {mesh.size} devices ({kind}), the target {target} has "
+            f"{target.size} ({target.devices[0].device_kind}): make the engine with "
+            "mesh=target.mesh(...)"
+        )
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+    found = compile_engine(engine, *shapes, options=compiler_options(target))
+    reports = [_read(program, target, mesh.shape, found.resident) for program in found.programs]
+    return AheadOfTime(
+        target,
+        dict(mesh.shape),
+        tuple(reports),
+        found.resident,
+        found.stowed,
+        found.announced,
+        flops_used,
+    )
+
+
+def compiler_options(target: Target) -> dict[str, Any] | None:
+    """XLA's options for programs of a target; None = its defaults."""
+    del target
+    return None
+
+
+def _read(
+    found: CompiledProgram, target: Target, shape: Mapping[str, int], resident: int
+) -> ProgramReport:
+    program, device = parse(found.compiled.as_text()), target.accelerator
+    partitions = target.size if target.is_gpu else target.devices_per_slice
+    moved = collectives(program, tuple(shape.values()), partitions)
+    analysis = found.compiled.memory_analysis()
+    memory = {
+        "arguments": analysis.argument_size_in_bytes,
+        "outputs": analysis.output_size_in_bytes,
+        "temporaries": analysis.temp_size_in_bytes,
+        "aliased": analysis.alias_size_in_bytes,
+    }
+    own = memory["temporaries"] + memory["outputs"] - memory["aliased"]
+    flops = matrix_flops(program)
+    inside = sum(one.total for one in moved if not one.crosses and not one.hidden)
+    return ProgramReport(
+        name=found.name,
+        memory=memory,
+        needs=resident + found.brought + own,
+        flops=flops,
+        seconds={
+            "compute": flops / device.flops,
+            "memory": (memory["arguments"] + memory["outputs"]) / device.memory_rate,
+            "exposed": inside / device.link_rate,
+        },
+        collectives=tuple(moved),
+        replicated=tuple(_replicated(program, found, moved, shape)),
+        compile_seconds=found.seconds,
+    )
+
+
+def _replicated(
+    program: Program, found: CompiledProgram, moved: list[Collective], shape: Mapping[str, int]
+) -> list[Replicated]:
+    """Arguments that lie whole along an axis, and what collectives make whole.
+
+    Whatever else is whole on several devices was computed from one of them.
+    """
+    large = []
+    inside = [axis for axis in AXES[1:] if shape[axis] > 1]
+    given = jax.tree_util.tree_leaves_with_path(found.compiled.in_avals)
+    for (path, x), sharding in zip(given, jax.tree.leaves(found.compiled.input_shardings)):
+        used = {a for entry in sharding.spec for a in _names(entry)}
+        idle = tuple(axis for axis in inside if axis not in used)
+        nbytes = math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        if idle and nbytes >= LARGE:
+            name = jax.tree_util.keystr(path)
+            large.append(Replicated(f"{x.dtype}{list(x.shape)}", nbytes, idle, f"argument {name}"))
+    for one in moved:
+        if one.crosses or one.kind not in ("all-gather", "all-reduce"):
+            continue
+        times = one.group if one.kind == "all-gather" else 1
+        for array in one.arrays:
+            if array.nbytes * times >= LARGE:
+                what = f"{one.kind} of {array}"
+                large.append(Replicated(what, array.nbytes * times, one.axes, one.source))
+    return sorted(large, key=lambda one: -one.nbytes)
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _program_json(program: ProgramReport) -> dict[str, Any]:
+    return {
+        "memory": program.memory,
+        "needs": program.needs,
+        "flops": program.flops,
+        "seconds": program.seconds,
+        "collectives": collective_table(program.collectives),
+        "replicated": [dataclasses.asdict(one) for one in program.replicated],
+    }
+
+
+def collective_table(found: tuple[Collective, ...]) -> dict[str, dict[str, float]]:
+    """`kind over axes, hidden or exposed` -> how many there are, how often they run, bytes."""
+    table: dict[str, dict[str, float]] = {}
+    for one in found:
+        how = "hidden" if one.hidden else "exposed"
+        row = table.setdefault(
+            f"{one.kind} over {'+'.join(one.axes)}, {how}", {"count": 0, "runs": 0, "bytes": 0}
+        )
+        row["count"] += 1
+        row["runs"] += one.times
+        row["bytes"] += one.total
+    return dict(sorted(table.items()))

@@ -1,0 +1,250 @@
+"""Accelerators that need not be there: their devices, for XLA to compile for, and their limits.
+
+`Target.parse("h100:2x8")` describes a machine; `Target.devices` are devices without memory, which a
+mesh can be made of. GPUs need `jax-cuda12-plugin` and `nvidia-cuda-nvcc-cu12`, TPUs `libtpu`: the
+extra `aot` installs all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import re
+from collections.abc import Iterator
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from lowcomm_jax.mesh.regions import make_mesh
+
+GB = 10**9
+TFLOPS = 10**12
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """Public facts of one device.
+
+    Attributes:
+      platform: `gpu` or `tpu`.
+      memory_bytes: what the driver gives a program; room: of that, what a program may use.
+      flops: peak bfloat16 matrix operations a second, dense.
+      memory_rate: bytes a second from its own memory.
+      link_rate: bytes a second and direction to the other devices of its region (NVLink, ICI).
+      config: GPUs: the device facts of a `GpuTargetConfigProto`, as text. TPUs: "".
+    """
+
+    name: str
+    platform: str
+    memory_bytes: int
+    flops: float
+    memory_rate: float
+    link_rate: float
+    config: str = ""
+
+    @property
+    def room(self) -> int:
+        """92 % of the memory; the rest is the runtime's, for itself and for collectives."""
+        return int(0.92 * self.memory_bytes)
+
+
+def _gpu(
+    name: str,
+    title: str,
+    major: int,
+    cores: int,
+    memory: float,
+    flops: float,
+    rate: float,
+    link: float,
+) -> Accelerator:
+    """A data-centre GPU; what is not given is the same from Ampere to Blackwell."""
+    shared = {8: 167936, 9: 233472, 10: 233472}[major]
+    config = f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_core: {shared}
+  shared_memory_per_block_optin: {shared - 1024}
+  core_count: {cores} fpus_per_core: {64 if major == 8 else 128} clock_rate_ghz: 1.9
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {int(rate)} device_memory_size: {int(memory)}
+  l2_cache_size: {41943040 if major == 8 else 52428800}
+  cuda_compute_capability {{ major: {major} minor: 0 }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
+device_description_str: "{title}"
+"""
+    return Accelerator(name, "gpu", int(memory), flops, rate, link, config)
+
+
+def _tpu(name: str, memory: float, flops: float, rate: float, link: float) -> Accelerator:
+    return Accelerator(name, "tpu", int(memory), flops, rate, link)
+
+
+# Peak rates are the vendors' (dense bfloat16); link rates are per device and direction. Memory of
+# GPUs is what CUDA reports; A100-40G, H200 and B200 rounded.
+ACCELERATORS = {
+    one.name: one
+    for one in (
+        _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", 8, 108, 42.3e9, 312e12, 1.555e12, 300e9),
+        _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 8, 108, 84.9e9, 312e12, 2.039e12, 300e9),
+        _gpu("h100", "NVIDIA H100 80GB HBM3", 9, 132, 84942979072, 989e12, 3.35e12, 450e9),
+        _gpu("h200", "NVIDIA H200", 9, 132, 150.7e9, 989e12, 4.8e12, 450e9),
+        _gpu("b200", "NVIDIA B200", 10, 148, 191.5e9, 2250e12, 8e12, 900e9),
+        _tpu("v5e", 16 * 2**30, 197e12, 819e9, 200e9),
+        _tpu("v5p", 95 * 2**30, 459e12, 2765e9, 600e9),
+        _tpu("v6e", 32 * 2**30, 918e12, 1640e9, 400e9),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Some accelerators in slices: parts of a cluster that a slow link joins.
+
+    Attributes:
+      accelerator: every device's facts.
+      slices: number of slices; a region is one or a part of one.
+      shape: GPUs: (hosts, devices of one) of a slice; TPUs: the chips' grid.
+    """
+
+    accelerator: Accelerator
+    slices: int
+    shape: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """A target by name.
+
+        Args:
+          text: `h100:2x8` (2 slices of 8 GPUs), `h100:2x4x8` (2 slices of 4 hosts of 8),
+            `v5e:4x4` (16 chips) or `v5e:4x4x2slices`.
+
+        Raises:
+          ValueError: an unknown device, or a shape that cannot be read.
+        """
+        name, _, shape = text.partition(":")
+        if name not in ACCELERATORS:
+            raise ValueError(
+                f"target {text!r}: device {name!r} is unknown: use {', '.join(ACCELERATORS)}"
+            )
+        one = ACCELERATORS[name]
+        sample = "2x8" if one.platform == "gpu" else "4x4x2slices"
+        if one.platform == "gpu" and re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
+            first, *rest = map(int, shape.split("x"))
+            return cls(one, first, (1, *rest) if len(rest) == 1 else tuple(rest))
+        grid = re.fullmatch(r"([1-9]\d*(?:x[1-9]\d*){1,2})(?:x([1-9]\d*)slices)?", shape)
+        if one.platform == "tpu" and grid:
+            return cls(one, int(grid[2] or 1), tuple(map(int, grid[1].split("x"))))
+        raise ValueError(f"target {text!r}: write {name}:{sample}, with sizes of at least 1")
+
+    def __str__(self) -> str:
+        sizes = [n for i, n in enumerate(self.shape) if not (self.is_gpu and i == 0 and n == 1)]
+        grid = "x".join(map(str, sizes))
+        if self.is_gpu:
+            return f"{self.accelerator.name}:{self.slices}x{grid}"
+        return f"{self.accelerator.name}:{grid}" + (
+            f"x{self.slices}slices" if self.slices > 1 else ""
+        )
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.accelerator.platform == "gpu"
+
+    @property
+    def devices_per_slice(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        return self.slices * self.devices_per_slice
+
+    @functools.cached_property
+    def devices(self) -> list[jax.Device]:
+        """The devices, slice by slice: programs are compiled for them, nothing is put on them.
+
+        Raises:
+          RuntimeError: the compiler for them is not installed, or JAX does not offer it.
+        """
+        try:
+            with _quiet_tpu():
+                return list(self._topology().devices)
+        except Exception as error:  # JAX raises several types, each of another backend
+            raise RuntimeError(
+                f"target {self}: {_missing(self.accelerator.platform, error)}"
+            ) from error
+
+    def _topology(self):
+        if self.is_gpu:
+            hosts, each = self.shape
+            return topologies.get_topology_desc(
+                platform="cuda",
+                topology_name=self.accelerator.name,
+                target_config=self.accelerator.config,
+                topology=f"{self.slices}x{hosts}x{each}",
+            )
+        grid = "x".join(map(str, self.shape))
+        return topologies.get_topology_desc(
+            f"{self.accelerator.name}:{grid}", platform="tpu", num_slices=self.slices
+        )
+
+    def mesh(
+        self, region: int | None = None, stage: int = 1, fsdp: int | None = None, tensor: int = 1
+    ) -> Mesh:
+        """A mesh over all devices; `region` defaults to the slices, `fsdp` to what is left.
+
+        Raises:
+          ValueError: the sizes do not use every device, or a region spans several slices.
+        """
+        region = self.slices if region is None else region
+        inside = region * stage * tensor
+        fsdp = max(1, self.size // inside) if fsdp is None else fsdp
+        sizes = f"region={region} stage={stage} fsdp={fsdp} tensor={tensor}"
+        if inside * fsdp != self.size:
+            raise ValueError(
+                f"target {self} has {self.size} devices, and the mesh {sizes} uses "
+                f"{inside * fsdp}: make their product {self.size}"
+            )
+        if region % self.slices:
+            raise ValueError(
+                f"target {self} has {self.slices} slices: with {sizes} a region would span "
+                f"several; make region a multiple of {self.slices}"
+            )
+        return make_mesh(region, stage, fsdp, tensor, devices=self.devices)
+
+
+def _missing(platform: str, error: Exception) -> str:
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    if platform == "gpu" and "cpu" not in asked and not _has_gpu():
+        return "set JAX_PLATFORMS=cpu: without a driver JAX offers absent GPUs only then"
+    packages = {
+        "gpu": "jax-cuda12-plugin (of jax's version) and nvidia-cuda-nvcc-cu12",
+        "tpu": "libtpu",
+    }
+    return (
+        f"its compiler needs {packages[platform]}: pip install 'lowcomm_jax[aot]' "
+        f"({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+    )
+
+
+def _has_gpu() -> bool:
+    return jax.default_backend() == "gpu"
+
+
+@contextlib.contextmanager
+def _quiet_tpu() -> Iterator[None]:
+    """Keep libtpu from asking the cloud which TPU this is, which takes time where it is none."""
+    name, before = "TPU_SKIP_MDS_QUERY", os.environ.get("TPU_SKIP_MDS_QUERY")
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
