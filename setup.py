@@ -37,6 +37,13 @@ setup(
     extras_require={
         "cuda12": [f"jax[cuda12]{JAX}"],
         "tpu": [f"jax[tpu]{JAX}"],
+        # Compilers for absent GPUs and TPUs (`plan --target`); they need no driver.
+        "aot": [
+            f"jax[tpu]{JAX}",
+            f"jax-cuda12-plugin{JAX}",
+            "nvidia-cuda-nvcc-cu12>=12.6",
+            "nvidia-cudnn-cu12>=9.8,<10",
+        ],
         "tensorboard": ["tensorboardX>=2.6"],
         "wandb": ["wandb>=0.18"],
         "prometheus": ["prometheus-client>=0.20"],

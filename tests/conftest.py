@@ -5,6 +5,9 @@ import os
 import shutil
 import tempfile
 
+# Plug-ins for absent accelerators may be installed (extra `aot`): they are not to be started here.
+# On a GPU: JAX_PLATFORMS=cuda pytest tests/models/test_gpu.py
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     # Tests compile many small programs once each: compile time is what matters.

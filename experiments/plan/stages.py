@@ -135,7 +135,7 @@ def _outer_bytes(found: RoundPrograms, params: Any) -> dict[str, dict[str, int]]
     everyone, weight = np.ones(count, bool), np.ones(count, np.float32)
     theta = cut.leaves(state.inner.params, 0)
     send = found.payload_program.lower(
-        theta, anchor, state.codec[0], rows, everyone, weight, keep=False
+        theta, anchor, state.codec[0], rows, everyone, weight, with_snapshot=False
     )
     sent = send.compile()
     payload = jax.tree.map(

@@ -131,7 +131,7 @@ class Target:
         name, _, shape = text.partition(":")
         if name not in ACCELERATORS:
             raise ValueError(
-                f"target {text!r}: device {name!r} is unknown: use {', '.join(ACCELERATORS)}"
+                f"target {text!r}: device {name!r} is unknown: use one of {', '.join(ACCELERATORS)}"
             )
         one = ACCELERATORS[name]
         sample = "2x8" if one.platform == "gpu" else "4x4x2slices"
@@ -172,7 +172,7 @@ class Target:
           RuntimeError: the compiler for them is not installed, or JAX does not offer it.
         """
         try:
-            with _quiet_tpu():
+            with _without_tpu():
                 return list(self._topology().devices)
         except Exception as error:  # JAX raises several types, each of another backend
             raise RuntimeError(
@@ -236,15 +236,22 @@ def _has_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
+_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",  # no questions to the cloud, which take time where there is none
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several programs may compile at once
+}
+
+
 @contextlib.contextmanager
-def _quiet_tpu() -> Iterator[None]:
-    """Keep libtpu from asking the cloud which TPU this is, which takes time where it is none."""
-    name, before = "TPU_SKIP_MDS_QUERY", os.environ.get("TPU_SKIP_MDS_QUERY")
-    os.environ[name] = "1"
+def _without_tpu() -> Iterator[None]:
+    """Let libtpu start as a compiler alone."""
+    before = {name: os.environ.get(name) for name in _TPU}
+    os.environ.update(_TPU)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

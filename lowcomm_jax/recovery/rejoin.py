@@ -26,8 +26,8 @@ from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.runtime.anchor_history import anchor_version
 from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.job_loop import JobLoop
-from lowcomm_jax.runtime.liveness_wait import LivenessWait
 from lowcomm_jax.runtime.state_transfer import SHARED, State
 from lowcomm_jax.state.leaves import named_leaves
 from lowcomm_jax.state.train_state import TrainState, with_inner
@@ -76,10 +76,10 @@ def _level(loop: JobLoop, state: TrainState) -> int:
 
 def _newest(exchange: JobExchange) -> State:
     exchange.want_state()
-    liveness = LivenessWait(exchange)
+    donors = DonorWait(exchange)
     given = "one gave its state"
     return leader().broadcast_from_leader(
-        "state", lambda: liveness.wait(given, exchange.newest_state)
+        "state", lambda: donors.wait(given, exchange.newest_state)
     )
 
 
@@ -94,13 +94,13 @@ def _compare(loop: JobLoop, state: TrainState) -> None:
     step, version = anchor_version(state)
     if not own:
         return  # regions have anchors of their own
-    liveness = LivenessWait(exchange)
+    donors = DonorWait(exchange)
 
     def look() -> bool | None:
         return exchange.anchors_agree(step, version, own, at_last=time.monotonic() > until) or None
 
     leader().broadcast_from_leader(
-        "anchors_agree", lambda: liveness.wait("they told of their anchors", look)
+        "anchors_agree", lambda: donors.wait("they told of their anchors", look)
     )
 
 

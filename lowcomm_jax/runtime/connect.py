@@ -57,7 +57,8 @@ def store(
       secret: shared by the regions: bytes, "env:NAME" or "file:PATH"; None = records are checked
         for damage only, and whoever can write to the store can join.
       timing: how long regions wait for one another.
-      keep: keys whose payloads stay for regions that are late; more than may be in flight at once.
+      keep: exchanges whose payloads stay for regions that are late; more than may be in flight at
+        once. With several fragments a round has an exchange for each.
       heal: what happens when regions that must have the same anchor have not. "stop": all stop.
         "majority", "lowest": the anchor of most regions, or of the lowest one, holds; the others
         stop, and take that anchor when they come back.

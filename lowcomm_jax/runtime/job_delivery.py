@@ -28,8 +28,8 @@ from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.params.fragments import Fragments
 from lowcomm_jax.runtime.anchor_history import AnchorHistory
 from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
-from lowcomm_jax.runtime.liveness_wait import LivenessWait
 from lowcomm_jax.runtime.loopback_exchange import LoopbackExchange
 from lowcomm_jax.runtime.request import Arrived, nothing
 from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_nbytes
@@ -223,7 +223,7 @@ class JobDelivery:
             payload = everyones(flight.payload, rows)
         else:
             payload = pending.slicing.join(arrived.reduced)
-        return state, counted(flight, payload, rows, counted_N)
+        return state, with_everyones_rows(flight, payload, rows, counted_N)
 
     def _listen(self, pending: PendingExchange) -> Arrived:
         """Wait until the others have exchanged this payload; returns what came of it.
@@ -233,13 +233,13 @@ class JobDelivery:
         Raises:
           Lost: nobody is left to exchange it.
         """
-        liveness = LivenessWait(self.exchange)
+        donors = DonorWait(self.exchange)
         how = {"members": pending.members, "terms": pending.terms, "reduction": pending.slicing}
 
         def look() -> Arrived | None:
             return self.exchange.skip(pending.name, pending.like, **how)
 
-        return leader().broadcast_from_leader("listen", lambda: liveness.wait(pending.name, look))
+        return leader().broadcast_from_leader("listen", lambda: donors.wait(pending.name, look))
 
     def frontier(self) -> int:
         """Inner steps of the furthest other region; 0 if nobody is there."""
@@ -356,7 +356,7 @@ def everyones(payload: PyTree, rows: dict[str, np.ndarray]) -> PyTree:
     return jax.tree.structure(payload).unflatten(rows[name] for name in named(payload))
 
 
-def counted(
+def with_everyones_rows(
     flight: InFlight, payload: PyTree, rows: dict[str, np.ndarray], counted_N: np.ndarray
 ) -> InFlight:
     """The flight as all members' together; those left out have weight 0."""

@@ -9,18 +9,20 @@ What the others do when a region does not answer, in the order of calls:
 2. `_confirm` asks `Inbox.is_final` for each member. One that has announced nothing is waited for as
    long as `WaitList.awaited` (heartbeat.py) says so; without a heartbeat for `dead_after_s` it is
    dead, and is not. One that lives is waited for until `Pace.deadline_s` (timing.py): derived from
-   earlier exchanges, and `first_s` in the first three. Then `_confirm` tells the others which
-   payloads this region holds.
+   earlier exchanges, `first_s` in the first three, and more after an outage (`patience_s`). It ends
+   sooner where all others who announced have confirmed without that region (`_passed_over`). Then
+   `_confirm` tells the others which payloads this region holds.
 3. `_propose` waits for the confirmations of the others, two deadlines at most. `participants`
    leaves out what not all of them hold. `CommitLog.commit` (commits.py) writes the one record.
 4. `_complete` fetches what the record names. No region counts a payload that it does not name.
-5. `WaitList.note` (`Membership`) remembers who did not answer: later exchanges do not wait for it
-   until it has caught up.
+5. `WaitList.note` (heartbeat.py; `RemoteExchange._done` calls it) remembers who did not answer:
+   later exchanges do not wait for it until it has caught up.
 
 What becomes of the region itself:
 
 - Late, but alive: it reads the record when it gets here and lands what the others landed. Its own
   values and its residual stay as if it had not sent (`JobDelivery._uncount`, job_delivery.py).
+  Where the fragment was sent again since (DiLoCoX), that payload is lost.
 - Dead, and started again: it takes a state from another region (recovery/rejoin.py).
 - A payload of the record is gone with all who had it: `Lost`, and a state is taken, too.
 - Cut off from the store: it trains on, and does later what was due (`JobLoop.run_due`).

@@ -1,6 +1,7 @@
 """What training carries from step to step. Everything here is saved in a checkpoint.
 
-The functions at the end replace a part of a state; a state itself never changes.
+The functions at the end replace a part of a state. Arrays are never changed in place; the counters
+are, by a loop that has copied them (`sync_loop.as_of`).
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class InFlight:
     """A fragment between its send and its last landing.
 
     `SyncLoop._send` makes it, and keeps it in `TrainState.in_flight`. Between jobs `JobLoop._send`
-    adds `kept`. `SyncLoop._adopt_flight` drops it, and with it all its arrays, once the last region
-    has landed.
+    adds `kept`. `SyncLoop._adopt_flight` drops payload, header and `kept` with the first landing,
+    and the rest with the last; `OnePeriodLoop.cross_boundary` drops its own.
 
     Attributes:
       payload: what travels, leaves `[R, ...]` of the codec's wire type.

@@ -56,7 +56,7 @@ class RoundFunctions:
         weight_R,
         bases=(),
         *,
-        keep: bool,
+        with_snapshot: bool,
         level: int = 0,
     ):
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
@@ -67,13 +67,13 @@ class RoundFunctions:
           takes_part_R: bool `[R]`; an absent region's residual stays as it is.
           weight_R: float32 `[R]`, weight of each region if it takes part.
           bases: what the codec has at hand that the regions share (`Codec.bases`).
-          keep: whether the landing needs the local values of this moment.
+          with_snapshot: whether the landing needs the local values of this moment.
           level: of the codec (`Codec.at`).
 
         Returns:
-          what `encode` returns, `snapshot` (None unless `keep`), and, with a codec, `codec_error`
-          `[R]`: ||decoded - Delta|| / ||Delta||, of what a residual adds, too; not with one whose
-          payloads are increments.
+          what `encode` returns, `snapshot` (None unless `with_snapshot`), and, with a codec,
+          `codec_error` `[R]`: ||decoded - Delta|| / ||Delta||, of what a residual adds, too; not
+          with one whose payloads are increments.
         """
         theta = fragmentation.take(params, rows)
         anchor = fragmentation.take(base, rows)
@@ -82,7 +82,7 @@ class RoundFunctions:
         measure = codec is not None and not codec.increments
         sent = self.encode(delta, codec_state, takes_part_R, weight_R, bases, level, measure)
         # A copy: the parameters' buffers are donated to the next inner step.
-        return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if keep else None}
+        return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if with_snapshot else None}
 
     def encode(self, delta, codec_state, takes_part_R, weight_R, bases=(), level=0, measure=False):
         """Encode what every region hands over, fp32 leaves `[R, ...]`; nothing is weighted yet.

@@ -157,7 +157,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         microbatch_program=accumulating,
         payload_program=jax.jit(
             functions.make_payload,
-            static_argnames=("keep", "level"),
+            static_argnames=("with_snapshot", "level"),
             donate_argnames="codec_state",
         ),
         outer_program=jax.jit(

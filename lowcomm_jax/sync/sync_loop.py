@@ -182,7 +182,7 @@ class SyncLoop:
     def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
         if not mask.any() and not self.sends_empty:
             return state
-        keep = self.method.landing is not None and bool((self._delay > 0).any())
+        with_snapshot = self.method.landing is not None and bool((self._delay > 0).any())
         level = self.schedule.level(state.counters)
         turn = int(state.counters.sends[p]) % len(state.bases[p])
         out = self.programs.payload_program(
@@ -193,7 +193,7 @@ class SyncLoop:
             mask,
             self._base_weights(state, p),
             state.bases[p][turn],
-            keep=keep,
+            with_snapshot=with_snapshot,
             level=level,
         )
         groups = self.groups(int(state.counters.sends[p]))

@@ -183,7 +183,7 @@ def test_sending_reads_only_the_fragment_and_talks_to_nobody(model, params):
             cut.rows(p),
             np.ones(R, bool),
             np.ones(R, np.float32),
-            keep=True,
+            with_snapshot=True,
         )
         out = lowered.out_info["payload"]
         assert sum(np.prod(x.shape) for x in out.values()) == R * cut.numel(p) < R * whole

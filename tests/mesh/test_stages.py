@@ -84,7 +84,7 @@ def test_outer_programs_do_not_talk_between_stages(name):
     residuals, everyone = state.codec[p], np.ones(R, bool)
     bases = state.bases[p][0]
     send = programs.payload_program.lower(
-        params, anchor, residuals, rows, everyone, weight, bases, keep=True
+        params, anchor, residuals, rows, everyone, weight, bases, with_snapshot=True
     )
     sent = send.compile()
     payload = jax.tree.map(

@@ -60,7 +60,7 @@ def compiled(engine, state):
     count = engine.config.regions.count
     given = (state.inner.params, state.anchor, state.codec[0], rows, np.ones(count, bool))
     given += (np.ones(count, np.float32), state.bases[0][0])
-    send = made.payload_program.lower(*given, keep=False).compile()
+    send = made.payload_program.lower(*given, with_snapshot=False).compile()
     sent = send(*given)
     draw = Draw(loop.exchange.draw(0)) if engine.method.topology else None
     landing = (state.anchor, state.outer[0], sent["payload"], sent["weight"], rows, draw)

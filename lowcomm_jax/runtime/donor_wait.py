@@ -1,4 +1,7 @@
-"""`LivenessWait`: waits for something from other regions, while one is alive that can give it."""
+"""`DonorWait`: waits for a result of other regions, as long as one lives that can give it.
+
+Which regions are dead, `heartbeat` decides.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _POLL_SECONDS = 0.02
 T = TypeVar("T")
 
 
-class LivenessWait:
+class DonorWait:
     """Waits, and gives up when no donor was seen for a while: they may be cut off for a moment.
 
     Regions that ask for a state themselves do not count: they would wait for one another for ever.

@@ -1,0 +1,79 @@
+"""The inner step of a 150M model: the batch stays cut, and nothing is computed twice."""
+
+import pytest
+from aot.aot_cases import M, needs, transformer
+
+from lowcomm_jax.models import preset
+from lowcomm_jax.models.config import flops_per_token
+
+SEQUENCES, LENGTH = 64, 1024
+TOKENS = SEQUENCES * LENGTH
+LARGEST_WEIGHT = 32_000 * 896
+
+
+def moved_over_fsdp(program):
+    """Arrays of the batch that a collective moves over `fsdp`: one dimension counts its tokens."""
+    counts = {SEQUENCES, TOKENS} | {n // d for n in (SEQUENCES, TOKENS) for d in (2, 4, 8)}
+    counts -= {1024, 896, 3584, 8, 16, 32}  # which are sizes of weights, too
+    return [
+        f"{one.kind} {array} ({one.op_name})"
+        for one in program.collectives
+        if "fsdp" in one.axes
+        for array in one.arrays
+        if array.size > 4096 and counts & set(array.shape)
+    ]
+
+
+@pytest.fixture(scope="module", params=["xla", "auto"])
+def on_h100(request):
+    target = needs("h100:2x8")
+    return transformer(
+        target, "diloco_150m", M.diloco(500), SEQUENCES, LENGTH, attention=request.param
+    )
+
+
+def test_no_activation_crosses_fsdp(on_h100):
+    assert moved_over_fsdp(on_h100.programs[0]) == []
+
+
+def test_temporaries_of_the_inner_step_stay_small(on_h100):
+    assert on_h100.programs[0].memory["temporaries"] <= 2.7e9
+
+
+def test_a_device_does_its_share_of_the_arithmetic(on_h100):
+    one = transformer(
+        needs("h100:1x1"), "diloco_150m", M.diloco(500), SEQUENCES // 8, LENGTH, attention="xla"
+    )
+    # The kernel skips what is masked: 7 % less.
+    assert on_h100.programs[0].flops == pytest.approx(one.programs[0].flops, rel=0.08)
+
+
+def test_weights_are_gathered_and_gradients_scattered(on_h100):
+    program = on_h100.programs[0]
+    kinds = {one.kind for one in program.collectives if one.nbytes > 1e5}
+    assert kinds == {"all-gather", "reduce-scatter"}
+    assert program.needs < on_h100.room and on_h100.fits
+
+
+def test_arithmetic_is_the_formula_of_the_model():
+    """Forward, backward and the block's recomputation, but for the last product of each block."""
+    report = transformer(needs("h100:2x8"), "diloco_150m", M.diloco(500), SEQUENCES, LENGTH)
+    config = preset("diloco_150m")
+    used = flops_per_token(config, LENGTH) * TOKENS / 8
+    again = 2 * 12 * (4 * 896 * 1024 + 896 * 3584 + 1024 * LENGTH) * TOKENS / 8
+    # The kernel's backward pass computes the scores once more.
+    kernel = 12 * 1024 * LENGTH * TOKENS / 8
+    assert report.programs[0].flops == pytest.approx(used + again + kernel, rel=0.02)
+
+
+@pytest.mark.slow
+def test_tpu_slices_too():
+    report = transformer(needs("v5e:2x4x2slices"), "diloco_150m", M.diloco(500), SEQUENCES, LENGTH)
+    assert moved_over_fsdp(report.programs[0]) == []
+    assert report.programs[0].memory["temporaries"] <= 2.7e9
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 4, "tensor": 2}, {"fsdp": 1, "tensor": 8}])
+def test_with_tensor_parallelism_too(mesh):
+    report = transformer(needs("h100:2x8"), "diloco_150m", M.diloco(500), 64, 1024, mesh)
+    assert moved_over_fsdp(report.programs[0]) == []

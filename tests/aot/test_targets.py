@@ -1,0 +1,89 @@
+"""Targets by name, the meshes they allow, and what is said where something is missing."""
+
+import jax
+import optax
+import pytest
+from aot.aot_cases import SMALL_BATCH, M, needs, small_loss, small_params
+
+import lowcomm_jax as lc
+from lowcomm_jax.aot import ACCELERATORS, Target, ahead_of_time
+from lowcomm_jax.aot.hlo import parse
+
+
+@pytest.mark.parametrize(
+    "text, size, slices, per_slice",
+    [
+        ("h100:2x8", 16, 2, 8),
+        ("a100-40g:2x10x8", 160, 2, 80),
+        ("v5e:4x4", 16, 1, 16),
+        ("v5e:4x4x2slices", 32, 2, 16),
+        ("v5p:2x2x4", 16, 1, 16),
+    ],
+)
+def test_targets_are_read_and_written(text, size, slices, per_slice):
+    target = Target.parse(text)
+    assert (target.size, target.slices, target.devices_per_slice) == (size, slices, per_slice)
+    assert str(target) == text
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("h900:2x8", "'h900' is unknown: use one of a100-40g"),
+        ("h100", "write h100:2x8"),
+        ("h100:0x8", "at least 1"),
+        ("h100:2x8slices", "write h100:2x8"),
+        ("v5e:4", "write v5e:4x4x2slices"),
+    ],
+)
+def test_a_target_that_is_none_is_one_line(text, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        Target.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_compiler_that_is_not_there_is_one_line(monkeypatch):
+    def absent(**kwargs):
+        raise NotImplementedError("topology not implemented for cuda\nand more")
+
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", absent)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with pytest.raises(RuntimeError, match=r"pip install 'lowcomm_jax\[aot\]'") as caught:
+        _ = Target.parse("h100:2x8").devices
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_driver_the_platform_must_be_cpu(monkeypatch):
+    def absent(**kwargs):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", absent)
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    with pytest.raises(RuntimeError, match="set JAX_PLATFORMS=cpu"):
+        _ = Target.parse("h100:2x8").devices
+
+
+@pytest.mark.parametrize("name", sorted(ACCELERATORS))
+def test_every_accelerator_is_compiled_for(name):
+    target = needs(f"{name}:2x2")
+    one = jax.sharding.SingleDeviceSharding(target.devices[0])
+    x = jax.ShapeDtypeStruct((128, 128), jax.numpy.bfloat16, sharding=one)
+    compiled = jax.jit(lambda x: x @ x).lower(x).compile()
+    assert parse(compiled.as_text()).entry
+
+
+def test_a_mesh_must_use_every_device():
+    with pytest.raises(ValueError, match=r"has 16 devices, and the mesh .* uses 12"):
+        needs("h100:2x8").mesh(region=2, fsdp=6)
+
+
+def test_a_region_stays_in_its_slice():
+    with pytest.raises(ValueError, match="a region would span several"):
+        needs("h100:2x8").mesh(region=1, fsdp=16)
+
+
+def test_the_engine_must_be_on_the_target():
+    target = needs("h100:2x4")
+    engine = lc.Engine(small_loss, optax.sgd(0.1), M.diloco(4), 2)
+    with pytest.raises(ValueError, match=r"make the engine with mesh=target\.mesh"):
+        ahead_of_time(engine, small_params(), SMALL_BATCH, target)

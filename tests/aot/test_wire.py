@@ -1,0 +1,44 @@
+"""What crosses regions in the compiled programs is what the ledger announces, for every method."""
+
+import pytest
+from aot.aot_cases import METHODS, M, needs, small
+
+TILES = 8192  # bytes a device at most by which a TPU's compiler pads what it gathers to tiles
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_gpu_programs_move_what_the_ledger_announces(name):
+    report = small(needs("h100:2x4"), METHODS[name](), regions=2, fsdp=4)
+    assert report.announced > 0
+    # NoLoCo's payload buffer carries a weight of 4 bytes for each device.
+    extra = 4 * report.devices_per_region if name == "noloco" else 0
+    assert report.crossing_bytes == report.announced + extra
+    assert report.control_bytes <= 1024
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_tpu_slices_move_what_the_ledger_announces(name):
+    report = small(needs("v5e:2x2x2slices"), METHODS[name](), regions=2, fsdp=4)
+    padding = report.crossing_bytes - report.announced
+    assert 0 <= padding <= TILES * report.devices_per_region
+    assert report.control_bytes <= 1024
+
+
+@pytest.mark.parametrize("regions, fsdp", [(2, 4), (8, 2)])
+def test_noloco_synchronises_by_permutes_alone(regions, fsdp):
+    report = small(needs(f"h100:{regions}x{fsdp}"), M.noloco(8), regions, fsdp)
+    crossing = [one for program in report.programs for one in program.collectives if one.crosses]
+    assert {one.kind for one in crossing} == {"collective-permute"}
+    assert all(one.axes == ("region",) for one in crossing)
+
+
+@pytest.mark.parametrize("codec", ["int8", "e3m0", "topk", "low_rank", "sign", "random_k"])
+def test_codecs_move_what_the_ledger_announces(codec):
+    from lowcomm_jax.compression import make
+
+    method = M.diloco(8, codec=make(codec, stacked=("blocks",)))
+    report = small(needs("h100:2x4"), method, regions=2, fsdp=4)
+    padding = report.crossing_bytes - report.announced
+    # Fewer values than a region has devices, for each dtype and layout of the payload.
+    assert 0 <= padding <= 64 * report.devices_per_region
+    assert report.control_bytes <= 1024
