@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from lowcomm_jax.mesh.regions import make_mesh
 
@@ -173,7 +173,13 @@ class Target:
         """
         try:
             with _without_tpu():
-                return list(self._topology().devices)
+                devices = list(self._topology().devices)
+                if not self.is_gpu:
+                    one = jax.ShapeDtypeStruct(
+                        (), "int32", sharding=SingleDeviceSharding(devices[0])
+                    )
+                    jax.jit(lambda x: x).lower(one).compile()  # libtpu reads its settings only now
+                return devices
         except Exception as error:  # JAX raises several types, each of another backend
             raise RuntimeError(
                 f"target {self}: {_missing(self.accelerator.platform, error)}"
@@ -239,6 +245,7 @@ def _has_gpu() -> bool:
 _TPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # no questions to the cloud, which take time where there is none
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several programs may compile at once
+    "XLA_FLAGS": "",  # it ends the process at a flag of the CPU's; its own are in LIBTPU_INIT_ARGS
 }
 
 
