@@ -48,13 +48,19 @@ def main(argv: Sequence[str]) -> int:
         if command not in COMMANDS:
             hint = closest(command, sorted(COMMANDS))
             raise RefusedError([f"unknown command {command!r}{hint}"], "python -m experiments")
-        module = importlib.import_module(f"experiments.{COMMANDS[command]}")
-        if command in _BY_CONFIG:
+        module = importlib.import_module(f"experiments.{_module(command, rest)}")
+        if _module(command, rest) == COMMANDS.get(command) and command in _BY_CONFIG:
             return _run_by_config(command, module, rest)
         return module.main(rest) or 0
     except RefusedError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
+
+
+def _module(command: str, argv: Sequence[str]) -> str:
+    """The module of a command; `plan --target` is one of its own."""
+    targeted = any(argument.startswith(("--target", "-target")) for argument in argv)
+    return "plan.target" if command == "plan" and targeted else COMMANDS[command]
 
 
 def available() -> dict[str, str]:

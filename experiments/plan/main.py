@@ -4,6 +4,9 @@
 
 Prints tables, writes `plan.json` and `plan.png` (utilisation against bandwidth; loss against hours)
 into the work directory. Config fields: see `configs/plan/template.py`.
+
+With `--target=h100:2x8` and a training config it asks the compiler instead (`target.py` beside this
+file).
 """
 
 import dataclasses

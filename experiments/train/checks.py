@@ -23,6 +23,7 @@ from experiments.train.methods import METHODS
 from lowcomm_jax import make_mesh
 from lowcomm_jax.adaptive.checks import size_problems
 from lowcomm_jax.adaptive.lr_scaling import SCALINGS
+from lowcomm_jax.aot import Target
 from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import Source
 from lowcomm_jax.mesh.regions import Regions, default_mesh
@@ -166,19 +167,28 @@ def region_weights(fields: Mapping[str, Any]) -> tuple[str | tuple[float, ...], 
     return numbers, []
 
 
-def make_mesh_of(fields: Mapping[str, Any]) -> tuple[jax.sharding.Mesh | None, list[str]]:
-    """(the mesh, or None if it cannot be made; problems); sizes of 0 are chosen to fit."""
-    shape, regions, devices = dict(fields["mesh"]), fields["regions"], jax.device_count()
+def make_mesh_of(
+    fields: Mapping[str, Any], target: Target | None = None
+) -> tuple[jax.sharding.Mesh | None, list[str]]:
+    """(the mesh, or None if it cannot be made; problems); sizes of 0 are chosen to fit.
+
+    Args:
+      target: accelerators whose devices it is made of; None = this machine's.
+    """
+    shape, regions = dict(fields["mesh"]), fields["regions"]
+    devices = jax.device_count() if target is None else target.size
     negative = [f"mesh.{k}={v}: give 0 (automatic) or a number" for k, v in shape.items() if v < 0]
     if negative or regions < 1:
         return None, negative
     regions = 1 if is_separate_job(fields) else regions
     stage, tensor = max(shape["stage"], 1), max(shape["tensor"], 1)
-    if not shape["region"] and not shape["fsdp"] and stage * tensor == 1:
+    if target is None and not shape["region"] and not shape["fsdp"] and stage * tensor == 1:
         return default_mesh(regions), []
     room = devices // (stage * tensor)
     region = shape["region"] or math.gcd(regions, max(room // max(shape["fsdp"], 1), 1))
     fsdp = shape["fsdp"] or max(room // region, 1)
+    if target is not None:
+        return problems_of(lambda: target.mesh(region, stage, fsdp, tensor), "mesh: ")
     mesh, found = problems_of(lambda: make_mesh(region, stage, fsdp, tensor), "mesh: ")
     fix = f"XLA_FLAGS={FLAG}={region * stage * fsdp * tensor} cuts a processor into as many"
     return mesh, [f"{line}; use a smaller mesh (mesh.stage=1), or {fix}" for line in found]

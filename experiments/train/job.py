@@ -84,11 +84,12 @@ class Job:
 
 def make_model(job: Job, config: TransformerConfig) -> Model | Pipeline:
     """The model of a job with this config, in stages where the mesh has some."""
+    model = build(config, job.mesh.devices.flat[0])
     if job.mesh.shape["stage"] == 1:
-        return build(config)
+        return model
     routed, schedule = job.config["random_routing"], job.config["pipeline_schedule"]
     seed = job.config["seed"]
-    return Pipeline(build(config), job.mesh, job.microbatches, routed, schedule, seed)
+    return Pipeline(model, job.mesh, job.microbatches, routed, schedule, seed)
 
 
 def abstract_params(model: Model | Pipeline) -> Any:

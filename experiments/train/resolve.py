@@ -22,16 +22,20 @@ from experiments.train.job import Job, abstract_params, make_model, stacked_pref
 from experiments.train.methods import make_method
 from experiments.train.writers import missing_packages
 from experiments.workdir import workdir_problems
+from lowcomm_jax.aot import Target
 from lowcomm_jax.models import build
 from lowcomm_jax.optimizers import InnerConfig
 from lowcomm_jax.params.fragments import partition, path_name
 from lowcomm_jax.params.layout import make_layout
 
 
-def resolve(config: Any, workdir: str | Path) -> Job:
+def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> Job:
     """Check a config and its work directory.
 
     The first call also settles how many devices a processor is cut into (`devices.provide`).
+
+    Args:
+      target: accelerators whose devices the mesh is made of; None = this machine's.
 
     Raises:
       RefusedError: every violation, each with its fix.
@@ -40,7 +44,9 @@ def resolve(config: Any, workdir: str | Path) -> Job:
     problems = checks.shape_problems(fields)
     if problems:
         raise RefusedError(problems)
-    devices.provide(fields["mesh"], fields["processes"])
+    if target is None:
+        devices.provide(fields["mesh"], fields["processes"])
+    mesh, misplaced = checks.make_mesh_of(fields, target)
     problems = checks.number_problems(fields)
     steps, found = checks.count_steps(fields)
     problems += found
@@ -50,7 +56,8 @@ def resolve(config: Any, workdir: str | Path) -> Job:
     problems += found
     if model is not None and fields["mesh"]["stage"] > 1 and model.layer_loop == "auto":
         model = dataclasses.replace(model, layer_loop="scan")
-    stacked = () if model is None else stacked_prefixes(build(model))
+    device = None if mesh is None else mesh.devices.flat[0]
+    stacked = () if model is None else stacked_prefixes(build(model, device))
     method, found = make_method(fields["method"], stacked, fields["seed"])
     problems += found
     weights, found = checks.region_weights(fields)
@@ -58,8 +65,7 @@ def resolve(config: Any, workdir: str | Path) -> Job:
     inner = InnerConfig(**fields["inner"])
     problems += missing_packages(fields["log"])
     problems += [f"inner.{line}" for line in inner.violations(steps if steps > 0 else 1 << 62)]
-    mesh, found = checks.make_mesh_of(fields)
-    problems += found
+    problems += misplaced
     if model is not None and model.max_seq_len < fields["data"]["seq_len"]:
         problems.append(
             f"data.seq_len={fields['data']['seq_len']} is longer than the model is meant for: use "

@@ -29,6 +29,10 @@ PyTree = Any
 HOST_ARGUMENTS = {"payload_program": (1, 2), "outer_program": (0, 1, 6), "landing_program": (1, 3)}
 
 
+class TooLargeError(RuntimeError):
+    """A program that its compiler refuses, since it cannot fit into the device's memory (TPUs)."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
     """One program of an engine, for one target.
@@ -74,6 +78,9 @@ def compile_engine(
       params: shapes of the parameters, the user's tree.
       batch: shapes of one region's batch of a step, `[b, ...]`.
       options: XLA compiler options.
+
+    Raises:
+      TooLargeError: a TPU's compiler refuses a program; a GPU's compiles it, and it does not fit.
     """
     layout = make_layout(params, engine.roles)
     config = dataclasses.replace(engine.config, offload=False)
@@ -155,7 +162,13 @@ def _recording(programs: RoundPrograms, found: list, options: Any, offload: bool
         def call(*args, **kwargs):
             start = time.perf_counter()
             lowered = getattr(programs, field).lower(*args, **kwargs)
-            compiled = lowered.compile(compiler_options=options)
+            try:
+                compiled = lowered.compile(compiler_options=options)
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                why = str(error).splitlines()[0].partition("RESOURCE_EXHAUSTED: ")[2]
+                raise TooLargeError(f"{name}: {why}") from error
             seconds = time.perf_counter() - start
             brought = sum(device_bytes(args[i]) for i in host if i < len(args))
             found.append(CompiledProgram(name, compiled, brought, seconds))

@@ -1,0 +1,201 @@
+"""Compile a training config for accelerators that are not there, and say what each program needs.
+
+    python -m experiments plan --target=h100:2x8 --config=configs/diloco.py \
+        --config.model.preset=diloco_150m --config.model.vocab_size=32000 [--json=plan.json]
+
+Per program: memory of a device against what it has, arithmetic and a lower bound of its time,
+collectives (kind, axis, bytes, hidden or exposed), and large arrays that are whole on several
+devices. Nothing runs, and the corpus is read only where it settles the vocabulary. Needs the extra
+`aot`. docs/accelerators.md explains how to read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+
+if TYPE_CHECKING:
+    from experiments.train.job import Job
+    from lowcomm_jax.aot.report import AheadOfTime, ProgramReport
+
+
+def main(argv: Sequence[str]) -> int:
+    """Report what the command line asks for; returns the exit code."""
+    # Before JAX is imported: without a driver it offers absent GPUs on the CPU platform only.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    path, overrides, others = split_config(argv)
+    options = Flags()
+    options.text("target", None, "h100:2x8, v5e:4x4x2slices, ... (slices x devices of each)")
+    options.text("json", None, "file to write the report to")
+    options.text("workdir", None, "not used: nothing but --json is written")
+    values = options.values
+    rest = parse_flags("plan", others, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    problems = [f"unexpected argument {argument!r}" for argument in rest]
+    if path is None:
+        problems.append("which run? give --config=configs/diloco.py (or another training config)")
+        raise RefusedError(problems, "plan")
+    config, found = load_config(path, overrides)
+    if problems + found:
+        raise RefusedError(problems + found, "plan")
+    from lowcomm_jax.aot.programs import TooLargeError
+
+    try:
+        job, report = compiled(config, values.target)
+    except TooLargeError as error:
+        lines = [f"[red]does not fit[/red]: {error}", *advice(None)]
+        Console().print("\n".join(lines), highlight=False, soft_wrap=True)
+        return 1
+    show(job, report, Console())
+    if values.json:
+        Path(values.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    return 0 if report.fits else 1
+
+
+def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
+    """Compile the programs of a training config for a target.
+
+    Raises:
+      RefusedError: the config, the target, or what of them does not fit together.
+    """
+    import jax
+    import numpy as np
+
+    from experiments.cli import problems_of
+    from experiments.train.job import abstract_params, make_engine, make_model
+    from experiments.train.resolve import resolve
+    from lowcomm_jax.aot import Target, ahead_of_time
+    from lowcomm_jax.checkpoint.trainers import plain_engine
+    from lowcomm_jax.data import load
+
+    if "methods" in config:
+        fix = "give a training config, such as configs/diloco.py"
+        raise RefusedError([f"--target compiles the programs of a run: {fix}"], "plan")
+    target, problems = problems_of(lambda: Target.parse(name))
+    if problems:
+        raise RefusedError(problems, "plan")
+    try:
+        assert target.devices
+    except RuntimeError as error:
+        raise RefusedError([str(error)], "plan") from error
+    job = resolve(config, "plan", target)
+    model_config = job.model
+    if not job.vocab_settled:
+        tokenizer = load(job.data)[2]
+        model_config = dataclasses.replace(model_config, vocab_size=tokenizer.vocab_size)
+    model = make_model(job, model_config)
+    engine, problems = problems_of(lambda: plain_engine(make_engine(job, model)))
+    if problems:
+        raise RefusedError(problems, "plan")
+    length = job.data.seq_len
+    batch = {"tokens": jax.ShapeDtypeStruct((job.batch, length + 1), np.int32)}
+    devices = job.mesh.size // job.mesh.shape["region"]
+    replicas = job.regions // job.mesh.shape["region"]
+    used = model.flops_per_token(length) * job.batch * length * replicas / devices
+    params = abstract_params(model)
+    return job, ahead_of_time(engine, params, batch, target, flops_used=used)
+
+
+def show(job: Job, report: AheadOfTime, console: Console) -> None:
+    """Print the report."""
+    device, mesh = report.target.accelerator, report.mesh
+    sizes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "1 device"
+    console.print(
+        f"[bold]{report.target}[/bold]: {job.regions} regions on {sizes}; "
+        f"{job.batch} sequences of {job.data.seq_len} tokens a region and step"
+    )
+    verdict = "[green]fits[/green]" if report.fits else "[red]does not fit[/red]"
+    console.print(
+        f"{verdict}: {device.name} has {_gb(device.memory_bytes)}, of which {_gb(report.room)} are "
+        f"for programs; between programs {_gb(report.resident)} of state lie there"
+        + (f", and {_gb(report.stowed)} on the host" if report.stowed else "")
+    )
+    table = Table(box=box.SIMPLE, title="programs, one device", title_justify="left")
+    for column in ("program", "needs", "of it temporary", "TFLOP", "at least", "bound by"):
+        table.add_column(column, justify="left" if column in ("program", "bound by") else "right")
+    for program in report.programs:
+        over = program.needs - report.room
+        needs = _gb(program.needs) + (f" ({_gb(over)} too much)" if over > 0 else "")
+        table.add_row(
+            program.name,
+            needs,
+            _gb(program.memory["temporaries"]),
+            f"{program.flops / 1e12:.3g}",
+            f"{program.least_seconds * 1e3:.3g} ms",
+            max(program.seconds, key=program.seconds.get),
+        )
+    console.print(table)
+    if report.mfu_bound is not None:
+        console.print(
+            f"MFU of the inner step at most {report.mfu_bound:.0%}: arithmetic at the peak rate, "
+            "memory and exposed collectives at theirs"
+        )
+    _show_crossing(report, console)
+    _show_collectives(report, console)
+    for program in report.programs:
+        for one in program.replicated[:5]:
+            axes = "+".join(one.axes)
+            console.print(
+                f"{program.name}: {one.what}, {_gb(one.nbytes)}, whole along {axes} ({one.source})",
+                highlight=False,
+                soft_wrap=True,
+            )
+    for line in advice(report):
+        console.print(f"[yellow]to do[/yellow] {line}")
+
+
+def _show_crossing(report: AheadOfTime, console: Console) -> None:
+    more = report.crossing_bytes - report.announced
+    console.print(
+        f"between regions: {_mb(report.crossing_bytes)} a region and synchronisation in the "
+        f"programs; the ledger announces {_mb(report.announced)}"
+        + (f" ({more} bytes of padding)" if more else "")
+        + f"; control values {report.control_bytes} bytes a device"
+    )
+
+
+def _show_collectives(report: AheadOfTime, console: Console) -> None:
+    from lowcomm_jax.aot.report import collective_table
+
+    table = Table(box=box.SIMPLE, title="collectives, one device", title_justify="left")
+    for column in ("program", "what", "runs", "bytes sent"):
+        table.add_column(column, justify="right" if column in ("runs", "bytes sent") else "left")
+    for program in report.programs:
+        for what, row in collective_table(program.collectives).items():
+            table.add_row(program.name, what, f"{row['runs']:g}", _mb(row["bytes"]))
+    console.print(table)
+
+
+def advice(report: AheadOfTime | None) -> list[str]:
+    """What to change where programs do not fit; None = a compiler refused one."""
+    less = "--config.model.remat=full keeps less; --config.accumulate=2 halves the batch"
+    more = "more devices a region: a larger --config.mesh.fsdp or tensor, or stages"
+    host = "--config.offload=True keeps anchor, momentum and residuals on the host"
+    if report is None:
+        return [less, more, host]
+    if report.fits:
+        return []
+    worst: ProgramReport = max(report.programs, key=lambda program: program.needs)
+    found = [f"{worst.name} needs {_gb(worst.needs - report.room)} more than a device has:"]
+    temporary = worst.memory["temporaries"] > worst.needs / 2 and worst is report.programs[0]
+    return [*found, *([less, more] if temporary else [more]), *([] if report.stowed else [host])]
+
+
+def _gb(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.2f} GB"
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.3g} MB" if nbytes >= 1e5 else f"{nbytes:.0f} B"

@@ -1,0 +1,69 @@
+"""Collectives and memory of compiled programs, against files that say what they were.
+
+A change shows as a diff of readable lines. To accept one, delete the file: the next run writes it
+anew, and fails once.
+"""
+
+import difflib
+import json
+from pathlib import Path
+
+import jax
+import pytest
+from aot.aot_cases import METHODS, needs, small, transformer
+
+FOLDER = Path(__file__).with_name("golden")
+ROUND = 0.02  # temporaries may move by so much: the compiler's scheduling, not ours
+
+
+def described(report) -> dict:
+    whole = report.as_json()
+    programs = {
+        name: {"memory": one["memory"], "flops": one["flops"], "collectives": one["collectives"]}
+        for name, one in whole["programs"].items()
+    }
+    kept = {k: whole[k] for k in ("target", "mesh", "resident", "announced", "crossing", "control")}
+    return {"jax": jax.__version__, **kept, "programs": programs}
+
+
+def alike(now, then) -> bool:
+    """Equal, but for temporaries within `ROUND`."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        if now.keys() != then.keys():
+            return False
+        return all(
+            abs(now[k] - then[k]) <= ROUND * max(then[k], 1e5)
+            if k == "temporaries"
+            else alike(now[k], then[k])
+            for k in then
+        )
+    return now == then
+
+
+def compare(name: str, report) -> None:
+    file, now = FOLDER / f"{name}.json", described(report)
+    if not file.exists():
+        FOLDER.mkdir(exist_ok=True)
+        file.write_text(json.dumps(now, indent=1) + "\n")
+        pytest.fail(f"{file.name} was not there and has been written: look at it and commit it")
+    then = json.loads(file.read_text())
+    if then["jax"] != now["jax"]:
+        pytest.skip(f"{file.name} was written with jax {then['jax']}, here is {now['jax']}")
+    if not alike(now, then):
+        lines = [json.dumps(one, indent=1).splitlines() for one in (then, now)]
+        raise AssertionError("\n".join(difflib.unified_diff(*lines, "then", "now", lineterm="")))
+
+
+@pytest.mark.parametrize("method", ["diloco", "streaming_diloco", "dilocox", "noloco", "ddp"])
+def test_small_programs_on_gpus(method):
+    compare(f"small-h100-{method}", small(needs("h100:2x4"), METHODS[method](), 2, 4))
+
+
+@pytest.mark.parametrize("method", ["diloco", "noloco"])
+def test_small_programs_on_tpus(method):
+    compare(f"small-v5e-{method}", small(needs("v5e:2x2x2slices"), METHODS[method](), 2, 4))
+
+
+def test_150m_on_gpus():
+    report = transformer(needs("h100:2x8"), "diloco_150m", METHODS["diloco"](), 64, 1024)
+    compare("150m-h100-diloco", report)

@@ -1,0 +1,98 @@
+"""`plan --target`: a training config compiled for absent accelerators, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from aot.aot_cases import needs
+
+from experiments import __main__ as command
+from lowcomm_jax.aot.targets import Target
+
+SMALL = (
+    "--config.model.preset=nano",
+    "--config.model.vocab_size=256",
+    "--config.model.layer_loop=scan",
+    "--config.model.layers=2",
+    "--config.data.seq_len=64",
+    "--config.regions=2",
+    "--config.batch=8",
+)
+
+
+def ask(*arguments):
+    """(exit code, what was printed) of the command in a process of its own."""
+    env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    run = subprocess.run(
+        [sys.executable, "-m", "experiments", "plan", *arguments],
+        env=env | {"COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return run.returncode, run.stdout, run.stderr
+
+
+@pytest.mark.parametrize("target", ["h100:2x2", "v5e:2x2x2slices"])
+def test_a_training_config_is_compiled_and_written(target, tmp_path):
+    needs(target)
+    file = tmp_path / "report.json"
+    code, out, err = ask(
+        f"--target={target}", "--config=configs/streaming_diloco.py", *SMALL, f"--json={file}"
+    )
+    assert code == 0, err
+    assert "fits" in out and "inner step" in out and "the ledger announces" in out
+    report = json.loads(file.read_text())
+    assert report["target"] == target and report["fits"] is True
+    assert set(report["programs"]) == {"inner step", "send", "anchor update", "landing"}
+    assert 0 <= report["crossing"] - report["announced"] < 1e5
+    assert 0 < report["mfu_bound"] < 1
+
+
+def test_a_run_that_does_not_fit_says_what_to_change():
+    needs("v5e:2x2")
+    code, out, _ = ask(
+        "--target=v5e:2x2",
+        "--config=configs/diloco.py",
+        "--config.model.preset=scaling_1_3b",
+        "--config.model.vocab_size=32768",
+        "--config.model.compute_dtype=bfloat16",
+        "--config.data.seq_len=256",
+        "--config.regions=4",
+        "--config.batch=1",
+    )
+    assert code == 1
+    assert "does not fit: inner step: " in out and "--config.offload=True" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--target=h900:2x8", "--config=configs/diloco.py"], "'h900' is unknown"),
+        (["--target=h100:2x8"], "which run? give --config"),
+        (["--target=h100:2x8", "--config=configs/plan/template.py"], "give a training config"),
+        (["--target=h100:2x8", "--config=configs/diloco.py", "x"], "unexpected argument 'x'"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, said, capsys):
+    assert command.main(["plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_mesh_that_does_not_divide_the_target_is_one_line(capsys):
+    needs("h100:2x8")
+    arguments = ["--target=h100:2x8", "--config=configs/diloco.py", "--config.mesh.fsdp=3"]
+    assert command.main(["plan", *arguments, "--config.batch=6", "--config.regions=2"]) == 2
+    assert "has 16 devices, and the mesh" in capsys.readouterr().err
+
+
+def test_a_missing_compiler_is_one_line(monkeypatch, capsys):
+    def absent(self):
+        raise RuntimeError("target h100:2x8: its compiler needs a package")
+
+    monkeypatch.setattr(Target, "devices", property(absent))
+    assert command.main(["plan", "--target=h100:2x8", "--config=configs/diloco.py"]) == 2
+    assert "its compiler needs a package" in capsys.readouterr().err
