@@ -92,6 +92,8 @@ class Engine:
       block: steps staged on the device at once by `run`; where batches are cut (`microbatch=`),
         microbatches.
       offload: keep anchor, outer state, residuals and snapshots in pinned host memory.
+      codec_error: let sends measure how far decoded payloads are from what they stand for (metric
+        `codec_error`); it takes another decoding, and its memory.
 
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
@@ -120,6 +122,7 @@ class Engine:
         hops: HopsFn | None = None,
         block: int = 16,
         offload: bool = False,
+        codec_error: bool = True,
     ):
         separate = isinstance(exchange, JobExchange)
         here = 1 if separate else regions
@@ -151,6 +154,7 @@ class Engine:
             skip_nonfinite=skip_nonfinite,
             network=None if self.clock is None else self.clock.network,
             offload=offload,
+            codec_error=codec_error,
             routed=hops is not None,
             total=regions,
             separate_jobs=separate,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from experiments.cli import RefusedError, closest
 
-NAMES = ("engine", "codec", "wan", "pipeline")
+NAMES = ("engine", "codec", "wan", "pipeline", "gpu")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -144,6 +144,7 @@ def make_engine(
         max_update_norm=guards["max_update_norm"],
         block=job.config["block"],
         offload=job.config["offload"],
+        codec_error=job.config["codec_error"],
         **settings,
     )
 

@@ -30,7 +30,7 @@ class Accelerator:
     """Public facts of one device.
 
     Attributes:
-      platform: `gpu` or `tpu`.
+      platform: `gpu` or `tpu`; kind: as JAX names the device.
       memory_bytes: what the driver gives a program; room: of that, what a program may use.
       flops: peak bfloat16 matrix operations a second, dense.
       memory_rate: bytes a second from its own memory.
@@ -40,6 +40,7 @@ class Accelerator:
 
     name: str
     platform: str
+    kind: str
     memory_bytes: int
     flops: float
     memory_rate: float
@@ -79,11 +80,13 @@ gpu_device_info {{
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
 device_description_str: "{title}"
 """
-    return Accelerator(name, "gpu", int(memory), flops, rate, link, config)
+    return Accelerator(name, "gpu", title, int(memory), flops, rate, link, config)
 
 
-def _tpu(name: str, memory: float, flops: float, rate: float, link: float) -> Accelerator:
-    return Accelerator(name, "tpu", int(memory), flops, rate, link)
+def _tpu(
+    name: str, kind: str, memory: float, flops: float, rate: float, link: float
+) -> Accelerator:
+    return Accelerator(name, "tpu", kind, int(memory), flops, rate, link)
 
 
 # Peak rates are the vendors' (dense bfloat16); link rates are per device and direction. Memory of
@@ -96,11 +99,17 @@ ACCELERATORS = {
         _gpu("h100", "NVIDIA H100 80GB HBM3", 9, 132, 84942979072, 989e12, 3.35e12, 450e9),
         _gpu("h200", "NVIDIA H200", 9, 132, 150.7e9, 989e12, 4.8e12, 450e9),
         _gpu("b200", "NVIDIA B200", 10, 148, 191.5e9, 2250e12, 8e12, 900e9),
-        _tpu("v5e", 16 * 2**30, 197e12, 819e9, 200e9),
-        _tpu("v5p", 95 * 2**30, 459e12, 2765e9, 600e9),
-        _tpu("v6e", 32 * 2**30, 918e12, 1640e9, 400e9),
+        _tpu("v5e", "TPU v5 lite", 16 * 2**30, 197e12, 819e9, 200e9),
+        _tpu("v5p", "TPU v5", 95 * 2**30, 459e12, 2765e9, 600e9),
+        _tpu("v6e", "TPU v6 lite", 32 * 2**30, 918e12, 1640e9, 400e9),
     )
 }
+
+
+def accelerator_of(device: jax.Device) -> Accelerator | None:
+    """The facts of a device that is there; None = a processor, or an accelerator not listed."""
+    kinds = {one.kind: one for one in ACCELERATORS.values()}
+    return kinds.get(device.device_kind)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Cast(MatrixCodec):
 
     format: Literal["fp32", "bf16", "fp16"] = "fp32"
     requantizable = True
+    layers_apart = True
 
     def __post_init__(self):
         raise_all("Cast", [one_of("format", self.format, tuple(WIDTHS))])

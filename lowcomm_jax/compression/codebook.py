@@ -61,6 +61,7 @@ class Statistical(MatrixCodec):
     sigmas: float = 6.0
     scope: Literal["matrix", "row"] = "matrix"
     requantizable = True
+    layers_apart = True
 
     def __post_init__(self):
         raise_all(

@@ -40,6 +40,7 @@ class E3M0(MatrixCodec):
 
     block: int | None = 256
     requantizable = True
+    layers_apart = True
 
     def __post_init__(self):
         raise_all("E3M0", [in_range("block", self.block, 1, float("inf"))])

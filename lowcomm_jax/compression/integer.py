@@ -38,6 +38,7 @@ class Integer(MatrixCodec):
     affine: bool = False
     block: int | None = 256
     requantizable = True
+    layers_apart = True
 
     def __post_init__(self):
         raise_all(

@@ -70,6 +70,10 @@ class LowRank(MatrixCodec):
         )
 
     @property
+    def layers_apart(self) -> bool:
+        return self.factors.layers_apart and self.dense.layers_apart
+
+    @property
     def width(self) -> int:
         """Columns of the kept Q."""
         return self.rank if self.basis is None else self.basis

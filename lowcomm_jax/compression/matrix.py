@@ -27,10 +27,13 @@ class MatrixCodec(abc.ABC):
       requantizable: whether a mean of decoded values may be encoded again without a state, so that
         a two-shot reduction makes sense.
       shares_basis: as in `Codec`.
+      layers_apart: whether each of the L matrices is coded by itself, so that one after the other
+        gives the same (`by_layer`): all arrays of payload and state are then `[L, ...]`.
     """
 
     requantizable: bool = False
     shares_basis: bool = False
+    layers_apart: bool = False
 
     @property
     @abc.abstractmethod

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.by_layer import by_layer
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.codebook import Statistical
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
@@ -164,9 +165,9 @@ class PerTensor(Codec):
         cuts, results = dict(self.cuts), []
         for (path, leaf), bases, *row in zip(with_path, held, *columns):
             plain = self._leaf(path, leaf)
-            on_bases = dataclasses.replace(plain, codec=plain.codec.on(bases))
             cut = cuts.get(path_name(path), RowCut())
-            leaf = dataclasses.replace(on_bases, windows=cut.windows)
+            codec = by_layer(plain.codec.on(bases), plain.matrices, cut)
+            leaf = dataclasses.replace(plain, codec=codec, windows=cut.windows)
             with rows_cut(cut if leaf.in_units else cut._replace(windows=None)):
                 results.append(fn(leaf, *row))
         return results

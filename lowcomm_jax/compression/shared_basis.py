@@ -50,6 +50,7 @@ class SharedBasis(LowRank):
 
     held: PyTree = dataclasses.field(default=(), init=False, compare=False, repr=False)
     shares_basis = True
+    layers_apart = False
 
     @property
     def name(self) -> str:

@@ -20,6 +20,8 @@ class Sign(MatrixCodec):
     """Keep the sign of every value; an eighth of a byte each (packed in blocks, so that each block
     ends with a whole byte) and one fp32 scale per matrix."""
 
+    layers_apart = True
+
     @property
     def name(self) -> str:
         return "sign"

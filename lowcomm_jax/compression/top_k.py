@@ -65,6 +65,10 @@ class TopK(MatrixCodec):
         )
 
     @property
+    def layers_apart(self) -> bool:
+        return self.values.layers_apart
+
+    @property
     def name(self) -> str:
         return f"topk{self.k}" + ("" if self.values == FP32 else f"_{self.values.name}")
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import DictKey
+from jax.tree_util import DictKey, SequenceKey
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.matrix import first_column, matrix_shape
@@ -157,14 +157,28 @@ class Rows:
         return treedef.unflatten(jax.lax.with_sharding_constraint(leaves, where))
 
     def state_specs(self, state: PyTree, like: PyTree, specs: PyTree) -> PyTree:
-        """How a codec's state of one region lies: residuals by rows, the rest replicated."""
+        """How a codec's state of one region lies.
+
+        Residuals lie by rows. Of a state that has a row for each row or column of a leaf's matrices
+        (the basis of `LowRank`) every device that holds a part of the leaf holds a part. The rest
+        is whole on every device of the region.
+        """
         by_rows, front = self.specs(like, specs), self._front
         own = self.codec.part(like) if front else like
 
         def one(path, x):
-            names = [key.key for key in path if isinstance(key, DictKey) and key.key in like]
-            fits = bool(names) and own[names[-1]].shape == x.shape[len(front) :]
-            return P(*front, *by_rows[names[-1]]) if fits else P(*front)
+            name, shape = _leaf_of(path, like), x.shape[len(front) :]
+            if name is None:
+                return P(*front)
+            if own[name].shape == shape:
+                return P(*front, *by_rows[name])
+            spec = by_rows[name]
+            axes = tuple(a for dim in range(len(spec)) for a in self._names(spec, dim))
+            sides = matrix_shape(own[name].shape, self._row(name) == 1)
+            beside = len(shape) == 3 and shape[0] == sides[0] and shape[1] in sides[1:]
+            if beside and axes and shape[1] % self._devices(axes) == 0:
+                return P(*front, None, axes)
+            return P(*front)
 
         return jax.tree_util.tree_map_with_path(one, state)
 
@@ -281,6 +295,15 @@ class Rows:
         columns = [treedef.flatten_up_to(one) for one in rest]
         rows = [fn(path_name(p), x, *row) for (p, x), *row in zip(with_path, *columns)]
         return treedef.unflatten(rows)
+
+
+def _leaf_of(path: tuple, like: PyTree) -> str | None:
+    """The leaf that a codec's state belongs to: by its name, or by its place among all leaves."""
+    names = [key.key for key in path if isinstance(key, DictKey) and key.key in like]
+    places = [key.idx for key in path if isinstance(key, SequenceKey)]
+    if names:
+        return names[-1]
+    return sorted(like)[places[0]] if places and places[0] < len(like) else None
 
 
 def _swap(x: jax.Array, plan: RowPlan, back: bool) -> jax.Array:

@@ -83,6 +83,32 @@ _QWEN_107B = TransformerConfig(
     rope_theta=1e6,
 )
 
+
+def _llama(layers: int, heads: int, width: int, mlp_width: int, **changes) -> TransformerConfig:
+    """Builds a LLaMA: SwiGLU, untied tables, heads of 128."""
+    fields = {"vocab_size": 128_256, "kv_heads": 8, "rope_theta": 5e5, "norm_eps": 1e-5}
+    fields |= {"max_seq_len": 8192, **changes}
+    return TransformerConfig(
+        layers=layers, heads=heads, width=width, head_dim=128, mlp_width=mlp_width, **fields
+    )
+
+
+# The first LLaMA of 7B (arXiv 2302.13971), and those of 8B and 70B (arXiv 2407.21783).
+_LLAMA_7B = _llama(
+    32,
+    32,
+    4096,
+    11_008,
+    vocab_size=32_000,
+    kv_heads=32,
+    rope_theta=1e4,
+    norm_eps=1e-6,
+    max_seq_len=2048,
+)
+
+# NoLoCo's largest model (arXiv 2506.10911): 6.4B in its blocks.
+_NOLOCO_6_8B = _dense(32, 32, 4096, 128, vocab_size=128_002, max_seq_len=2048)
+
 PRESETS = {
     "nano": _NANO,
     "diloco_60m": _diloco(3, 16, 896, 64),
@@ -98,6 +124,10 @@ PRESETS = {
     "scaling_4b": _scaling(36, 48, 3072),
     "scaling_10b": _scaling(48, 64, 4096),
     "llama_150m": _LLAMA_150M,
+    "llama_7b": _LLAMA_7B,
+    "llama_8b": _llama(32, 32, 4096, 14_336),
+    "llama_70b": _llama(80, 64, 8192, 28_672),
+    "noloco_6_8b": _NOLOCO_6_8B,
     "qwen_107b": _QWEN_107B,
 }
 

@@ -36,6 +36,7 @@ class RoundFunctions:
 
     Attributes:
       specs: leaf name -> PartitionSpec without the region or anchor axis.
+      codec_error: whether a send measures it, for which payloads are decoded once more.
     """
 
     regions: Regions
@@ -43,6 +44,7 @@ class RoundFunctions:
     method: Method
     guard: OutlierGuard
     specs: dict[str, P]
+    codec_error: bool
 
     # -- at the send ----------------------------------------------------------------------------
 
@@ -71,7 +73,7 @@ class RoundFunctions:
           level: of the codec (`Codec.at`).
 
         Returns:
-          what `encode` returns, `snapshot` (None unless `with_snapshot`), and, with a codec,
+          what `encode` returns, `snapshot` (None unless `with_snapshot`), and, if it is measured,
           `codec_error` `[R]`: ||decoded - Delta|| / ||Delta||, of what a residual adds, too; not
           with one whose payloads are increments.
         """
@@ -79,7 +81,7 @@ class RoundFunctions:
         anchor = fragmentation.take(base, rows)
         delta = {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
         codec = self.exchange.codec
-        measure = codec is not None and not codec.increments
+        measure = self.codec_error and codec is not None and not codec.increments
         sent = self.encode(delta, codec_state, takes_part_R, weight_R, bases, level, measure)
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if with_snapshot else None}

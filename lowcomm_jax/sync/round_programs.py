@@ -58,6 +58,7 @@ class EngineConfig:
     routed: bool  # the loss function moves values between regions
     total: int  # regions of the run; `regions` has those of this job
     separate_jobs: bool  # this job is one region of several
+    codec_error: bool  # sends measure it
     traffic: Callable[..., Traffic]  # bytes of an exchange, as `MeshExchange.traffic`
 
 
@@ -131,7 +132,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
     spec_fn = config.spec_fn or default_specs(exchange)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     method = settled(method, exchange, cut, config)
-    parts = (regions, exchange, method, config.guard, specs)
+    parts = (regions, exchange, method, config.guard, specs, config.codec_error)
     if method.topology is None:
         functions = RoundFunctions(*parts)
     else:

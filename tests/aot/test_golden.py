@@ -6,9 +6,9 @@ anew, and fails once.
 
 import difflib
 import json
+from importlib.metadata import version
 from pathlib import Path
 
-import jax
 import pytest
 from aot.aot_cases import METHODS, needs, small, transformer
 
@@ -23,7 +23,17 @@ def described(report) -> dict:
         for name, one in whole["programs"].items()
     }
     kept = {k: whole[k] for k in ("target", "mesh", "resident", "announced", "crossing", "control")}
-    return {"jax": jax.__version__, **kept, "programs": programs}
+    return {
+        "compilers": compilers(report.target.accelerator.platform),
+        **kept,
+        "programs": programs,
+    }
+
+
+def compilers(platform: str) -> dict[str, str]:
+    """Versions of what compiled: another one lays out temporaries otherwise."""
+    names = ("jax", "libtpu") if platform == "tpu" else ("jax", "jax-cuda12-plugin")
+    return {name: version(name) for name in names}
 
 
 def alike(now, then) -> bool:
@@ -47,8 +57,8 @@ def compare(name: str, report) -> None:
         file.write_text(json.dumps(now, indent=1) + "\n")
         pytest.fail(f"{file.name} was not there and has been written: look at it and commit it")
     then = json.loads(file.read_text())
-    if then["jax"] != now["jax"]:
-        pytest.skip(f"{file.name} was written with jax {then['jax']}, here is {now['jax']}")
+    if then["compilers"] != now["compilers"]:
+        pytest.skip(f"{file.name}: written by {then['compilers']}, here is {now['compilers']}")
     if not alike(now, then):
         lines = [json.dumps(one, indent=1).splitlines() for one in (then, now)]
         raise AssertionError("\n".join(difflib.unified_diff(*lines, "then", "now", lineterm="")))

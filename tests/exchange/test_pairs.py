@@ -178,7 +178,7 @@ def compiled(engine, state):
         ),
     }
     arguments["landing"] += (rows, np.int32(1))
-    options = {"payload": {"keep": False}}
+    options = {"payload": {"with_snapshot": False}}
     found = {
         name: collectives(
             getattr(loop.programs, f"{name}_program")

@@ -14,10 +14,10 @@ STEPS, REGIONS = 4, 2
 MESHES = [(1, 1), (2, 2)]
 
 
-def trained(method, mesh):
+def trained(method, mesh, **settings):
     """(start, state, history) after `STEPS` steps."""
     start = oracle.make_params()
-    one = lc.Engine(loss_fn, optax.sgd(0.05), method, REGIONS, mesh=mesh)
+    one = lc.Engine(loss_fn, optax.sgd(0.05), method, REGIONS, mesh=mesh, **settings)
     table = oracle.make_batches(steps=STEPS, regions=REGIONS)
     with jax.numpy_dtype_promotion("standard"):
         state, history = one.run(
@@ -50,6 +50,16 @@ def test_without_a_codec_nothing_is_missed_and_nothing_said():
     mesh = lc.make_mesh(devices=jax.devices()[:1])
     _, _, history = trained(lc.methods.local_sgd(STEPS), mesh)
     assert "codec_error" not in sent(history)
+
+
+def test_not_measured_it_is_not_said_and_nothing_else_changes():
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    method = lc.methods.local_sgd(STEPS, codec="bf16")
+    _, state, history = trained(method, mesh, codec_error=False)
+    assert "codec_error" not in sent(history)
+    _, measured, _ = trained(method, mesh)
+    for name, x in state.inner.params.items():
+        np.testing.assert_array_equal(x, measured.inner.params[name])
 
 
 @pytest.mark.parametrize("shared_basis", [False, True])
