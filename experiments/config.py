@@ -49,7 +49,7 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.replicas = "map"  # regions that share a device: map = one after another, vmap = batched
     config.block = 16  # inner steps handed to the device at once
     config.offload = False  # anchor, outer state, residuals and snapshots in pinned host memory
-    config.codec_error = True  # measure what compression loses; it takes another decoding
+    config.codec_error = False  # measure what compression loses; it takes another decoding
     config.frozen = ()  # regexes of parameter names that are not trained
 
     config.mesh = ConfigDict()  # devices; 0 = as many as there are and divide

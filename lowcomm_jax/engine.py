@@ -122,7 +122,7 @@ class Engine:
         hops: HopsFn | None = None,
         block: int = 16,
         offload: bool = False,
-        codec_error: bool = True,
+        codec_error: bool = False,
     ):
         separate = isinstance(exchange, JobExchange)
         here = 1 if separate else regions

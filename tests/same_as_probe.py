@@ -13,6 +13,7 @@ import json
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
 
 import jax
@@ -119,7 +120,9 @@ class Run:
         self.adapts = self.method.adapts
         make = lc.AdaptiveEngine if self.adapts else lc.Engine
         given = (loss, case.inner(), self.method, case.regions)
-        self.engine = make(*given, **{**told, **case.settings})
+        # A base that knows no such setting measures it always.
+        asked = {"codec_error": True} if "codec_error" in signature(lc.Engine).parameters else {}
+        self.engine = make(*given, **{**told, **asked, **case.settings})
 
     def steps(self, state, first: int, last: int):
         """One call a step; returns (state, rows)."""

@@ -36,6 +36,7 @@ def get_config() -> ConfigDict:
             "steps": 140,
             "regions": 4,
             "batch": 4,
+            "codec_error": True,
             "eval": {"every": 35, "sequences": 128},
             "log": {"every": 15},
             "checkpoint": {"every": 0},
