@@ -113,7 +113,9 @@ sys.exit(3)
 def test_a_job_that_ends_without_closing_ends_as_it_should(kind, tmp_path):
     """Threads inside a library when the interpreter ends would abort the process."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    env["TF_CPP_MIN_LOG_LEVEL"] = "1"  # a plug-in without its device (extra `aot`) says so
     command = [sys.executable, "-c", FAILING, kind, f"file://{tmp_path}/meet"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (3, "")
+    # A plug-in without its device (extra `aot`) says so when it is imported.
+    plug_in = ("cudart_stub", "absl::InitializeLog")
+    said = [x for x in done.stderr.splitlines() if not any(word in x for word in plug_in)]
+    assert (done.returncode, said) == (3, [])
