@@ -41,7 +41,7 @@ from lowcomm_jax.models.pipeline.layout import StageLayout
 from lowcomm_jax.models.pipeline.one_f_one_b import OneFOneB
 from lowcomm_jax.models.transformer import Transformer
 from lowcomm_jax.topology import routing
-from lowcomm_jax.topology.routing import LABEL_BYTES, Hop, Paths
+from lowcomm_jax.topology.pipeline_paths import LABEL_BYTES, Hop, Paths
 
 Schedule = Literal["gpipe", "1f1b"]
 _HIDDEN = -1e30  # logit of a padding token: its share underflows to exactly 0, yet stays finite

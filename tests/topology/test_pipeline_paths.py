@@ -18,7 +18,7 @@ import lowcomm_jax as lc
 from lowcomm_jax.mesh import stages
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.topology import routing
-from lowcomm_jax.topology.routing import Paths
+from lowcomm_jax.topology.pipeline_paths import Paths
 
 ROOT = Path(__file__).parents[2]
 eight = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
