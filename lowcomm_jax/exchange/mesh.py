@@ -232,7 +232,7 @@ class MeshExchange:
         if brought is None:
             everyone = shares.gather(self.regions, payload_R, lies)
         else:
-            everyone = Packing(self.regions, payload_R, lies).unpack(brought, (None,))
+            everyone = Packing(self.regions, payload_R, lies, merged=True).unpack(brought, (None,))
         found = self.regions.everywhere(aggregate)(everyone, weight_R, bases)
         return found._replace(bases=self.rows.place_bases(found.bases))
 
@@ -255,7 +255,8 @@ class MeshExchange:
             buffers = self._packing_of_slices(payload_R, like, specs).pack(payload_R)
             return shares.swap_buffers(self.regions, buffers)
         payload_R = self.codec.behind(payload_R, like)
-        packing = Packing(self.regions, payload_R, self._payload_specs(payload_R, like, specs))
+        lies = self._payload_specs(payload_R, like, specs)
+        packing = Packing(self.regions, payload_R, lies, merged=True)
         return shares.gather_buffers(self.regions, packing.pack(payload_R))
 
     def go_on(
@@ -277,16 +278,16 @@ class MeshExchange:
         own_slice_R = shares.unpack_slices(self._packing_of_slices(payload_R, like, specs), buffers)
         reduced_R = self._reduced_slices(sliced, own_slice_R, weight_R, like)
         lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
-        packing = Packing(self.regions, reduced_R, lies)
+        packing = Packing(self.regions, reduced_R, lies, merged=True)
         return shares.gather_buffers(self.regions, packing.pack(reduced_R))
 
     def _dense_packing(self, payload_R: PyTree, specs: PyTree) -> Packing:
         fp32 = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), payload_R)
-        return Packing(self.regions, fp32, specs)
+        return Packing(self.regions, fp32, specs, merged=True)
 
     def _packing_of_slices(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> Packing:
         lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
-        return Packing(self.regions, payload_R, lies, lead=2)
+        return Packing(self.regions, payload_R, lies, lead=2, merged=True)
 
     @property
     def slices(self) -> Sliced | Staged | None:
@@ -331,7 +332,7 @@ class MeshExchange:
 
         if brought is not None:
             reduced_R = jax.eval_shape(reduced, payload_R)
-            return Packing(self.regions, reduced_R, lies).unpack(brought, (None,))
+            return Packing(self.regions, reduced_R, lies, merged=True).unpack(brought, (None,))
         own_slice_R = shares.exchange_slices(self.regions, payload_R, lies)
         return shares.gather(self.regions, reduced(own_slice_R), lies)
 

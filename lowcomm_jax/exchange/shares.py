@@ -48,19 +48,25 @@ class Packing:
       like: the tree, arrays or shapes, leaves `[R, ...]`.
       specs: `PartitionSpec` of each leaf behind its first `lead` axes.
       lead: number of leading axes that are no part of what moves, the region axis included.
+      merged: make one buffer of all; where dtypes differ, of bytes, or of words (4 bytes, the last
+        filled up) with a `lead` of 2. Compilers let work run beside one collective where they do
+        not beside several; those of TPUs beside an all-to-all of words and a gather of bytes, and
+        not the other way round.
     """
 
     regions: Regions
     like: PyTree
     specs: PyTree
     lead: int = 1
+    merged: bool = False
 
     def pack(self, tree_R: PyTree) -> list[jax.Array]:
         """Buffers of every device's own share, cut over the regions (traced)."""
         front = (REGION, *(None,) * (self.lead - 1))
 
         def pack(leaves):
-            return _pack(leaves, self._idle, self.lead)
+            buffers = _pack(leaves, self._idle, self.lead)
+            return _merge(buffers, self._word) if self.merged else buffers
 
         given = [P(*front, *spec) for spec in self._inner]
         return _mapped(self.regions, pack, (given,), P(*front, _INSIDE))(jax.tree.leaves(tree_R))
@@ -77,11 +83,17 @@ class Packing:
         ]
 
         def unpack(buffers):
+            if self.merged:
+                buffers = _split(buffers[0], _sizes(own, self._idle, self.lead))
             return _unpack(buffers, own, self._idle, self.lead)
 
         made = [P(*front, *spec) for spec in self._inner]
         leaves = _mapped(self.regions, unpack, (P(*front, _INSIDE),), made)(list(buffers))
         return jax.tree.structure(self.like).unflatten(leaves)
+
+    @property
+    def _word(self) -> int:
+        return 4 if self.lead == 2 else 1
 
     @property
     def _inner(self) -> list[P]:
@@ -150,16 +162,14 @@ def exchange_slices(regions: Regions, tree_R: PyTree, specs: PyTree) -> PyTree:
 
 
 def swap_buffers(regions: Regions, buffers: list[jax.Array]) -> list[jax.Array]:
-    """Buffers `[R regions, R slices, M]`, cut over regions, to those cut over slices (traced)."""
+    """Hand slot s its slices of buffers `[R regions, slices, M]`, cut then over slices (traced)."""
 
-    def swap(buffers):
+    def swap(x):
         # Slot by slot; concatenation over slots is region order.
-        return [
-            jax.lax.all_to_all(x, REGION, split_axis=1, concat_axis=0, tiled=True) for x in buffers
-        ]
+        return jax.lax.all_to_all(x, REGION, split_axis=1, concat_axis=0, tiled=True)
 
     given, made = P(REGION, None, _INSIDE), P(None, REGION, _INSIDE)
-    return _mapped(regions, swap, (given,), made)(buffers)
+    return _mapped(regions, lambda xs: [swap(x) for x in xs], (given,), made)(buffers)
 
 
 def unpack_slices(packing: Packing, buffers: list[jax.Array]) -> PyTree:
@@ -220,6 +230,46 @@ def _pack(leaves, idle, lead: int) -> list[jax.Array]:
         whole = jnp.concatenate([x.reshape(*x.shape[:lead], -1) for x in own], axis=lead)
         buffers.append(take_share(whole, kind[1]))
     return buffers
+
+
+def _sizes(like, idle, lead: int) -> list[tuple[Any, int]]:
+    """(dtype, values of a device's share) of each buffer of `_pack`."""
+    sizes: dict[tuple, int] = {}
+    for leaf, kind in zip(like, _kinds(like, idle)):
+        sizes[kind] = sizes.get(kind, 0) + math.prod(leaf.shape[lead:])
+    return [(dtype, share_of(size, axes)) for (dtype, axes), size in sizes.items()]
+
+
+def _merge(buffers: Sequence[jax.Array], word: int) -> list[jax.Array]:
+    """One buffer of several, side by side; of unsigned words of so many bytes if dtypes differ."""
+    if len({x.dtype for x in buffers}) == 1:
+        return [jnp.concatenate(buffers, axis=-1)]
+    merged = jnp.concatenate([_as(x, jnp.dtype("uint8")) for x in buffers], axis=-1)
+    fill = [(0, 0)] * (merged.ndim - 1) + [(0, -merged.shape[-1] % word)]
+    return [_as(jnp.pad(merged, fill), jnp.dtype(f"uint{8 * word}"))]
+
+
+def _split(merged: jax.Array, sizes: Sequence[tuple[Any, int]]) -> list[jax.Array]:
+    """Inverse of `_merge`, for buffers of these (dtype, length)."""
+    as_bytes = len({dtype for dtype, _ in sizes}) > 1
+    merged = _as(merged, jnp.dtype("uint8")) if as_bytes else merged
+    buffers, start = [], 0
+    for dtype, size in sizes:
+        end = start + size * (dtype.itemsize if as_bytes else 1)
+        buffers.append(_as(jax.lax.slice_in_dim(merged, start, end, axis=-1), dtype))
+        start = end
+    return buffers
+
+
+def _as(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The same bytes along the last axis, read as another dtype."""
+    if x.dtype == dtype:
+        return x
+    if x.dtype.itemsize < dtype.itemsize:
+        x = x.reshape(*x.shape[:-1], -1, dtype.itemsize // x.dtype.itemsize)
+        return jax.lax.bitcast_convert_type(x, dtype)
+    cut = jax.lax.bitcast_convert_type(x, dtype)
+    return cut if cut.ndim == x.ndim else cut.reshape(*x.shape[:-1], -1)
 
 
 def _unpack(buffers, like, idle, lead: int) -> list[jax.Array]:

@@ -107,9 +107,9 @@ class ConcurrentExchange:
         self._on_gpu = regions.mesh.devices.flat[0].platform in _GPUS
         self.program = functools.lru_cache(maxsize=None)(self._program)
 
-    def _program(self, kinds: tuple[Kind, ...], buffers: int) -> Callable:
-        """The jitted program for payloads of these kinds, with so many buffers in flight."""
-        options = {**GPU_OPTIONS, OVERLAP_LIMIT: buffers + INSIDE} if self._on_gpu else None
+    def _program(self, kinds: tuple[Kind, ...]) -> Callable:
+        """The jitted program for payloads of these kinds, each a buffer in flight."""
+        options = {**GPU_OPTIONS, OVERLAP_LIMIT: len(kinds) + INSIDE} if self._on_gpu else None
 
         def program(inner, frozen, batches, region_ids, active, n, payloads, weights):
             return self._traced(
@@ -131,18 +131,13 @@ class ConcurrentExchange:
           ((inner, metrics), what the collectives brought of each payload: `MeshExchange.reduce`).
         """
         kinds, payloads, weights = zip(*flights)
-        buffers = sum(self._count(kind, payload) for kind, payload in zip(kinds, payloads))
-        program = self.program(tuple(kinds), buffers)
+        program = self.program(tuple(kinds))
         return program(*given, n, tuple(payloads), tuple(weights))
 
     @staticmethod
     def kind(like: PyTree, level: int) -> Kind:
         """Of a fragment with leaves of these shapes."""
         return Kind(tuple((name, leaf.shape) for name, leaf in sorted(like.items())), level)
-
-    def _count(self, kind: Kind, payload: PyTree) -> int:
-        exchange, (like, specs) = self.exchange.at(kind.level), self._shapes(kind)
-        return len(jax.eval_shape(lambda p: exchange.begin(p, like, specs), payload))
 
     def _shapes(self, kind: Kind) -> tuple[PyTree, PyTree]:
         like = kind.like
