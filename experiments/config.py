@@ -50,6 +50,8 @@ def base(method: str, **knobs: Any) -> ConfigDict:
     config.block = 16  # inner steps handed to the device at once
     config.offload = False  # anchor, outer state, residuals and snapshots in pinned host memory
     config.codec_error = False  # measure what compression loses; it takes another decoding
+    # Exchange payloads while inner steps run; None = with a method with a delay, on GPUs and TPUs.
+    config.concurrent_exchange = config_dict.placeholder(bool)
     config.frozen = ()  # regexes of parameter names that are not trained
 
     config.mesh = ConfigDict()  # devices; 0 = as many as there are and divide

@@ -39,6 +39,7 @@ from lowcomm_jax.sync.checks import (
     refuse_microbatches,
     virtual_clock,
 )
+from lowcomm_jax.sync.concurrent_exchange import concurrent_problems, is_concurrent
 from lowcomm_jax.sync.finish import AtTheEnd, finish
 from lowcomm_jax.sync.gossip_loop import GossipLoop
 from lowcomm_jax.sync.gradient_exchange import behind_outer, run_gradient_steps
@@ -95,6 +96,10 @@ class Engine:
       codec_error: let sends measure how far decoded payloads are from what they stand for (metric
         `codec_error`); it takes another decoding, and its memory.
 
+      concurrent_exchange: exchange payloads in flight beside inner steps, in one program
+        (`sync.concurrent_exchange`); None = where the mesh has GPUs or TPUs, and the method a
+        delay. It serves `run`; with `step`, or where batches are cut, landings exchange.
+
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
     """
@@ -123,6 +128,7 @@ class Engine:
         block: int = 16,
         offload: bool = False,
         codec_error: bool = False,
+        concurrent_exchange: bool | None = None,
     ):
         separate = isinstance(exchange, JobExchange)
         here = 1 if separate else regions
@@ -137,6 +143,7 @@ class Engine:
         problems = layout_problems(everyone, method, weights, guard, network) + unusable
         problems += exchange_problems(exchange, regions, method, mesh, guard)
         counts = {"accumulate": accumulate, "block": block}
+        problems += concurrent_problems(concurrent_exchange, method, self.regions, separate)
         problems += mode_problems(method, self.regions, separate, counts, offload, hops, loss_fn)
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
@@ -155,6 +162,7 @@ class Engine:
             network=None if self.clock is None else self.clock.network,
             offload=offload,
             codec_error=codec_error,
+            concurrent_exchange=is_concurrent(concurrent_exchange, method, self.regions, separate),
             routed=hops is not None,
             total=regions,
             separate_jobs=separate,
@@ -302,8 +310,7 @@ class Engine:
             block = self._placed(one._replace(steps=0))
             active = self.runner.active(range(0), block.capacity)
             cut = None if size is None else batch_blocks.MicrobatchCut(size)
-            inner, _ = self.runner.inner_steps(loop, state, block, active, False, cut)
-            state = state.replace(inner=inner)
+            state, _ = self.runner.inner_steps(loop, state, block, active, False, cut)
         return state
 
     def _cut(self, microbatch: int | None, counts_R) -> MicrobatchCut | None:
@@ -399,9 +406,9 @@ class BlockRunner:
             active = self.active(steps, block.capacity)
             if loop.measurements is not None:
                 loop.measurements.starts()
-            inner, metrics = self.inner_steps(loop, state, block, active, single, cut)
+            state, metrics = self.inner_steps(loop, state, block, active, single, cut)
             mask = self._mask(participants, steps[-1])
-            state, events = loop.after(state.replace(inner=inner), block.steps, mask)
+            state, events = loop.after(state, block.steps, mask)
             pace = {} if active is None else {"active": active}
         if self.routed is not None:
             state, events = self.routed.book(state, steps, block.batches, events)
@@ -418,14 +425,17 @@ class BlockRunner:
         single: bool,
         cut: MicrobatchCut | None,
     ):
-        """The inner steps of a block, without what is sent or lands: (inner, metrics)."""
+        """The inner steps of a block, without what is sent or lands: (state, metrics)."""
         n, programs = np.int32(block.steps), loop.programs
         given = (state.inner, state.frozen, block.batches, self.region_ids, active)
         if cut is None:
-            return programs.inner_program(*given, n, single=single)
+            if not single:
+                return loop.inner_steps(state, given, n)
+            inner, metrics = programs.inner_program(*given, n, single=True)
+            return state.replace(inner=inner), metrics
         counts_R = cut.counts(block.stride, self.count)
         inner, metrics = programs.microbatch_program(*given, counts_R, np.int32(block.stride), n)
-        return inner, first_step(metrics) if single else metrics
+        return state.replace(inner=inner), first_step(metrics) if single else metrics
 
     def _gradient(self, loop, state, block: BatchBlock, participants, single: bool, steps: range):
         masks = [self._mask(participants, t) for t in steps]

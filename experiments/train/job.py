@@ -145,6 +145,7 @@ def make_engine(
         block=job.config["block"],
         offload=job.config["offload"],
         codec_error=job.config["codec_error"],
+        concurrent_exchange=job.config["concurrent_exchange"],
         **settings,
     )
 

@@ -29,7 +29,7 @@ KINDS = (
     "send",
 )
 _BETWEEN_SLICES = '_xla_megascale_transfer_type="(\\w+)"'
-_WORK = ("while", "fusion", "dot", "convolution", "custom-call", "conditional", "call")
+_WORK = ("while", "dot", "convolution", "custom-call", "conditional", "call")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Collective:
       group: number of devices that exchange with one another.
       nbytes: bytes one device sends each time it runs (see above).
       times: how often it runs; a loop whose number of rounds is traced counts once.
-      hidden: whether other work is scheduled between its start and its end.
+      hidden: whether other work is scheduled between its start and its end: a loop, a call, a
+        product, or fusions that make at least as many bytes as it moves.
       computation: where it stands; op_name, source: what it comes from.
     """
 
@@ -213,11 +214,23 @@ def _sent(kind: str, nbytes: int, group: int) -> int:
 
 
 def _hidden(program: Program, one: Instruction, computation: str) -> bool:
-    """Whether work is scheduled between the start of a collective and its end."""
+    """Whether enough work is scheduled between a collective's start and its end."""
     order = program.computations[computation]
     begin = order.index(one)
     end = next((i for i, x in enumerate(order[begin:], begin) if _ends(order, one, x)), begin)
-    return any(x.opcode in _WORK for x in order[begin + 1 : end])
+    between = order[begin + 1 : end]
+    if any(x.opcode in _WORK or _is_product(program, x) for x in between):
+        return True
+    made = sum(x.nbytes for x in between if x.opcode == "fusion")
+    return made >= sum(array.nbytes for array in _operands(program, one, computation))
+
+
+def _is_product(program: Program, one: Instruction) -> bool:
+    """Whether a fusion holds a matrix product."""
+    if one.opcode != "fusion":
+        return False
+    inside = program.computations[one.called["calls"]]
+    return any(x.opcode in ("dot", "convolution", "custom-call") for x in inside)
 
 
 def _ends(order: Sequence[Instruction], start: Instruction, done: Instruction) -> bool:

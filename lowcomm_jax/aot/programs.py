@@ -6,6 +6,7 @@ what is compiled here is what a run calls.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -98,7 +99,7 @@ def compile_engine(
     active = engine.runner.active(range(1, 2), 1)
     given = (state.inner, state.frozen, staged, ids, active, np.int32(1))
     recording.inner_program(*given, single=False)
-    state = _record_round(loop, state, _largest(loop))
+    state = _record_round(loop, state, _largest(loop), given)
     stowed = 0
     if engine.config.offload:
         snapshots = [flight.snapshot for flight in state.in_flight.values()]
@@ -111,8 +112,12 @@ def _largest(loop: SyncLoop) -> int:
     return max(range(len(loop.fragments)), key=loop.fragments.numel)
 
 
-def _record_round(loop: SyncLoop, state: TrainState, p: int) -> TrainState:
-    """Send, anchor update and landing of fragment p; returns the state with the payload in it."""
+def _record_round(loop: SyncLoop, state: TrainState, p: int, given: tuple) -> TrainState:
+    """Send, anchor update and landing of fragment p; returns the state with the payload in it.
+
+    Args:
+      given: arguments of the inner step, for the steps beside which the payload is exchanged.
+    """
     everyone = np.ones(loop.count, bool)
     step = loop.schedule.next_send(0, state.counters)
     loop.by_tokens = False  # the same shapes, and no token counts to read
@@ -123,6 +128,10 @@ def _record_round(loop: SyncLoop, state: TrainState, p: int) -> TrainState:
         weight=np.ones(loop.count, np.float32),
         accepted=everyone,
     )
+    if loop.programs.concurrent is not None:
+        ready = sent.replace(in_flight={"payload": flight})
+        sent, _ = loop.inner_steps(ready, given[:-1], given[-1])
+        flight = sent.in_flight["payload"]
     own = None
     if isinstance(loop, OnePeriodLoop) and loop.method.takes_own_parts:
         own = own_parts(flight, flight)
@@ -158,10 +167,12 @@ def _recording(programs: RoundPrograms, found: list, options: Any, offload: bool
 
     def recorder(field: str, name: str) -> Callable:
         host = HOST_ARGUMENTS.get(field, ()) if offload else ()
+        return recording(getattr(programs, field), name, host)
 
+    def recording(program: Any, name: str, host: tuple[int, ...] = ()) -> Callable:
         def call(*args, **kwargs):
             start = time.perf_counter()
-            lowered = getattr(programs, field).lower(*args, **kwargs)
+            lowered = program.lower(*args, **kwargs)
             try:
                 compiled = lowered.compile(compiler_options=options)
             except jax.errors.JaxRuntimeError as error:
@@ -176,7 +187,13 @@ def _recording(programs: RoundPrograms, found: list, options: Any, offload: bool
 
         return call
 
-    return dataclasses.replace(programs, **{f: recorder(f, name) for f, name in names.items()})
+    concurrent = copy.copy(programs.concurrent)
+    if concurrent is not None:
+        concurrent.program = lambda *kinds: recording(
+            programs.concurrent.program(*kinds), "inner steps and exchange"
+        )
+    recorders = {f: recorder(f, name) for f, name in names.items()}
+    return dataclasses.replace(programs, concurrent=concurrent, **recorders)
 
 
 def _placed(like: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -252,7 +252,10 @@ def _replicated(
     large = []
     inside = [axis for axis in AXES[1:] if shape[axis] > 1]
     given = jax.tree_util.tree_leaves_with_path(found.compiled.in_avals)
-    for (path, x), sharding in zip(given, jax.tree.leaves(found.compiled.input_shardings)):
+    lies = jax.tree.structure(found.compiled.in_avals).flatten_up_to(found.compiled.input_shardings)
+    for (path, x), sharding in zip(given, lies):
+        if sharding is None:  # the program does not read it
+            continue
         used = {a for entry in sharding.spec for a in _names(entry)}
         idle = tuple(axis for axis in inside if axis not in used)
         nbytes = math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize

@@ -1,8 +1,9 @@
-"""Narrow integers in bytes: 1, 2, 4 and 12 bits, along the last axis.
+"""Narrow integers in bytes: 1, 2, 4 and 12 bits, along the last axis; 8 bits stay as they are.
 
-A row of W codes is cut into planes of equal length (two planes of nibbles, four of pairs, eight of
-bits) and byte j holds code j of every plane: neighbours stay neighbours, so packing is plain
-vector arithmetic without strides. The last plane is padded with zeros.
+Of 12 bits two codes share three bytes. Otherwise a row of W codes is cut into planes of equal
+length (two planes of nibbles, four of pairs, eight of bits) and byte j holds code j of every plane:
+neighbours stay neighbours, so packing is plain vector arithmetic without strides. The last plane is
+padded with zeros.
 """
 
 from __future__ import annotations

@@ -5,15 +5,17 @@ the weights of a round (`reduce`). Out: the weighted mean, and the bytes announc
 (`traffic`).
 
 It serves simulations on one machine, and several slices in one `jax.distributed` job. Its
-collectives are part of the landing program, so the device's queue orders them with the inner steps.
-Delays are exact, but transfers do not overlap with compute in real time.
+collectives are part of the anchor update, and the device waits for them (where the codec shares
+bases, those of what goes ahead are part of the send); or they run beside the inner steps of a
+payload's delay (`begin`, `go_on`; `sync.concurrent_exchange` makes that program),
+and `reduce` takes what they brought.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +29,7 @@ from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.compression.two_shot import Sliced, slices_of
 from lowcomm_jax.exchange import shares
 from lowcomm_jax.exchange.rows import Rows
+from lowcomm_jax.exchange.shares import Packing
 from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_phase, two_shot
 from lowcomm_jax.mesh.regions import Regions, mean_scale
 from lowcomm_jax.topology.gossip import Groups
@@ -176,6 +179,7 @@ class MeshExchange:
         specs: PyTree,
         energy: float | None = None,
         bases: PyTree = (),
+        brought: Sequence[jax.Array] | None = None,
     ) -> Reduced:
         """Weighted mean of what the payloads decode to; fp32 leaves `[1, ...]` (traced).
 
@@ -186,25 +190,33 @@ class MeshExchange:
           payload_R: leaves `[R, ...]`, or `InSlices`.
           energy: of the rank to measure (`Codec.mean_rank`); None = do not.
           bases: those that the payloads are coded on.
+          brought: what the last of the `collectives` has brought; None = they are done here. Of
+            `payload_R` only the shapes count then.
         """
         if self.codec is None:
-            return Reduced(self._dense_mean(payload_R, weight_R, specs), None, ())
+            mean = self._dense_mean(payload_R, weight_R, specs, brought)
+            return Reduced(mean, None, ())
         if self.slices is not None:
-            found = Reduced(self._two_shot(payload_R, weight_R, like, specs), None, ())
+            found = Reduced(self._two_shot(payload_R, weight_R, like, specs, brought), None, ())
         else:
-            found = self._one_shot(payload_R, weight_R, like, specs, energy, bases)
+            found = self._one_shot(payload_R, weight_R, like, specs, energy, bases, brought)
         mean = jax.tree.map(lambda x: x[None], found.mean)
         return found._replace(mean=self.rows.from_rows(mean, specs, lead=None))
 
-    def _dense_mean(self, payload_R, weight_R, specs) -> PyTree:
+    def _dense_mean(self, payload_R, weight_R, specs, brought) -> PyTree:
+        # Multiplied in this program, as `Regions.mean` does: it may become part of a fused
+        # multiply-add with what follows, and must then be in every job, too.
         if isinstance(payload_R, InSlices):
-            # Multiplied in this program, as `Regions.mean` does: it may become part of a fused
-            # multiply-add with what follows, and must then be in every job, too.
             scale = mean_scale(weight_R)
             return jax.tree.map(lambda x: x[None] * scale, payload_R.tree)
+        if brought is not None:
+            scale = mean_scale(weight_R)
+            sums = shares.join_buffers(self.regions, brought)
+            found = self._dense_packing(payload_R, specs).unpack(sums, (None,))
+            return jax.tree.map(lambda x: x * scale, found)
         return self.regions.mean(payload_R, weight_R, specs)
 
-    def _one_shot(self, payload_R, weight_R, like, specs, energy, bases) -> Reduced:
+    def _one_shot(self, payload_R, weight_R, like, specs, energy, bases, brought) -> Reduced:
         """Every region decodes everyone's payload."""
         rows_codec = self.rows.codec_with_layout(like, specs)
         by_rows = self._pinned_by_rows(like, specs)
@@ -217,22 +229,78 @@ class MeshExchange:
 
         payload_R = self.codec.behind(payload_R, like)
         lies = self._payload_specs(payload_R, like, specs)
-        everyone = shares.gather(self.regions, payload_R, lies)
+        if brought is None:
+            everyone = shares.gather(self.regions, payload_R, lies)
+        else:
+            everyone = Packing(self.regions, payload_R, lies, merged=True).unpack(brought, (None,))
         found = self.regions.everywhere(aggregate)(everyone, weight_R, bases)
         return found._replace(bases=self.rows.place_bases(found.bases))
+
+    # -- the collectives one by one, for who lets other work run beside them ----------------------
+
+    @property
+    def collectives(self) -> int:
+        """Number of collectives that a reduction does one after the other."""
+        if self.regions.slots == 1:
+            return 0
+        return 2 if self.codec is None or self.slices is not None else 1
+
+    def begin(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> list[jax.Array]:
+        """Pack the payloads, and do the first of the `collectives`: its buffers (traced)."""
+        if self.codec is None:
+            fp32 = jax.tree.map(lambda x: x.astype(jnp.float32), payload_R)
+            buffers = self._dense_packing(fp32, specs).pack(fp32)
+            return shares.swap_buffers(self.regions, shares.cut_buffers(self.regions, buffers))
+        if self.slices is not None:
+            buffers = self._packing_of_slices(payload_R, like, specs).pack(payload_R)
+            return shares.swap_buffers(self.regions, buffers)
+        payload_R = self.codec.behind(payload_R, like)
+        lies = self._payload_specs(payload_R, like, specs)
+        packing = Packing(self.regions, payload_R, lies, merged=True)
+        return shares.gather_buffers(self.regions, packing.pack(payload_R))
+
+    def go_on(
+        self,
+        buffers: Sequence[jax.Array],
+        payload_R: PyTree,
+        weight_R: jax.Array,
+        like: PyTree,
+        specs: PyTree,
+    ) -> list[jax.Array]:
+        """Reduce the slices that the first collective brought, and do the second (traced).
+
+        Args:
+          payload_R: only its shapes count.
+        """
+        if self.codec is None:
+            return shares.gather_sums(self.regions, buffers, weight_R)
+        sliced = _slices(self.rows.codec_with_layout(like, specs))
+        own_slice_R = shares.unpack_slices(self._packing_of_slices(payload_R, like, specs), buffers)
+        reduced_R = self._reduced_slices(sliced, own_slice_R, weight_R, like)
+        lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
+        packing = Packing(self.regions, reduced_R, lies, merged=True)
+        return shares.gather_buffers(self.regions, packing.pack(reduced_R))
+
+    def _dense_packing(self, payload_R: PyTree, specs: PyTree) -> Packing:
+        fp32 = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), payload_R)
+        return Packing(self.regions, fp32, specs, merged=True)
+
+    def _packing_of_slices(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> Packing:
+        lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
+        return Packing(self.regions, payload_R, lies, lead=2, merged=True)
 
     @property
     def slices(self) -> Sliced | Staged | None:
         """The codec in slices, where payloads are reduced two-shot."""
         return _slices(self.codec)
 
-    def _two_shot(self, payload_R, weight_R, like, specs) -> PyTree:
+    def _two_shot(self, payload_R, weight_R, like, specs, brought) -> PyTree:
         """Region r averages slice r of everyone's payload, and hands the coded mean to all."""
         sliced = _slices(self.rows.codec_with_layout(like, specs))
         if isinstance(payload_R, InSlices):
             everyone = payload_R.tree
         else:
-            everyone = self._averages(sliced, payload_R, weight_R, like, specs)
+            everyone = self._averages(sliced, payload_R, weight_R, like, specs, brought)
         by_rows = self._pinned_by_rows(like, specs)
         return self.regions.everywhere(lambda p: by_rows(sliced.decode(p, like)))(everyone)
 
@@ -255,16 +323,26 @@ class MeshExchange:
 
         return pin
 
-    def _averages(self, sliced, payload_R, weight_R, like, specs) -> PyTree:
+    def _averages(self, sliced, payload_R, weight_R, like, specs, brought) -> PyTree:
         """All slices of the mean, coded: `[R slices, ...]`."""
+        lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
+
+        def reduced(own_slice_R):
+            return self._reduced_slices(sliced, own_slice_R, weight_R, like)
+
+        if brought is not None:
+            reduced_R = jax.eval_shape(reduced, payload_R)
+            return Packing(self.regions, reduced_R, lies, merged=True).unpack(brought, (None,))
+        own_slice_R = shares.exchange_slices(self.regions, payload_R, lies)
+        return shares.gather(self.regions, reduced(own_slice_R), lies)
+
+    def _reduced_slices(self, sliced, own_slice_R, weight_R, like) -> PyTree:
+        """Slice s of the mean, coded, of each region s: leaves `[R slices, ...]`."""
 
         def reduce_slice(slice_R, weight_R):
             return sliced.reduce_slice(slice_R, weight_R, like)
 
-        lies = self.rows.payload_specs(payload_R, like, specs, lead=2)
-        own_slice_R = shares.exchange_slices(self.regions, payload_R, lies)
-        reduced_R = self.regions.lift(reduce_slice, (0, None))(own_slice_R, weight_R)
-        return shares.gather(self.regions, reduced_R, lies)
+        return self.regions.lift(reduce_slice, (0, None))(own_slice_R, weight_R)
 
     def nbytes(self, like: PyTree) -> int:
         """Bytes of one region's payload for a fragment of these shapes."""

@@ -155,7 +155,7 @@ class GroupExchange:
             def fetch(buffers, number):
                 return jax.lax.switch(number, branches, buffers)
 
-            return run_on_shares(self.regions, tree_R, specs, fetch, draw, results=size)
+            return run_on_shares(self.regions, tree_R, specs, fetch, draw)
         own = jnp.arange(self.regions.count, dtype=draw.dtype)[:, None]
         index_RxN = jnp.where(draw < 0, own, draw)
         columns = [index_RxN[:, k] for k in range(size)]

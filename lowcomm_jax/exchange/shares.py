@@ -2,7 +2,8 @@
 
 In: trees of leaves `[R, ...]` and their layouts inside a region. Out: every region's payload
 everywhere (`gather`), one slice of every region's (`exchange_slices`), or whatever a collective on
-the buffers makes of them (`run_on_shares`).
+the buffers makes of them (`run_on_shares`). `Packing` has the steps one by one, for who lets other
+work run between a collective and what is made of it.
 
 Devices of a region that hold the same values cut them into shares. So what crosses between regions
 is one payload a region, however many devices the region has. Padding comes on top: for each dtype
@@ -11,6 +12,8 @@ and layout in the payload, fewer values than a region has devices.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +22,86 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.mesh.regions import REGION, Regions, join_shares, take_share
+from lowcomm_jax.mesh.regions import (
+    AXES,
+    REGION,
+    Regions,
+    join_shares,
+    share_of,
+    take_share,
+    weighted_sum,
+)
 
 PyTree = Any
+Axes = tuple[str | None, ...]
+_INSIDE = AXES[1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """How a tree of payloads becomes flat buffers, and comes back.
+
+    A buffer has the first `lead` axes of the leaves, then the shares of all devices of a region
+    side by side; there is one for each dtype and layout.
+
+    Attributes:
+      like: the tree, arrays or shapes, leaves `[R, ...]`.
+      specs: `PartitionSpec` of each leaf behind its first `lead` axes.
+      lead: number of leading axes that are no part of what moves, the region axis included.
+      merged: make one buffer of all; where dtypes differ, of bytes, or of words (4 bytes, the last
+        filled up) with a `lead` of 2. Compilers let work run beside one collective where they do
+        not beside several; those of TPUs beside an all-to-all of words and a gather of bytes, and
+        not the other way round.
+    """
+
+    regions: Regions
+    like: PyTree
+    specs: PyTree
+    lead: int = 1
+    merged: bool = False
+
+    def pack(self, tree_R: PyTree) -> list[jax.Array]:
+        """Buffers of every device's own share, cut over the regions (traced)."""
+        front = (REGION, *(None,) * (self.lead - 1))
+
+        def pack(leaves):
+            buffers = _pack(leaves, self._idle, self.lead)
+            return _merge(buffers, self._word) if self.merged else buffers
+
+        given = [P(*front, *spec) for spec in self._inner]
+        return _mapped(self.regions, pack, (given,), P(*front, _INSIDE))(jax.tree.leaves(tree_R))
+
+    def unpack(self, buffers: Sequence[jax.Array], front: Axes) -> PyTree:
+        """The tree of buffers whose first axes may have other lengths than those of `pack`.
+
+        Args:
+          front: mesh axis of each of the first `lead` axes; None = the same in every region.
+        """
+        own = [
+            jax.ShapeDtypeStruct(self.regions.sharding(*front, *s).shard_shape(x.shape), x.dtype)
+            for x, s in zip(jax.tree.leaves(self.like), self._inner)
+        ]
+
+        def unpack(buffers):
+            if self.merged:
+                buffers = _split(buffers[0], _sizes(own, self._idle, self.lead))
+            return _unpack(buffers, own, self._idle, self.lead)
+
+        made = [P(*front, *spec) for spec in self._inner]
+        leaves = _mapped(self.regions, unpack, (P(*front, _INSIDE),), made)(list(buffers))
+        return jax.tree.structure(self.like).unflatten(leaves)
+
+    @property
+    def _word(self) -> int:
+        return 4 if self.lead == 2 else 1
+
+    @property
+    def _inner(self) -> list[P]:
+        return jax.tree.structure(self.like).flatten_up_to(self.specs)
+
+    @property
+    def _idle(self) -> list[tuple[str, ...]]:
+        return [self.regions.idle_axes(spec) for spec in self._inner]
 
 
 def run_on_shares(
@@ -30,51 +110,40 @@ def run_on_shares(
     specs: PyTree,
     move: Callable[..., Sequence[list[jax.Array]]],
     *args: Any,
-    lead: int = 1,
-    results: int = 1,
-    out: str | None = REGION,
 ) -> list[PyTree]:
     """Run the collective `move` on the buffers of a tree, under `shard_map` over all axes.
 
     Args:
       tree_R: leaves `[R, ...]`.
       specs: `PartitionSpec` of each leaf behind the region axis.
-      move: `(buffers, *args) -> results`, each a list of buffers like the ones it got; a buffer is
-        `[L, M]` (L regions of a slot), or has the first `lead` axes of the leaves in front of M.
+      move: `(buffers, *args) -> results`, each a list of buffers like the ones it got, `[L, M]` (L
+        regions of a slot).
       args: arrays, the same on all devices.
-      results: how many results `move` has.
-      out: mesh axis of the results' leading axis; None = the same in every region.
 
     Returns:
-      trees of `results`; leaves keep what stands behind their first `lead` axes.
+      trees like `tree_R`, one for each result.
     """
-    leaves, treedef = jax.tree.flatten(tree_R)
-    inner = treedef.flatten_up_to(specs)
-    idle = [regions.idle_axes(spec) for spec in inner]
-
-    def slot(leaves_L, *args):
-        found = move(_pack(leaves_L, idle, lead), *args)
-        return [_unpack(buffers, leaves_L, idle, lead) for buffers in found]
-
-    moved = jax.shard_map(
-        slot,
-        mesh=regions.mesh,
-        in_specs=([P(REGION, *spec) for spec in inner], *(P() for _ in args)),
-        out_specs=[[P(out, *spec) for spec in inner]] * results,
-        check_vma=False,
-    )(leaves, *args)
-    return [treedef.unflatten(one) for one in moved]
+    packing, cut = Packing(regions, tree_R, specs), P(REGION, _INSIDE)
+    given = (cut, *(P() for _ in args))
+    found = _mapped(regions, move, given, cut)(packing.pack(tree_R), *args)
+    return [packing.unpack(buffers, (REGION,)) for buffers in found]
 
 
 def gather(regions: Regions, tree_R: PyTree, specs: PyTree) -> PyTree:
     """Hand every region all payloads: leaves `[R, ...]`, replicated over the region axis."""
     if regions.slots == 1:
         return tree_R
+    packing = Packing(regions, tree_R, specs)
+    return packing.unpack(gather_buffers(regions, packing.pack(tree_R)), (None,))
+
+
+def gather_buffers(regions: Regions, buffers: list[jax.Array]) -> list[jax.Array]:
+    """Buffers `[R, M]` of all regions, everywhere: nothing but the collective (traced)."""
 
     def everyone(buffers):
-        return [[jax.lax.all_gather(x, REGION, axis=0, tiled=True) for x in buffers]]
+        return [jax.lax.all_gather(x, REGION, axis=0, tiled=True) for x in buffers]
 
-    return run_on_shares(regions, tree_R, specs, everyone, out=None)[0]
+    return _mapped(regions, everyone, (P(REGION, _INSIDE),), P(None, _INSIDE))(buffers)
 
 
 def exchange_slices(regions: Regions, tree_R: PyTree, specs: PyTree) -> PyTree:
@@ -88,15 +157,64 @@ def exchange_slices(regions: Regions, tree_R: PyTree, specs: PyTree) -> PyTree:
     """
     if regions.slots == 1:
         return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree_R)
+    packing = Packing(regions, tree_R, specs, lead=2)
+    return unpack_slices(packing, swap_buffers(regions, packing.pack(tree_R)))
+
+
+def swap_buffers(regions: Regions, buffers: list[jax.Array]) -> list[jax.Array]:
+    """Hand slot s its slices of buffers `[R regions, slices, M]`, cut then over slices (traced)."""
 
     def swap(x):
         # Slot by slot; concatenation over slots is region order.
-        swapped = jax.lax.all_to_all(x, REGION, split_axis=1, concat_axis=0, tiled=True)
-        return jnp.swapaxes(swapped, 0, 1)
+        return jax.lax.all_to_all(x, REGION, split_axis=1, concat_axis=0, tiled=True)
 
-    treedef = jax.tree.structure(tree_R)
-    behind = treedef.unflatten([P(None, *spec) for spec in treedef.flatten_up_to(specs)])
-    return run_on_shares(regions, tree_R, behind, lambda xs: [[swap(x) for x in xs]], lead=2)[0]
+    given, made = P(REGION, None, _INSIDE), P(None, REGION, _INSIDE)
+    return _mapped(regions, lambda xs: [swap(x) for x in xs], (given,), made)(buffers)
+
+
+def unpack_slices(packing: Packing, buffers: list[jax.Array]) -> PyTree:
+    """What `swap_buffers` brought, leaves `[R slices, R regions, ...]`."""
+    tree = packing.unpack(buffers, (None, REGION))
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
+
+
+# -- weighted sums of values as they are, each slot summing one slice -----------------------------
+
+
+def cut_buffers(regions: Regions, buffers: list[jax.Array]) -> list[jax.Array]:
+    """Buffers `[R, M]` as `[R, S, M / S]`, a slice for each region slot, filled up with zeros."""
+
+    def cut(buffers):
+        pads = [-x.shape[1] % regions.slots for x in buffers]
+        whole = [jnp.pad(x, ((0, 0), (0, pad))) for x, pad in zip(buffers, pads)]
+        return [x.reshape(x.shape[0], regions.slots, -1) for x in whole]
+
+    return _mapped(regions, cut, (P(REGION, _INSIDE),), P(REGION, None, _INSIDE))(buffers)
+
+
+def gather_sums(regions: Regions, buffers: list[jax.Array], weight_R: jax.Array):
+    """Weighted sums of the slices that `swap_buffers` brought, everywhere: `[S, M / S]`."""
+
+    def everyone(buffers, weight_R):
+        sums = [weighted_sum(x, weight_R) for x in buffers]
+        return [jax.lax.all_gather(x, REGION, axis=0, tiled=True) for x in sums]
+
+    given = P(None, REGION, _INSIDE), P()
+    return _mapped(regions, everyone, given, P(None, _INSIDE))(buffers, weight_R)
+
+
+def join_buffers(regions: Regions, buffers: list[jax.Array]) -> list[jax.Array]:
+    """Inverse of `cut_buffers`, of the sums: `[1, M]`, zeros at its end included."""
+
+    def join(buffers):
+        return [x.reshape(1, -1) for x in buffers]
+
+    return _mapped(regions, join, (P(None, _INSIDE),), P(None, _INSIDE))(buffers)
+
+
+def _mapped(regions: Regions, fn: Callable, given: Sequence[Any], made: Any) -> Callable:
+    mesh = regions.mesh
+    return jax.shard_map(fn, mesh=mesh, in_specs=given, out_specs=made, check_vma=False)
 
 
 def _kinds(leaves: Sequence[jax.Array], idle: Sequence[tuple[str, ...]]) -> list[tuple]:
@@ -114,13 +232,57 @@ def _pack(leaves, idle, lead: int) -> list[jax.Array]:
     return buffers
 
 
+def _sizes(like, idle, lead: int) -> list[tuple[Any, int]]:
+    """(dtype, values of a device's share) of each buffer of `_pack`."""
+    sizes: dict[tuple, int] = {}
+    for leaf, kind in zip(like, _kinds(like, idle)):
+        sizes[kind] = sizes.get(kind, 0) + math.prod(leaf.shape[lead:])
+    return [(dtype, share_of(size, axes)) for (dtype, axes), size in sizes.items()]
+
+
+def _merge(buffers: Sequence[jax.Array], word: int) -> list[jax.Array]:
+    """One buffer of several, side by side; of unsigned words of so many bytes if dtypes differ."""
+    if len({x.dtype for x in buffers}) == 1:
+        return [jnp.concatenate(buffers, axis=-1)]
+    merged = jnp.concatenate([_as(x, jnp.dtype("uint8")) for x in buffers], axis=-1)
+    fill = [(0, 0)] * (merged.ndim - 1) + [(0, -merged.shape[-1] % word)]
+    return [_as(jnp.pad(merged, fill), jnp.dtype(f"uint{8 * word}"))]
+
+
+def _split(merged: jax.Array, sizes: Sequence[tuple[Any, int]]) -> list[jax.Array]:
+    """Inverse of `_merge`, for buffers of these (dtype, length)."""
+    as_bytes = len({dtype for dtype, _ in sizes}) > 1
+    merged = _as(merged, jnp.dtype("uint8")) if as_bytes else merged
+    buffers, start = [], 0
+    for dtype, size in sizes:
+        end = start + size * (dtype.itemsize if as_bytes else 1)
+        buffers.append(_as(jax.lax.slice_in_dim(merged, start, end, axis=-1), dtype))
+        start = end
+    return buffers
+
+
+def _as(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The same bytes along the last axis, read as another dtype."""
+    if x.dtype == dtype:
+        return x
+    if x.dtype.itemsize < dtype.itemsize:
+        x = x.reshape(*x.shape[:-1], -1, dtype.itemsize // x.dtype.itemsize)
+        return jax.lax.bitcast_convert_type(x, dtype)
+    cut = jax.lax.bitcast_convert_type(x, dtype)
+    return cut if cut.ndim == x.ndim else cut.reshape(*x.shape[:-1], -1)
+
+
 def _unpack(buffers, like, idle, lead: int) -> list[jax.Array]:
-    """Inverse of `_pack`, for buffers whose first `lead` axes may have other lengths."""
+    """Inverse of `_pack`, for buffers whose first `lead` axes may have other lengths.
+
+    What a buffer has behind its leaves is left out.
+    """
     kinds, parts = _kinds(like, idle), {}
     for buffer, kind in zip(buffers, dict.fromkeys(kinds)):
         shapes = [x.shape[lead:] for x, one in zip(like, kinds) if one == kind]
-        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-        whole = join_shares(buffer, kind[1], int(ends[-1]))
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        share = jax.lax.slice_in_dim(buffer, 0, share_of(int(ends[-1]), kind[1]), axis=lead)
+        whole = join_shares(share, kind[1], int(ends[-1]))
         split = zip(jnp.split(whole, ends[:-1], axis=lead), shapes)
         parts[kind] = iter([part.reshape(*part.shape[:lead], *shape) for part, shape in split])
     return [next(parts[kind]) for kind in kinds]

@@ -262,10 +262,14 @@ def take_share(x: jax.Array, axes: Sequence[str]) -> jax.Array:
     """
     if not axes:
         return x
-    count = jax.lax.axis_size(tuple(axes))
-    each = -(-x.shape[-1] // count)
+    count, each = jax.lax.axis_size(tuple(axes)), share_of(x.shape[-1], axes)
     x = jax.numpy.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, each * count - x.shape[-1])])
     return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(tuple(axes)) * each, each, axis=-1)
+
+
+def share_of(size: int, axes: Sequence[str]) -> int:
+    """Under `shard_map`: length of a `take_share` of `size` values."""
+    return -(-size // jax.lax.axis_size(tuple(axes))) if axes else size
 
 
 def join_shares(x: jax.Array, axes: Sequence[str], size: int) -> jax.Array:

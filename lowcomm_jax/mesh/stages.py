@@ -111,7 +111,7 @@ def gpipe(
       x_M: inputs of the first stage, leaves `[M, ...]`; the others look at their shape alone.
       stages: S.
       hand_on: (values, int32 tick) -> what the stage before this one has as values; default
-        `pass_on`. `routing.Paths.hand_on` takes it from another region.
+        `pass_on`. `pipeline_paths.Paths.hand_on` takes it from another region.
 
     Returns:
       Leaves `[M, ...]`: in the last stage what has been through all of them; elsewhere of no use.

@@ -27,7 +27,7 @@ warm basis (`compression.low_rank`) or, with `shared_basis`, on one that all reg
 PowerSGD (`compression.shared_basis`): in two exchanges, the second when the first is over, with the
 same bytes. It starts from what landed last before the send, which was sent two rounds earlier, so
 that even and odd rounds have bases of their own; without delay, from the round before. Rank and H
-adapt as `schedule.ranked` says.
+adapt as `schedule.rank_driven` says.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SHARED_BASIS = {"low_rank": "low_rank_shared", "low_rank_int4": "low_rank_shared
 
 @dataclasses.dataclass(frozen=True)
 class AdaGradCmp:
-    """How rank and round length adapt (`schedule.ranked`).
+    """How rank and round length adapt (`schedule.rank_driven`).
 
     Attributes:
       window: c, rounds whose measured ranks are averaged.

@@ -27,7 +27,7 @@ What becomes of the region itself:
 - A payload of the record is gone with all who had it: `Lost`, and a state is taken, too.
 - Cut off from the store: it trains on, and does later what was due (`JobLoop.run_due`).
 
-`two_shot_exchange` does the same for slices.
+`two_shot_exchange` does the same for slices, in two exchanges one after the other.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class WholeExchange:
         self.host_payload = payloads.on_host(request.arrays, request.reduction)
         self.inbox.shapes = wire.shapes_of(self.host_payload.rest) or None
         self.began = time.monotonic()  # until now the device was computing
-        # The device's copies are not needed any longer.
+        # This exchange needs the device's copies no longer; the state holds them until it lands.
         self.request = dataclasses.replace(request, arrays={})
         if self._retry(lambda: context.commit_log.committed(request.name)) is not None:
             return

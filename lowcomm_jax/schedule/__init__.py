@@ -6,14 +6,14 @@ happen, the codec's level, and what the schedule remembers. All of it runs on th
 reduced data alone, so that every region decides alike. `base` has the contract.
 
 - `staggered`: every fragment every H steps (DiLoCo, Streaming, and most others).
-- `adaptive`: CoCoDC's choice by change rate. `ranked`: DiLoCoX's rank and period.
+- `adaptive`: CoCoDC's choice by change rate. `rank_driven`: DiLoCoX's rank and period.
 - `arrivals`: regions of different speed, each at its own steps.
 """
 
 from lowcomm_jax.schedule.adaptive import Adaptive, syncs_per_period
 from lowcomm_jax.schedule.arrivals import Arrivals
 from lowcomm_jax.schedule.base import Schedule, Timing, delay_per_region
-from lowcomm_jax.schedule.ranked import Ranked
+from lowcomm_jax.schedule.rank_driven import Ranked
 from lowcomm_jax.schedule.staggered import Staggered
 
 __all__ = [

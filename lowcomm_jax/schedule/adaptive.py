@@ -1,6 +1,6 @@
 """CoCoDC's adaptive transmission (arXiv 2504.17672): send the fragment that changes most.
 
-A slot comes every h = floor(H / N) steps. At a slot leaves, among the fragments not in flight: an
+Every h = floor(H / N) steps one may be sent. Then leaves, among the fragments not in flight: an
 overdue one (H steps or more since its last send), else one never sent, else the one of the largest
 score. Ties go to the fragment sent longest ago. The score is
 

@@ -65,6 +65,8 @@ class InFlight:
       kept: between jobs, the fragment's codec state `[R, ...]` from before it was encoded. It comes
         back where the others did not count this region's payload. None on one mesh: who counts is
         known there when the payload is encoded.
+      brought: what its collectives have already brought, beside inner steps
+        (`sync.concurrent_exchange`); None = none yet. Not saved: a restart exchanges once more.
     """
 
     payload: PyTree
@@ -79,6 +81,7 @@ class InFlight:
     level: np.ndarray
     header: dict[str, jax.Array]
     kept: PyTree = None
+    brought: PyTree = None
 
     @property
     def waiting(self) -> np.ndarray:

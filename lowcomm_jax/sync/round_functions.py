@@ -74,8 +74,8 @@ class RoundFunctions:
 
         Returns:
           what `encode` returns, `snapshot` (None unless `with_snapshot`), and, if it is measured,
-          `codec_error` `[R]`: ||decoded - Delta|| / ||Delta||, of what a residual adds, too; not
-          with one whose payloads are increments.
+          `codec_error` `[R]`: ||decoded - Delta|| / ||Delta||, what a residual added included. It
+          is not measured of codecs whose payloads are increments.
         """
         theta = fragmentation.take(params, rows)
         anchor = fragmentation.take(base, rows)
@@ -161,6 +161,7 @@ class RoundFunctions:
         own=None,
         codec_state=None,
         bases=(),
+        brought=None,
         *,
         if_news=False,
         level=0,
@@ -173,6 +174,7 @@ class RoundFunctions:
             leaves `[R, ...]` (`one_period_overlap.own_parts`).
           codec_state: `[R, ...]` of a personal codec (`compression.Codec.receive`), else None.
           bases: those that the payloads are coded on.
+          brought: what their collectives have brought (`MeshExchange.reduce`); None = nothing yet.
           if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
             not move it.
           level: of the codec, at which the payload was encoded.
@@ -186,7 +188,7 @@ class RoundFunctions:
         exchange = self.exchange.at(level)
         energy = self.method.rank_energy
         mean, rank, turned = exchange.reduce(
-            payload, weight_R, like, self._specs(like), energy, bases
+            payload, weight_R, like, self._specs(like), energy, bases, brought
         )
         mean_norm = self.norm(mean)
         new_codec_state = codec_state
@@ -342,6 +344,7 @@ class GossipRoundFunctions(RoundFunctions):
         draw,
         codec_state=None,
         bases=(),
+        brought=None,
         *,
         if_news=False,
         level=0,
@@ -353,14 +356,15 @@ class GossipRoundFunctions(RoundFunctions):
 
         Args:
           draw: of the round (`exchange.pairs.Draw`); the rest as in `RoundFunctions.outer_step`.
-          codec_state, bases, level: not used: gossip has no personal or shared codecs, one level.
+          codec_state, bases, brought, level: not used: gossip has no personal or shared codecs, one
+            level, and its landings exchange.
           if_news: leave the anchors of a group alone whose mean is exactly 0.
 
         Returns:
           (anchor, outer_state, None, (), metrics `[R]`): `pull_norm` is the distance of an anchor
           from the mean of its group before it moves, 0 where it does not.
         """
-        del codec_state, bases, level
+        del codec_state, bases, brought, level
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         anchors = base if draw.anchors is None else draw.anchors

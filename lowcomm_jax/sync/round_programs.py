@@ -31,6 +31,7 @@ from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
 from lowcomm_jax.schedule import Timing
 from lowcomm_jax.state.train_state import Inner
+from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
 from lowcomm_jax.sync.gradient_exchange import make_gradient_program
 from lowcomm_jax.sync.round_functions import GossipRoundFunctions, OutlierGuard, RoundFunctions
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
@@ -59,6 +60,7 @@ class EngineConfig:
     total: int  # regions of the run; `regions` has those of this job
     separate_jobs: bool  # this job is one region of several
     codec_error: bool  # sends measure it
+    concurrent_exchange: bool  # payloads are exchanged beside inner steps, in one program
     traffic: Callable[..., Traffic]  # bytes of an exchange, as `MeshExchange.traffic`
 
 
@@ -74,6 +76,8 @@ class RoundPrograms:
         exchange gradients, `gradient_exchange.make_gradient_program`).
       microbatch_program: the same for steps of several microbatches
         (`inner_step.make_accumulating_program`); None with gradient exchange.
+      concurrent: inner steps and the exchange of payloads in flight as one program; None where a
+        landing's own program exchanges them.
       payload_program, outer_program, landing_program: `RoundFunctions.make_payload`, `outer_step`
         and `landing_step`, compiled.
       restart_program, received_program, average_program, drift_program, header_program:
@@ -88,6 +92,7 @@ class RoundPrograms:
     specs: dict[str, P]
     inner_program: Callable
     microbatch_program: Callable | None
+    concurrent: ConcurrentExchange | None
     payload_program: Callable
     outer_program: Callable
     landing_program: Callable
@@ -147,6 +152,10 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         config.skip_nonfinite,
     )
     block, accumulating = _inner_programs(config, step, functions, specs)
+    concurrent = None
+    if config.concurrent_exchange:
+        out = _inner_out(config, step, specs)
+        concurrent = ConcurrentExchange(step, regions, exchange, specs, out)
     programs = RoundPrograms(
         config=config,
         method=method,
@@ -156,6 +165,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         specs=specs,
         inner_program=block,
         microbatch_program=accumulating,
+        concurrent=concurrent,
         payload_program=jax.jit(
             functions.make_payload,
             static_argnames=("with_snapshot", "level"),

@@ -154,6 +154,40 @@ class SyncLoop:
         landings = [e for e in events if e.kind == "land" and e.step == step]
         return self.schedule.decide(step, state.counters, landings)
 
+    # -- inner steps ----------------------------------------------------------------------------
+
+    def inner_steps(
+        self, state: TrainState, given: Sequence[Any], n: np.int32
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """The first n inner steps of a block; payloads in flight are exchanged beside them.
+
+        Args:
+          given: arguments of `RoundPrograms.inner_program` before n.
+
+        Returns:
+          (state, metrics `[R, S]`).
+        """
+        concurrent = self.programs.concurrent
+        waiting = [] if concurrent is None else self.to_exchange(state)
+        if not waiting:
+            inner, metrics = self.programs.inner_program(*given, n, single=False)
+            return state.replace(inner=inner), metrics
+        flights = [state.in_flight[key] for key in waiting]
+        kinds = [concurrent.kind(self._like[int(f.fragment)], int(f.level)) for f in flights]
+        payloads = [(kind, f.payload, f.weight) for kind, f in zip(kinds, flights)]
+        (inner, metrics), brought = concurrent(given, n, payloads)
+        exchanged = {
+            key: dataclasses.replace(flight, brought=buffers)
+            for key, flight, buffers in zip(waiting, flights, brought)
+        }
+        in_flight = {**state.in_flight, **exchanged}
+        return state.replace(inner=inner, in_flight=in_flight), metrics
+
+    def to_exchange(self, state: TrainState) -> list[str]:
+        """Payloads in flight whose collectives are still to be done."""
+        flights = in_send_order(state.in_flight)
+        return [k for k, f in flights if f.brought is None and not f.anchor_updated]
+
     # -- send -----------------------------------------------------------------------------------
 
     def sends(self, state: TrainState, step: int) -> tuple[int, ...]:
@@ -298,7 +332,7 @@ class SyncLoop:
         waiting = flight.takes_part & ~due_R
         if not waiting.any():
             return state.replace(in_flight=without(state.in_flight, key))
-        left = {"payload": None, "header": {}, "kept": None, "takes_part": waiting}
+        left = {"payload": None, "brought": None, "header": {}, "kept": None, "takes_part": waiting}
         rest = dataclasses.replace(flight, **left, anchor_updated=np.bool_(True))
         return state.replace(in_flight={**state.in_flight, key: rest})
 
@@ -330,6 +364,7 @@ class SyncLoop:
             own,
             state.codec[p] if personal else None,
             state.bases[p][turn],
+            flight.brought,
             if_news=if_news,
             level=int(flight.level),
         )

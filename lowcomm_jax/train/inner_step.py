@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -200,6 +200,48 @@ def _named_updates(updates: dict[str, jax.Array], buffers: dict[str, jax.Array])
     return {k: v.astype(buffers[k].dtype) for k, v in updates.items()}
 
 
+class InnerBlock(NamedTuple):
+    """The parts of the inner phase's program (`inner_block`).
+
+    Attributes:
+      empty: `(inner, frozen, batches, region_ids, active) -> log`: metrics `[R, S]`, all 0.
+      steps: `((inner, log), frozen, batches, region_ids, active, first, end) -> (inner, log)`.
+    """
+
+    empty: Callable
+    steps: Callable
+
+
+def inner_block(step: InnerStep, regions: Regions) -> InnerBlock:
+    """Inner steps of all regions, in parts that other work may run beside; see
+    `make_inner_program`."""
+
+    def region_step(inner, frozen, batch, region, active):
+        new, metrics = step(inner, frozen, batch, region)
+        return where_active(active, new, inner, metrics)
+
+    def region_block(carry, frozen, batches, region, active, first, end):
+        def body(i, carry):
+            inner, log = carry
+            batch = jax.tree.map(lambda x: x[i], batches)
+            moving = None if active is None else active[i]
+            inner, new = region_step(inner, frozen, batch, region, moving)
+            return inner, jax.tree.map(lambda buffer, v: buffer.at[i].set(v), log, new)
+
+        return jax.lax.fori_loop(0 if first is None else first, end, body, carry)
+
+    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0))
+
+    def empty(inner, frozen, batches, region_ids, active):
+        first = jax.tree.map(lambda x: x[:, 0], batches)
+        moving = None if active is None else active[:, 0]
+        shapes = jax.eval_shape(lifted_step, inner, frozen, first, region_ids, moving)[1]
+        return empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
+
+    steps = regions.lift_update(region_block, (0, None, 0, 0, 0, None, None))
+    return InnerBlock(empty, steps)
+
+
 def make_inner_program(step: InnerStep, regions: Regions):
     """Build the program of the inner phase, not yet jitted.
 
@@ -210,30 +252,12 @@ def make_inner_program(step: InnerStep, regions: Regions):
       (inner, metrics), metric leaves `[R, S]`, or `[R]` with the static `single` (S = 1): steps
       taken one by one and in blocks are bit-identical.
     """
-
-    def region_step(inner, frozen, batch, region, active):
-        new, metrics = step(inner, frozen, batch, region)
-        return where_active(active, new, inner, metrics)
-
-    def region_block(carry, frozen, batches, region, active, n):
-        def body(i, carry):
-            inner, log = carry
-            batch = jax.tree.map(lambda x: x[i], batches)
-            moving = None if active is None else active[i]
-            inner, new = region_step(inner, frozen, batch, region, moving)
-            return inner, jax.tree.map(lambda buffer, v: buffer.at[i].set(v), log, new)
-
-        return jax.lax.fori_loop(0, n, body, carry)
-
-    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0))
-    lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None))
+    parts = inner_block(step, regions)
 
     def block(inner, frozen, batches, region_ids, active, n, single=False):
-        first = jax.tree.map(lambda x: x[:, 0], batches)
-        moving = None if active is None else active[:, 0]
-        shapes = jax.eval_shape(lifted_step, inner, frozen, first, region_ids, moving)[1]
-        log = empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
-        inner, log = lifted_block((inner, log), frozen, batches, region_ids, active, n)
+        given = (frozen, batches, region_ids, active)
+        log = parts.empty(inner, *given)
+        inner, log = parts.steps((inner, log), *given, None, n)
         return inner, squeeze(log) if single else log
 
     return block

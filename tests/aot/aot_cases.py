@@ -38,6 +38,9 @@ METHODS = {
 }
 
 
+DELAYED = ("cocodc", "delayed_diloco", "dilocox", "eager_diloco", "streaming_diloco")
+
+
 @functools.cache
 def why_not(target: str) -> str | None:
     """Why nothing can be compiled for a target here; None = it can."""
@@ -107,3 +110,14 @@ def transformer(target: Target, name: str, method, batch: int, length: int, mesh
     tokens = {"tokens": jax.ShapeDtypeStruct((batch, length + 1), np.int32)}
     with jax.numpy_dtype_promotion("standard"):
         return ahead_of_time(engine, params, tokens, target)
+
+
+def assert_hidden(report):
+    """All payloads cross regions while inner steps run."""
+    crossing = {
+        program.name: [one for one in program.collectives if one.crosses and not one.is_control]
+        for program in report.programs
+    }
+    beside = crossing.pop("inner steps and exchange")
+    assert beside and all(one.hidden for one in beside)
+    assert not any(crossing.values())

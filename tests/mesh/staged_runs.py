@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import lowcomm_jax as lc
 from lowcomm_jax.compression import error_feedback, make
 from lowcomm_jax.mesh import stages
-from lowcomm_jax.topology import routing
+from lowcomm_jax.topology import pipeline_paths
 
 R, LAYERS, WIDTH, M = 2, 4, 6, 2
 SPECS = {"blocks/w": P("stage"), "blocks/scale": P("stage"), "head": P(None, "stage")}
@@ -29,7 +29,7 @@ def one_stage(count, routed, params, x_MxBxD, key_data):
 
     hand_on = None
     if routed:
-        paths = routing.Paths(R, count, M)
+        paths = pipeline_paths.Paths(R, count, M)
         hand_on = functools.partial(paths.hand_on, row_T=paths.agreed(key_data))
     out = stages.gpipe(apply, x_MxBxD, count, hand_on)
     last = stages.index() == count - 1

@@ -15,7 +15,7 @@ from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.sync.checks import microbatch_problems
 from lowcomm_jax.sync.routed_steps import RoutedSteps, RouteEvent
-from lowcomm_jax.topology.routing import Hop, Paths
+from lowcomm_jax.topology.pipeline_paths import Hop, Paths
 
 R, S, M, STEPS, SEED = 3, 2, 2, 3, 7
 WAYS = list(itertools.permutations(range(R)))

@@ -40,8 +40,8 @@ from lowcomm_jax.models.model import Model, Params, scores, weighted_loss
 from lowcomm_jax.models.pipeline.layout import StageLayout
 from lowcomm_jax.models.pipeline.one_f_one_b import OneFOneB
 from lowcomm_jax.models.transformer import Transformer
-from lowcomm_jax.topology import routing
-from lowcomm_jax.topology.routing import LABEL_BYTES, Hop, Paths
+from lowcomm_jax.topology import pipeline_paths
+from lowcomm_jax.topology.pipeline_paths import LABEL_BYTES, Hop, Paths
 
 Schedule = Literal["gpipe", "1f1b"]
 _HIDDEN = -1e30  # logit of a padding token: its share underflows to exactly 0, yet stays finite
@@ -63,7 +63,7 @@ class Pipeline:
         drift apart less. For an engine whose regions have a slot of the mesh each, and that books
         the traffic (`hops=`). `logits` takes the fixed path. With GPipe's schedule alone.
       schedule: of the loss's gradients. With 1F1B those of its aux are taken as 0.
-      seed: of the permutations that paths are made of (`routing.table`).
+      seed: of the permutations that paths are made of (`pipeline_paths.table`).
 
     Raises:
       ValueError: a model that is not scanned, more stages than blocks, no microbatch, a schedule
@@ -202,10 +202,10 @@ class Pipeline:
         target_MxN = tokens_MxBxT[:, :, 1:].reshape(self.microbatches, -1)
         weight_MxN = weight_MxBxT.reshape(self.microbatches, -1)
         if self.routed:
-            labels = routing.label(target_MxN, weight_MxN)
+            labels = pipeline_paths.label(target_MxN, weight_MxN)
             hand_on = functools.partial(self.paths.hand_on, row_T=self.paths.agreed(key_data))
             hidden_MxNxD, came = self._hidden(module, tokens_MxBxT[:, :, :-1], labels, hand_on)
-            target_MxN, weight_MxN = routing.read_labels(came, self.layout.stages)
+            target_MxN, weight_MxN = pipeline_paths.read_labels(came, self.layout.stages)
         else:
             hidden_MxNxD, _ = self._hidden(module, tokens_MxBxT[:, :, :-1])
         one = functools.partial(part.loss, module)

@@ -46,7 +46,13 @@ def test_a_training_config_is_compiled_and_written(target, tmp_path):
     assert "fits" in out and "inner step" in out and "the ledger announces" in out
     report = json.loads(file.read_text())
     assert report["target"] == target and report["fits"] is True
-    assert set(report["programs"]) == {"inner step", "send", "anchor update", "landing"}
+    assert set(report["programs"]) == {
+        "inner step",
+        "inner steps and exchange",
+        "send",
+        "anchor update",
+        "landing",
+    }
     assert 0 <= report["crossing"] - report["announced"] < 1e5
     assert 0 < report["mfu_bound"] < 1
 

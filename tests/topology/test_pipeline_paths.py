@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 import lowcomm_jax as lc
 from lowcomm_jax.mesh import stages
 from lowcomm_jax.mesh.regions import Regions
-from lowcomm_jax.topology import routing
-from lowcomm_jax.topology.routing import Paths
+from lowcomm_jax.topology import pipeline_paths
+from lowcomm_jax.topology.pipeline_paths import Paths
 
 ROOT = Path(__file__).parents[2]
 eight = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
@@ -36,11 +36,11 @@ def one_stage(paths, w, x_MxD, target_MxD, row_T):
         x, labels = held
         return jnp.sin(x * w[0]), labels
 
-    held = x_MxD, routing.label(target_MxD, target_MxD * 0.5)
+    held = x_MxD, pipeline_paths.label(target_MxD, target_MxD * 0.5)
     hand_on = functools.partial(paths.hand_on, row_T=row_T)
     out_MxD, came = stages.gpipe(apply, held, paths.stages, hand_on)
     last = stages.index() == paths.stages - 1
-    labels = routing.read_labels(came, paths.stages)
+    labels = pipeline_paths.read_labels(came, paths.stages)
     return stages.total(jnp.where(last, out_MxD, 0.0)), *labels
 
 
@@ -123,7 +123,7 @@ SIZES = [(1, 1), (2, 1), (2, 2), (2, 6), (3, 2), (4, 1), (4, 3), (5, 1), (8, 2),
 
 @pytest.mark.parametrize(("regions", "boundaries"), SIZES)
 def test_every_two_replicas_are_equally_likely_to_meet(regions, boundaries):
-    found = routing.table(regions, boundaries, 7)
+    found = pipeline_paths.table(regions, boundaries, 7)
     everyone = np.arange(regions)
     np.testing.assert_array_equal(np.sort(found, axis=2), np.broadcast_to(everyone, found.shape))
     for way_PxR in np.moveaxis(found, 1, 0):
@@ -134,25 +134,25 @@ def test_every_two_replicas_are_equally_likely_to_meet(regions, boundaries):
             assert set(counts) == {len(found) / math.factorial(regions)}
     assert len(found) <= (24 if regions <= 12 else 2 * regions)
     paths = Paths(regions, boundaries + 1, 20)
-    transfers, _ = routing._transfers(paths)
+    transfers, _ = pipeline_paths._transfers(paths)
     assert len(transfers) <= 1 + (2 * boundaries - 1) * len(paths.table)
 
 
 def test_ways_are_not_cyclic_shifts_alone_and_differ_between_boundaries():
     for regions in (3, 4, 5, 8, 16):
-        found = routing.table(regions, 2, 0)
+        found = pipeline_paths.table(regions, 2, 0)
         shift = (found - np.arange(regions)) % regions
         assert (shift != shift[..., :1]).any(axis=2).mean() > 0.3
         assert (found[:, 0] != found[:, 1]).any(axis=1).mean() > 0.7
     # Where they fit, all combinations.
-    assert len(np.unique(routing.table(2, 4, 0).reshape(-1, 8), axis=0)) == 2**4
+    assert len(np.unique(pipeline_paths.table(2, 4, 0).reshape(-1, 8), axis=0)) == 2**4
 
 
 def test_the_seed_alone_decides():
-    first = routing.table(8, 2, 0).copy()
-    routing.table.cache_clear()
-    np.testing.assert_array_equal(routing.table(8, 2, 0), first)
-    assert (routing.table(8, 2, 1) != first).any()
+    first = pipeline_paths.table(8, 2, 0).copy()
+    pipeline_paths.table.cache_clear()
+    np.testing.assert_array_equal(pipeline_paths.table(8, 2, 0), first)
+    assert (pipeline_paths.table(8, 2, 1) != first).any()
     # The raw stream of the generator does not change between versions, so neither do these.
     assert first[0].tolist() == [[0, 1, 3, 5, 2, 4, 7, 6], [1, 4, 5, 2, 7, 6, 0, 3]]
 

@@ -1,0 +1,181 @@
+"""Inner steps and the exchange of payloads in flight as one program, so that the wire hides.
+
+A collective cannot span programs: what is started in one must end there. So the collectives of a
+payload in flight run in the program of the inner steps that follow its send. The first collective
+is started before the loop over the steps, and a barrier holds its raw buffers until after the loop;
+unpacking, decoding and the mean stay in the landing's program. A reduction of two collectives cuts
+the loop in two.
+
+Numbers equal those of a landing that does the collectives itself: the same values move, and sums
+stand between the same collectives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.mesh.regions import Regions
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.train.inner_step import InnerStep, inner_block
+
+PyTree = Any
+
+# A GPU's compiler has so many collectives in flight at most. A loop counts with those inside it
+# (FSDP): without room for both, it schedules the exchange before or behind the loop.
+OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
+INSIDE = 4  # collectives of an inner step that may be in flight at once
+_GPUS = ("gpu", "cuda", "rocm")
+GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
+
+
+def is_concurrent(asked: bool | None, method: Method, regions: Regions, separate: bool) -> bool:
+    """Whether payloads are exchanged beside inner steps; `asked` None = where that hides them."""
+    if asked is not None:
+        return asked
+    return regions.mesh.devices.flat[0].platform in (*_GPUS, "tpu") and not _unfit(
+        method, regions, separate
+    )
+
+
+def concurrent_problems(
+    asked: bool | None, method: Method, regions: Regions, separate: bool
+) -> list[str]:
+    """Why payloads cannot be exchanged beside inner steps, where that is asked for."""
+    if not asked or regions.violations():
+        return []
+    why = _unfit(method, regions, separate)
+    return [f"concurrent_exchange: {why}; leave it out"] if why else []
+
+
+def _unfit(method: Method, regions: Regions, separate: bool) -> str | None:
+    if separate:
+        return "regions that are jobs of their own exchange beside inner steps anyway"
+    if method.topology is not None:
+        return f"{method.name} picks one of several permutes when it lands"
+    schedule = method.schedule
+    no_delay = not schedule.land_after_send and not np.any(np.asarray(schedule.delay))
+    if method.signal == "gradient" or (no_delay and not schedule.needs_network):
+        return f"{method.name} has no delay, so that no inner step is beside its exchange"
+    if regions.slots == 1:
+        return "all regions are in one slot of the mesh, and nothing moves"
+    return None
+
+
+class Kind(NamedTuple):
+    """What a payload's exchange is compiled for; equal for fragments of equal leaves.
+
+    Attributes:
+      leaves: (name, shape) of the fragment's leaves of one region.
+      level: of the codec.
+    """
+
+    leaves: tuple[tuple[str, tuple[int, ...]], ...]
+    level: int
+
+    @property
+    def like(self) -> PyTree:
+        return {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in self.leaves}
+
+
+class ConcurrentExchange:
+    """Compiles and calls inner steps together with the exchange of payloads.
+
+    Attributes:
+      exchange: what the landing reduces with.
+      specs: leaf name -> PartitionSpec inside a region.
+    """
+
+    def __init__(
+        self,
+        step: InnerStep,
+        regions: Regions,
+        exchange: MeshExchange,
+        specs: dict[str, P],
+        out_shardings: PyTree,
+    ):
+        self.exchange, self.specs = exchange, specs
+        self._block = inner_block(step, regions)
+        self._out = out_shardings
+        self._on_gpu = regions.mesh.devices.flat[0].platform in _GPUS
+        self.program = functools.lru_cache(maxsize=None)(self._program)
+
+    def _program(self, kinds: tuple[Kind, ...]) -> Callable:
+        """The jitted program for payloads of these kinds, each a buffer in flight."""
+        options = {**GPU_OPTIONS, OVERLAP_LIMIT: len(kinds) + INSIDE} if self._on_gpu else None
+
+        def program(inner, frozen, batches, region_ids, active, n, payloads, weights):
+            return self._traced(
+                kinds, (inner, frozen, batches, region_ids, active), n, payloads, weights
+            )
+
+        return jax.jit(
+            program, donate_argnums=0, out_shardings=(self._out, None), compiler_options=options
+        )
+
+    def __call__(self, given: Sequence[Any], n, flights: Sequence[tuple[Kind, PyTree, jax.Array]]):
+        """The first n steps of a block, and the collectives of the payloads in flight.
+
+        Args:
+          given: the arguments of `RoundPrograms.inner_program` before n.
+          flights: (kind, payload `[R, ...]`, weight float32 `[R]`) of each payload.
+
+        Returns:
+          ((inner, metrics), what the collectives brought of each payload: `MeshExchange.reduce`).
+        """
+        kinds, payloads, weights = zip(*flights)
+        program = self.program(tuple(kinds))
+        return program(*given, n, tuple(payloads), tuple(weights))
+
+    @staticmethod
+    def kind(like: PyTree, level: int) -> Kind:
+        """Of a fragment with leaves of these shapes."""
+        return Kind(tuple((name, leaf.shape) for name, leaf in sorted(like.items())), level)
+
+    def _shapes(self, kind: Kind) -> tuple[PyTree, PyTree]:
+        like = kind.like
+        return like, {name: self.specs[name] for name in like}
+
+    def _traced(self, kinds, given, n, payloads, weights):
+        inner, *rest = given
+        flights = list(zip(map(self._reduction, kinds), payloads, weights))
+        brought = [begin(payload) for (begin, _), payload, _ in flights]
+        carry = inner, self._block.empty(*given)
+        two = self.exchange.collectives == 2
+        half = (n + 1) // 2 if two else n
+        carry = self._block.steps(carry, *rest, None, half)
+        brought, carry = _together(brought, carry)
+        if two:
+            brought = [
+                go_on(buffers, payload, weight)
+                for ((_, go_on), payload, weight), buffers in zip(flights, brought)
+            ]
+            carry = self._block.steps(carry, *rest, half, n)
+            brought, carry = _together(brought, carry)
+        return carry, brought
+
+    def _reduction(self, kind: Kind) -> tuple[Callable, Callable]:
+        """(`MeshExchange.begin`, `go_on`) for payloads of this kind."""
+        exchange, (like, specs) = self.exchange.at(kind.level), self._shapes(kind)
+
+        def begin(payload):
+            return exchange.begin(payload, like, specs)
+
+        def go_on(buffers, payload, weight):
+            return exchange.go_on(buffers, payload, weight, like, specs)
+
+        return begin, go_on
+
+
+def _together(brought, carry):
+    """Hold the raw buffers until the loop has ended: none of it is read before."""
+    inner, log = carry
+    brought, params = jax.lax.optimization_barrier((brought, inner.params))
+    return brought, (dataclasses.replace(inner, params=params), log)

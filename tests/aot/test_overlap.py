@@ -1,0 +1,48 @@
+"""Payloads cross regions while inner steps run: the loop stands between start and end."""
+
+import jax
+import pytest
+from aot.aot_cases import BLOCKS, M, assert_hidden, needs, small, transformer
+
+from lowcomm_jax.compression import make
+from lowcomm_jax.sync.concurrent_exchange import GPU_OPTIONS, INSIDE, OVERLAP_LIMIT
+
+TARGETS = ("h100:2x4", "v5e:2x2x2slices")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("codec", ["int4", "two_shot"])
+def test_coded_payloads_hide(codec, target):
+    two_shot = codec == "two_shot"
+    given = {"reduce": "two_shot"} if two_shot else {}
+    made = make("int8" if two_shot else codec, stacked=BLOCKS, **given)
+    method = M.streaming_diloco(8, 2, 2, 0.5, codec=made)
+    assert_hidden(small(needs(target), method, regions=2, fsdp=4))
+
+
+@pytest.mark.parametrize(
+    "target", ["h100:2x8", pytest.param("v5e:2x4x2slices", marks=pytest.mark.slow)]
+)
+def test_a_transformer_of_150m_hides_it_with_fsdp_inside(target):
+    report = transformer(
+        needs(target),
+        "diloco_150m",
+        M.streaming_diloco(100, 3, 5, 0.5),
+        batch=16,
+        length=1024,
+        mesh={"region": 2, "fsdp": 8},
+        vocab_size=32000,
+    )
+    assert_hidden(report)
+
+
+@pytest.mark.parametrize("option", [*GPU_OPTIONS, OVERLAP_LIMIT])
+def test_the_compiler_of_gpus_knows_the_options(option):
+    """One that is renamed is refused, where it is set for a jitted function."""
+    device = needs("h100:2x4").devices[0]
+    where = jax.sharding.SingleDeviceSharding(device)
+    x = jax.ShapeDtypeStruct((8,), "float32", sharding=where)
+    value = INSIDE if option == OVERLAP_LIMIT else GPU_OPTIONS[option]
+    jax.jit(lambda x: x + 1, compiler_options={option: value}).lower(x).compile()
+    with pytest.raises(Exception, match="No such"):
+        jax.jit(lambda x: x + 1, compiler_options={option + "_renamed": value}).lower(x).compile()
