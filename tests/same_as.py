@@ -45,7 +45,9 @@ def extract(base: str, folder: Path) -> None:
     if done.returncode:
         raise SystemExit(f"{base} cannot be compared with: {done.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+        # As an attribute: `extractall(filter=)` is unknown to Python 3.11.2.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder)
 
 
 def copy(folder: Path) -> None:

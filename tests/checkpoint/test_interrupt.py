@@ -26,6 +26,15 @@ def test_first_signal_only_sets_the_flag(number):
     assert signal.getsignal(number) is before
 
 
+@pytest.fixture
+def keyboard():
+    """Ctrl-C as in a terminal; a suite started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("keyboard")
 def test_second_signal_acts_at_once():
     before = signal.getsignal(signal.SIGINT)
     interrupt = Interrupt(signal.SIGINT)
