@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from lowcomm_jax import history
 from lowcomm_jax.exchange.mesh import MeshExchange
 from lowcomm_jax.history import Event, with_pace
-from lowcomm_jax.mesh.arrays import place
+from lowcomm_jax.mesh.arrays import place, readable
 from lowcomm_jax.mesh.regions import REGION, Regions, Replicas, default_mesh
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
@@ -414,7 +414,7 @@ class BlockRunner:
             state, events = self.routed.book(state, steps, block.batches, events)
         if clock is not None:
             book(clock, steps, events, pace)
-        return state, with_pace(metrics, pace, single), events
+        return state, with_pace(readable(metrics), pace, single), events
 
     def inner_steps(
         self,

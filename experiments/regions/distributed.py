@@ -30,10 +30,6 @@ def process_problems(fields: Mapping[str, Any]) -> list[str]:
             if fields[name] is not None
         ]
     found = []
-    if fields["exchange"] == "mesh":
-        found.append(
-            f"processes={count}: several are for the job of one region; use exchange=store or peers"
-        )
     if process is not None and not 0 <= process < (count or process + 1):
         found.append(f"process={process}: say which of the {count} this is, 0 to {count - 1}")
     if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):

@@ -1,7 +1,8 @@
 """Moves arrays between the host and a mesh whose devices belong to several processes.
 
-`place` puts host values on the mesh, `fetch` copies arrays to the host, `whole` gives an array of
-which every process holds a part. All processes of the mesh call them together.
+`place` puts host values on the mesh, `place_parts` what every process has read of them. `readable`
+and `whole` give arrays of which every process holds a part, `fetch` copies them to the host. All
+processes of the mesh call them together.
 """
 
 from __future__ import annotations
@@ -44,9 +45,41 @@ def whole(x: Any) -> Any:
     """
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return x
-    if not x.is_fully_replicated:
+    if _is_hidden(x):
         x = _replicate(x.sharding.mesh)(x)
     return x.addressable_data(0)
+
+
+def readable(tree: PyTree) -> PyTree:
+    """The tree with arrays that `np.asarray` accepts in every process; does not wait for them.
+
+    Arrays of which this process holds only a part are replicated over their mesh, all in one
+    program. All processes of the mesh call it together. Meant for metrics, which are small.
+    """
+    if jax.process_count() == 1:
+        return tree
+    leaves, treedef = jax.tree.flatten(tree)
+    hidden = [i for i, x in enumerate(leaves) if _is_hidden(x)]
+    if hidden:
+        shown = _replicate(leaves[hidden[0]].sharding.mesh)([leaves[i] for i in hidden])
+        for i, x in zip(hidden, shown):
+            leaves[i] = x
+    return treedef.unflatten(leaves)
+
+
+def to_host_if_hidden(tree: PyTree) -> PyTree:
+    """The tree with arrays of which this process holds only a part copied to the host, whole.
+
+    A device holds one of them whole at a time. All processes of the mesh call it together.
+    """
+    return jax.tree.map(lambda x: np.asarray(whole(x)) if _is_hidden(x) else x, tree)
+
+
+def _is_hidden(x: Any) -> bool:
+    """Whether `np.asarray` would refuse an array, since other processes hold a part of it."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+        return False
+    return not (x.is_fully_addressable or x.is_fully_replicated)
 
 
 @functools.cache

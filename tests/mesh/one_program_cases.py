@@ -1,0 +1,43 @@
+"""Cases of `same_as` on meshes of four devices, which may belong to several processes."""
+
+import dataclasses
+
+import same_as_cases
+
+import lowcomm_jax as lc
+
+FOUR = {"regions": 4, "steps": (2, 9, 14)}
+MESHES = {"regions apart": (4,), "regions of two": (2, 1, 2)}
+# The store is for jobs, and memory of the host for one process; both have tests of their own.
+LEFT_OUT = ("jobs", "offload", "stages")
+OF_THREE = {
+    "async_local_sgd": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8, 0.7)),
+    "async_local_sgd, not dynamic": lambda: lc.methods.async_local_sgd(
+        4, (1.0, 0.5, 0.7, 0.9), buffer=2, c=0.1, dynamic=False
+    ),
+}
+
+
+def cases() -> dict[str, same_as_cases.Case]:
+    """By `CASE, MESH`; those of three regions have four."""
+    found = {}
+    for name, case in same_as_cases.cases().items():
+        if name.startswith(LEFT_OUT) or name in ("weights",):
+            continue
+        for mesh, shape in MESHES.items():
+            fields = dict(FOUR) | {"mesh": shape}
+            if name in OF_THREE:
+                fields["method"] = OF_THREE[name]
+            if case.method().adapts:
+                fields |= {"regions": 2, "steps": (0, 9, 14)}
+                fields["mesh"] = (2, 1, 2)
+            if case.away is not None:
+                fields["away"] = away
+            found[f"{name}, {mesh}"] = dataclasses.replace(case, **fields)
+    for name, case in same_as_cases.stages().items():
+        found[name] = case
+    return found
+
+
+def away(step: int) -> list[bool] | None:
+    return None if step % 3 else [step % 2 == 0, True, step % 4 > 0, step % 9 > 0]
