@@ -8,7 +8,7 @@ processes of the mesh call them together.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,6 +36,57 @@ def place(tree: PyTree, shardings: Sharding | PyTree) -> PyTree:
 def _place(x: Any, sharding: Sharding) -> jax.Array:
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+class Part(NamedTuple):
+    """Which part of an array this process's devices hold, the smallest box around it.
+
+    Attributes:
+      first: where it begins, along every leading axis; `length`: how much of it there is; both in
+        units of `of`, the number of equal pieces the axis is cut into.
+    """
+
+    first: tuple[int, ...]
+    length: tuple[int, ...]
+    of: tuple[int, ...]
+
+    def range(self, axis: int, size: int) -> range:
+        """The indices of an axis of `size` that this process holds."""
+        each = size // self.of[axis]
+        return range(self.first[axis] * each, (self.first[axis] + self.length[axis]) * each)
+
+
+def part_here(sharding: NamedSharding, pieces: tuple[int, ...]) -> Part:
+    """The part of an array whose leading axes are cut into so many `pieces`."""
+    held = sharding.addressable_devices_indices_map(pieces).values()
+    spans = [[s.indices(n) for s, n in zip(index, pieces)] for index in held]
+    first = [min(one[a][0] for one in spans) for a in range(len(pieces))]
+    last = [max(one[a][1] for one in spans) for a in range(len(pieces))]
+    return Part(tuple(first), tuple(b - a for a, b in zip(first, last)), pieces)
+
+
+def place_parts(tree: PyTree, sharding: NamedSharding, part: Part) -> PyTree:
+    """Put host values on the mesh of which every process holds its own part only.
+
+    Args:
+      tree: leaves `[...]`, this process's `part` of the whole.
+    """
+
+    def one(x: Any) -> jax.Array:
+        host = np.asarray(x)
+        cut = len(part.of)
+        each = [n // k for n, k in zip(host.shape, part.length)]
+        shape = (*(n * k for n, k in zip(each, part.of)), *host.shape[cut:])
+        offset = [n * k for n, k in zip(each, part.first)]
+
+        def block(index):
+            spans = [s.indices(n) for s, n in zip(index, shape)]
+            own = [slice(a - o, b - o) for (a, b, _), o in zip(spans, offset)]
+            return host[(*own, *index[cut:])]
+
+        return jax.make_array_from_callback(shape, sharding, block)
+
+    return jax.tree.map(one, tree)
 
 
 def whole(x: Any) -> Any:

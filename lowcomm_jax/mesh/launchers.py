@@ -17,13 +17,18 @@ import dataclasses
 import glob
 import hashlib
 import os
+import queue
 import re
+import socket
+import threading
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 
 PORTS = 61440, 4096  # first, and how many: a job's port is one of them
 HEARTBEAT_S = 25
+LONGER_S = 600  # JAX, when it has waited for too long, aborts the process
 TPU = "the TPU runtime"
 
 
@@ -195,9 +200,7 @@ def _by_hand(env: Mapping[str, str]) -> Placement | None:
     if "JAX_COORDINATOR_ADDRESS" not in env or count is None or "JAX_PROCESS_ID" not in env:
         return None
     process = _number(env, "JAX_PROCESS_ID")
-    return Placement(
-        "JAX_PROCESS_ID", _number(env, count), process, env["JAX_COORDINATOR_ADDRESS"]
-    )
+    return Placement("JAX_PROCESS_ID", _number(env, count), process, env["JAX_COORDINATOR_ADDRESS"])
 
 
 # -- devices of this process ---------------------------------------------------------------------
@@ -253,7 +256,8 @@ def connect_processes(
     Raises:
       ValueError: what is given and what the launcher says do not make a place, with what is
         missing.
-      TimeoutError: the others, or the coordinator, do not answer in time.
+      TimeoutError: the others, or the coordinator, do not answer in time; it says who is missing
+        where. This process can then only end.
     """
     known = placement()
     if known is None and coordinator is None and processes is None and process is None:
@@ -269,20 +273,48 @@ def connect_processes(
     devices = devices_of(place, visible_gpus())
     # SIGTERM belongs to the training loop: what it starts, all processes agree on.
     jax.config.update("jax_enable_preemption_service", False)
-    try:
-        jax.distributed.initialize(
-            place.coordinator,
-            place.processes,
-            place.process,
-            local_device_ids=devices,
-            cluster_detection_method=None if place.launcher == TPU else "deactivate",
-            initialization_timeout=max(1, round(timeout_s)),
-            heartbeat_timeout_seconds=heartbeat_s,
-        )
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise TimeoutError(
-            f"the processes of this program did not meet at {place.coordinator} within "
-            f"{timeout_s:.0f} s (this is process {place.process} of {place.processes}): {reason}"
-        ) from error
+    given = {
+        "coordinator_address": place.coordinator,
+        "num_processes": place.processes,
+        "process_id": place.process,
+        "local_device_ids": devices,
+        "cluster_detection_method": None if place.launcher == TPU else "deactivate",
+        "heartbeat_timeout_seconds": heartbeat_s,
+        "initialization_timeout": round(timeout_s) + LONGER_S,
+    }
+    _initialize(given, place, timeout_s)
     return place
+
+
+def _initialize(given: dict[str, Any], place: Placement, timeout_s: float) -> None:
+    """`jax.distributed.initialize` on a thread: where it runs out of time, it ends the process."""
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            jax.distributed.initialize(**given)
+            ended.put(None)
+        except Exception as error:
+            ended.put(error)
+
+    threading.Thread(target=run, name="lowcomm-connect", daemon=True).start()
+    try:
+        error = ended.get(timeout=timeout_s)
+    except queue.Empty:
+        who = f"this is process {place.process} of {place.processes}"
+        if place.process and place.coordinator and not _answers(place.coordinator):
+            found = f"nothing answers at the coordinator's address {place.coordinator} ({who})"
+        else:
+            found = f"not all processes have come to {place.coordinator or place.launcher} ({who})"
+        raise TimeoutError(f"{found}; waited {timeout_s:.0f} s") from None
+    if error is not None:
+        raise error
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):
+            return True
+    except OSError:
+        return False

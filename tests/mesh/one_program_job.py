@@ -59,7 +59,6 @@ def main(settings: Settings) -> None:
         except Exception as error:
             found[name] = {"error": f"{type(error).__name__}: {error}"}
             traceback.print_exc()
-            break  # the others may hang in it
         jax.clear_caches()
     result_of(folder, settings.process).write_text(json.dumps(found))
 

@@ -3,12 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from experiments.regions.distributed import process_problems, refuse
 
 import lowcomm_jax as lc
 from experiments.cli import RefusedError
 from experiments.config import base, plain
 from experiments.regions import jobs
-from experiments.regions.distributed import process_problems, refuse
 from experiments.regions.exchange import open_exchange
 from experiments.train import devices
 

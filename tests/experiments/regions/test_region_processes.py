@@ -4,10 +4,10 @@ import signal
 import time
 
 import pytest
+from experiments.regions.distributed import EXIT_LOST
 from launched import Jobs, landings
 
 from experiments.__main__ import main
-from experiments.regions.distributed import EXIT_LOST
 from experiments.regions.region_job import RegionJob
 from experiments.runlog import read_run, summarise
 from experiments.workdir import METRICS
