@@ -7,6 +7,7 @@ they are one region's job. Each runs the same command.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import re
@@ -28,6 +29,8 @@ from lowcomm_jax.mesh.leader import ProcessLostError, leader
 
 EXIT_LOST = 1
 """Exit code of a process whose job has lost another one."""
+CANNOT_MEET = "cannot meet this job's processes"
+EXIT_REFUSED = 2
 MEET_S = 60.0
 """How long the processes of one program wait for one another; a launcher starts them together."""
 GRACE_S = 8.0
@@ -51,8 +54,9 @@ def process_problems(fields: Mapping[str, Any]) -> list[str]:
         found.append(f"process={process}: say which of the {count} this is, 0 to {count - 1}")
     if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
         found.append(f"coordinator={coordinator!r}: give HOST:PORT of process 0")
-    asked = devices.asked_for(fields["mesh"])
-    automatic = 0 in (fields["mesh"]["region"], fields["mesh"]["fsdp"]) and asked == 1
+    asked, mesh = devices.asked_for(fields["mesh"]), fields["mesh"]
+    # Then the mesh is made of the devices that there are.
+    automatic = mesh["fsdp"] == 0 or (fields["exchange"] == "mesh" and mesh["region"] == 0)
     if (count or 0) > 1 and asked % count and not automatic:
         found.append(
             f"mesh of {asked} devices does not divide over processes={count}, which have as many "
@@ -80,12 +84,14 @@ def start(fields: Mapping[str, Any]) -> None:
             fields["coordinator"],
             count or None,
             fields["process"],
-            timeout_s=min(MEET_S, 60 * fields["wait_minutes"])
-            if mesh
-            else 60 * fields["wait_minutes"],
+            timeout_s=min(60 * fields["wait_minutes"], MEET_S if mesh else math.inf),
         )
-    except (ValueError, TimeoutError) as error:
-        raise RefusedError([str(error)], "cannot meet this job's processes") from error
+    except ValueError as error:
+        raise RefusedError([str(error)], CANNOT_MEET) from error
+    except TimeoutError as error:
+        # At once: JAX, which still waits, would end this process with a page of its own.
+        print(f"{CANNOT_MEET}: {error}", file=sys.stderr, flush=True)
+        os._exit(EXIT_REFUSED)
     if met is None:
         if count == 0:
             fix = "give processes, process and coordinator, the same coordinator in all of them"

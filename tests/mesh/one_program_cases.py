@@ -32,8 +32,10 @@ def cases() -> dict[str, same_as_cases.Case]:
             if name in OF_THREE:
                 fields["method"] = OF_THREE[name]
             if case.method().adapts:
-                fields |= {"regions": 2, "steps": (0, 9, 14)}
-                fields["mesh"] = (2, 1, 2)
+                if mesh == "regions apart":
+                    continue
+                settings = {**case.settings, "largest_microbatch": 2}
+                fields |= {"regions": 2, "steps": (0, 9, 14), "settings": settings}
             if case.away is not None:
                 fields["away"] = away
             found[f"{name}, {mesh}"] = dataclasses.replace(case, **fields)

@@ -48,7 +48,9 @@ def main(settings: Settings) -> None:
         )
     # The suite imports JAX with settings of its own; these need its devices.
     from mesh.one_program_cases import cases
-    from same_as_probe import in_one_process
+    from same_as_probe import in_one_process, json_digest
+
+    from lowcomm_jax.checkpoint import Checkpoints
 
     folder, found = pathlib.Path(settings.folder), {}
     known = cases()
@@ -56,6 +58,10 @@ def main(settings: Settings) -> None:
         own = folder / name.replace(" ", "_")
         try:
             found[name] = in_one_process(known[name], own, own, own=True)
+            if known[name].saved:
+                with Checkpoints(own) as checkpoints:
+                    arrays = checkpoints.document()["arrays"]
+                found[name]["checkpoint"] = {"arrays": json_digest(arrays)}
         except Exception as error:
             found[name] = {"error": f"{type(error).__name__}: {error}"}
             traceback.print_exc()

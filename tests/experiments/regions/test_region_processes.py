@@ -4,7 +4,7 @@ import signal
 import time
 
 import pytest
-from experiments.regions.distributed import EXIT_LOST
+from experiments.train.processes import EXIT_LOST
 from launched import Jobs, landings
 
 from experiments.__main__ import main
