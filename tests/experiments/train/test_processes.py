@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from experiments.train.processes import process_problems, refuse
 
 import lowcomm_jax as lc
 from experiments.cli import RefusedError
@@ -11,6 +10,7 @@ from experiments.config import base, plain
 from experiments.regions import jobs
 from experiments.regions.exchange import open_exchange
 from experiments.train import devices
+from experiments.train.processes import process_problems, refuse
 
 
 def problems(**changes):
