@@ -149,8 +149,10 @@ def fetch(named: dict[str, Any], here: bool = True) -> dict[str, np.ndarray]:
             leaf.copy_to_host_async()
     host = {}
     for name, leaf in named.items():
-        # One after the other, so that devices need not hold all of them whole at once.
-        found = whole(leaf)
+        # One after the other, so that devices need not hold all of them whole at once. Who only
+        # takes part waits as well: else it runs ahead, until its threads are all in collectives
+        # that the others have not begun.
+        found = jax.block_until_ready(whole(leaf))
         if here:
             # np.array copies; np.asarray may hand out a view of a CPU device's own buffer.
             host[name] = np.array(found)

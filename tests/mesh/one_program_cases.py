@@ -32,13 +32,16 @@ def cases() -> dict[str, same_as_cases.Case]:
             if name in OF_THREE:
                 fields["method"] = OF_THREE[name]
             if case.method().adapts:
-                if mesh == "regions apart":
+                if mesh == "regions of two":
                     continue
-                settings = {**case.settings, "largest_microbatch": 2}
-                fields |= {"regions": 2, "steps": (0, 9, 14), "settings": settings}
+                fields["steps"] = (0, 9, 14)
             if case.away is not None:
                 fields["away"] = away
             found[f"{name}, {mesh}"] = dataclasses.replace(case, **fields)
+    found["adloco by twos, regions of two"] = dataclasses.replace(
+        same_as_cases.adapting(lambda: same_as_cases.adloco(start_batch=2), largest_microbatch=2),
+        **{**FOUR, "mesh": MESHES["regions of two"], "steps": (0, 9, 14)},
+    )
     for name, case in same_as_cases.stages().items():
         found[name] = case
     return found

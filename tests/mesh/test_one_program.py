@@ -24,7 +24,7 @@ QUICK = [
     "streaming_diloco, landing apart, regions apart",
     "cocodc, adaptive, regions of two",
     "noloco, regions apart",
-    "adloco, in turns, regions of two",
+    "adloco by twos, regions of two",
     "stages, routed",
 ]
 # `global_params` is a mean over the anchors of all regions: four participants.

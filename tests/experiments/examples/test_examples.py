@@ -88,7 +88,7 @@ def arguments(tiny, root):
 def run(command, **env):
     """Its exit code and what it printed."""
     path = [str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]
-    path = [env.pop("BEFORE")] * ("BEFORE" in env) + path
+    path = [env.pop("BEFORE"), *path] if "BEFORE" in env else path
     done = subprocess.run(
         command,
         env={**os.environ, "PATH": os.pathsep.join(path), **env},
