@@ -18,8 +18,8 @@ from jax.sharding import Mesh
 
 from lowcomm_jax import history
 from lowcomm_jax.exchange.mesh import MeshExchange
-from lowcomm_jax.history import Event, with_pace
-from lowcomm_jax.mesh.arrays import Part, part_here, place, place_parts, readable
+from lowcomm_jax.history import Event, readable, with_pace
+from lowcomm_jax.mesh.arrays import Part, part_here, place, place_parts
 from lowcomm_jax.mesh.regions import REGION, Regions, Replicas, default_mesh
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow

@@ -10,8 +10,13 @@ import jax
 import numpy as np
 
 from lowcomm_jax.exchange import Traffic
-from lowcomm_jax.mesh.arrays import readable
+from lowcomm_jax.mesh.arrays import replicated
 from lowcomm_jax.topology.gossip import Groups
+
+
+def readable(values: Any) -> Any:
+    """A pytree as every process of this program can read it (`arrays.replicated`)."""
+    return values if jax.process_count() == 1 else replicated(values)
 
 
 @dataclasses.dataclass

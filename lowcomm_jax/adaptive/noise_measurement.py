@@ -29,8 +29,7 @@ from lowcomm_jax.adaptive.state import Trainer
 from lowcomm_jax.batching import BatchPolicy, Scope, Statistics, pooled
 from lowcomm_jax.engine import Engine, participants_mask
 from lowcomm_jax.exchange import Traffic, all_gather, two_shot
-from lowcomm_jax.history import Event
-from lowcomm_jax.mesh.arrays import readable
+from lowcomm_jax.history import Event, readable
 from lowcomm_jax.mesh.offload import unstow
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.checks import microbatch_problems, refuse_microbatches

@@ -34,8 +34,8 @@ import numpy as np
 
 from lowcomm_jax.adaptive.plans import StepPlan
 from lowcomm_jax.engine import Engine, Participants, participants_mask
-from lowcomm_jax.history import History, with_pace
-from lowcomm_jax.mesh.arrays import place, readable
+from lowcomm_jax.history import History, readable, with_pace
+from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.offload import HOST
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params.layout import Layout

@@ -1,8 +1,8 @@
 """Moves arrays between the host and a mesh whose devices belong to several processes.
 
-`place` puts host values on the mesh, `place_parts` what every process has read of them. `readable`
-and `whole` give arrays of which every process holds a part, `fetch` copies them to the host. All
-processes of the mesh call them together.
+`place` puts host values on the mesh, `place_parts` what every process has read of them.
+`replicated` and `whole` give arrays of which every process holds a part, `fetch` copies them to the
+host. All processes of the mesh call them together.
 """
 
 from __future__ import annotations
@@ -101,14 +101,12 @@ def whole(x: Any) -> Any:
     return x.addressable_data(0)
 
 
-def readable(tree: PyTree) -> PyTree:
+def replicated(tree: PyTree) -> PyTree:
     """The tree with arrays that `np.asarray` accepts in every process; does not wait for them.
 
     Arrays of which this process holds only a part are replicated over their mesh, all in one
     program. All processes of the mesh call it together. Meant for metrics, which are small.
     """
-    if jax.process_count() == 1:
-        return tree
     leaves, treedef = jax.tree.flatten(tree)
     hidden = [i for i, x in enumerate(leaves) if _is_hidden(x)]
     if hidden:

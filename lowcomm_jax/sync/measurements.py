@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from lowcomm_jax.mesh.arrays import place, readable
+from lowcomm_jax.history import readable
+from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.state.train_state import InFlight, TrainState
