@@ -22,10 +22,8 @@ from experiments.processes import free_port
 ROOT = pathlib.Path(__file__).parents[2]
 QUICK = [
     "streaming_diloco, landing apart, regions apart",
-    "cocodc, adaptive, regions of two",
-    "noloco, regions apart",
+    "noloco, regions of two",
     "adloco by twos, regions of two",
-    "stages, routed",
 ]
 # `global_params` is a mean over the anchors of all regions: four participants.
 PER_REGION = re.compile("noloco|eager|as coded|routed")
