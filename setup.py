@@ -51,6 +51,7 @@ setup(
         "test": [
             "chex>=0.1.90",
             "import-linter>=2.3",
+            "jsonschema>=4.20",
             "moto[s3,server]>=5.2",
             "prometheus-client>=0.20",
             "pytest>=8",

@@ -102,9 +102,10 @@ def _add_jobs(config: ConfigDict) -> None:
     config.secret = config_dict.placeholder(str)  # of the jobs: file:PATH or env:NAME
     config.address = "127.0.0.1:0"  # of this job, as the other peers reach it; port 0 = a free one
     config.wait_minutes = 10.0  # for the other jobs to appear
-    # Processes of this job, each with devices of its own, which share the region's mesh
-    # (jax.distributed); 0 = as Slurm, Open MPI, Kubernetes or JAX_COORDINATOR_ADDRESS say.
-    config.processes = 1
+    # Processes of this job, each with devices of its own, which share its mesh (jax.distributed):
+    # with exchange=mesh of the whole run, else of this region. 0 = as the launcher says (Slurm,
+    # Kubernetes, Open MPI, MPICH, TPU, JAX_PROCESS_ID). Default: 0 with exchange=mesh, else 1.
+    config.processes = config_dict.placeholder(int)
     config.process = config_dict.placeholder(int)  # which of them this is; process 0 leads
     config.coordinator = config_dict.placeholder(str)  # HOST:PORT of process 0
     # How late a living region may be before the others go on without it; default: as was observed.

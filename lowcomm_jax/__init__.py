@@ -5,6 +5,7 @@ from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.adaptive.noise_measurement import Probe
 from lowcomm_jax.aot import Target, ahead_of_time
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.mesh.launchers import connect_processes
 from lowcomm_jax.mesh.regions import make_mesh
 from lowcomm_jax.params_view import global_params, region_params
 from lowcomm_jax.topology import consensus
@@ -17,6 +18,7 @@ __all__ = [
     "Target",
     "ahead_of_time",
     "batching",
+    "connect_processes",
     "consensus",
     "exchange",
     "global_params",

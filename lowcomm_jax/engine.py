@@ -18,8 +18,8 @@ from jax.sharding import Mesh
 
 from lowcomm_jax import history
 from lowcomm_jax.exchange.mesh import MeshExchange
-from lowcomm_jax.history import Event, with_pace
-from lowcomm_jax.mesh.arrays import place
+from lowcomm_jax.history import Event, readable, with_pace
+from lowcomm_jax.mesh.arrays import Part, part_here, place, place_parts
 from lowcomm_jax.mesh.regions import REGION, Regions, Replicas, default_mesh
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
@@ -96,6 +96,8 @@ class Engine:
       codec_error: let sends measure how far decoded payloads are from what they stand for (metric
         `codec_error`); it takes another decoding, and its memory.
 
+      batches: what a process of several is given of a batch: `whole`, or its `own` part, which
+        `own_batch` tells.
       concurrent_exchange: exchange payloads in flight beside inner steps, in one program
         (`sync.concurrent_exchange`); None = where the mesh has GPUs or TPUs, and the method a
         delay. It serves `run`; with `step`, or where batches are cut, landings exchange.
@@ -129,6 +131,7 @@ class Engine:
         offload: bool = False,
         codec_error: bool = False,
         concurrent_exchange: bool | None = None,
+        batches: Literal["whole", "own"] = "whole",
     ):
         separate = isinstance(exchange, JobExchange)
         here = 1 if separate else regions
@@ -143,6 +146,8 @@ class Engine:
         problems = layout_problems(everyone, method, weights, guard, network) + unusable
         problems += exchange_problems(exchange, regions, method, mesh, guard)
         counts = {"accumulate": accumulate, "block": block}
+        if batches not in ("whole", "own"):
+            problems.append(f"batches={batches!r}: use 'whole' or 'own'")
         problems += concurrent_problems(concurrent_exchange, method, self.regions, separate)
         problems += mode_problems(method, self.regions, separate, counts, offload, hops, loss_fn)
         if problems:
@@ -174,6 +179,7 @@ class Engine:
         if separate:
             self.clock = None  # a virtual clock books all regions; here real time passes
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
+        self._given_parts = batches == "own" and jax.process_count() > 1
         routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
         self.runner = BlockRunner(method, self.regions.sharding(REGION), ids_R, regions, routed)
         self._loops: dict[Any, SyncLoop] = {}
@@ -323,7 +329,7 @@ class Engine:
         return self.runner.run(*given, self.clock)
 
     def _placed(self, block: BatchBlock) -> BatchBlock:
-        return block._replace(batches=self.place(block.batches))
+        return block._replace(batches=self.place(block.batches, cut=block.stride is not None))
 
     def finish(self, state: TrainState, participants: AtTheEnd = None) -> TrainState:
         """Drain what is in flight, then one last blocking synchronisation (`finish.finish`)."""
@@ -340,14 +346,46 @@ class Engine:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def place(self, batches: PyTree, replicas: int = 1) -> PyTree:
-        """Put staged batches `[R replicas, S, b, ...]` on the mesh, cut by region and sample."""
+    def own_batch(self, batch: int, cut: bool = False) -> tuple[range, range]:
+        """What this process loads of every batch, if the engine is given its own part only.
+
+        Args:
+          batch: samples a region and step.
+          cut: whether the batch is cut into microbatches (`microbatch=`, or an `AdaptiveEngine`);
+            a process then loads all samples of its regions.
+
+        Returns:
+          (numbers of regions, numbers of their samples in a batch): a batch of this process is
+          `[regions, samples, ...]`.
+        """
+        part = self._part(cut)
+        regions = part.range(0, self.regions.count)
+        return regions, range(batch) if cut else part.range(2, batch)
+
+    def _part(self, cut: bool) -> Part:
+        mesh = self.regions.mesh
+        part = part_here(self._batch_sharding, (mesh.shape[REGION], 1, mesh.shape["fsdp"]))
+        if not cut:
+            return part
+        return Part((part.first[0], 0, 0), (part.length[0], 1, 1), (part.of[0], 1, 1))
+
+    def place(self, batches: PyTree, replicas: int = 1, cut: bool = False) -> PyTree:
+        """Put staged batches `[R replicas, S, b, ...]` on the mesh, cut by region and sample.
+
+        Args:
+          cut: see `own_batch`.
+        """
         shape = jax.tree.leaves(batches)[0].shape
-        cut = self.regions.mesh.shape["fsdp"]
-        check_batch(shape, self.regions.count * replicas, cut, self.config.accumulate)
-        if self.regions.mesh.size == 1:
-            return batches  # the call itself transfers them, and faster
-        return place(batches, self._batch_sharding)
+        count, devices = self.regions.count * replicas, self.regions.mesh.shape["fsdp"]
+        if not self._given_parts:
+            check_batch(shape, count, devices, self.config.accumulate)
+            if self.regions.mesh.size == 1:
+                return batches  # the call itself transfers them, and faster
+            return place(batches, self._batch_sharding)
+        part = self._part(cut)
+        count, devices = len(part.range(0, count)), len(part.range(2, devices))
+        check_batch(shape, count, devices, self.config.accumulate)
+        return place_parts(batches, self._batch_sharding, part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -414,7 +452,7 @@ class BlockRunner:
             state, events = self.routed.book(state, steps, block.batches, events)
         if clock is not None:
             book(clock, steps, events, pace)
-        return state, with_pace(metrics, pace, single), events
+        return state, with_pace(readable(metrics), pace, single), events
 
     def inner_steps(
         self,

@@ -10,7 +10,13 @@ import jax
 import numpy as np
 
 from lowcomm_jax.exchange import Traffic
+from lowcomm_jax.mesh.arrays import replicated
 from lowcomm_jax.topology.gossip import Groups
+
+
+def readable(values: Any) -> Any:
+    """A pytree as every process of this program can read it (`arrays.replicated`)."""
+    return values if jax.process_count() == 1 else replicated(values)
 
 
 @dataclasses.dataclass
@@ -57,7 +63,9 @@ class Event:
     ) -> Event:
         never = np.full(mask.size, -1, np.int64)
         moved = (traffic.nbytes, traffic.sent, traffic.received, traffic.route)
-        return cls("send", step, fragment, key, mask.copy(), never, *moved, values, groups)
+        return cls(
+            "send", step, fragment, key, mask.copy(), never, *moved, readable(values), groups
+        )
 
     @classmethod
     def of_landing(
@@ -65,7 +73,8 @@ class Event:
     ) -> Event:
         stale = np.where(lands, staleness, -1)
         zeros = np.zeros(lands.size, np.int64)
-        return cls("land", step, fragment, key, lands.copy(), stale, 0, zeros, zeros, "", values)
+        nothing = (0, zeros, zeros, "")
+        return cls("land", step, fragment, key, lands.copy(), stale, *nothing, readable(values))
 
     def sending_ahead(self, traffic: Traffic, groups: Groups) -> Event:
         """This landing, followed at once by the moved anchors' way to the next groups."""

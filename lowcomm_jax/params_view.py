@@ -1,4 +1,8 @@
-"""A training state's parameters in the user's tree structure: global ones, or every region's."""
+"""A training state's parameters in the user's tree structure: global ones, or every region's.
+
+In a program over several processes, all of them call these functions together. Leaves of which a
+process holds only a part come to its host as NumPy arrays, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from typing import Any, Protocol
 
 import jax
 
+from lowcomm_jax.mesh.arrays import to_host_if_hidden
 from lowcomm_jax.mesh.offload import unstow
 from lowcomm_jax.state.train_state import TrainState
 
@@ -28,7 +33,7 @@ def global_params(state: State) -> PyTree:
     state = state.whole()
     anchor = {k: x.mean(axis=0) for k, x in unstow(state.anchor).items()}
     buffers = {k: x[0] for k, x in state.inner.buffers.items()}
-    return state.layout.tree({**anchor, **buffers, **state.frozen})
+    return to_host_if_hidden(state.layout.tree({**anchor, **buffers, **state.frozen}))
 
 
 def region_params(state: State) -> PyTree:
@@ -41,4 +46,4 @@ def region_params(state: State) -> PyTree:
     count = state.inner.step.shape[0]
     frozen = {k: jax.numpy.broadcast_to(x, (count, *x.shape)) for k, x in state.frozen.items()}
     own = jax.tree.map(jax.numpy.copy, {**state.inner.params, **state.inner.buffers})
-    return state.layout.tree({**own, **frozen})
+    return to_host_if_hidden(state.layout.tree({**own, **frozen}))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from experiments.cli import RefusedError, closest
 
-NAMES = ("engine", "codec", "wan", "pipeline", "gpu")
+NAMES = ("engine", "codec", "wan", "pipeline", "gpu", "hosts")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from experiments.regions.distributed import process_problems
+from experiments.train.processes import process_problems
 from lowcomm_jax import exchange
 from lowcomm_jax.methods import Method
 from lowcomm_jax.runtime.checks import job_problems

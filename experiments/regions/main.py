@@ -38,12 +38,12 @@ from experiments.faults.rendezvous_cut import folder_problems, make_ready, regio
 from experiments.faults.scripts import write
 from experiments.live_table import LiveTable
 from experiments.processes import POLL_SECONDS, ended_at_last
-from experiments.regions.distributed import process_problems
 from experiments.regions.jobs import EXCHANGES
 from experiments.regions.region_job import RegionJob
 from experiments.report import main as report
 from experiments.train import devices
 from experiments.train.job import Job
+from experiments.train.processes import process_problems
 from experiments.train.resolve import resolve
 from experiments.workdir import METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
@@ -115,7 +115,7 @@ def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, 
     """Refuse what any region would refuse, before any is started; (the job, processes of each)."""
     config, found = load_config(path, [*shared, ("region", "0")])
     problems = problems + found + process_problems(plain(config))
-    count = config.processes
+    count = 1 if config.processes is None else config.processes
     if count < 1:
         problems.append(f"processes={count}: say how many of a region are to be started")
     # Looked at as one process with the devices of all.

@@ -18,11 +18,11 @@ def asked_for(mesh: Mapping[str, int]) -> int:
     return math.prod(size for size in mesh.values() if size > 0)
 
 
-def provide(mesh: Mapping[str, int], processes: int = 1) -> None:
+def provide(mesh: Mapping[str, int], processes: int | None = None) -> None:
     """Cut the processor into as many devices as the sizes of a mesh ask for.
 
     Args:
-      processes: of this job, which share the mesh; 0 = those that `jax.distributed` has found.
+      processes: of this job, which share the mesh; None = those that `jax.distributed` has found.
 
     Accelerators are left as they are, and so is a number that XLA_FLAGS or JAX's own setting gives.
     JAX settles its devices when they are first used: later calls change nothing, and a mesh that

@@ -73,9 +73,13 @@ class FixedDriver:
     def advance(self, state: TrainState, count: int, participants, stopping: Stopping):
         if self._batches is None:
             job, done = self._run.job, self.step(state)
-            left = job.steps - done
+            regions, samples = self._run.engine.own_batch(job.batch)
             self._batches = self._run.data.batches(
-                done * job.batch, job.batch, steps=left, regions=job.here
+                done * job.batch,
+                job.batch,
+                steps=job.steps - done,
+                regions=[job.here[i] for i in regions],
+                samples=samples,
             )
         batches = self._next_batches(state, count, stopping)
         return self._run.engine.run(state, batches, participants)
@@ -132,7 +136,9 @@ class AdaptiveDriver:
 
     def _source(self, trainer: int, start: int | np.ndarray, count: int) -> Any:
         with self._fetching():
-            one = self._run.data.stage(start, 1, count, trainer=trainer)
+            regions, _ = self._run.engine.engine.own_batch(count, cut=True)
+            start_R = np.broadcast_to(start, self._run.job.regions)[regions.start : regions.stop]
+            one = self._run.data.stage(start_R, 1, count, trainer=trainer, regions=regions)
             return {name: value[0] for name, value in one.items()}
 
     def rate(self, row: Mapping[str, Any]) -> float:

@@ -146,6 +146,7 @@ def make_engine(
         offload=job.config["offload"],
         codec_error=job.config["codec_error"],
         concurrent_exchange=job.config["concurrent_exchange"],
+        batches="own",
         **settings,
     )
 

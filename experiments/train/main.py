@@ -5,6 +5,9 @@
 Every field of experiments/config.py can be overridden with --config.FIELD=VALUE. SIGTERM or SIGINT
 (Ctrl-C) finishes the step, saves, and exits with code 75; the same command then continues. One of
 several jobs saves, too, and goes on to a step at which all stop.
+
+One program over several hosts: start the same command once a process, under Slurm, Kubernetes,
+mpirun or on TPU hosts; or by hand with --coordinator=HOST:PORT --process=I --processes=N.
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ from rich.console import Console
 
 from experiments import compile_cache
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.config import plain
 from experiments.faults import origin
 from experiments.faults.landings import Landings
 from experiments.progress import Display, open_display, size
-from experiments.regions import distributed
 from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
+from experiments.train import processes
 from experiments.train.assemble import Run, assemble
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import header
@@ -53,6 +57,9 @@ def main(argv: Sequence[str]) -> int:
         "folder of compiled programs, or off (default: xla in the cache folder)",
     )
     options.switch("quiet", "no progress, only the report")
+    options.whole("processes", None, "of this program, each with devices of its own")
+    options.whole("process", None, "which of them this is, from 0")
+    options.text("coordinator", None, "HOST:PORT of process 0")
     values = options.values
     rest = parse_flags("train", others, values)
     if values.help:
@@ -60,21 +67,22 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if path is None:
         raise RefusedError(["which method? give --config=configs/diloco.py (or another)"], "train")
-    config, problems = load_config(path, overrides)
+    config, problems = load_config(path, [*overrides, *_of_process(values)])
     problems += [f"unexpected argument {argument!r}" for argument in rest]
     workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
-    distributed.start(config)
+    fields = plain(config)
+    processes.start(fields)
     try:
         job = resolve(config, workdir)
     except RefusedError as error:
         job, problems = None, problems + error.problems
     try:
-        distributed.refuse(problems)
+        processes.refuse(problems, fields)
         compile_cache.enable(values.compile_cache)
         console = Console(quiet=not leader().leads)
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
     except ProcessLostError as error:
-        distributed.end(error)
+        processes.end(error)
     if not complete:
         console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
         return EXIT_INTERRUPTED
@@ -83,6 +91,12 @@ def main(argv: Sequence[str]) -> int:
     else:
         report.show([job.workdir], console)
     return 0
+
+
+def _of_process(values) -> list[tuple[str, str]]:
+    """The fields of the config that `--processes`, `--process` and `--coordinator` set."""
+    names = ("processes", "process", "coordinator")
+    return [(name, str(values[name].value)) for name in names if values[name].value is not None]
 
 
 def train_and_heal(job: Job, console: Console, quiet: bool = False) -> bool:
@@ -114,10 +128,11 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
     if job.mesh.shape["stage"] > job.microbatches:
         console.print(f"warning: {_idle(job)}", highlight=False, soft_wrap=True)
     if not quiet:
+        processes.describe(console, job.config)
         console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
     with leader().together():
         run = assemble(job)
-        distributed.require_equal(config=identity(job.config), corpus=run.data.identity)
+        processes.require_equal(corpus=run.data.identity)
     if leader().leads:
         write_config(job.workdir, job.config)
     keep = job.config["checkpoint"]
@@ -188,7 +203,8 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
             run.engine.reconnect(state)
         return state
     evaluator(state)  # compiled now, not while the others wait for this region
-    batch = next(run.data.batches(0, job.batch, steps=1, regions=job.here, prefetch=0))
+    own = {"regions": job.here, "samples": run.engine.own_batch(job.batch)[1]}
+    batch = next(run.data.batches(0, job.batch, steps=1, **own, prefetch=0))
     state = rejoin.enter(run.engine, state, batch)
     step = int(state.counters.step)
     landings.came(step, restored and restored.step)

@@ -45,7 +45,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     if problems:
         raise RefusedError(problems)
     if target is None:
-        devices.provide(fields["mesh"], fields["processes"])
+        devices.provide(fields["mesh"])
     mesh, misplaced = checks.make_mesh_of(fields, target)
     problems = checks.number_problems(fields)
     steps, found = checks.count_steps(fields)

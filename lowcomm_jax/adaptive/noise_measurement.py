@@ -29,7 +29,7 @@ from lowcomm_jax.adaptive.state import Trainer
 from lowcomm_jax.batching import BatchPolicy, Scope, Statistics, pooled
 from lowcomm_jax.engine import Engine, participants_mask
 from lowcomm_jax.exchange import Traffic, all_gather, two_shot
-from lowcomm_jax.history import Event
+from lowcomm_jax.history import Event, readable
 from lowcomm_jax.mesh.offload import unstow
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.checks import microbatch_problems, refuse_microbatches
@@ -196,11 +196,11 @@ class Probe:
             state.inner.buffers,
             state.inner.step,
             state.frozen,
-            self.engine.place(block.batches),
+            self.engine.place(block.batches, cut=True),
             self.engine.region_ids,
             part_R.astype(np.float32),
         )
-        return Measurement(values_R, self.scope, self.count, microbatch, part_R)
+        return Measurement(readable(values_R), self.scope, self.count, microbatch, part_R)
 
     def warm(self, state: TrainState, batch: PyTree, sizes: Sequence[int]) -> None:
         """Compile for microbatches of `sizes`; runs each once. `batch` as in `Engine.warm`."""

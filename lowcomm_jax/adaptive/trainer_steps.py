@@ -34,7 +34,8 @@ import numpy as np
 
 from lowcomm_jax.adaptive.plans import StepPlan
 from lowcomm_jax.engine import Engine, Participants, participants_mask
-from lowcomm_jax.history import History, with_pace
+from lowcomm_jax.history import History, readable, with_pace
+from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.offload import HOST
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params.layout import Layout
@@ -182,7 +183,7 @@ class Stacked:
         key = state.layout, trainers
         if key not in self._made:
             programs = self.engine.sync_loop(state).programs
-            self._made[key] = StackPrograms(programs, self.engine.region_ids, trainers)
+            self._made[key] = StackPrograms(programs, self.engine.runner.here, trainers)
         return self._made[key]
 
     def _stretch(
@@ -222,9 +223,10 @@ class Stacked:
         for size in sorted({plan.microbatch for plan in plans}):
             chosen = [plan.microbatch == size for plan in plans]
             numbers = _numbers(plans, chosen, blocks[0].steps)
-            batches = self.engine.place(_stacked_batches(blocks, chosen), trainers)
+            batches = self.engine.place(_stacked_batches(blocks, chosen), trainers, cut=True)
             given = (stack, frozen, batches, programs.region_ids, active, *numbers)
             stack, found = programs.steps(*given)
+            found = readable(found)
             for i in np.flatnonzero(chosen):
                 own = {name: TrainerRows(x, i, trainers) for name, x in found.items()}
                 metrics[i] = with_pace(own, pace, single=False)
@@ -244,10 +246,10 @@ class StackPrograms:
     Attributes:
       join: T inner states `[R, ...]` -> the stack's, `[RT, ...]`; split: the way back.
       steps: `accumulating_program` over the stack.
-      region_ids: int32 `[RT]`.
+      region_ids: int32 `[RT]`, on the mesh.
     """
 
-    def __init__(self, programs: RoundPrograms, region_ids: jax.Array, trainers: int):
+    def __init__(self, programs: RoundPrograms, region_ids: np.ndarray, trainers: int):
         config, layout = programs.config, programs.step.layout
         lies = inner_shardings(config, layout, layout.train_shapes(), programs.specs)
         self.join = jax.jit(_join, out_shardings=lies)
@@ -256,8 +258,8 @@ class StackPrograms:
             out_shardings=(lies,) * trainers,
         )
         self.steps = accumulating_program(config, programs.step, programs.specs, trainers)
-        ids_RT = np.repeat(np.asarray(region_ids), trainers)
-        self.region_ids = jax.device_put(ids_RT, config.regions.sharding(REGION))
+        ids_RT = np.repeat(region_ids, trainers)
+        self.region_ids = place(ids_RT, config.regions.sharding(REGION))
 
 
 @dataclasses.dataclass(frozen=True)

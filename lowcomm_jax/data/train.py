@@ -77,6 +77,7 @@ class TrainData:
         *,
         trainer: int = 0,
         regions: Sequence[int] | None = None,
+        samples: range | None = None,
     ) -> Batch:
         """Return the samples of n steps of all regions, gathered at once.
 
@@ -86,9 +87,11 @@ class TrainData:
             batch: B, samples a region and step.
             trainer: see `samples`.
             regions: region numbers to read (a job per region reads its own); None = all.
+            samples: which of the B samples to read (a process reads its own); None = all.
 
         Returns:
-            {"tokens": int32 [n, R, B, T+1], "mask": float32 [n, R, B, T]}.
+            {"tokens": int32 [n, R, B, T+1], "mask": float32 [n, R, B, T]}; with `samples`, as many
+            of them in the place of B.
 
         Raises:
             ValueError: a number out of range, or not as many starts as regions.
@@ -101,6 +104,8 @@ class TrainData:
             for region, first in zip(chosen, starts, strict=True)
         ]
         sequence_nxRxB = np.stack(rows, axis=1)
+        if samples is not None:
+            sequence_nxRxB = sequence_nxRxB[:, :, samples.start : samples.stop]
         flat = self._packed.gather(sequence_nxRxB.reshape(-1))
         return {
             name: value.reshape(*sequence_nxRxB.shape, value.shape[-1])
@@ -115,12 +120,13 @@ class TrainData:
         steps: int | None = None,
         trainer: int = 0,
         regions: Sequence[int] | None = None,
+        samples: range | None = None,
         prefetch: int = 4,
     ) -> grain.DatasetIterator:
         """Iterate over steps, prepared by a background thread.
 
         Args:
-            start, batch, trainer, regions: see `stage`.
+            start, batch, trainer, regions, samples: see `stage`.
             steps: how many; None = without end.
             prefetch: steps prepared ahead; 0 = none, in the caller's thread.
 
@@ -137,7 +143,7 @@ class TrainData:
 
         def step(k: SupportsIndex) -> Batch:
             at = [first + int(k) * batch for first in starts]
-            one = self.stage(at, 1, batch, trainer=trainer, regions=chosen)
+            one = self.stage(at, 1, batch, trainer=trainer, regions=chosen, samples=samples)
             return {name: value[0] for name, value in one.items()}
 
         numbers = grain.MapDataset.range(sys.maxsize if steps is None else steps)

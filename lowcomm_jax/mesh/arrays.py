@@ -1,13 +1,14 @@
 """Moves arrays between the host and a mesh whose devices belong to several processes.
 
-`place` puts host values on the mesh, `fetch` copies arrays to the host, `whole` gives an array of
-which every process holds a part. All processes of the mesh call them together.
+`place` puts host values on the mesh, `place_parts` what every process has read of them.
+`replicated` and `whole` give arrays of which every process holds a part, `fetch` copies them to the
+host. All processes of the mesh call them together.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -37,6 +38,57 @@ def _place(x: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
+class Part(NamedTuple):
+    """Which part of an array this process's devices hold, the smallest box around it.
+
+    Attributes:
+      first: where it begins, along every leading axis; `length`: how much of it there is; both in
+        units of `of`, the number of equal pieces the axis is cut into.
+    """
+
+    first: tuple[int, ...]
+    length: tuple[int, ...]
+    of: tuple[int, ...]
+
+    def range(self, axis: int, size: int) -> range:
+        """The indices of an axis of `size` that this process holds."""
+        each = size // self.of[axis]
+        return range(self.first[axis] * each, (self.first[axis] + self.length[axis]) * each)
+
+
+def part_here(sharding: NamedSharding, pieces: tuple[int, ...]) -> Part:
+    """The part of an array whose leading axes are cut into so many `pieces`."""
+    held = sharding.addressable_devices_indices_map(pieces).values()
+    spans = [[s.indices(n) for s, n in zip(index, pieces)] for index in held]
+    first = [min(one[a][0] for one in spans) for a in range(len(pieces))]
+    last = [max(one[a][1] for one in spans) for a in range(len(pieces))]
+    return Part(tuple(first), tuple(b - a for a, b in zip(first, last)), pieces)
+
+
+def place_parts(tree: PyTree, sharding: NamedSharding, part: Part) -> PyTree:
+    """Put host values on the mesh of which every process holds its own part only.
+
+    Args:
+      tree: leaves `[...]`, this process's `part` of the whole.
+    """
+
+    def one(x: Any) -> jax.Array:
+        host = np.asarray(x)
+        cut = len(part.of)
+        each = [n // k for n, k in zip(host.shape, part.length)]
+        shape = (*(n * k for n, k in zip(each, part.of)), *host.shape[cut:])
+        offset = [n * k for n, k in zip(each, part.first)]
+
+        def block(index):
+            spans = [s.indices(n) for s, n in zip(index, shape)]
+            own = [slice(a - o, b - o) for (a, b, _), o in zip(spans, offset)]
+            return host[(*own, *index[cut:])]
+
+        return jax.make_array_from_callback(shape, sharding, block)
+
+    return jax.tree.map(one, tree)
+
+
 def whole(x: Any) -> Any:
     """An array of which every process holds a part, whole, on a device of this process.
 
@@ -44,9 +96,39 @@ def whole(x: Any) -> Any:
     """
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return x
-    if not x.is_fully_replicated:
+    if _is_hidden(x):
         x = _replicate(x.sharding.mesh)(x)
     return x.addressable_data(0)
+
+
+def replicated(tree: PyTree) -> PyTree:
+    """The tree with arrays that `np.asarray` accepts in every process; does not wait for them.
+
+    Arrays of which this process holds only a part are replicated over their mesh, all in one
+    program. All processes of the mesh call it together. Meant for metrics, which are small.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    hidden = [i for i, x in enumerate(leaves) if _is_hidden(x)]
+    if hidden:
+        shown = _replicate(leaves[hidden[0]].sharding.mesh)([leaves[i] for i in hidden])
+        for i, x in zip(hidden, shown):
+            leaves[i] = x
+    return treedef.unflatten(leaves)
+
+
+def to_host_if_hidden(tree: PyTree) -> PyTree:
+    """The tree with arrays of which this process holds only a part copied to the host, whole.
+
+    A device holds one of them whole at a time. All processes of the mesh call it together.
+    """
+    return jax.tree.map(lambda x: np.asarray(whole(x)) if _is_hidden(x) else x, tree)
+
+
+def _is_hidden(x: Any) -> bool:
+    """Whether `np.asarray` would refuse an array, since other processes hold a part of it."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+        return False
+    return not (x.is_fully_addressable or x.is_fully_replicated)
 
 
 @functools.cache
@@ -65,8 +147,10 @@ def fetch(named: dict[str, Any], here: bool = True) -> dict[str, np.ndarray]:
             leaf.copy_to_host_async()
     host = {}
     for name, leaf in named.items():
-        # One after the other, so that devices need not hold all of them whole at once.
-        found = whole(leaf)
+        # One after the other, so that devices need not hold all of them whole at once. Who only
+        # takes part waits as well: else it runs ahead, until its threads are all in collectives
+        # that the others have not begun.
+        found = jax.block_until_ready(whole(leaf))
         if here:
             # np.array copies; np.asarray may hand out a view of a CPU device's own buffer.
             host[name] = np.array(found)

@@ -19,7 +19,9 @@ import os
 import queue
 import secrets
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, TypeVar
@@ -164,6 +166,7 @@ class Leader:
         self._round = 0  # of the errors that all have left a block with
         self._change = threading.Condition()
         self._on_failure: Callable[[Exception], None] | None = None
+        self._when_lost: tuple[float, int] | None = None
         self._on_signal: Callable[[int], None] | None = None
         self._channel = connect(self._hear) if count > 1 else None
         if self._channel is not None:
@@ -263,6 +266,24 @@ class Leader:
         """Set what the leader calls, on another thread, when a process fails while it decides."""
         self._on_failure = act
 
+    def end_when_lost(self, grace_s: float, code: int) -> None:
+        """Let this process end when another one has ended without a word.
+
+        Its main thread may hang for ever, in a collective that the other one takes no part in.
+
+        Args:
+          grace_s: how long it may take to end by itself.
+          code: its exit code.
+        """
+        self._when_lost = grace_s, code
+
+    def _end_soon(self, process: int) -> None:
+        grace_s, code = self._when_lost
+        time.sleep(grace_s)
+        print(f"process {process} of this job has ended; this one ends, too", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(code)
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Leave the block together: an error in one process is raised in all of them.
@@ -310,6 +331,8 @@ class Leader:
         if kind == "gone" and process not in self._left:
             # Said at once: we may hang in a collective, or be ended by JAX, before we raise it.
             log.error("process %d of this job has ended without a word", process)
+            if self._when_lost is not None:
+                threading.Thread(target=self._end_soon, args=(process,), daemon=True).start()
         if self.leads and kind != "value":
             with self._change:
                 self._note_failure(process, kind, rest)

@@ -37,11 +37,15 @@ def make_mesh(
     Axis types are Auto: inside a region the compiler places the collectives of FSDP and tensor
     parallelism; `region` is made manual by `Regions.lift`.
 
+    Args:
+      devices: in the order of the mesh, the last axis fastest; None = all of this program, slice by
+        slice and process by process, so that a region is of neighbours.
+
     Raises:
       ValueError: fewer devices than the shape needs.
     """
     shape = (region, stage, fsdp, tensor)
-    devices = list(jax.devices() if devices is None else devices)
+    devices = all_devices() if devices is None else list(devices)
     need = math.prod(shape)
     if need > len(devices):
         raise ValueError(f"mesh {dict(zip(AXES, shape))} needs {need} devices, {len(devices)} here")
@@ -51,9 +55,22 @@ def make_mesh(
 
 def default_mesh(regions: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Spread R regions over all devices: as many region slots as divide both, the rest FSDP."""
-    devices = list(jax.devices() if devices is None else devices)
+    devices = all_devices() if devices is None else list(devices)
     slots = math.gcd(regions, len(devices))
     return make_mesh(region=slots, fsdp=len(devices) // slots, devices=devices)
+
+
+def all_devices() -> list[jax.Device]:
+    """All devices of this program: slice by slice, process by process."""
+    return sorted(jax.devices(), key=lambda d: (slice_of(d), d.process_index, d.id))
+
+
+def slice_of(device: jax.Device) -> int:
+    """Number of the TPU slice a device belongs to.
+
+    Of GPUs JAX counts the hosts so; a region may well be several of them.
+    """
+    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +105,31 @@ class Regions:
                 f"regions={self.count} does not divide over {self.slots} region slots of the mesh: "
                 f"use a region axis of {math.gcd(self.count, self.slots)}"
             )
+        problems += self._misplaced()
         if self.replicas not in ("vmap", "map"):
             problems.append(f"replicas={self.replicas!r}: use 'vmap' or 'map'")
+        return problems
+
+    def _misplaced(self) -> list[str]:
+        """Processes of the program without a device of the mesh, and regions over several slices.
+
+        Every process runs every program, and a program without devices of its own it cannot run.
+        """
+        devices, problems = list(self.mesh.devices.flat), []
+        idle = set(range(jax.process_count())) - {d.process_index for d in devices}
+        if idle and set(devices) <= set(jax.devices()):  # else they are absent ones (`aot`)
+            problems.append(
+                f"the mesh of {len(devices)} devices has none of processes {sorted(idle)}: use all "
+                f"{jax.device_count()} devices (mesh.fsdp=0), or start fewer processes"
+            )
+        count = len({slice_of(d) for d in devices})
+        rows = self.mesh.devices.reshape(self.mesh.devices.shape[0], -1)
+        if any(len({slice_of(d) for d in row}) > 1 for row in rows):
+            problems.append(
+                f"regions={self.count}: a region of this mesh would span several of the {count} "
+                f"slices, and exchange inside it over the network between them: use a multiple of "
+                f"{count} regions, and mesh.region={count} or a multiple"
+            )
         return problems
 
     def stacked(self, replicas: int) -> Regions:

@@ -31,12 +31,6 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
             f"the mesh has {mesh.shape[REGION]} region slots, but this job is one region: use "
             "region=1, and fsdp or tensor for its devices"
         )
-    idle = set(range(jax.process_count())) - {d.process_index for d in mesh.devices.flat}
-    if idle:
-        found.append(
-            f"the mesh has no device of processes {sorted(idle)} of this job: use all devices of "
-            "the region (mesh.fsdp=0)"
-        )
     return found + job_problems(method, regions, guard)
 
 

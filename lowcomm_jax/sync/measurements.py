@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lowcomm_jax.history import readable
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.mesh.regions import REGION
@@ -69,7 +70,8 @@ class Measurements:
         """Keep what the schedule chooses by; `values` of the landing get the reduced seconds."""
         if "seconds" in flight.header and flight.takes_part.any():
             # The slowest region's.
-            values["seconds"] = np.asarray(flight.header["seconds"])[flight.takes_part].max(axis=0)
+            seconds_R = np.asarray(readable(flight.header["seconds"]))
+            values["seconds"] = seconds_R[flight.takes_part].max(axis=0)
         if self.schedule.statistic == "drift":
             drift = flight.header["drift"]
             return state.replace(

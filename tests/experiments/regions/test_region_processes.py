@@ -7,9 +7,9 @@ import pytest
 from launched import Jobs, landings
 
 from experiments.__main__ import main
-from experiments.regions.distributed import EXIT_LOST
 from experiments.regions.region_job import RegionJob
 from experiments.runlog import read_run, summarise
+from experiments.train.processes import EXIT_LOST
 from experiments.workdir import METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 

@@ -8,15 +8,15 @@ import lowcomm_jax as lc
 from experiments.cli import RefusedError
 from experiments.config import base, plain
 from experiments.regions import jobs
-from experiments.regions.distributed import process_problems, refuse
 from experiments.regions.exchange import open_exchange
 from experiments.train import devices
+from experiments.train.processes import process_problems, refuse
 
 
 def problems(**changes):
     fields = plain(base("diloco", period=5))
-    fields |= {"exchange": "store", **changes}
-    fields["mesh"] = fields["mesh"] | changes.get("mesh", {})
+    mesh = fields["mesh"] | changes.get("mesh", {})
+    fields |= {"exchange": "store", **changes, "mesh": mesh}
     return process_problems(fields)
 
 
@@ -25,7 +25,8 @@ def problems(**changes):
     [
         ({"processes": -1}, ["processes=-1"]),
         ({"process": 0, "coordinator": "a:1"}, ["process=0 has no effect", "coordinator='a:1'"]),
-        ({"processes": 2, "exchange": "mesh"}, ["use exchange=store or peers"]),
+        ({"process": 0, "processes": 1, "exchange": "mesh"}, ["process=0 has no effect"]),
+        ({"processes": 2, "exchange": "mesh", "mesh": {"region": 3, "fsdp": 1}}, ["mesh of 3"]),
         ({"processes": 2, "process": 2}, ["process=2: say which of the 2"]),
         ({"processes": 0, "process": -1}, ["process=-1"]),
         ({"processes": 2, "coordinator": "host"}, ["give HOST:PORT"]),
@@ -33,7 +34,7 @@ def problems(**changes):
         ({"processes": 2, "offload": True}, ["offload"]),
         (
             {"processes": 2, "process": 3, "coordinator": "x", "offload": True, "exchange": "mesh"},
-            ["use exchange=", "process=3", "coordinator='x'", "offload"],
+            ["process=3", "coordinator='x'", "offload"],
         ),
     ],
 )
@@ -51,6 +52,8 @@ def test_refused(changes, expected):
         {"processes": 2, "process": 1, "coordinator": "host:8476"},
         {"processes": 0},
         {"processes": 4, "mesh": {"fsdp": 8}},
+        {"processes": 4, "exchange": "mesh", "mesh": {"region": 2}},
+        {"exchange": "mesh", "process": 1, "coordinator": "host:8476"},
     ],
 )
 def test_accepted(changes):
@@ -62,9 +65,10 @@ def test_devices_of_one_process_of_several():
 
 
 def test_alone_it_refuses_its_own_problems():
-    refuse([])
+    fields = plain(base("diloco", period=5))
+    refuse([], fields)
     with pytest.raises(RefusedError, match="2 problems"):
-        refuse(["one", "two"])
+        refuse(["one", "two"], fields)
 
 
 @pytest.mark.parametrize("kind, kept", [("store", 16), ("peers", 4)])

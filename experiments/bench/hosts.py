@@ -1,0 +1,119 @@
+"""One program over two processes against one process, and against a job a region.
+
+    python -m experiments bench hosts [--config=streaming_diloco] [--steps=240] [--repeats=3]
+
+Two regions on two processor devices each time, the same steps on the same cores: both devices in
+one process; a process for each in one program; a job for each region, which exchange through a
+folder. Rounds alternate. Tokens a second are those after the first quarter of the steps, in which
+programs compile.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.metrics import read_records
+from experiments.processes import ended_at_last, free_port, start
+from experiments.workdir import METRICS
+
+ONE, SEVERAL, JOBS = "one process, two devices", "two processes", "a job a region"
+TARGET = 0.9
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark; see the module's docstring for the flags."""
+    options = Flags()
+    options.text("config", "streaming_diloco", "what is trained")
+    options.whole("steps", 240, "inner steps of a run")
+    options.whole("batch", 4, "sequences of a region's step")
+    options.whole("repeats", 3, "rounds")
+    values = options.values
+    problems = [f"unexpected argument {a!r}" for a in parse_flags("bench hosts", argv, values)]
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    problems += [
+        f"--{name}={getattr(values, name)}: at least {least} is needed"
+        for name, least in (("steps", 60), ("batch", 1), ("repeats", 1))
+        if getattr(values, name) < least
+    ]
+    if problems:
+        raise RefusedError(problems, "bench hosts")
+    console = Console()
+    given = [
+        f"--config={values.config}",
+        "--config.regions=2",
+        f"--config.steps={values.steps}",
+        f"--config.batch={values.batch}",
+        "--config.eval.every=0",
+        "--config.eval.sequences=16",
+        "--config.checkpoint.every=0",
+    ]
+    found: dict[str, list[float]] = {ONE: [], SEVERAL: [], JOBS: []}
+    with tempfile.TemporaryDirectory() as folder:
+        for round_ in range(values.repeats):
+            for name, measured in found.items():
+                work = Path(folder) / f"{round_}.{list(found).index(name)}"
+                work.mkdir()
+                measured.append(tokens_per_second(name, given, values.steps, work))
+                console.print(f"{name}: {measured[-1]:,.0f} tokens/s", highlight=False)
+    console.print(table(found))
+    return 0
+
+
+def tokens_per_second(name: str, given: Sequence[str], steps: int, work: Path) -> float:
+    """Train once; tokens of all regions a second.
+
+    Raises:
+      RuntimeError: it did not end well; with what was printed last.
+    """
+    output, commands = work / "output.txt", commands_of(name, given, work)
+    children = []
+    with ended_at_last(children):
+        for command in commands:
+            children.append(start("experiments", command, output))
+        codes = [child.wait() for child in children]
+    if any(codes):
+        raise RuntimeError(f"{name} ended with {codes}:\n{output.read_text()[-2000:]}")
+    folders = [work / "run"] if name != JOBS else [work / "run" / f"region{r}" for r in range(2)]
+    return sum(pace(folder, steps // 4) for folder in folders)
+
+
+def commands_of(name: str, given: Sequence[str], work: Path) -> list[list[str]]:
+    """The commands that run at the same time."""
+    common = [*given, f"--workdir={work / 'run'}"]
+    if name == JOBS:
+        return [["launch", *(a for a in common if "regions" not in a), "--regions=2"]]
+    mesh = ["--config.mesh.region=2", "--config.mesh.fsdp=1", "--quiet"]
+    if name == ONE:
+        return [["train", *common, *mesh]]
+    address = f"127.0.0.1:{free_port()}"
+    place = [f"--coordinator={address}", "--processes=2"]
+    return [["train", *common, *mesh, *place, f"--process={i}"] for i in range(2)]
+
+
+def pace(folder: Path, after: int) -> float:
+    """Tokens a second behind a step, from the run's records."""
+    steps = [r for r in read_records(folder / METRICS) if r["kind"] == "step"]
+    first, last = next(r for r in steps if r["step"] >= after), steps[-1]
+    return (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])
+
+
+def table(found: dict[str, list[float]]) -> Table:
+    """Medians, and the ratio to one process within each round."""
+    made = Table(title=f"two regions on this machine, {len(found[ONE])} rounds")
+    for heading in ("", "tokens/s", "of one process", "lowest", "highest", "target"):
+        made.add_column(heading, justify="left" if not heading else "right")
+    for name, measured in found.items():
+        ratios = [a / b for a, b in zip(measured, found[ONE])]
+        target = f">= {TARGET}" if name == SEVERAL else ""
+        cells = [f"{statistics.median(measured):,.0f}", f"{statistics.median(ratios):.2f}"]
+        made.add_row(name, *cells, f"{min(ratios):.2f}", f"{max(ratios):.2f}", target)
+    return made

@@ -1,0 +1,212 @@
+"""The processes of one job: how they meet, agree, refuse, and end when one of them is lost.
+
+With `exchange=mesh` they are the whole run, one program over all its hosts; with `store` or `peers`
+they are one region's job. Each runs the same command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+from rich.console import Console
+
+import lowcomm_jax
+from experiments.cli import RefusedError
+from experiments.train import devices
+from experiments.workdir import differences, identity
+from lowcomm_jax.checkpoint.load import package_versions
+from lowcomm_jax.mesh import launchers
+from lowcomm_jax.mesh.leader import ProcessLostError, leader
+
+EXIT_LOST = 1
+"""Exit code of a process whose job has lost another one."""
+CANNOT_MEET = "cannot meet this job's processes"
+EXIT_REFUSED = 2
+MEET_S = 60.0
+"""How long the processes of one program wait for one another; a launcher starts them together."""
+GRACE_S = 8.0
+"""How long a process may need to end by itself when it has lost another one."""
+
+
+def process_problems(fields: Mapping[str, Any]) -> list[str]:
+    """Settings of processes that cannot work, or that nothing would read."""
+    count, process, coordinator = (fields[k] for k in ("processes", "process", "coordinator"))
+    if count is not None and count < 0:
+        return [f"processes={count}: give how many this job has, 0 = as the launcher says"]
+    if count == 1 or (count is None and fields["exchange"] != "mesh"):
+        return [
+            f"{name}={fields[name]!r} has no effect with one process: leave it out, or give "
+            "processes"
+            for name in ("process", "coordinator")
+            if fields[name] is not None
+        ]
+    found = []
+    if process is not None and not 0 <= process < (count or process + 1):
+        found.append(f"process={process}: say which of the {count} this is, 0 to {count - 1}")
+    if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
+        found.append(f"coordinator={coordinator!r}: give HOST:PORT of process 0")
+    asked, mesh = devices.asked_for(fields["mesh"]), fields["mesh"]
+    # Then the mesh is made of the devices that there are.
+    automatic = mesh["fsdp"] == 0 or (fields["exchange"] == "mesh" and mesh["region"] == 0)
+    if (count or 0) > 1 and asked % count and not automatic:
+        found.append(
+            f"mesh of {asked} devices does not divide over processes={count}, which have as many "
+            "each: use a multiple, or mesh.fsdp=0"
+        )
+    if fields["offload"] and (count or 0) > 1:
+        found.append("offload: not with several processes; leave it out")
+    return found
+
+
+def start(fields: Mapping[str, Any]) -> None:
+    """Meet the other processes of this job; with one process nothing happens.
+
+    Raises:
+      RefusedError: it is not known which process this is, the launcher gives it devices that do not
+        divide, or the others do not come in time.
+    """
+    if process_problems(fields) or not _several(fields):
+        return  # `resolve` refuses, if anything is wrong
+    count, mesh = fields["processes"], fields["exchange"] == "mesh"
+    try:
+        place = launchers.placement()
+        devices.provide(fields["mesh"], count or (place and place.processes) or 1)
+        met = launchers.connect_processes(
+            fields["coordinator"],
+            count or None,
+            fields["process"],
+            timeout_s=min(60 * fields["wait_minutes"], MEET_S if mesh else math.inf),
+        )
+    except ValueError as error:
+        raise RefusedError([str(error)], CANNOT_MEET) from error
+    except TimeoutError as error:
+        # At once: JAX, which still waits, would end this process with a page of its own.
+        print(f"{CANNOT_MEET}: {error}", file=sys.stderr, flush=True)
+        os._exit(EXIT_REFUSED)
+    if met is None:
+        if count == 0:
+            fix = "give processes, process and coordinator, the same coordinator in all of them"
+            raise RefusedError([f"processes=0: no launcher is known here; {fix}"])
+        return
+    leader().end_when_lost(GRACE_S, EXIT_LOST)
+
+
+def _several(fields: Mapping[str, Any]) -> bool:
+    """Whether this job may have several processes."""
+    count = fields["processes"]
+    if count is None:
+        # A job of one region is one process unless it says otherwise: a launcher may have started
+        # all regions.
+        given = fields["process"] is not None or fields["coordinator"] is not None
+        return fields["exchange"] == "mesh" and (given or launchers.placement() is not None)
+    return count != 1
+
+
+def end(lost: ProcessLostError) -> NoReturn:
+    """End this process at once; a normal exit would wait for the lost one (`jax.distributed`)."""
+    print(f"{lost}; this one ends, too", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_LOST)
+
+
+# -- agreeing at the start ---------------------------------------------------------------------
+
+
+def refuse(problems: Sequence[str], fields: Mapping[str, Any]) -> None:
+    """Refuse to start if one process of this job does, or if they differ; all of them call it.
+
+    They compare config, versions, code and the number of their devices.
+
+    Raises:
+      RefusedError: with the problems of all.
+    """
+    own = {
+        "problems": list(problems),
+        "config": identity(fields),
+        "versions": {"python": platform.python_version(), **package_versions()},
+        "code": code_digest(),
+        "devices": len(jax.local_devices()),
+    }
+    everyones = leader().everyones("start", own)
+    if len(everyones) == 1:
+        if problems:
+            raise RefusedError(list(problems))
+        return
+    found = _refused([one["problems"] for one in everyones])
+    first = everyones[0]
+    for i, other in enumerate(everyones[1:], 1):
+        for name in ("config", "versions"):
+            found += [
+                f"{name} of processes 0 and {i} differ: {line}; give all of them the same"
+                for line in differences(first[name], other[name])
+            ]
+        if other["code"] != first["code"]:
+            found.append(f"code: process {i} runs another lowcomm_jax than process 0")
+    most = max(one["devices"] for one in everyones)
+    found += [
+        f"devices: process {i} has found {one['devices']} of {most}; all need as many"
+        for i, one in enumerate(everyones)
+        if one["devices"] < most
+    ]
+    if found:
+        raise RefusedError(found)
+
+
+def _refused(everyones: Sequence[Sequence[str]]) -> list[str]:
+    """Everyone's problems; those that not all have, with the process that has them."""
+    common = [line for line in everyones[0] if all(line in own for own in everyones)]
+    return common + [
+        f"process {i}: {line}"
+        for i, own in enumerate(everyones)
+        for line in own
+        if line not in common
+    ]
+
+
+def code_digest() -> str:
+    """Of the source files of the package."""
+    root = Path(lowcomm_jax.__file__).parent
+    found = hashlib.blake2b(digest_size=8)
+    for file in sorted(root.rglob("*.py")):
+        found.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()
+
+
+def require_equal(**values: Any) -> None:
+    """Refuse to start where the processes of this job do not hold equal values.
+
+    Raises:
+      RefusedError: naming what differs, and where.
+    """
+    everyones = leader().everyones("same", values)
+    found = [
+        f"{name} of process {i} is not that of process 0: give all processes the same"
+        for name in values
+        for i, own in enumerate(everyones)
+        if own[name] != everyones[0][name]
+    ]
+    if found:
+        raise RefusedError(found, "the processes of this job differ")
+
+
+def describe(console: Console, fields: Mapping[str, Any]) -> None:
+    """Say how many devices were found, of how many, where there are several processes."""
+    count = jax.process_count()
+    if count == 1:
+        return
+    asked = devices.asked_for(fields["mesh"])
+    expected = asked if asked > 1 else len(jax.local_devices()) * count
+    console.print(
+        f"processes {count}, devices found / expected: {jax.device_count()} / {expected}",
+        highlight=False,
+    )

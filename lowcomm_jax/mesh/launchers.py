@@ -1,0 +1,320 @@
+"""Which process of how many this is, and how the processes of one program meet.
+
+`connect_processes` starts `jax.distributed` with what the caller gives, and for the rest with what
+the launcher says: Slurm, a Kubernetes JobSet or Indexed Job, Open MPI, MPICH, or the TPU runtime.
+It differs from JAX's own detection where that one is wrong for training:
+
+- A task that has its node for itself takes all GPUs of it. JAX takes one.
+- The Jobs of a JobSet are one program. JAX makes one of each Job.
+- Kubernetes is read from environment variables that the manifest sets, without a package, rights
+  to the cluster's API, or a guess.
+- Open MPI 5 and MPICH are known, on one host at least; on several, give the coordinator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import hashlib
+import os
+import queue
+import re
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+PORTS = 61440, 4096  # first, and how many: a job's port is one of them
+HEARTBEAT_S = 25
+LONGER_S = 600  # JAX, when it has waited for too long, aborts the process
+TPU = "the TPU runtime"
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Which process of how many this is; None = not known.
+
+    Attributes:
+      launcher: who says so.
+      processes, process: how many there are, and the number of this one.
+      coordinator: HOST:PORT of process 0.
+      neighbours: processes on this machine, this one included; `local`: its number among them.
+      own_devices: whether the launcher shows this process its own GPUs alone.
+    """
+
+    launcher: str
+    processes: int | None = None
+    process: int | None = None
+    coordinator: str | None = None
+    neighbours: int = 1
+    local: int = 0
+    own_devices: bool = False
+
+
+def placement(env: Mapping[str, str] | None = None) -> Placement | None:
+    """What the launcher of this process says; None where there is none, or one process alone.
+
+    Args:
+      env: environment variables; None = those of this process.
+
+    Raises:
+      ValueError: variables of a launcher that cannot be read, or a Kubernetes manifest that leaves
+        one out.
+    """
+    env = os.environ if env is None else env
+    for read in (_kubernetes, _slurm, _open_mpi, _mpich, _tpu, _by_hand):
+        found = read(env)
+        if found is not None:
+            return found if found.processes != 1 else None
+    return None
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except ValueError:
+        raise ValueError(f"{name}={env[name]!r}: a whole number is needed") from None
+
+
+def _kubernetes(env: Mapping[str, str]) -> Placement | None:
+    """A pod of an Indexed Job, alone or in a JobSet.
+
+    Kubernetes itself sets `JOB_COMPLETION_INDEX`. The manifest sets `JAX_COORDINATOR_ADDRESS` and
+    `JAX_PROCESS_COUNT`; in a JobSet also `JOB_INDEX` (label `job-global-index`) and
+    `PROCESSES_IN_JOB`.
+    """
+    if "JOB_COMPLETION_INDEX" not in env or "KUBERNETES_SERVICE_HOST" not in env:
+        return None
+    if _tpu(env) is not None and "JAX_COORDINATOR_ADDRESS" not in env:
+        return None
+    needed = ["JAX_COORDINATOR_ADDRESS", "JAX_PROCESS_COUNT"]
+    if "JOBSET_NAME" in env or "JOB_INDEX" in env or "PROCESSES_IN_JOB" in env:
+        needed += ["JOB_INDEX", "PROCESSES_IN_JOB"]
+    missing = [name for name in needed if name not in env]
+    if missing:
+        raise ValueError(
+            f"Kubernetes: the manifest must set {', '.join(missing)}; examples/jobset.yaml does"
+        )
+    process = _number(env, "JOB_COMPLETION_INDEX")
+    if "JOB_INDEX" in env:
+        process += _number(env, "JOB_INDEX") * _number(env, "PROCESSES_IN_JOB")
+    count = _number(env, "JAX_PROCESS_COUNT")
+    return Placement("Kubernetes", count, process, env["JAX_COORDINATOR_ADDRESS"])
+
+
+def _slurm(env: Mapping[str, str]) -> Placement | None:
+    """A task of a Slurm step, as `srun` starts it."""
+    needed = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
+    if not all(name in env for name in needed):
+        return None
+    count = next((n for n in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if n in env), None)
+    if count is None:
+        return None
+    port = PORTS[0] + _number(env, "SLURM_JOB_ID") % PORTS[1]
+    tasks = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or "1"
+    own = any(name in env for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
+    return Placement(
+        "Slurm",
+        _number(env, count),
+        _number(env, "SLURM_PROCID"),
+        f"{first_host(env['SLURM_STEP_NODELIST'])}:{port}",
+        neighbours=_tasks_of_node(tasks, int(env.get("SLURM_NODEID", 0))),
+        local=_number(env, "SLURM_LOCALID"),
+        own_devices=own,
+    )
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm list: `node[003-007,9],other` -> `node003`."""
+    found = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\]([^,]*))?", nodes)
+    if found is None:
+        raise ValueError(f"Slurm: {nodes!r} is not a list of nodes")
+    return "".join(part or "" for part in found.groups())
+
+
+def _tasks_of_node(text: str, node: int) -> int:
+    """Of Slurm's `2(x3),1`: how many tasks node number `node` has."""
+    counts: list[int] = []
+    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(tasks)] * int(times or 1)
+    return counts[node] if node < len(counts) else 1
+
+
+def _open_mpi(env: Mapping[str, str]) -> Placement | None:
+    """A process of Open MPI's `mpirun`, 4 or 5."""
+    if "OMPI_COMM_WORLD_RANK" not in env or "OMPI_COMM_WORLD_SIZE" not in env:
+        return None
+    count, near = _number(env, "OMPI_COMM_WORLD_SIZE"), env.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+    job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid") or ""
+    # Open MPI 4 says where its first process was started.
+    uri = re.search(r"tcp6?://\[?([^,\]:]+|[0-9a-f:]+)", env.get("OMPI_MCA_orte_hnp_uri", ""))
+    host = "127.0.0.1" if int(near) == count else uri and uri.group(1)
+    return Placement(
+        "Open MPI",
+        count,
+        _number(env, "OMPI_COMM_WORLD_RANK"),
+        host and f"{host}:{_port(job)}",
+        neighbours=int(near),
+        local=int(env.get("OMPI_COMM_WORLD_LOCAL_RANK", 0)),
+    )
+
+
+def _mpich(env: Mapping[str, str]) -> Placement | None:
+    """A process of MPICH's or Intel's `mpiexec`."""
+    if "PMI_RANK" not in env or "PMI_SIZE" not in env:
+        return None
+    count = _number(env, "PMI_SIZE")
+    near = int(env.get("MPI_LOCALNRANKS", 1))
+    job = env.get("PMI_PORT") or env.get("HYDI_CONTROL_FD", "") + str(os.getppid())
+    host = "127.0.0.1" if near == count else None
+    return Placement(
+        "MPICH",
+        count,
+        _number(env, "PMI_RANK"),
+        host and f"{host}:{_port(job)}",
+        neighbours=near,
+        local=int(env.get("MPI_LOCALRANKID", 0)),
+    )
+
+
+def _port(job: str) -> int:
+    """The same port in all processes of a job, and probably another one in another job."""
+    number = int.from_bytes(hashlib.blake2b(job.encode(), digest_size=4).digest(), "little")
+    return PORTS[0] + number % PORTS[1]
+
+
+def _tpu(env: Mapping[str, str]) -> Placement | None:
+    """A host of a TPU slice, or of several (MegaScale): JAX asks the runtime for the rest."""
+    hosts = [name for name in env.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
+    slices = env.get("MEGASCALE_NUM_SLICES", "1")
+    if len(hosts) < 2 and not (slices.isdigit() and int(slices) > 1):
+        return None
+    return Placement(TPU)
+
+
+def _by_hand(env: Mapping[str, str]) -> Placement | None:
+    """JAX's own variables, for any other launcher."""
+    count = next((n for n in ("JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT") if n in env), None)
+    if "JAX_COORDINATOR_ADDRESS" not in env or count is None or "JAX_PROCESS_ID" not in env:
+        return None
+    process = _number(env, "JAX_PROCESS_ID")
+    return Placement("JAX_PROCESS_ID", _number(env, count), process, env["JAX_COORDINATOR_ADDRESS"])
+
+
+# -- devices of this process ---------------------------------------------------------------------
+
+
+def visible_gpus(env: Mapping[str, str] | None = None) -> int:
+    """GPUs that this process is shown; no driver is asked."""
+    env = os.environ if env is None else env
+    shown = env.get("CUDA_VISIBLE_DEVICES")
+    if shown is not None:
+        return len([name for name in shown.split(",") if name.strip() not in ("", "-1")])
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def devices_of(place: Placement, gpus: int) -> tuple[int, ...] | None:
+    """Numbers of the GPUs that this process takes, among those it is shown; None = all.
+
+    Processes of one machine that are shown the same GPUs get equal parts of them.
+
+    Raises:
+      ValueError: they cannot be cut into equal parts.
+    """
+    if place.neighbours < 2 or place.own_devices or gpus < place.neighbours:
+        return None
+    if gpus % place.neighbours:
+        raise ValueError(
+            f"{gpus} GPUs do not divide over the {place.neighbours} processes of this machine: "
+            "start one process a machine, or one a GPU, or set CUDA_VISIBLE_DEVICES for each"
+        )
+    each = gpus // place.neighbours
+    return tuple(range(place.local * each, (place.local + 1) * each))
+
+
+def connect_processes(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    *,
+    timeout_s: float = 60.0,
+    heartbeat_s: int = HEARTBEAT_S,
+) -> Placement | None:
+    """Meet the other processes of this program; call it before JAX is used for anything else.
+
+    Args:
+      coordinator: HOST:PORT of process 0, which listens there.
+      processes, process: how many there are; which one this is. What is None, the launcher says.
+      timeout_s: how long to wait for the others.
+      heartbeat_s: how long a process that is cut off counts as alive.
+
+    Returns:
+      What was used; None where there is no launcher and nothing is given: one process, alone.
+
+    Raises:
+      ValueError: what is given and what the launcher says do not make a place, with what is
+        missing.
+      TimeoutError: the others, or the coordinator, do not answer in time; it says who is missing
+        where. This process can then only end.
+    """
+    known = placement()
+    if known is None and coordinator is None and processes is None and process is None:
+        return None
+    place = known or Placement("the command line")
+    given = {"coordinator": coordinator, "processes": processes, "process": process}
+    place = dataclasses.replace(place, **{k: v for k, v in given.items() if v is not None})
+    if place.launcher != TPU:
+        missing = [k for k in given if getattr(place, k) is None]
+        if missing:
+            said = "no launcher is known here" if known is None else f"{known.launcher} does not"
+            raise ValueError(f"{', '.join(missing)} must be given: {said} say it")
+    devices = devices_of(place, visible_gpus())
+    # SIGTERM belongs to the training loop: what it starts, all processes agree on.
+    jax.config.update("jax_enable_preemption_service", False)
+    given = {
+        "coordinator_address": place.coordinator,
+        "num_processes": place.processes,
+        "process_id": place.process,
+        "local_device_ids": devices,
+        "cluster_detection_method": None if place.launcher == TPU else "deactivate",
+        "heartbeat_timeout_seconds": heartbeat_s,
+        "initialization_timeout": round(timeout_s) + LONGER_S,
+    }
+    _initialize(given, place, timeout_s)
+    return place
+
+
+def _initialize(given: dict[str, Any], place: Placement, timeout_s: float) -> None:
+    """`jax.distributed.initialize` on a thread: where it runs out of time, it ends the process."""
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            jax.distributed.initialize(**given)
+            ended.put(None)
+        except Exception as error:
+            ended.put(error)
+
+    threading.Thread(target=run, name="lowcomm-connect", daemon=True).start()
+    try:
+        error = ended.get(timeout=timeout_s)
+    except queue.Empty:
+        who = f"this is process {place.process} of {place.processes}"
+        if place.process and place.coordinator and not _answers(place.coordinator):
+            found = f"nothing answers at the coordinator's address {place.coordinator} ({who})"
+        else:
+            found = f"not all processes have come to {place.coordinator or place.launcher} ({who})"
+        raise TimeoutError(f"{found}; waited {timeout_s:.0f} s") from None
+    if error is not None:
+        raise error
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,165 @@
+"""`train` as one program over several processes: its numbers, signals, deaths and refusals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.metrics import read_records
+from experiments.processes import free_port
+from experiments.runlog import read_run
+from experiments.train.processes import EXIT_LOST
+from experiments.workdir import METRICS
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+class Program:
+    """Processes of one program; `change` gives one of them other arguments."""
+
+    def __init__(self, tiny, root, name, count, *more, config="streaming_diloco", change=None):
+        self.workdir, self.outputs = root / name, []
+        self.workdir.mkdir(exist_ok=True)
+        given = [a for a in tiny.arguments(root) if ".mesh." not in a and "regions" not in a]
+        address, self.processes = f"127.0.0.1:{free_port()}", []
+        for process in range(count):
+            arguments = [f"--config={config}", *given, *more]
+            if count > 1:
+                arguments += [f"--coordinator={address}", f"--process={process}"]
+                arguments += [f"--processes={count}"]
+            arguments += [f"--workdir={self.workdir}", *(change or {}).get(process, [])]
+            self.outputs.append(self.workdir / f"output.{process}.txt")
+            with self.outputs[-1].open("ab") as output:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "experiments", "train", *arguments],
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env={**os.environ},
+                    )
+                )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def shown(self, process):
+        return self.outputs[process].read_text()
+
+    def exits(self, seconds=300):
+        until = time.monotonic() + seconds
+        return [p.wait(max(0.1, until - time.monotonic())) for p in self.processes]
+
+    def reached(self, step):
+        """Wait until this step is written."""
+        path, until = self.workdir / METRICS, time.monotonic() + 300
+        while not (path.is_file() and any(r.get("step", 0) >= step for r in read_records(path))):
+            assert time.monotonic() < until and self.processes[0].poll() is None, self.shown(0)
+            time.sleep(0.05)
+
+
+def numbers(workdir):
+    """What must not depend on how many processes there are."""
+    run = read_run(workdir)
+    kept = ("loss", "grad_norm", "bytes_sent", "participation", "events", "tokens")
+    steps = [{name: step[name] for name in kept} for step in run.steps]
+    return steps, [(e["anchor"], e["mean_of_regions"], e["document_sum"]) for e in run.evals]
+
+
+SHORT = ("--config.steps=24", "--config.log.every=6", "--config.method.period=6")
+
+
+def test_two_processes_are_one(tiny, root):
+    more = [*SHORT, "--config.regions=2"]
+    with Program(tiny, root, "two", 2, *more) as two:
+        assert two.exits() == [0, 0], two.shown(0) + two.shown(1)
+    with Program(tiny, root, "one", 1, *more, "--config.mesh.region=2") as one:
+        assert one.exits() == [0]
+    assert numbers(two.workdir) == numbers(one.workdir)
+    assert "devices found / expected: 2 / 2" in two.shown(0)
+    assert "step" not in two.shown(1)  # the first one alone reports
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config, more",
+    [
+        ("diloco", ["--config.regions=1", "--config.mesh.fsdp=2"]),
+        ("cocodc", ["--config.regions=4", "--config.mesh.region=2"]),
+        ("noloco", ["--config.regions=2", "--config.mesh.region=2"]),
+        ("adloco", ["--config.regions=2", "--config.mesh.region=2"]),
+        ("dilocox", ["--config.regions=2", "--config.mesh.region=2"]),
+    ],
+)
+def test_every_kind_of_method(config, more, tiny, root):
+    several = [a for a in (*SHORT, *more) if "method" not in a or config != "adloco"]
+    with Program(tiny, root, f"{config}2", 2, *several, config=config) as two:
+        assert two.exits() == [0, 0], two.shown(0) + two.shown(1)
+    with Program(tiny, root, f"{config}1", 1, *several, config=config) as one:
+        assert one.exits() == [0], one.shown(0)
+    assert numbers(two.workdir) == numbers(one.workdir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_signal_to_any_process_saves_and_the_same_command_continues(process, tiny, root):
+    name, more = f"signal{process}", ["--config.regions=2", "--config.steps=400", *SHORT[1:]]
+    with Program(tiny, root, name, 2, *more) as run:
+        run.reached(18)
+        run.processes[process].send_signal(signal.SIGTERM)
+        assert run.exits() == [EXIT_INTERRUPTED] * 2, run.shown(0)
+    assert 18 <= read_run(run.workdir).steps[-1]["step"] < 400
+    with Program(tiny, root, name, 2, *more) as run:
+        assert run.exits() == [0, 0], run.shown(0)
+    with Program(tiny, root, "whole", 1, *more, "--config.mesh.region=2") as whole:
+        assert whole.exits() == [0]
+    assert numbers(run.workdir)[0] == numbers(whole.workdir)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_killed_process_ends_the_others_which_name_it(process, tiny, root):
+    more = ["--config.regions=2", "--config.steps=100000", *SHORT[1:]]
+    with Program(tiny, root, f"killed{process}", 2, *more) as run:
+        run.reached(18)
+        struck = time.monotonic()
+        run.processes[process].kill()
+        code = run.processes[1 - process].wait(60)
+        assert time.monotonic() - struck < 30
+        # JAX itself may be faster, when it is the first process that has died.
+        assert code in (EXIT_LOST, -signal.SIGABRT)
+        assert f"process {process} of this job has ended" in run.shown(1 - process)
+
+
+def test_processes_with_different_configs_name_the_field(tiny, root):
+    change = {1: ["--config.inner.learning_rate=0.5"]}
+    with Program(tiny, root, "differ", 2, *SHORT, "--config.regions=2", change=change) as run:
+        assert run.exits() == [2, 2]
+        for process in range(2):
+            shown = run.shown(process)
+            assert "config of processes 0 and 1 differ: inner.learning_rate: " in shown, shown
+        assert not (run.workdir / METRICS).exists()
+
+
+def test_a_coordinator_that_does_not_answer(tiny, root):
+    address = f"127.0.0.1:{free_port()}"
+    more = [*SHORT, "--config.regions=2", "--config.wait_minutes=0.05"]
+    more += [f"--coordinator={address}", "--process=1", "--processes=2"]
+    with Program(tiny, root, "nobody", 1, *more) as run:
+        assert run.exits(60) == [2]
+        assert f"nothing answers at the coordinator's address {address}" in run.shown(0)
+
+
+def test_fewer_devices_than_the_mesh(tiny, root):
+    more = [*SHORT, "--config.regions=2", "--config.mesh.region=3"]
+    with Program(tiny, root, "few", 2, *more) as run:
+        assert run.exits() == [2, 2]
+        assert "mesh of 3 devices does not divide over processes=2" in run.shown(0)

@@ -1,0 +1,51 @@
+"""Cases of `same_as` on meshes of four devices, which may belong to several processes."""
+
+import dataclasses
+
+import same_as_cases
+
+import lowcomm_jax as lc
+
+FOUR = {"regions": 4, "steps": (2, 9, 14)}
+MESHES = {"regions apart": (4,), "regions of two": (2, 1, 2)}
+# The store is for jobs, and memory of the host for one process; both have tests of their own.
+LEFT_OUT = ("jobs", "offload", "stages")
+OF_THREE = {
+    "streaming_diloco, landing apart": lambda: same_as_cases.streaming(
+        (0, 2, 4, 3), same_as_cases.coded("int4", 0.9)
+    ),
+    "async_local_sgd": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8, 0.7)),
+    "async_local_sgd, not dynamic": lambda: lc.methods.async_local_sgd(
+        4, (1.0, 0.5, 0.7, 0.9), buffer=2, c=0.1, dynamic=False
+    ),
+}
+
+
+def cases() -> dict[str, same_as_cases.Case]:
+    """By `CASE, MESH`; those of three regions have four."""
+    found = {}
+    for name, case in same_as_cases.cases().items():
+        if name.startswith(LEFT_OUT) or name in ("weights",):
+            continue
+        for mesh, shape in MESHES.items():
+            fields = dict(FOUR) | {"mesh": shape}
+            if name in OF_THREE:
+                fields["method"] = OF_THREE[name]
+            if case.method().adapts:
+                if mesh == "regions of two":
+                    continue
+                fields["steps"] = (0, 9, 14)
+            if case.away is not None:
+                fields["away"] = away
+            found[f"{name}, {mesh}"] = dataclasses.replace(case, **fields)
+    found["adloco by twos, regions of two"] = dataclasses.replace(
+        same_as_cases.adapting(lambda: same_as_cases.adloco(start_batch=2), largest_microbatch=2),
+        **{**FOUR, "mesh": MESHES["regions of two"], "steps": (0, 9, 14)},
+    )
+    for name, case in same_as_cases.stages().items():
+        found[name] = case
+    return found
+
+
+def away(step: int) -> list[bool] | None:
+    return None if step % 3 else [step % 2 == 0, True, step % 4 > 0, step % 9 > 0]

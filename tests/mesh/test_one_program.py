@@ -1,0 +1,91 @@
+"""One program over several processes comes to what it comes to in one, on the same devices.
+
+Compared are losses, metrics, events and their bytes, anchors, the regions' parameters, checkpoints
+(every array's digest) and what follows a restored one: bit for bit. Sums inside a region have two
+participants at most; with four, backends may add in another order.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from mesh.one_program_cases import cases
+from mesh.one_program_job import Settings, result_of
+
+from experiments.processes import free_port
+
+ROOT = pathlib.Path(__file__).parents[2]
+QUICK = [
+    "streaming_diloco, landing apart, regions apart",
+    "noloco, regions of two",
+    "adloco by twos, regions of two",
+]
+# `global_params` is a mean over the anchors of all regions: four participants.
+PER_REGION = re.compile("noloco|eager|as coded|routed")
+
+
+def train(folder, names, processes, devices):
+    """What every process has come to, by case."""
+    folder.mkdir()
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    env["XLA_FLAGS"] = re.sub(r"--xla_force_host_platform_device_count=\d+", "", env["XLA_FLAGS"])
+    address, jobs = f"127.0.0.1:{free_port()}", []
+    for process in range(processes):
+        one = Settings(str(folder), process, processes, address, devices, names)
+        command = [
+            sys.executable,
+            "-m",
+            "mesh.one_program_job",
+            json.dumps(dataclasses.asdict(one)),
+        ]
+        given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        jobs.append(subprocess.Popen(command, env=env, **given))
+    for job in jobs:
+        shown = job.communicate(timeout=1800)[0]
+        assert job.returncode == 0, shown[-3000:]
+    return [json.loads(result_of(folder, i).read_text()) for i in range(processes)]
+
+
+def flat(found):
+    """What must be equal of a case, by name."""
+    assert "error" not in found, found
+    return {
+        f"{part} {name}": value
+        for part, of in found.items()
+        if part != "compiled"
+        for name, value in of.items()
+    }
+
+
+def assert_same(name, one, several):
+    expected = flat(one[name])
+    anchors = {key for key in expected if PER_REGION.search(name) and key.endswith("anchor")}
+    assert "later losses" in expected
+    for process, found in enumerate(several):
+        got = flat(found[name])
+        differ = [k for k in expected if got.get(k) != expected[k] and k not in anchors]
+        assert not differ, f"{name}: process {process}: {differ}"
+
+
+def test_quick_cases_in_two_processes(tmp_path):
+    one = train(tmp_path / "one", QUICK, 1, 4)[0]
+    two = train(tmp_path / "two", QUICK, 2, 2)
+    for name in QUICK:
+        assert_same(name, one, two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes, devices", [(2, 2), (4, 1)])
+@pytest.mark.parametrize("kind", ["regions apart", "regions of two", "stages"])
+def test_every_case(kind, processes, devices, tmp_path):
+    """Eight to twenty minutes each on two cores."""
+    names = [name for name in cases() if kind in name]
+    one = train(tmp_path / "one", names, 1, 4)[0]
+    several = train(tmp_path / "several", names, processes, devices)
+    for name in names:
+        assert_same(name, one, several)
