@@ -190,7 +190,10 @@ def make_mesh_of(
     if target is not None:
         return problems_of(lambda: target.mesh(region, stage, fsdp, tensor), "mesh: ")
     mesh, found = problems_of(lambda: make_mesh(region, stage, fsdp, tensor), "mesh: ")
-    fix = f"XLA_FLAGS={FLAG}={region * stage * fsdp * tensor} cuts a processor into as many"
+    each = math.ceil(region * stage * fsdp * tensor / jax.process_count())
+    fix = f"XLA_FLAGS={FLAG}={each} cuts a processor into as many"
+    if jax.process_count() > 1:
+        fix += f", in each of {jax.process_count()} processes"
     return mesh, [f"{line}; use a smaller mesh (mesh.stage=1), or {fix}" for line in found]
 
 

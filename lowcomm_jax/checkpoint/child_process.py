@@ -1,7 +1,7 @@
-"""Runs Orbax outside a job of several processes, in a child process of the leader.
+"""Runs Orbax outside a job of several processes, in a child of one of them.
 
 Inside such a job Orbax synchronises all processes by collectives of the devices, at every save.
-Here the leader alone reads and writes, beside the training.
+Here each writes its own part, or the leader all, beside the training; nobody waits for a device.
 """
 
 from __future__ import annotations

@@ -43,8 +43,6 @@ from lowcomm_jax.state import leaves
 from lowcomm_jax.state.leaves import ANCHORED, field_of, region_axis
 from lowcomm_jax.state.train_state import TrainState
 
-FORMAT = 1
-"""Version of the layout and of the meaning of every entry; another one is refused."""
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 SHOWN = 20
 MISSING = "missing"
@@ -63,7 +61,6 @@ def describe(
     counters, several = one.counters, trainers.describe(state)
     more = {} if several is None else {"trainers": several}
     return {
-        "format": FORMAT,
         "packages": package_versions(),
         "step": int(counters.step),
         "regions": leaves.region_count(one),
@@ -98,8 +95,8 @@ def load(
     document = leader().broadcast_from_leader(
         "document", lambda: outside_job(store.read_document, path)
     )
-    if document["format"] != FORMAT:
-        raise _refusal(path, [f"format: {document['format']} -> {FORMAT}"])
+    if document["format"] not in (store.FORMAT, store.FORMAT_OF_PARTS):
+        raise _refusal(path, [f"format: {document['format']} -> {store.FORMAT}"])
     flights, plain = trainers.saved_flights(document), trainers.plain_engine(engine)
     targets = {part: make_target(plain, params, records) for part, records in flights.items()}
     regions = document["regions"], engine.regions.count
@@ -111,14 +108,14 @@ def load(
         problems.append(
             f"regions: {codec.name} keeps a running mean of {regions[0]} of them: keep as many"
         )
-    saved = leaves.saved_shapes(document["arrays"])
+    saved = store.saved_shapes(document)
     expected = trainers.all_leaves({part: target.state for part, target in targets.items()})
     problems += differing_leaves(saved, expected, regions)
     if problems:
         raise _refusal(path, problems)
     # By the leader for all: the others need not reach the folder.
     arrays = leader().broadcast_from_leader(
-        "arrays", lambda: leaves.gather(outside_job(store.read_arrays, path, document))
+        "arrays", lambda: outside_job(store.read_arrays, path, document)
     )
     for line in differing_fields(document["packages"], package_versions()):
         log.warning("%s: other packages, so perhaps not bit for bit: %s", path, line)

@@ -7,6 +7,9 @@ import dataclasses
 import logging
 import math
 import os
+import secrets
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +23,7 @@ from lowcomm_jax.checkpoint.load import describe, load
 from lowcomm_jax.checkpoint.store import DamagedError
 from lowcomm_jax.checkpoint.trainers import State, all_leaves, one_of, parts
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.mesh.arrays import fetch
+from lowcomm_jax.mesh.arrays import fetch, fetch_boxes
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.state import leaves
@@ -29,6 +32,8 @@ PyTree = Any
 Skipped = list[tuple[int, str]]
 
 log = logging.getLogger(__name__)
+_LOOK_EVERY_S = 0.1
+_TOKEN_S = 2.0  # a network's file system may show it a little late
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +67,10 @@ class Checkpoints:
 
     It appears under its name when it is complete.
 
-    In a job of several `jax.distributed` processes all call the same methods. The leader writes and
-    reads, and its host holds the whole state meanwhile; the others need not reach the directory.
+    In a job of several `jax.distributed` processes all call the same methods. Where all reach the
+    directory, each writes what its devices hold, and the leader makes one checkpoint of the parts.
+    Else the leader writes alone, and its host holds the whole state meanwhile. The leader reads for
+    all. How many processes wrote a checkpoint does not matter to those who restore it.
 
     One job writes at a time. Use it as a context manager, or call `close`: a save that still
     runs when the interpreter ends is lost.
@@ -98,6 +105,8 @@ class Checkpoints:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
         self._pending: concurrent.futures.Future | None = None
         self._damaged: set[int] = set()
+        self._shared: bool | None = None  # among all processes; unknown before the first save
+        self._lost_part = threading.Event()
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -136,11 +145,38 @@ class Checkpoints:
                 f"another run or branch; delete them or use another directory"
             )
         document = store.plain(describe(state, extra, config, metrics or {}, method))
-        arrays = fetch(all_leaves(parts(state)), here=leader().leads)
-        if leader().leads:
-            self._pending = self._worker.submit(self._write, arrays, document)
+        named = all_leaves(parts(state))
+        if self._all_reach():
+            path = self.directory / str(step)
+            leader().broadcast_from_leader("parts", lambda: store.begin_parts(path))
+            boxes = fetch_boxes(named, leader().leads)
+            shapes = {k: [np.dtype(x.dtype).name, list(x.shape)] for k, x in named.items()}
+            self._pending = self._worker.submit(self._write_part, path, boxes, shapes, document)
+        else:
+            arrays = fetch(named, here=leader().leads)
+            if leader().leads:
+                self._pending = self._worker.submit(self._write, arrays, document)
         if not self.asynchronous:
             self.wait()
+
+    def _all_reach(self) -> bool:
+        """Whether this job is several processes and all of them see what the leader writes."""
+        if leader().count == 1:
+            return False
+        if self._shared is None:
+            token = leader().broadcast_from_leader("token", self._leave_token)
+            seen = _appears(self.directory / token)
+            self._shared = all(leader().everyones("seen", seen))
+            leader().broadcast_from_leader("asked", (self.directory / token).unlink)
+            if not self._shared and leader().leads:
+                log.info("not all processes reach %s: the first one writes alone", self.directory)
+        return self._shared
+
+    def _leave_token(self) -> str:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        token = f"token-{secrets.token_hex(8)}"
+        (self.directory / token).write_text("")
+        return token
 
     def _later(self, step: int) -> list[int]:
         found = store.steps(self.directory)
@@ -153,6 +189,21 @@ class Checkpoints:
         outside_job(store.write, self.directory / str(step), groups, document)
         self._damaged.discard(step)
         self._clean(step)
+
+    def _write_part(
+        self, path: epath.Path, boxes: dict[str, list], shapes: dict[str, list], document: dict
+    ) -> None:
+        outside_job(store.write_part, path, leader().index, boxes)
+        if not leader().leads:
+            return
+        for process in range(1, leader().count):
+            while not store.has_part(path, process):
+                leader().check()
+                if self._lost_part.wait(_LOOK_EVERY_S):
+                    return  # `wait` raises what made it fail
+        outside_job(store.seal_parts, path, leader().count, shapes, document)
+        self._damaged.discard(document["step"])
+        self._clean(document["step"])
 
     def _clean(self, newest: int) -> None:
         """Delete what need not be kept, and what interrupted saves have left."""
@@ -172,7 +223,23 @@ class Checkpoints:
           Exception: whatever made it fail.
         """
         pending, self._pending = self._pending, None
+        if self._shared and pending is not None:
+            self._wait_for_parts(pending)
         leader().broadcast_from_leader("saved", lambda: pending and pending.result())
+
+    def _wait_for_parts(self, pending: concurrent.futures.Future) -> None:
+        failed = None
+        if not leader().leads and (error := pending.exception()):
+            failed = f"{type(error).__name__}: {error}"
+        lines = leader().everyones("part", failed)
+        if any(lines):
+            self._lost_part.set()
+            concurrent.futures.wait([pending])
+            self._lost_part.clear()
+            raise RuntimeError(
+                f"a checkpoint in {self.directory} was not written:\n- "
+                + "\n- ".join(f"process {i}: {line}" for i, line in enumerate(lines) if line)
+            )
 
     def close(self) -> None:
         """Wait, and stop the background thread; nothing can be saved afterwards."""
@@ -298,3 +365,13 @@ class Checkpoints:
     def _skip(self, skipped: Skipped, step: int, reason: str) -> None:
         log.warning("skipped checkpoint of step %d: %s", step, reason)
         skipped.append((step, reason))
+
+
+def _appears(path: epath.Path) -> bool:
+    """Whether a file is there, or comes within `_TOKEN_S`."""
+    until = time.monotonic() + _TOKEN_S
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return True

@@ -2,6 +2,10 @@
 
 Layout of `<step>/`: `shared/` and `region_<i>/` hold arrays, `document/` JSON (config, positions,
 what is in flight, the digest of every array); all are Orbax checkpointables.
+
+Where several processes write together (`write_part`, `seal_parts`), `<step>/part_<i>/` holds what
+the devices of process i hold, and `<step>/sealed/` the document. Both are Orbax checkpoints. Any
+number of processes can read either layout.
 """
 
 from __future__ import annotations
@@ -11,20 +15,33 @@ import gc
 import hashlib
 import json
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
 from orbax.checkpoint import v1
 
-Groups = dict[str, dict[str, np.ndarray]]
+from lowcomm_jax.mesh.arrays import Box
+from lowcomm_jax.state import leaves
 
+Arrays = dict[str, np.ndarray]
+Groups = dict[str, Arrays]
+
+FORMAT = 1
+"""Version of the layout and of the meaning of every entry; others but `FORMAT_OF_PARTS` are
+refused."""
+FORMAT_OF_PARTS = 2
+"""Of a checkpoint that several processes have written together."""
 DOCUMENT = "document"
 COMMITTED = "commit_success.txt"
 REPLACED = ".replaced"
 DELETED = ".deleted"
+SEALED = "sealed"
+BOXES = "boxes"
 TEMPORARY = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(\d+)(\.replaced)?")
 _LEFTOVER = re.compile(
@@ -53,7 +70,7 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _seal(document: dict) -> str:
+def _digest_of(document: dict) -> str:
     return digest(json.dumps(document, sort_keys=True).encode())
 
 
@@ -65,17 +82,28 @@ def write(path: epath.Path, groups: Groups, document: dict) -> None:
 
     An older checkpoint of the same step stays readable until the new one is.
     """
-    document = {**document, "arrays": {g: _index(arrays) for g, arrays in groups.items()}}
+    index = {group: _index(found) for group, found in groups.items()}
+    document = {"format": FORMAT, **document, "arrays": index}
+    older = _put_aside(path)
+    # Orbax writes no empty arrays; their shape in the document is all there is to them.
+    filled = {g: {k: x for k, x in found.items() if x.size} for g, found in groups.items()}
+    _save(path, document, filled)
+    remove(older)
+
+
+def _put_aside(path: epath.Path) -> epath.Path:
+    """Rename the older checkpoint of a step, if there is one; returns its new name."""
     older = path.with_name(path.name + REPLACED)
     if path.exists():
         remove(older)
         path.rename(older)
-    # Orbax writes no empty arrays; their shape in the document is all there is to them.
-    filled = {g: {k: x for k, x in arrays.items() if x.size} for g, arrays in groups.items()}
-    sealed = {"content": document, "digest": _seal(document)}
+    return older
+
+
+def _save(path: epath.Path, document: dict, groups: Groups) -> None:
+    sealed = {"content": document, "digest": _digest_of(document)}
     with _context():
-        v1.save_checkpointables(path, {DOCUMENT: sealed, **filled})
-    remove(older)
+        v1.save_checkpointables(path, {DOCUMENT: sealed, **groups})
 
 
 def _context() -> v1.Context:
@@ -86,8 +114,12 @@ def _context() -> v1.Context:
     return context
 
 
-def _index(arrays: dict[str, np.ndarray]) -> dict[str, list]:
-    return {name: [x.dtype.name, list(x.shape), digest(x)] for name, x in arrays.items()}
+def _index(arrays: Arrays) -> dict[str, list]:
+    return {name: _entry(x) for name, x in arrays.items()}
+
+
+def _entry(x: np.ndarray) -> list:
+    return [x.dtype.name, list(x.shape), digest(x)]
 
 
 def read_document(path: epath.Path) -> dict:
@@ -96,37 +128,63 @@ def read_document(path: epath.Path) -> dict:
     Raises:
       DamagedError: there is none, or it is not what was written.
     """
+    return _read_document(path / SEALED if (path / SEALED).exists() else path)
+
+
+def _read_document(path: epath.Path) -> dict:
     if not (path / COMMITTED).exists():
         raise DamagedError(f"{path}: the save was never committed ({COMMITTED} is missing)")
     sealed = _decode(path, [DOCUMENT])[DOCUMENT]
     if not isinstance(sealed, dict) or sealed.keys() != {"content", "digest"}:
         raise DamagedError(f"{path}: the document is not one of a checkpoint")
-    if sealed["digest"] != _seal(sealed["content"]):
+    if sealed["digest"] != _digest_of(sealed["content"]):
         raise DamagedError(f"{path}: the document differs from its digest")
     return sealed["content"]
 
 
-def read_arrays(path: epath.Path, document: dict) -> Groups:
-    """Read every array and compare it with its digest.
+def saved_shapes(document: dict) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the arrays that `read_arrays` returns."""
+    if document["format"] == FORMAT:
+        return leaves.saved_shapes(document["arrays"])
+    return {
+        name: jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
+        for name, (dtype, shape, _) in document["arrays"].items()
+    }
+
+
+def read_arrays(path: epath.Path, document: dict) -> Arrays:
+    """Read every array of the whole state and compare it with its digest.
 
     Raises:
       DamagedError: naming the first array that is missing or altered.
     """
+    if document["format"] == FORMAT:
+        return _read_groups(path, document)
+    return _read_parts(path, document)
+
+
+def _read_groups(path: epath.Path, document: dict) -> Arrays:
     index = document["arrays"]
     found = _decode(path, index)
     groups: Groups = {}
     for group, entries in index.items():
         groups[group] = {}
         for name, (dtype, shape, expected) in entries.items():
-            array = found[group].get(name)
-            if 0 in shape:
-                array = np.zeros(shape, dtype)
-            if array is None:
-                raise DamagedError(f"{path}: {group}: {name} is missing")
-            if array.dtype.name != dtype or list(array.shape) != shape or digest(array) != expected:
-                raise DamagedError(f"{path}: {group}: {name} differs from its digest")
-            groups[group][name] = array
-    return groups
+            where = f"{path}: {group}: {name}"
+            groups[group][name] = _verified(found[group].get(name), dtype, shape, expected, where)
+    return leaves.gather(groups)
+
+
+def _verified(
+    array: np.ndarray | None, dtype: str, shape: list[int], expected: str, where: str
+) -> np.ndarray:
+    if 0 in shape:
+        array = np.zeros(shape, dtype)
+    if array is None:
+        raise DamagedError(f"{where} is missing")
+    if array.dtype.name != dtype or list(array.shape) != shape or digest(array) != expected:
+        raise DamagedError(f"{where} differs from its digest")
+    return array
 
 
 def _decode(path: epath.Path, names: Iterable[str]) -> dict[str, Any]:
@@ -153,6 +211,89 @@ def _muted(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+# -- one step, written by several processes ----------------------------------------------------
+
+
+def parts_of(path: epath.Path) -> epath.Path:
+    """Where processes write their parts of a step, before it is sealed."""
+    return path.with_name(f"{path.name}{TEMPORARY}-parts")
+
+
+def begin_parts(path: epath.Path) -> None:
+    """Make an empty folder for a step's parts; what an interrupted save has left is deleted."""
+    parts = parts_of(path)
+    if parts.exists():
+        parts.rmtree()
+    parts.mkdir(parents=True)
+
+
+def write_part(path: epath.Path, process: int, boxes: dict[str, list[Box]]) -> None:
+    """Write what one process holds of a step whose parts are collected in `parts_of(path)`."""
+    index, filled = {}, {}
+    for name, found in boxes.items():
+        index[name] = [[list(box.first), *_entry(box.values)] for box in found]
+        filled |= {_key(name, i): box.values for i, box in enumerate(found) if box.values.size}
+    _save(_part(parts_of(path), process), {"boxes": index}, {BOXES: filled} if filled else {})
+
+
+def has_part(path: epath.Path, process: int) -> bool:
+    """Whether a process has written its part of a step that is not sealed yet."""
+    return (_part(parts_of(path), process) / COMMITTED).exists()
+
+
+def seal_parts(path: epath.Path, processes: int, arrays: dict[str, list], document: dict) -> None:
+    """Make the parts of all processes the checkpoint `<step>/`.
+
+    Args:
+      arrays: name -> [dtype, shape] of every array, whole.
+
+    Raises:
+      DamagedError: a part is missing or damaged, or together they do not fill an array.
+    """
+    parts = parts_of(path)
+    index = {name: [dtype, list(shape), []] for name, (dtype, shape) in arrays.items()}
+    for process in range(processes):
+        for name, boxes in _read_document(_part(parts, process))["boxes"].items():
+            index[name][2] += [[process, i, *box] for i, box in enumerate(boxes)]
+    for name, (_, shape, boxes) in index.items():
+        held = sum(math.prod(box_shape) for *_, box_shape, _ in boxes)
+        if held != math.prod(shape):
+            raise DamagedError(f"{parts}: {name}: {held} of {math.prod(shape)} elements written")
+    _save(parts / SEALED, {"format": FORMAT_OF_PARTS, **document, "arrays": index}, {})
+    older = _put_aside(path)
+    parts.rename(path)
+    remove(older)
+
+
+def _part(folder: epath.Path, process: int) -> epath.Path:
+    return folder / f"part_{process}"
+
+
+def _key(name: str, box: int) -> str:
+    return f"{name}@{box}"
+
+
+def _read_parts(path: epath.Path, document: dict) -> Arrays:
+    index = document["arrays"]
+    parts = {box[0] for _, _, boxes in index.values() for box in boxes}
+    found = {process: _read_boxes(_part(path, process)) for process in sorted(parts)}
+    whole = {}
+    for name, (dtype, shape, boxes) in index.items():
+        whole[name] = np.empty(shape, dtype)
+        for process, i, first, box_dtype, box_shape, expected in boxes:
+            where = f"{_part(path, process)}: {name} at {first}"
+            array = found[process].get(_key(name, i))
+            span = tuple(slice(a, a + n) for a, n in zip(first, box_shape))
+            whole[name][span] = _verified(array, box_dtype, box_shape, expected, where)
+    return whole
+
+
+def _read_boxes(part: epath.Path) -> Arrays:
+    boxes = _read_document(part)["boxes"]
+    filled = any(0 not in shape for found in boxes.values() for _, _, shape, _ in found)
+    return _decode(part, [BOXES])[BOXES] if filled else {}
 
 
 # -- a directory of steps ---------------------------------------------------------------------

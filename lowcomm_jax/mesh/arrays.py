@@ -2,7 +2,7 @@
 
 `place` puts host values on the mesh, `place_parts` what every process has read of them.
 `replicated` and `whole` give arrays of which every process holds a part, `fetch` copies them to the
-host. All processes of the mesh call them together.
+host. All processes of the mesh call them together. `fetch_boxes` copies what this process holds.
 """
 
 from __future__ import annotations
@@ -155,3 +155,44 @@ def fetch(named: dict[str, Any], here: bool = True) -> dict[str, np.ndarray]:
             # np.array copies; np.asarray may hand out a view of a CPU device's own buffer.
             host[name] = np.array(found)
     return host
+
+
+class Box(NamedTuple):
+    """A part of an array.
+
+    Attributes:
+      first: its first index along every axis of the array.
+      values: its elements, on the host.
+    """
+
+    first: tuple[int, ...]
+    values: np.ndarray
+
+
+def fetch_boxes(named: dict[str, Any], leads: bool) -> dict[str, list[Box]]:
+    """Copy the parts of arrays to the host that this process holds; waits for no other process.
+
+    Every element is in one box of one process: replicas are left out.
+
+    Args:
+      leads: whether this process holds what every process has whole, on its host or its devices.
+    """
+    mine = {name: _boxes(leaf, leads) for name, leaf in named.items()}
+    for found in mine.values():
+        for _, values in found:
+            if isinstance(values, jax.Array):
+                values.copy_to_host_async()
+    return {
+        name: [Box(first, np.array(values)) for first, values in found]
+        for name, found in mine.items()
+    }
+
+
+def _boxes(x: Any, leads: bool) -> list[tuple[tuple[int, ...], Any]]:
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return [((0,) * np.ndim(x), x)] if leads else []
+    return [
+        (tuple(s.indices(n)[0] for s, n in zip(shard.index, x.shape)), shard.data)
+        for shard in x.addressable_shards
+        if shard.replica_id == 0
+    ]

@@ -242,8 +242,8 @@ def test_another_format_is_refused(engine, start, tmp_path, monkeypatch):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(start, extra={}, config={})
         checkpoints.wait()
-        monkeypatch.setattr(load, "FORMAT", 2)
-        assert refusal(checkpoints, engine)[1:] == ["- format: 1 -> 2"]
+        monkeypatch.setattr(store, "FORMAT", 3)
+        assert refusal(checkpoints, engine)[1:] == ["- format: 1 -> 3"]
 
 
 def test_many_differing_arrays_are_cut_short():

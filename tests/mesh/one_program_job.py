@@ -5,6 +5,7 @@ several can then be compared, field by field.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -50,7 +51,16 @@ def main(settings: Settings) -> None:
     from mesh.one_program_cases import cases
     from same_as_probe import in_one_process, json_digest
 
-    from lowcomm_jax.checkpoint import Checkpoints
+    from lowcomm_jax.checkpoint import Checkpoints, store
+    from lowcomm_jax.checkpoint.child_process import outside_job
+    from lowcomm_jax.mesh.leader import leader
+
+    def saved_digests(own):
+        """Of every array of the newest checkpoint, whoever wrote which part of it."""
+        with Checkpoints(own) as checkpoints:
+            path, document = own / str(checkpoints.latest()), checkpoints.document()
+        arrays = outside_job(store.read_arrays, store.epath.Path(path), document)
+        return {name: store.digest(array) for name, array in arrays.items()}
 
     folder, found = pathlib.Path(settings.folder), {}
     known = cases()
@@ -59,9 +69,10 @@ def main(settings: Settings) -> None:
         try:
             found[name] = in_one_process(known[name], own, own, own=True)
             if known[name].saved:
-                with Checkpoints(own) as checkpoints:
-                    arrays = checkpoints.document()["arrays"]
-                found[name]["checkpoint"] = {"arrays": json_digest(arrays)}
+                digests = leader().broadcast_from_leader(
+                    "digests", functools.partial(saved_digests, own)
+                )
+                found[name]["checkpoint"] = {"arrays": json_digest(digests)}
         except Exception as error:
             found[name] = {"error": f"{type(error).__name__}: {error}"}
             traceback.print_exc()

@@ -77,6 +77,8 @@ def test_quick_cases_in_two_processes(tmp_path):
     two = train(tmp_path / "two", QUICK, 2, 2)
     for name in QUICK:
         assert_same(name, one, two)
+    # Every process has written its part of the checkpoints.
+    assert list((tmp_path / "two").glob("*/*/part_1")) and not list(tmp_path.glob("one/*/*/part_*"))
 
 
 @pytest.mark.slow

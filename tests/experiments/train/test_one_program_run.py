@@ -162,4 +162,6 @@ def test_fewer_devices_than_the_mesh(tiny, root):
     more = [*SHORT, "--config.regions=2", "--config.mesh.region=3"]
     with Program(tiny, root, "few", 2, *more) as run:
         assert run.exits() == [2, 2]
-        assert "mesh of 3 devices does not divide over processes=2" in run.shown(0)
+        for process in (0, 1):
+            assert "needs 3 devices, 2 here" in run.shown(process)
+            assert "=2 cuts a processor into as many, in each of 2 processes" in run.shown(process)

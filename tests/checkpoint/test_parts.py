@@ -1,0 +1,128 @@
+"""A checkpoint whose parts several processes have written: sealed once, read whole."""
+
+import shutil
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from checkpoint.checkpoint_cases import assert_same
+
+from lowcomm_jax.checkpoint import DamagedError, store
+from lowcomm_jax.mesh.arrays import Box, fetch_boxes
+
+# Orbax leaves coroutines and tasks behind when a file cannot be read.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+DOCUMENT = {"step": 7, "config": {"lr": 0.1}}
+
+
+def arrays():
+    rng = np.random.default_rng(0)
+    return {
+        "inner/params/a": rng.normal(size=(4, 3)).astype(np.float32),
+        "inner/params/b": rng.normal(size=(2, 6)).astype(ml_dtypes.bfloat16),
+        "anchor/empty": np.zeros((0, 3), np.float32),
+        "clock/step": np.int64(7),
+    }
+
+
+def shapes(named):
+    return {name: [np.dtype(x.dtype).name, list(np.shape(x))] for name, x in named.items()}
+
+
+def boxes_of(process):
+    """Process 0 has rows of `a` and what everybody has; `b` is cut along its second axis."""
+    named = arrays()
+    a, b = named["inner/params/a"], named["inner/params/b"]
+    if process == 0:
+        return {
+            "inner/params/a": [Box((0, 0), a[:1]), Box((1, 0), a[1:2])],
+            "inner/params/b": [Box((0, 0), b[:, :2])],
+            "anchor/empty": [Box((0, 0), named["anchor/empty"])],
+            "clock/step": [Box((), np.asarray(named["clock/step"]))],
+        }
+    return {"inner/params/a": [Box((2, 0), a[2:])], "inner/params/b": [Box((0, 2), b[:, 2:])]}
+
+
+def write(path, processes=(0, 1)):
+    store.begin_parts(path)
+    for process in processes:
+        store.write_part(path, process, boxes_of(process))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return store.epath.Path(tmp_path / "7")
+
+
+def sealed(path):
+    write(path)
+    store.seal_parts(path, 2, shapes(arrays()), DOCUMENT)
+    return path
+
+
+def test_sealed_parts_read_as_the_arrays_they_came_from(path):
+    document = store.read_document(sealed(path))
+    assert document["config"] == {"lr": 0.1} and document["format"] == store.FORMAT_OF_PARTS
+    assert_same(store.read_arrays(path, document), arrays())
+    found = store.saved_shapes(document)
+    assert {n: (x.dtype.name, list(x.shape)) for n, x in found.items()} == {
+        n: (dtype, shape) for n, (dtype, shape) in shapes(arrays()).items()
+    }
+
+
+def test_it_appears_under_its_name_when_it_is_sealed(path):
+    write(path)
+    assert store.steps(path.parent) == {}
+    assert [step for step, _ in store.leftovers(path.parent)] == [7]
+    assert store.has_part(path, 1) and not store.has_part(path, 2)
+    store.seal_parts(path, 2, shapes(arrays()), DOCUMENT)
+    assert list(store.steps(path.parent)) == [7] and store.leftovers(path.parent) == []
+
+
+def test_the_older_checkpoint_of_a_step_stays_until_the_new_one_is_sealed(path):
+    sealed(path)
+    write(path)
+    assert store.read_document(path)["step"] == 7
+    store.seal_parts(path, 2, shapes(arrays()), {**DOCUMENT, "config": {"lr": 0.2}})
+    assert store.read_document(path)["config"] == {"lr": 0.2}
+    assert list(store.steps(path.parent).values()) == [path]
+
+
+def test_a_missing_part_or_element_is_named_and_nothing_is_sealed(path):
+    write(path, processes=[0])
+    with pytest.raises(DamagedError, match="part_1: the save was never committed"):
+        store.seal_parts(path, 2, shapes(arrays()), DOCUMENT)
+    with pytest.raises(DamagedError, match="inner/params/a: 6 of 12 elements"):
+        store.seal_parts(path, 1, shapes(arrays()), DOCUMENT)
+    assert store.steps(path.parent) == {}
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_part_that_is_gone_or_altered_is_found(path, process):
+    document = store.read_document(sealed(path))
+    part = path / f"part_{process}"
+    altered = {**document, "arrays": {k: list(v) for k, v in document["arrays"].items()}}
+    name = "inner/params/a"
+    dtype, shape, boxes = document["arrays"][name]
+    other = [[*b[:-1], "0" * 32] if b[0] == process else b for b in boxes]
+    altered["arrays"][name] = [dtype, shape, other]
+    with pytest.raises(DamagedError, match=f"part_{process}: {name} at .* differs from its digest"):
+        store.read_arrays(path, altered)
+    shutil.rmtree(part / store.BOXES)
+    with pytest.raises(DamagedError, match=f"part_{process}"):
+        store.read_arrays(path, document)
+
+
+def test_what_every_process_has_whole_is_the_leaders():
+    """Cut arrays: `tests/mesh/test_one_program.py`, in real processes."""
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    named = {"host": x, "device": jax.device_put(x)}
+    assert fetch_boxes(named, leads=False) == {"host": [], "device": []}
+    for (box,) in fetch_boxes(named, leads=True).values():
+        assert box.first == (0, 0)
+        assert_same({"x": box.values}, {"x": x})
