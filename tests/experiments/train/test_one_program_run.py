@@ -75,6 +75,7 @@ def numbers(workdir):
 
 
 SHORT = ("--config.steps=24", "--config.log.every=6", "--config.method.period=6")
+BY_TWO = ["--config.regions=2", "--config.mesh.region=2"]
 
 
 def test_two_processes_are_one(tiny, root):
@@ -94,9 +95,10 @@ def test_two_processes_are_one(tiny, root):
     [
         ("diloco", ["--config.regions=1", "--config.mesh.fsdp=2"]),
         ("cocodc", ["--config.regions=4", "--config.mesh.region=2"]),
-        ("noloco", ["--config.regions=2", "--config.mesh.region=2"]),
-        ("adloco", ["--config.regions=2", "--config.mesh.region=2"]),
-        ("dilocox", ["--config.regions=2", "--config.mesh.region=2"]),
+        ("noloco", BY_TWO),
+        ("adloco", BY_TWO),
+        # Two stages: a region is both devices of a process.
+        ("dilocox", [*BY_TWO, "--config.model.layers=2"]),
     ],
 )
 def test_every_kind_of_method(config, more, tiny, root):
