@@ -20,6 +20,7 @@ from lowcomm_jax import history
 from lowcomm_jax.exchange.mesh import MeshExchange
 from lowcomm_jax.history import Event, readable, with_pace
 from lowcomm_jax.mesh.arrays import Part, part_here, place, place_parts
+from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.mesh.regions import REGION, Regions, Replicas, default_mesh
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
@@ -183,6 +184,7 @@ class Engine:
         routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
         self.runner = BlockRunner(method, self.regions.sharding(REGION), ids_R, regions, routed)
         self._loops: dict[Any, SyncLoop] = {}
+        self._paces: dict[int | None, batch_blocks.Pace] = {}  # by microbatch
 
     @property
     def region_ids(self) -> jax.Array:
@@ -266,8 +268,9 @@ class Engine:
     ) -> tuple[TrainState, history.History]:
         """Train on every batch of `batches`: the compiled fast path.
 
-        All inner steps between two events run inside one program over a fixed staged buffer, so
-        that a changing distance between events never recompiles.
+        Inner steps between two events run inside one program over a fixed staged buffer, so that a
+        changing distance between events never recompiles. The device is handed about a second of
+        them at a time (`batch_blocks.Pace`), so that whoever wants to stop need not wait long.
 
         Args:
           state: is donated; use the returned one.
@@ -290,9 +293,11 @@ class Engine:
         cut = self._cut(microbatch, counts_R)
         record = history.History(int(state.counters.step))
         stager = BlockStager(batches, self.block, microbatch)
-        while (block := stager.take(loop.next_event(state))) is not None:
+        pace = self._paces.setdefault(microbatch, batch_blocks.Pace())
+        while (block := stager.take(loop.next_event(state), self._room(pace))) is not None:
             state, metrics, events = self._run(state, block, participants, False, cut)
             record.add(block.steps, metrics, events)
+            pace.handed_over(block.steps * (block.stride or 1), metrics["loss"])
         return state, record
 
     def warm(
@@ -318,6 +323,12 @@ class Engine:
             cut = None if size is None else batch_blocks.MicrobatchCut(size)
             state, _ = self.runner.inner_steps(loop, state, block, active, False, cut)
         return state
+
+    def _room(self, pace: batch_blocks.Pace) -> int:
+        """Processes of one program call the same programs with the same number of steps."""
+        if jax.process_count() == 1:
+            return pace.room()
+        return leader().broadcast_from_leader("room", pace.room)
 
     def _cut(self, microbatch: int | None, counts_R) -> MicrobatchCut | None:
         if microbatch is None and counts_R is None:

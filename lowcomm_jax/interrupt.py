@@ -7,8 +7,12 @@ passed on to the leader, which decides for all.
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -18,6 +22,11 @@ Handler = Callable[[int, FrameType | None], None]
 
 EXIT_INTERRUPTED = 75
 """Exit code of a run that was interrupted, saved its state and can be continued (EX_TEMPFAIL)."""
+
+
+AT_ONCE_S = 0.5
+"""How long the main thread may take to act on a second signal."""
+log = logging.getLogger(__name__)
 
 
 class InterruptedBeforeError(Exception):
@@ -50,6 +59,10 @@ class Interrupt:
     exits with `EXIT_INTERRUPTED`. A second signal puts the previous handlers back and is raised
     again: SIGINT becomes KeyboardInterrupt, SIGTERM ends the process.
 
+    Python calls handlers in the main thread only, which may be waiting for the device. So a thread
+    says at once that a signal has come, and ends the process (128 + its number) where the main
+    thread has not acted on the second one within `AT_ONCE_S`.
+
     Args:
       act: called in the place of setting the flag.
       wake: called on another thread, with a signal that another process of this job has received;
@@ -73,6 +86,9 @@ class Interrupt:
         self._passed_on = False
         self.signal: signal.Signals | None = None
         self._previous: dict[signal.Signals, object] = {}
+        self._heard: socket.socket | None = None
+        self._wakeup = -1
+        self._acted = False
 
     @property
     def requested(self) -> bool:
@@ -84,12 +100,37 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         self.signal, self._passed_on = None, False
         self._previous = {s: signal.signal(s, self._handle) for s in self.signals}
+        self._listen()
         opened().on_signal(self._hear)
         return self
 
     def __exit__(self, *error) -> None:
         opened().on_signal(None)
         self._put_back()
+
+    def _listen(self) -> None:
+        """Let the interpreter tell a thread of every signal, as it comes."""
+        self._acted = False
+        ours, self._heard = socket.socketpair()
+        self._heard.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._heard.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._tell, args=(ours,), daemon=True).start()
+
+    def _tell(self, ours: socket.socket) -> None:
+        come = 0
+        with ours:
+            while number := ours.recv(1):
+                if number[0] not in self.signals:
+                    continue
+                come += 1
+                name = signal.Signals(number[0]).name
+                if come == 1:
+                    log.warning("%s: stopping after what is under way; again: at once", name)
+                else:
+                    time.sleep(AT_ONCE_S)
+                    if not self._acted:
+                        log.warning("%s again: ended at once, nothing more is saved", name)
+                        os._exit(128 + number[0])
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -118,3 +159,8 @@ class Interrupt:
             # None: the handler was not installed from Python and cannot be put back from it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous = {}
+        self._acted = True
+        if self._heard is not None:
+            signal.set_wakeup_fd(self._wakeup)
+            self._heard.close()
+            self._heard = None

@@ -6,7 +6,9 @@ inner program never recompiles. `MicrobatchCut` says how batches of changing siz
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -46,22 +48,26 @@ class BlockStager:
         self.capacity = capacity
         self.microbatch = microbatch
 
-    def take(self, steps_to_event: int) -> BatchBlock | None:
+    def take(self, steps_to_event: int, room: int | None = None) -> BatchBlock | None:
         """The next steps, none of them past the event; None when the stream has ended.
+
+        Args:
+          room: steps (cut: microbatches) that the block may hold, at least one step; None = all
+            that are staged at once.
 
         Raises:
           ValueError: a batch that is not a whole number of microbatches, or is more of them than
             the capacity.
         """
-        stride = None
-        room = min(self.capacity, steps_to_event)
+        stride, most = None, self.capacity if room is None else min(room, self.capacity)
+        room = min(most, steps_to_event)
         if self.microbatch is not None:
             first = self._next()
             if first is None:
                 return None
             self._waiting.append(first)
             stride = self._stride(first)
-            room = min(self.capacity // stride, steps_to_event)
+            room = min(max(most // stride, 1), steps_to_event)
         group = self._group(room)
         if not group:
             return None
@@ -94,6 +100,63 @@ class BlockStager:
                 "larger microbatch"
             )
         return size // m
+
+
+class Pace:
+    """Keeps the device at most about a second behind the host, by what steps have taken so far.
+
+    Whoever stops a run waits for what was handed over. `room` bounds a block, `handed_over` waits
+    where too much of it is under way; small models never wait.
+
+    Args:
+      seconds: of work, handed over and not done.
+    """
+
+    def __init__(self, seconds: float = 1.0):
+        self.seconds = seconds
+        self._each: float | None = None  # seconds of a step; unknown before the first
+        self._under_way: collections.deque[tuple[int, jax.Array, float]] = collections.deque()
+        self._ended: float | None = None  # when the last block ended, if we have seen it
+        self._begun = 0.0
+
+    def room(self) -> int:
+        """Steps that the next block may hold, at least 1; its work begins after this call."""
+        self._begun = time.perf_counter()
+        return 1 if self._each is None else max(1, int(self.seconds / max(self._each, 1e-9)))
+
+    def handed_over(self, steps: int, result: jax.Array) -> None:
+        """Take note of a block, and wait until little enough is under way.
+
+        Args:
+          steps: in it, at least 1.
+          result: any that the block computes.
+        """
+        if self._each is None:
+            self._begun = time.perf_counter()  # the first block was compiled before
+            self._under_way.append((steps, result, self._begun))
+            self._wait()
+            return
+        self._under_way.append((steps, result, self._begun))
+        while self._under_way and self._under_way[0][1].is_ready():
+            alone = len(self._under_way) == 1
+            steps, _, started = self._under_way.popleft()
+            at_most = (time.perf_counter() - started) / steps
+            self._each = at_most if alone else min(self._each, at_most)
+            self._ended = None
+        while len(self._under_way) > 1 and self._waiting_s() > self.seconds:
+            self._wait()
+
+    def _waiting_s(self) -> float:
+        return self._each * sum(steps for steps, _, _ in self._under_way)
+
+    def _wait(self) -> None:
+        """Until the block has ended that was handed over first."""
+        steps, result, started = self._under_way.popleft()
+        jax.block_until_ready(result)
+        now = time.perf_counter()
+        if self._ended is not None or self._each is None:
+            self._each = (now - (self._ended or started)) / steps
+        self._ended = now
 
 
 def batch_size(batch: PyTree) -> int:

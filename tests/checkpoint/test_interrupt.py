@@ -52,6 +52,38 @@ def test_can_be_entered_again():
         assert not interrupt.requested
 
 
+WAITING = """
+import sys, time
+import jax, jax.numpy as jnp
+from lowcomm_jax.interrupt import Interrupt
+x = jnp.eye(256)
+long = jax.jit(lambda n: jax.lax.fori_loop(0, n, lambda i, y: y @ x, x)).lower(1).compile()
+with Interrupt():
+    print("ready", flush=True)
+    jax.block_until_ready(long(10**9))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_while_the_main_thread_waits_for_the_device(number):
+    """Acknowledged within a second; the second signal ends the process at once."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)  # in the device's work by now
+        process.send_signal(number)
+        sent = time.monotonic()
+        assert f"{number.name}: stopping after what is under way" in process.stderr.readline()
+        assert time.monotonic() - sent < 1
+        process.send_signal(number)
+        assert process.wait(10) == 128 + number
+
+
 LOOP = """
 import sys, time
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
