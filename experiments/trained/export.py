@@ -2,12 +2,14 @@
 
     python -m experiments export --workdir=runs/a --output=exported
 
-The folder holds config.json and model.safetensors, readable by transformers and by
---config.model.init_from.
+The folder holds config.json, generation_config.json, model.safetensors and the tokenizer. It is
+readable by transformers (`AutoModelForCausalLM`, `AutoTokenizer`); --config.model.init_from reads
+the weights.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import jax
 import numpy as np
 
 from experiments.cli import Flags, RefusedError, parse_flags, problems_of, show_help
-from experiments.trained.anchor import load_trained
+from experiments.trained.anchor import Trained, load_trained
+from lowcomm_jax.data.tokenizers import to_hugging_face
 from lowcomm_jax.models.weights import save_llama
 
 
@@ -41,5 +44,23 @@ def main(argv: Sequence[str]) -> int:
     )
     if problems:
         raise RefusedError(problems, "export")
+    _save_tokenizer(Path(values.output), trained)
     print(f"step {trained.step} written to {values.output}")
     return 0
+
+
+def _save_tokenizer(folder: Path, trained: Trained) -> None:
+    """The tokenizer, and with which tokens a text ends."""
+    tokenizer = trained.run.tokenizer
+    backend = to_hugging_face(tokenizer)
+    backend.save(str(folder / "tokenizer.json"))
+    ends = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": backend.id_to_token(tokenizer.eos_id),
+        "pad_token": backend.id_to_token(tokenizer.pad_id),
+        "model_max_length": trained.run.whole.config.max_seq_len,
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, content in (("tokenizer_config", described), ("generation_config", ends)):
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")

@@ -102,6 +102,24 @@ class FileTokenizer:
         return self.backend.decode(kept, skip_special_tokens=True)
 
 
+def to_hugging_face(tokenizer: Tokenizer) -> hf.Tokenizer:
+    """The same tokenizer as one of Hugging Face, end and padding as special tokens."""
+    if isinstance(tokenizer, FileTokenizer):
+        return tokenizer.backend
+    backend = hf.Tokenizer(hf.models.BPE(vocab=_byte_alphabet(), merges=[]))
+    backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = hf.decoders.ByteLevel()
+    backend.add_special_tokens([_EOS, _PAD])
+    return backend
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character by which byte-level tokenizers write each byte -> the byte."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # as they are; others from 256 on
+    hidden = [b for b in range(256) if b not in shown]
+    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
 def open_tokenizer(
     name: str, documents: Documents, cache: Path, eos_token: str | None = None
 ) -> Tokenizer:

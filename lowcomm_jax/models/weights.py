@@ -96,8 +96,10 @@ def save_llama(
     path = pathlib.Path(path)
     path.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path / _FILE, metadata={"format": "pt"})
-    described = json.dumps(config_to_llama(config, dtype), indent=2) + "\n"
-    (path / "config.json").write_text(described, encoding="utf-8")
+    # safetensors makes files that only their owner can read.
+    described = path / "config.json"
+    described.write_text(json.dumps(config_to_llama(config, dtype), indent=2) + "\n")
+    (path / _FILE).chmod(described.stat().st_mode)
 
 
 def config_from_llama(described: dict[str, Any], **changes) -> TransformerConfig:

@@ -7,6 +7,7 @@ import struct
 import jax
 import numpy as np
 import pytest
+import tokenizers
 from rich.console import Console
 
 from experiments import compile_cache
@@ -14,6 +15,7 @@ from experiments.__main__ import main
 from experiments.metrics import VERSION, read_records
 from experiments.report.main import table
 from experiments.runlog import document_interval, read_run, summarise
+from lowcomm_jax.data import tokenizers as tokenizers_of_run
 
 STEPS, PERIOD, REGIONS = 23, 4, 3
 
@@ -200,6 +202,30 @@ def test_samples_continue_the_prompt(folder, capsys, monkeypatch):
     assert capsys.readouterr().out == first
     assert main(["sample", run, "--length=9000"]) == 2
     assert "max_seq_len" in capsys.readouterr().err
+
+
+def test_an_export_is_complete_and_anyone_may_read_it(folder, capsys):
+    out = folder / "handed_on"
+    assert main(["export", f"--workdir={folder / 'run'}", f"--output={out}"]) == 0
+    capsys.readouterr()
+    found = {path.name: path.stat().st_mode for path in out.iterdir()}
+    assert found.keys() == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert len(set(found.values())) == 1  # those of any file that is written here
+    backend = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
+    text = "naïve\n\t 数 €\x00\xff <|end|"
+    own = tokenizers_of_run.ByteTokenizer()
+    assert backend.encode(text).ids == own.encode(text).tolist()
+    assert backend.decode(own.encode(text)) == text
+    ends = json.loads((out / "generation_config.json").read_text())
+    described = json.loads((out / "tokenizer_config.json").read_text())
+    assert backend.token_to_id(described["eos_token"]) == ends["eos_token_id"] == own.eos_id
+    assert backend.token_to_id(described["pad_token"]) == ends["pad_token_id"] == own.pad_id
 
 
 def test_export_and_start_from_it(tiny, folder, capsys):
