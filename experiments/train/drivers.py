@@ -7,9 +7,11 @@ a run follow nominal steps, so that runs compare at equal tokens.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from experiments.train.assemble import Run
@@ -17,6 +19,7 @@ from experiments.train.stopping import Stopping
 from lowcomm_jax.adaptive.history import AdaptiveHistory
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.history import History
+from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.state.train_state import TrainState
 
 Participants = Callable[[int], Any] | None
@@ -116,6 +119,7 @@ class AdaptiveDriver:
         """`fetching`: see `FixedDriver`; `evaluate`: loss of parameters, around merges."""
         self._run, self._fetching, self._evaluate = run, fetching, evaluate
         self._nominal = run.job.regions * run.job.batch
+        self._each: float | None = None  # seconds of a nominal step, of the last ones
 
     def progress(self, state: AdaptiveState) -> int:
         return state.samples // self._nominal
@@ -124,15 +128,28 @@ class AdaptiveDriver:
         return state.step
 
     def advance(self, state: AdaptiveState, count: int, participants, stopping: Stopping):
-        del stopping  # looked at between chunks: trainers must not part in the middle of a step
-        goal = (self.progress(state) + count) * self._nominal
-        return self._run.engine.run(
-            state,
-            self._source,
-            samples=goal - state.samples,
-            participants=participants,
-            evaluate=self._evaluate,
-        )
+        goal, history = self.progress(state) + count, AdaptiveHistory()
+        while self.progress(state) < goal:
+            done = self.progress(state)
+            until = min(goal, done + leader().broadcast_from_leader("piece", self._piece))
+            begun = time.perf_counter()
+            state, more = self._run.engine.run(
+                state,
+                self._source,
+                samples=until * self._nominal - state.samples,
+                participants=participants,
+                evaluate=self._evaluate,
+            )
+            jax.block_until_ready([t.state.inner for t in state.trainers.values()])
+            self._each = (time.perf_counter() - begun) / (self.progress(state) - done)
+            history.segments += more.segments
+            if stopping.at(state.step, state):
+                break
+        return state, history
+
+    def _piece(self) -> int:
+        """Nominal steps to train before a signal is looked at: about a second of them."""
+        return 1 if self._each is None else max(1, int(1 / self._each))
 
     def _source(self, trainer: int, start: int | np.ndarray, count: int) -> Any:
         with self._fetching():

@@ -143,7 +143,7 @@ class Pace:
             at_most = (time.perf_counter() - started) / steps
             self._each = at_most if alone else min(self._each, at_most)
             self._ended = None
-        while len(self._under_way) > 1 and self._waiting_s() > self.seconds:
+        while self._under_way and self._waiting_s() > self.seconds:
             self._wait()
 
     def _waiting_s(self) -> float:
