@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.progress import duration, size, thousands
+from experiments.report.virtual import Pace
 
 ALLREDUCE = "AllReduce: fp32 gradients exchanged at every step"
 
@@ -42,16 +43,16 @@ def columns(networks: Sequence[str]) -> dict[str, Column]:
     return found | {"stale- ness": _known("staleness", str)}
 
 
-def note(networks: Sequence[str], step_seconds: float | None, own: str) -> str:
+def note(networks: Sequence[str], step_seconds: Pace, own: str) -> str:
     """What the columns mean.
 
     Args:
-      own: whose step lasts as it does where `step_seconds` is None.
+      own: whose step lasts as it does where `step_seconds` is no number.
     """
     text = f"{ALLREDUCE}; fewer bytes than that; staleness: the largest, in inner steps."
     if not networks:
         return text
-    pace = f"{own} time" if step_seconds is None else f"{step_seconds:g} s"
+    pace = f"{step_seconds:g} s" if isinstance(step_seconds, float) else f"{own} time"
     return (
         f"{text} Virtual time: the run's events replayed on the network, where a region's inner "
         f"step takes {pace}; utilisation: the share of it spent computing; faster: than AllReduce "

@@ -7,19 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.report.virtual import on_network
+from experiments.report.virtual import Pace, on_network
 from experiments.runlog import RunLog, document_interval, summarise
 from lowcomm_jax.network import Network
 
 
-def costs(
-    run: RunLog, networks: Mapping[str, Network], step_seconds: float | None
-) -> dict[str, Any]:
+def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> dict[str, Any]:
     """What one run cost.
 
     Args:
       networks: name -> network; the run's events are replayed on each.
-      step_seconds: of the median region's inner step there; None = the network's own.
+      step_seconds: see `Pace`.
 
     Returns:
       A dict of
@@ -40,9 +38,8 @@ def costs(
     }
 
 
-def _virtual(run: RunLog, network: Network, step_seconds: float | None) -> dict[str, float]:
-    seconds = step_seconds or float(np.median(network.compute_R))
-    found = on_network(run, network, seconds, None)
+def _virtual(run: RunLog, network: Network, step_seconds: Pace) -> dict[str, float]:
+    found = on_network(run, network, step_seconds, None)
     return {
         "seconds": found.clock.wall_s,
         "allreduce_seconds": found.allreduce_s,

@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.cli import RefusedError, closest, load_config, problems_of
 from experiments.config import plain
+from experiments.report.virtual import Pace
 from experiments.train.job import Job
 from experiments.train.resolve import resolve
 from experiments.workdir import CONFIG, read_config, workdir_problems
@@ -69,7 +70,7 @@ class Comparison:
     runs: tuple[RunSpec, ...]
     panels: tuple[Panel, ...]
     networks: dict[str, Network]
-    step_seconds: float | None
+    step_seconds: Pace
 
 
 def plan(config: Any, workdir: str | Path) -> Comparison:
@@ -115,7 +116,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         runs=tuple(sorted(runs, key=lambda r: (seeds.index(r.seed), order[r.variant]))),
         panels=_panels(fields),
         networks=networks,
-        step_seconds=fields["step_seconds"],
+        step_seconds=fields["step_seconds"] or "network",
     )
 
 

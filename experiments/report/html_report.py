@@ -36,7 +36,7 @@ from experiments.report.html_page import page, section, table
 from experiments.report.html_svg import Axis, line_chart
 from experiments.report.html_timeline import legend, timeline
 from experiments.report.html_timeline import staleness as staleness_chart
-from experiments.report.virtual import PICTURE_STEPS, last_steps
+from experiments.report.virtual import PICTURE_STEPS, Pace, last_steps
 from experiments.runlog import RunLog, adapts, summarise
 from lowcomm_jax.network import Network
 
@@ -55,7 +55,7 @@ def write(
     entries: Sequence[Entry],
     rows: Mapping[str, Mapping[str, Any]],
     networks: Mapping[str, Network],
-    step_seconds: float | None,
+    step_seconds: Pace,
 ) -> None:
     """Write the report.
 
@@ -88,9 +88,7 @@ def write(
     path.write_text(page(title, _intro(entries), colour, sections), encoding="utf-8")
 
 
-def row_of(
-    run: RunLog, networks: Mapping[str, Network], step_seconds: float | None
-) -> dict[str, Any]:
+def row_of(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> dict[str, Any]:
     """The row of a single run, complete or not."""
     found = summarise(run)
     return {
@@ -116,7 +114,7 @@ def _intro(entries: Sequence[Entry]) -> str:
 def _learning(
     entries: Sequence[Entry],
     networks: Mapping[str, Network],
-    step_seconds: float | None,
+    step_seconds: Pace,
     colour: Mapping[str, int],
 ) -> str:
     """Loss against tokens, bytes, exchanges where they vary, and virtual time on every network."""
@@ -150,7 +148,7 @@ def _on_network(
     entries: Sequence[Entry],
     name: str,
     network: Network,
-    step_seconds: float | None,
+    step_seconds: Pace,
     colour: Mapping[str, int],
 ) -> str:
     use = utilisation_curves(entries, network, step_seconds)

@@ -22,7 +22,7 @@ from experiments.progress import duration, size
 from experiments.report import by_region, html_report
 from experiments.report.export_table import write_csv, write_json
 from experiments.report.html_data import Entry
-from experiments.report.virtual import Virtual, check, on_network
+from experiments.report.virtual import Pace, Virtual, check, on_network
 from experiments.runlog import RunLog, Summary, read_run, summarise
 from experiments.workdir import CURVES
 from lowcomm_jax.network import BASELINE, Network
@@ -126,7 +126,7 @@ def write_page(
     runs: Sequence[RunLog],
     workdirs: Sequence[Path],
     networks: Mapping[str, Network],
-    step_seconds: float | None,
+    step_seconds: Pace,
     path: Path,
 ) -> None:
     """Write the HTML report of single runs."""

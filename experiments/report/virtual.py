@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
 
 from experiments.cli import RefusedError, problems_of
 from experiments.runlog import RunLog, nominal_steps, summarise
@@ -19,6 +22,9 @@ from lowcomm_jax.network import (
     save_picture,
 )
 
+Pace = float | Literal["network"] | None
+"""Seconds of one region's inner step: a number, the median of the network's own, or None = as this
+run's machine needed for one region. Tables and figures of one report are given the same."""
 PICTURE_STEPS = 60  # inner steps the timeline shows: more could not be told apart
 
 
@@ -62,20 +68,17 @@ def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
     return network
 
 
-def on_network(
-    run: RunLog, network: Network, step_seconds: float | None, picture: Path | None
-) -> Virtual:
+def on_network(run: RunLog, network: Network, step_seconds: Pace, picture: Path | None) -> Virtual:
     """Replay a run's events.
 
     Args:
-      step_seconds: of one region's inner step; None: as this run's machine needed for one region.
+      step_seconds: see `Pace`.
       picture: where the timeline of the last steps goes; None = no picture.
 
     Raises:
       RefusedError: the run is too short to know its speed, and `step_seconds` is not given.
     """
-    seconds = step_seconds or _own_step_seconds(run)
-    network, steps = _paced(run, network, seconds), len(run.steps)
+    network, steps = _paced(run, network, step_seconds), len(run.steps)
     clock = replay(network, run.steps, record_from=_shown_from(run) if picture else None)
     if picture is not None:
         shown = min(PICTURE_STEPS, steps)
@@ -85,17 +88,18 @@ def on_network(
     every_step(baseline, 1, max(1, as_many), 4 * run.header["trained_params"])
     uneven = any("active" in row for row in run.steps)
     wall = float(baseline.now_R.max())
+    seconds = float(np.median(network.compute_R))
     return Virtual(network.name, seconds, clock.report(), wall, uneven)
 
 
-def last_steps(run: RunLog, network: Network, step_seconds: float | None) -> Timeline:
+def last_steps(run: RunLog, network: Network, step_seconds: Pace) -> Timeline:
     """Who did what in the last `PICTURE_STEPS` steps; see `on_network`."""
     network = _paced(run, network, step_seconds)
     return replay(network, run.steps, record_from=_shown_from(run)).timeline()
 
 
 def seconds_at(
-    run: RunLog, network: Network, step_seconds: float | None, steps: Sequence[int]
+    run: RunLog, network: Network, step_seconds: Pace, steps: Sequence[int]
 ) -> list[float]:
     """Virtual seconds at which the last region is done with each of these steps, in order."""
     clock, done, seconds = VirtualClock(_paced(run, network, step_seconds)), 0, []
@@ -110,8 +114,10 @@ def _shown_from(run: RunLog) -> int:
     return max(1, len(run.steps) - PICTURE_STEPS + 1)
 
 
-def _paced(run: RunLog, network: Network, step_seconds: float | None) -> Network:
-    """A network's own seconds only say how much slower one region is than another."""
+def _paced(run: RunLog, network: Network, step_seconds: Pace) -> Network:
+    """Of a network's own seconds only their ratios count, unless they are asked for."""
+    if step_seconds == "network":
+        return network
     return network.with_median_step(step_seconds or _own_step_seconds(run))
 
 

@@ -1,12 +1,14 @@
 """`report --network`: a finished run replayed on a network, checked by hand."""
 
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from experiments.cli import RefusedError
-from experiments.report.virtual import check, on_network
+from experiments.compare.costs import costs
+from experiments.report.virtual import check, on_network, seconds_at
 from experiments.runlog import RunLog
 from lowcomm_jax.network import Jitter, uniform
 
@@ -41,6 +43,21 @@ def test_hours_utilisation_and_allreduce_by_hand(tmp_path):
     assert virtual.clock.utilisation == pytest.approx(12 * STEP / (12 * STEP + 3 * 2.0))
     assert virtual.allreduce_s == pytest.approx(12 * (STEP + 2.0))
     assert (tmp_path / "timeline.png").stat().st_size > 1000 and not virtual.uneven
+
+
+@pytest.mark.parametrize("pace, each", [(None, 0.125), ("network", 1.0), (STEP, STEP)])
+def test_terminal_page_figures_and_comparisons_have_one_clock(pace, each, monkeypatch):
+    """None: this run's machine; the network's own; a number."""
+    monkeypatch.setattr("experiments.report.virtual._own_step_seconds", lambda run: 0.125)
+    monkeypatch.setattr("experiments.compare.costs.summarise", lambda run: MagicMock())
+    terminal = on_network(run(), network(2.0), pace, None)
+    assert terminal.step_seconds == each
+    assert terminal.clock.wall_s == pytest.approx(12 * each + 3 * 2.0)
+    page = costs(run(), {"n": network(2.0)}, pace)["networks"]["n"]
+    assert page["seconds"] == terminal.clock.wall_s
+    assert page["allreduce_seconds"] == terminal.allreduce_s
+    (figure,) = seconds_at(run(), network(2.0), pace, [12])
+    assert figure == terminal.clock.wall_s
 
 
 def test_slower_regions_stay_slower():
