@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -59,28 +60,83 @@ def default_role(name: str, leaf: Any) -> Role:
     return "train" if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else "frozen"
 
 
+def inferred_roles(params: PyTree) -> tuple[dict[str, Role], list[str]]:
+    """Roles of leaves that Flax keeps apart from its trained parameters: (by name, problems).
+
+    Running statistics (Linen's collection `batch_stats`, NNX's `BatchStat`) are averaged, caches
+    stay local. Of any other collection or variable type with float leaves nobody but the user knows
+    the role.
+    """
+    kinds, found, problems = _flax_kinds(params), {}, []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        name = path_name(path)
+        kind = kinds.get(name)
+        if kind in _FLAX_ROLES:
+            found[name] = _FLAX_ROLES[kind]
+        elif kind is not None and default_role(name, leaf) == "train":
+            problems.append(
+                f"{name!r}: the role of {kind} is not known; give roles= (train, frozen, local or "
+                "average), a function of a leaf's name or a tree"
+            )
+    return found, problems
+
+
+_FLAX_ROLES: dict[str, Role] = {
+    "batch_stats": "average",
+    "BatchStat": "average",
+    "cache": "local",
+    "Cache": "local",
+}
+
+
+def _flax_kinds(params: PyTree) -> dict[str, str]:
+    """Name -> Linen collection or NNX variable type, of leaves that are no parameters of Flax."""
+    kinds = {}
+    nnx = sys.modules.get("flax.nnx")  # whoever has variables of NNX has imported it
+    if isinstance(params, Mapping) and not (nnx and isinstance(params, nnx.State)):
+        collections = params.keys() - {"params"} if "params" in params else ()
+        for collection in collections:
+            inside, _ = jax.tree_util.tree_flatten_with_path({collection: params[collection]})
+            kinds |= {path_name(path): collection for path, _ in inside}
+    if nnx is None:
+        return kinds
+    variables, _ = jax.tree_util.tree_flatten_with_path(
+        params, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
+    for path, variable in variables:
+        if isinstance(variable, nnx.Variable) and not isinstance(variable, nnx.Param):
+            known = [t.__name__ for t in type(variable).__mro__ if t.__name__ in _FLAX_ROLES]
+            for inside, _ in jax.tree_util.tree_flatten_with_path(variable)[0]:
+                kinds[path_name((*path, *inside))] = (known or [type(variable).__name__])[0]
+    return kinds
+
+
 def make_layout(params: PyTree, roles: Roles = None) -> Layout:
     """Describe `params`.
 
     Args:
       params: any pytree of arrays (Flax NNX state, Linen, Equinox with arrays only, dicts, ...).
-      roles: None (`default_role`), a function of (name, leaf), or a pytree of roles with the
-        structure of `params` (a LoRA mask, for example).
+      roles: None (`default_role`, `inferred_roles`), a function of (name, leaf), or a pytree of
+        roles with the structure of `params` (a LoRA mask, for example).
 
     Raises:
-      ValueError: listing every leaf of an unknown role, trained leaves that are not floats, and a
-        tree without a trained leaf.
+      ValueError: listing every leaf of an unknown role (of Flax's own kinds, too), trained leaves
+        that are not floats, and a tree without a trained leaf.
     """
     with_path, treedef = jax.tree_util.tree_flatten_with_path(params)
     names = tuple(path_name(path) for path, _ in with_path)
     as_tree = roles is not None and jax.tree.structure(roles) == treedef
-    if roles is None or (callable(roles) and not as_tree):
-        role_of = default_role if roles is None else roles
-        chosen = tuple(role_of(name, leaf) for name, (_, leaf) in zip(names, with_path))
+    problems = []
+    if roles is None:
+        inferred, problems = inferred_roles(params)
+        defaults = (default_role(name, leaf) for name, (_, leaf) in zip(names, with_path))
+        chosen = tuple(inferred.get(name, role) for name, role in zip(names, defaults))
+    elif callable(roles) and not as_tree:
+        chosen = tuple(roles(name, leaf) for name, (_, leaf) in zip(names, with_path))
     else:
         chosen = tuple(treedef.flatten_up_to(roles))
     twice = sorted({name for name in names if names.count(name) > 1})
-    problems = [f"{name!r}: two leaves have this path; rename one" for name in twice]
+    problems += [f"{name!r}: two leaves have this path; rename one" for name in twice]
     for name, role, (_, leaf) in zip(names, chosen, with_path):
         if role not in ("train", "frozen", "local", "average"):
             problems.append(f"{name!r}: role {role!r}; use train, frozen, local or average")

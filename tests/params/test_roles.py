@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen, nnx
 from params.tiny_runs import LR, R, X, engine, train
 
 import lowcomm_jax as lc
@@ -188,3 +189,77 @@ def test_a_constant_update_of_state_is_accepted():
     state = train(one, NORM, X[:1])
     assert state.inner.buffers["seen"].tolist() == [0] * R
     assert state.inner.tokens.tolist() == [[5.0]] * R
+
+
+# -- what Flax keeps apart ------------------------------------------------------------------------
+
+
+class Normed(linen.Module):
+    @linen.compact
+    def __call__(self, x, train):
+        x = linen.BatchNorm(use_running_average=not train, momentum=0.5, name="norm")(x)
+        return linen.Dense(1, name="head")(x)
+
+
+def linen_loss(params, batch, rng):
+    del rng
+    x = jnp.stack([batch["x"], -2 * batch["x"]], axis=1)
+    out, moved = Normed().apply(params, x, True, mutable=["batch_stats"])
+    new = {
+        f"batch_stats/norm/{name}": value for name, value in moved["batch_stats"]["norm"].items()
+    }
+    return jnp.mean((out - 1.0) ** 2), {"updates": new}
+
+
+def test_linens_batch_statistics_are_averaged_not_trained():
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        params = Normed().init(jax.random.key(0), jnp.ones((3, 2)), True)
+        state = train(engine(linen_loss, lc.methods.diloco(2)), params, X)
+    layout = make_layout(params)
+    roles = dict(zip(layout.names, layout.roles))
+    assert roles == {
+        "batch_stats/norm/mean": "average",
+        "batch_stats/norm/var": "average",
+        "params/norm/scale": "train",
+        "params/norm/bias": "train",
+        "params/head/kernel": "train",
+        "params/head/bias": "train",
+    }
+    assert not any("batch_stats" in name for name in state.anchor)
+    moved = lc.region_params(state)["batch_stats"]["norm"]["mean"]
+    assert np.abs(np.asarray(moved)).max() > 0
+
+
+class Layers(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(2, rngs=rngs)
+        self.head = nnx.Linear(2, 1, rngs=rngs)
+
+
+def test_nnx_batch_statistics_are_averaged():
+    layout = make_layout(nnx.state(Layers(nnx.Rngs(0))))
+    roles = dict(zip(layout.names, layout.roles))
+    assert {name for name, role in roles.items() if role == "average"} == {
+        "norm/mean/value",
+        "norm/var/value",
+    }
+    assert {name for name, role in roles.items() if role == "train"} == {
+        "norm/scale/value",
+        "norm/bias/value",
+        "head/kernel/value",
+        "head/bias/value",
+    }
+
+
+class Steps(nnx.Variable):
+    """Of a kind of the user's own."""
+
+
+def test_kinds_that_only_the_user_knows_are_refused_with_the_fix():
+    with pytest.raises(ValueError, match="'spectral/u': the role of spectral is not known; give"):
+        make_layout({"params": {"w": np.ones(2)}, "spectral": {"u": np.ones(2)}})
+    tree = nnx.State({"w": nnx.Param(jnp.ones(2)), "u": Steps(jnp.ones(2))})
+    with pytest.raises(ValueError, match="'u/value': the role of Steps is not known"):
+        make_layout(tree)
+    chosen = make_layout(tree, lambda name, leaf: "local" if name.startswith("u") else "train")
+    assert chosen.roles == ("local", "train")
