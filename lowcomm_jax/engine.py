@@ -38,6 +38,7 @@ from lowcomm_jax.sync.checks import (
     microbatch_problems,
     mode_problems,
     refuse_microbatches,
+    refuse_other_types,
     virtual_clock,
 )
 from lowcomm_jax.sync.concurrent_exchange import concurrent_problems, is_concurrent
@@ -55,6 +56,8 @@ from lowcomm_jax.train.batch_blocks import (
     BlockStager,
     MicrobatchCut,
     check_batch,
+    check_leaves,
+    checked,
     first_step,
 )
 
@@ -105,6 +108,7 @@ class Engine:
 
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
+      TypeError: `loss_fn`, `inner` or `method` is something else.
     """
 
     def __init__(
@@ -134,6 +138,7 @@ class Engine:
         concurrent_exchange: bool | None = None,
         batches: Literal["whole", "own"] = "whole",
     ):
+        refuse_other_types(loss_fn, inner, method)
         separate = isinstance(exchange, JobExchange)
         here = 1 if separate else regions
         mesh = mesh or default_mesh(here if isinstance(here, int) and here > 0 else 1)
@@ -217,6 +222,10 @@ class Engine:
         Raises:
           ValueError: the state was not made by this engine's `init`.
         """
+        if not isinstance(state, TrainState):
+            raise ValueError(
+                f"state is a {type(state).__name__}, no TrainState: start with engine.init(params)"
+            )
         if state.layout not in self._loops:
             raise ValueError(
                 "this state was made by another engine: call engine.init(params) first"
@@ -250,6 +259,7 @@ class Engine:
           `active` (uneven regions) or `away` (left out of a gradient exchange).
         """
         cut = self._cut(microbatch, counts_R)
+        check_leaves(batch, self._rows)
         if cut is None:
             block = BatchBlock(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
         else:
@@ -292,7 +302,7 @@ class Engine:
         loop = self.sync_loop(state)
         cut = self._cut(microbatch, counts_R)
         record = history.History(int(state.counters.step))
-        stager = BlockStager(batches, self.block, microbatch)
+        stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
         pace = self._paces.setdefault(microbatch, batch_blocks.Pace())
         while (block := stager.take(loop.next_event(state), self._room(pace))) is not None:
             state, metrics, events = self._run(state, block, participants, False, cut)
@@ -372,6 +382,11 @@ class Engine:
         part = self._part(cut)
         regions = part.range(0, self.regions.count)
         return regions, range(batch) if cut else part.range(2, batch)
+
+    @property
+    def _rows(self) -> int:
+        """Regions in the batches that this process is given."""
+        return len(self.own_batch(1, True)[0]) if self._given_parts else self.regions.count
 
     def _part(self, cut: bool) -> Part:
         mesh = self.regions.mesh

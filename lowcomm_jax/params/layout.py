@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -52,6 +52,19 @@ class Layout:
     def tree(self, named: dict[str, Any]) -> PyTree:
         """Rebuild the user's tree; leaves that are not in `named` become None."""
         return self.treedef.unflatten([named.get(name) for name in self.names])
+
+
+def _no_arrays(names: Sequence[str], values: Sequence[Any]) -> list[str]:
+    problems = []
+    for name, value in zip(names, values):
+        try:
+            jnp.result_type(value)
+        except TypeError:
+            problems.append(
+                f"{name!r}: a {type(value).__name__} is no array: keep it out of the parameters "
+                "(Equinox: eqx.partition(model, eqx.is_array); NNX: nnx.split)"
+            )
+    return problems
 
 
 def default_role(name: str, leaf: Any) -> Role:
@@ -126,7 +139,9 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
     with_path, treedef = jax.tree_util.tree_flatten_with_path(params)
     names = tuple(path_name(path) for path, _ in with_path)
     as_tree = roles is not None and jax.tree.structure(roles) == treedef
-    problems = []
+    problems = _no_arrays(names, [leaf for _, leaf in with_path])
+    if problems:
+        raise ValueError("parameters cannot be trained as given:\n- " + "\n- ".join(problems))
     if roles is None:
         inferred, problems = inferred_roles(params)
         defaults = (default_role(name, leaf) for name, (_, leaf) in zip(names, with_path))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import optax
 
+from lowcomm_jax import methods
 from lowcomm_jax.compression import Codec
 from lowcomm_jax.exchange import GroupExchange
 from lowcomm_jax.mesh.regions import Regions
@@ -15,6 +18,26 @@ from lowcomm_jax.network import VirtualClock, parse
 from lowcomm_jax.sync.round_functions import OutlierGuard
 from lowcomm_jax.sync.round_programs import EngineConfig
 from lowcomm_jax.train.batch_blocks import MicrobatchCut
+
+
+def refuse_other_types(loss_fn: Any, inner: Any, method: Any) -> None:
+    """Check that an engine's first arguments are what their names say.
+
+    Raises:
+      TypeError: lists those that are not, with the fix.
+    """
+    problems = []
+    if not callable(loss_fn):
+        problems.append(f"loss_fn={loss_fn!r}: give a function (params, batch, rng) -> loss")
+    if not isinstance(inner, optax.GradientTransformation):
+        problems.append(f"inner={inner!r}: give an Optax optimizer, as optax.adamw(1e-3)")
+    if not isinstance(method, Method):
+        name = method if isinstance(method, str) else getattr(method, "__name__", "")
+        near = difflib.get_close_matches(name, methods.__all__, n=1) or ["diloco"]
+        fix = f"call its factory, as lc.methods.{near[0]}(...)"
+        problems.append(f"method={method!r} is no Method: {fix}")
+    if problems:
+        raise TypeError("an engine cannot be made of this:\n- " + "\n- ".join(problems))
 
 
 def layout_problems(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -215,6 +215,32 @@ def first_step(metrics: PyTree) -> PyTree:
 def repeated(batch: PyTree, samples: int) -> PyTree:
     """The first sample of a host batch `[R, b, ...]`, `samples` times."""
     return jax.tree.map(lambda x: np.repeat(np.asarray(x)[:, :1], samples, axis=1), batch)
+
+
+def checked(batches: Iterable[PyTree], regions: int) -> Iterator[PyTree]:
+    """The batches; each is checked by `check_leaves` as it is taken."""
+    if isinstance(batches, Mapping):
+        raise ValueError("run() takes a stream of batches, not one: give [batch], or use step()")
+    for batch in batches:
+        check_leaves(batch, regions)
+        yield batch
+
+
+def check_leaves(batch: PyTree, regions: int) -> None:
+    """Refuse a batch that is not arrays `[R, per-region batch, ...]`; cheap enough for every step.
+
+    Raises:
+      ValueError: names a leaf and its shape, or says that there is none.
+    """
+    leaves = jax.tree_util.tree_leaves(batch)
+    if leaves and all(np.ndim(x) >= 2 and np.shape(x)[0] == regions for x in leaves):
+        return
+    named = jax.tree_util.tree_flatten_with_path(batch)[0]
+    shown = ", ".join(f"{jax.tree_util.keystr(p)} {list(np.shape(x))}" for p, x in named[:4])
+    raise ValueError(
+        f"a batch's leaves are arrays [{regions} regions, per-region batch, ...]; this one has "
+        + (shown or "no leaf")
+    )
 
 
 def check_batch(shape: tuple[int, ...], count: int, cut: int, accumulate: int) -> None:

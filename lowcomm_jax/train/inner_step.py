@@ -73,6 +73,11 @@ class InnerStep:
         tree = self.layout.tree({**params, **buffers, **frozen})
         out = self.loss_fn(tree, batch, rng)
         loss, aux = out if isinstance(out, tuple) else (out, {})
+        if jnp.shape(loss):
+            raise ValueError(
+                f"loss_fn gave a loss of shape {list(jnp.shape(loss))}: give a scalar, as jnp.mean "
+                "of it, alone or with a dict of scalars: (loss, aux)"
+            )
         aux = dict(aux)
         if UPDATES in aux:
             buffers = {**buffers, **_named_updates(aux.pop(UPDATES), buffers)}
