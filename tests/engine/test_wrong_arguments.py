@@ -73,5 +73,5 @@ def test_a_loss_for_each_sample():
 
 
 def test_a_state_that_is_none():
-    with pytest.raises(ValueError, match="state is a dict, no TrainState: start with engine.init"):
+    with pytest.raises(ValueError, match="state is a dict, no TrainState: start with engine"):
         engine().step(PARAMS, {"x": np.ones((2, 4, 3), np.float32)})

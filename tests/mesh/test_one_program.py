@@ -20,11 +20,7 @@ from mesh.one_program_job import Settings, result_of
 from experiments.processes import free_port
 
 ROOT = pathlib.Path(__file__).parents[2]
-QUICK = [
-    "streaming_diloco, landing apart, regions apart",
-    "noloco, regions of two",
-    "adloco by twos, regions of two",
-]
+QUICK = ["streaming_diloco, landing apart, regions apart", "noloco, regions of two"]
 # `global_params` is a mean over the anchors of all regions: four participants.
 PER_REGION = re.compile("noloco|eager|as coded|routed")
 
