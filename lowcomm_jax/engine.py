@@ -279,8 +279,8 @@ class Engine:
         """Train on every batch of `batches`: the compiled fast path.
 
         Inner steps between two events run inside one program over a fixed staged buffer, so that a
-        changing distance between events never recompiles. The device is handed about a second of
-        them at a time (`batch_blocks.Pace`), so that whoever wants to stop need not wait long.
+        changing distance between events never recompiles. The device is handed about two seconds
+        of them at a time (`batch_blocks.Pace`): who wants to stop need not wait long.
 
         Args:
           state: is donated; use the returned one.
@@ -337,8 +337,8 @@ class Engine:
     def _room(self, pace: batch_blocks.Pace) -> int:
         """Processes of one program call the same programs with the same number of steps."""
         if jax.process_count() == 1:
-            return pace.room()
-        return leader().broadcast_from_leader("room", pace.room)
+            return pace.room(self.block)
+        return leader().broadcast_from_leader("room", lambda: pace.room(self.block))
 
     def _cut(self, microbatch: int | None, counts_R) -> MicrobatchCut | None:
         if microbatch is None and counts_R is None:

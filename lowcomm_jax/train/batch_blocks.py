@@ -103,36 +103,41 @@ class BlockStager:
 
 
 class Pace:
-    """Keeps the device at most about a second behind the host, by what steps have taken so far.
+    """Keeps the device at most about two seconds behind the host, by what steps have taken so far.
 
-    Whoever stops a run waits for what was handed over. `room` bounds a block, `handed_over` waits
-    where too much of it is under way; small models never wait.
+    Whoever stops a run waits for what was handed over. Blocks are as long as that allows, since
+    every call of a program moves the state in and out of its loop.
 
     Args:
-      seconds: of work, handed over and not done.
+      seconds: of work, handed over and not done; a step that takes longer is handed over by itself.
     """
 
-    def __init__(self, seconds: float = 1.0):
+    def __init__(self, seconds: float = 2.0):
         self.seconds = seconds
         self._each: float | None = None  # seconds of a step; unknown before the first
         self._under_way: collections.deque[tuple[int, jax.Array, float]] = collections.deque()
         self._ended: float | None = None  # when the last block ended, if we have seen it
         self._begun = 0.0
 
-    def room(self) -> int:
-        """Steps that the next block may hold, at least 1; its work begins after this call."""
+    def room(self, capacity: int) -> int:
+        """Steps that the next block may hold, 1 to `capacity`; waits until they fit."""
+        if self._each is None:
+            return 1
+        steps = min(capacity, max(1, int(self.seconds / max(self._each, 1e-9))))
+        while self._under_way and self._each * (self._waiting() + steps) > self.seconds:
+            self._wait()
         self._begun = time.perf_counter()
-        return 1 if self._each is None else max(1, int(self.seconds / max(self._each, 1e-9)))
+        return steps
 
     def handed_over(self, steps: int, result: jax.Array) -> None:
-        """Take note of a block, and wait until little enough is under way.
+        """Take note of a block; waits for the very first.
 
         Args:
           steps: in it, at least 1.
           result: any that the block computes.
         """
         if self._each is None:
-            self._begun = time.perf_counter()  # the first block was compiled before
+            self._begun = time.perf_counter()  # it was compiled before
             self._under_way.append((steps, result, self._begun))
             self._wait()
             return
@@ -143,19 +148,20 @@ class Pace:
             at_most = (time.perf_counter() - started) / steps
             self._each = at_most if alone else min(self._each, at_most)
             self._ended = None
-        while self._under_way and self._waiting_s() > self.seconds:
-            self._wait()
 
-    def _waiting_s(self) -> float:
-        return self._each * sum(steps for steps, _, _ in self._under_way)
+    def _waiting(self) -> int:
+        return sum(steps for steps, _, _ in self._under_way)
 
     def _wait(self) -> None:
         """Until the block has ended that was handed over first."""
         steps, result, started = self._under_way.popleft()
         jax.block_until_ready(result)
         now = time.perf_counter()
-        if self._ended is not None or self._each is None:
-            self._each = (now - (self._ended or started)) / steps
+        # Known is when it began: where the one before it ended, or where nothing was before it.
+        if self._ended is not None:
+            self._each = (now - max(self._ended, started)) / steps
+        elif self._each is None:
+            self._each = (now - started) / steps
         self._ended = now
 
 
