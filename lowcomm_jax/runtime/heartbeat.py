@@ -103,8 +103,7 @@ class Heartbeat:
             would be taken for that one, so that no list is relied on alone.
         """
         born, last = f"born/{self.region}/", self._read(self.region)
-        taken = [int(key.removeprefix(born)) for key in self._store.list(born)]
-        known = max([above, last.incarnation if last else 0, *taken])
+        known = max([above, last.incarnation if last else 0, *self._store.numbers(born)])
         for number in itertools.count(known + 1):
             key = f"{born}{number}"
             if self._store.create(key, self._seal.close(key, {"incarnation": number})):

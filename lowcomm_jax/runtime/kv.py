@@ -14,6 +14,7 @@ import collections
 import contextlib
 import os
 import pathlib
+import re
 import secrets
 import threading
 import urllib.parse
@@ -40,7 +41,7 @@ class Store:
     """Keys of one run in a key-value store.
 
     Attributes:
-      counter: counts bytes "store_read" and "store_written".
+      counter: counts bytes "store_read" and "store_written", and "unknown_key".
       poll_s: shortest and longest pause between looks.
 
     All methods raise `StoreUnavailable` when the store does not answer as it should.
@@ -129,6 +130,20 @@ class Store:
         if not found:
             self._check_anchor()
         return sorted(key.decode() for key in found)
+
+    def numbers(self, prefix: str) -> list[int]:
+        """The numbers of keys `<prefix><number>`, ascending; counts others as "unknown_key".
+
+        Whoever can write to the folder may leave such files there, an editor or a sync tool too.
+        """
+        found = []
+        for key in self.list(prefix):
+            text = key.removeprefix(prefix)
+            if re.fullmatch(r"[0-9]{1,15}", text):
+                found.append(int(text))
+            else:
+                self.counter.add("unknown_key")
+        return sorted(found)
 
     def pauses(self) -> Iterator[float]:
         """Seconds to wait between one look and the next: short at first, then longer."""

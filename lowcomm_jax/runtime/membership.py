@@ -314,7 +314,7 @@ def _begin_epoch(context: ExchangeContext, until: float, key: str, roster: dict[
 
 def _newest_epoch(context: ExchangeContext) -> tuple[int, dict[int, int], int]:
     """(the newest epoch, its roster, the number for the next one); 0 = there is none."""
-    numbers = sorted(int(key.removeprefix("epoch/")) for key in context.store.list("epoch/"))
+    numbers = context.store.numbers("epoch/")
     free = numbers[-1] + 1 if numbers else 1
     for number in reversed(numbers):
         key = f"epoch/{number}"

@@ -153,3 +153,18 @@ def test_a_payload_of_something_else_is_rejected_counted_and_as_if_missing(
         # This region trains something else, and must hear of it.
         with pytest.raises(exchange.Rejected):
             regions[1].finish("k", LIKE)
+
+
+@pytest.mark.parametrize("name", ["x", "1.tmp", "-3", "٣", "1" * 40, "3_0"])
+def test_files_whose_names_are_no_numbers_are_skipped_and_counted(party, name):
+    """Left there by a stranger, an editor, or a tool that copies folders."""
+    for place in ("epoch", "born/0", "born/1"):
+        folder_of = folder(party) / "run" / place
+        folder_of.mkdir(parents=True, exist_ok=True)
+        (folder_of / name).write_bytes(b"whatever")
+    regions = party.run(2)
+    assert {x._context.heartbeat.own.epoch for x in regions} == {1}
+    send(regions, "k")
+    for arrived in land(regions, "k"):
+        check(arrived, 2, [0, 1])
+    assert all(x.counts()["unknown_key"] >= 2 for x in regions)
