@@ -13,7 +13,10 @@ from rich.text import Text
 
 @dataclasses.dataclass
 class Now:
-    """Where a run stands; `eval_loss` and `seconds_left` are None until known."""
+    """Where a run stands; `eval_loss` and `seconds_left` are None until known.
+
+    `skipped`: steps left out, of all regions, their gradients not being finite.
+    """
 
     step: int
     steps: int
@@ -22,12 +25,15 @@ class Now:
     tokens_per_second: float
     bytes_sent: float
     seconds_left: float | None
+    skipped: int = 0
 
     def numbers(self) -> str:
         parts = [f"loss {self.loss:.3f}"]
         if self.eval_loss is not None:
             parts.append(f"eval {self.eval_loss:.3f}")
         parts += [f"{self.tokens_per_second:,.0f} tokens/s", f"{size(self.bytes_sent)} sent/region"]
+        if self.skipped:
+            parts.append(f"{self.skipped:,} steps skipped")
         return "  ".join(parts)
 
     def left(self) -> str:

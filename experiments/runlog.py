@@ -47,6 +47,7 @@ class Summary:
       compression: bytes of AllReduce (fp32 gradients, two-shot, every step) over `bytes_sent`.
       tokens_per_second: median over the steps after the first interval (which compiles).
       staleness: largest; participation: mean share of the regions in the exchanges.
+      skipped: steps that regions left out, their gradients not being finite, of all of them.
       virtual_seconds, utilisation: on the run's own network, if it was trained with one.
       region_losses: smallest and largest last loss of a single region, where they were evaluated.
       anchor_variance: of the regions' anchors at the last evaluation, where there are several.
@@ -77,6 +78,7 @@ class Summary:
     contraction: float | None
     expected_contraction: float | None
     exchanges: int
+    skipped: int
     batch: tuple[float, float] | None
     trainers: tuple[int, int] | None
     merges: tuple[int, int] | None
@@ -193,6 +195,7 @@ def summarise(run: RunLog) -> Summary:
         contraction=measured,
         expected_contraction=expected,
         exchanges=sum(map(exchanges, run.steps)),
+        skipped=sum(int(sum(step.get("skipped", ()))) for step in run.steps),
         **_growth(run),
     )
 

@@ -12,6 +12,7 @@ with every setting that cannot work.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
@@ -84,15 +85,15 @@ class InnerConfig:
             if value not in choices:
                 found.append(f"{name}={value!r}: choose one of {', '.join(choices)}")
         for name in ("learning_rate", "eps", "muon_rms"):
-            if not getattr(self, name) > 0:
-                found.append(f"{name}={getattr(self, name)}: give a positive number")
+            if not 0 < getattr(self, name) < math.inf:
+                found.append(f"{name}={getattr(self, name)}: give a positive, finite number")
         for name in ("b1", "b2", "muon_beta"):
             if not 0 <= getattr(self, name) < 1:
                 found.append(f"{name}={getattr(self, name)}: must lie in [0, 1)")
         for name in ("final_fraction", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 found.append(f"{name}={getattr(self, name)}: must lie in [0, 1]")
-        if not self.weight_decay >= 0:
+        if not 0 <= self.weight_decay < math.inf:
             found.append(f"weight_decay={self.weight_decay}: give 0 (off) or a positive number")
         if self.clip_norm is not None and not self.clip_norm > 0:
             found.append(f"clip_norm={self.clip_norm}: give a positive norm, or None (off)")

@@ -227,6 +227,7 @@ _ROWS = {
     "batch of a trainer": lambda s: "-" if s.batch is None else "{:.3g} to {:.3g}".format(*s.batch),
     "trainers": lambda s: "-" if s.trainers is None else "{} to {}".format(*s.trainers),
     "merges, undone": lambda s: "-" if s.merges is None else "{}, {}".format(*s.merges),
+    "steps skipped, not finite": lambda s: f"{s.skipped:,}" if s.skipped else "-",
     "exchanges": lambda s: "-" if s.batch is None else f"{s.exchanges} in {s.step} steps",
     "time": lambda s: duration(s.seconds),
     "tokens/s": lambda s: "-" if s.tokens_per_second is None else f"{s.tokens_per_second:,.0f}",

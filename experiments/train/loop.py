@@ -29,7 +29,20 @@ from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.state.train_state import TrainState
 
 BEST = "anchor"  # the metric the best checkpoint is chosen by
+STUCK_STEPS = 50
+"""So many steps in a row that nobody learns anything from end a run."""
 PHASES = ("data", "dispatch", "wait", "eval", "checkpoint")
+
+
+class StuckError(Exception):
+    """Nobody has learnt anything for long: gradients, or what they led to, were not finite."""
+
+    def __init__(self, steps: int, last: int):
+        super().__init__(
+            f"no region has learnt anything since step {last - steps}: gradients were not finite, "
+            f"or what {steps} steps led to was not, so all of it was left out. Lower "
+            "inner.learning_rate, or lengthen inner.warmup_steps, and begin in another --workdir"
+        )
 
 
 class Loop:
@@ -156,11 +169,15 @@ class Loop:
                 eval_loss=self.evaluation and self.evaluation.anchor,
                 tokens_per_second=last["tokens_per_second"],
                 bytes_sent=float(self.records.sent.mean()),
+                skipped=int(self.records.skipped.sum()),
                 # The first interval compiles: its pace foretells nothing.
                 seconds_left=pace * (steps - done) if self._timed else None,
             )
         )
         self._timed = True
+        alone = self.run.exchange is None  # else the others' anchor may help
+        if alone and self.records.stuck >= min(STUCK_STEPS, steps):
+            raise StuckError(self.records.stuck, last["step"])
 
     def _interval(self, steps: int, last: dict[str, Any]) -> dict[str, Any]:
         phases = {name: round(spent, 5) for name, spent in self._spent.items()}

@@ -4,7 +4,8 @@
 
 Every field of experiments/config.py can be overridden with --config.FIELD=VALUE. SIGTERM or SIGINT
 (Ctrl-C) finishes the step, saves, and exits with code 75; the same command then continues. One of
-several jobs saves, too, and goes on to a step at which all stop.
+several jobs saves, too, and goes on to a step at which all stop. A run that learns nothing for 50
+steps, since numbers are not finite, ends with code 3.
 
 One program over several hosts: start the same command once a process, under Slurm, Kubernetes,
 mpirun or on TPU hosts; or by hand with --coordinator=HOST:PORT --process=I --processes=N.
@@ -13,6 +14,7 @@ mpirun or on TPU hosts; or by hand with --coordinator=HOST:PORT --process=I --pr
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -32,7 +34,7 @@ from experiments.train.assemble import Run, assemble
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import header
 from experiments.train.job import Job, abstract_params
-from experiments.train.loop import BEST, Loop
+from experiments.train.loop import BEST, Loop, StuckError
 from experiments.train.resolve import resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
@@ -44,6 +46,9 @@ from lowcomm_jax.mesh.stages import bubble
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.runtime.errors import Lost, Parted, StoreUnavailable
+
+EXIT_STUCK = 3
+"""Exit code of a run that ended because it learnt nothing any more."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,6 +88,9 @@ def main(argv: Sequence[str]) -> int:
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
     except ProcessLostError as error:
         processes.end(error)
+    except StuckError as error:
+        print(f"train: {error}", file=sys.stderr)
+        return EXIT_STUCK
     if not complete:
         console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
         return EXIT_INTERRUPTED

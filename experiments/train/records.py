@@ -15,6 +15,9 @@ class StepRecords:
     Attributes:
       tokens: tokens of all regions so far.
       sent, received: bytes of each region so far, int64 `[R]`.
+      skipped: steps each region has left out, its gradient not being finite, int64 `[R]`.
+      stuck: how many of the last steps nobody has learnt anything from. All regions have left them
+        out; or all who took part in the exchanges since were left out of them, and went back.
     """
 
     def __init__(self, regions: int, rate: Callable[[Mapping[str, Any]], float]):
@@ -22,6 +25,9 @@ class StepRecords:
         self.tokens = 0
         self.sent = np.zeros(regions, np.int64)
         self.received = np.zeros(regions, np.int64)
+        self.skipped = np.zeros(regions, np.int64)
+        self.stuck = 0
+        self._lost = False  # what the last exchange was given
         self._rate = rate
         # What left and has not landed: its key -> mean square over regions of |Delta|.
         self._pending: dict[str, float] = {}
@@ -32,6 +38,9 @@ class StepRecords:
             "tokens": self.tokens,
             "sent": self.sent.tolist(),
             "received": self.received.tolist(),
+            "skipped": self.skipped.tolist(),
+            "stuck": self.stuck,
+            "lost": self._lost,
             "pending": dict(self._pending),
         }
 
@@ -39,6 +48,10 @@ class StepRecords:
         self.tokens = int(state["tokens"])
         self.sent = np.array(state["sent"], np.int64)
         self.received = np.array(state["received"], np.int64)
+        # Checkpoints of earlier versions do not know.
+        self.skipped = np.array(state.get("skipped", np.zeros_like(self.sent)), np.int64)
+        self.stuck = int(state.get("stuck", 0))
+        self._lost = bool(state.get("lost", False))
         self._pending = {key: float(value) for key, value in state["pending"].items()}
 
     def make(
@@ -58,9 +71,16 @@ class StepRecords:
 
     def _record(self, row: Mapping[str, Any]) -> dict[str, Any]:
         events, step = row["events"], row["step"]
+        skipped = np.array(row.get("skipped", np.zeros(len(self.sent)))) > 0
+        self.skipped += skipped
         disagreement = [self._note(event) for event in events]
         # What was put off stands here, too, but belongs to the step after which it was due.
         sends = [event for event in events if event["kind"] == "send" and event["step"] == step]
+        participation = self._participation(sends, row.get("left_out"))
+        if participation is not None:
+            took = any(any(event["participants"]) for event in sends)
+            self._lost = took and participation == 0
+        self.stuck = self.stuck + 1 if self._lost or skipped.all() else 0
         record = {
             "kind": "step",
             "step": step,
@@ -71,7 +91,7 @@ class StepRecords:
             "grad_norm": row["grad_norm"],
             "bytes_sent": self.sent.tolist(),
             "bytes_received": self.received.tolist(),
-            "participation": self._participation(sends, row.get("left_out")),
+            "participation": participation,
             "disagreement": next((d for d in reversed(disagreement) if d is not None), None),
             "events": events,
         }
