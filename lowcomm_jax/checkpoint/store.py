@@ -126,9 +126,15 @@ def read_document(path: epath.Path) -> dict:
     """Read and verify the document of a checkpoint.
 
     Raises:
-      DamagedError: there is none, or it is not what was written.
+      DamagedError: there is none, it is not what was written, or that of another step.
     """
-    return _read_document(path / SEALED if (path / SEALED).exists() else path)
+    document = _read_document(path / SEALED if (path / SEALED).exists() else path)
+    name = _STEP.fullmatch(path.name)
+    if name and document["step"] != int(name[1]):
+        raise DamagedError(
+            f"{path}: it was written at step {document['step']}, and renamed or copied here"
+        )
+    return document
 
 
 def _read_document(path: epath.Path) -> dict:

@@ -154,6 +154,19 @@ def test_altered_number_is_found_by_its_digest(saved, tmp_path):
         store.read_document(other)
 
 
+def test_a_checkpoint_under_another_steps_name_is_not_believed(copied, caplog):
+    engine, directory, at = copied
+    shutil.copytree(directory / "3", directory / "9")
+    with Checkpoints(directory) as checkpoints:
+        found = checkpoints.restore(engine, bf16_params())
+        assert found.step == 5
+        assert_same(values(found.state), at[5])
+        ((step, reason),) = found.skipped
+        assert step == 9 and "written at step 3, and renamed or copied" in reason
+        with pytest.raises(DamagedError, match="/9: it was written at step 3"):
+            checkpoints.restore(engine, bf16_params(), step=9)
+
+
 def test_all_damaged_raises_naming_each(copied):
     engine, directory, _ = copied
     for step in ("3", "5"):
