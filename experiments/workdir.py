@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.cli import RefusedError
+
+LOCK = ".lock"
 CONFIG, METRICS, CHECKPOINTS, CURVES = "config.json", "metrics.jsonl", "checkpoints", "loss.png"
 # What may change between the first start and a restart of the same run.
 _HOUSEKEEPING = (
@@ -67,4 +74,28 @@ def write_config(workdir: Path, fields: Mapping[str, Any]) -> None:
     """Store the config of a run."""
     workdir.mkdir(parents=True, exist_ok=True)
     text = json.dumps(fields, indent=1, sort_keys=True)
-    (workdir / CONFIG).write_text(text + "\n", encoding="utf-8")
+    beside = workdir / f"{CONFIG}.new"  # a full disk, or a kill, leaves the old one whole
+    beside.write_text(text + "\n", encoding="utf-8")
+    beside.replace(workdir / CONFIG)
+
+
+@contextlib.contextmanager
+def occupied(workdir: Path) -> Iterator[None]:
+    """Keep other runs out of the folder; the kernel gives it back when this process ends.
+
+    Raises:
+      RefusedError: another process trains there; says which, and on which host.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / LOCK).open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            fix = "wait for it, end it, or choose another folder"
+            raise RefusedError([f"--workdir={workdir} is in use by {owner}: {fix}"]) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield

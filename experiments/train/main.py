@@ -38,7 +38,7 @@ from experiments.train.loop import BEST, Loop, StuckError
 from experiments.train.resolve import resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
-from experiments.workdir import CHECKPOINTS, identity, write_config
+from experiments.workdir import CHECKPOINTS, identity, occupied, write_config
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, InterruptedBeforeError, raised
 from lowcomm_jax.mesh.leader import ProcessLostError, leader
@@ -141,15 +141,23 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
     with leader().together():
         run = assemble(job)
         processes.require_equal(corpus=run.data.identity)
-    if leader().leads:
-        write_config(job.workdir, job.config)
     keep = job.config["checkpoint"]
     checkpoints = Checkpoints(
         job.workdir / CHECKPOINTS,
         keep_last=keep["keep_last"],
         keep_best=BEST if keep["keep_best"] else None,
     )
-    with contextlib.closing(checkpoints), _closing(run), leader().together():
+    with contextlib.ExitStack() as folder, contextlib.closing(checkpoints), _closing(run):
+        with leader().together():
+            if leader().leads:
+                folder.enter_context(occupied(job.workdir))
+                write_config(job.workdir, job.config)
+        return _train(run, checkpoints, console, quiet, display)
+
+
+def _train(run: Run, checkpoints: Checkpoints, console: Console, quiet: bool, display) -> bool:
+    job = run.job
+    with leader().together():
         restored = _restore(run, checkpoints)
         if restored is not None and restored.extra["finished"]:
             console.print(f"{job.workdir} is complete (step {restored.step})", highlight=False)
