@@ -2,11 +2,14 @@
 
 `Loop.train` advances the state in chunks that end where an evaluation, a checkpoint or a log line
 is due. The loop reads and writes the metrics of a chunk only after it has dispatched the next one,
-so the device does not wait for the host. Drivers that wait (`Driver.waits`) are read at once.
+so the device does not wait for the host. Drivers that wait (`Driver.waits`) are read at once. Long
+chunks are read before the next one: dispatching that waits for most of it (`batch_blocks.Pace`),
+and the records are to hold the time of their own steps.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -31,6 +34,8 @@ from lowcomm_jax.state.train_state import TrainState
 BEST = "anchor"  # the metric the best checkpoint is chosen by
 STUCK_STEPS = 50
 """So many steps in a row that nobody learns anything from end a run."""
+LONG_S = 0.5
+"""Reading a chunk of so many seconds costs nothing beside it."""
 PHASES = ("data", "dispatch", "wait", "eval", "checkpoint")
 
 
@@ -70,6 +75,7 @@ class Loop:
         self.evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._timed = False
+        self._took = math.inf  # seconds of the last chunk that was read
         self._shown = self.progress, 0.0
         self._spent = dict.fromkeys(PHASES, 0.0)
         self._unread: tuple[AnyHistory, int] | None = None  # and the progress after it
@@ -122,6 +128,8 @@ class Loop:
         every = {k: config[k]["every"] for k in ("log", "eval", "checkpoint")}
         target = min(steps, *(_next(done, n) for n in every.values() if n))
         target = self.faults.begin(done, target)
+        if self._took > LONG_S:
+            self._read()
         with self._phase("dispatch"):
             before = self._spent["data"]
             self.state, history = self.driver.advance(
@@ -155,6 +163,7 @@ class Loop:
         with self._phase("wait"):
             rows = list(history.rows())
         now, started = time.perf_counter(), self._started
+        self._took = now - self._mark
         records = self.records.make(iter(rows), len(rows), self._mark - started, now - started)
         self._mark = now
         self.log.write([*records, self._interval(len(rows), records[-1])])
