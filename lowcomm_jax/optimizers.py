@@ -197,7 +197,7 @@ def at_step(opt: PyTree, step: int, comes_R: np.ndarray) -> PyTree:
 
     Args:
       opt: state of an Optax optimizer, leaves `[R, ...]`; schedules are those of
-        `optax.scale_by_schedule`.
+        `optax.scale_by_schedule` and `optax.inject_hyperparams`.
       step: inner steps of the run.
       comes_R: bool `[R]`, the regions that come in.
     """
@@ -205,13 +205,20 @@ def at_step(opt: PyTree, step: int, comes_R: np.ndarray) -> PyTree:
     def one(state: Any) -> Any:
         if not _scheduled(state):
             return state
-        return state._replace(count=_counted(state.count, comes_R, np.int32(step)))
+        inside = {
+            name: at_step(getattr(state, name), step, comes_R)
+            for name in ("hyperparams_states", "inner_state")
+            if name in state._fields
+        }
+        return state._replace(count=_counted(state.count, comes_R, np.int32(step)), **inside)
 
     return jax.tree.map(one, opt, is_leaf=_scheduled)
 
 
 def _scheduled(state: Any) -> bool:
-    return isinstance(state, optax.ScaleByScheduleState)
+    known = optax.ScaleByScheduleState | optax.InjectStatefulHyperparamsState
+    # Optax does not export the state of a schedule that `inject_hyperparams` has wrapped.
+    return isinstance(state, known) or type(state).__name__ == "WrappedScheduleState"
 
 
 @jax.jit

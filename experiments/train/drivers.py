@@ -46,8 +46,12 @@ class Driver(Protocol):
     ) -> tuple[Any, Any]:
         """Train `count` nominal steps, or until it is time to stop; returns (state, history)."""
 
-    def rate(self, row: Mapping[str, Any]) -> float:
-        """Learning rate of a step."""
+    def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
+        """Learning rate of a step, the mean over regions.
+
+        Args:
+          skipped_R: steps that each region has left out before; its optimizer did not count them.
+        """
 
     def traffic(self, state: Any) -> tuple[np.ndarray, np.ndarray]:
         """Bytes each region has sent and received, int64 `[R]`."""
@@ -98,8 +102,8 @@ class FixedDriver:
                 batch = next(self._batches)
             yield batch
 
-    def rate(self, row: Mapping[str, Any]) -> float:
-        return float(self._run.rate_S[row["step"] - 1])
+    def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
+        return float(np.mean(self._run.rate_S[np.maximum(row["step"] - 1 - skipped_R, 0)]))
 
     def traffic(self, state: TrainState) -> tuple[np.ndarray, np.ndarray]:
         return np.array(state.counters.bytes_sent), np.array(state.counters.bytes_received)
@@ -158,7 +162,8 @@ class AdaptiveDriver:
             one = self._run.data.stage(start_R, 1, count, trainer=trainer, regions=regions)
             return {name: value[0] for name, value in one.items()}
 
-    def rate(self, row: Mapping[str, Any]) -> float:
+    def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
+        del skipped_R  # its batches and rates follow samples
         return self._run.job.inner.learning_rate * float(
             np.mean([t["rate"] for t in row["trainers"].values()])
         )

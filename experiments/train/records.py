@@ -20,8 +20,8 @@ class StepRecords:
         out; or all who took part in the exchanges since were left out of them, and went back.
     """
 
-    def __init__(self, regions: int, rate: Callable[[Mapping[str, Any]], float]):
-        """`rate`: a step's row of the history -> its learning rate."""
+    def __init__(self, regions: int, rate: Callable[[Mapping[str, Any], np.ndarray], float]):
+        """`rate`: a step's row, and the steps each region left out before -> its learning rate."""
         self.tokens = 0
         self.sent = np.zeros(regions, np.int64)
         self.received = np.zeros(regions, np.int64)
@@ -71,6 +71,7 @@ class StepRecords:
 
     def _record(self, row: Mapping[str, Any]) -> dict[str, Any]:
         events, step = row["events"], row["step"]
+        rate = self._rate(row, self.skipped)
         skipped = np.array(row.get("skipped", np.zeros(len(self.sent)))) > 0
         self.skipped += skipped
         disagreement = [self._note(event) for event in events]
@@ -87,7 +88,7 @@ class StepRecords:
             "tokens": self.tokens,
             "loss": row["loss"],
             "loss_mean": float(np.mean(row["loss"])),
-            "lr": self._rate(row),
+            "lr": rate,
             "grad_norm": row["grad_norm"],
             "bytes_sent": self.sent.tolist(),
             "bytes_received": self.received.tolist(),

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import lowcomm_jax as lc
-from lowcomm_jax.optimizers import InnerConfig, kind_of, learning_rate, make_optimizer
+from lowcomm_jax.optimizers import InnerConfig, at_step, kind_of, learning_rate, make_optimizer
 
 STEPS = 40
 
@@ -186,3 +186,24 @@ def test_trains_in_the_engine_with_a_frozen_leaf(optimizer):
     assert jax.tree.structure(optax.tree.zeros_like(tree)) == jax.tree.structure(
         lc.global_params(state)
     )
+
+
+@pytest.mark.parametrize("inject", [False, True])
+def test_who_comes_in_goes_on_with_the_schedule_of_the_run(inject):
+    """Region 1 comes in at step 40; the moments of both stay as they are."""
+
+    def rate(count):
+        return 0.1 / (1 + count)
+
+    make = optax.inject_hyperparams(optax.adam) if inject else optax.adam
+    optimizer = make(learning_rate=rate)
+    params = {"w": jnp.ones((2, 3))}
+    opt = jax.vmap(optimizer.init)(params)
+    for _ in range(3):
+        _, opt = jax.vmap(optimizer.update)(params, opt, params)
+    moved = at_step(opt, 40, np.array([False, True]))
+    updates, _ = jax.vmap(optimizer.update)(params, moved, params)
+    expected, _ = jax.vmap(optimizer.update)(params, opt, params)
+    ratio = np.asarray(updates["w"] / expected["w"])
+    np.testing.assert_allclose(ratio[0], 1.0)
+    np.testing.assert_allclose(ratio[1], rate(40) / rate(3), rtol=1e-5)

@@ -1,13 +1,17 @@
 """Records and report numbers against sums written out by hand."""
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import lowcomm_jax as lc
 from experiments.cli import RefusedError
 from experiments.metrics import MetricsLog, read_records
 from experiments.runlog import document_interval, read_run
+from experiments.train.drivers import FixedDriver
 from experiments.train.records import StepRecords
 
 
@@ -56,10 +60,10 @@ def test_disagreement_is_the_spread_of_the_regions():
     norms = np.linalg.norm(deltas, axis=1).tolist()
     # The weights as the engine gives them: not normalised.
     sends = send(2, norms, (3 * weights).tolist())
-    records = StepRecords(3, lambda row: 0.1 * row["step"])
+    records = StepRecords(3, lambda row, skipped_R: 0.1 * row["step"])
     made = records.make(iter([row(1), row(2, sends)]), 2, 0.0, 4.0)
     assert [r["disagreement"] for r in made] == [None, None]
-    restarted = StepRecords(3, lambda row: 0.1 * row["step"])
+    restarted = StepRecords(3, lambda row, skipped_R: 0.1 * row["step"])
     restarted.restore(json.loads(json.dumps(records.state())))
     landing = land(4, [2, 2, -1], float(np.linalg.norm(mean)), "1@2")
     late = land(4, [-1, -1, 2], None, "1@2")  # the anchor has moved already
@@ -72,7 +76,7 @@ def test_disagreement_is_the_spread_of_the_regions():
 
 
 def test_an_empty_first_landing_says_nothing():
-    records = StepRecords(3, lambda row: 1.0)
+    records = StepRecords(3, lambda row, skipped_R: 1.0)
     made = records.make(
         iter([row(1, send(1, [3.0] * 3, [1.0] * 3), land(1, [0] * 3, 0.0))]), 1, 0, 1
     )
@@ -82,7 +86,7 @@ def test_an_empty_first_landing_says_nothing():
 
 
 def test_participation_leaves_out_the_rejected():
-    records = StepRecords(3, lambda row: 1.0)
+    records = StepRecords(3, lambda row, skipped_R: 1.0)
     absent = send(1, [1.0] * 3, [1.0, 0.0, 1.0])
     rejected = send(1, [1.0, 1.0, np.nan], [1.0, 1.0, 0.0], [False, False, True])
     rejected["participants"] = [True] * 3
@@ -131,3 +135,19 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"kind":"header","version":99}\n')
     with pytest.raises(RefusedError, match="version 1"):
         read_run(tmp_path)
+
+
+def test_the_rate_is_that_of_the_optimizers_count():
+    """It does not count the steps that a region leaves out."""
+    rate_S = np.arange(10) / 10.0
+    run = SimpleNamespace(job=SimpleNamespace(method=lc.methods.diloco(3)), rate_S=rate_S)
+    run.exchange = None
+    driver = FixedDriver(run, nullcontext)
+    records = StepRecords(2, driver.rate)
+    rows = [
+        {"step": t, "tokens": [1, 1], "loss": [1.0, 1.0], "grad_norm": [1.0, 1.0], "events": []}
+        | {"skipped": [float(t in (2, 3)), 0.0]}
+        for t in range(1, 6)
+    ]
+    made = records.make(iter(rows), 5, 0.0, 1.0)
+    assert [r["lr"] for r in made] == pytest.approx([0.0, 0.1, 0.15, 0.2, 0.3])

@@ -32,7 +32,7 @@ def test_a_rate_that_breaks_everything(tiny, tmp_path, capsys):
 
 def test_what_counts():
     """Steps that all skip, and exchanges that all are left out of."""
-    records = StepRecords(2, lambda row: 0.1)
+    records = StepRecords(2, lambda row, skipped_R: 0.1)
 
     def after(skipped, sent=None, left_out=(0, 0)):
         event = {"kind": "send", "step": 1, "participants": sent, "left_out": left_out}
@@ -48,7 +48,7 @@ def test_what_counts():
     assert after([1.0, 1.0], [True, True], (1, 1)) == 1
     assert after([0.0, 0.0]) == 2  # after which it went back
     state = records.state()
-    records = StepRecords(2, lambda row: 0.1)
+    records = StepRecords(2, lambda row, skipped_R: 0.1)
     records.restore(state)
     assert after([0.0, 0.0]) == 3
     assert after([0.0, 0.0], [True, True], (0, 1)) == 0
