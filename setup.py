@@ -1,13 +1,18 @@
 """Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `hf`, `tensorboard`,
 `wandb`, `prometheus`, `test`, `dev`."""
 
+import pathlib
+import re
+
 from setuptools import find_packages, setup
 
+package = pathlib.Path(__file__).parent / "lowcomm_jax" / "__init__.py"
+version = re.search(r'^__version__ = "(.+)"$', package.read_text(encoding="utf-8"), re.MULTILINE)
 JAX = ">=0.10,<0.12"
 
 setup(
     name="lowcomm_jax",
-    version="0.1.0",
+    version=version[1],
     description="Low-communication, cross-region training of language models in JAX.",
     license="Apache-2.0",
     python_requires=">=3.11",

@@ -82,6 +82,7 @@ def parse_flags(command: str, argv: Sequence[str], values: flags.FlagValues) -> 
       RefusedError: an unknown flag (with suggestions) or a value of the wrong type.
     """
     flags.DEFINE_bool("help", False, "show this help", short_name="h", flag_values=values)
+    argv = [_underscored(argument, values) for argument in argv]
     try:
         rest = values([command, *argv])[1:]
     except flags.UnrecognizedFlagError as error:
@@ -91,6 +92,13 @@ def parse_flags(command: str, argv: Sequence[str], values: flags.FlagValues) -> 
     except flags.Error as error:
         raise RefusedError([str(error)], command) from error
     return rest
+
+
+def _underscored(argument: str, values: flags.FlagValues) -> str:
+    """`--print-config` as `--print_config`, where that is a flag."""
+    name, equals, value = argument.partition("=")
+    flag = name.removeprefix("--").replace("-", "_")
+    return f"--{flag}{equals}{value}" if name.startswith("--") and flag in values else argument
 
 
 def show_help(values: flags.FlagValues, docstring: str | None) -> None:

@@ -11,6 +11,8 @@ from lowcomm_jax.params_view import global_params, region_params
 from lowcomm_jax.topology import consensus
 from lowcomm_jax.train.batch_sharding import shard_batch, shard_batch_loss
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AdaptiveEngine",
     "Engine",

@@ -7,6 +7,9 @@ Every field of experiments/config.py can be overridden with --config.FIELD=VALUE
 several jobs saves, too, and goes on to a step at which all stop. A run that learns nothing for 50
 steps, since numbers are not finite, ends with code 3.
 
+`--help` with a `--config` lists its fields; `--print-config` shows the checked config, what follows
+from it, and trains nothing.
+
 One program over several hosts: start the same command once a process, under Slurm, Kubernetes,
 mpirun or on TPU hosts; or by hand with --coordinator=HOST:PORT --process=I --processes=N.
 """
@@ -29,7 +32,7 @@ from experiments.faults.landings import Landings
 from experiments.progress import Display, open_display, size
 from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
-from experiments.train import processes
+from experiments.train import fields, processes
 from experiments.train.assemble import Run, assemble
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import header
@@ -65,24 +68,35 @@ def main(argv: Sequence[str]) -> int:
     options.whole("processes", None, "of this program, each with devices of its own")
     options.whole("process", None, "which of them this is, from 0")
     options.text("coordinator", None, "HOST:PORT of process 0")
+    options.switch(
+        "print_config", "show the checked config and what follows from it; train nothing"
+    )
     values = options.values
     rest = parse_flags("train", others, values)
     if values.help:
         show_help(values, __doc__)
+        shown, problems = load_config(path or "diloco", overrides)
+        if problems:
+            raise RefusedError(problems, "train")
+        print("\n" + fields.listing(shown))
         return 0
     if path is None:
         raise RefusedError(["which method? give --config=configs/diloco.py (or another)"], "train")
     config, problems = load_config(path, [*overrides, *_of_process(values)])
     problems += [f"unexpected argument {argument!r}" for argument in rest]
     workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
-    fields = plain(config)
-    processes.start(fields)
+    settings = plain(config)
+    if not values.print_config:
+        processes.start(settings)
     try:
         job = resolve(config, workdir)
     except RefusedError as error:
         job, problems = None, problems + error.problems
     try:
-        processes.refuse(problems, fields)
+        processes.refuse(problems, settings)
+        if values.print_config:
+            print(fields.resolved(job), end="")
+            return 0
         compile_cache.enable(values.compile_cache)
         console = Console(quiet=not leader().leads)
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
