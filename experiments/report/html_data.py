@@ -54,7 +54,10 @@ class Stale:
 
 
 def loss_curves(entries: Sequence[Entry], x_of: Callable[[RunLog], list[float]]) -> list[Curve]:
-    """Evaluation loss of the anchor against `x_of(run)`, which has one value an evaluation."""
+    """Evaluation loss of the anchor against `x_of(run)`, which has one value an evaluation.
+
+    The one before training is no part of a curve: every method begins with it.
+    """
     return [curve for entry in entries if (curve := _loss_curve(entry, x_of)) is not None]
 
 
@@ -64,6 +67,7 @@ def _loss_curve(entry: Entry, x_of: Callable[[RunLog], list[float]]) -> Curve | 
     points = [
         (float(np.mean(x)), estimate([record["anchor"] for record in records]))
         for x, records in zip(x_RxE, evals)
+        if records[0]["step"]
     ]
     points = [(x, y) for x, y in points if y.mean is not None]
     if not points:

@@ -173,4 +173,5 @@ def _log_ticks(low: float, high: float) -> list[float]:
         found = [v for v in found if low * 0.999 <= v <= high * 1.001]
         if len(found) <= 6:
             break
-    return found
+    # Within a decade powers may leave one tick or none.
+    return found if len(found) > 2 else _ticks(low, high, 8)

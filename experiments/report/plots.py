@@ -21,10 +21,12 @@ def loss_curves(runs: Sequence[RunLog], path: Path) -> None:
     if len(runs) == 1:
         _regions(axes, runs[0])
     for number, run in enumerate(runs):
-        tokens = [e["tokens"] for e in run.evals]
+        # The evaluation before training says nothing of the method.
+        evals = [e for e in run.evals if e["step"]]
+        tokens = [e["tokens"] for e in evals]
         colour = "black" if len(runs) == 1 else f"C{number % 10}"
         label = "anchor, validation" if len(runs) == 1 else f"{run.name}, anchor, validation"
-        axes.plot(tokens, _values(run.evals, "anchor"), "o-", ms=4, color=colour, label=label)
+        axes.plot(tokens, _values(evals, "anchor"), "o-", ms=4, color=colour, label=label)
         if len(runs) > 1:
             axes.plot(*_smooth(run, None), color=colour, alpha=0.35, lw=1)
     title = ", ".join(dict.fromkeys(run.header["method"] for run in runs))

@@ -259,3 +259,12 @@ def test_a_browser_opens_it(page, tmp_path, size, dark):
     assert found["wide"] <= 0  # nothing sticks out sideways
     dark_page = sum(map(int, re.findall(r"\d+", found["background"])[:3])) < 200
     assert dark_page == dark
+
+
+@pytest.mark.parametrize(
+    "low, high", [(3.3, 4.6), (2.8, 12.9), (0.011, 0.018), (1, 2), (0.5, 5e6), (90, 110)]
+)
+def test_an_axis_has_several_ticks(low, high):
+    ticks = Scale(low, high, 0, 1, log=True).ticks()
+    assert 3 <= len(ticks) <= 12 and ticks == sorted(set(ticks))
+    assert all(low * 0.99 <= tick <= high * 1.01 for tick in ticks)
