@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from checkpoint.checkpoint_cases import assert_same
 
-from lowcomm_jax.checkpoint import DamagedError, store
+from lowcomm_jax.checkpoint import Checkpoints, DamagedError, manager, store
 from lowcomm_jax.mesh.arrays import Box, fetch_boxes
 
 # Orbax leaves coroutines and tasks behind when a file cannot be read.
@@ -126,3 +126,42 @@ def test_what_every_process_has_whole_is_the_leaders():
     for (box,) in fetch_boxes(named, leads=True).values():
         assert box.first == (0, 0)
         assert_same({"x": box.values}, {"x": x})
+
+
+class Two:
+    """The leader of two processes; the other one says what it is given to say."""
+
+    count, index, leads = 2, 0, True
+
+    def __init__(self, other):
+        self.other = other
+
+    def check(self):
+        pass
+
+    def broadcast_from_leader(self, what, act):
+        return act()
+
+    def everyones(self, what, value):
+        return [value, self.other]
+
+
+def test_a_process_that_could_not_write_its_part_is_named(path, monkeypatch):
+    monkeypatch.setattr(manager, "leader", lambda: Two("OSError: No space left on device"))
+    monkeypatch.setattr(manager, "outside_job", lambda act, *args: act(*args))
+    with pytest.raises(RuntimeError) as error, Checkpoints(path.parent) as checkpoints:
+        checkpoints._shared = True
+        store.begin_parts(path)
+        given = (path, boxes_of(0), shapes(arrays()), {"step": 7})
+        checkpoints._pending = checkpoints._worker.submit(checkpoints._write_part, *given)
+    assert "- process 1: OSError: No space left on device" in str(error.value)
+    assert store.steps(path.parent) == {}
+
+
+def test_who_does_not_see_the_leaders_token_does_not_write(path, monkeypatch):
+    for seen in (True, False):
+        two = Two(seen)
+        monkeypatch.setattr(manager, "leader", lambda two=two: two)
+        with Checkpoints(path.parent) as checkpoints:
+            assert checkpoints._all_reach() is seen
+    assert list(path.parent.iterdir()) == []
