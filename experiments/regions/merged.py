@@ -130,7 +130,8 @@ class _Totals:
         record["tokens_per_second"] = sum(row["tokens_per_second"] or 0.0 for row in rows)
         record["seconds"] = max(row["seconds"] for row in rows)
         shares = [r["participation"] for r in rows if r["participation"] is not None]
-        record["participation"] = float(np.mean(shares)) if shares else None
+        # Of all regions: those that were away took no part, and have no row here.
+        record["participation"] = sum(shares) / len(self._regions) if shares else None
         record["events"] = self._events(found)
         return record
 

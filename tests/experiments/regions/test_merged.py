@@ -127,3 +127,18 @@ def test_the_log_of_a_single_job_tells_nothing_of_the_others():
         by_region(SimpleNamespace(header={"steps": 1}, steps=[{"step": 1, "events": [event]}]))
         == []
     )
+
+
+def test_participation_is_of_all_regions_also_of_those_that_were_away(tmp_path):
+    """Region 0 makes four steps, region 1 two, region 2 none; all who are there take part."""
+    paths = []
+    for region, last in enumerate((4, 2, 0)):
+        paths.append(tmp_path / f"{region}.jsonl")
+        log = MetricsLog(paths[-1], -1)
+        header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
+        made = [record(region, t) | {"participation": 1.0} for t in range(1, last + 1)]
+        log.write([{**header, "steps": STEPS}, *made])
+        log.close()
+    steps = [r for r in merged(paths) if r["kind"] == "step"]
+    expected = [2 / 3, 2 / 3, 1 / 3, 1 / 3]
+    assert [r["participation"] for r in steps] == expected
