@@ -24,6 +24,7 @@ from lowcomm_jax import make_mesh
 from lowcomm_jax.adaptive.checks import size_problems
 from lowcomm_jax.adaptive.lr_scaling import SCALINGS
 from lowcomm_jax.aot import Target
+from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import DataConfig, open_corpus
 from lowcomm_jax.data.corpora import Source
 from lowcomm_jax.mesh.regions import Regions, default_mesh
@@ -35,6 +36,34 @@ from lowcomm_jax.sync.checks import virtual_clock
 from lowcomm_jax.sync.round_functions import OutlierGuard
 
 PROVISIONAL_VOCABULARY = 320  # until the tokenizer is open; nothing checked here depends on it
+
+
+LARGEST = {
+    "steps": 10**8,
+    "regions": 10**4,
+    "batch": 10**6,
+    "accumulate": 10**5,
+    "microbatches": 10**5,
+    "block": 10**4,
+    "mesh": 10**6,
+    "model.layers": 10**4,
+    "model": 10**7,
+    "data.seq_len": 10**7,
+    "inner.muon_steps": 10**3,
+}
+"""Above these nothing is tried: memory would run out, or a folder be made, before that fails."""
+
+
+def extreme_problems(fields: Mapping[str, Any]) -> list[str]:
+    """Whole numbers that no run can have, by `LARGEST` of their name or their section."""
+    found = []
+    for name, value in dotted(dict(fields)).items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        largest = LARGEST.get(name, LARGEST.get(name.partition(".")[0], 2**63 - 1))
+        if abs(value) > largest:
+            found.append(f"{name}={value}: give at most {largest:,}")
+    return found
 
 
 def shape_problems(fields: Mapping[str, Any]) -> list[str]:

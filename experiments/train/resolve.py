@@ -41,7 +41,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
       RefusedError: every violation, each with its fix.
     """
     fields = plain(config)
-    problems = checks.shape_problems(fields)
+    problems = checks.shape_problems(fields) or checks.extreme_problems(fields)
     if problems:
         raise RefusedError(problems)
     if target is None:
@@ -50,6 +50,9 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     problems = checks.number_problems(fields)
     steps, found = checks.count_steps(fields)
     problems += found
+    if steps > checks.LARGEST["steps"]:
+        fix = f"at most {checks.LARGEST['steps']:,} can be trained; lower tokens"
+        raise RefusedError([*problems, f"{fields['tokens']} tokens are {steps} steps: {fix}"])
     data, found = checks.data_config(fields)
     problems += found
     model, settled, found = checks.model_config(fields)

@@ -1,5 +1,7 @@
 """Configs are checked as a whole, before any work starts."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -274,3 +276,27 @@ def test_a_policy_is_a_section_of_any_method():
     ):
         _, [problem] = make_method({**fields, "inner_batching": wrong})
         assert part in problem
+
+
+@pytest.mark.parametrize(
+    "overrides, lines",
+    [
+        (
+            [("steps", "3000000000"), ("regions", "1000000")],
+            ["steps=3000000000", "regions="],
+        ),
+        (
+            [("model.layers", str(2**31)), ("seed", str(2**70))],
+            ["model.layers=", "seed=1180"],
+        ),
+        ([("mesh.fsdp", "9999999"), ("data.seq_len", "99999999")], ["mesh.fsdp=", "data.seq_len="]),
+        ([("steps", "0"), ("tokens", str(10**15))], ["steps: at most 100,000,000 can be trained"]),
+    ],
+)
+def test_absurd_sizes_are_refused_at_once(overrides, lines, tmp_path):
+    config, problems = load_config("diloco", overrides)
+    assert not problems
+    began = time.monotonic()
+    text = refused(config, tmp_path / "run")
+    assert time.monotonic() - began < 2 and not (tmp_path / "run").exists()
+    assert all(line in text for line in lines), text
