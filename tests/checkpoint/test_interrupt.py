@@ -74,14 +74,20 @@ def test_while_the_main_thread_waits_for_the_device(number):
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     ) as process:
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.3)  # in the device's work by now
-        process.send_signal(number)
-        sent = time.monotonic()
-        assert f"{number.name}: stopping after what is under way" in process.stderr.readline()
-        assert time.monotonic() - sent < 1
-        process.send_signal(number)
-        assert process.wait(10) == 128 + number
+        try:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.3)  # in the device's work by now
+            process.send_signal(number)
+            sent = time.monotonic()
+            # Plug-ins may have said something before.
+            shown = iter(process.stderr.readline, "")
+            said = f"{number.name}: stopping after what is under way"
+            assert any(said in line for line in shown)
+            assert time.monotonic() - sent < 5  # at once, on a busy machine too
+            process.send_signal(number)
+            assert process.wait(20) == 128 + number
+        finally:
+            process.kill()
 
 
 LOOP = """
