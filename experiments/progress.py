@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -41,6 +42,12 @@ class Now:
 
     def line(self) -> str:
         return f"step {self.step}/{self.steps}  {self.numbers()}  {self.left()}".rstrip()
+
+
+def steps_of(line: str) -> int | None:
+    """The step that a line of `Now.line` tells; None of any other line."""
+    found = re.match(r"step (\d+)/\d+ ", line)
+    return int(found[1]) if found else None
 
 
 class Display(Protocol):

@@ -37,8 +37,8 @@ def get_config() -> ConfigDict:
             "regions": 4,
             "batch": 4,
             "codec_error": True,
-            "eval": {"every": 35, "sequences": 128},
-            "log": {"every": 15},
+            "eval": {"every": 14, "sequences": 128},
+            "log": {"every": 14},  # where an evaluation ends a block of steps, too
             "checkpoint": {"every": 0},
         },
     )

@@ -18,8 +18,10 @@ from typing import Any
 from rich.console import Console
 
 from experiments import compile_cache
+from experiments.compare.at_equal import sentence
 from experiments.compare.columns import note
 from experiments.compare.equal import budgeted
+from experiments.compare.files import PICTURE, REPORT, RESULT
 from experiments.compare.plan import Comparison, plan
 from experiments.compare.result import Logs, collect, read_logs
 from experiments.compare.runs import run_all, terminations_interrupt
@@ -29,7 +31,6 @@ from experiments.report.html_data import Entry
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 EXIT_FAILED = 1
-RESULT, PICTURE, REPORT = "compare.json", "compare.png", "report.html"
 
 
 def main(config: Any, workdir: str | Path, console: Console | None = None) -> int:
@@ -84,7 +85,9 @@ def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> lis
         return []
     path = comparison.workdir / REPORT
     networks = comparison.networks
+    found = sentence(result["at_equal"], result["baseline"], len(result["seeds"]))
     about = [
+        *([found] if found else []),
         f"Loss in nats per token on the same validation documents; {interval_of(result)}.",
         note(list(networks), comparison.step_seconds, "the network's own"),
     ]

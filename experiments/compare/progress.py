@@ -1,45 +1,148 @@
-"""What a person sees while the runs of a comparison train: one line a run, and the time left."""
+"""What a person sees while the runs of a comparison train: a live table, and the time left."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
+from experiments.compare.columns import columns
 from experiments.compare.plan import Comparison, RunSpec
-from experiments.live_table import LiveTable, last_line
-from experiments.progress import Display, Now, duration
-from experiments.runlog import read_run
+from experiments.live_table import last_line
+from experiments.progress import Display, Now, duration, steps_of
+from experiments.report.html_report import row_of
+from experiments.runlog import RunLog, read_run, summarise
 from experiments.workdir import CHECKPOINTS
 
 _EVERY_SECONDS = 0.5
+_ROWS_KEPT_FREE = 8  # of a terminal: heading, lines above and below the table
+_COLUMNS = ("eval loss", "sent per region", "virtual time", "faster")
+_TELL_AGAIN = 0.25  # without a terminal: a guess that has moved by this share is told again
+
+
+class TimeLeft:
+    """How long the runs of a comparison will take, from what their steps took so far.
+
+    A run's time is its set-up (start, corpus, compilation) and its steps, each at its own pace. A
+    run that has shown no pace yet takes the mean pace and set-up of those that have.
+
+    Args:
+      steps: of every run that is to be trained, by name.
+      parallel: how many train at once.
+    """
+
+    def __init__(self, steps: dict[str, int], parallel: int):
+        self._steps, self._parallel = dict(steps), max(1, parallel)
+        self._started: dict[str, float] = {}
+        self._seen: dict[str, list[tuple[float, int]]] = {}  # (when, step): first and newest
+        self._ended: set[str] = set()
+
+    def starts(self, name: str, now: float) -> None:
+        """A run has been started at `now`, in seconds of any clock that runs on."""
+        self._started.setdefault(name, now)
+
+    def at(self, name: str, step: int, now: float) -> None:
+        """A run has made so many steps."""
+        seen = self._seen.setdefault(name, [])
+        if not seen or step > seen[-1][1]:
+            seen[1:] = [(now, step)] if seen else []
+            if not seen:
+                seen.append((now, step))
+
+    def ends(self, name: str) -> None:
+        """A run has ended, complete or not."""
+        self._ended.add(name)
+
+    def pace(self, name: str) -> float | None:
+        """Seconds a step of a run, evaluations included; None before two looks at it."""
+        seen = self._seen.get(name, [])
+        if len(seen) < 2:
+            return None
+        (before, first), (after, last) = seen
+        return (after - before) / (last - first)
+
+    def left(self, now: float) -> float | None:
+        """Seconds until all have ended; None before any run has shown its pace."""
+        paces = {name: self.pace(name) for name in self._steps}
+        paces = {name: pace for name, pace in paces.items() if pace is not None}
+        if not paces:
+            return None
+        pace = sum(paces.values()) / len(paces)
+        set_ups = [
+            max(0.0, when - self._started[name] - paces[name] * step)
+            for name in paces
+            for when, step in self._seen[name][:1]
+        ]
+        set_up = sum(set_ups) / len(set_ups)
+        each = []
+        for name, steps in self._steps.items():
+            if name in self._ended:
+                continue
+            whole, seen = set_up + pace * steps, self._seen.get(name)
+            if seen:
+                when, step = seen[-1]
+                each.append(max(0.0, paces.get(name, pace) * (steps - step) - (now - when)))
+            elif name in self._started:
+                each.append(max(pace * steps, whole - (now - self._started[name])))
+            else:
+                each.append(whole)
+        return max(sum(each) / self._parallel, max(each, default=0.0))
+
+
+@dataclasses.dataclass
+class _Row:
+    """One run in the table. `state`: waits, starts, trains, done or failed."""
+
+    state: str
+    line: str = ""
+    cells: Sequence[str] = ()
 
 
 class Progress:
     """Where every run that trains stands, how it ended, and how long the others will take.
 
-    Leave it through `close`, or use it as a context.
+    In a terminal: a table in which methods appear as they finish. Elsewhere: printed lines. Leave
+    it through `close`, or use it as a context.
+
+    Args:
+      left: the runs that are not complete.
+      error_of: what a run's folder says it failed with, or None.
     """
 
     def __init__(
         self,
         comparison: Comparison,
-        left: int,
+        left: Sequence[RunSpec],
         console: Console,
         error_of: Callable[[Path], str | None],
     ):
-        self.console, self._error_of = console, error_of
-        self._keep = comparison.keep_checkpoints
-        self._total, self._left, self._done = len(comparison.runs), left, 0
-        self._seeds = len(comparison.seeds)
-        self._started, self._looked = time.monotonic(), 0.0
-        if left < self._total:
-            text = f"{self._total - left} of {self._total} runs are complete already"
+        self.console, self._error_of, self._comparison = console, error_of, comparison
+        self._total, self._left = len(comparison.runs), len(left)
+        self._trained: list[tuple[RunLog, float]] = []  # complete, and its seconds
+        self._several = len(comparison.seeds) > 1
+        self._started, self._looked, self._told = time.monotonic(), 0.0, None
+        waiting = {self._name(run): run.fields.get("steps") or 0 for run in left}
+        self._time = TimeLeft(waiting, comparison.parallel)
+        self._rows = {name: _Row("waits") for name in waiting}
+        # Those that fit a terminal; of several networks the first.
+        shown = columns(list(comparison.networks)[:1])
+        self._columns = {h: c for h, c in shown.items() if h in _COLUMNS}
+        if self._left < self._total:
+            text = f"{self._total - self._left} of {self._total} runs are complete already"
             console.print(text, highlight=False)
-        self._table = LiveTable(console)
+        self._live = None
+        if console.is_terminal and left:
+            self._live = Live(
+                console=console, refresh_per_second=4, transient=True, get_renderable=self._table
+            )
+            self._live.start()
 
     def __enter__(self) -> Progress:
         return self
@@ -48,7 +151,12 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        self._table.close()
+        if self._live is not None:
+            self._live.stop()
+            if self._left == 0:
+                self.console.print(self._table())
+        if self._left == 0 and self._trained:
+            self._print(_shares(self._trained, time.monotonic() - self._started))
 
     def display(self, run: RunSpec) -> Display:
         """Shows a run that trains in this process."""
@@ -66,28 +174,124 @@ class Progress:
 
     def ended(self, run: RunSpec, seconds: float) -> None:
         """Say how a run ended."""
-        self._table.drop(self._name(run))
+        name = self._name(run)
         self._left -= 1
-        self._done += 1
+        self._time.ends(name)
+        row = self._rows.setdefault(name, _Row("waits"))
         error = self._error_of(run.workdir)
         if error is None:
-            text = f"eval loss {read_run(run.workdir).evals[-1]['anchor'] or float('nan'):.4f}"
-            if not self._keep:
+            log = read_run(run.workdir)
+            self._trained.append((log, seconds))
+            text = f"eval loss {log.evals[-1]['anchor'] or float('nan'):.4f}"
+            row.state = "done"
+            if self._live is not None:
+                found = row_of(log, self._comparison.networks, self._comparison.step_seconds)
+                row.cells = [column.text(found) for column in self._columns.values()]
+            if not self._comparison.keep_checkpoints:
                 shutil.rmtree(run.workdir / CHECKPOINTS, ignore_errors=True)
         else:
-            text = f"failed: {error}"
-        pace = (time.monotonic() - self._started) / self._done
-        soon = f", about {duration(self._left * pace)} left" if self._left else ""
+            text, row.state, row.line = f"failed: {error}", "failed", error
+        if self._live is not None and error is None:
+            row.line = duration(seconds)
+            return
+        guess = self._time.left(time.monotonic())
+        soon = f", about {duration(guess)} left" if self._left and guess is not None else ""
         number = f"[{self._total - self._left}/{self._total}]"
-        self._table.print(
+        self._print(
             f"{number} {run.variant} seed {run.seed}: {text} ({duration(seconds)}{soon})",
         )
 
     def _name(self, run: RunSpec) -> str:
-        return run.variant if self._seeds == 1 else f"{run.variant} seed {run.seed}"
+        return f"{run.variant} seed {run.seed}" if self._several else run.variant
 
     def _say(self, run: RunSpec, line: str) -> None:
-        self._table.say(self._name(run), line)
+        name, now = self._name(run), time.monotonic()
+        row = self._rows.setdefault(name, _Row("waits"))
+        step = steps_of(line)
+        self._time.starts(name, now)
+        if step is not None:
+            self._time.at(name, step, now)
+        if row.line == line:
+            return
+        row.state, row.line = "starts" if step is None else "trains", line
+        if self._live is None:
+            self._print(f"{name:14} {line}")
+            self._tell(now)
+
+    def _tell(self, now: float) -> None:
+        """Without a terminal: the time left once it is known, and again where it was wrong."""
+        left = self._time.left(now)
+        if left is None:
+            return
+        whole = now - self._started + left
+        if self._told is None or abs(whole / self._told - 1) > _TELL_AGAIN:
+            corrected = "" if self._told is None else ", corrected"
+            self._told = whole
+            self._print(f"measured by the first steps{corrected}: {self._guess(left, whole)}")
+
+    def _guess(self, left: float, whole: float) -> str:
+        at_once = self._comparison.parallel
+        together = f", {at_once} runs at once" if at_once > 1 else ""
+        return (
+            f"about {duration(whole)} in all on this machine{together}; about {duration(left)} left"
+        )
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _table(self) -> Table:
+        now = time.monotonic()
+        left, done = self._time.left(now), self._total - self._left
+        spent = now - self._started
+        title = f"{done} of {self._total} done, {duration(spent)} so far"
+        if left is None:
+            title += "; how long it takes is known after the first steps"
+        else:
+            title += f"; {self._guess(left, spent + left)}"
+        out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1))
+        out.add_column("", no_wrap=True)
+        for heading in self._columns:
+            out.add_column(heading, justify="right", no_wrap=False)
+        out.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+        blank = [""] * len(self._columns)
+        for name, row in self._shown():
+            words = row.line if row.state in ("trains", "failed") else row.state
+            if row.state == "done":
+                words = f"took {row.line}"
+            style = {"waits": "dim", "failed": "red"}.get(row.state)
+            out.add_row(name, *(row.cells or blank), words, style=style)
+        return out
+
+    def _shown(self) -> list[tuple[str, _Row]]:
+        """All rows, or of many those that train and the newest others that fit."""
+        room = max(3, self.console.height - _ROWS_KEPT_FREE)
+        rows = list(self._rows.items())
+        if len(rows) <= room:
+            return rows
+        first = {"trains": 0, "starts": 0, "failed": 1, "done": 2, "waits": 3}
+        kept = sorted(range(len(rows)), key=lambda i: (first[rows[i][1].state], -i))[:room]
+        return [rows[i] for i in sorted(kept)]
+
+
+def _shares(trained: Sequence[tuple[RunLog, float]], wall: float) -> str:
+    """How the time went: `wall` seconds, shared out as the runs spent theirs."""
+    training = evaluating = 0.0
+    for log, _ in trained:
+        found = summarise(log)
+        training += found.tokens / found.tokens_per_second if found.tokens_per_second else 0.0
+        each = [record["phases"]["eval"] for record in log.intervals[1:]]
+        each = [seconds for seconds in each if seconds]
+        evaluating += len(log.evals) * sum(each) / len(each) if each else 0.0
+    total = sum(seconds for _, seconds in trained)
+    set_up = max(0.0, total - training - evaluating)
+    parts = {
+        "set-up (start, corpus, compilation)": set_up,
+        "training": training,
+        "evaluation": evaluating,
+    }
+    scale = wall / max(set_up + training + evaluating, 1e-9)
+    shares = ", ".join(f"{duration(scale * spent)} of {what}" for what, spent in parts.items())
+    return f"{len(trained)} runs took {duration(wall)}: {shares}"
 
 
 class _Line:

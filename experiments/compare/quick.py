@@ -2,34 +2,65 @@
 
     python -m experiments [--workdir=runs/quick] [--config.common.steps=100]
 
-Ends with a table and a page, report.html. Run again, it shows the same runs; interrupted (Ctrl-C or
-SIGTERM: exit code 75), the same command continues. What is compared: configs/compare/quick.py.
+Says at once what it will do and where the page will be; how long it takes, once the first steps
+have told. Ends with a table, a page (report.html), and the result at equal time and at equal bytes.
+Run again, it shows the same runs; interrupted (Ctrl-C or SIGTERM: exit code 75), the same command
+continues. What is compared: configs/compare/quick.py.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from experiments.compare import main as compare
+from experiments.compare.files import REPORT, RESULT
 
 
 def main(config: Any, workdir: str | Path) -> int:
-    """Compare, then say what could be done next; returns `compare.main`'s exit code."""
+    """Say what is to come, compare, then say what came out; returns `compare.main`'s exit code."""
     console = Console()
+    _print(console, announcement(config, Path(workdir)))
+    # What trains is slow to import: the lines above come first.
+    from experiments.compare import main as compare
+    from experiments.compare.at_equal import sentence
+
     code = compare.main(config, workdir, console)
     if code == 0:
-        console.print(
-            f"\nopen {Path(workdir) / compare.REPORT} in a browser\n"
-            "a run of your own:  python -m experiments train --config=configs/diloco.py "
+        result = json.loads((Path(workdir) / RESULT).read_text(encoding="utf-8"))
+        found = sentence(result["at_equal"], result["baseline"], len(result["seeds"]))
+        _print(
+            console,
+            "\na run of your own:  python -m experiments train --config=configs/diloco.py "
             "--workdir=runs/a\n"
             "a comparison of your own:  python -m experiments compare "
             "--config=configs/compare/quick.py --config.seeds='(0,1,2)' --workdir=runs/b\n"
-            "all commands:  python -m experiments --help",
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
+            "all commands:  python -m experiments --help\n\n"
+            f"{found}\npage: {(Path(workdir) / REPORT).absolute()}",
         )
     return code
+
+
+def announcement(config: Any, workdir: Path) -> str:
+    """What is about to happen, from the config alone."""
+    common, seeds = config["common"], len(config["seeds"])
+    runs = len(config["variants"]) * seeds
+    sizes = [
+        f"{common[key]} {what}"
+        for key, what in (("steps", "steps"), ("regions", "regions"))
+        if key in common
+    ]
+    where = f" on the network {', '.join(config['networks'])}" if config["networks"] else ""
+    return (
+        f"{config['title']}: {', '.join(config['variants'])}\n"
+        f"{runs} runs of {', '.join(sizes)} each, {config['parallel']} at once; virtual time"
+        f"{where}\n"
+        f"how long that takes here is told after the first steps (minutes on two cores)\n"
+        f"the page will be {(workdir / REPORT).absolute()}"
+    )
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.cli import RefusedError
+from experiments.compare.at_equal import at_equal
 from experiments.compare.costs import costs, document_difference, mean_costs
 from experiments.compare.equal import budget_deviation
 from experiments.compare.plan import Comparison, Panel
@@ -65,6 +66,7 @@ def collect(
         "variants": variants,
         "networks": list(comparison.networks),
         "step_seconds": comparison.step_seconds,
+        "at_equal": at_equal(logs, comparison.networks, comparison.step_seconds),
         "panels": [_panel(panel, variants, singles) for panel in comparison.panels],
         "config": comparison.config,
     }

@@ -39,7 +39,7 @@ def run_all(comparison: Comparison, console: Console) -> bool:
     """
     left = [run for run in comparison.runs if not finished(run.workdir)]
     train_them = _one_by_one if comparison.parallel == 1 else _side_by_side
-    with Progress(comparison, len(left), console, error_of) as progress:
+    with Progress(comparison, left, console, error_of) as progress:
         return train_them(left, comparison, progress)
 
 

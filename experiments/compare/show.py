@@ -178,9 +178,11 @@ def picture(result: Mapping[str, Any], path: Path) -> None:
 
 
 def _plot(axes, result: Mapping[str, Any], panel: Mapping[str, Any]) -> None:
-    early = []  # losses when a tenth of the run is done: the first fall would take the picture
+    early = []  # losses when half of the run is done: the first fall would take the picture
     for number, name in enumerate(panel["differences"]):
-        curve = [p for p in result["variants"][name]["curve"] if p["mean"] is not None]
+        # The evaluation before training says nothing of the method.
+        points = [p for p in result["variants"][name]["curve"] if p["step"]]
+        curve = [p for p in points if p["mean"] is not None]
         if not curve:
             continue
         tokens, mean = [p["tokens"] for p in curve], [p["mean"] for p in curve]
@@ -189,7 +191,7 @@ def _plot(axes, result: Mapping[str, Any], panel: Mapping[str, Any]) -> None:
         axes.plot(tokens, mean, lw=1.4, label=name, **style)
         low, high = ([m + sign * h for m, h in zip(mean, half)] for sign in (-1, 1))
         axes.fill_between(tokens, low, high, color=style["color"], alpha=0.15, lw=0)
-        early += [m for t, m in zip(tokens, mean) if t >= 0.1 * tokens[-1]][:1]
+        early += [m for t, m in zip(tokens, mean) if t >= 0.5 * tokens[-1]][:1]
     if early:
         axes.set_ylim(top=1.02 * max(early))
     if result["target"] is not None:

@@ -117,17 +117,16 @@ def _learning(
     step_seconds: Pace,
     colour: Mapping[str, int],
 ) -> str:
-    """Loss against tokens, bytes, exchanges where they vary, and virtual time on every network."""
+    """Loss against tokens, virtual time on every network, bytes, and exchanges where they vary."""
     loss = _loss_axis(entries)
-    against = [
-        ("loss against tokens", _TOKENS, tokens_at),
-        ("loss against bytes", _BYTES, bytes_at),
-    ]
-    if any(adapts(entry.runs[0]) for entry in entries):
-        against.append(("loss against exchanges", Axis("exchanges so far", _PLAIN), exchanges_at))
+    against = [("loss against tokens", _TOKENS, tokens_at)]
     for name, network in networks.items():
         title = f"loss against virtual time on {name}"
         against.append((title, _SECONDS, virtual_at(network, step_seconds)))
+    against.append(("loss against bytes", _BYTES, bytes_at))
+    if any(adapts(entry.runs[0]) for entry in entries):
+        exchanged = Axis("exchanges so far", _PLAIN, log=True)
+        against.append(("loss against exchanges", exchanged, exchanges_at))
     charts = [
         line_chart(title, loss_curves(entries, x_of), axis, loss, colour)
         for title, axis, x_of in against
@@ -137,9 +136,9 @@ def _learning(
 
 
 def _loss_axis(entries: Sequence[Entry]) -> Axis:
-    """From the lowest loss to the highest after a fifth of the run: the first fall is steep."""
+    """From the lowest loss to the highest after half of the run: the first fall is steep."""
     curves = [c for c in loss_curves(entries, tokens_at) if len(c.x) > 1]
-    early = [next(y for x, y in zip(c.x, c.y) if x >= 0.2 * c.x[-1]) for c in curves]
+    early = [next(y for x, y in zip(c.x, c.y) if x >= 0.5 * c.x[-1]) for c in curves]
     low = min((min(c.y) for c in curves), default=None)
     return Axis("eval loss", _PLAIN, low=low, high=max(early, default=None))
 
@@ -169,9 +168,9 @@ def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
     figures = [staleness_chart(staleness(entries), colour)]
     for title, label, value in (
         ("disagreement of the regions", "distance from their mean", _disagreement),
-        ("codec error", "share of what was to be sent that is not read", _codec_error),
+        ("codec error", "share of the change not read", _codec_error),
         ("measured rank", "rank of the mean change", rank_of),
-        ("batch of a trainer", "sequences a region and step, asked for", batch_of),
+        ("batch of a trainer", "sequences asked for", batch_of),
         ("trainers", "trainers of a region", trainers_of),
     ):
         curves = step_curves(entries, value)

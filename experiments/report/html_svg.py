@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from experiments.report.html_data import Curve
 
 WIDTH, HEIGHT = 420, 280  # of the viewBox; small, so that text stays readable on a phone
-LEFT, RIGHT, TOP, BOTTOM = 48, 408, 10, 240
+LEFT, RIGHT, TOP, BOTTOM = 62, 408, 10, 240
+LETTER = 7.8  # width of a letter of 12 units, rather too wide than too narrow
 _LOG_STEPS = (1, 2, 5)
 
 
@@ -97,21 +98,26 @@ def svg(body: str, label: str, height: float = HEIGHT) -> str:
 
 def axes(across: Scale, up: Scale | None, x: Axis, y: Axis | None, bottom: float = BOTTOM) -> str:
     """Ticks, grid and labels; without `up`, those of the horizontal axis alone."""
-    parts = []
+    parts, taken = [], 0.0
     for value in across.ticks():
-        at = f"{across(value):.1f}"
-        parts.append(f'<path class="grid" d="M{at} {TOP}V{bottom:g}"/>')
-        parts.append(text(at, bottom + 14, x.form(value), "middle"))
+        at, label = across(value), x.form(value)
+        parts.append(f'<path class="grid" d="M{at:.1f} {TOP}V{bottom:g}"/>')
+        half = LETTER * len(label) / 2
+        middle = min(at, WIDTH - half)  # the last one stays inside the picture
+        if middle - half >= taken:  # and none covers the one before
+            parts.append(text(f"{middle:.1f}", bottom + 18, label, "middle"))
+            taken = middle + half + LETTER / 2
     middle = (LEFT + RIGHT) / 2
-    parts.append(text(f"{middle:g}", bottom + 32, x.label, "middle", "label"))
+    parts.append(text(f"{middle:g}", bottom + 35, x.label, "middle", "label"))
     if up is not None and y is not None:
         for value in up.ticks():
             at = up(value)
             parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{RIGHT}"/>')
             parts.append(text(LEFT - 5, f"{at + 4:.1f}", y.form(value), "end"))
+        label = html.escape(shortened(y.label, bottom - TOP))
         parts.append(
             f'<text class="label" text-anchor="middle" transform="translate(11 '
-            f'{(TOP + bottom) / 2:g}) rotate(-90)">{html.escape(y.label)}</text>'
+            f'{(TOP + bottom) / 2:g}) rotate(-90)">{label}</text>'
         )
     return "".join(parts)
 
@@ -120,6 +126,12 @@ def text(x: object, y: object, content: str, anchor: str, kind: str = "tick") ->
     """A word in a picture."""
     content = html.escape(content)
     return f'<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}">{content}</text>'
+
+
+def shortened(name: str, units: float) -> str:
+    """A name that fits into so many units of width."""
+    most = int(units / LETTER)
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def path(points: Sequence[tuple[float, float]]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.report.html_data import Stale
 from experiments.report.html_svg import (
-    LEFT,
+    LETTER,
     RIGHT,
     TOP,
     Axis,
@@ -15,6 +15,7 @@ from experiments.report.html_svg import (
     axes,
     figure,
     scale_of,
+    shortened,
     svg,
     text,
 )
@@ -25,7 +26,8 @@ _LANE, _ROW = 34, 20
 _MARGIN = 40  # below: ticks and label
 # Place of a kind of bar in its region's lane: offset and height.
 _PLACES = {"send": (2, 4), "land": (1, 30)}
-_NAMES = 70  # units on the left, for names of regions and methods
+_NAMES = 74  # units on the left, for names of regions
+_FRAGMENTS = 138  # and for those of runs with a fragment
 
 
 def timeline(name: str, found: Timeline) -> str:
@@ -33,10 +35,11 @@ def timeline(name: str, found: Timeline) -> str:
     begin = min(bar.start_s for bar in found.bars)
     bottom = TOP + _LANE * len(found.regions)
     x = Axis("virtual seconds", lambda v: f"{v:g}", low=begin, high=found.end_s)
-    across = scale_of(x, [begin, found.end_s], LEFT + _NAMES - 44, RIGHT)
+    across = scale_of(x, [begin, found.end_s], _NAMES + 2, RIGHT)
     parts = [axes(across, None, x, None, bottom)]
     for number, region in enumerate(found.regions):
-        parts.append(text(LEFT + _NAMES - 50, TOP + _LANE * number + 22, region, "end"))
+        label = shortened(region, _NAMES - 8)
+        parts.append(text(_NAMES - 4, TOP + _LANE * number + 22, label, "end"))
     for kind in KINDS:
         offset, height = _PLACES.get(kind, (10, 18))
         boxes = []
@@ -67,7 +70,7 @@ def staleness(rows: Sequence[Stale], colour: Mapping[str, int]) -> str:
         return figure(title, '<p class="none">nothing landed</p>')
     bottom = TOP + _ROW * len(rows)
     x = Axis("inner steps from send to landing", lambda v: f"{v:g}", low=0)
-    across = scale_of(x, [max(1, *(row.high for row in rows))], LEFT + 90, RIGHT - 6)
+    across = scale_of(x, [max(1, *(row.high for row in rows))], _FRAGMENTS + 6, RIGHT - 6)
     parts = [axes(across, None, x, None, bottom)]
     parts += [_range(row, TOP + _ROW * (i + 0.5), across, colour) for i, row in enumerate(rows)]
     return figure(title, svg("".join(parts), title, bottom + _MARGIN))
@@ -76,9 +79,10 @@ def staleness(rows: Sequence[Stale], colour: Mapping[str, int]) -> str:
 def _range(row: Stale, y: float, across: Scale, colour: Mapping[str, int]) -> str:
     low, mean, high = across(row.low), across(row.mean), across(row.high)
     name = html.escape(row.name)
+    label = shortened(row.name, _FRAGMENTS - LETTER * (1 + len(row.fragment)))
     return (
         f'<g class="s s{colour[row.name] % 8}" data-run="{name}">'
-        f"{text(LEFT + 82, f'{y + 4:g}', f'{row.name} {row.fragment}', 'end')}"
+        f"{text(_FRAGMENTS, f'{y + 4:g}', f'{label} {row.fragment}', 'end')}"
         f'<path class="line" d="M{low:.1f} {y:g}H{high:.1f}"/>'
         f'<circle cx="{mean:.1f}" cy="{y:g}" r="4"><title>{name}, fragment {row.fragment}: mean '
         f"{row.mean:.1f}, {row.low} to {row.high}</title></circle></g>"

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from experiments.__main__ import available, main
 from experiments.compare.plan import RunSpec
-from experiments.compare.progress import Progress
-from experiments.progress import Now, duration, open_display, size
+from experiments.compare.progress import Progress, TimeLeft
+from experiments.progress import Now, duration, open_display, size, steps_of
 
 NOW = Now(
     step=20,
@@ -74,19 +74,61 @@ def test_help_lists_the_commands_that_exist(capsys):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_of_a_comparison(tmp_path, terminal):
-    runs = [RunSpec(name, 0, {}, tmp_path / name) for name in ("here", "elsewhere", "done")]
-    comparison = types.SimpleNamespace(runs=runs, seeds=(0,), keep_checkpoints=True)
+    names = ("here", "elsewhere", "done")
+    runs = [RunSpec(name, 0, {"steps": 300}, tmp_path / name) for name in names]
+    comparison = types.SimpleNamespace(
+        runs=runs, seeds=(0,), keep_checkpoints=True, parallel=2, networks={}, step_seconds=None
+    )
     stream, output = io.StringIO(), tmp_path / "output.txt"
     console = Console(file=stream, force_terminal=terminal, width=100)
     output.write_text("reading\nstep 3/9  loss 1.0\nstep 6/9  lo")
-    with Progress(comparison, 2, console, lambda _: "Boom: it broke") as progress:
+    with Progress(comparison, runs[:2], console, lambda _: "Boom: it broke") as progress:
         progress.display(runs[0]).update(NOW)
         progress.look({output: runs[1]})
         output.write_text("step 9/9  loss 0.5\n")
         progress.look({output: runs[1]})  # too soon after the last look
+        if terminal:
+            progress._live.refresh()
         progress.ended(runs[1], 61.0)
     text = stream.getvalue()
     assert "1 of 3 runs are complete already" in text
-    assert "step 20/300  loss 2.346" in text and "step 3/9  loss 1.0" in text
+    assert "step 20/300" in text and "step 3/9" in text
     assert "step 6/9" not in text and "step 9/9" not in text  # half a line, or not looked at
-    assert "[2/3] elsewhere seed 0: failed: Boom: it broke (1 min 01 s, about" in text
+    assert ("how long it takes is known after the first steps" in text) is terminal
+    assert "[2/3] elsewhere seed 0: failed: Boom: it broke (1 min 01 s" in text
+
+
+def test_the_time_left_follows_what_was_measured():
+    time = TimeLeft({"a": 100, "b": 100, "c": 50}, parallel=1)
+    time.starts("a", 0.0)
+    assert time.left(5.0) is None
+    time.at("a", 10, 30.0)
+    assert time.left(30.0) is None  # what of it was set-up is not known
+    time.at("a", 20, 40.0)
+    # A second a step, 20 s of set-up: 80 are left here, 120 and 70 of those that wait.
+    assert time.pace("a") == 1.0 and time.left(40.0) == pytest.approx(80 + 120 + 70)
+    assert time.left(45.0) == pytest.approx(75 + 120 + 70)
+    time.ends("a")
+    time.starts("b", 120.0)
+    assert time.left(125.0) == pytest.approx(115 + 70)
+    time.at("b", 10, 150.0)
+    time.at("b", 20, 180.0)
+    # Its own pace is three seconds: no set-up, and the mean of both for the one that waits.
+    assert time.left(180.0) == pytest.approx(3 * 80 + (20 + 0) / 2 + 2 * 50)
+    assert TimeLeft({"a": 10}, 1).left(0.0) is None
+
+
+def test_runs_side_by_side_share_the_time():
+    time = TimeLeft({"a": 10, "b": 10}, parallel=2)
+    for name in ("a", "b"):
+        time.starts(name, 0.0)
+        time.at(name, 1, 1.0)
+        time.at(name, 2, 2.0)
+    assert time.left(2.0) == pytest.approx(8.0)
+    time.ends("a")
+    assert time.left(2.0) == pytest.approx(8.0)  # the longest one decides
+
+
+def test_a_step_is_read_from_its_line():
+    assert steps_of(NOW.line()) == 20
+    assert steps_of("reading the corpus") is None

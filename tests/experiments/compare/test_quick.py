@@ -1,7 +1,10 @@
 """The quick comparison on a tiny model: its table, checked against the metrics files by hand."""
 
+import html
 import json
 import re
+import subprocess
+import sys
 
 import compare_cases
 import jax
@@ -14,6 +17,8 @@ from scipy import stats
 from configs.compare import quick
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError
+from experiments.compare import quick as quick_command
+from experiments.compare.at_equal import sentence
 from experiments.compare.main import main
 from experiments.compare.plan import plan
 from experiments.metrics import read_records
@@ -128,11 +133,52 @@ def test_losses_and_their_intervals_over_documents(found):
     assert "one seed: ± is a 95 % interval over these documents" in " ".join(shown.split())
 
 
+def test_at_equal_time_and_at_equal_bytes(found):
+    workdir, result, logs, _ = found
+    by_time, by_bytes = result["at_equal"]
+    assert (by_time["of"], by_bytes["of"]) == ("time", "bytes")  # the honest one first
+    seconds = {n: r["networks"]["us_4_regions"]["seconds"] for n, r in result["variants"].items()}
+    assert by_time["budget"] == pytest.approx(min(seconds.values()))
+    assert by_time["network"] == "us_4_regions"
+    assert by_bytes["budget"] == min(r["bytes_sent"] for r in result["variants"].values())
+    # DiLoCo is done first, Streaming sends least: they stand at their end.
+    for entry, name in ((by_time, "diloco"), (by_bytes, "streaming")):
+        assert entry["losses"][name] == of("eval", logs[name])[-1]["anchor"]
+        assert entry["losses"]["allreduce"] > of("eval", logs["allreduce"])[-1]["anchor"]
+    # AllReduce has sent as much within its first step: a share of its way to the first evaluation.
+    before, after = (e["anchor"] for e in of("eval", logs["allreduce"])[:2])
+    sent = np.mean(of("step", logs["allreduce"])[3]["bytes_sent"])
+    share = by_bytes["budget"] / sent
+    assert by_bytes["losses"]["allreduce"] == pytest.approx(before + share * (after - before))
+    text = sentence(result["at_equal"], "allreduce", 1)
+    assert text.index("equal time") < text.index("equal bytes") and "one seed" in text
+    page = html.unescape((workdir / "report.html").read_text())
+    assert text in page
+    for entry in (by_time, by_bytes):
+        assert f"{min(entry['losses'].values()):.3f}" in text
+    assert sentence([], "allreduce", 1) == ""
+
+
+def test_what_comes_is_said_before_anything_is_loaded(tmp_path):
+    text = quick_command.announcement(quick.get_config(), tmp_path)
+    for part in ("streaming", "7 runs of 140 steps, 4 regions", str(tmp_path / "report.html")):
+        assert part in text
+    code = "import sys, experiments.compare.quick; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_curves_have_ten_points():
+    common = quick.get_config().common
+    assert common.steps / common.eval.every >= 10
+
+
 def test_progress_the_page_and_a_second_look(found):
     workdir, result, _, shown = found
     for step in (4, 8, 12):
         assert re.search(rf"diloco +step {step}/12  loss \d", shown)
     assert "[3/3] streaming seed 0: eval loss" in shown
+    assert "measured by the first steps: about" in shown
+    assert re.search(r"3 runs took .*: .* of set-up .*, .* of training, .* of evaluation", shown)
     page = workdir / "report.html"
     text = page.read_text()
     for row in result["variants"].values():

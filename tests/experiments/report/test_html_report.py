@@ -1,5 +1,6 @@
 """The page by itself: its numbers, its independence of the network, and a browser that opens it."""
 
+import dataclasses
 import html.parser
 import json
 import re
@@ -83,7 +84,11 @@ def run(period, late, steps=24, seed=0):
     return RunLog("seed0", header, rows, evals, [], np.array([3, 5]), end)
 
 
-NETWORK = uniform(R, 0.001, delay_s=0.01, compute_s=0.25)
+LONG = "the seeds of a method with a long name"
+NETWORK = dataclasses.replace(
+    uniform(R, 0.001, delay_s=0.01, compute_s=0.25),
+    regions=("a", "a region of a long name, too", "c"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +96,7 @@ def page(tmp_path_factory):
     entries = [
         Entry("often", (run(3, 2),)),
         Entry("ten <late>", (run(10, 4),)),
-        Entry("seeds", (run(6, 0), run(6, 0, seed=1))),
+        Entry(LONG, (run(6, 0), run(6, 0, seed=1))),
     ]
     networks = {"three": NETWORK}
     rows = {e.name: html_report.row_of(e.runs[0], networks, 0.25) for e in entries}
@@ -211,6 +216,22 @@ window.addEventListener("load", async () => {
   const pictures = [...document.querySelectorAll("svg")];
   out.empty = pictures.filter(p => p.getBBox().width < 50 || p.getBBox().height < 20).length;
   out.pictures = pictures.length;
+  const apart = (a, b) => a.right <= b.left || b.right <= a.left || a.bottom <= b.top + 3
+      || b.bottom <= a.top + 3;  // boxes are higher than letters
+  out.labels = [];
+  for (const picture of pictures) {
+    const whole = picture.getBoundingClientRect();
+    const words = [...picture.querySelectorAll("text")];
+    const boxes = words.map((word) => word.getBoundingClientRect());
+    boxes.forEach((box, i) => {
+      const said = words[i].textContent;
+      if (box.left < whole.left || box.right > whole.right || box.top < whole.top
+          || box.bottom > whole.bottom) out.labels.push(`clipped: ${said}`);
+      for (let j = 0; j < i; j++) {
+        if (!apart(box, boxes[j])) out.labels.push(`${said} on ${words[j].textContent}`);
+      }
+    });
+  }
   const part = () => getComputedStyle(document.querySelector("svg [data-run=often]")).display;
   const button = document.querySelector(".legend button");
   button.click(); out.hidden = part(); button.click(); out.back = part();
@@ -247,14 +268,15 @@ def test_a_browser_opens_it(page, tmp_path, size, dark):
     assert done.returncode == 0 and not console, console
     said = re.search(r'<pre id="said">(.*?)</pre>', done.stdout, re.DOTALL)
     found = json.loads(html.unescape(said.group(1)))
-    assert found["asWritten"] == ["often", "ten <late>", "seeds"]
+    assert found["asWritten"] == ["often", "ten <late>", LONG]
     losses = [float(text.split("±")[0]) for text in found["up"]]
     assert losses == sorted(losses) and len(set(losses)) == 3
     assert found["down"] == found["up"][::-1]
-    assert found["names"] == ["often", "seeds", "ten <late>"]
+    assert found["names"] == ["often", "ten <late>", LONG]
     assert found["sorted"][0] == "ascending" and not any(found["sorted"][1:])
     # Loss three times, utilisation, three timelines, staleness, disagreement.
     assert (found["pictures"], found["empty"], found["broken"]) == (9, 0, 0)
+    assert found["labels"] == []
     assert (found["hidden"], found["back"]) == ("none", "inline")
     assert found["wide"] <= 0  # nothing sticks out sideways
     dark_page = sum(map(int, re.findall(r"\d+", found["background"])[:3])) < 200

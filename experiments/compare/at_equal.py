@@ -1,0 +1,97 @@
+"""What methods trained on equal tokens had learned at equal time, and with equal bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.compare.columns import brief
+from experiments.progress import size
+from experiments.report.html_data import bytes_at, virtual_at
+from experiments.report.virtual import Pace
+from experiments.runlog import RunLog
+from lowcomm_jax.network import Network
+
+
+def at_equal(
+    logs: Mapping[str, Mapping[int, RunLog]],
+    networks: Mapping[str, Network],
+    step_seconds: Pace,
+) -> list[dict[str, Any]]:
+    """Every variant's loss when the first of them was done, by virtual time and by bytes.
+
+    The budget is the least that any variant spent, so that all have spent it. Between two
+    evaluations losses are read off a straight line; several seeds are averaged.
+
+    Args:
+      logs: variant -> seed -> complete run.
+      networks: the time is that of the first; without one there is none.
+      step_seconds: see `Pace`.
+
+    Returns:
+      For "time" (first: bytes can be saved by being slow) and "bytes": `of`, `network` (of bytes
+      None), `budget` (seconds, or bytes a region) and `losses`, variant -> nats per token. Empty
+      where fewer than two variants are complete. A variant with a loss that is not finite is left
+      out.
+    """
+    spent = {"bytes": (None, bytes_at)}
+    for name, network in list(networks.items())[:1]:
+        spent = {"time": (name, virtual_at(network, step_seconds)), **spent}
+    found = []
+    for of, (network, x_of) in spent.items():
+        curves = {
+            name: [_curve(run, x_of(run)) for run in runs.values()]
+            for name, runs in logs.items()
+            if runs and all(e["anchor"] is not None for r in runs.values() for e in r.evals)
+        }
+        if len(curves) < 2:
+            continue
+        budget = min(x[-1] for of_seeds in curves.values() for x, _ in of_seeds)
+        losses = {
+            name: float(np.mean([_loss_at(budget, *curve) for curve in of_seeds]))
+            for name, of_seeds in curves.items()
+        }
+        found.append({"of": of, "network": network, "budget": budget, "losses": losses})
+    return found
+
+
+def sentence(found: Sequence[Mapping[str, Any]], baseline: str, seeds: int) -> str:
+    """The best of `at_equal` in one sentence; empty where there is nothing to compare.
+
+    Args:
+      baseline: named beside the best ones.
+      seeds: how many there are; of one nothing follows for others.
+    """
+    if not found:
+        return ""
+    parts = [_part(entry, baseline) for entry in found]
+    trust = "one seed: a first look, no ranking" if seeds == 1 else f"means over {seeds} seeds"
+    return f"At {'; at '.join(parts)} ({trust})."
+
+
+def _part(entry: Mapping[str, Any], baseline: str) -> str:
+    if entry["of"] == "time":
+        budget = f"equal time ({brief(entry['budget'])} on {entry['network']})"
+    else:
+        budget = f"equal bytes ({size(entry['budget'])} a region)"
+    order = sorted(entry["losses"], key=entry["losses"].get)
+    best, others = order[0], order[1:2]
+    if baseline in order and baseline not in (best, *others):
+        others.append(baseline)
+    rest = " and ".join(f"{name} at {entry['losses'][name]:.3f}" for name in others)
+    return f"{budget} {best} has the lowest loss, {entry['losses'][best]:.3f}, with {rest}"
+
+
+def _curve(run: RunLog, x: Sequence[float]) -> tuple[list[float], list[float]]:
+    return list(x), [record["anchor"] for record in run.evals]
+
+
+def _loss_at(budget: float, x: Sequence[float], loss: Sequence[float]) -> float:
+    """Where nothing is spent between two evaluations, the later one holds."""
+    last = max(i for i, spent in enumerate(x) if spent <= budget)
+    if last + 1 == len(x):
+        return loss[last]
+    share = (budget - x[last]) / (x[last + 1] - x[last])
+    return loss[last] + share * (loss[last + 1] - loss[last])

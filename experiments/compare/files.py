@@ -1,0 +1,3 @@
+"""Names of the files of a comparison, in its folder."""
+
+RESULT, PICTURE, REPORT = "compare.json", "compare.png", "report.html"
