@@ -301,7 +301,7 @@ class JobDelivery:
         """The state as if this region had not sent at all: the others went on without it."""
         flight = state.in_flight[key]
         p, codec = int(flight.fragment), state.codec
-        if flight.takes_part.any() and flight.sent == state.counters.last_sent[p]:
+        if flight.sent == state.counters.last_sent[p]:
             # Unless a later payload was encoded since: its residual follows from this one's.
             codec = with_item(codec, p, flight.kept)
         flight = dataclasses.replace(flight, takes_part=np.zeros_like(flight.takes_part))

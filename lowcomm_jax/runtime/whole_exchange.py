@@ -338,9 +338,13 @@ class Inbox:
 
     @property
     def own(self) -> PayloadRecord | None:
-        """What this region has published; None = nothing."""
+        """What this job has published; None = nothing.
+
+        Not what an earlier job in this region's place has: our arrays may be others.
+        """
         announcement = self.announcements.get(self._context.region)
-        return announcement and announcement.payload
+        ours = announcement and announcement.incarnation == self._context.heartbeat.own.incarnation
+        return announcement.payload if ours else None
 
     @property
     def published(self) -> dict[int, list[str]]:

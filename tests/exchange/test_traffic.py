@@ -1,9 +1,12 @@
 """Bytes between regions: what leaves the senders arrives, and both are counted by hand."""
 
+import jax
 import numpy as np
 import pytest
 
-from lowcomm_jax.exchange import all_gather, in_halves, two_phase, two_shot
+import lowcomm_jax as lc
+from lowcomm_jax.exchange import MeshExchange, all_gather, in_halves, two_phase, two_shot
+from lowcomm_jax.mesh.regions import Regions
 
 
 @pytest.mark.parametrize("route", [two_shot, all_gather, two_phase])
@@ -69,3 +72,26 @@ def test_odd_sizes_are_not_lost_to_rounding():
     traffic = two_shot(100, [True, True, True, False])
     assert traffic.received[3] == 100
     assert traffic.sent.sum() == traffic.received.sum()
+
+
+@pytest.mark.parametrize(
+    ("codec", "route"),
+    [
+        (None, "two_shot"),
+        ("topk", "all_gather"),
+        ("low_rank", "all_gather"),
+        ("low_rank_shared", "two_phase"),
+    ],
+)
+def test_a_codec_books_the_collectives_that_run(codec, route):
+    regions = Regions(3, lc.make_mesh(devices=jax.devices()[:1]), "map")
+    made = None if codec is None else lc.compression.make(codec)
+    exchange = MeshExchange(regions, made)
+    like, part = {"w": jax.ShapeDtypeStruct((64, 48), np.float32)}, np.array([True, False, True])
+    traffic = exchange.traffic(like, part, header=8)
+    expected = {"two_shot": two_shot, "all_gather": all_gather, "two_phase": two_phase}[route](
+        exchange.nbytes(like) + 8, part
+    )
+    assert (traffic.route, traffic.nbytes) == (route, expected.nbytes)
+    np.testing.assert_array_equal(traffic.sent, expected.sent)
+    np.testing.assert_array_equal(traffic.received, expected.received)

@@ -35,6 +35,18 @@ def test_it_waits_until_all_have_told_of_that_moment(party):
     until(lambda: newcomer.anchors_agree(*NOW, anchor(5), at_last=False))
 
 
+def test_a_region_at_that_very_step_may_still_have_that_version(party):
+    """Of the same step, but of one landing less: it has that one before its next step."""
+    first, second, newcomer = asking(party, 3)
+    first.announce_anchors({NOW: anchor(5)})
+    second.announce_anchors({(8, "8.1.0"): anchor(4)})
+    until(lambda: newcomer._anchor_check._read(0) and newcomer._anchor_check._read(1))
+    assert not newcomer.anchors_agree(*NOW, anchor(5), at_last=False)
+    second._anchor_check.join()
+    second.announce_anchors({(8, "8.1.0"): anchor(4), (9, "9.2.0"): anchor(6)})
+    until(lambda: newcomer.anchors_agree(*NOW, anchor(5), at_last=False))
+
+
 def test_who_was_not_there_at_that_moment_has_no_vote(party):
     first, second, newcomer = asking(party, 3)
     first.announce_anchors({NOW: anchor(5)})

@@ -10,7 +10,7 @@ from runtime.party import at_once
 
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import wire
-from lowcomm_jax.runtime.commits import Commit, CommitLog
+from lowcomm_jax.runtime.commits import Commit, CommitLog, PayloadRecord
 from lowcomm_jax.runtime.kv import MetricsCounter, Store, segment
 from lowcomm_jax.runtime.secret import Seal, read_secret
 from lowcomm_jax.runtime.timing import Pace, Timing
@@ -184,6 +184,16 @@ def test_everyone_who_writes_a_commit_record_gets_the_one_that_stands(store):
         assert len({commit.writer for commit in made}) == 1
         assert writers[0].committed(name) == made[0]
         assert writers[0].commit(name, Commit({}, {}, 9)) == made[0]
+
+
+def test_payloads_with_other_slices_are_others():
+    """Regions confirm what they hold by its content: one whose slice is damaged must tell."""
+    whole = PayloadRecord("a", 8)
+    pieces = [PayloadRecord(digest, 4) for digest in "bcd"]
+    payloads = [whole, *(PayloadRecord("a", 8, (pieces[i], None, pieces[2])) for i in range(2))]
+    assert len({payload.content for payload in payloads}) == 3
+    assert whole.content == "a"
+    assert payloads[1].content == PayloadRecord("a", 8, (pieces[0], None, pieces[2])).content
 
 
 def test_a_store_without_its_anchor_is_unavailable(store):

@@ -17,6 +17,8 @@ from experiments.faults.fault_hooks import ScriptedFaults
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.compression import error_feedback, make
+from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.runtime.loopback_exchange import LoopbackExchange
 from lowcomm_jax.state.train_state import InFlight
 
 R, PERIOD, OVERLAP, STEPS = 2, 6, 2, 21
@@ -110,3 +112,21 @@ def test_a_checkpoint_must_tell_what_was_before(tmp_path):
     flight = InFlight(**{**nothing, **zero, "takes_part": np.ones(1, bool)})
     with pytest.raises(ValueError, match="without the codec's state from before it"):
         one.reconnect(state.replace(in_flight={"0@0": flight}))
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_an_old_residual_does_not_take_the_place_of_a_newer_one(later):
+    """Where the fragment was sent again since, its residual follows from the payload lost here."""
+    with jax.numpy_dtype_promotion("standard"):
+        state = engine(method(), 1).init(oracle.make_params())
+    now = jax.tree.map(lambda x: x + np.asarray(2, x.dtype), state.codec)
+    before = jax.tree.map(lambda x: x + np.asarray(1, x.dtype), state.codec[0])
+    fields = {field.name: None for field in dataclasses.fields(InFlight)}
+    took = {"takes_part": np.ones(1, bool), "fragment": np.int64(0), "sent": np.int64(PERIOD)}
+    flight = InFlight(**{**fields, **took, "kept": before})
+    counters = dataclasses.replace(state.counters, last_sent=np.array([PERIOD * (1 + later)]))
+    state = state.replace(codec=now, in_flight={"k": flight}, counters=counters)
+    after = JobDelivery(LoopbackExchange(0, R), shared=True)._uncount(state, "k")
+    assert not after.in_flight["k"].takes_part.any()
+    expected = now[0] if later else before
+    jax.tree.map(np.testing.assert_array_equal, after.codec[0], expected)

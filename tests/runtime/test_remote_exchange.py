@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from runtime.faults import vanish
 from runtime.party import LIKE, TIMING, at_once, check, land, payload, send
 
 from lowcomm_jax import exchange
@@ -189,6 +190,19 @@ def assert_not_waited_for(region, key):
     send([region], key)
     land([region], key)
     assert time.monotonic() - began < 0.5
+
+
+def test_a_job_lands_what_the_job_before_it_had_sent(party):
+    """What counts is in the record, also where the new job has computed something else since."""
+    regions = party.run(3)
+    send(regions, "k")
+    land([regions[0], regions[2]], "k")
+    vanish(regions[1])
+    again = party.region(1, 3)
+    again.join(20.0)
+    send([again], "k", number=1)
+    [arrived] = land([again], "k")
+    check(arrived, 3, range(3), number=0)
 
 
 def test_a_region_left_out_is_not_waited_for_before_it_has_caught_up(party):

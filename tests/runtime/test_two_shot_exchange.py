@@ -10,6 +10,7 @@ from runtime.faults import vanish
 from runtime.party import TIMING, at_once, until
 
 from lowcomm_jax.runtime.context import NoFaults
+from lowcomm_jax.runtime.errors import Missing
 from lowcomm_jax.runtime.wire import _parse
 
 R, SIZE = 3, 14  # 14 values in 3 slices of 5: one is padding
@@ -119,6 +120,29 @@ def test_who_is_lost_between_the_halves_counts_in_no_slice(party, lost):
     send(alive, "l", 1)
     for one in land(alive, "l"):
         check(one, [x.region for x in alive], 1)
+
+
+def test_a_slice_that_only_the_job_before_had_is_not_asked_of_anybody(party):
+    """It was to average that slice itself, and sent it to nobody: the others go on without it."""
+    regions = party.run(R)
+    hangs = Averaging()
+    hangs.may.clear()
+    for x in regions:
+        send([x], "k", averaging=hangs if x.region == 1 else None)
+    until(hangs.began.is_set)
+    vanish(regions[1])
+    for arrived in land([regions[0], regions[2]], "k"):
+        check(arrived, [0, 2])
+    hangs.may.set()
+    again = party.region(1, R)
+    again.join(20.0)
+    send([again], "k", number=1)  # what it has computed since is another payload
+    two_shot = again._open["k"]
+    first = two_shot._first.outcome.result(20.0)
+    with pytest.raises(Missing, match="before us"):
+        two_shot._contributions(first.commit, 1)
+    [arrived] = land([again], "k")
+    check(arrived, [0, 2])
 
 
 def test_a_damaged_slice_leaves_its_sender_out(party):

@@ -1,0 +1,59 @@
+"""What two trainers become when they merge: residuals, moments, and the counts of schedules."""
+
+import jax
+import numpy as np
+import optax
+import oracle
+import pytest
+from adaptive.adaptive_cases import MESH, PERIOD, REGIONS, asking, stream
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
+
+
+def trained(moments, inner, codec=None):
+    """(engine, state before a merge into trainer 0, of weight 1/4)."""
+    method = lc.methods.adloco(
+        PERIOD, 2, 2, start_batch=2, moments=moments, microbatches=2, codec=codec
+    )
+    one = lc.AdaptiveEngine(loss_fn, inner, method, REGIONS, largest_microbatch=2, mesh=MESH)
+    state, _ = one.run(one.init(oracle.make_params()), stream, rounds=1)
+    return one, asking(state, t0=6, t1=2)
+
+
+def merged(one, state):
+    return one.trainer_merge.all_into_one(state, one._programs(state)).first.state
+
+
+def residuals(state):
+    found = jax.tree.leaves(state.codec, is_leaf=lambda x: isinstance(x, ErrorFeedbackState))
+    return jax.tree.leaves([x.residual for x in found if isinstance(x, ErrorFeedbackState)])
+
+
+def test_residuals_are_weighted_as_the_parameters_are():
+    """What both have not sent yet: without one part of it, that would be lost."""
+    codec = lc.compression.make("topk", k=1, block=8, error_feedback=1.0)
+    one, state = trained("merge", optax.sgd(0.02), codec)
+    kept, gone = (
+        [np.array(x) for x in residuals(trainer.state)] for trainer in state.trainers.values()
+    )
+    assert len(kept) == len(oracle.SHAPES)
+    apart = [bool(a.any() and b.any() and (a != b).any()) for a, b in zip(kept, gone)]
+    assert sum(apart) >= 2  # a leaf of one value loses nothing
+    for a, b, mean in zip(kept, gone, residuals(merged(one, state)), strict=True):
+        np.testing.assert_allclose(mean, 0.75 * a + 0.25 * b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("moments", ["merge", "reset"])
+def test_a_schedule_goes_on_where_it_was(moments):
+    """With moments that start anew, too: the learning rate would otherwise warm up again."""
+    inner = optax.adamw(optax.linear_schedule(0.0, 0.02, 50))
+    one, state = trained(moments, inner)
+    opt = merged(one, state).inner.opt
+    adam, *_, schedule = optax.tree.get_all_with_path(opt, "count")
+    for path, count in (adam, schedule):
+        fresh = moments == "reset" and "ScaleByAdamState" in str(path)
+        assert np.asarray(count).tolist() == [0 if fresh else PERIOD] * REGIONS
+    moment = jax.tree.leaves(optax.tree.get(opt, "mu"))
+    assert all((np.abs(x).max() > 0) == (moments == "merge") for x in moment)
