@@ -1,7 +1,7 @@
 """Commands around the library, run from a checkout: `python -m experiments COMMAND`.
 
 One folder a command: `train/`, `trained/` (sample, export), `compare/` (also quick), `sweep/`,
-`plan/`, `report/`, `regions/` (launch) and `bench/`; `faults/` serves train and launch.
+`plan/`, `report/`, `watch/`, `regions/` (launch) and `bench/`; `faults/` serves train and launch.
 On this level lies what several commands share: flags (`cli`), the train config (`config`), a run's
 folder and records (`workdir`, `metrics`, `runlog`), progress, and child processes.
 `__main__.py` lists the commands: open it first. The library imports nothing from here.

@@ -23,6 +23,7 @@ COMMANDS = {  # the module of each, in the order in which they are shown
     "quick": "compare.quick",
     "train": "train.main",
     "launch": "regions.main",
+    "watch": "watch.main",
     "report": "report.main",
     "sample": "trained.sample",
     "export": "trained.export",

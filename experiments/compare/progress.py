@@ -251,11 +251,13 @@ class Progress:
         out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1))
         out.add_column("", no_wrap=True)
         for heading in self._columns:
-            out.add_column(heading, justify="right", no_wrap=False)
-        out.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+            out.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
+        out.add_column("")  # the only one that may be folded
         blank = [""] * len(self._columns)
         for name, row in self._shown():
-            words = row.line if row.state in ("trains", "failed") else row.state
+            words = row.line if row.state == "failed" else row.state
+            if row.state == "trains":
+                words = _short(row.line)
             if row.state == "done":
                 words = f"took {row.line}"
             style = {"waits": "dim", "failed": "red"}.get(row.state)
@@ -292,6 +294,12 @@ def _shares(trained: Sequence[tuple[RunLog, float]], wall: float) -> str:
     scale = wall / max(set_up + training + evaluating, 1e-9)
     shares = ", ".join(f"{duration(scale * spent)} of {what}" for what, spent in parts.items())
     return f"{len(trained)} runs took {duration(wall)}: {shares}"
+
+
+def _short(line: str) -> str:
+    """Of a run's line the step and the time left: the table has room for no more."""
+    first, *others = line.split("  ")
+    return ", ".join([first, *(part for part in others if part.endswith(" left"))])
 
 
 class _Line:

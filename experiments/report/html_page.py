@@ -18,11 +18,14 @@ _BARS = {
     "land": ("#222", "#eee"),
 }
 
-_STYLE = """
+_COLOURS = """
 :root{color-scheme:light dark;--bg:#f7f7f8;--card:#fff;--ink:#1b1d21;--dim:#5b616b;--edge:#dfe2e7;
 --grid:#e8eaee;%(light)s}
 @media(prefers-color-scheme:dark){:root{--bg:#121418;--card:#1b1e24;--ink:#e9ebef;--dim:#a2a9b5;
 --edge:#333943;--grid:#2a2f38;%(dark)s}}
+"""
+
+_STYLE = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main{max-width:1320px;margin:0 auto;padding:20px 16px 48px}
@@ -158,12 +161,19 @@ def table(
     )
 
 
-def _style() -> str:
+def colours() -> str:
+    """The CSS variables of every page: --bg, --card, --ink, --dim, --edge, --grid, --s0 to --s7.
+
+    Light and dark follow the reader's own setting.
+    """
     light = [*(f"--s{i}:{c}" for i, c in enumerate(_LIGHT))]
     dark = [*(f"--s{i}:{c}" for i, c in enumerate(_DARK))]
     light += [f"--k-{kind}:{colours[0]}" for kind, colours in _BARS.items()]
     dark += [f"--k-{kind}:{colours[1]}" for kind, colours in _BARS.items()]
+    return _COLOURS % {"light": ";".join(light), "dark": ";".join(dark)}
+
+
+def _style() -> str:
     classes = [f".s{i}{{--c:var(--s{i})}}" for i in range(len(_LIGHT))]
     classes += [f".k-{kind}{{fill:var(--k-{kind});background:var(--k-{kind})}}" for kind in _BARS]
-    parts = {"light": ";".join(light), "dark": ";".join(dark), "classes": "".join(classes)}
-    return _STYLE % parts
+    return colours() + _STYLE % {"classes": "".join(classes)}

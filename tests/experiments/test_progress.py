@@ -95,6 +95,7 @@ def test_progress_of_a_comparison(tmp_path, terminal):
     assert "step 20/300" in text and "step 3/9" in text
     assert "step 6/9" not in text and "step 9/9" not in text  # half a line, or not looked at
     assert ("how long it takes is known after the first steps" in text) is terminal
+    assert "…" not in text
     assert "[2/3] elsewhere seed 0: failed: Boom: it broke (1 min 01 s" in text
 
 

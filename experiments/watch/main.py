@@ -1,0 +1,77 @@
+"""Watch a run: loss, participation, staleness, bytes and link use per region, and what is wrong.
+
+    python -m experiments watch runs/a [--port=8000] [--every=2]
+
+Reads the metrics files of a run, live or finished, of one process or of one job per region
+(`launch`); it may be started, ended and started again at any time, on any machine that sees the
+folder. In a terminal it shows what is new until the run is complete or Ctrl-C; elsewhere, or with
+--once, it prints what stands there now. --port serves a page on this machine alone (127.0.0.1)
+until Ctrl-C; port 0 takes a free one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from experiments.cli import Flags, RefusedError, parse_flags, problems_of, show_help
+from experiments.watch.terminal import screen
+from experiments.watch.view import Watch
+
+
+def main(argv: Sequence[str]) -> int:
+    """Watch the run of the command line; returns the exit code."""
+    options = Flags()
+    options.whole("port", None, "serve a page on this port of 127.0.0.1; 0 = a free one")
+    options.real("every", 2.0, "seconds between two looks at the files")
+    options.text("network", None, "virtual clock of a run in one process (default: its own)")
+    options.switch("once", "print what stands there now, and end")
+    values = options.values
+    folders = parse_flags("watch", argv, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    problems = []
+    if len(folders) != 1:
+        problems.append("which run? name its folder: watch runs/a")
+    if not values.every >= 0.1:
+        problems.append(f"--every={values.every}: at least 0.1 seconds")
+    if values.port is not None and not 0 <= values.port < 1 << 16:
+        problems.append(f"--port={values.port}: 0 to 65535")
+    network = None
+    if values.network is not None:
+        from lowcomm_jax.network import parse
+
+        network, found = problems_of(lambda: parse(values.network), "--network: ")
+        problems += found
+    if problems:
+        raise RefusedError(problems, "watch")
+    watch, console = Watch(Path(folders[0]), network), Console()
+    try:
+        if values.port is not None:
+            from experiments.watch.page import serve
+
+            serve(watch, values.port, values.every, console)
+        elif values.once or not console.is_terminal:
+            console.print(screen(watch.look()))
+        else:
+            live(watch, values.every, console)
+    except KeyboardInterrupt:
+        pass
+    except ValueError as error:  # of a file that is damaged
+        raise RefusedError([str(error)], "watch") from error
+    return 0
+
+
+def live(watch: Watch, every: float, console: Console) -> None:
+    """Show what is new until the run is complete."""
+    view = watch.look()
+    with Live(screen(view), console=console, auto_refresh=False) as shown:
+        while not view["complete"]:
+            time.sleep(every)
+            view = watch.look()
+            shown.update(screen(view), refresh=True)

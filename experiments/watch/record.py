@@ -1,0 +1,190 @@
+"""Keep of a metrics file what a view needs: its size does not grow with the run."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+KEPT_STEPS = 400  # whose events are kept
+KEPT_POINTS = 400  # of a curve; where there are more, every second one goes
+KEPT_LANDINGS = 200  # whose norms are compared between regions
+
+
+class Series:
+    """Points (x, y) of a curve, thinned evenly: at most `KEPT_POINTS`, whatever the run's length.
+
+    Each point is the mean of the finite values since the one before.
+    """
+
+    def __init__(self):
+        self.x: list[float] = []
+        self.y: list[float] = []
+        self._every, self._open = 1, []
+
+    def add(self, x: float, y: float | None) -> None:
+        """Take one value; None (not finite) counts as missing."""
+        self._open.append(y)
+        if len(self._open) < self._every:
+            return
+        known = [value for value in self._open if value is not None]
+        self._open = []
+        if known:
+            self.x.append(x)
+            self.y.append(sum(known) / len(known))
+        if len(self.x) > KEPT_POINTS:
+            self.x, self.y, self._every = self.x[1::2], self.y[1::2], 2 * self._every
+
+
+class Region:
+    """What one region has reported.
+
+    Attributes:
+      step, loss, loss_step: newest inner step; its newest finite loss, and where that was.
+      finite: whether the loss of the newest step was finite.
+      sent, received: bytes so far.
+      rate: bytes sent per second of real time, between the newest two log intervals.
+      counted, exchanges: exchanges that counted it, of so many; missed: so many in a row did not.
+      staleness, stalest: inner steps between send and landing, of the newest landing and at most.
+      waited, travel: seconds it stood still for bytes so far; of the newest exchange from its
+        payload being ready to the last one being here. None where regions share a process.
+      skipped: steps whose gradients were not finite; left_out: payloads that were not counted.
+    """
+
+    def __init__(self, number: int):
+        self.number, self.step, self.curve = number, 0, Series()
+        self.loss: float | None = None
+        self.loss_step, self.finite = 0, True
+        self.sent = self.received = 0
+        self.rate: float | None = None
+        self.counted = self.exchanges = self.missed = 0
+        self.staleness: int | None = None
+        self.stalest: int | None = None
+        self.waited: float | None = None
+        self.travel: float | None = None
+        self.skipped = self.left_out = 0
+        self.last_skipped = -1
+        self._mark: tuple[float, int] | None = None  # seconds, bytes at the end of an interval
+
+    def interval(self, seconds: float) -> None:
+        """A log interval has ended, so many seconds after the start of the run."""
+        if self._mark is not None and seconds > self._mark[0]:
+            self.rate = (self.sent - self._mark[1]) / (seconds - self._mark[0])
+        self._mark = (seconds, self.sent)
+
+
+class Log:
+    """What one metrics file has told so far: of all regions, or of one."""
+
+    def __init__(self):
+        self.header: dict[str, Any] | None = None
+        self.regions: dict[int, Region] = {}
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
+        self.tokens_per_second: float | None = None
+        self.steps_per_second: float | None = None
+        self.interval: tuple[int, float] | None = None  # steps and seconds of the newest
+        self.evals: list[tuple[int, float | None]] = []  # step, loss of the anchor
+        self.behind = 0  # steps that the newest evaluated anchor is old
+        self.own_anchors = False
+        self.complete = False
+        self.resumed = 0
+        self.recent: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
+        self.norms: OrderedDict[str, float] = OrderedDict()  # of landings, by key
+        self._left_out: OrderedDict[str, Sequence[float]] = OrderedDict()  # of sends, by key
+        self._before: tuple[float, int] | None = None
+
+    def take(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Take new records, in the file's order."""
+        for record in records:
+            kind = record["kind"]
+            if kind == "header":
+                self.header = dict(record)
+                self.regions = {number: Region(number) for number in record["here"]}
+            elif kind == "step":
+                self._step(record)
+            elif kind == "interval":
+                self._interval(record)
+            elif kind == "eval":
+                self.evals.append((record["step"], record["anchor"]))
+                self.behind = record.get("behind", 0)
+                self.own_anchors |= "anchor_variance" in record
+            elif kind == "resume":
+                self.resumed += 1
+                self.complete = False
+            elif kind == "end":
+                self.complete = True
+                for region, sent, got in zip(
+                    self.regions.values(), record["bytes_sent"], record["bytes_received"]
+                ):
+                    region.sent, region.received = sent, got
+
+    def _interval(self, record: Mapping[str, Any]) -> None:
+        seconds = record["seconds"]
+        if self._before is not None and seconds > self._before[0]:
+            self.interval = (record["steps"], seconds - self._before[0])
+            self.steps_per_second = (record["step"] - self._before[1]) / (seconds - self._before[0])
+        self._before = (seconds, record["step"])
+        for region in self.regions.values():
+            region.interval(seconds)
+
+    def _step(self, record: Mapping[str, Any]) -> None:
+        self.step, self.tokens = record["step"], record["tokens"]
+        self.seconds = record["seconds"]
+        self.tokens_per_second = record["tokens_per_second"]
+        skipped = record.get("skipped") or [0] * len(self.regions)
+        for i, region in enumerate(self.regions.values()):
+            loss = record["loss"][i]
+            region.step = record["step"]
+            region.finite = loss is not None and math.isfinite(loss)
+            if region.finite:
+                region.loss, region.loss_step = loss, record["step"]
+            region.curve.add(record["step"], loss if region.finite else None)
+            region.sent, region.received = record["bytes_sent"][i], record["bytes_received"][i]
+            if skipped[i]:
+                region.skipped += 1
+                region.last_skipped = record["step"]
+        for event in record["events"]:
+            self._event(event)
+        self.recent.append({"step": record["step"], "events": record["events"]})
+
+    def _event(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] not in ("send", "land") or event["fragment"] < 0:
+            return
+        key = event["key"]
+        if event["kind"] == "send":
+            left_out = event.get("left_out") or [0] * len(self.regions)
+            _keep(self._left_out, key, left_out)
+            self._count(event, left_out)  # of methods without delay that land nothing of their own
+            return
+        if key is None:
+            return
+        if event.get("mean_norm") is not None and len(event["mean_norm"]) == 1:
+            _keep(self.norms, key, event["mean_norm"][0])
+        for i, region in enumerate(self.regions.values()):
+            if event["staleness"][i] >= 0:
+                region.staleness = event["staleness"][i]
+                region.stalest = max(region.stalest or 0, region.staleness)
+            if "waited_seconds" in event and event["waited_seconds"][i] is not None:
+                region.waited = (region.waited or 0.0) + event["waited_seconds"][i]
+            if "travel_seconds" in event and event["travel_seconds"][i] is not None:
+                region.travel = event["travel_seconds"][i]
+        if "travel_seconds" in event:  # only when it lands does a job know whom the commit names
+            self._count(event, [0] * len(self.regions), landed=True)
+
+    def _count(self, event: Mapping[str, Any], left_out: Sequence[float], landed: bool = False):
+        jobs = self.header is not None and len(self.regions) < self.header["regions"]
+        if jobs and not landed:
+            return
+        for i, region in enumerate(self.regions.values()):
+            region.exchanges += 1
+            took_part = bool(event["participants"][i]) and not left_out[i]
+            region.counted += took_part
+            region.left_out += bool(left_out[i])
+            region.missed = 0 if took_part else region.missed + 1
+
+
+def _keep(kept: OrderedDict, key: str, value: Any) -> None:
+    kept[key] = value
+    while len(kept) > KEPT_LANDINGS:
+        kept.popitem(last=False)

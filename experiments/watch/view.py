@@ -1,0 +1,238 @@
+"""Put together what a person sees of a run: a dictionary of plain values, also the page's JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.cli import RefusedError
+from experiments.metrics import VERSION
+from experiments.watch.alarms import alarms
+from experiments.watch.follow import Follower
+from experiments.watch.record import Log
+from experiments.workdir import METRICS
+from lowcomm_jax.network import Network, VirtualClock, replay
+
+SHOWN_STEPS = 60  # of the timeline
+
+View = dict[str, Any]
+"""Fields (losses in nats per token, bytes, seconds; None = not known):
+
+- `name`, `method`, `corpus`, `steps` (of the run), `step` (newest of any region), `tokens`,
+  `tokens_per_second`, `left_s`, `complete`, `age_s` (since the newest record), `updated` (Unix
+  time), `jobs` (one job per region), `network` (its name; link use is then that of its clock).
+- `eval`: `step`, `loss` of the newest evaluation of the anchor, and `curve`, [step, loss] each.
+- `regions`: a dictionary each: `region`, `step`, `loss`, `finite`, `participation` (share),
+  `exchanges`, `staleness`, `stalest`, `sent`, `received`, `rate` (bytes a second of real time),
+  `link` (share of what its way out carries), `waiting` (share of the virtual time), `waited`,
+  `travel`, `skipped`, `curve`.
+- `timeline`: `first`, `last` step, and `flights`: `region`, `fragment`, `sent`, `landed` (step;
+  None: under way), `counted`.
+- `alarms`: sentences, the worst first.
+"""
+
+
+class Watch:
+    """Follows the files of one run.
+
+    Args:
+      workdir: of a run of one process, or of one job per region (`region<i>` in it). Jobs that
+        appear later are found.
+      network: on which the virtual clock runs; None = the run's own, if it has one.
+
+    Raises:
+      RefusedError: no run lies there, or one of another version.
+    """
+
+    def __init__(self, workdir: Path, network: Network | None = None):
+        self.workdir, self._given = workdir, network
+        self._logs: dict[Path, tuple[Follower, Log]] = {}
+        self._clock: VirtualClock | None = None
+        self._find()
+        if not self._logs:
+            problem = f"{workdir}: no run lies there yet ({METRICS} is missing)"
+            raise RefusedError([problem], "watch")
+
+    def _find(self) -> None:
+        own = self.workdir / METRICS
+        found = [own] if own.is_file() else sorted(self.workdir.glob(f"region*/{METRICS}"))
+        for path in found:
+            self._logs.setdefault(path, (Follower(path), Log()))
+
+    def look(self, now: float | None = None) -> View:
+        """Read what is new and give the view.
+
+        Args:
+          now: Unix time; None = the present.
+
+        Raises:
+          RefusedError: a file is not of this version.
+          ValueError: a line is no JSON.
+        """
+        self._find()
+        for path, (follower, log) in list(self._logs.items()):
+            records = follower.read()
+            if follower.restarted:
+                log = Log()
+                self._logs[path] = (follower, log)
+                self._clock = None
+            if records and log.header is None and _unknown(records[0]):
+                fix = f"this program reads version {VERSION}"
+                raise RefusedError([f"{path} does not start with a known header: {fix}"], "watch")
+            log.take(records)
+            self._follow_clock(log, records)
+        logs = [log for _, log in self._logs.values() if log.header is not None]
+        changed = max(follower.changed for follower, _ in self._logs.values())
+        return _view(self.workdir, logs, now or time.time(), changed, self._clock)
+
+    def _follow_clock(self, log: Log, records: Sequence[Mapping[str, Any]]) -> None:
+        """The virtual clock of a run in one process; jobs have real links."""
+        if log.header is None or len(log.header["here"]) < log.header["regions"]:
+            return
+        if self._clock is None:
+            network = self._network(log.header)
+            if network is None:
+                return
+            self._clock = VirtualClock(network)
+        steps = [record for record in records if record["kind"] == "step"]
+        replay(self._clock.network, steps, record_from=None, clock=self._clock)
+
+    def _network(self, header: Mapping[str, Any]) -> Network | None:
+        from lowcomm_jax.network import parse
+
+        network = self._given
+        if network is None and header["config"].get("network"):
+            network = parse(header["config"]["network"])
+        if network is not None and network.size != header["regions"]:
+            fix = "name one of that size"
+            problem = f"network {network.name} has {network.size} regions, the run "
+            raise RefusedError([f"{problem}{header['regions']}: {fix}"], "watch")
+        return network
+
+
+def _unknown(record: Mapping[str, Any]) -> bool:
+    return record.get("kind") != "header" or record.get("version") != VERSION
+
+
+def _view(
+    workdir: Path, logs: Sequence[Log], now: float, changed: float, clock: VirtualClock | None
+) -> View:
+    header = logs[0].header if logs else {}
+    jobs = bool(logs) and len(header["here"]) < header["regions"]
+    step = max((log.step for log in logs), default=0)
+    ahead = [log for log in logs if not log.behind] or logs
+    evals = max((log.evals for log in ahead), key=lambda e: e[-1][0] if e else -1, default=[])
+    view: View = {
+        "name": str(workdir),
+        "method": header.get("method"),
+        "corpus": header.get("data", {}).get("corpus"),
+        "steps": header.get("steps", 0),
+        "regions_of_run": header.get("regions", 0),
+        "step": step,
+        "tokens": sum(log.tokens for log in logs),
+        "tokens_per_second": sum(log.tokens_per_second or 0.0 for log in logs) or None,
+        "left_s": _left(logs, header.get("steps", 0)),
+        "complete": bool(logs) and all(log.complete for log in logs) and _all_there(logs, header),
+        "age_s": max(0.0, now - changed),
+        "updated": now,
+        "jobs": jobs,
+        "network": None if clock is None else clock.network.name,
+        "eval": {
+            "step": evals[-1][0] if evals else None,
+            "loss": evals[-1][1] if evals else None,
+            # The evaluation before training says nothing of the method.
+            "curve": [[s, loss] for s, loss in evals if s and loss is not None],
+        },
+        "regions": _regions(logs, clock),
+        "timeline": _timeline(logs, step),
+    }
+    view["alarms"] = alarms(view, logs)
+    return view
+
+
+def _all_there(logs: Sequence[Log], header: Mapping[str, Any]) -> bool:
+    return sum(len(log.regions) for log in logs) == header["regions"]
+
+
+def _left(logs: Sequence[Log], steps: int) -> float | None:
+    """Seconds until the slowest is done, at the pace of its newest log interval."""
+    if any(log.steps_per_second is None for log in logs if not log.complete):
+        return None
+    left = [(steps - log.step) / log.steps_per_second for log in logs if not log.complete]
+    return max(left, default=0.0)
+
+
+def _regions(logs: Sequence[Log], clock: VirtualClock | None) -> list[dict[str, Any]]:
+    report = None if clock is None or clock.now_R.max() <= 0 else clock.report()
+    rows = []
+    for region in sorted((r for log in logs for r in log.regions.values()), key=lambda r: r.number):
+        r = region.number
+        row = {
+            "region": r,
+            "step": region.step,
+            "loss": region.loss,
+            "finite": region.finite,
+            "participation": region.counted / region.exchanges if region.exchanges else None,
+            "exchanges": region.exchanges,
+            "staleness": region.staleness,
+            "stalest": region.stalest,
+            "sent": region.sent,
+            "received": region.received,
+            "rate": region.rate,
+            "waited": region.waited,
+            "travel": region.travel,
+            "skipped": region.skipped,
+            "curve": [list(point) for point in zip(region.curve.x, region.curve.y)],
+            "link": None,
+            "waiting": None,
+        }
+        if report is not None:
+            row["link"] = float(report.mean_gbps_R[r]) / _way_out(clock.network, r)
+            row["waiting"] = float(report.exposed_R[r]) / report.wall_s
+        rows.append(row)
+    return rows
+
+
+def _way_out(network: Network, region: int) -> float:
+    """Gbit/s that leave a region at most: its egress, or all its links together."""
+    links = [network.bandwidth_RxR[region, other] for other in range(network.size)]
+    return min(float(network.egress_R[region]), float(sum(links) - links[region]))
+
+
+def _timeline(logs: Sequence[Log], step: int) -> dict[str, Any]:
+    """Every payload of the last steps: sent, and landed or still under way."""
+    first = max(1, step - SHOWN_STEPS + 1)
+    flights: dict[tuple[int, str], dict[str, Any]] = {}
+    for log in logs:
+        numbers = list(log.regions)
+        open_ended = log.step if log.complete else None  # the end lands what is under way
+        for row in log.recent:
+            for event in row["events"]:
+                if event["kind"] in ("send", "land") and event["fragment"] >= 0 and event["key"]:
+                    _note(flights, event, numbers, row["step"], open_ended)
+    shown = [f for f in flights.values() if f["landed"] is None or f["landed"] >= first]
+    return {"first": first, "last": step, "flights": shown}
+
+
+def _note(
+    flights: dict,
+    event: Mapping[str, Any],
+    numbers: Sequence[int],
+    step: int,
+    open_ended: int | None,
+) -> None:
+    for i, number in enumerate(numbers):
+        name = number, event["key"]
+        if event["kind"] == "send":
+            flights[name] = {
+                "region": number,
+                "fragment": event["fragment"],
+                "sent": step,
+                "landed": open_ended,
+                "counted": bool(event["participants"][i]),
+            }
+        elif name in flights and event["staleness"][i] >= 0:
+            flights[name]["landed"] = step
+            flights[name]["counted"] = bool(event["participants"][i])

@@ -1,0 +1,364 @@
+"""A run is watched: its files as they grow, what is wrong with it, and the page in a browser."""
+
+import html
+import io
+import json
+import re
+import shutil
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from rich.console import Console
+
+from experiments.__main__ import main as command
+from experiments.cli import RefusedError
+from experiments.metrics import VERSION, MetricsLog
+from experiments.watch.page import Server
+from experiments.watch.record import KEPT_POINTS, Series
+from experiments.watch.terminal import lane, screen
+from experiments.watch.view import Watch
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+PERIOD, LATE = 5, 2
+
+
+def header(here, regions, network=None):
+    return {
+        "kind": "header",
+        "version": VERSION,
+        "here": list(here),
+        "regions": regions,
+        "steps": 40,
+        "method": "made up",
+        "consensus": None,
+        "data": {"corpus": "<text>"},
+        "config": {"network": network},
+    }
+
+
+def event(kind, step, here, key, **more):
+    fields = {"kind": kind, "step": step, "fragment": 0, "key": key, "route": "two_shot"}
+    fields |= {"participants": [True] * len(here), "staleness": [-1] * len(here), "nbytes": 1000}
+    fields |= {"bytes_sent": [1000 * (kind == "send")] * len(here), "groups": None, "ahead": 0}
+    return fields | {"bytes_received": fields["bytes_sent"]} | more
+
+
+def steps(here, first, last, job=False, **more):
+    """Records of steps that send every PERIOD steps and land LATE steps later."""
+    n, found = len(here), []
+    for t in range(first, last + 1):
+        events = []
+        if t > PERIOD and t % PERIOD == LATE:
+            land = {"mean_norm": [t / 7], "staleness": [LATE] * n}
+            if job:
+                land |= {"travel_seconds": [0.25], "waited_seconds": [0.5]}
+            events.append(event("land", t, here, f"0@{t - LATE}", **land))
+        if t % PERIOD == 0:
+            events.append(event("send", t, here, f"0@{t}"))
+        found.append(
+            {
+                "kind": "step",
+                "step": t,
+                "tokens": 10 * n * t,
+                "loss": [4.0 - t / 40 + r / 10 for r in here],
+                "skipped": [0.0] * n,
+                "bytes_sent": [1000 * (t // PERIOD)] * n,
+                "bytes_received": [1000 * (t // PERIOD)] * n,
+                "seconds": t / 2,
+                "tokens_per_second": 20.0 * n,
+                "events": events,
+                **more,
+            }
+        )
+        if t % 10 == 0:
+            found.append({"kind": "interval", "step": t, "steps": 10, "seconds": t / 2})
+    return found
+
+
+def evaluation(step, loss, **more):
+    return {"kind": "eval", "step": step, "tokens": 0, "anchor": loss, "final": False, **more}
+
+
+def log(folder, records, step=-1):
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = MetricsLog(folder / "metrics.jsonl", step)
+    opened.write(records)
+    opened.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of one process and three regions, at step 20 of 40."""
+    here = range(3)
+    log(tmp_path / "run", [header(here, 3), evaluation(0, 5.5), *steps(here, 1, 20)])
+    log(tmp_path / "run", [evaluation(20, 3.25)], step=20)
+    return tmp_path / "run"
+
+
+def jobs(folder, ends=(20, 20), changes=None):
+    """Two jobs, each with its own file; `changes`: what differs in region 1's records."""
+    for r, end in enumerate(ends):
+        records = [header([r], 2), *steps([r], 1, end, job=True), evaluation(end, 3.0)]
+        if r == 1 and changes is not None:
+            records = changes(records)
+        log(folder / f"region{r}", records)
+    return folder
+
+
+def shown(view, width=100):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(screen(view))
+    return console.file.getvalue()
+
+
+def test_the_numbers_of_one_process(run):
+    view = Watch(run).look()
+    assert (view["step"], view["steps"], view["complete"], view["jobs"]) == (20, 40, False, False)
+    assert view["eval"] == {"step": 20, "loss": 3.25, "curve": [[20, 3.25]]}
+    assert view["left_s"] == pytest.approx(20 / 2)  # two steps a second
+    for r, row in enumerate(view["regions"]):
+        assert row["loss"] == pytest.approx(3.5 + r / 10)
+        assert (row["participation"], row["exchanges"]) == (1.0, 4)
+        assert (row["staleness"], row["stalest"]) == (LATE, LATE)
+        assert row["sent"] == row["received"] == 4000
+        assert row["rate"] == pytest.approx(2000 / 5)  # two sends in the five seconds of ten steps
+    flights = [(f["sent"], f["landed"]) for f in view["timeline"]["flights"] if f["region"] == 1]
+    assert flights == [(5, 7), (10, 12), (15, 17), (20, None)]
+    marks = lane(view["timeline"], 1, 20)
+    assert marks[4:7] == ["sent", "under way", "landed"] and marks[-1] == "sent"
+    assert view["alarms"] == []
+    text = shown(view)
+    for part in ("step 20 of 40, about 10 s left", "no alarms", "2 (<= 2)", "400 B/s", ">=|"):
+        assert part in text, part
+
+
+def test_only_what_is_new_is_read(run, monkeypatch):
+    watch = Watch(run)
+    watch.look()
+    with (run / "metrics.jsonl").open("a") as file:
+        text = "".join(json.dumps(record) + "\n" for record in steps(range(3), 21, 22))
+        file.write(text[:-9])
+        file.flush()
+        assert watch.look()["step"] == 21  # half a line waits
+        file.write(text[-9:])
+    view = watch.look()
+    assert view["step"] == 22 and view["regions"][0]["exchanges"] == 4
+    assert view["timeline"]["flights"][-1]["landed"] == 22
+    log(run, [{"kind": "resume", "step": 10}, *steps(range(3), 11, 12)], step=10)
+    view = watch.look()  # the file was replaced: everything is read again
+    assert view["step"] == 12 and view["regions"][0]["exchanges"] == 2
+    end = {"kind": "end", "step": 12, "bytes_sent": [7] * 3, "bytes_received": [8] * 3}
+    log(run, [end], step=12)
+    view = watch.look()
+    assert view["complete"] and view["regions"][2]["sent"] == 7 and view["alarms"] == []
+
+
+def test_separate_jobs_are_one_run(tmp_path):
+    watch = Watch(jobs(tmp_path))
+    view = watch.look()
+    assert view["jobs"] and [row["region"] for row in view["regions"]] == [0, 1]
+    assert view["tokens"] == 400 and view["alarms"] == []
+    row = view["regions"][1]
+    assert row["travel"] == 0.25 and row["waited"] == pytest.approx(3 * 0.5)
+    assert (row["participation"], row["exchanges"]) == (1.0, 3)  # landings: the commit says who
+    log(
+        tmp_path / "region1",
+        [{"kind": "end", "step": 20, "bytes_sent": [1], "bytes_received": [1]}],
+        20,
+    )
+    assert not watch.look()["complete"]
+
+
+def without_loss(records):
+    records[20]["loss"] = [None]
+    return records
+
+
+def other_anchor(records):
+    event = next(e for r in records for e in r.get("events", ()) if e["kind"] == "land")
+    event["mean_norm"] = [9.0]
+    return records
+
+
+def other_loss(records):
+    return [*records[:-1], evaluation(20, 3.1)]
+
+
+def not_counted(records):
+    for event in (e for r in records for e in r.get("events", ()) if e["kind"] == "land"):
+        event["participants"] = [False]
+    return records
+
+
+def cut_off(records):
+    return [*records[:-1], evaluation(20, 2.0, behind=7)]
+
+
+def skipped(records):
+    records[18]["skipped"] = [1.0]
+    return records
+
+
+@pytest.mark.parametrize(
+    "changes,words",
+    [
+        (without_loss, "region 1: the loss of step 19 is not finite; the last finite one was"),
+        (other_anchor, "anchors apart: regions 0 and 1 landed payload 0@5"),
+        (other_loss, "anchors apart: at step 20 that of region 0 has the loss 3.000000"),
+        (not_counted, "region 1 took no part in the last 3 exchanges"),
+        (cut_off, "region 1 could not reach the others: its anchor is at least 7 steps old"),
+        (skipped, "region 1: 1 steps skipped, the last at step 17"),
+    ],
+)
+def test_alarms(tmp_path, changes, words):
+    def both(records):
+        return changes(records) if changes is not without_loss else changes(records)[:21]
+
+    view = Watch(jobs(tmp_path, changes=both)).look()
+    assert len(view["alarms"]) == 1 and view["alarms"][0].startswith(words), view["alarms"]
+    assert f"! {words[:40]}" in shown(view)
+    if changes is cut_off:
+        assert view["eval"]["loss"] == 3.0
+
+
+def test_a_region_behind_and_a_run_that_stands_still(tmp_path):
+    watch = Watch(jobs(tmp_path, ends=(40, 18)))
+    assert watch.look()["alarms"] == ["region 1 is 22 steps behind the first"]
+    later = time.time() + 1000
+    assert any("the run stands still, or was ended" in line for line in watch.look(later)["alarms"])
+    one = tmp_path / "alone"
+    log(one / "region0", [header([0], 2), *steps([0], 1, 3, job=True)])
+    assert Watch(one).look()["alarms"] == ["1 of 2 regions have not begun"]
+
+
+def test_the_virtual_clock_gives_link_use(run):
+    from lowcomm_jax.network import uniform
+
+    # 4 x 1000 bytes twice over 3 regions in 20 steps of 0.1 s, over two links of 1 Gbit/s.
+    network = uniform(3, 1.0, delay_s=0.001, compute_s=0.1)
+    view = Watch(run, network).look()
+    for row in view["regions"]:
+        sent = 4 * 1000 * 2 * 2 / 3
+        assert row["link"] == pytest.approx(sent * 8 / 1e9 / (20 * 0.1) / 2, rel=0.02)
+        assert row["waiting"] == pytest.approx(0.0, abs=0.01)
+    with pytest.raises(RefusedError, match="watch"):
+        Watch(run, uniform(2, 1.0)).look()
+
+
+def test_curves_do_not_grow_with_the_run():
+    series = Series()
+    for t in range(1, 10 * KEPT_POINTS):
+        series.add(t, None if t % 3 == 0 else float(t))
+    assert KEPT_POINTS / 3 < len(series.x) <= KEPT_POINTS
+    assert all(abs(x - y) < 0.05 * x + 20 for x, y in zip(series.x, series.y))
+
+
+def test_the_command(run, capsys, tmp_path):
+    assert command(["watch", str(run), "--once"]) == 0
+    assert "no alarms" in capsys.readouterr().out
+    assert command(["watch", str(tmp_path / "nothing")]) == 2
+    assert "no run lies there yet" in capsys.readouterr().err
+    assert command(["watch", "--port=99999", "--every=0"]) == 2
+    said = capsys.readouterr().err
+    for part in ("which run?", "--port=99999", "--every=0.0"):
+        assert part in said
+    (run / "metrics.jsonl").write_text('{"kind": "header"}\n')
+    assert command(["watch", str(run)]) == 2
+    assert "known header" in capsys.readouterr().err
+
+
+@pytest.fixture
+def server(run):
+    served = Server(Watch(run), 0, 0.3)
+    thread = threading.Thread(target=served.serve_forever, daemon=True)
+    thread.start()
+    yield served
+    served.shutdown()
+    served.server_close()
+    thread.join()
+
+
+def ask(server, path="", host=None):
+    request = urllib.request.Request(server.url + path, headers={"Host": host} if host else {})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return answer.read().decode(), answer.headers
+
+
+def test_the_server_answers_this_machine_alone(server, run):
+    assert server.server_address[0] == "127.0.0.1"
+    text, headers = ask(server)
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    view = json.loads(ask(server, "view.json")[0])
+    assert view["step"] == 20 and view["table"]["took part"] == ["100%"] * 3
+    for path, host, code in (("other", None, 404), ("view.json", "evil.example:80", 403)):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            ask(server, path, host)
+        assert error.value.code == code
+    with pytest.raises(RefusedError, match="watch"):
+        Server(Watch(run), server.server_address[1], 1.0)
+    (run / "metrics.jsonl").write_text("no record\n")
+    with pytest.raises(urllib.error.HTTPError) as error:
+        ask(server, "view.json")
+    assert error.value.code == 500 and "not a JSON record" in error.value.read().decode()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: the page is not opened")
+def test_a_browser_shows_it_and_what_comes_later(server, run, tmp_path):
+    def opened(name):
+        done = subprocess.run(
+            [
+                BROWSER,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                f"--user-data-dir={tmp_path / name}",
+                "--window-size=500,900",
+                "--enable-logging=stderr",
+                "--virtual-time-budget=3000",
+                "--dump-dom",
+                server.url,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        assert done.returncode == 0 and not console, console
+        return html.unescape(done.stdout)
+
+    found = opened("first")
+    for part in (
+        "<title>20/40",
+        "made up, 3 regions, one process, corpus <text>",
+        "step 20 of 40, about 10 s left",
+        "eval loss of the anchor 3.2500 at step 20",
+        "no alarms",
+        "<td>2 (<= 2)</td>",
+        "fragment 0: sent after step 15, landed after step 17",
+        "fragment 0: sent after step 20, under way",
+    ):
+        assert part in found, part
+    assert found.count('class="line"') == 3 and "NaN" not in found
+    # The file grows while the page is open: it asks again and draws the new step.
+    more = steps(range(3), 21, 22)
+    more[-1]["loss"][1] = float("nan")
+    asked, look = [], server.watch.look
+
+    def grow():
+        asked.append(1)
+        if len(asked) == 2:
+            log(run, more, step=20)
+        return look()
+
+    server.watch.look = grow
+    found = opened("second")
+    assert len(asked) >= 3
+    assert "<title>22/40" in found
+    assert (
+        "region 1: the loss of step 22 is not finite; the last finite one was at step 21" in found
+    )
