@@ -55,11 +55,13 @@ setup(
         "hf": ["datasets>=3.0", "pyarrow>=15"],
         "test": [
             "chex>=0.1.90",
+            "hypothesis>=6.100",
             "import-linter>=2.3",
             "jsonschema>=4.20",
             "moto[s3,server]>=5.2",
             "prometheus-client>=0.20",
             "pytest>=8",
+            "pytest-timeout>=2.3",
             "pytest-xdist>=3",
             "tensorboardX>=2.6",
         ],
