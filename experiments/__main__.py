@@ -86,6 +86,9 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
     named, path = path is not None, path or _BY_CONFIG[command]
     options = Flags()
     options.text("workdir", None, "where results go")
+    switches = getattr(module, "SWITCHES", {})
+    for name, about in switches.items():
+        options.switch(name, about)
     values = options.values
     rest = parse_flags(command, others, values)
     if values.help:
@@ -100,7 +103,8 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
         raise RefusedError(problems + found, command)
     name = f"{command}-{Path(path.partition(':')[0]).stem}" if named else command
     try:
-        found = module.main(config, values.workdir or f"runs/{name}")
+        given = {switch: values[switch].value for switch in switches}
+        found = module.main(config, values.workdir or f"runs/{name}", **given)
     except ValueError as error:
         raise RefusedError([str(error)], command) from error
     return found if isinstance(found, int) else 0

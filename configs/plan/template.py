@@ -6,7 +6,7 @@ Takes about two seconds. Expected: a column per method, plan.json and plan.png i
 directory.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 
 def get_config() -> ConfigDict:
@@ -29,6 +29,13 @@ def get_config() -> ConfigDict:
     # Tokens of the whole run (0 = 20 per parameter) and of one inner step over all regions.
     config.tokens = 0.0
     config.tokens_per_step = 2.0**21
+    # Of the command that starts a method: tokens of a sequence.
+    config.seq_len = 2048
+    # Memory of a device in GB (10^9 bytes), to say what fits; prices in any currency: of a device
+    # and hour, and of a GB that leaves a region. None = unknown.
+    config.device_gb = config_dict.placeholder(float)
+    config.price_per_gpu_hour = config_dict.placeholder(float)
+    config.price_per_gb = config_dict.placeholder(float)
     # Axes inside a region, for the memory per device.
     config.mesh = ConfigDict({"stage": 1, "fsdp": 8, "tensor": 1})
     config.microbatch_tokens = 8192

@@ -33,6 +33,10 @@ DEFAULTS = {
     "flops_per_device": None,
     "mfu": None,
     "tokens": 0.0,
+    "seq_len": 2048,
+    "device_gb": None,
+    "price_per_gpu_hour": None,
+    "price_per_gb": None,
     "mesh": {},
     "microbatch_tokens": 0,
     "remat": True,
@@ -114,6 +118,12 @@ def _number_violations(fields: Mapping[str, Any]) -> list[str]:
     )
     found += whole("microbatch_tokens", fields["microbatch_tokens"], 0)
     found += not_negative("loss_bound", fields["loss_bound"])
+    found += whole("seq_len", fields["seq_len"])
+    if fields["device_gb"] is not None:
+        found += above_zero("device_gb", fields["device_gb"])
+    for name in ("price_per_gpu_hour", "price_per_gb"):
+        if fields[name] is not None:
+            found += not_negative(name, fields[name])
     if "tokens_per_step" in fields:
         found += above_zero("tokens_per_step", fields["tokens_per_step"])
     for name, most in (("flops_per_device", float("inf")), ("mfu", 1.0)):

@@ -2,8 +2,12 @@
 
     python -m experiments plan --config=configs/plan/dilocox_107b.py
 
-Prints tables, writes `plan.json` and `plan.png` (utilisation against bandwidth; loss against hours)
-into the work directory. Config fields: see `configs/plan/template.py`.
+Answers in one screen: what fits, how long, how many bytes, what price, and the three best methods
+with the command that starts each. `--explain` says which number drives it, `--details` prints all
+tables. Writes `plan.json`, `plan.png` (utilisation against bandwidth; loss against hours) and a
+training config a method into the work directory; `report RUN --against=plan.json` then holds a run
+against the plan. Config fields: see `configs/plan/template.py`; llama_7b, llama_8b and llama_70b
+beside it are ready.
 
 With `--target=h100:2x8` and a training config it asks the compiler instead (`target.py` beside this
 file).
@@ -19,22 +23,38 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from experiments.plan.answer import answer
+from experiments.plan.answer import explain as explanation
 from experiments.plan.config import COMPARISONS, PlanRequest, read
-from experiments.plan.show import picture, show
+from experiments.plan.screen import command, show_answer, show_explanation
+from experiments.plan.show import picture, show, show_compiled
+from experiments.plan.start import write_start
 from lowcomm_jax.network import BASELINE
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.planner.methods import PlanMethod
 from lowcomm_jax.planner.plan import PlanRow, plan
 from lowcomm_jax.planner.search import Choice, search
 
+SWITCHES = {
+    "explain": "say which number drives the hours, the memory and the price",
+    "details": "print all tables",
+}
 
-def main(config: Any, workdir: str | Path, console: Console | None = None) -> dict:
+
+def main(
+    config: Any,
+    workdir: str | Path,
+    console: Console | None = None,
+    explain: bool = False,
+    details: bool = False,
+) -> dict:
     """Plan what a config describes; print, write and return the result.
 
     Args:
         config: ml-collections ConfigDict or mapping, fields as in `configs/plan/template.py`.
         workdir: folder for `plan.json` and `plan.png`, made if missing.
         console: where tables go; None = standard output.
+        explain, details: print these, too.
 
     Returns:
         The content of `plan.json`.
@@ -58,6 +78,10 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> di
         "baseline": BASELINE,
         "network": _network_entry(work.network),
         "params": work.model.size,
+        "network_spec": _plain(fields["network"]),
+        "tokens": work.tokens,
+        "tokens_per_step": work.tokens_per_step,
+        "loss_bound": fields["loss_bound"],
         "step_s": work.step_s,
         "steps": work.steps,
         "rows": [_row_entry(row) for row in rows],
@@ -67,13 +91,39 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> di
         "compiled": compiled,
         "published": [{**dataclasses.asdict(c), "error": c.error} for c in comparisons],
         "planning_seconds": seconds,
+        "answer": answer(request, rows),
     }
     folder = Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
+    result["starts"] = _write_starts(result, folder)
     (folder / "plan.json").write_text(json.dumps(result, indent=1) + "\n")
     picture(rows, work, folder / "plan.png", result["name"])
-    show(result, rows, console or Console())
+    console = console or Console()
+    show_answer(result, rows, console)
+    if explain:
+        best = next(row for row in rows if row.method.name == result["answer"]["best"][0])
+        show_explanation(result, best, explanation(request, best), console)
+    if details:
+        show(result, rows, console)
+    elif compiled is not None:
+        show_compiled(compiled, rows, console)
     return result
+
+
+def _write_starts(result: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """A training config for every method that has one; name -> the command that starts it."""
+    starts = {}
+    for name, entry in result["answer"]["rows"].items():
+        if entry["train"] is not None:
+            path = folder / f"{name}.py"
+            write_start(path, entry["train"], f"{result['name']}, {name}")
+            starts[name] = command(path, name)
+    return starts
+
+
+def _plain(spec: Any) -> Any:
+    """A network as it was given, for JSON."""
+    return spec if isinstance(spec, str) else json.loads(json.dumps(spec, default=dict))
 
 
 def _compiled(request: PlanRequest) -> dict:

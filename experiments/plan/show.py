@@ -35,7 +35,7 @@ def show(result: dict, rows: Sequence[PlanRow], console: Console) -> None:
     for label in dict.fromkeys(row.loss.total_label for row in rows if row.loss.total is None):
         console.print(f"no expected loss: {label}")
     _show_best(result, console)
-    _show_compiled(result["compiled"], rows, console)
+    show_compiled(result["compiled"], rows, console)
     _show_published(result["published"], console)
 
 
@@ -53,7 +53,7 @@ def _show_best(result: dict, console: Console) -> None:
     )
 
 
-def _show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Console) -> None:
+def show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Console) -> None:
     """The compiler's figure beside ours; it knows the inner step only, no anchor and no payload."""
     if compiled is None:
         return

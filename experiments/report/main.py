@@ -3,6 +3,7 @@
     python -m experiments report runs/a [runs/b ...] [--network=us_4_regions] [--html=report.html]
 
 With `--network` the runs' events are replayed on it: hours, utilisation and a timeline per run.
+`--against=plan.json` holds a run against the plan of its config.
 `--html` writes everything into one page that opens without a network connection; `--csv` and
 `--json` write the numbers for other programs (a number a row, or everything).
 """
@@ -20,6 +21,8 @@ from experiments.cli import Flags, RefusedError, parse_flags, show_help
 from experiments.compare.columns import note
 from experiments.progress import duration, size
 from experiments.report import by_region, html_report
+from experiments.report.against import APART, against, read_plan
+from experiments.report.against import table as table_against
 from experiments.report.export_table import write_csv, write_json
 from experiments.report.html_data import Entry
 from experiments.report.virtual import Pace, Virtual, check, on_network
@@ -39,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("html", None, "where to write the page, if anywhere")
     options.text("csv", None, "where to write the numbers as a table, if anywhere")
     options.text("json", None, "where to write all records, if anywhere")
+    options.text("against", None, "plan.json (or its folder) to hold the runs against")
     values = options.values
     folders = parse_flags("report", argv, values)
     if values.help:
@@ -47,9 +51,27 @@ def main(argv: Sequence[str]) -> int:
     if not folders:
         raise RefusedError(["which runs? name their folders: report runs/a runs/b"], "report")
     workdirs = [Path(folder) for folder in folders]
+    plan = None if values.against is None else read_plan(Path(values.against))
     show(workdirs, Console(), values.png, values.network, values.step_seconds, values.html)
+    if plan is not None:
+        hold_against(workdirs, plan, Console())
     export(workdirs, {write_csv: values.csv, write_json: values.json})
     return 0
+
+
+def hold_against(workdirs: Sequence[Path], plan: Mapping, console: Console) -> None:
+    """Print how the runs compare with the plan of their configs.
+
+    Raises:
+      RefusedError: a run is of no config in the plan.
+    """
+    for workdir in workdirs:
+        run = read_run(workdir)
+        lines = against(run, plan)
+        console.print(table_against(run.name, lines))
+        apart = [line.what for line in lines if line.apart]
+        text = f"more than {APART:.0%} apart: {', '.join(apart)}" if apart else "as planned"
+        console.print(f"{run.name}: {text}", highlight=False)
 
 
 def export(workdirs: Sequence[Path], wanted: Mapping[Callable, str | None]) -> None:

@@ -17,7 +17,7 @@ def run(name, folder, **overrides):
     config = importlib.import_module(f"configs.plan.{name}").get_config()
     config.update(overrides)
     text = io.StringIO()
-    result = plan_command.main(config, folder, Console(file=text, width=160))
+    result = plan_command.main(config, folder, Console(file=text, width=160), details=True)
     return result, text.getvalue()
 
 
@@ -65,7 +65,7 @@ def test_both_tables_name_the_baseline(tmp_path):
 def test_a_narrow_terminal_shows_every_method_in_full(tmp_path):
     config = importlib.import_module("configs.plan.template").get_config()
     text = io.StringIO()
-    result = plan_command.main(config, tmp_path, Console(file=text, width=80))
+    result = plan_command.main(config, tmp_path, Console(file=text, width=80), details=True)
     assert "…" not in text.getvalue()
     for row in result["rows"]:
         assert f"{row['hours']:.4g}" in text.getvalue()

@@ -1,0 +1,154 @@
+"""The short answer of a plan: what fits, what it costs, the best methods, what drives them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.plan.config import PlanRequest
+from experiments.plan.start import train_fields
+from lowcomm_jax.planner.methods import PlanMethod
+from lowcomm_jax.planner.plan import PlanRow, Workload, plan
+from lowcomm_jax.planner.search import NEAR
+
+BEST = 3
+_DRIVERS = {
+    "devices": "devices twice as fast (or as many, or as well used)",
+    "links": "links twice as fast",
+    "delays": "delays half as long",
+}
+
+
+def answer(request: PlanRequest, rows: Sequence[PlanRow]) -> dict[str, Any]:
+    """Judge the rows of a plan.
+
+    Args:
+        request: the plan; prices and the size of a device are among its fields.
+        rows: from `planner.plan`, in the order of the request's methods.
+
+    Returns:
+        Plain values for plan.json:
+        - `devices_per_region`, `device_gb`;
+        - `rows`: name -> `gb` (state and estimates of a device), `fits` (None: `device_gb` is not
+          given), `fits_with` (the smallest fsdp that would fit, where this one does not, else
+          None), `gpu_hours`, `price` (None, or `gpu`, `traffic` and `total` in the currency of the
+          given prices), `train` (fields of the training config: what `report --against` compares)
+          and `no_train` (why there are none);
+        - `best`: names of at most `BEST` rows. First come those that fit, then those whose
+          published loss penalty is known and within the bound, then the cheapest (without prices:
+          the fastest), then the smaller penalty, then fewer bytes.
+    """
+    fields, work = request.fields, request.work
+    devices = devices_per_region(request)
+    found = {}
+    for row in rows:
+        gb = (row.memory.state_total + row.memory.estimate_total) / 1e9
+        fits = None if fields["device_gb"] is None else gb <= fields["device_gb"]
+        train, reason = train_fields(request, row)
+        found[row.method.name] = {
+            "gb": gb,
+            "fits": fits,
+            "fits_with": None if fits is not False else _fsdp_that_fits(request, row.method),
+            "gpu_hours": row.hours * devices * work.network.size,
+            "price": _price(fields, row, devices, work.network.size),
+            "train": train,
+            "no_train": reason,
+        }
+    order = sorted(rows, key=lambda row: _rank(row, found[row.method.name], fields["loss_bound"]))
+    return {
+        "devices_per_region": devices,
+        "device_gb": fields["device_gb"],
+        "rows": found,
+        "best": [row.method.name for row in order[:BEST]],
+    }
+
+
+def devices_per_region(request: PlanRequest) -> int:
+    """As given, or as many as the mesh has."""
+    given = request.fields["devices_per_region"]
+    return given or math.prod(request.work.mesh.values())
+
+
+def _rank(row: PlanRow, found: Mapping[str, Any], bound: float) -> tuple:
+    price = found["price"]
+    cost = row.hours if price is None else price["total"]
+    unknown = row.penalty_nats is None or row.penalty_nats > bound
+    near = round(math.log(cost) / NEAR) if cost > 0 else -math.inf
+    penalty = math.inf if row.penalty_nats is None else row.penalty_nats
+    return found["fits"] is False, unknown, near, penalty, row.sent_bytes_total
+
+
+def _price(
+    fields: Mapping[str, Any], row: PlanRow, devices: int, regions: int
+) -> dict[str, float] | None:
+    hour, gigabyte = fields["price_per_gpu_hour"], fields["price_per_gb"]
+    if hour is None and gigabyte is None:
+        return None
+    gpu = row.hours * devices * regions * (hour or 0.0)
+    traffic = row.sent_bytes_total * regions / 1e9 * (gigabyte or 0.0)
+    return {"gpu": gpu, "traffic": traffic, "total": gpu + traffic}
+
+
+def _fsdp_that_fits(request: PlanRequest, method: PlanMethod) -> int | None:
+    """The next power of two, up to the devices of a region."""
+    work, fields = request.work, request.fields
+    others = work.mesh.get("stage", 1) * work.mesh.get("tensor", 1)
+    fsdp = 2 * work.mesh.get("fsdp", 1)
+    while fsdp * others <= 64 * devices_per_region(request):
+        mesh = {**work.mesh, "fsdp": fsdp}
+        (row,) = plan(dataclasses.replace(work, mesh=mesh), [_allowed(method)])
+        if row.memory.state_total + row.memory.estimate_total <= fields["device_gb"] * 1e9:
+            return fsdp
+        fsdp *= 2
+    return None
+
+
+def explain(request: PlanRequest, row: PlanRow) -> dict[str, Any]:
+    """Which number drives the hours, the memory and the price of a row.
+
+    Returns:
+        - `changes`: list of (what is changed, hours then, their ratio to the plan's), the largest
+          effect first: every input twice as good or as large, one at a time.
+        - `driver`: "devices", "links" or "delays": which of them, twice as good, saves most hours.
+        - `memory`: (what, bytes a device) of the largest part; `price`: "gpu", "traffic" or None.
+    """
+    work, method = request.work, _allowed(row.method)
+    network = work.network
+    changed = {
+        _DRIVERS["links"]: (_on(work, network.scaled(bandwidth=2.0)), method),
+        _DRIVERS["delays"]: (_on(work, network.scaled(delay=0.5)), method),
+        _DRIVERS["devices"]: (
+            _on(work, network.scaled(compute=0.5)),
+            method,
+        ),
+        "half the tokens": (dataclasses.replace(work, tokens=work.tokens / 2), method),
+    }
+    if method.period > 1:
+        # A period's overlap is one period; other delays stay as they are.
+        longer = dataclasses.replace(method, period=2 * method.period)
+        changed["twice the period (at a loss penalty)"] = (work, longer)
+    hours = {}
+    for what, (there, with_method) in changed.items():
+        (found,) = plan(there, [with_method])
+        hours[what] = found.hours
+    order = sorted(hours, key=lambda what: hours[what])
+    parts = {**row.memory.state, **row.memory.estimates}
+    price = _price(request.fields, row, devices_per_region(request), network.size)
+    largest = max(parts, key=parts.get)
+    return {
+        "changes": [(what, hours[what], hours[what] / row.hours) for what in order],
+        "driver": min(_DRIVERS, key=lambda name: hours[_DRIVERS[name]]),
+        "memory": (largest, parts[largest]),
+        "price": price and ("gpu" if price["gpu"] >= price["traffic"] else "traffic"),
+    }
+
+
+def _on(work: Workload, network: Any) -> Workload:
+    return dataclasses.replace(work, network=network)
+
+
+def _allowed(method: PlanMethod) -> PlanMethod:
+    """Planned even where a changed link makes it fall behind."""
+    return dataclasses.replace(method, stalls=True)

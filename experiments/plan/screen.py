@@ -1,0 +1,144 @@
+"""Print the short answer of a plan: one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.progress import duration, size, thousands
+from lowcomm_jax.planner.plan import PlanRow
+
+
+def show_answer(result: Mapping[str, Any], rows: Sequence[PlanRow], console: Console) -> None:
+    """Print what is planned, a row a method, the commands of the best ones, and what is open."""
+    network, found = result["network"], result["answer"]
+    regions, devices = len(network["regions"]), found["devices_per_region"]
+    limit = found["device_gb"]
+    of = "" if limit is None else f" of {limit:g} GB"
+    _say(
+        console,
+        f"{result['name']}: {_count(result['params'])} parameters, "
+        f"{_count(result['tokens'])} tokens in {result['steps']:,.0f} steps of "
+        f"{result['step_s']:.3g} s",
+        f"{regions} regions of {devices} devices{of}; network {network['name']}, slowest link "
+        f"{network['slowest_gbps']:.3g} Gbit/s ({network['confidence']})",
+    )
+    console.print(_table(rows, found))
+    for number, name in enumerate(found["best"], 1):
+        entry = found["rows"][name]
+        if entry["train"] is None:
+            _say(console, f"{number}. {name}: no command, {entry['no_train']}")
+        else:
+            _say(console, f"{number}. {name}: {result['starts'][name]}")
+    for line in _remarks(rows, found, result["loss_bound"]):
+        _say(console, line)
+
+
+def _table(rows: Sequence[PlanRow], found: Mapping[str, Any]) -> Table:
+    out = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    out.add_column("", no_wrap=True)
+    headings = ["fits", "GB a device", "time", "busy", "sent a region", "loss penalty"]
+    if priced := any(entry["price"] for entry in found["rows"].values()):
+        headings += ["price", "of it sending"]
+    for heading in headings:
+        heading = "\n".join(heading.rsplit(" ", 1))
+        out.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
+    place = {name: f"{i}." for i, name in enumerate(found["best"], 1)}
+    order = [*found["best"], *(r.method.name for r in rows if r.method.name not in found["best"])]
+    by_name = {row.method.name: row for row in rows}
+    for name in order:
+        row, entry = by_name[name], found["rows"][name]
+        cells = [
+            {None: "?", True: "yes", False: "no"}[entry["fits"]],
+            f"{entry['gb']:.1f}",
+            _time(row.hours),
+            f"{row.utilisation:.0%}",
+            _sent(row.sent_bytes_total),
+            "?" if row.penalty_nats is None else f"{row.penalty_nats:+.3f}",
+        ]
+        if priced:
+            total = entry["price"]["total"]
+            share = entry["price"]["traffic"] / total if total else 0.0
+            cells += [_count(total), f"{share:.0%}"]
+        out.add_row(f"{place.get(name, '  ')} {name}", *cells)
+    return out
+
+
+def _count(number: float) -> str:
+    return thousands(float(f"{number:.3g}"))
+
+
+def _time(hours: float) -> str:
+    if hours < 48:
+        return duration(hours * 3600)
+    return f"{hours / 24:,.1f} d" if hours < 2400 else f"{hours / 24:,.0f} d"
+
+
+def _sent(nbytes: float) -> str:
+    return size(nbytes) if nbytes < 1e15 else f"{nbytes / 1e12:,.0f} TB"
+
+
+def _remarks(rows: Sequence[PlanRow], found: Mapping[str, Any], bound: float) -> list[str]:
+    lines = []
+    for name, entry in found["rows"].items():
+        if entry["fits"] is False:
+            more = entry["fits_with"]
+            fix = "at no number of devices" if more is None else f"with mesh.fsdp={more}"
+            lines.append(f"{name} does not fit ({entry['gb']:.1f} GB): it would {fix}")
+    if found["device_gb"] is None:
+        lines.append("whether it fits: give --config.device_gb=80.0 (an H100's)")
+    if not any(entry["price"] for entry in found["rows"].values()):
+        lines.append(
+            "price: give --config.price_per_gpu_hour=2.5 and --config.price_per_gb=0.02 (sent)"
+        )
+    lines += [f"warning: {warning}" for row in rows for warning in row.warnings]
+    lines.append(
+        f"best: fits, published loss penalty within {bound:g} nats (? = none published), then "
+        "cheapest or fastest. More: --explain (which number drives it), --details (all tables)"
+    )
+    return lines
+
+
+def show_explanation(
+    result: Mapping[str, Any], row: PlanRow, why: Mapping[str, Any], console: Console
+) -> None:
+    """Print how the best row's hours come about, and what each input would change."""
+    name = row.method.name
+    steps, step_s = result["steps"], result["step_s"]
+    _say(
+        console,
+        f"{name}: {row.hours:,.4g} h = {steps:,.0f} steps x {step_s:.3g} s / {row.utilisation:.1%} "
+        f"of the time computing: "
+        f"the {why['driver']} drive it",
+    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for heading in ("one at a time", "hours", "change"):
+        table.add_column(heading, justify="left" if heading == "one at a time" else "right")
+    for change, hours, ratio in why["changes"]:
+        table.add_row(change, f"{hours:,.4g}", f"{ratio - 1:+.1%}")
+    console.print(table)
+    part, nbytes = why["memory"]
+    _say(console, f"memory: {part} is the largest part, {size(nbytes)} a device")
+    price = result["answer"]["rows"][name]["price"]
+    if price is not None:
+        what = {"gpu": "GPU hours", "traffic": "traffic"}[why["price"]]
+        share = price[why["price"]] / price["total"] if price["total"] else 0.0
+        _say(console, f"price: {what} are {share:.0%} of it")
+
+
+def command(path: Path, name: str) -> str:
+    """What starts a planned method."""
+    return (
+        f"python -m experiments train --config={path} "
+        f"--config.data.corpus=text:my_texts/ --workdir=runs/{name}"
+    )
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

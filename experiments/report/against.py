@@ -1,0 +1,180 @@
+"""Hold a run against the plan that was made of it: `report RUN --against=plan.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from experiments.cli import RefusedError
+from experiments.progress import size
+from experiments.report.virtual import on_network
+from experiments.runlog import RunLog, summarise
+from lowcomm_jax.network import parse
+
+APART = 0.1  # a share of the plan's figure: beyond it a line is marked
+# Of a planned config: what does not change the figures that are compared.
+_FREE = ("config", "steps", "tokens", "network", "accumulate", "model.compute_dtype", "model.remat")
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One figure. `planned` and `seen` are None where they are not known; `unit` for people.
+
+    `judged`: a difference speaks against the plan; not so where the run was made elsewhere.
+    """
+
+    what: str
+    unit: str
+    planned: float | None
+    seen: float | None
+    judged: bool = True
+
+    @property
+    def ratio(self) -> float | None:
+        """Seen over planned."""
+        if self.planned is None or self.seen is None:
+            return None
+        if self.planned == self.seen:
+            return 1.0
+        return self.seen / self.planned if self.planned else float("inf")
+
+    @property
+    def apart(self) -> bool:
+        """Whether they differ by more than `APART`."""
+        return self.judged and self.ratio is not None and abs(self.ratio - 1) > APART
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """The content of a plan.json.
+
+    Raises:
+      RefusedError: there is no such file, or it holds no plan that a run can be held against.
+    """
+    file = path / "plan.json" if path.is_dir() else path
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        found["answer"]["rows"]
+    except OSError as error:
+        raise RefusedError([f"--against={path}: {error.strerror}"], "report") from error
+    except (ValueError, KeyError, TypeError) as error:
+        fix = "give the plan.json that `plan` writes"
+        raise RefusedError([f"--against={path} holds no plan: {fix}"], "report") from error
+    return found
+
+
+def planned_row(run: RunLog, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row of the plan that was made of the run's config.
+
+    Raises:
+      RefusedError: there is none; tells how the nearest one differs.
+    """
+    nearest: tuple[int, str, list[str]] | None = None
+    for row in plan["rows"]:
+        name = row["method"]["name"]
+        train = plan["answer"]["rows"][name]["train"]
+        if train is None:
+            continue
+        other = _differences(train, run)
+        if not other:
+            return row
+        if nearest is None or len(other) < nearest[0]:
+            nearest = (len(other), name, other)
+    problem = f"{run.name} is of no config in this plan"
+    if nearest is not None:
+        problem += f"; of {nearest[1]} there and here differ: {'; '.join(nearest[2])}"
+    raise RefusedError([problem], "report")
+
+
+def _differences(train: Mapping[str, Any], run: RunLog) -> list[str]:
+    config = run.header["config"]
+    found = []
+    for field, value in train.items():
+        if field in _FREE or field.startswith("mesh."):
+            continue
+        here: Any = config
+        for part in field.split("."):
+            here = here.get(part) if isinstance(here, Mapping) else None
+        if here != value:
+            found.append(f"{field}: {value} -> {here}")
+    kind = config["method"]["name"]
+    if kind != train["config"]:  # files are named after their methods
+        found.append(f"method.name: {train['config']} -> {kind}")
+    return found
+
+
+def against(run: RunLog, plan: Mapping[str, Any]) -> list[Line]:
+    """Every figure that both know.
+
+    Bytes and virtual time are those of whole periods. The virtual time is the run's events on the
+    plan's network, at the plan's seconds of a step: it holds the planner's formula against the
+    clock.
+
+    Raises:
+      RefusedError: the plan is of another config, or the run has not made a whole period.
+    """
+    row = planned_row(run, plan)
+    period = row["method"]["period"]
+    whole = len(run.steps) // period * period
+    if not whole:
+        problem = f"{run.name} has made {len(run.steps)} steps: a period is {period}"
+        raise RefusedError([problem], "report")
+    summary = summarise(run)
+    sent = float(np.mean(run.steps[whole - 1]["bytes_sent"])) / whole
+    step_s = plan["step_s"]
+    network = parse(plan["network_spec"]).with_median_step(step_s)
+    periods = dataclasses.replace(run, steps=run.steps[:whole])
+    virtual = on_network(periods, network, "network", None)
+    busy_s = step_s / row["utilisation"]
+    pace = summary.tokens_per_second and run.header["tokens_per_step"] / summary.tokens_per_second
+    faster = virtual.allreduce_s / virtual.clock.wall_s
+    loss = row["loss_with_penalty"]
+    delay = row["method"]["tau"]
+    late = period if delay == "period" else delay
+    return [
+        Line("parameters", "", plan["params"], run.header["params"]),
+        Line("tokens a step", "", plan["tokens_per_step"], run.header["tokens_per_step"]),
+        Line("payload of the model", "bytes", row["payload_bytes"], _payload(run)),
+        Line("sent a step, per region", "bytes", row["sent_bytes_per_period"] / period, sent),
+        Line("staleness, inner steps", "", late, summary.staleness),
+        Line("utilisation on the network", "%", row["utilisation"], virtual.clock.utilisation),
+        Line("a step on the network", "s", busy_s, virtual.clock.wall_s / whole),
+        Line("faster than AllReduce", "x", row["speedup"], faster),
+        Line("a step on the run's machine", "s", busy_s, pace, judged=False),
+        Line("eval loss, nats", "", loss, summary.loss),
+    ]
+
+
+def _payload(run: RunLog) -> float | None:
+    sizes = run.header.get("fragment_bytes")
+    return float(sum(sizes)) if sizes else None
+
+
+def table(name: str, lines: Sequence[Line]) -> Table:
+    """A row a figure, marked where they are apart."""
+    out = Table(box=box.SIMPLE_HEAD, title=f"{name} against its plan", title_justify="left")
+    for heading in ("", "planned", "seen", "seen / planned"):
+        out.add_column(heading, justify="right" if heading else "left")
+    for line in lines:
+        ratio = "" if line.ratio is None else f"{line.ratio:.3f}"
+        mark = f"{ratio} differs" if line.apart else ratio
+        cells = [_text(value, line.unit) for value in (line.planned, line.seen)]
+        out.add_row(line.what, *cells, mark, style="yellow" if line.apart else None)
+    return out
+
+
+def _text(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return size(value)
+    if unit == "%":
+        return f"{value:.1%}"
+    shown = f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+    return f"{shown} {unit}".rstrip()

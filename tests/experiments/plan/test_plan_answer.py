@@ -1,0 +1,268 @@
+"""The short answer of a plan: its screen, arithmetic and commands, and runs held against it."""
+
+import dataclasses
+import importlib
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.__main__ import main as command
+from experiments.cli import RefusedError, load_config
+from experiments.config import plain
+from experiments.plan import main as plan_command
+from experiments.plan.config import read
+from experiments.report.against import against, planned_row, read_plan
+from experiments.runlog import RunLog, read_run
+from experiments.train.resolve import resolve
+from lowcomm_jax.planner.methods import PRESETS
+
+LLAMAS = ("llama_7b", "llama_8b", "llama_70b")
+
+
+def config(name="template", **changes):
+    found = importlib.import_module(f"configs.plan.{name}").get_config().to_dict()
+    return {**found, **changes}
+
+
+def answered(fields, folder, width=100, **shown):
+    text = io.StringIO()
+    result = plan_command.main(fields, folder, Console(file=text, width=width), **shown)
+    return result, text.getvalue()
+
+
+def small(methods, **changes):
+    """A model, steps and batches that a test can train."""
+    fields = {
+        "name": "small",
+        "model": "nano",
+        "network": "us_4_regions",
+        "compute_s": 0.02,
+        "tokens": 8.0 * 4 * 2 * 32,
+        "tokens_per_step": 4.0 * 2 * 32,
+        "seq_len": 32,
+        "mesh": {},
+        "methods": methods,
+    }
+    return fields | changes
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_presets_answer_in_a_screen(name, width, tmp_path):
+    result, text = answered(config(name), tmp_path, width)
+    assert len(text.splitlines()) <= 24 and "…" not in text
+    found = result["answer"]
+    assert len(found["best"]) == 3 and found["device_gb"] == 80.0
+    for place, best in enumerate(found["best"], 1):
+        assert f"{place}. {best}: python -m experiments train --config={tmp_path}/{best}.py" in text
+        started, problems = load_config(str(tmp_path / f"{best}.py"), [])
+        assert not problems and started.model.preset == name and started.regions == 4
+        assert started.model.vocab_size == {"llama_7b": 32_000}.get(name, 128_256)
+        per_step = started.batch * started.regions * started.data.seq_len
+        assert per_step == result["tokens_per_step"]
+    assert result["rows"][0]["method"]["name"] in text and "fits" in text
+
+
+def test_price_and_fit_by_hand(tmp_path):
+    fields = config("llama_8b", price_per_gpu_hour=3.0, price_per_gb=0.5)
+    result, text = answered(fields, tmp_path)
+    for row in result["rows"]:
+        entry = result["answer"]["rows"][row["method"]["name"]]
+        gpu = row["hours"] * 4 * 64 * 3.0
+        traffic = 4 * row["sent_bytes_total"] / 1e9 * 0.5
+        assert entry["price"] == pytest.approx(
+            {"gpu": gpu, "traffic": traffic, "total": gpu + traffic}
+        )
+        held = row["memory"]["state_total"] + row["memory"]["estimate_total"]
+        assert entry["gb"] == held / 1e9 and entry["fits"] is (held <= 80e9)
+    # Four times fewer devices hold four times more of the state: then it no longer fits.
+    tight = {**fields, "mesh": {"fsdp": 2}, "device_gb": 40.0}
+    result, text = answered(tight, tmp_path)
+    entry = result["answer"]["rows"]["streaming"]
+    assert entry["fits"] is False and f"would with mesh.fsdp={entry['fits_with']}" in text
+    for fsdp, fits in ((entry["fits_with"], True), (entry["fits_with"] // 2, False)):
+        again, _ = answered({**tight, "mesh": {"fsdp": fsdp}}, tmp_path)
+        assert again["answer"]["rows"]["streaming"]["fits"] is fits
+    unknown = {"device_gb": None, "price_per_gpu_hour": None, "price_per_gb": None}
+    result, text = answered({**fields, **unknown}, tmp_path)
+    assert result["answer"]["rows"]["diloco"]["price"] is None
+    assert "give --config.device_gb" in text and "give --config.price_per_gpu_hour" in text
+
+
+def test_the_best_fit_are_trusted_and_are_cheapest(tmp_path):
+    result, _ = answered(config("llama_8b"), tmp_path)
+    rows = {row["method"]["name"]: row for row in result["rows"]}
+    total = {n: entry["price"]["total"] for n, entry in result["answer"]["rows"].items()}
+    known = [n for n in rows if (rows[n]["penalty_nats"] or 0) <= 0.03]
+    known = [n for n in known if rows[n]["penalty_nats"] is not None]
+    assert result["answer"]["best"] == sorted(known, key=total.get)[:3]
+    # With a larger bound the eager method, as fast as the first, is among them.
+    result, _ = answered(config("llama_8b", loss_bound=0.1), tmp_path)
+    assert "eager" in result["answer"]["best"]
+
+
+def test_explain_names_what_drives_it(tmp_path):
+    _, text = answered(config("llama_8b"), tmp_path, explain=True)
+    assert "the devices drive it" in text and "GPU hours are" in text
+    slow = config("llama_8b", network="consumer_1gbps", methods={"diloco": {"preset": "diloco"}})
+    assert "the links drive it" in answered(slow, tmp_path, explain=True)[1]
+    fields = small({"allreduce": {"preset": "allreduce"}}, network="intercontinental")
+    _, text = answered(fields, tmp_path, explain=True)
+    assert "the delays drive it" in text
+    halved, _ = answered({**fields, "tokens": fields["tokens"] / 2}, tmp_path)
+    line = next(line for line in text.splitlines() if "half the tokens" in line)
+    assert f"{halved['rows'][0]['hours']:,.4g}" in line and "-50.0%" in line
+
+
+def test_the_command_takes_the_switches(tmp_path, capsys):
+    given = ["--config=configs/plan/llama_8b.py", f"--workdir={tmp_path}"]
+    assert command(["plan", *given, "--explain"]) == 0
+    assert "drive it" in capsys.readouterr().out
+    assert command(["plan", *given, "--config.device_gb=-1.0", "--config.price_per_gb=-2.0"]) == 2
+    said = capsys.readouterr().err
+    assert "device_gb" in said and "price_per_gb" in said
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_starts_a_run(preset, tmp_path):
+    row = {"preset": preset, "stalls": True}
+    if PRESETS[preset].fragments > 1:
+        row["fragments"] = 2  # of the model's four layers
+    fields = small({"mine": row}, tokens=4e6)
+    result, _ = answered(fields, tmp_path)
+    entry = result["answer"]["rows"]["mine"]
+    assert entry["train"] is not None, entry["no_train"]
+    started, _ = load_config(str(tmp_path / "mine.py"), [("mesh.region", "1"), ("mesh.fsdp", "1")])
+    job = resolve(started, tmp_path / "run")
+    planned = read(fields).methods[0]
+    assert job.tokens_per_step == fields["tokens_per_step"]
+    section = job.config["method"]
+    assert section.get("period", 1) == planned.period
+    assert section.get("fragments", 1) == planned.fragments
+
+
+def test_what_no_config_says_has_no_command(tmp_path):
+    methods = {
+        "bits": {"preset": "diloco", "codec": 3.0},
+        "late": {"preset": "diloco", "tau": 2},
+        "mine": {"period": 10},
+    }
+    result, text = answered(small(methods), tmp_path)
+    reasons = {n: entry["no_train"] for n, entry in result["answer"]["rows"].items()}
+    assert "3 bits" in reasons["bits"] and "no delay" in reasons["late"]
+    assert reasons["mine"] == "mine is no preset of the planner"
+    assert text.count("no command, ") == 3
+    result, _ = answered(small({"d": {"preset": "diloco"}}, model="35m"), tmp_path)
+    assert "name a preset of lowcomm_jax.models" in result["answer"]["rows"]["d"]["no_train"]
+
+
+# -- a run held against its plan -----------------------------------------------------------------
+
+PERIOD, R = 4, 4
+
+
+@pytest.fixture
+def planned(tmp_path):
+    methods = {"diloco": {"preset": "diloco", "period": PERIOD}}
+    result, _ = answered(small(methods), tmp_path)
+    return tmp_path, result
+
+
+def ran(folder, result, **changes):
+    """A run of exactly what was planned; `changes` of its config."""
+    started, _ = load_config(str(folder / "diloco.py"), [])
+    row, rows, sent = result["rows"][0], [], 0
+    nbytes = round(row["payload_bytes"])
+    for t in range(1, 11):
+        events = []
+        if t % PERIOD == 0:
+            sent += round(row["sent_bytes_per_period"])
+            for kind in ("send", "land"):
+                event = {"kind": kind, "step": t, "fragment": 0, "key": f"0@{t}", "groups": None}
+                event |= {"participants": [True] * R, "staleness": [0] * R, "ahead": 0}
+                event |= {"nbytes": nbytes * (kind == "send"), "route": "two_shot"}
+                events.append(event)
+        step = {"step": t, "tokens": 256 * t, "bytes_sent": [sent] * R, "events": events}
+        rows.append(step | {"participation": None, "tokens_per_second": 512.0})
+    header = {
+        "method": "diloco",
+        "config": plain(started) | changes,
+        "steps": 10,
+        "regions": R,
+        "params": result["params"],
+        "trained_params": result["params"],
+        "tokens_per_step": 256,
+        "allreduce_bytes_per_step": 6 * result["params"],
+        "fragment_bytes": [nbytes],
+    }
+    return RunLog("mine", header, rows, [], [], np.array([]), None)
+
+
+def test_a_run_as_planned(planned):
+    folder, _ = planned
+    lines = {line.what: line for line in against(ran(*planned), read_plan(folder))}
+    for what in ("parameters", "tokens a step", "payload of the model", "staleness, inner steps"):
+        assert lines[what].ratio == pytest.approx(1.0, rel=1e-6), what
+    assert lines["sent a step, per region"].ratio == pytest.approx(1.0, rel=1e-6)
+    assert not [line for line in lines.values() if line.apart]
+    # On this machine a step took half a second: said, and no difference from the plan.
+    machine = lines["a step on the run's machine"]
+    assert machine.seen == 0.5 and machine.ratio > 10 and not machine.apart
+
+
+def test_what_is_apart_is_said(planned):
+    folder, _ = planned
+    run = ran(*planned)
+    for step in run.steps:
+        step["bytes_sent"] = [2 * sent for sent in step["bytes_sent"]]
+    apart = [line.what for line in against(run, read_plan(folder)) if line.apart]
+    assert apart == ["sent a step, per region"]
+
+
+def test_a_run_of_another_config_is_refused(planned, capsys):
+    folder, result = planned
+    with pytest.raises(RefusedError) as error:
+        planned_row(ran(*planned, regions=3, batch=8), result)
+    assert "of diloco there and here differ" in str(error.value)
+    assert "regions: 4 -> 3" in str(error.value) and "batch: 2 -> 8" in str(error.value)
+    short = ran(*planned)
+    with pytest.raises(RefusedError) as error:
+        against(dataclasses.replace(short, steps=short.steps[:3]), result)
+    assert "a period is 4" in str(error.value)
+    (folder / "other.json").write_text(json.dumps({"rows": []}))
+    for name, words in (("none.json", "No such file"), ("other.json", "holds no plan")):
+        assert command(["report", str(folder), f"--against={folder / name}"]) == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["diloco", "streaming"])
+def test_a_real_run_is_as_planned(name, root, tmp_path):
+    methods = {
+        "diloco": {"preset": "diloco", "period": PERIOD},
+        "streaming": {"preset": "streaming_diloco", "period": 8, "fragments": 2, "tau": 2},
+    }
+    answered(small(methods, tokens=16.0 * 4 * 2 * 32), tmp_path)
+    given = [
+        f"--config={tmp_path / name}.py",
+        f"--config.data.corpus=text:{root / 'texts'}",
+        f"--config.data.cache_dir={root / 'cache'}",
+        "--config.data.val_fraction=0.3",
+        "--config.inner.warmup_steps=2",
+        "--config.eval.sequences=20",
+        "--config.mesh.region=1",
+        f"--workdir={tmp_path / 'run'}",
+        "--compile_cache=off",
+        "--quiet",
+    ]
+    with jax.numpy_dtype_promotion("standard"):  # what users run
+        assert command(["train", *given]) == 0
+    lines = {line.what: line for line in against(read_run(tmp_path / "run"), read_plan(tmp_path))}
+    assert lines["parameters"].ratio == pytest.approx(1.0, abs=0.01)  # bytes need 258 entries
+    assert lines["staleness, inner steps"].ratio == 1.0
+    for what in ("payload of the model", "sent a step, per region", "a step on the network"):
+        assert lines[what].ratio == pytest.approx(1.0, abs=0.1), what
