@@ -58,6 +58,7 @@ setup(
             "hypothesis>=6.100",
             "import-linter>=2.3",
             "jsonschema>=4.20",
+            "markdown-it-py>=3",
             "moto[s3,server]>=5.2",
             "prometheus-client>=0.20",
             "pytest>=8",

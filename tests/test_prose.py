@@ -1,0 +1,244 @@
+"""What keeps README, docs/ and docstrings readable, and their code blocks true.
+
+- No sentence of more than 35 words; a cell of a table, a list item and a heading end a sentence.
+- No module, public class or code span bears an old name of `docs/renames.md`'s table.
+- Links inside the repository lead to a file, and to a heading where they name one.
+- Names of functions on the pages that name many (`NAMING`) exist in the code.
+- Every block of code says its language. `>>>` is run as a doctest. Other Python is parsed, what it
+  takes from `lc` exists and has the keywords that are given; `docs/add_a_method.md` is run by
+  `tests/experiments/train/test_own_method.py`. Of Bash, each command exists with its flags, and
+  each config takes the overrides. YAML is loaded. `text` is read by people alone.
+"""
+
+import ast
+import doctest
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import jax
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+import lowcomm_jax as lc
+from experiments.__main__ import _BY_CONFIG, COMMANDS, _module
+from experiments.bench.main import NAMES as BENCHMARKS
+from experiments.cli import load_config, split_config
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if page.name != "renames.md"]
+NAMING = ("architecture.md", "resuming.md", "memory.md")
+LONGEST = 35
+LEFT = {  # sentences that are still too long
+    "accelerators.md": 1,
+    "add_a_method.md": 1,
+    "architecture.md": 1,
+    "footguns.md": 1,
+    "many_hosts.md": 3,
+    "methods.md": 1,
+    "metrics.md": 8,
+    "networks.md": 1,
+    "operations.md": 2,
+    "regions.md": 23,
+}
+LANGUAGES = ("python", "bash", "yaml", "text")
+SOURCES = [
+    path for room in ("lowcomm_jax", "experiments") for path in sorted((ROOT / room).rglob("*.py"))
+]
+
+# Old names that have no other meaning here, as modules and public classes.
+OLD_NAMES = set(
+    re.findall(
+        r"\w+",
+        """
+        agenda roundtrip boundary carrying comeback Alone coding Recipe views laid ladder bands
+        chosen strips deal pieces looking meeting merging doors striking drawn shaped company echo
+        rehearsal moments trip team beats Said Board gathering halves heard office litter parcels
+        vouching tally mishaps joining turns pace tidy latecomer Carrier
+        """,
+    )
+)
+# Of these, words that are no good term in prose either.
+OLD_WORDS = re.compile(
+    r"\b(agenda|comeback|litter|vouching|mishaps|latecomers?|rehearsals?)\b", re.I
+)
+
+
+def tokens(page: Path):
+    return MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
+
+
+def texts(page: Path):
+    """The text of every paragraph, list item, cell and heading; code is one word."""
+    for token in tokens(page):
+        if token.type == "inline":
+            parts = []
+            for child in token.children:
+                if child.type == "code_inline":
+                    parts.append("CODE")
+                elif child.type in ("softbreak", "hardbreak"):
+                    parts.append(" ")
+                else:
+                    parts.append(child.content)
+            yield "".join(parts)
+
+
+def sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])\s+", text)
+
+
+def too_long(text: str) -> list[str]:
+    return [s for s in sentences(text) if len(s.split()) > LONGEST]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_sentences_are_short(page):
+    found = [f"{len(s.split())} words: {s}" for text in texts(page) for s in too_long(text)]
+    # Exactly: who splits one lowers the number, so that it cannot come back.
+    assert len(found) == LEFT.get(page.name, 0), "\n- ".join([f"{page.name}: split these", *found])
+
+
+def test_no_old_name_is_left():
+    modules = {path.stem for path in SOURCES} & OLD_NAMES
+    assert not modules
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                assert node.name not in OLD_NAMES, f"{path}: {node.name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_use_the_new_words(page):
+    for token in tokens(page):
+        for child in token.children or ():
+            if child.type == "code_inline":
+                assert not set(re.findall(r"\w+", child.content)) & OLD_NAMES, child.content
+            elif child.type == "text":
+                assert not OLD_WORDS.search(child.content), child.content
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub and mkdocs make them."""
+    found, it = set(), iter(tokens(page))
+    for token in it:
+        if token.type == "heading_open":
+            title = next(it).content.lower().replace("`", "")
+            found.add(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
+    return found
+
+
+def links(page: Path):
+    for token in tokens(page):
+        for child in token.children or ():
+            target = child.attrs.get("href") or child.attrs.get("src")
+            if target and not re.match(r"[a-z]+:", target):
+                yield target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name}: no heading for {target}"
+
+
+def test_functions_that_pages_name_are_there():
+    known = set(re.findall(r"\w+", "\n".join(p.read_text(encoding="utf-8") for p in SOURCES)))
+    for name in NAMING:
+        for token in tokens(ROOT / "docs" / name):
+            for child in token.children or ():
+                if child.type == "code_inline" and re.fullmatch(r"[\w.]+", child.content):
+                    assert child.content.rpartition(".")[2] in known, f"{name}: {child.content}"
+
+
+# -- blocks of code --------------------------------------------------------------------------------
+
+
+def blocks(language: str):
+    found = []
+    for page in PAGES:
+        for token in tokens(page):
+            if token.type == "fence" and token.info.strip() == language:
+                label = f"{page.stem}:{token.map[0] + 1}"
+                found.append(pytest.param(token.content, id=label))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_say_their_language(page):
+    for token in tokens(page):
+        assert token.type != "code_block", f"{page.name}: indented code, use a fence"
+        if token.type == "fence":
+            where = f"{page.name}:{token.map[0] + 1}"
+            assert token.info.strip() in LANGUAGES, f"{where}: use one of {LANGUAGES}"
+            if token.info.strip() == "text":
+                assert "python -m" not in token.content, f"{where}: that is bash"
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_is_right(code):
+    if ">>>" in code:
+        example = doctest.DocTestParser().get_doctest(code, {}, "block", None, 0)
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            assert not doctest.DocTestRunner().run(example).failed
+        return
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            resolve(node)
+        if isinstance(node, ast.Call) and (function := resolve(node.func)) is not None:
+            given = {keyword.arg for keyword in node.keywords}
+            taken = inspect.signature(function).parameters
+            unknown = set() if "kwargs" in taken else given - set(taken)
+            assert not unknown, f"{ast.unparse(node.func)} takes no {sorted(unknown)}"
+
+
+def resolve(node: ast.expr):
+    """What an expression that begins with `lc.` is; None for others. Raises AttributeError."""
+    if isinstance(node, ast.Name):
+        return lc if node.id == "lc" else None
+    if isinstance(node, ast.Attribute):
+        inside = resolve(node.value)
+        return None if inside is None else getattr(inside, node.attr)
+    return None
+
+
+@pytest.mark.parametrize("code", blocks("bash"))
+def test_bash_is_right(code):
+    commands = [shlex.split(line, comments=True) for line in code.replace("\\\n", " ").splitlines()]
+    assert any(commands)
+    for words in commands:
+        if "experiments" in words:
+            check_command(words[words.index("experiments") + 1 :])
+        for word in words:
+            if re.fullmatch(r"(examples|configs|tests)/[\w/.]+", word):
+                assert (ROOT / word).exists(), word
+
+
+def check_command(argv: list[str]) -> None:
+    """The command exists, and has these flags; the config exists, and has these fields."""
+    command, rest = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("quick", argv)
+    assert command in COMMANDS and not [w for w in argv[:1] if w[0] not in "-" and w != command]
+    path, overrides, others = split_config(rest)
+    default = _BY_CONFIG.get(command)
+    if path is not None and not (ROOT / path).exists() and path.startswith("my_"):
+        path = None  # a file of the reader's
+    if (path := path or default) is not None:
+        assert load_config(path, overrides)[1] == []
+    if command == "bench":
+        assert others[0] in BENCHMARKS, others
+    source = "".join(
+        p.read_text(encoding="utf-8")
+        for p in (ROOT / "experiments" / f"{_module(command, rest).split('.')[0]}").glob("*.py")
+    ) + (ROOT / "experiments" / "__main__.py").read_text(encoding="utf-8")
+    for flag in (w[2:].partition("=")[0] for w in others if w.startswith("--")):
+        assert flag == "help" or f'"{flag}"' in source, f"{command} has no --{flag}"
+
+
+@pytest.mark.parametrize("code", blocks("yaml"))
+def test_yaml_is_read(code):
+    assert yaml.safe_load(code)
