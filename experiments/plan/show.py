@@ -167,6 +167,7 @@ def picture(rows: Sequence[PlanRow], work: Workload, path: Path, title: str) -> 
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     known = any(row.loss.total is not None for row in rows)
+    labels = []
     for number, row in enumerate(rows):
         colour = f"C{number % 10}"
         left.plot(
@@ -175,13 +176,15 @@ def picture(rows: Sequence[PlanRow], work: Workload, path: Path, title: str) -> 
         height = row.loss.total if known else row.penalty_nats
         if height is not None:
             right.scatter([row.hours], [height], color=colour)
-            right.annotate(
+            label = right.annotate(
                 row.method.name,
                 (row.hours, height),
                 textcoords="offset points",
                 xytext=(5, 4),
                 fontsize=8,
+                color=colour,
             )
+            labels.append(label)
     left.axvline(work.network.slowest_gbps, color="black", lw=0.8, ls=":")
     left.set(
         xscale="log",
@@ -198,4 +201,25 @@ def picture(rows: Sequence[PlanRow], work: Workload, path: Path, title: str) -> 
     right.set(xscale="log", xlabel="hours on this network", ylabel=label)
     right.margins(x=0.25, y=0.15)
     figure.suptitle(title)
+    lift_labels(figure, labels)
     figure.savefig(path, dpi=150)
+
+
+def lift_labels(figure, labels: Sequence) -> None:
+    """Move annotations up, each until it covers none of those before it.
+
+    Args:
+        figure: whose layout is final.
+        labels: annotations with their offset in points.
+    """
+    figure.draw_without_rendering()
+    taken = []
+    for label in labels:
+        box = label.get_window_extent()
+        for _ in range(2 * len(taken)):  # past all of them; one outside the axes has no place
+            if not any(box.overlaps(other) for other in taken):
+                break
+            across, up = label.xyann
+            label.xyann = (across, up + 1.3 * label.get_fontsize())
+            box = label.get_window_extent()
+        taken.append(box)

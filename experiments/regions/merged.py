@@ -75,6 +75,10 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
                     others[kind, record["step"]] = record
     totals = _Totals(range(header["regions"]))
     records = [totals.step(number, steps[number]) for number in sorted(steps)]
+    tokens = {record["step"]: record["tokens"] for record in records}
+    for (kind, number), record in others.items():
+        if kind == "eval" and number in tokens:  # a region counts its own tokens alone
+            record["tokens"] = tokens[number]
     end = [totals.end(ends)] if len(ends) == len(logs) else []
     order = {"eval_set": 0, "step": 1, "interval": 2, "eval": 3}
     body = sorted(

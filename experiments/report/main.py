@@ -10,6 +10,7 @@ With `--network` the runs' events are replayed on it: hours, utilisation and a t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -110,6 +111,9 @@ def show(
             problems += error.problems
     if problems:
         raise RefusedError(problems, "report")
+    if len({run.name for run in runs}) < len(runs) == len({w.resolve() for w in workdirs}):
+        names = unlike_names(workdirs)  # seed0 and seed0 tell nobody anything
+        runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]
     links = check(runs, network, step_seconds) if network else None
     console.print(table([summarise(run) for run in runs]))
     for run in runs:

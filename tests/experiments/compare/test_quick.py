@@ -198,7 +198,9 @@ def test_the_page_of_single_runs(found, capsys):
     page = workdir / "pages" / "two.html"
     options = [f"--html={page}", "--network=us_4_regions", "--step_seconds=0.02"]
     assert command(["report", *folders, *options]) == 0
-    assert str(page) in "".join(capsys.readouterr().out.split())
+    shown = capsys.readouterr().out
+    assert str(page) in "".join(shown.split())
+    assert "seed0" not in shown.partition("loss in nats")[0]  # both are: their folders tell
     text = page.read_text()
     assert ">diloco</th>" in text and "streaming" not in text
     seconds = found[1]["variants"]["diloco"]["networks"]["us_4_regions"]["seconds"]

@@ -7,9 +7,11 @@ import time
 
 import jax
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.plan import main as plan_command
+from experiments.plan.show import lift_labels
 from lowcomm_jax.models import build, preset
 
 
@@ -69,6 +71,21 @@ def test_a_narrow_terminal_shows_every_method_in_full(tmp_path):
     assert "…" not in text.getvalue()
     for row in result["rows"]:
         assert f"{row['hours']:.4g}" in text.getvalue()
+
+
+def test_labels_of_points_close_together_lie_apart():
+    figure = Figure(figsize=(6, 4))
+    axes = figure.subplots()
+    axes.set(xlim=(0, 10), ylim=(0, 4))
+    places = [(1.0, 1.0), (1.01, 1.0), (1.02, 1.001), (5.0, 2.0)]
+    labels = [
+        axes.annotate("a long name", place, textcoords="offset points", xytext=(5, 4))
+        for place in places
+    ]
+    lift_labels(figure, labels)
+    boxes = [label.get_window_extent() for label in labels]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert labels[3].xyann == labels[0].xyann == (5, 4)  # these were free
 
 
 def test_a_model_of_ours_and_what_the_compiler_says(tmp_path):

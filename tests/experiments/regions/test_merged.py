@@ -29,6 +29,20 @@ def record(region, step, *, waited=0.5, late=()):
     }
 
 
+def test_evaluations_are_at_the_tokens_of_all_regions(tmp_path):
+    paths = []
+    for region in range(REGIONS):
+        header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
+        paths.append(tmp_path / f"{region}.jsonl")
+        log = MetricsLog(paths[-1], -1)
+        log.write([{**header, "steps": STEPS}, {"kind": "eval", "step": 0, "tokens": 0}])
+        log.write([record(region, 1), record(region, 2), {"kind": "eval", "step": 2, "tokens": 20}])
+        log.close()
+    records = merged(paths)
+    at = {r["step"]: r["tokens"] for r in records if r["kind"] == "eval"}
+    assert at == {0: 0, 2: 60}
+
+
 def losses(folder, records):
     """The merged evaluations of regions, each with these fields."""
     paths = []
