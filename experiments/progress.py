@@ -44,10 +44,10 @@ class Now:
         return f"step {self.step}/{self.steps}  {self.numbers()}  {self.left()}".rstrip()
 
 
-def steps_of(line: str) -> int | None:
-    """The step that a line of `Now.line` tells; None of any other line."""
-    found = re.match(r"step (\d+)/\d+ ", line)
-    return int(found[1]) if found else None
+def steps_of(line: str) -> tuple[int, int] | None:
+    """The step that a line of `Now.line` tells, and of how many; None of any other line."""
+    found = re.match(r"step (\d+)/(\d+) ", line)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 class Display(Protocol):

@@ -34,11 +34,12 @@ class TimeLeft:
     run that has shown no pace yet takes the mean pace and set-up of those that have.
 
     Args:
-      steps: of every run that is to be trained, by name.
+      steps: of every run that is to be trained, by name; None = not known before it tells. Until
+        then it counts as long as those that have told.
       parallel: how many train at once.
     """
 
-    def __init__(self, steps: dict[str, int], parallel: int):
+    def __init__(self, steps: dict[str, int | None], parallel: int):
         self._steps, self._parallel = dict(steps), max(1, parallel)
         self._started: dict[str, float] = {}
         self._seen: dict[str, list[tuple[float, int]]] = {}  # (when, step): first and newest
@@ -48,8 +49,10 @@ class TimeLeft:
         """A run has been started at `now`, in seconds of any clock that runs on."""
         self._started.setdefault(name, now)
 
-    def at(self, name: str, step: int, now: float) -> None:
-        """A run has made so many steps."""
+    def at(self, name: str, step: int, now: float, steps: int | None = None) -> None:
+        """A run has made so many steps; of `steps`, where it tells."""
+        if steps is not None:
+            self._steps[name] = steps
         seen = self._seen.setdefault(name, [])
         if not seen or step > seen[-1][1]:
             seen[1:] = [(now, step)] if seen else []
@@ -81,10 +84,13 @@ class TimeLeft:
             for when, step in self._seen[name][:1]
         ]
         set_up = sum(set_ups) / len(set_ups)
+        told = [steps for steps in self._steps.values() if steps is not None]
+        usual = sum(told) / len(told) if told else 0
         each = []
         for name, steps in self._steps.items():
             if name in self._ended:
                 continue
+            steps = usual if steps is None else steps
             whole, seen = set_up + pace * steps, self._seen.get(name)
             if seen:
                 when, step = seen[-1]
@@ -128,7 +134,8 @@ class Progress:
         self._trained: list[tuple[RunLog, float]] = []  # complete, and its seconds
         self._several = len(comparison.seeds) > 1
         self._started, self._looked, self._told = time.monotonic(), 0.0, None
-        waiting = {self._name(run): run.fields.get("steps") or 0 for run in left}
+        # A run of so many tokens has no number of steps before it tells.
+        waiting = {self._name(run): run.fields.get("steps") or None for run in left}
         self._time = TimeLeft(waiting, comparison.parallel)
         self._rows = {name: _Row("waits") for name in waiting}
         # Those that fit a terminal; of several networks the first.
@@ -207,13 +214,13 @@ class Progress:
     def _say(self, run: RunSpec, line: str) -> None:
         name, now = self._name(run), time.monotonic()
         row = self._rows.setdefault(name, _Row("waits"))
-        step = steps_of(line)
+        told = steps_of(line)
         self._time.starts(name, now)
-        if step is not None:
-            self._time.at(name, step, now)
+        if told is not None:
+            self._time.at(name, told[0], now, told[1])
         if row.line == line:
             return
-        row.state, row.line = "starts" if step is None else "trains", line
+        row.state, row.line = "starts" if told is None else "trains", line
         if self._live is None:
             self._print(f"{name:14} {line}")
             self._tell(now)

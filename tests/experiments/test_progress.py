@@ -130,6 +130,14 @@ def test_runs_side_by_side_share_the_time():
     assert time.left(2.0) == pytest.approx(8.0)  # the longest one decides
 
 
+def test_runs_of_so_many_tokens_tell_their_steps():
+    time = TimeLeft({"a": None, "b": None}, parallel=1)
+    time.starts("a", 0.0)
+    time.at("a", 10, 10.0, 40)
+    time.at("a", 20, 20.0, 40)
+    assert time.left(20.0) == pytest.approx(20 + 40)  # the other one is taken to be as long
+
+
 def test_a_step_is_read_from_its_line():
-    assert steps_of(NOW.line()) == 20
+    assert steps_of(NOW.line()) == (20, 300)
     assert steps_of("reading the corpus") is None
