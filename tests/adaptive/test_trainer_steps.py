@@ -28,6 +28,7 @@ from lowcomm_jax.adaptive.trainer_steps import StackPrograms
 from lowcomm_jax.batching import Fixed, NormTest
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.network import uniform
+from lowcomm_jax.train.batch_blocks import BlockStager
 
 SLOW = uniform(REGIONS, 1.0, delay_s=0.01, compute_s=0.5)
 
@@ -261,3 +262,22 @@ def test_pipeline_stages():
         state, _ = one.run(one.init(staged_runs.start()), source, rounds=2)
         found.append(values(state))
     assert same(*found)
+
+
+def test_a_block_has_room_for_the_trainer_of_the_largest_batch(monkeypatch):
+    """Steps of 4 microbatches and of 1 run together: as many as there is room for the former."""
+    taken = []
+    take = BlockStager.take
+
+    def spied(self, steps, *room):
+        block = take(self, steps, *room)
+        taken.append((block.steps, block.stride))
+        return block
+
+    monkeypatch.setattr(BlockStager, "take", spied)
+    one = make(growing(merge_every=None), block=8)
+    state = asking(one.init(oracle.make_params()), t0=16, t1=4, t2=4)
+    one.run(state, stream, rounds=1)
+    strides = {stride for _, stride in taken}
+    assert {1, 4} <= strides, taken
+    assert all(steps <= 8 // max(strides) for steps, _ in taken), taken

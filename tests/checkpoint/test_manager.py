@@ -113,6 +113,26 @@ def test_keep_best_beside_the_last(start, tmp_path):
         assert checkpoints.best() == 7
 
 
+def test_the_later_of_equally_good_checkpoints_is_the_best(start, tmp_path):
+    with Checkpoints(tmp_path, keep_last=1, keep_best="eval") as checkpoints:
+        save_all(checkpoints, start, {2: {"eval": 1.5}, 3: {"eval": 1.5}, 4: {"eval": 2.0}})
+        assert checkpoints.best() == 3
+        assert checkpoints.steps() == [3, 4]
+
+
+def test_a_damaged_checkpoint_is_not_counted_among_the_last(start, tmp_path):
+    """Else a run that goes on from an older one would delete what it came from."""
+    with Checkpoints(tmp_path, keep_last=2) as checkpoints:
+        save_all(checkpoints, start, dict.fromkeys((2, 4, 6)))
+        checkpoints._damaged.add(6)
+        checkpoints._clean(6)
+        assert checkpoints.steps() == [4, 6]
+        checkpoints._clean(4)  # what is later than the newest stays: it may be under way
+        assert checkpoints.steps() == [4, 6]
+        save_all(checkpoints, start, {7: None})
+        assert checkpoints.steps() == [4, 7]
+
+
 def test_save_returns_before_it_is_written_and_survives_donation(tmp_path, monkeypatch):
     engine = make_engine("diloco")
     state = train(engine, engine.init(bf16_params()), range(1, 4))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lowcomm_jax.data.mixing import salt
 from lowcomm_jax.data.sharding import cut, cut_evenly, shard, shuffled, validation_mask
 
 
@@ -136,3 +137,30 @@ def test_too_many_regions():
     assert len(found) == 2 and "training documents" in found[0]
     _, found, *_ = deal("dirichlet", 0, 200, alpha=0.001)
     assert "raise alpha" in found[0]
+
+
+def test_a_region_left_empty_is_drawn_for_again():
+    """With few documents and a small alpha many draws leave a region empty; the next are used."""
+    keys, topics, lengths = population(1, count=12, topics=2)
+    documents = np.arange(12)
+    first = []
+    for seed in range(30):
+        shards, violations = shard("dirichlet", documents, keys, topics, lengths, 3, 0.3, seed)
+        assert violations == [] and all(len(part) for part in shards)
+        row = shuffled(documents, keys, "shard", seed)
+        rng = np.random.Generator(np.random.PCG64(salt("dirichlet", seed, 0)))
+        found = np.zeros(len(row), int)
+        for topic in np.unique(topics[row]):
+            mine = topics[row] == topic
+            found[mine] = cut(lengths[row][mine], rng.dirichlet(np.full(3, 0.3)))
+        first.append(len(np.unique(found)) == 3)
+        if first[-1]:
+            for region in range(3):
+                assert shards[region].tolist() == row[found == region].tolist()
+    assert any(first) and not all(first)
+
+
+def test_a_document_belongs_where_its_middle_lies():
+    """On the boundary itself: to the part behind it."""
+    assert cut(np.array([1, 2, 1]), np.array([0.5, 0.5])).tolist() == [0, 1, 1]
+    assert cut(np.array([3, 1]), np.array([0.4, 0.6])).tolist() == [0, 1]

@@ -266,3 +266,20 @@ def test_never_catching_up_is_named_with_the_smallest_change():
     assert catch_up_violations(network, 80.0, 160, "mine") == []
     uneven = replace(network, compute_jitter=Jitter("lognormal", 1.0)).with_compute([0.3, 0.5])
     assert catch_up_violations(uneven, 80.0, 100, "mine") == []  # a mean step takes 0.82 s
+
+
+def test_jitter_is_drawn_for_every_send_by_itself():
+    """Another step or another fragment, another factor; the same one in a second run."""
+
+    def seconds(step, key):
+        clock = VirtualClock(
+            replace(uniform(2, 1.0, delay_s=0.0), transfer_jitter=Jitter("lognormal", 0.5)), seed=3
+        )
+        clock.inner_step(1)
+        clock.send(step, key, 4e6, "all_gather")
+        clock.land(step, key)
+        return float(clock.now_R[0])
+
+    drawn = [seconds(step, key) for step, key in ((1, 0), (2, 0), (1, 1))]
+    assert len(set(drawn)) == 3
+    assert seconds(1, 0) == drawn[0]

@@ -50,3 +50,16 @@ def test_a_wrong_announcement_is_seen():
     ledger = Ledger(("a", "b"))
     ledger.book(0, "ring", [100, 100], (0, 1), announced=80)
     assert ledger.discrepancy() == pytest.approx(0.25)
+
+
+def test_who_only_listens_is_booked_as_receiving():
+    """Two members of 100 bytes and one listener: it gets both payloads, and sends nothing."""
+    ledger = Ledger(("a", "b", "c"))
+    ledger.book("p", "all_gather", [100, 100], [0, 2], control_bytes=8, listeners=[1])
+    assert ledger.sent_R().tolist() == [200, 0, 200]
+    assert ledger.received_R().tolist() == [100, 200, 100]
+    assert ledger.control_R.tolist() == [16, 16, 16]
+    assert ledger.discrepancy() == 0
+    ledger.book("q", "two_shot", [120, 120], [0, 2], listeners=[1], times=2)
+    assert ledger.received_R("q").tolist() == [240, 240, 240]
+    assert ledger.sent_R("q").sum() == 720

@@ -255,3 +255,11 @@ def test_equal_fragments_share_one_executable(count, shared):
     assert state.counters.sends.tolist() == [1] * count
     assert (again == 0) == shared
     assert compilations(lambda: until(25)) == 0
+
+
+def test_fragments_are_balanced_by_bytes_not_by_elements():
+    """Two bf16 values weigh as much as one fp32 value."""
+    halves = {name: jax.ShapeDtypeStruct((8,), jnp.bfloat16) for name in "ab"}
+    shapes = {**halves, "c": jax.ShapeDtypeStruct((8,), jnp.float32)}
+    parts = partition(shapes, 2, "balanced").parts
+    assert sorted(sorted(piece.name for piece in part) for part in parts) == [["a", "b"], ["c"]]

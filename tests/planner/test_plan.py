@@ -219,3 +219,16 @@ def test_real_codec_bytes_override_the_analytic_ones():
     assert row.payload_bytes == 1e6 and row.transfer_s == pytest.approx(1e6 / (1e9 / 8))
     assert math.isclose(row.sent_bytes_per_period, 1e6)
     assert np.isfinite(row.hours)
+
+
+def test_automatic_overlap_hides_the_fragment_with_the_most_layers():
+    """Of 6 layers in 4 fragments two have 2 and two have 1: 2/6 of the bytes must be hidden."""
+    work = slow_link()
+    quick = replace(work.network, compute_R=work.network.compute_R / 4)
+    work = replace(work, network=quick)
+    assert work.model.layers == 6
+    taus = {}
+    for fragments in (3, 4, 6):
+        method = PlanMethod("mine", period=20, tau="auto", fragments=fragments)
+        taus[fragments] = plan(work, [method])[0].method.tau
+    assert taus[4] == taus[3] > taus[6]

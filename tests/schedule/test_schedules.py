@@ -195,3 +195,14 @@ def test_rounding_of_the_mean_rank_is_not_a_higher_rank():
         above = np.nextafter(np.float32(rank), np.float32(99))
         assert ranked_rounds(schedule, lambda k, r=above: r, 3)[2] == (level, round(60 * rank / 8))
     assert ranked_rounds(schedule, lambda k: 4.01, 3)[2][0] == 0
+
+
+def test_a_ranked_payload_leaves_at_the_level_that_was_decided():
+    """Only a probing round is one bucket higher, and none is higher than the first bucket."""
+    schedule = Ranked(60, (32, 16, 8), window=1, probe=2)
+    levels = [level for level, _ in ranked_rounds(schedule, lambda k: 8.0, 6)]
+    assert levels == [0, 0, 2, 1, 2, 1]
+    highest = [level for level, _ in ranked_rounds(schedule, lambda k: 32.0, 6)]
+    assert highest == [0] * 6
+    clock = SyncCounters.start(1, 1, {**schedule.start(), "level": np.int64(2)})
+    assert schedule.level(clock) == 2

@@ -180,3 +180,10 @@ def test_all_regions_take_the_draw_of_the_first():
 
 if __name__ == "__main__":
     assert_followed(Paths(*map(int, sys.argv[1:])))
+
+
+def test_gradients_go_back_the_way_that_values_came():
+    """A cycle of three regions is another way backward: region 0 hears from 1, to whom it sent."""
+    cycle = next(i for i, way in enumerate(Paths(3, 2, 1).table[:, 0]) if way.tolist() == [1, 2, 0])
+    hops = Paths(3, 2, 1).hops(np.array([cycle, 0]), 100, 3)
+    assert hops == [(((1, 2, 0),), 103), (((2, 0, 1),), 100)]

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from experiments.compare.costs import mean_costs
 from experiments.compare.stats import crossing, estimate, paired, paired_share
 
 
@@ -56,3 +57,15 @@ def test_pairs_need_both_seeds():
     assert paired(here, there) == {"0": -0.5, "1": None, "2": None}
     assert paired_share(here, there) == {"0": pytest.approx(-0.2), "1": None, "2": None}
     assert paired_share({"0": 2.0}, {"0": 0.0}) == {"0": None}
+
+
+@pytest.mark.parametrize(("seeds", "expected"), [(1, 0.3), (2, None)])
+def test_one_seed_has_its_interval_over_documents(seeds, expected):
+    """With several seeds the interval is over seeds, and that of one run says nothing of it."""
+    row = {"compression": 4.0, "staleness": 2, "document_interval": 0.3, "exchanges": 5}
+    rows = [{**row, "networks": {}}, {**row, "staleness": 7, "compression": 6.0, "networks": {}}]
+    found = mean_costs(rows[:seeds], seeds)
+    assert found["document_interval"] == expected
+    assert found["staleness"] == (2 if seeds == 1 else 7)
+    assert found["compression"] == (4.0 if seeds == 1 else 5.0)
+    assert mean_costs(rows[:1], 2)["document_interval"] is None  # the other seed is still to come

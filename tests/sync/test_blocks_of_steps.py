@@ -1,0 +1,49 @@
+"""Blocks of steps between two events: who takes part is asked at the last of them."""
+
+import jax
+import numpy as np
+import pytest
+from params.tiny_runs import R, engine
+
+import lowcomm_jax as lc
+
+STEPS = 9
+START = {"w": np.float32([1.0, -2.0])}
+METHODS = {
+    "diloco": lambda: lc.methods.diloco(3),
+    "streaming": lambda: lc.methods.streaming_diloco(4, 2, 1, 0.3, pattern="balanced"),
+    "eager": lambda: lc.methods.eager_diloco(3),
+    "ddp": lambda: lc.methods.ddp(),
+}
+
+
+def square_loss(params, batch, rng):
+    return sum(((x - batch["x"].mean()) ** 2).sum() for x in jax.tree.leaves(params))
+
+
+def away(step):
+    """Another mask at every step, so that no step of a block can stand for another."""
+    return [True, step % 3 == 0, step % 2 == 0]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_equals_its_steps_where_participants_change_inside_a_block(name):
+    batches = [{"x": np.float32([[t], [2 * t - 3], [5 - t]])} for t in range(STEPS)]
+    start = START if name != "streaming" else {"a": START["w"], "b": START["w"] + 1}
+    by_steps, events = engine(square_loss, METHODS[name]()), []
+    state = by_steps.init(start)
+    for step, batch in enumerate(batches, 1):
+        state, metrics = by_steps.step(state, batch, away(step))
+        events += metrics["events"]
+    in_blocks = engine(square_loss, METHODS[name]())
+    other, history = in_blocks.run(in_blocks.init(start), batches, away)
+
+    def took_part(events):
+        return [(e.kind, e.step, e.participants.tolist()) for e in events]
+
+    assert took_part(history.events) == took_part(events)
+    assert len({tuple(who) for _, _, who in took_part(events)}) > 1
+    for one, another in ((state.anchor, other.anchor), (state.inner, other.inner)):
+        jax.tree.map(np.testing.assert_array_equal, one, another)
+    assert state.counters.bytes_sent.tolist() == other.counters.bytes_sent.tolist()
+    assert len(away(1)) == R
