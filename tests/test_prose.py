@@ -177,16 +177,25 @@ def test_blocks_say_their_language(page):
             where = f"{page.name}:{token.map[0] + 1}"
             assert token.info.strip() in LANGUAGES, f"{where}: use one of {LANGUAGES}"
             if token.info.strip() == "text":
-                assert "python -m" not in token.content, f"{where}: that is bash"
+                assert not re.search("^(python|pip) ", token.content, re.M), (
+                    f"{where}: that is bash"
+                )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples_run(page):
+    """The `>>>` blocks of a page, one after the other."""
+    fences = [t.content for t in tokens(page) if t.type == "fence" and t.info.strip() == "python"]
+    code = "\n".join(block for block in fences if ">>>" in block)
+    example = doctest.DocTestParser().get_doctest(code, {}, page.name, None, 0)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        assert not doctest.DocTestRunner().run(example).failed
 
 
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_is_right(code):
     if ">>>" in code:
-        example = doctest.DocTestParser().get_doctest(code, {}, "block", None, 0)
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            assert not doctest.DocTestRunner().run(example).failed
-        return
+        return  # `test_examples_run`
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             resolve(node)

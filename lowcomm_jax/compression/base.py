@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -165,11 +165,17 @@ class Codec(abc.ABC):
 class Wrapper(Codec):
     """A codec around another that changes what is encoded, not what travels.
 
+    A subclass has a `name`, `init` and `encode`, and says `in_slices`.
+
     Attributes:
       codec: decodes, averages and counts the payloads.
+      in_slices: whether the wrapped codec may be replaced by one that encodes slices, so that the
+        mean of a two-shot reduction is encoded a second time, without this wrapper. False: every
+        region gets all payloads (all-gather). None is refused (`two_shot.wrapper_problem`).
     """
 
     codec: Codec
+    in_slices: ClassVar[bool | None] = None
 
     @property
     def shares_basis(self) -> bool:

@@ -20,6 +20,8 @@ class CodecLevels(Wrapper):
       others: the codecs of levels 1, 2, ...
     """
 
+    in_slices = False  # a level is named for every payload
+
     others: tuple[Codec, ...] = ()
 
     @property

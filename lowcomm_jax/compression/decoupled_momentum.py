@@ -45,6 +45,8 @@ class DecoupledMomentumState(NamedTuple):
 class DecoupledMomentum(Wrapper):
     """See `decoupled_momentum`."""
 
+    in_slices = False  # a region makes something of its own of the mean
+
     decay: float = 0.95
     personal = True
 

@@ -44,6 +44,7 @@ class EF21(Wrapper):
     """See `ef21`."""
 
     increments = True
+    in_slices = False  # a mean that is encoded again loses track of the copies
 
     @property
     def name(self) -> str:

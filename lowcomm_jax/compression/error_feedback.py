@@ -37,6 +37,7 @@ class ErrorFeedbackState(NamedTuple):
 class ErrorFeedback(Wrapper):
     """See `error_feedback`."""
 
+    in_slices = True
     decay: float = 1.0
 
     def __post_init__(self):

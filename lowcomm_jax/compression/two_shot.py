@@ -24,7 +24,6 @@ import jax.numpy as jnp
 
 from lowcomm_jax.compression import windows
 from lowcomm_jax.compression.base import Codec, Wrapper
-from lowcomm_jax.compression.error_feedback import ErrorFeedback
 from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.compression.row_sharding import RowCut, axes_inside
 from lowcomm_jax.compression.rules import PerTensor
@@ -63,8 +62,11 @@ def route(codec: Codec, likes: Sequence[PyTree], regions: int, devices: int = 1)
 
 
     Raises:
-      ValueError: two-shot is asked for where it makes no sense.
+      ValueError: two-shot is asked for where it makes no sense; a wrapper does not say whether it
+        works (`wrapper_problem`).
     """
+    if (problem := wrapper_problem(codec)) is not None:
+        raise ValueError(problem)
     gather = (regions - 1) * sum(codec.nbytes(like) for like in likes)
     inner = per_tensor(codec)
     wanted = "auto" if inner is None else inner.reduce
@@ -79,24 +81,48 @@ def route(codec: Codec, likes: Sequence[PyTree], regions: int, devices: int = 1)
     return Route("all_gather", gather, shot, codec)
 
 
+def wrapper_problem(codec: Codec) -> str | None:
+    """Why nobody can tell whether payloads of this codec may be cut into slices; None = one can."""
+    if isinstance(codec, Wrapper):
+        if codec.in_slices is None:
+            return (
+                f"codec {codec.name}: {type(codec).__name__} wraps a codec and does not say "
+                "whether that may encode slices (two-shot): set in_slices = True in the class, or "
+                "False to send every payload to every region"
+            )
+        return wrapper_problem(codec.codec)
+    fields = dataclasses.fields(codec) if dataclasses.is_dataclass(codec) else ()
+    wrapped = [f.name for f in fields if isinstance(getattr(codec, f.name), Codec)]
+    if not wrapped:
+        return None
+    return (
+        f"codec {codec.name}: {type(codec).__name__} holds another codec in {', '.join(wrapped)}, "
+        "and nobody can unwrap it: derive it from compression.base.Wrapper, which has it in `codec`"
+    )
+
+
 def _in_slices(codec: Codec, parts: int, devices: int) -> Codec:
-    if isinstance(codec, ErrorFeedback):
+    if _opens(codec):
         return dataclasses.replace(codec, codec=_in_slices(codec.codec, parts, devices))
     return Sliced(codec, parts, devices)
 
 
 def per_tensor(codec: Codec) -> PerTensor | None:
-    """The `PerTensor` codec inside error feedback; None when there is none."""
-    if isinstance(codec, ErrorFeedback):
+    """The `PerTensor` codec inside wrappers that let it encode slices; None when there is none."""
+    if _opens(codec):
         return per_tensor(codec.codec)
     return codec if isinstance(codec, PerTensor) else None
 
 
 def slices_of(codec: Codec | None) -> Sliced | None:
-    """The `Sliced` codec inside error feedback; None unless payloads are reduced two-shot."""
-    if isinstance(codec, ErrorFeedback):
+    """The `Sliced` codec inside wrappers; None unless payloads are reduced two-shot."""
+    if _opens(codec):
         return slices_of(codec.codec)
     return codec if isinstance(codec, Sliced) else None
+
+
+def _opens(codec: Codec | None) -> bool:
+    return isinstance(codec, Wrapper) and bool(codec.in_slices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +143,7 @@ class Sliced(Wrapper):
       cuts: how leaves are cut inside a region, as the exchange says (`with_layout`).
     """
 
+    in_slices = False  # it is the codec of the slices
     codec: PerTensor
     parts: int
     devices: int = 1

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import DictKey, SequenceKey
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.matrix import first_column, matrix_shape
@@ -38,6 +38,7 @@ from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.params.sharding import SpecFn
 
 PyTree = Any
+_NEAR_SCALAR = 64  # values of a state that may be whole on every device: counters, random keys
 
 
 class RowPlan(NamedTuple):
@@ -162,13 +163,21 @@ class Rows:
         Residuals lie by rows. Of a state that has a row for each row or column of a leaf's matrices
         (the basis of `LowRank`) every device that holds a part of the leaf holds a part. The rest
         is whole on every device of the region.
+
+        Raises:
+          ValueError: an array of more than a few values belongs to no leaf, by its path, while
+            leaves are cut: it would be whole on every device.
         """
         by_rows, front = self.specs(like, specs), self._front
         own = self.codec.part(like) if front else like
+        inside = jax.tree.structure(like).flatten_up_to(specs)
+        cut = any(self._names(spec, dim) for spec in inside for dim in range(len(spec)))
 
         def one(path, x):
-            name, shape = _leaf_of(path, like), x.shape[len(front) :]
+            name, shape = _leaf_of(path, state, like), x.shape[len(front) :]
             if name is None:
+                if cut and math.prod(shape) > _NEAR_SCALAR:
+                    raise ValueError(self._homeless(path, shape))
                 return P(*front)
             if own[name].shape == shape:
                 return P(*front, *by_rows[name])
@@ -181,6 +190,13 @@ class Rows:
             return P(*front)
 
         return jax.tree_util.tree_map_with_path(one, state)
+
+    def _homeless(self, path: tuple, shape: tuple[int, ...]) -> str:
+        return (
+            f"codec {self.codec.name}: its state {jax.tree_util.keystr(path)} {list(shape)} stands "
+            "under no leaf's name, so every device of a region would hold all of it; keep an array "
+            "for each leaf, in dicts with the keys of `like` (jax.tree.map over `like` makes them)"
+        )
 
     def place_bases(self, bases: PyTree) -> PyTree:
         """Pin what the regions share to the same value on all their devices (traced).
@@ -297,13 +313,27 @@ class Rows:
         return treedef.unflatten(rows)
 
 
-def _leaf_of(path: tuple, like: PyTree) -> str | None:
-    """The leaf that a codec's state belongs to: by its name, or by its place among all leaves."""
+def _leaf_of(path: tuple, state: PyTree, like: PyTree) -> str | None:
+    """The leaf that an array of a codec's state belongs to; None = to none.
+
+    By the leaf's name on its path, or by its place in a sequence of as many entries as leaves.
+    """
     names = [key.key for key in path if isinstance(key, DictKey) and key.key in like]
-    places = [key.idx for key in path if isinstance(key, SequenceKey)]
     if names:
         return names[-1]
-    return sorted(like)[places[0]] if places and places[0] < len(like) else None
+    node = state
+    for key in path:
+        if isinstance(key, SequenceKey):
+            if len(node) == len(like):
+                return sorted(like)[key.idx]
+            node = node[key.idx]
+        elif isinstance(key, DictKey):
+            node = node[key.key]
+        elif isinstance(key, GetAttrKey):
+            node = getattr(node, key.name)
+        else:
+            return None
+    return None
 
 
 def _swap(x: jax.Array, plan: RowPlan, back: bool) -> jax.Array:

@@ -17,7 +17,7 @@ from lowcomm_jax import compression
 from lowcomm_jax.batching import BatchPolicy
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.compression import Codec, make
-from lowcomm_jax.compression.two_shot import per_tensor
+from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.schedule import Schedule
@@ -161,6 +161,8 @@ class Method:
                 f"codec {self.codec.name} sends changes of a mean over all regions, which needs one"
                 " anchor and one mean of all of them; use error_feedback"
             ]
+        if self.reduces_all and (problem := wrapper_problem(self.codec)) is not None:
+            return [problem]
         found = per_tensor(self.codec)
         if found is None or found.reduce != "two_shot" or self.reduces_all:
             return []
