@@ -244,14 +244,18 @@ class Progress:
         )
 
     def _print(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        # A terminal breaks between words, a file keeps lines whole.
+        whole = not self.console.is_terminal
+        self.console.print(text, highlight=False, markup=False, soft_wrap=whole)
 
     def _table(self) -> Table:
         now = time.monotonic()
         left, done = self._time.left(now), self._total - self._left
         spent = now - self._started
-        title = f"{done} of {self._total} done, {duration(spent)} so far"
-        if left is None:
+        title = f"{done} of {self._total} done, {duration(spent)}{' so far' if self._left else ''}"
+        if not self._left:
+            pass
+        elif left is None:
             title += "; how long it takes is known after the first steps"
         else:
             title += f"; {self._guess(left, spent + left)}"

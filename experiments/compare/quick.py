@@ -37,9 +37,10 @@ def main(config: Any, workdir: str | Path) -> int:
             "--workdir=runs/a\n"
             "a comparison of your own:  python -m experiments compare "
             "--config=configs/compare/quick.py --config.seeds='(0,1,2)' --workdir=runs/b\n"
-            "all commands:  python -m experiments --help\n\n"
-            f"{found}\npage: {(Path(workdir) / REPORT).absolute()}",
+            "all commands:  python -m experiments --help\n",
         )
+        console.print(found, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        _print(console, f"page: {(Path(workdir) / REPORT).absolute()}")
     return code
 
 
