@@ -55,6 +55,7 @@ setup(
         "hf": ["datasets>=3.0", "pyarrow>=15"],
         "test": [
             "chex>=0.1.90",
+            "coverage>=7",
             "hypothesis>=6.100",
             "import-linter>=2.3",
             "jsonschema>=4.20",

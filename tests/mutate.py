@@ -1,0 +1,210 @@
+"""Small faults in the core rooms, one at a time: how many of them do the tests see?
+
+    python tests/mutate.py ROOM [ROOM ...] [--sample=100 | --all] [--seed=0] [--out=mutants.jsonl]
+
+A mutant is one change of one place of a room's source: another comparison, another sign or
+operator, a condition negated or dropped, a number moved by one, a keyword left out. Of each room a
+seeded sample is judged, on one core, in a copy of the tree. Coverage of the room's tests (and of
+`--tests`) says which test files run a changed line; only those are run for it, until one fails.
+
+Every verdict is a line of `--out` at once: a run that was cut off goes on where it was. Survivors
+have an empty "verdict": write there why, e.g. "equivalent: ..." or "test: ..."; equivalent ones do
+not count in the rate, which is printed with its 95 % interval (Wilson).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = (
+    *("sync", "train", "exchange", "runtime", "compression", "landing", "outer", "schedule"),
+    "checkpoint",
+)
+COMPARISONS = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+OPERATORS = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Add,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+
+
+def changes(node: ast.AST) -> list[ast.expr]:
+    """What may stand in the place of one expression."""
+    found: list[ast.expr] = []
+    match node:
+        case ast.Compare(left, [op], [right]) if type(op) in COMPARISONS:
+            found.append(ast.Compare(left, [COMPARISONS[type(op)]()], [right]))
+        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
+            found.append(ast.BinOp(left, OPERATORS[type(op)](), right))
+        case ast.BoolOp(op, values):
+            other = ast.Or() if isinstance(op, ast.And) else ast.And()
+            found += [ast.BoolOp(other, values), values[0], values[-1]]
+        case ast.UnaryOp(ast.Not() | ast.USub() | ast.Invert(), operand):
+            found.append(operand)
+        case ast.IfExp(_, body, orelse):
+            found += [body, orelse]
+        case ast.Constant(bool() as value):
+            found.append(ast.Constant(not value))
+        case ast.Constant(int() | float() as value):
+            found.append(ast.Constant(value + 1))
+        case ast.Call(function, arguments, keywords) if keywords:
+            found += [
+                ast.Call(function, arguments, keywords[:i] + keywords[i + 1 :])
+                for i in range(len(keywords))
+                if keywords[i].arg
+            ]
+    return found
+
+
+def mutants(path: str, source: str) -> list[dict]:
+    """All mutants of one file: where, from what, to what."""
+    lines = source.encode().splitlines(keepends=True)
+    starts = [sum(map(len, lines[:i])) for i in range(len(lines))]
+    tree, found, skipped = ast.parse(source), [], set()
+    for node in ast.walk(tree):
+        for part in (*getattr(node, "decorator_list", ()), getattr(node, "annotation", None)):
+            skipped |= set(map(id, ast.walk(part))) if part is not None else set()
+        skipped |= {id(node.returns)} if getattr(node, "returns", None) is not None else set()
+        if isinstance(node, ast.JoinedStr | ast.Raise):
+            skipped |= set(map(id, ast.walk(node)))  # messages
+    for node in ast.walk(tree):
+        for new in changes(node) if id(node) not in skipped else ():
+            begin = starts[node.lineno - 1] + node.col_offset
+            end = starts[node.end_lineno - 1] + node.end_col_offset
+            text = f"({ast.unparse(ast.fix_missing_locations(new))})"
+            old = source.encode()[begin:end].decode()
+            where = {"path": path, "line": node.lineno, "last": node.end_lineno}
+            found.append({**where, "begin": begin, "end": end, "old": old, "new": text})
+    return found
+
+
+def of_room(room: str) -> list[dict]:
+    folder = ROOT / "lowcomm_jax" / room
+    files = sorted(folder.rglob("*.py"))
+    return [m for f in files for m in mutants(str(f.relative_to(ROOT)), f.read_text())]
+
+
+def covering(copy: Path, tests: list[str], out: Path) -> dict[str, dict[str, list[int]]]:
+    """Test file -> source file -> the lines it runs; kept beside `out`."""
+    known_at = out.with_suffix(".coverage.json")
+    known = json.loads(known_at.read_text()) if known_at.exists() else {}
+    for test in tests:
+        if test in known:
+            continue
+        data = copy / "covered.json"
+        data.unlink(missing_ok=True)
+        source = ["-m", "coverage", "run", "--source=lowcomm_jax", "--concurrency=thread"]
+        if pytest(copy, test, 1800, launcher=source) not in (0, 5):
+            sys.exit(f"{test} fails or takes too long without any fault: it can judge none")
+        command = [sys.executable, "-m", "coverage", "json", "-q", "-o", str(data)]
+        subprocess.run(command, cwd=copy, check=False)
+        files = json.loads(data.read_text())["files"] if data.exists() else {}
+        known[test] = {path: one["executed_lines"] for path, one in files.items()}
+        known_at.write_text(json.dumps(known))
+    return known
+
+
+def pytest(copy: Path, test: str, seconds: float, launcher=()) -> int | None:
+    """The exit code of one test file, with its slow tests left out; None = it took too long."""
+    command = [sys.executable, *launcher, "-m", "pytest", "-n", "0", "-q", "-x", test]
+    around = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    try:
+        made = subprocess.run(command, cwd=copy, env=around, timeout=seconds, **quiet)
+    except subprocess.TimeoutExpired:
+        return None
+    return made.returncode
+
+
+def judge(copy: Path, mutant: dict, known: dict) -> dict:
+    """The mutant with `killed_by`: a test file, or None for a survivor."""
+    path = copy / mutant["path"]
+    source = path.read_bytes()
+    lines = range(mutant["line"], mutant["last"] + 1)
+    chosen = [t for t, files in known.items() if {*lines} & {*files.get(mutant["path"], ())}]
+    path.write_bytes(source[: mutant["begin"]] + mutant["new"].encode() + source[mutant["end"] :])
+    try:
+        killers = (test for test in chosen if pytest(copy, test, 900) not in (0, 5))
+        return {**mutant, "tests": len(chosen), "killed_by": next(killers, None), "verdict": ""}
+    finally:
+        path.write_bytes(source)
+
+
+def rate(judged: list[dict]) -> str:
+    """The kill rate of what is not equivalent, with Wilson's 95 % interval."""
+    counted = [m for m in judged if not m["verdict"].startswith("equivalent")]
+    n, killed = len(counted), sum(m["killed_by"] is not None for m in counted)
+    if not n:
+        return "nothing was judged"
+    p, z = killed / n, 1.96
+    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    low, high = ((centre + sign * spread) / (1 + z * z / n) for sign in (-1, 1))
+    return f"{killed} of {n} killed: {p:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rooms", nargs="+", choices=ROOMS)
+    parser.add_argument("--sample", type=int, default=100, help="mutants of each room")
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tests", nargs="*", default=[], help="files beside the room's own")
+    parser.add_argument("--only", nargs="*", help="these test files instead of the room's own")
+    parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
+    given = parser.parse_args(arguments)
+    judged = (
+        [json.loads(x) for x in given.out.read_text().splitlines()] if given.out.exists() else []
+    )
+    done = {(m["path"], m["begin"], m["end"], m["new"]) for m in judged}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        leave = shutil.ignore_patterns(".git", "__pycache__", "*.egg-info", "runs")
+        shutil.copytree(ROOT, copy, ignore=leave)
+        for room in given.rooms:
+            every = of_room(room)
+            random.Random(given.seed).shuffle(every)
+            chosen = every if given.all else every[: given.sample]
+            own = sorted(
+                str(t.relative_to(ROOT)) for t in (ROOT / "tests" / room).glob("test_*.py")
+            )
+            known = covering(copy, [*(given.only or own), *given.tests], given.out.resolve())
+            asked = {test: known[test] for test in [*(given.only or own), *given.tests]}
+            for mutant in chosen:
+                if (mutant["path"], mutant["begin"], mutant["end"], mutant["new"]) in done:
+                    continue
+                judged.append(judge(copy, {"room": room, **mutant}, asked))
+                with given.out.open("a") as out:
+                    out.write(json.dumps(judged[-1]) + "\n")
+                print(judged[-1]["path"], judged[-1]["line"], judged[-1]["killed_by"], flush=True)
+            print(f"{room} ({len(every)}):", rate([m for m in judged if m["room"] == room]))
+
+
+if __name__ == "__main__":
+    main()
