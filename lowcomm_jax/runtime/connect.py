@@ -175,6 +175,7 @@ _BROADCAST = (
     *("join", "come_in", "wait_for_beats", "living", "steps", "beat", "trains"),
     *("agree", "counts", "pause", "close"),
     *("ready", "reachable", "be_patient", "arrives", "finish", "skip", "passed_over"),
+    *("agreed_terms",),
     *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),
     *("announce_anchors", "anchors_agree"),
 )

@@ -278,6 +278,17 @@ class JobDelivery:
         if self.exchange.owes_state():
             self.exchange.give_state(*shared_state(state))
 
+    def ended_before(self, state: TrainState) -> bool:
+        """Whether others compared final anchors after as many sends as this state has.
+
+        Then the last synchronisation is over, without this region. Waits while the store is away.
+        """
+        if not self.anchor_history.shared:
+            return False
+        agreed = self.exchange.agreed_terms(_final(state))
+        sends = int(state.counters.sends.sum())
+        return bool(agreed) and all(one["sends"] == sends for one in agreed.values())
+
     def compare_final_anchors(self, state: TrainState, fragments: Fragments) -> None:
         """After the last landing: compare anchors by one exchange without payloads.
 
@@ -288,7 +299,7 @@ class JobDelivery:
             return
         self.anchor_history.note(state, fragments)
         # No later send would notice. `heals` is False: no run goes on that one could join again.
-        name = f"{state.counters.step}.end"
+        name = _final(state)
         terms = self.anchor_history.terms(state.anchor, fragments)
         terms["sends"] = int(state.counters.sends.sum())
         self.exchange.start(name, {}, takes_part=False, terms=terms)
@@ -343,6 +354,11 @@ class JobDelivery:
             not self.listens_only
         )  # who only listens reduces no slice either
         return traffic._replace(sent=sent, received=traffic.received[own])
+
+
+def _final(state: TrainState) -> str:
+    """Key of the exchange that compares anchors at the end."""
+    return f"{state.counters.step}.end"
 
 
 def decided(flight: InFlight) -> dict[str, int]:

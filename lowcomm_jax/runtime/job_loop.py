@@ -211,6 +211,10 @@ class JobLoop(SyncLoop):
     def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
         return super().everyone_landed(state, p, step) and bool(state.counters.counted[p])
 
+    def ended_before(self, state: TrainState) -> bool:
+        """The others finished without this region, and gave it their state of after the end."""
+        return self.delivery.ended_before(state)
+
     def ended(self, state: TrainState) -> None:
         """Compare anchors with the other jobs.
 

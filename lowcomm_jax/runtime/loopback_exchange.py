@@ -70,6 +70,9 @@ class LoopbackExchange:
     def trains(self, step: int) -> None:
         """Does nothing: nobody listens."""
 
+    def agreed_terms(self, key: str) -> None:
+        """None: nobody has ended."""
+
     def owes_state(self) -> bool:
         return False
 

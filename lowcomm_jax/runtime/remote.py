@@ -19,9 +19,11 @@ import numpy as np
 from lowcomm_jax.runtime.anchor_check import AnchorVersions
 from lowcomm_jax.runtime.commits import name_of
 from lowcomm_jax.runtime.context import ExchangeContext
+from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.membership import Membership
 from lowcomm_jax.runtime.request import Arrived, ExchangeRequest, arrange, problems
 from lowcomm_jax.runtime.state_transfer import State
+from lowcomm_jax.runtime.terms import Terms
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange, is_committed
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 from lowcomm_jax.runtime.wire import Reduction
@@ -145,6 +147,27 @@ class RemoteExchange(Membership):
             return None
         self._open[key] = self._begin(request)
         return self.finish(key, like)
+
+    def agreed_terms(self, key: str) -> dict[int, Terms] | None:
+        """Terms by region in the commit record of an exchange of all regions; None = no record.
+
+        Waits while the store is away.
+
+        Raises:
+          RuntimeError: the exchange was closed meanwhile.
+        """
+        context = self._context
+        name = name_of(context.heartbeat.own.epoch, key, tuple(range(self.count)), self.count)
+        for pause in context.store.pauses():
+            context.heartbeat.check()
+            try:
+                commit = context.commit_log.committed(name)
+            except StoreUnavailable:
+                if context.closing.wait(pause):
+                    raise RuntimeError(f"closed before {key!r} could be read") from None
+            else:
+                return None if commit is None else dict(commit.terms)
+        raise AssertionError("pauses never end")
 
     def passed_over(self, key: str) -> bool:
         """Whether others have confirmed an exchange of all regions without this region's payload.

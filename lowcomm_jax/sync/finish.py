@@ -41,19 +41,20 @@ def finish(
     state, step = state.replace(counters=state.counters.copy()), int(state.counters.step)
     if not loop.schedule.land_after_send:
         state = loop.land_now(state, [k for k, _ in in_send_order(state.in_flight)], step, events)
+    over = loop.ended_before(state)
     for p in range(len(loop.fragments)):
         mask = everyone if participants is None else np.asarray(participants(p), bool)
-        state = _last_round(loop, state, p, step, mask, events)
+        state = _last_round(loop, state, p, step, mask, events, over)
     loop.ended(state)
     return state, events
 
 
 def _last_round(
-    loop: SyncLoop, state, p: int, step: int, mask: np.ndarray, events: list[Event]
+    loop: SyncLoop, state, p: int, step: int, mask: np.ndarray, events: list[Event], over: bool
 ) -> TrainState:
     # A one-period method may have sent at this very step: land that, and those who sent are done.
     state = _drain(loop, state, p, step, events, sent=step)
-    if not _all_adopted(loop, state, p, step):
+    if not (over or _all_adopted(loop, state, p, step)):
         waits = any(f.fragment == p for f in state.in_flight.values())
         state = loop.send(state, p, step, mask, events)
         if waits:

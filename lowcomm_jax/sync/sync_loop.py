@@ -409,6 +409,10 @@ class SyncLoop:
         """Whether fragment p has landed in every region at this very step."""
         return bool((state.counters.last_landed[p] == step).all())
 
+    def ended_before(self, state: TrainState) -> bool:
+        """Whether this state is of after the last synchronisation: nothing is left to be sent."""
+        return False
+
     def ended(self, state: TrainState) -> None:
         """The last of all sends has landed."""
 

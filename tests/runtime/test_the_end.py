@@ -1,5 +1,6 @@
 """All regions end alike: also where one was left out at the last step, or has just come in."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -58,6 +59,40 @@ def test_who_comes_in_at_the_last_step_ends_with_the_others(sits, brief):
     assert [sends for _, sends in ends] == [ends[0][1]] * R
     for anchor, _ in ends[1:]:
         jax.tree.map(np.testing.assert_array_equal, anchor, ends[0][0])
+
+
+@pytest.mark.parametrize("name", ["diloco", pytest.param("streaming", marks=pytest.mark.slow)])
+def test_who_comes_after_the_end_takes_the_result(name, brief):
+    """The others have sent once more without it: those sends are no difference of anchors."""
+    data = batches(STEPS, 2)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(brief(2), range(2)))
+    vanish(made[1])
+    over = threading.Event()
+
+    def stays():
+        one = engine(METHODS[name](), 2, made[0])
+        with jax.numpy_dtype_promotion("standard"):
+            state, _ = one.run(one.init(oracle.make_params()), [rows(b, 0) for b in data])
+            state = one.finish(state)
+            over.set()
+            until(lambda: 1 in made[0].asking(), 60.0)
+            rejoin.serve(one, state)
+            return values(state), state.counters.sends.tolist()
+
+    def comes():
+        assert over.wait(60.0)
+        one = engine(METHODS[name](), 2, brief(2)(1))
+        with jax.numpy_dtype_promotion("standard"):
+            state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 1))
+            assert state.counters.step == STEPS
+            state = one.finish(state)
+            return values(state), state.counters.sends.tolist()
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = [end.result(100) for end in [pool.submit(stays), pool.submit(comes)]]
+    assert ends[1][1] == ends[0][1]
+    jax.tree.map(np.testing.assert_array_equal, ends[1][0], ends[0][0])
 
 
 def test_groups_do_not_wait_for_one_another_at_the_end(between):
