@@ -11,9 +11,7 @@ Expected after 600 steps (1.2M tokens, Python 3.11 sources, one seed): evaluatio
 stage 2.03; AllReduce: 1.48), 6.7 MB sent per region, in five minutes of processor time, or three in
 one stage. The outer momentum is 0.3: with DiLoCo's 0.9 and a round's delay the loss goes up and
 down, and ends at 3.06. Rank and round length shrink as the measured rank does; both are in
-metrics.jsonl. --config.method.shared_basis=True lets all regions agree on one basis in two
-exchanges a round, instead of each having its own. The 107B setting of the paper:
-configs/plan/dilocox_107b.py.
+metrics.jsonl. The 107B setting of the paper: configs/plan/dilocox_107b.py.
 """
 
 from ml_collections import ConfigDict

@@ -23,15 +23,11 @@ def tree(seed: int = 0, shapes=SHAPES) -> dict[str, np.ndarray]:
     return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
 
 
-def build(name: str, like=None, **settings) -> compression.Codec:
-    """The codec `name`, layers stacked, with a rank small enough for the shapes above.
-
-    With the bases for `like` (default: `tree()`) that regions would share.
-    """
+def build(name: str, **settings) -> compression.Codec:
+    """The codec `name`, layers stacked, with a rank small enough for the shapes above."""
     if name.startswith("low_rank"):
         settings = {"rank": 3, **settings}
-    codec = compression.make(name, stacked=("layers",), **settings)
-    return codec.on(codec.bases(tree() if like is None else like))
+    return compression.make(name, stacked=("layers",), **settings)
 
 
 class Compiled(NamedTuple):

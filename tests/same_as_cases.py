@@ -212,7 +212,6 @@ def methods() -> dict[str, Case]:
             )
         ),
         "dilocox": saved(dilocox),
-        "dilocox, shared basis": saved(lambda: dilocox(shared_basis=True)),
         "dilocox, blocking": Case(lambda: dilocox(delay=0)),
         "dilocox, first blocking": Case(lambda: dilocox(first_round="blocking")),
         "dilocox, dense": Case(lambda: dilocox(codec=None, rank=None, adaptive=None)),

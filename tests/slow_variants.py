@@ -21,7 +21,6 @@ SLOW = [
     r"test_oracle_dilocox\.py::test_low_rank_with_error_feedback\[(?!0-1|1-2)",
     r"test_oracle_dilocox\.py::test_rank_and_period\w+\[(?!0-settings1)",
     r"test_oracle_dilocox\.py::test_(a_bucket|a_round_is_as|full_rank|a_large_payload)",
-    r"test_oracle_shared_basis\.py::test_(the_mesh|a_bucket|int4_factors|projections\w+\[(?!2-2-0))",
     # Identities and guarantees: methods whose landings differ in kind.
     r"test_fast_path\.py::test_run_equals_steps\w+\[(?!cocodc|dilocox|noloco|sparseloco)",
     r"test_fast_path\.py::test_nothing_compiles\w+\[(?!diloco|cocodc|noloco)",

@@ -2,8 +2,7 @@
 
 Usage: `python -m experiments bench codec [--size 4096] [--repeats 5] [--codecs int4,topk]
 [--output FILE]`. Copies and codecs take turns within one run, so that whatever else loads the
-machine loads them alike; medians are reported. A codec whose regions share a basis encodes in its
-two phases, as a region alone: what it sends ahead, the basis agreed on from that, the payload.
+machine loads them alike; medians are reported.
 """
 
 from __future__ import annotations
@@ -113,25 +112,12 @@ def _heavy_tailed(size: int) -> jax.Array:
 
 
 def _programs(codec: Codec, size: int) -> tuple[Callable, Callable]:
-    """Jitted encode, of a matrix, and decode, of what encode gives, by a region alone.
-
-    Codecs that share no basis have nothing to send ahead, and agree on nothing.
-    """
+    """Jitted encode, of a matrix, and decode, of what encode gives, by a region alone."""
     like = jax.ShapeDtypeStruct((size, size), jnp.float32)
-
-    @jax.jit
-    def encode(x, state, bases):
-        starting = codec.on(bases)
-        ahead_R = jax.tree.map(lambda a: a[None], starting.ahead(x, state))
-        agreed = starting.agreed(ahead_R, jnp.ones(1), like)
-        return *codec.on(agreed).encode(x, state), agreed
-
-    @jax.jit
-    def decode(payload, agreed):
-        return codec.on(agreed).decode(payload, like)
-
-    state, bases = codec.init(like), codec.bases(like)
-    return (lambda x: encode(x, state, bases)), (lambda coded: decode(coded[0], coded[2]))
+    encode = jax.jit(codec.encode)
+    decode = jax.jit(lambda payload: codec.decode(payload, like))
+    state = codec.init(like)
+    return (lambda x: encode(x, state)), (lambda coded: decode(coded[0]))
 
 
 def _interleaved(programs, x: jax.Array, repeats: int) -> dict[str, list[float]]:

@@ -47,6 +47,7 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 SHOWN = 20
 MISSING = "missing"
 _SAVED_TYPES = {"CodecLevels": "Ladder"}  # class -> its name in checkpoints, which stays
+_SAVED_FIELDS = {"PerTensor": {"held": []}}  # class -> fields that stay in its description
 ZERO = ("inner/tokens", "clock/bytes_sent", "clock/bytes_received", "clock/staleness")
 PyTree = Any
 Arrays = dict[str, np.ndarray]
@@ -97,6 +98,12 @@ def load(
     )
     if document["format"] not in (store.FORMAT, store.FORMAT_OF_PARTS):
         raise _refusal(path, [f"format: {document['format']} -> {store.FORMAT}"])
+    saved = store.saved_shapes(document)
+    if any("bases" in name.split("/") for name in saved):
+        raise ValueError(
+            f"{path}: its regions share the basis of their low-rank codec, which this version does "
+            "not have: train on from it with the version that wrote it, or start anew with low_rank"
+        )
     flights, plain = trainers.saved_flights(document), trainers.plain_engine(engine)
     targets = {part: make_target(plain, params, records) for part, records in flights.items()}
     regions = document["regions"], engine.regions.count
@@ -108,7 +115,6 @@ def load(
         problems.append(
             f"regions: {codec.name} keeps a running mean of {regions[0]} of them: keep as many"
         )
-    saved = store.saved_shapes(document)
     expected = trainers.all_leaves({part: target.state for part, target in targets.items()})
     problems += differing_leaves(saved, expected, regions)
     if problems:
@@ -199,7 +205,7 @@ def describe_origin(value: Any) -> Any:
             f.name: describe_origin(getattr(value, f.name)) for f in dataclasses.fields(value)
         }
         name = type(value).__name__
-        return {"type": _SAVED_TYPES.get(name, name), **fields}
+        return {"type": _SAVED_TYPES.get(name, name), **fields, **_SAVED_FIELDS.get(name, {})}
 
     if isinstance(value, dict):
         return {str(k): describe_origin(v) for k, v in value.items()}

@@ -78,7 +78,7 @@ def abstract_flight(programs: RoundPrograms, record: dict) -> InFlight:
         codec = codec.at(record["level"])
 
         def encode(tree):
-            return codec.on(codec.bases(like)).encode(tree, codec.init(like))[0]
+            return codec.encode(tree, codec.init(like))[0]
 
         payload = jax.eval_shape(encode, payload)
     parts = {

@@ -28,7 +28,6 @@ from lowcomm_jax.compression.optax_view import CompressState, compress, quantize
 from lowcomm_jax.compression.random_k import RandomK
 from lowcomm_jax.compression.registry import make, make_matrix, names
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
-from lowcomm_jax.compression.shared_basis import SharedBasis
 from lowcomm_jax.compression.sign import Sign
 from lowcomm_jax.compression.staged import Staged
 from lowcomm_jax.compression.top_k import TopK
@@ -54,7 +53,6 @@ __all__ = [
     "PerTensor",
     "RandomK",
     "Route",
-    "SharedBasis",
     "Sign",
     "Sliced",
     "Staged",

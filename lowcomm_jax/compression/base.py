@@ -24,13 +24,11 @@ class Codec(abc.ABC):
     Attributes:
       personal: whether regions make something of their own of the mean (`receive`), so that each
         needs an anchor of its own.
-      shares_basis: whether it encodes on bases that all regions share (`bases`).
       increments: whether payloads decode to changes of what receivers already hold (`ef21`), which
         the outer rule must sum up.
     """
 
     personal: bool = False
-    shares_basis: bool = False
     increments: bool = False
 
     @property
@@ -108,48 +106,6 @@ class Codec(abc.ABC):
         del payload_R, weight_R, like, energy
         return None
 
-    def bases(self, like: PyTree, turn: int = 0) -> PyTree:
-        """What all regions encode with, at step 0; () for codecs that share nothing.
-
-        Args:
-          turn: 0, 1, ... for bases that differ, where several are used in turn.
-        """
-        del like, turn
-        return ()
-
-    def on(self, bases: PyTree) -> Codec:
-        """The codec that encodes, decodes and averages with these bases."""
-        del bases
-        return self
-
-    def ahead(self, tree: PyTree, state: PyTree) -> PyTree:
-        """What one region sends before it encodes this tree, so that all `agreed` on bases."""
-        del tree, state
-        return ()
-
-    def agreed(self, ahead_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
-        """The bases to encode on, from what everyone has sent `ahead` on those it is `on`.
-
-        Args:
-          ahead_R: with a leading region axis; weight_R, like: as in `aggregate`.
-        """
-        del ahead_R, weight_R, like
-        return ()
-
-    def behind(self, payload: PyTree, like: PyTree) -> PyTree:
-        """The part of a payload that has not travelled `ahead`; all that decoding needs."""
-        del like
-        return payload
-
-    def turned(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
-        """The bases that follow from these payloads, coded on those it is `on`.
-
-        Args:
-          payload_R, weight_R, like: as in `aggregate`.
-        """
-        del payload_R, weight_R, like
-        return ()
-
     def receive(self, mean: PyTree, state: PyTree, sent: jax.Array) -> tuple[PyTree, PyTree]:
         """What one region's outer rule gets of the mean, and the state after it; see `personal`.
 
@@ -178,10 +134,6 @@ class Wrapper(Codec):
     in_slices: ClassVar[bool | None] = None
 
     @property
-    def shares_basis(self) -> bool:
-        return self.codec.shares_basis
-
-    @property
     def increments(self) -> bool:
         return self.codec.increments
 
@@ -205,24 +157,6 @@ class Wrapper(Codec):
 
     def mean_rank(self, payload_R, weight_R, like, energy):
         return self.codec.mean_rank(payload_R, weight_R, like, energy)
-
-    def bases(self, like, turn=0):
-        return self.codec.bases(like, turn)
-
-    def on(self, bases):
-        return dataclasses.replace(self, codec=self.codec.on(bases))
-
-    def ahead(self, tree, state):
-        return self.codec.ahead(tree, state)
-
-    def agreed(self, ahead_R, weight_R, like):
-        return self.codec.agreed(ahead_R, weight_R, like)
-
-    def behind(self, payload, like):
-        return self.codec.behind(payload, like)
-
-    def turned(self, payload_R, weight_R, like):
-        return self.codec.turned(payload_R, weight_R, like)
 
 
 def weighted_mean(

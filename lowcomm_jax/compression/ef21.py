@@ -57,9 +57,6 @@ class EF21(Wrapper):
     def _change(self, tree: PyTree, state: EF21State) -> PyTree:
         return jax.tree.map(lambda x, h: x.astype(jnp.float32) - h, tree, state.copy)
 
-    def ahead(self, tree, state):
-        return self.codec.ahead(self._change(tree, state), state.codec)
-
     def encode(self, tree, state):
         change = self._change(tree, state)
         payload, inner = self.codec.encode(change, state.codec)

@@ -56,9 +56,6 @@ class ErrorFeedback(Wrapper):
             lambda x, e: x.astype(jnp.float32) + self.decay * e, tree, state.residual
         )
 
-    def ahead(self, tree, state):
-        return self.codec.ahead(self._total(tree, state), state.codec)
-
     def encode(self, tree, state):
         total = self._total(tree, state)
         payload, inner = self.codec.encode(total, state.codec)

@@ -10,8 +10,7 @@ Source: PowerSGD, arXiv 1905.13727, Algorithm 1; with int4 factors the compresso
 
 Differs from the papers: every region sends factors of its own matrix, with its own warm $Q$, in one
 exchange. So the mean over R regions has rank up to r R, and no region waits in between. The papers
-reduce $P$ first and then $Q'$, in two phases with one shared basis, and their mean keeps rank r
-(`shared_basis` does that).
+reduce $P$ first and then $Q'$, in two phases with one shared basis, and their mean keeps rank r.
 
 Where the devices of a region hold rows of $M$, $P$ is gathered and $Q'$ summed; for columns it is
 the other way round. That moves r (N + M) fp32 values a matrix, besides what `factors` regroups. $M$

@@ -26,13 +26,11 @@ class MatrixCodec(abc.ABC):
     Attributes:
       requantizable: whether a mean of decoded values may be encoded again without a state, so that
         a two-shot reduction makes sense.
-      shares_basis: as in `Codec`.
       layers_apart: whether each of the L matrices is coded by itself, so that one after the other
         gives the same (`by_layer`): all arrays of payload and state are then `[L, ...]`.
     """
 
     requantizable: bool = False
-    shares_basis: bool = False
     layers_apart: bool = False
 
     @property
@@ -93,31 +91,6 @@ class MatrixCodec(abc.ABC):
         """Measured rank of the mean, averaged over L; None unless it travels as factors."""
         del payload_R, weight_R, shape, energy
         return None
-
-    def bases(self, shape: Shape, seed: int) -> PyTree:
-        """What all regions encode with, at step 0; see `Codec` for this and what follows."""
-        del shape, seed
-        return ()
-
-    def on(self, bases: PyTree) -> MatrixCodec:
-        del bases
-        return self
-
-    def ahead(self, x_LxNxM: jax.Array, state: PyTree) -> PyTree:
-        del x_LxNxM, state
-        return ()
-
-    def agreed(self, ahead_R: PyTree, weight_R: jax.Array, shape: Shape) -> PyTree:
-        del ahead_R, weight_R, shape
-        return ()
-
-    def behind(self, payload: PyTree, shape: Shape) -> PyTree:
-        del shape
-        return payload
-
-    def turned(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> PyTree:
-        del payload_R, weight_R, shape
-        return ()
 
 
 def matrix_shape(shape: tuple[int, ...], stacked: bool) -> Shape:

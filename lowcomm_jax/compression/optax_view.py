@@ -44,8 +44,8 @@ def compress(
       that dtype loses enters the residual, too.
 
     Raises:
-      ValueError: unknown codec name, a codec that shares bases between regions or needs the mean
-        of all of them, decay out of range, unknown kind of feedback.
+      ValueError: unknown codec name, a codec that needs the mean of all regions, decay out of
+        range, unknown kind of feedback.
 
     >>> import jax.numpy as jnp
     >>> rule = optax.chain(compress("sign"), optax.sgd(1.0))
@@ -54,8 +54,6 @@ def compress(
     Array([-2.,  2.], dtype=float32)
     """
     wire = make(codec) if isinstance(codec, str) else codec
-    if wire.shares_basis:
-        raise ValueError(f"compress: {wire.name} needs other regions; use low_rank")
     if wire.personal:
         raise ValueError(
             f"compress: {wire.name} makes something of its own of the regions' mean, which an "

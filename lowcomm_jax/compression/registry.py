@@ -18,7 +18,6 @@ from lowcomm_jax.compression.low_rank import LowRank
 from lowcomm_jax.compression.matrix import MatrixCodec
 from lowcomm_jax.compression.random_k import RandomK
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
-from lowcomm_jax.compression.shared_basis import SharedBasis
 from lowcomm_jax.compression.sign import Sign
 from lowcomm_jax.compression.top_k import TopK
 
@@ -49,8 +48,6 @@ CODECS: dict[str, tuple[Callable[..., MatrixCodec], float | None]] = {
     "sign_ef": (Sign, 1.0),
     "low_rank": (LowRank, None),
     "low_rank_int4": (functools.partial(LowRank, factors=INT4), None),
-    "low_rank_shared": (SharedBasis, None),
-    "low_rank_shared_int4": (functools.partial(SharedBasis, factors=INT4), None),
 }
 NESTED = ("values", "factors", "dense")
 
@@ -96,7 +93,7 @@ def make(
       rules: a name of `rules.PRESETS`, or (regular expression, name or codec) pairs: what leaves
         with such paths get instead.
       stacked: path prefixes of leaves with a leading layer axis.
-      seed: of random bases and choices.
+      seed: of random starts and choices.
       error_feedback: decay; None = what belongs to the name (`_ef` names have one).
       reduce: how payloads are averaged (`PerTensor.reduce`).
       settings: fields of the codec, e.g. `k`, `bits`, `block`, `rank`; codecs inside (`values`,

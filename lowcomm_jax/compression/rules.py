@@ -78,10 +78,9 @@ class PerTensor(Codec):
       stacked: path prefixes whose leaves carry a leading layer axis, as in
         `params.fragments.partition`: each layer is a matrix of its own.
 
-      seed: of random bases and choices; the same in every region.
+      seed: of random starts and choices; the same in every region.
       label: name in tables; default: the default codec's.
       cuts: (path, how the leaf is cut inside a region) pairs, from the exchange.
-      held: what the regions share of every leaf (`bases`), in order; () = nothing.
       reduce: how payloads are averaged: by the route of fewer bytes (`auto`), `all_gather` or
         `two_shot` (`two_shot.route`).
 
@@ -96,7 +95,6 @@ class PerTensor(Codec):
     label: str | None = None
     reduce: Literal["auto", "all_gather", "two_shot"] = "auto"
     cuts: tuple[tuple[str, RowCut], ...] = ()
-    held: tuple[PyTree, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     def __post_init__(self):
         problems = [_broken(pattern) for pattern, _ in self.rules]
@@ -106,10 +104,6 @@ class PerTensor(Codec):
     @property
     def name(self) -> str:
         return self.label or self.default.name
-
-    @property
-    def shares_basis(self) -> bool:
-        return any(c.shares_basis for c in (self.default, *(codec for _, codec in self.rules)))
 
     def codec_of(self, path: str) -> MatrixCodec:
         """The codec of the leaf with this path."""
@@ -161,12 +155,11 @@ class PerTensor(Codec):
         """fn(leaf description, *entries of `rest`) for every leaf, in order."""
         with_path, treedef = jax.tree_util.tree_flatten_with_path(like)
         columns = [treedef.flatten_up_to(tree) for tree in rest]
-        held = self.held or ((),) * len(with_path)
         cuts, results = dict(self.cuts), []
-        for (path, leaf), bases, *row in zip(with_path, held, *columns):
+        for (path, leaf), *row in zip(with_path, *columns):
             plain = self._leaf(path, leaf)
             cut = cuts.get(path_name(path), RowCut())
-            codec = by_layer(plain.codec.on(bases), plain.matrices, cut)
+            codec = by_layer(plain.codec, plain.matrices, cut)
             leaf = dataclasses.replace(plain, codec=codec, windows=cut.windows)
             with rows_cut(cut if leaf.in_units else cut._replace(windows=None)):
                 results.append(fn(leaf, *row))
@@ -192,23 +185,6 @@ class PerTensor(Codec):
         treedef = jax.tree.structure(tree)
         return treedef.unflatten(state if state != () else ((),) * treedef.num_leaves)
 
-    def ahead(self, tree, state):
-        def one(leaf, x, own):
-            return leaf.codec.ahead(leaf.stack(x.astype(jnp.float32)), own)
-
-        sent = self._map(one, tree, tree, self._states(tree, state))
-        return jax.tree.structure(tree).unflatten(sent)
-
-    def agreed(self, ahead_R, weight_R, like):
-        def one(leaf, sent_R):
-            return leaf.codec.agreed(sent_R, weight_R, leaf.matrices)
-
-        return tuple(self._map(one, like, ahead_R)) if self.held else ()
-
-    def behind(self, payload, like):
-        rest = self._map(lambda leaf, x: leaf.codec.behind(x, leaf.matrices), like, payload)
-        return jax.tree.structure(like).unflatten(rest)
-
     def decode(self, payload, like):
         def one(leaf, coded):
             return leaf.shaped(leaf.codec.decode(coded, leaf.matrices))
@@ -229,19 +205,6 @@ class PerTensor(Codec):
         found = [r for r in self._map(one, like, payload_R) if r is not None]
         total = sum(numel for _, numel in found)
         return sum(rank * (numel / total) for rank, numel in found) if found else None
-
-    def bases(self, like, turn=0):
-        bases = self._map(lambda leaf: leaf.codec.bases(leaf.matrices, leaf.seed + turn), like)
-        return tuple(bases) if jax.tree.leaves(bases) else ()
-
-    def on(self, bases):
-        return dataclasses.replace(self, held=bases)
-
-    def turned(self, payload_R, weight_R, like):
-        def one(leaf, coded_R):
-            return leaf.codec.turned(coded_R, weight_R, leaf.matrices)
-
-        return tuple(self._map(one, like, payload_R)) if self.held else ()
 
     def nbytes(self, like):
         return sum(self._map(lambda leaf: leaf.codec.nbytes(leaf.matrices), like))

@@ -7,6 +7,7 @@ by slice: low-rank factors, and scales of whole tensors, are those of a slice.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -34,13 +35,11 @@ class Staged(Codec):
       codec: of one stage's part.
       mesh: with a `stage` axis of S devices.
       specs: leaf name -> PartitionSpec of the whole leaf.
-      held: the bases that the regions share (`Codec.on`), of every stage.
     """
 
     codec: Codec
     mesh: Mesh
     specs: dict[str, P]
-    held: PyTree = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
     def stages(self) -> int:
@@ -49,10 +48,6 @@ class Staged(Codec):
     @property
     def personal(self) -> bool:
         return self.codec.personal
-
-    @property
-    def shares_basis(self) -> bool:
-        return self.codec.shares_basis
 
     @property
     def increments(self) -> bool:
@@ -78,12 +73,6 @@ class Staged(Codec):
     def init(self, like):
         return self._spread(self.codec.init(self.part(like)))
 
-    def bases(self, like, turn=0):
-        return self._spread(self.codec.bases(self.part(like), turn))
-
-    def on(self, bases):
-        return dataclasses.replace(self, held=bases)
-
     def encode(self, tree, state):
         def one(codec, tree, state):
             payload, state = codec.encode(tree, _own(state))
@@ -103,27 +92,6 @@ class Staged(Codec):
             return codec.aggregate(_own(payload_R, axis=1), weight_R, self.part(like))
 
         return self._over((P(None, STAGE), P()), self._cut(like), one)(payload_R, weight_R)
-
-    def ahead(self, tree, state):
-        def one(codec, tree, state):
-            return _behind(codec.ahead(tree, _own(state)))
-
-        return self._over((self._cut(tree), P(STAGE)), P(STAGE), one)(tree, state)
-
-    def agreed(self, ahead_R, weight_R, like):
-        def one(codec, ahead_R, weight_R):
-            return _behind(codec.agreed(_own(ahead_R, axis=1), weight_R, self.part(like)))
-
-        return self._over((P(None, STAGE), P()), P(STAGE), one)(ahead_R, weight_R)
-
-    def behind(self, payload, like):
-        return self.codec.behind(payload, self.part(like))
-
-    def turned(self, payload_R, weight_R, like):
-        def one(codec, payload_R, weight_R):
-            return _behind(codec.turned(_own(payload_R, axis=1), weight_R, self.part(like)))
-
-        return self._over((P(None, STAGE), P()), P(STAGE), one)(payload_R, weight_R)
 
     def reduce_slice(self, slice_R, weight_R, like):
         """`Sliced.reduce_slice` in every stage; leaves `[R, S, ...]` -> `[S, ...]`."""
@@ -178,13 +146,9 @@ class Staged(Codec):
         return {name: stage_part(self.specs[name]) for name in tree}
 
     def _over(self, in_specs, out_specs, one):
-        """`one(codec, *args)` in every stage, with the codec on the stage's own bases."""
-
-        def stage(held, *args):
-            return one(self.codec.on(_own(held)), *args)
-
-        run = over_stages(stage, self.mesh, (P(STAGE), *in_specs), out_specs)
-        return lambda *args: run(self.held, *args)
+        """`one(codec, *args)` in every stage."""
+        stage = functools.partial(one, self.codec)
+        return over_stages(stage, self.mesh, in_specs, out_specs)
 
     def _spread(self, tree: PyTree) -> PyTree:
         """The same in every stage, leaves `[S, ...]`."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from lowcomm_jax.exchange.mesh import InSlices, MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
-from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, two_phase, two_shot
+from lowcomm_jax.exchange.traffic import Traffic, all_gather, in_halves, pair, two_shot
 
 # Of rooms above this one: resolved when asked for, so that no import points up.
 _BETWEEN_JOBS = {
@@ -41,7 +41,6 @@ __all__ = [
     "all_gather",
     "in_halves",
     "pair",
-    "two_phase",
     "two_shot",
     *_BETWEEN_JOBS,
 ]

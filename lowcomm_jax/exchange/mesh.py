@@ -5,9 +5,8 @@ the weights of a round (`reduce`). Out: the weighted mean, and the bytes announc
 (`traffic`).
 
 It serves simulations on one machine, and several slices in one `jax.distributed` job. Its
-collectives are part of the anchor update, and the device waits for them (where the codec shares
-bases, those of what goes ahead are part of the send); or they run beside the inner steps of a
-payload's delay (`begin`, `go_on`; `sync.concurrent_exchange` makes that program),
+collectives are part of the anchor update, and the device waits for them; or they run beside the
+inner steps of a payload's delay (`begin`, `go_on`; `sync.concurrent_exchange` makes that program),
 and `reduce` takes what they brought.
 """
 
@@ -30,7 +29,7 @@ from lowcomm_jax.compression.two_shot import Sliced, slices_of
 from lowcomm_jax.exchange import shares
 from lowcomm_jax.exchange.rows import Rows
 from lowcomm_jax.exchange.shares import Packing
-from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_phase, two_shot
+from lowcomm_jax.exchange.traffic import Traffic, all_gather, pair, two_shot
 from lowcomm_jax.mesh.regions import Regions, mean_scale
 from lowcomm_jax.topology.gossip import Groups
 
@@ -43,12 +42,10 @@ class Reduced(NamedTuple):
     Attributes:
       mean: fp32 leaves `[1, ...]`.
       rank: measured rank of the mean (`Codec.mean_rank`), or None.
-      bases: the bases that follow (`Codec.turned`).
     """
 
     mean: PyTree
     rank: jax.Array | None
-    bases: PyTree
 
 
 class InSlices(NamedTuple):
@@ -86,80 +83,48 @@ class MeshExchange:
         """Where leaves lie while they are coded."""
         return Rows(self.regions, self.codec, self.stacked)
 
-    def agree(
-        self, delta_R: PyTree, state_R: PyTree, weight_R: jax.Array, specs: PyTree, bases: PyTree
-    ) -> PyTree:
-        """The bases on which all regions encode these values (traced).
-
-        Where the codec shares bases, what it sends ahead goes to everyone now. Else `bases`.
-
-        Args:
-          delta_R, state_R, specs: as in `encode`; weight_R: float32 `[R]`.
-          bases: those that are at hand.
-        """
-        if self.codec is None or not self.codec.shares_basis:
-            return bases
-        rows, like = self.rows, _without_lead(delta_R)
-        rows_codec = rows.codec_with_layout(like, specs)
-        ahead_R = self.regions.lift(lambda x, s, b: rows_codec.on(b).ahead(x, s), (0, 0, None))(
-            rows.to_rows(delta_R, specs), state_R, bases
-        )
-        lies = rows.payload_specs(ahead_R, like, specs)
-        everyone = shares.gather(self.regions, rows.place(ahead_R, lies), lies)
-
-        def agreed(ahead_R, weight_R, bases):
-            return rows_codec.on(bases).agreed(ahead_R, weight_R, like)
-
-        return rows.place_bases(self.regions.everywhere(agreed)(everyone, weight_R, bases))
-
-    def encode(
-        self, delta_R: PyTree, state_R: PyTree, specs: PyTree, bases: PyTree = ()
-    ) -> tuple[PyTree, PyTree]:
+    def encode(self, delta_R: PyTree, state_R: PyTree, specs: PyTree) -> tuple[PyTree, PyTree]:
         """Every region's payload and new codec state (traced), coded where the rows lie.
 
         Args:
           delta_R: fp32 leaves `[R, ...]`; state_R: codec states `[R, ...]`.
           specs: `PartitionSpec` of each leaf inside a region.
-          bases: what the regions share (`agree`).
         """
-        return self._encode(delta_R, state_R, specs, bases, measure=False)[:2]
+        return self._encode(delta_R, state_R, specs, measure=False)[:2]
 
     def encode_and_measure(
-        self, delta_R: PyTree, state_R: PyTree, specs: PyTree, bases: PyTree = ()
+        self, delta_R: PyTree, state_R: PyTree, specs: PyTree
     ) -> tuple[PyTree, PyTree, jax.Array]:
         """As `encode`, and ||decoded - delta|| of every region, fp32 `[R]`.
 
         The norm is taken where the rows lie, so that nothing but sums moves for it.
         """
-        return self._encode(delta_R, state_R, specs, bases, measure=True)
+        return self._encode(delta_R, state_R, specs, measure=True)
 
-    def _encode(self, delta_R, state_R, specs, bases, measure: bool):
+    def _encode(self, delta_R, state_R, specs, measure: bool):
         rows, like = self.rows, _without_lead(delta_R)
         by_rows, codec = rows.to_rows(delta_R, specs), rows.codec_with_layout(like, specs)
 
-        def encode(delta, state, bases):
-            own = codec.on(bases)
-            payload, new_state = own.encode(delta, state)
+        def encode(delta, state):
+            payload, new_state = codec.encode(delta, state)
             if not measure:
                 return payload, new_state, None
-            missed = jax.tree.map(jnp.subtract, own.decode(payload, delta), delta)
+            missed = jax.tree.map(jnp.subtract, codec.decode(payload, delta), delta)
             return payload, new_state, optax.tree.norm(missed)
 
-        payload_R, new_state_R, missed_R = self.regions.lift(encode, (0, 0, None))(
-            by_rows, state_R, bases
-        )
+        payload_R, new_state_R, missed_R = self.regions.lift(encode, (0, 0))(by_rows, state_R)
         lies = rows.state_specs(_without_lead(state_R), like, specs)
         placed = rows.place(payload_R, self._payload_specs(payload_R, like, specs))
         return placed, rows.place(new_state_R, lies), missed_R
 
-    def decode(self, payload_R: PyTree, like: PyTree, specs: PyTree, bases: PyTree = ()) -> PyTree:
+    def decode(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
         """What every region's payload decodes to, fp32 `[R, ...]` (traced); see `encode`."""
         codec = self.rows.codec_with_layout(like, specs)
 
-        def decode(payload, bases):
-            return codec.on(bases).decode(payload, like)
+        def decode(payload):
+            return codec.decode(payload, like)
 
-        return self.rows.from_rows(self.regions.lift(decode, (0, None))(payload_R, bases), specs)
+        return self.rows.from_rows(self.regions.lift(decode, (0,))(payload_R), specs)
 
     def _payload_specs(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
         if self.slices is None:
@@ -178,7 +143,6 @@ class MeshExchange:
         like: PyTree,
         specs: PyTree,
         energy: float | None = None,
-        bases: PyTree = (),
         brought: Sequence[jax.Array] | None = None,
     ) -> Reduced:
         """Weighted mean of what the payloads decode to; fp32 leaves `[1, ...]` (traced).
@@ -189,17 +153,16 @@ class MeshExchange:
         Args:
           payload_R: leaves `[R, ...]`, or `InSlices`.
           energy: of the rank to measure (`Codec.mean_rank`); None = do not.
-          bases: those that the payloads are coded on.
           brought: what the last of the `collectives` has brought; None = they are done here. Of
             `payload_R` only the shapes count then.
         """
         if self.codec is None:
             mean = self._dense_mean(payload_R, weight_R, specs, brought)
-            return Reduced(mean, None, ())
+            return Reduced(mean, None)
         if self.slices is not None:
-            found = Reduced(self._two_shot(payload_R, weight_R, like, specs, brought), None, ())
+            found = Reduced(self._two_shot(payload_R, weight_R, like, specs, brought), None)
         else:
-            found = self._one_shot(payload_R, weight_R, like, specs, energy, bases, brought)
+            found = self._one_shot(payload_R, weight_R, like, specs, energy, brought)
         mean = jax.tree.map(lambda x: x[None], found.mean)
         return found._replace(mean=self.rows.from_rows(mean, specs, lead=None))
 
@@ -216,25 +179,22 @@ class MeshExchange:
             return jax.tree.map(lambda x: x * scale, found)
         return self.regions.mean(payload_R, weight_R, specs)
 
-    def _one_shot(self, payload_R, weight_R, like, specs, energy, bases, brought) -> Reduced:
+    def _one_shot(self, payload_R, weight_R, like, specs, energy, brought) -> Reduced:
         """Every region decodes everyone's payload."""
-        rows_codec = self.rows.codec_with_layout(like, specs)
+        codec = self.rows.codec_with_layout(like, specs)
         by_rows = self._pinned_by_rows(like, specs)
 
-        def aggregate(payload_R, weight_R, bases):
-            codec = rows_codec.on(bases)
+        def aggregate(payload_R, weight_R):
             given = (payload_R, weight_R, like)
             rank = None if energy is None else codec.mean_rank(*given, energy)
-            return Reduced(by_rows(codec.aggregate(*given)), rank, codec.turned(*given))
+            return Reduced(by_rows(codec.aggregate(*given)), rank)
 
-        payload_R = self.codec.behind(payload_R, like)
         lies = self._payload_specs(payload_R, like, specs)
         if brought is None:
             everyone = shares.gather(self.regions, payload_R, lies)
         else:
             everyone = Packing(self.regions, payload_R, lies, merged=True).unpack(brought, (None,))
-        found = self.regions.everywhere(aggregate)(everyone, weight_R, bases)
-        return found._replace(bases=self.rows.place_bases(found.bases))
+        return self.regions.everywhere(aggregate)(everyone, weight_R)
 
     # -- the collectives one by one, for who lets other work run beside them ----------------------
 
@@ -254,7 +214,6 @@ class MeshExchange:
         if self.slices is not None:
             buffers = self._packing_of_slices(payload_R, like, specs).pack(payload_R)
             return shares.swap_buffers(self.regions, buffers)
-        payload_R = self.codec.behind(payload_R, like)
         lies = self._payload_specs(payload_R, like, specs)
         packing = Packing(self.regions, payload_R, lies, merged=True)
         return shares.gather_buffers(self.regions, packing.pack(payload_R))
@@ -364,8 +323,6 @@ class MeshExchange:
         nbytes = self.nbytes(like) + header
         if groups is not None:
             return pair(nbytes, takes_part_R, groups)
-        if self.codec is not None and self.codec.shares_basis:
-            return two_phase(nbytes, takes_part_R)
         sliced = self.codec is None or self.slices is not None
         return (two_shot if sliced else all_gather)(nbytes, takes_part_R)
 

@@ -198,13 +198,6 @@ class Rows:
             "for each leaf, in dicts with the keys of `like` (jax.tree.map over `like` makes them)"
         )
 
-    def place_bases(self, bases: PyTree) -> PyTree:
-        """Pin what the regions share to the same value on all their devices (traced).
-
-        Each stage has its own.
-        """
-        return jax.lax.with_sharding_constraint(bases, self.regions.sharding(*self._front))
-
     def _names(self, spec: P, dim: int) -> tuple[str, ...]:
         """Mesh axes, of more than one device, that cut a dimension inside a stage."""
         entry = spec[dim] if dim < len(spec) else None

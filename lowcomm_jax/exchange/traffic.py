@@ -83,15 +83,6 @@ def all_gather(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
     return Traffic("all_gather", nbytes, sent.astype(np.int64), received.astype(np.int64))
 
 
-def two_phase(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
-    """`all_gather` in two exchanges, the second when the first is over (`MeshExchange.agree`).
-
-    Args:
-      nbytes: of both.
-    """
-    return all_gather(nbytes, takes_part_R)._replace(route="two_phase")
-
-
 def pair(nbytes: int, takes_part_R: np.ndarray, groups: Groups) -> Traffic:
     """`all_gather` inside each group: to its partners, and to nobody else."""
     part = np.asarray(takes_part_R, bool)

@@ -50,5 +50,5 @@ def stow_sent(out: dict[str, Any]) -> dict[str, Any]:
 
 def stow_anchor_update(out: tuple) -> tuple:
     """Of what an anchor update returns, anchor, outer and codec state go to the host."""
-    anchor, outer, codec, bases, metrics = out
-    return *stow((anchor, outer, codec)), bases, metrics
+    *state, metrics = out
+    return *stow(tuple(state)), metrics

@@ -151,11 +151,6 @@ class Method:
         if self.codec.personal and not fits:
             needed = "anchors='per_region', signal='progress' and a landing before the next send"
             return [f"codec {self.codec.name} needs {needed}"]
-        if self.codec.shares_basis and not (self.reduces_all and self.signal == "progress"):
-            return [
-                f"codec {self.codec.name}: the regions share its bases, which needs one anchor and "
-                "one mean of all regions, now and then; use low_rank, with bases of their own"
-            ]
         if self.codec.increments and not self.reduces_all:
             return [
                 f"codec {self.codec.name} sends changes of a mean over all regions, which needs one"

@@ -23,11 +23,7 @@ All regions hold the same anchor; the work of a round shows from the next but on
 boundary nothing has arrived and every region restarts from the unmoved anchor.
 
 Differs from the paper, whose listing was not at hand: factors are one-shot with each region's own
-warm basis (`compression.low_rank`) or, with `shared_basis`, on one that all regions agree on, as in
-PowerSGD (`compression.shared_basis`): in two exchanges, the second when the first is over, with the
-same bytes. It starts from what landed last before the send, which was sent two rounds earlier, so
-that even and odd rounds have bases of their own; without delay, from the round before. Rank and H
-adapt as `schedule.rank_driven` says.
+warm basis (`compression.low_rank`). Rank and H adapt as `schedule.rank_driven` says.
 """
 
 from __future__ import annotations
@@ -45,9 +41,6 @@ from lowcomm_jax.compression import Codec, LowRank, names, registry
 from lowcomm_jax.compression.codec_levels import CodecLevels
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.schedule import Ranked, Schedule, Staggered
-
-# Codecs with bases of each region's own -> the same with shared ones.
-SHARED_BASIS = {"low_rank": "low_rank_shared", "low_rank_int4": "low_rank_shared_int4"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +94,6 @@ def dilocox(
     first_round: Literal["empty", "blocking"] = "empty",
     step_seconds: float | None = None,
     sync_seconds: float | None = None,
-    shared_basis: bool = False,
 ) -> Method:
     """Overlap a whole round, with compressed payloads whose rank and period adapt.
 
@@ -118,16 +110,11 @@ def dilocox(
       step_seconds, sync_seconds: T_step and T_comm of the largest payload: no round of delay 1 may
         be shorter than T_comm / T_step steps, and adaptive ones are not made so. Without them the
         engine's network decides, if any.
-      shared_basis: let the regions share the basis of a low-rank codec given by name; not between
-        jobs.
     """
     timing = [x for x in (step_seconds, sync_seconds) if x is not None]
     problems = _number_problems(rank, delay, first_round, timing)
     delay = 0 if delay == 0 else 1
     first = int(rank) if _whole(rank) and rank > 0 else 32
-    if shared_basis:
-        codec, found = _sharing(codec)
-        problems += found
     named = isinstance(codec, (str, Mapping))
     low_rank, found = _codec_problems(codec) if named else (False, [])
     problems += found
@@ -201,16 +188,6 @@ def _codec_problems(codec: str | Mapping[str, Any]) -> tuple[bool, list[str]]:
     if spec.get("reduce") == "two_shot":
         problems.append("codec.reduce='two_shot': factors cannot be encoded a second time")
     return True, problems
-
-
-def _sharing(codec) -> tuple[Any, list[str]]:
-    """(the codec, named as the one with shared bases, what keeps it from being so)."""
-    spec = {"name": codec} if isinstance(codec, str) else codec
-    name = spec.get("name") if isinstance(spec, Mapping) else None
-    if name not in SHARED_BASIS:
-        known = ", ".join(SHARED_BASIS)
-        return codec, [f"shared_basis needs a low-rank codec given by name: use one of {known}"]
-    return {**spec, "name": SHARED_BASIS[name]}, []
 
 
 def _adaptation(adaptive, low_rank: bool) -> tuple[AdaGradCmp | None, list[str]]:

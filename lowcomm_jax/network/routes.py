@@ -7,7 +7,6 @@ Routes (n members, b_i payload bytes of member i, b when all are equal):
 | ring | 2 (n - 1) / n b, in 2 (n - 1) hops to the next member | the last hop is in |
 | two_shot | (n - 1) / n b as slices to owners, as much of reduced slices back | all slices are in |
 | all_gather | (n - 1) b_i, its whole payload to each other member | all payloads are in |
-| two_phase | as all_gather, in halves: a second when all first are in | all halves are in |
 | tree | b up to its parent (binary heap), b down to each child | its parent's message is in |
 | star | b to the server (member 0), which sends b back to each | the server's message is in |
 | pair | as all_gather, inside small groups | its partners' payloads are in |
@@ -17,22 +16,20 @@ A ring, two_shot, tree and star carry values that can be added on the way, so al
 have one size; the second leg of two_shot carries re-encoded slices of the same size.
 
 Listeners contribute nothing but receive what the members do: every payload of an all_gather, every
-reduced slice of a two_shot. The halves of a two_phase stand for two factors, whose sizes differ a
-little. One member with listeners is a one-to-all send: its whole payload to
+reduced slice of a two_shot. One member with listeners is a one-to-all send: its whole payload to
 each of them.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 
 from lowcomm_jax.network.errors import raise_all
 from lowcomm_jax.network.flows import Flow
 
-EXCHANGES = ("ring", "two_shot", "all_gather", "two_phase", "tree", "star", "pair")  # all have all
+EXCHANGES = ("ring", "two_shot", "all_gather", "tree", "star", "pair")  # all have all
 ROUTES = (*EXCHANGES, "pass")
 EQUAL_SIZE = frozenset({"ring", "two_shot", "tree", "star"})
-HEARD = ("two_shot", "all_gather", "two_phase")  # of the exchange: routes that may have listeners
+HEARD = ("two_shot", "all_gather")  # of the exchange: routes that may have listeners
 
 
 def check(
@@ -86,8 +83,6 @@ def flows_of(
         return _two_shot(nbytes_M[0], members, listeners)
     if route in ("all_gather", "pair"):
         return _all_gather(nbytes_M, members, listeners)
-    if route == "two_phase":
-        return _two_phase(nbytes_M, members, listeners)
     if route == "pass":
         return _pass(nbytes_M, members)
     builders = {"tree": _tree, "star": _star, "ring": _ring}
@@ -103,15 +98,6 @@ def _all_gather(nbytes_M, members, listeners):
                 waits[j].append(len(flows))
                 flows.append(Flow(source, target, nbytes_M[i]))
     return flows, waits
-
-
-def _two_phase(nbytes_M, members, listeners):
-    halves = [nbytes / 2 for nbytes in nbytes_M]
-    flows, first = _all_gather(halves, members, listeners)
-    second, waits = _all_gather(halves, members, listeners)
-    ready = {source: tuple(found) for source, found in zip(members, first)}
-    later = [dataclasses.replace(flow, after=ready[flow.source]) for flow in second]
-    return flows + later, [a + [len(flows) + i for i in b] for a, b in zip(first, waits)]
 
 
 def _pass(nbytes_M, members):
@@ -203,7 +189,7 @@ def sent_bytes(route: str, nbytes: float, members: int, listeners: int = 0) -> f
     """Give the closed-form mean of the bytes one member sends (equal payloads): the analytic
     figure.
     """
-    if route in ("all_gather", "two_phase", "pair"):
+    if route in ("all_gather", "pair"):
         return nbytes * (members - 1 + listeners)
     if route == "pass":
         return nbytes * (members > 1)

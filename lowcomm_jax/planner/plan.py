@@ -324,7 +324,7 @@ def _memory(method: PlanMethod, work: Workload, payload: float) -> MemoryPlan:
         flying = max(1, math.ceil(method.tau_steps * method.fragments / method.period))
     part = min(flying, method.fragments) / method.fragments * share
     received = 1.0
-    if method.travels in ("all_gather", "two_phase", "pair"):
+    if method.travels in ("all_gather", "pair"):
         received = sent_bytes(method.travels, 1.0, _members(method, work))
     estimates = {"payloads sent and received": math.ceil((1.0 + received) * payload * part)}
     state = {**INNER_BYTES, **(method.state or {})}

@@ -70,12 +70,6 @@ def _method_problems(method: Method) -> list[str]:
         refuse("regions at a pace of their own are simulated only", "use exchange='mesh'")
     if method.anchors == "per_region" and method.topology is None:
         refuse("it applies a region's own part apart from the others'", "use exchange='mesh'")
-    if isinstance(method.codec, Codec) and method.codec.shares_basis:
-        refuse(
-            f"with codec {method.codec.name} regions exchange a first factor before they can send "
-            "the second, and a round has one exchange",
-            "use low_rank, with bases of their own (shared_basis=False), or exchange='mesh'",
-        )
     if isinstance(method.codec, Codec) and method.codec.increments:
         refuse(
             f"codec {method.codec.name} keeps a running mean of all regions, in which the share of "

@@ -23,7 +23,7 @@ from lowcomm_jax.runtime.heartbeat import WaitList
 from lowcomm_jax.state.leaves import flight_records, named_leaves, saved_name
 from lowcomm_jax.state.train_state import TrainState
 
-SHARED = ("anchor", "outer", "rate", "bases")
+SHARED = ("anchor", "outer", "rate")
 """Fields of a `TrainState` that all regions have in common, besides the counters."""
 
 CHUNK_BYTES = 64 << 20

@@ -38,7 +38,6 @@ REGION_AXIS: dict[str, int | None] = {
     "received": 0,
     "outer": None,
     "codec": 0,
-    "bases": None,
     "landing": 0,
     "rate": None,
     "in_flight": 0,

@@ -174,8 +174,6 @@ class TrainState:
         unless the method measures against it.
       outer: outer optimizer state of each fragment, leaves `[A, ...]`.
       codec: codec state (residuals) of each fragment, leaves `[R, ...]`.
-      bases: what the regions share to encode with, of each fragment one for every payload it may
-        have in flight at once, used in turn (`Codec.bases`); no leading axis.
       landing: landing rule state of each fragment, leaves `[R, ...]`.
       rate: float32 `[K]`, change rate of each fragment as of its last landing (from reduced data).
       in_flight: payloads under way, by `flight_key`.
@@ -189,7 +187,6 @@ class TrainState:
     received: dict[str, jax.Array]
     outer: tuple[PyTree, ...]
     codec: tuple[PyTree, ...]
-    bases: tuple[tuple[PyTree, ...], ...]
     landing: tuple[PyTree, ...]
     rate: jax.Array
     in_flight: dict[str, InFlight]

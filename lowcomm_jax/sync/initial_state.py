@@ -36,7 +36,6 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         received=_received(programs, layout.select(params, "train")),
         outer=_outer(programs, anchor),
         codec=codec_states(programs),
-        bases=tuple(_bases(programs, p) for p in range(k)),
         landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
         rate=place(np.zeros(k, np.float32), shared),
         in_flight={},
@@ -149,22 +148,6 @@ def _codec_state(programs: RoundPrograms, p: int) -> PyTree:
     state = codec.init(programs.fragments.like(p))
     out = codec_shardings(programs, p, state)
     return jax.jit(lambda t: _broadcast(t, count), out_shardings=out)(state)
-
-
-def _bases(programs: RoundPrograms, p: int) -> tuple[PyTree, ...]:
-    """Of fragment p; a method that sends before it lands has two payloads in flight for a moment.
-
-    They differ, so that the first rounds do not look into the same directions.
-    """
-    exchange, like = programs.exchange, programs.fragments.like(p)
-    count = 2 if programs.method.schedule.land_after_send else 1
-    if exchange.codec is None or not exchange.codec.shares_basis:
-        return ((),) * count
-
-    def start(turn):
-        return exchange.rows.place_bases(exchange.codec.bases(like, turn))
-
-    return tuple(jax.jit(start, static_argnums=0)(turn) for turn in range(count))
 
 
 def codec_shardings(programs: RoundPrograms, p: int, state: PyTree) -> PyTree:

@@ -56,7 +56,6 @@ class RoundFunctions:
         rows,
         takes_part_R,
         weight_R,
-        bases=(),
         *,
         with_snapshot: bool,
         level: int = 0,
@@ -68,7 +67,6 @@ class RoundFunctions:
           codec_state: residuals `[R, ...]`.
           takes_part_R: bool `[R]`; an absent region's residual stays as it is.
           weight_R: float32 `[R]`, weight of each region if it takes part.
-          bases: what the codec has at hand that the regions share (`Codec.bases`).
           with_snapshot: whether the landing needs the local values of this moment.
           level: of the codec (`Codec.at`).
 
@@ -82,19 +80,18 @@ class RoundFunctions:
         delta = {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
         codec = self.exchange.codec
         measure = self.codec_error and codec is not None and not codec.increments
-        sent = self.encode(delta, codec_state, takes_part_R, weight_R, bases, level, measure)
+        sent = self.encode(delta, codec_state, takes_part_R, weight_R, level, measure)
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if with_snapshot else None}
 
-    def encode(self, delta, codec_state, takes_part_R, weight_R, bases=(), level=0, measure=False):
+    def encode(self, delta, codec_state, takes_part_R, weight_R, level=0, measure=False):
         """Encode what every region hands over, fp32 leaves `[R, ...]`; nothing is weighted yet.
 
         The weights travel beside the payload, and `outer_step` applies them.
 
         Returns:
-          dict with payload, codec_state, `bases` that it is coded on (`MeshExchange.agree`),
-          `accepted` `[R]`, `weight` `[R]` (0 where not accepted), `delta_norm` `[R]`, `left_out`
-          `[R]` (took part, but is not accepted), and, to `measure`,
+          dict with payload, codec_state, `accepted` `[R]`, `weight` `[R]` (0 where not accepted),
+          `delta_norm` `[R]`, `left_out` `[R]` (took part, but is not accepted), and, to `measure`,
           `codec_error` (`make_payload`).
         """
         norm_R = self.norm(delta)
@@ -102,8 +99,7 @@ class RoundFunctions:
         payload, new_state, measured = delta, codec_state, {}
         weight_R, exchange = jnp.where(accepted, weight_R, 0.0), self.exchange.at(level)
         if exchange.codec is not None:
-            bases = exchange.agree(delta, codec_state, weight_R, self._specs(delta), bases)
-            given = (delta, codec_state, self._specs(delta), bases)
+            given = (delta, codec_state, self._specs(delta))
             if measure:
                 payload, new_state, missed_R = exchange.encode_and_measure(*given)
                 measured["codec_error"] = missed_R / jnp.maximum(norm_R, _TINY)
@@ -113,7 +109,6 @@ class RoundFunctions:
         return measured | {
             "payload": payload,
             "codec_state": new_state,
-            "bases": bases,
             "accepted": accepted,
             "weight": weight_R,
             "delta_norm": norm_R,
@@ -160,7 +155,6 @@ class RoundFunctions:
         rows,
         own=None,
         codec_state=None,
-        bases=(),
         brought=None,
         *,
         if_news=False,
@@ -173,23 +167,20 @@ class RoundFunctions:
           own: for methods with an anchor per region, extra arguments of the outer rule with
             leaves `[R, ...]` (`one_period_overlap.own_parts`).
           codec_state: `[R, ...]` of a personal codec (`compression.Codec.receive`), else None.
-          bases: those that the payloads are coded on.
           brought: what their collectives have brought (`MeshExchange.reduce`); None = nothing yet.
           if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
             not move it.
           level: of the codec, at which the payload was encoded.
 
         Returns:
-          (anchor, outer_state, codec_state, bases, metrics `[A]`): unchanged when all weights are
+          (anchor, outer_state, codec_state, metrics `[A]`): unchanged when all weights are
           0 and `own` is None.
         """
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         exchange = self.exchange.at(level)
         energy = self.method.rank_energy
-        mean, rank, turned = exchange.reduce(
-            payload, weight_R, like, self._specs(like), energy, bases, brought
-        )
+        mean, rank = exchange.reduce(payload, weight_R, like, self._specs(like), energy, brought)
         mean_norm = self.norm(mean)
         new_codec_state = codec_state
         if codec_state is not None:
@@ -202,8 +193,8 @@ class RoundFunctions:
         moved = jax.tree.map(lambda b, u: jnp.where(moves, b + u, b), base, updates)
         states = jax.tree.map(
             lambda n, o: jnp.where(moves, n, o),
-            (new_state, new_codec_state, turned),
-            (outer_state, codec_state, bases),
+            (new_state, new_codec_state),
+            (outer_state, codec_state),
         )
         metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
         metrics |= {} if rank is None else {"rank": rank}
@@ -343,7 +334,6 @@ class GossipRoundFunctions(RoundFunctions):
         rows,
         draw,
         codec_state=None,
-        bases=(),
         brought=None,
         *,
         if_news=False,
@@ -356,15 +346,15 @@ class GossipRoundFunctions(RoundFunctions):
 
         Args:
           draw: of the round (`exchange.pairs.Draw`); the rest as in `RoundFunctions.outer_step`.
-          codec_state, bases, brought, level: not used: gossip has no personal or shared codecs, one
-            level, and its landings exchange.
+          codec_state, brought, level: not used: gossip has no personal codecs, one level, and its
+            landings exchange.
           if_news: leave the anchors of a group alone whose mean is exactly 0.
 
         Returns:
-          (anchor, outer_state, None, (), metrics `[R]`): `pull_norm` is the distance of an anchor
+          (anchor, outer_state, None, metrics `[R]`): `pull_norm` is the distance of an anchor
           from the mean of its group before it moves, 0 where it does not.
         """
-        del codec_state, bases, brought, level
+        del codec_state, brought, level
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         anchors = base if draw.anchors is None else draw.anchors
@@ -388,7 +378,7 @@ class GossipRoundFunctions(RoundFunctions):
             "pull_norm": jnp.where(moves_R, pull_norm, 0.0),
         }
         new_state = select(moves_R, new_state, outer_state)
-        return fragmentation.put(anchor, rows, moved), new_state, None, (), metrics
+        return fragmentation.put(anchor, rows, moved), new_state, None, metrics
 
 
 @dataclasses.dataclass(frozen=True)

@@ -218,7 +218,6 @@ class SyncLoop:
             return state
         with_snapshot = self.method.landing is not None and bool((self._delay > 0).any())
         level = self.schedule.level(state.counters)
-        turn = int(state.counters.sends[p]) % len(state.bases[p])
         out = self.programs.payload_program(
             self.fragments.leaves(state.inner.params, p),
             self.fragments.leaves(state.received or state.anchor, p),
@@ -226,7 +225,6 @@ class SyncLoop:
             self._rows[p],
             mask,
             self._base_weights(state, p),
-            state.bases[p][turn],
             with_snapshot=with_snapshot,
             level=level,
         )
@@ -255,7 +253,6 @@ class SyncLoop:
         events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
         state = state.replace(
             codec=with_item(state.codec, p, out["codec_state"]),
-            bases=with_item(state.bases, p, with_item(state.bases[p], turn, out["bases"])),
             in_flight={**state.in_flight, key: flight},
             counters=counters,
         )
@@ -354,8 +351,7 @@ class SyncLoop:
         """Move the anchor by a payload; returns (state, device metrics)."""
         p = int(flight.fragment)
         personal = self.method.codec is not None and self.method.codec.personal
-        turn = state.counters.number(p, int(flight.sent)) % len(state.bases[p])
-        anchor, outer, codec, bases, values = self.programs.outer_program(
+        anchor, outer, codec, values = self.programs.outer_program(
             self.fragments.leaves(state.anchor, p),
             state.outer[p],
             flight.payload,
@@ -363,14 +359,12 @@ class SyncLoop:
             self._rows[p],
             own,
             state.codec[p] if personal else None,
-            state.bases[p][turn],
             flight.brought,
             if_news=if_news,
             level=int(flight.level),
         )
-        bases, outer = with_item(state.bases[p], turn, bases), with_item(state.outer, p, outer)
-        bases, anchor = with_item(state.bases, p, bases), {**state.anchor, **anchor}
-        state = state.replace(anchor=anchor, outer=outer, bases=bases)
+        outer, anchor = with_item(state.outer, p, outer), {**state.anchor, **anchor}
+        state = state.replace(anchor=anchor, outer=outer)
         return state.replace(codec=with_item(state.codec, p, codec)) if personal else state, values
 
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:

@@ -49,7 +49,6 @@ METHODS = {
     "delayed": lambda: lc.methods.delayed_diloco(4),
     # Half way the codec is at its second level, with a payload of the first in flight.
     "dilocox": factored,
-    "dilocox_shared": lambda: factored(shared_basis=True),
     # Regions 0 to 2 in pairs: at step 11 two rounds have passed, and the third's groups are known.
     "noloco": lambda: lc.methods.noloco(4, seed=1, codec=feedback("int4")),
     "async": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),

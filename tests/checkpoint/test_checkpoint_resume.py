@@ -86,13 +86,10 @@ def check_what_is_saved(name, half):
         assert not any(n.startswith(f"in_flight/{moved[0]}/payload") for n in half)
         assert any(n.startswith(f"in_flight/{moved[0]}/snapshot") for n in half)
         assert 0 < half[f"in_flight/{moved[0]}/takes_part"].sum() < 3
-    if name in ("dilocox", "dilocox_shared"):
+    if name == "dilocox":
         levels = [half[f"in_flight/{k}/level"] for k in flights(half)]
         assert (levels, half["clock/decided/level"]) == ([0], 1)
-    if name == "dilocox_shared":
-        pairs = {n for n in half if n.startswith("bases/")}
-        assert {n.rsplit("/", 1)[1] for n in pairs} == {"u", "v"} and len(pairs) == 4
-    if name in ("eager", "delayed", "cocodc", "dilocox_shared"):
+    if name in ("eager", "delayed", "cocodc"):
         assert flights(half), name
     if name == "cocodc":
         assert np.all(half["rate"] > 0)

@@ -163,14 +163,12 @@ def test_route_takes_the_fewer_bytes():
         pytest.param("stat4", "map", marks=pytest.mark.slow),
         pytest.param("random_k", "vmap", marks=pytest.mark.slow),
         pytest.param("low_rank_int4", "map", marks=pytest.mark.slow),
-        pytest.param("low_rank_shared_int4", "map", marks=pytest.mark.slow),
     ],
 )
 def test_lifted_over_regions_with_shards(name, replicas):
     """The engine's use: every device codes what it holds of a region, and all regions decode."""
     regions = Regions(4, make_mesh(region=2, fsdp=2), replicas)
     codec, like = codec_cases.build(name), codec_cases.tree()
-    bases = codec.bases(like)
     exchange = MeshExchange(regions, codec, stacked=("layers",))
     specs = {k: P() for k in like} | {"layers/w": P(None, None, "fsdp"), "heads": P("fsdp")}
     trees = [codec_cases.tree(seed) for seed in range(4)]
@@ -180,8 +178,8 @@ def test_lifted_over_regions_with_shards(name, replicas):
 
     @jax.jit
     def everything(x_R, state_R):
-        payload, _ = exchange.encode(x_R, state_R, specs, bases)
-        return exchange.reduce(payload, weight, like, specs, bases=bases).mean
+        payload, _ = exchange.encode(x_R, state_R, specs)
+        return exchange.reduce(payload, weight, like, specs).mean
 
     got = {k: x[0] for k, x in everything(x_R, state_R).items()}
     program = codec_cases.compiled(name)

@@ -18,7 +18,6 @@ from lowcomm_jax.compression import (
 )
 
 LOSSY = ["int4", "stat2", "e3m0", "topk_stat2", "random_k", "dct_topk", "sign", "low_rank_int4"]
-LOSSY += ["low_rank_shared_int4"]
 
 
 @pytest.mark.parametrize("name", LOSSY)

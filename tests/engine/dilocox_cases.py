@@ -29,16 +29,6 @@ def warm_bases(method):
     return {k: np.array(state["q"][0]) for k, state in leaves.items() if state != ()}
 
 
-def shared_bases(method):
-    """The bases [columns, r] that all regions start from, by leaf, in the order they are used."""
-    like = {k: jax.ShapeDtypeStruct(s, np.float32) for k, s in SHAPES.items()}
-    turns = [method.codec.bases(like, turn) for turn in range(1 + method.schedule.land_after_send)]
-    return [
-        {k: np.array(one["v"][0]) for k, one in zip(sorted(SHAPES), bases) if one != ()}
-        for bases in turns
-    ]
-
-
 def make_engine(method, regions, devices=1):
     mesh = lc.make_mesh(devices, devices=jax.devices()[:devices])
     return Engine(loss_fn, optax.sgd(0.05, momentum=0.8), method, regions, mesh=mesh)
@@ -79,6 +69,6 @@ def run_oracle(method, batches, period, outer=NESTEROV, **settings):
         rank=RANK,
         inner=SGD,
         outer=outer,
-        bases=shared_bases(method) if method.codec.shares_basis else warm_bases(method),
+        bases=warm_bases(method),
         **settings,
     )

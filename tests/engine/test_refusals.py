@@ -12,7 +12,6 @@ from lowcomm_jax.compression import ef21, integrate, make
 from lowcomm_jax.network import uniform
 
 MESH = lc.make_mesh(devices=jax.devices()[:1])
-SHARED = "the regions share its bases"
 
 
 def refusal(method, regions=3, **kwargs):
@@ -90,12 +89,6 @@ def test_everything_at_once():
         (lambda: lc.methods.dilocox(4, rank=True), "rank=True"),
         (lambda: lc.methods.dilocox(4, adaptive={"buckets": True}), "adaptive.buckets=True"),
         (lambda: lc.methods.dilocox(4, codec=5), "codec=5"),
-        (lambda: lc.methods.dilocox(4, "int4", shared_basis=True), "shared_basis needs a low-rank"),
-        (lambda: lc.methods.dilocox(4, None, shared_basis=True), "shared_basis needs a low-rank"),
-        (lambda: lc.methods.noloco(4, codec="low_rank_shared"), SHARED),
-        (lambda: lc.methods.ddp(codec="low_rank_shared"), SHARED),
-        (lambda: lc.methods.eager_diloco(4, codec="low_rank_shared"), SHARED),
-        (lambda: lc.methods.async_local_sgd(4, (1.0, 0.5), codec="low_rank_shared"), SHARED),
         (lambda: lc.methods.dilocox(4, "low_rnk", rank=3), "codec='low_rnk' is unknown"),
         (lambda: lc.methods.dilocox(4, {"name": "low_rank", "basis": 9}), "codec.basis is unused"),
         (
@@ -217,9 +210,6 @@ def test_codecs_that_need_more_of_the_other_jobs_than_payloads(tmp_path):
     outer = optax.chain(integrate(), optax.sgd(0.7))
     summed = lc.methods.diloco(4, outer, codec=ef21(make("int8")))
     apart = lc.exchange.store(f"file://{tmp_path}", 0, 3, "run")
-    for method, fix in (
-        (lc.methods.dilocox(4, shared_basis=True), "with bases of their own (shared_basis=False)"),
-        (summed, "use error feedback in its place"),
-    ):
+    for method, fix in ((summed, "use error feedback in its place"),):
         assert fix in refusal(method, exchange=apart)
     apart.close()

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import lowcomm_jax as lc
-from lowcomm_jax.exchange import MeshExchange, all_gather, in_halves, two_phase, two_shot
+from lowcomm_jax.exchange import MeshExchange, all_gather, in_halves, two_shot
 from lowcomm_jax.mesh.regions import Regions
 
 
-@pytest.mark.parametrize("route", [two_shot, all_gather, two_phase])
+@pytest.mark.parametrize("route", [two_shot, all_gather])
 def test_what_is_sent_is_received(route):
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -59,14 +59,6 @@ def test_all_gather_by_hand():
     assert traffic.received.tolist() == [14, 21, 14, 14]
 
 
-def test_two_phase_by_hand():
-    """Both factors together are 7 bytes, from everyone to everyone."""
-    traffic = two_phase(7, [True, False, True, True])
-    assert traffic.route == "two_phase" and traffic.nbytes == 7
-    assert traffic.sent.tolist() == [21, 0, 21, 21]
-    assert traffic.received.tolist() == [14, 21, 14, 14]
-
-
 def test_odd_sizes_are_not_lost_to_rounding():
     """100 bytes from three senders to one absent region: 100 arrive, so 100 must have left."""
     traffic = two_shot(100, [True, True, True, False])
@@ -80,7 +72,6 @@ def test_odd_sizes_are_not_lost_to_rounding():
         (None, "two_shot"),
         ("topk", "all_gather"),
         ("low_rank", "all_gather"),
-        ("low_rank_shared", "two_phase"),
     ],
 )
 def test_a_codec_books_the_collectives_that_run(codec, route):
@@ -89,7 +80,7 @@ def test_a_codec_books_the_collectives_that_run(codec, route):
     exchange = MeshExchange(regions, made)
     like, part = {"w": jax.ShapeDtypeStruct((64, 48), np.float32)}, np.array([True, False, True])
     traffic = exchange.traffic(like, part, header=8)
-    expected = {"two_shot": two_shot, "all_gather": all_gather, "two_phase": two_phase}[route](
+    expected = {"two_shot": two_shot, "all_gather": all_gather}[route](
         exchange.nbytes(like) + 8, part
     )
     assert (traffic.route, traffic.nbytes) == (route, expected.nbytes)

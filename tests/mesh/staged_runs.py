@@ -83,9 +83,6 @@ CODED = {
     "dilocox": lambda: lc.methods.dilocox(
         2, codec=error_feedback(make("low_rank_int4", rank=1, stacked=("blocks",)))
     ),
-    "dilocox_shared": lambda: lc.methods.dilocox(
-        2, codec=error_feedback(make("low_rank_shared_int4", rank=1, stacked=("blocks",)))
-    ),
     "strided": lambda: lc.methods.streaming_diloco(2, 2, 1, 0.3, codec=make("int4")),
     "noloco": lambda: lc.methods.noloco(2, codec=make("bf16")),
     "slices": lambda: lc.methods.diloco(

@@ -82,9 +82,8 @@ def test_outer_programs_do_not_talk_between_stages(name):
     rows, weight = programs.fragments.rows(p), jnp.ones(R)
     anchor, params = (programs.fragments.leaves(t, p) for t in (state.anchor, state.inner.params))
     residuals, everyone = state.codec[p], np.ones(R, bool)
-    bases = state.bases[p][0]
     send = programs.payload_program.lower(
-        params, anchor, residuals, rows, everyone, weight, bases, with_snapshot=True
+        params, anchor, residuals, rows, everyone, weight, with_snapshot=True
     )
     sent = send.compile()
     payload = jax.tree.map(
@@ -93,7 +92,7 @@ def test_outer_programs_do_not_talk_between_stages(name):
         sent.output_shardings["payload"],
     )
     draw = Draw(loop.exchange.draw(1)) if name == "noloco" else None
-    landing = (anchor, state.outer[p], payload, weight, rows, draw, None, bases)
+    landing = (anchor, state.outer[p], payload, weight, rows, draw, None)
     move = programs.outer_program.lower(*landing).compile()
     for what, program in {"send": sent, "move": move}.items():
         found = between_stages(program.as_text())

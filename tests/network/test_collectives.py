@@ -95,19 +95,6 @@ def test_two_shot_shares_a_link_between_its_legs():
     np.testing.assert_allclose(shape.ready_M, [8.0 + 0.02, 6.99 + 0.02 + 1.0 + 0.01], rtol=1e-9)
 
 
-def test_two_phase_waits_twice():
-    network = uniform(2, 8.0, delay_s=0.02)  # 1 GB/s
-    assert co.sync_seconds(network, 2 * GB, "two_phase") == pytest.approx(2 * (1 + 0.02))
-    rates = [[0, 4, 16], [8, 0, 8], [8, 8, 0]]
-    unequal = parse({"regions": 3, "symmetric": False, "bandwidth_gbps": rates, "delay_ms": 0})
-    shape = co.profile(unequal, "two_phase", [2 * GB] * 3, (0, 1, 2))
-    # Halves of 1 GB. 0 and 2 have everyone's first after 1 s. Half of 0's is then still on its way
-    # to 1 at 0.5 GB/s, which its second half shares: they are in at 3 and 4 s. Only from 3 s on 1
-    # sends its own second halves, in 1 s.
-    np.testing.assert_allclose(shape.ready_M, [4.0, 4.0, 4.0])
-    np.testing.assert_allclose(shape.latency_M, 0.0)
-
-
 def test_two_shot_of_equal_links():
     network = uniform(4, 8.0, delay_s=0.02)
     assert co.sync_seconds(network, 2 * GB, "two_shot") == pytest.approx(2 * (0.5 + 0.02))

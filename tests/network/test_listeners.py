@@ -23,7 +23,7 @@ R = 4
 MASKS = [m for m in itertools.product([False, True], repeat=R) if any(m)]
 
 
-ROUTES = ["two_shot", "all_gather", "two_phase"]
+ROUTES = ["two_shot", "all_gather"]
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -1,9 +1,7 @@
 """DiLoCoX (arXiv 2506.21263): one-step delay, low-rank factors, error feedback, AdaGradCmp.
 
 Factors are M ~ P Q'^T with P an orthonormal basis of M Q and Q' = M^T P; every region keeps its
-own Q. With a basis that all regions share, P is an orthonormal basis of the mean M Q of all who
-send, with one Q for all, and the mean Q' is the next Q. The rank of a reduced payload is counted on
-the dense mean, by its singular values.
+own Q. The rank of a reduced payload is counted on the dense mean, by its singular values.
 """
 
 from collections.abc import Callable
@@ -65,66 +63,6 @@ class Compressor:
         return decoded.astype(m.dtype)
 
 
-class OwnBases:
-    """Every region on bases of its own."""
-
-    def __init__(self, bases: dict[str, np.ndarray], like: Tree, count: int, rounding):
-        self.keys = tuple(bases)
-        self.senders = [Compressor(dict(bases), zeros_like(like), rounding) for _ in range(count)]
-
-    def send(self, deltas: dict[int, Tree], rank: int, weights) -> tuple[dict[int, Tree], Callable]:
-        """Return what is decoded of every region, by region, and what to call at the landing."""
-        del weights
-        return {r: self.senders[r].encode(d, rank) for r, d in deltas.items()}, lambda: None
-
-
-class SharedBases:
-    """One start V [columns, w] of every matrix for all regions; round k uses, and its landing
-    replaces, start k modulo their number.
-    """
-
-    def __init__(self, starts: list[dict[str, np.ndarray]], like: Tree, count: int, rounding):
-        self.keys = tuple(starts[0])
-        self.starts = [{k: np.array(v, np.float64) for k, v in one.items()} for one in starts]
-        self.residuals = [zeros_like(like) for _ in range(count)]
-        self.rounding, self.round = rounding, 0
-
-    def send(self, deltas: dict[int, Tree], rank: int, weights) -> tuple[dict[int, Tree], Callable]:
-        """As `OwnBases.send`; a round that nobody sends in does not count."""
-        if not deltas:
-            return {}, lambda: None
-        start, share = self.starts[self.round % len(self.starts)], _shares(deltas, weights)
-        total = {
-            r: {k: np.asarray(x + self.residuals[r][k]) for k, x in delta.items()}
-            for r, delta in deltas.items()
-        }
-        decoded, second = {r: {k: x.copy() for k, x in t.items()} for r, t in total.items()}, {}
-        for k in self.keys:
-            first = {r: self._rounded(t[k] @ start[k][:, :rank]) for r, t in total.items()}
-            u = np.linalg.qr(sum(share[r] * p for r, p in first.items()))[0]
-            factors = {r: self._rounded(t[k].astype(np.float64).T @ u) for r, t in total.items()}
-            for r, q in factors.items():
-                decoded[r][k] = (u @ q.T).astype(np.float32)
-            second[k] = sum(share[r] * q for r, q in factors.items())
-        for r in deltas:
-            self.residuals[r] = subtract(total[r], decoded[r])
-        self.round += 1
-
-        def turn():
-            for k, q in second.items():
-                start[k][:, :rank] = q
-
-        return decoded, turn
-
-    def _rounded(self, columns: np.ndarray) -> np.ndarray:
-        return self.rounding(columns.T).T
-
-
-def _shares(deltas: dict[int, Tree], weights) -> dict[int, float]:
-    total = sum(weights[r] for r in deltas)
-    return {r: weights[r] / total for r in deltas}
-
-
 def rank_of(mean: np.ndarray, energy: float) -> int:
     """Count the largest singular values that hold this share of the squared norm."""
     squares = np.linalg.svd(mean.astype(np.float64), compute_uv=False) ** 2
@@ -183,20 +121,18 @@ def run_dilocox(
     rank: int,
     inner,
     outer,
-    bases: dict[str, np.ndarray] | list[dict[str, np.ndarray]],
+    bases: dict[str, np.ndarray],
     adaptation: Adaptation | None = None,
     rounding: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     delay: int = 1,
     participants=None,
     weights=None,
 ) -> Trajectory:
-    """Run DiLoCoX; `bases` are the warm bases [columns, >= rank] every region starts from, or the
-    starts that all regions share (`SharedBases`).
-    """
+    """Run DiLoCoX; `bases` are the warm bases [columns, >= rank] every region starts from."""
     steps, count = batches["x"].shape[:2]
     anchor, momentum = copy_tree(params), zeros_like(params)
     regions = Regions(params, inner, count)
-    wire = (SharedBases if isinstance(bases, list) else OwnBases)(bases, params, count, rounding)
+    senders = [Compressor(dict(bases), zeros_like(params), rounding) for _ in range(count)]
     plan = Plan(period, rank, adaptation)
     in_flight = None
     run = Trajectory()
@@ -208,19 +144,18 @@ def run_dilocox(
             present = present_at(participants, t, count)
             row = weights_at(weights, t, count)
             deltas = {r: subtract(anchor, regions.values[r]) for r in present}
-            decoded, turn = wire.send(deltas, plan.rank, row)
+            decoded = {r: senders[r].encode(d, plan.rank) for r, d in deltas.items()}
             sent = [decoded.get(r, zeros_like(params)) for r in range(count)]
             reduced = reduce_over(sent, present, row)
-            payload = None if reduced is None else (t, reduced.mean, plan.rank, turn)
+            payload = None if reduced is None else (t, reduced.mean, plan.rank)
             landing, in_flight = (payload, None) if delay == 0 else (in_flight, payload)
             measured = None
             if landing is not None:
-                sent_at, mean, its_rank, turn = landing
-                turn()
+                sent_at, mean, its_rank = landing
                 anchor, momentum = outer.step(anchor, mean, momentum)
                 run.events.append(Event(t, "land", 0, t - sent_at, present))
                 if adaptation is not None:
-                    measured = _mean_rank(mean, wire.keys, adaptation.energy, its_rank)
+                    measured = _mean_rank(mean, tuple(bases), adaptation.energy, its_rank)
             for r in present:
                 regions.values[r] = copy_tree(anchor)
             plan.turn(measured)

@@ -63,8 +63,7 @@ def test_not_measured_it_is_not_said_and_nothing_else_changes():
         np.testing.assert_array_equal(x, measured.inner.params[name])
 
 
-@pytest.mark.parametrize("shared_basis", [False, True])
-def test_of_rank_one_a_part_is_missed(shared_basis):
+def test_of_rank_one_a_part_is_missed():
     """Of a matrix of full rank; what is read is no longer than what was sent."""
     wanted = np.random.default_rng(0).normal(size=(REGIONS, 1, 64, 48)).astype(np.float32)
 
@@ -73,7 +72,7 @@ def test_of_rank_one_a_part_is_missed(shared_basis):
         return ((params["w"] - batch["w"][0]) ** 2).sum(), {}
 
     mesh = lc.make_mesh(devices=jax.devices()[:1])
-    method = lc.methods.dilocox(2, "low_rank", 1, adaptive=None, shared_basis=shared_basis)
+    method = lc.methods.dilocox(2, "low_rank", 1, adaptive=None)
     one = lc.Engine(loss, optax.sgd(0.1), method, REGIONS, mesh=mesh, codec_error=True)
     _, history = one.run(one.init({"w": np.zeros((64, 48), np.float32)}), [{"w": wanted}] * 2)
     assert all(0.5 < error <= 1.0 for error in sent(history)["codec_error"])

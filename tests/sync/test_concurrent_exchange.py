@@ -36,7 +36,6 @@ CASES = {
     ),
     "cocodc": cases.saved(cases.cocodc, **FOUR),
     "dilocox": cases.saved(cases.dilocox, **FOUR),
-    "dilocox, shared basis": cases.Case(lambda: cases.dilocox(shared_basis=True), **FOUR),
     "eager_diloco": cases.Case(lambda: lc.methods.eager_diloco(4), mesh=(3,)),
     "delayed_diloco": cases.Case(
         lambda: lc.methods.delayed_diloco(4), mesh=(3,), settings={"block": 2}

@@ -245,7 +245,7 @@ def test_growing_batches_are_checked_as_a_whole(tmp_path):
 
 def test_jobs_of_their_own_are_checked_as_a_whole(tmp_path):
     """What the method cannot do between jobs is told beside what is wrong with the exchange."""
-    config = base("dilocox", period=6, shared_basis=True)
+    config = base("dilocox", period=6)
     config.guards.outlier_factor = 3.0
     config.exchange, config.wait_minutes, config.participation = "store", 0.0, 0.5
     text = refused(config, tmp_path)
@@ -254,7 +254,6 @@ def test_jobs_of_their_own_are_checked_as_a_whole(tmp_path):
         "rendezvous is missing",
         "wait_minutes=0.0",
         "participation=0.5: with jobs of their own",
-        "(shared_basis=False)",
         "outlier_factor=3.0: a job does not know",
     ):
         assert text.count(part) == 1, part
