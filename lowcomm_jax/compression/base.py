@@ -44,6 +44,31 @@ class Codec(abc.ABC):
     def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         """Turn float leaves into (payload, new state); the payload's buffers are what travels."""
 
+    def encode_if(self, accepted: jax.Array, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        """`encode`, but where `accepted` (bool scalar) is False the state stays as it was."""
+        payload, new = self.encode(tree, state)
+        return payload, _where(accepted, new, state)
+
+    def encode_with_residual(
+        self,
+        tree: PyTree,
+        state: PyTree,
+        residual: PyTree,
+        decay: float,
+        accepted: jax.Array | None,
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """(payload, state, residual) after an encoding with error feedback (`ErrorFeedback`).
+
+        Args:
+          residual: fp32 leaves like those of `tree`; decay: its factor.
+          accepted: as in `encode_if`, for state and residual; None = True.
+        """
+
+        def decode(payload):
+            return self.decode(payload, tree)
+
+        return encode_with_residual(self.encode, decode, tree, state, residual, decay, accepted)
+
     @abc.abstractmethod
     def decode(self, payload: PyTree, like: PyTree) -> PyTree:
         """fp32 leaves in the shapes of `like`: exactly what every receiver decodes."""
@@ -157,6 +182,23 @@ class Wrapper(Codec):
 
     def mean_rank(self, payload_R, weight_R, like, energy):
         return self.codec.mean_rank(payload_R, weight_R, like, energy)
+
+
+def encode_with_residual(encode, decode, x, state, residual, decay, accepted):
+    """See `Codec.encode_with_residual`, whose codec gives `encode(x, state)`, `decode(payload)`."""
+    total = jax.tree.map(lambda x, e: x.astype(jnp.float32) + decay * e, x, residual)
+    payload, new_state = encode(total, state)
+    # The barrier keeps the decoding from being fused with the subtraction: what is subtracted must
+    # be the very bits that receivers decode.
+    received = jax.lax.optimization_barrier(decode(payload))
+    missed = jax.tree.map(jnp.subtract, total, received)
+    return payload, _where(accepted, new_state, state), _where(accepted, missed, residual)
+
+
+def _where(accepted: jax.Array | None, new: PyTree, old: PyTree) -> PyTree:
+    return (
+        new if accepted is None else jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, old)
+    )
 
 
 def weighted_mean(

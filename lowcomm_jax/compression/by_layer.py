@@ -57,6 +57,21 @@ class ByLayer(MatrixCodec):
 
         return jax.lax.map(one, (x_LxNxM, state))
 
+    def encode_with_residual(self, x_LxNxM, state, residual_LxNxM, decay, accepted):
+        def one(residual_LxNxM, given):
+            layer, x, state = given
+            # Read and written in place: the loop holds one residual, not an old and a new one.
+            old = jax.lax.dynamic_index_in_dim(residual_LxNxM, layer)
+            payload, state, new = self.codec.encode_with_residual(
+                *_stacked((x, state)), old, decay, accepted
+            )
+            update = jax.lax.dynamic_update_index_in_dim(residual_LxNxM, new, layer, 0)
+            return update, _first((payload, state))
+
+        layers = jnp.arange(x_LxNxM.shape[0])
+        residual, coded = jax.lax.scan(one, residual_LxNxM, (layers, x_LxNxM, state))
+        return *coded, residual
+
     def decode(self, payload, shape):
         one = (1, *shape[1:])
         return jax.lax.map(lambda coded: self.codec.decode(_stacked(coded), one)[0], payload)

@@ -51,18 +51,13 @@ class ErrorFeedback(Wrapper):
         residual = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
         return ErrorFeedbackState(residual, self.codec.init(like))
 
-    def _total(self, tree: PyTree, state: ErrorFeedbackState) -> PyTree:
-        return jax.tree.map(
-            lambda x, e: x.astype(jnp.float32) + self.decay * e, tree, state.residual
-        )
-
     def encode(self, tree, state):
-        total = self._total(tree, state)
-        payload, inner = self.codec.encode(total, state.codec)
-        # The barrier keeps the decoding from being fused with the subtraction: what is subtracted
-        # must be the very bits that receivers decode.
-        received = jax.lax.optimization_barrier(self.codec.decode(payload, total))
-        residual = jax.tree.map(jnp.subtract, total, received)
+        return self.encode_if(None, tree, state)
+
+    def encode_if(self, accepted, tree, state):
+        payload, inner, residual = self.codec.encode_with_residual(
+            tree, state.codec, state.residual, self.decay, accepted
+        )
         return payload, ErrorFeedbackState(residual, inner)
 
 

@@ -23,16 +23,30 @@ that a round of zeros does not lose the basis.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
 from lowcomm_jax.compression import blocks as cutting
+from lowcomm_jax.compression.base import fold_regions
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.matrix import MatrixCodec, Shape
-from lowcomm_jax.compression.row_sharding import pin_columns, pin_rows, pin_whole
+from lowcomm_jax.compression.row_sharding import (
+    axes_inside,
+    axes_of_matrix,
+    pin_columns,
+    pin_rows,
+    pin_split,
+    pin_whole,
+    split_spec,
+)
 from lowcomm_jax.outer.checks import in_range, raise_all
+
+_EXACT = jax.lax.Precision.HIGHEST
+_LARGEST = 1 << 26  # bytes of a factor that a device gathers at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +118,9 @@ class LowRank(MatrixCodec):
         basis, spare = state["q"][..., : self.rank], state["q"][..., self.rank :]
         p, q = power_iteration(x_LxNxM, basis)
         coding_p, coding_q = state["coding"]
-        sent_p, coding_p = self.factors.encode(jnp.swapaxes(p, 1, 2), coding_p)
-        sent_q, coding_q = self.factors.encode(jnp.swapaxes(q, 1, 2), coding_q)
+        # Every device codes some columns of the factors, which are rows on the wire.
+        sent_p, coding_p = self.factors.encode(pin_split(jnp.swapaxes(p, 1, 2), 1), coding_p)
+        sent_q, coding_q = self.factors.encode(pin_split(jnp.swapaxes(q, 1, 2), 1), coding_q)
         kept = jnp.concatenate([unit_columns(q, basis), spare], axis=-1)
         new_state = {"q": kept, "coding": (coding_p, coding_q)}
         return {"p": sent_p, "q": sent_q}, new_state
@@ -114,13 +129,22 @@ class LowRank(MatrixCodec):
         if not self.factored(shape):
             return self.dense.decode(payload, shape)
         p, q = self._factors(payload, shape)
-        return jnp.einsum("lrn,lrm->lnm", p, q, precision=jax.lax.Precision.HIGHEST)
+        chunks = column_chunks(shape, self.rank)
+        p, q = (in_chunks(pin_split(x, 2), 1, chunks) for x in (p, q))
+
+        def term(i):
+            # Gathered over devices as the matrix needs it, a chunk at a time.
+            part_p, part_q = pin_rows(p[i], axis=2), pin_columns(q[i])
+            return jnp.einsum("lrn,lrm->lnm", part_p, part_q, precision=_EXACT)
+
+        return fold_regions(term, chunks)
 
     def _factors(self, payload, shape: Shape) -> tuple[jax.Array, jax.Array]:
         """Transposed factors as receivers decode them: `[L, r, N]` and `[L, r, M]`."""
         shape_p, shape_q = self._factor_shapes(shape)
         p = self.factors.decode(payload["p"], shape_p)
-        return p, self.factors.decode(payload["q"], shape_q)
+        q = self.factors.decode(payload["q"], shape_q)
+        return pin_split(p, 1), pin_split(q, 1)
 
     def mean_rank(self, payload_R, weight_R, shape, energy):
         """The rank of the product of the regions' factors side by side, the mean; at most r."""
@@ -155,18 +179,73 @@ class LowRank(MatrixCodec):
 
 
 def power_iteration(x_LxNxM: jax.Array, q_LxMxR: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One step of subspace iteration: orthonormal P `[L, N, r]` and Q' = X^T P `[L, M, r]`."""
-    exact = jax.lax.Precision.HIGHEST
+    """One step of subspace iteration: orthonormal P `[L, N, r]` and Q' = X^T P `[L, M, r]`.
+
+    Devices of a region that hold parts of X hold parts of N rows of P and of M rows of Q'. What a
+    product needs of the other factor is gathered some columns at a time.
+    """
     largest = jnp.max(cutting.largest_magnitude(x_LxNxM), axis=1)
+    chunks = column_chunks(x_LxNxM.shape, q_LxMxR.shape[2])
+
+    def left(q):
+        q = pin_columns(q, axis=1)
+        # Summed as X lies first. Without being told, the compiler would gather X.
+        p = pin_rows(jnp.einsum("lnm,lmr->lnr", x_LxNxM, q, precision=_EXACT))
+        return pin_split(p, 1)
+
+    def right(p):
+        # As P^T X, which a CPU multiplies three times faster than X^T P.
+        q = jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(p), precision=_EXACT)
+        return jnp.swapaxes(pin_split(pin_columns(q), 2), 1, 2)
+
     # Q is scaled by 1 / max |X|, so that X Q is of size 1 and its squares stay within fp32.
-    # Inside a region X Q and Q' are gathered or summed over devices; without being told, the
-    # compiler would gather X.
-    unit_q = pin_columns(q_LxMxR * cutting.reciprocal(largest)[:, None, None], axis=1)
-    product = pin_rows(jnp.einsum("lnm,lmr->lnr", x_LxNxM, unit_q, precision=exact))
-    p = pin_whole(jax.vmap(orthonormal)(pin_whole(product)))
-    # As P^T X, which a CPU multiplies three times faster than X^T P.
-    q = pin_columns(jnp.einsum("lnm,lnr->lrm", x_LxNxM, pin_rows(p), precision=exact))
-    return p, jnp.swapaxes(pin_whole(q), 1, 2)
+    scaled = q_LxMxR * cutting.reciprocal(largest)[:, None, None]
+    p = orthonormal_over_rows(by_columns(left, scaled, chunks))
+    return p, by_columns(right, p, chunks)
+
+
+def column_chunks(shape: Shape, rank: int) -> int:
+    """Into how many equal parts the columns of factors go, so that one is at most `_LARGEST`."""
+    wanted = -(-4 * rank * max(shape[1:]) // _LARGEST)
+    return next(n for n in range(wanted, rank + 1) if rank % n == 0) if wanted < rank else rank
+
+
+def in_chunks(x: jax.Array, axis: int, chunks: int) -> jax.Array:
+    """`[..., R, ...]` -> `[chunks, ..., R / chunks, ...]`."""
+    shape = (*x.shape[:axis], chunks, x.shape[axis] // chunks, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
+def by_columns(fn: Callable[[jax.Array], jax.Array], x_LxKxR: jax.Array, chunks: int) -> jax.Array:
+    """fn of every chunk of columns, side by side, one after the other."""
+    if chunks == 1:
+        return fn(x_LxKxR)
+    parts = jax.lax.map(fn, in_chunks(x_LxKxR, 2, chunks))
+    return jnp.moveaxis(parts, 0, 2).reshape(*parts.shape[1:3], x_LxKxR.shape[2])
+
+
+def orthonormal_over_rows(x_LxNxR: jax.Array) -> jax.Array:
+    """Orthonormal columns of every matrix, whose rows the devices of a region share.
+
+    Where each holds at least R rows, it factorises those, and all factorise their triangles once
+    more (TSQR, arXiv 0808.2664, section 4). Otherwise the matrix is gathered.
+    """
+    (_, n, r), sizes, axes = x_LxNxR.shape, axes_inside(), axes_of_matrix()
+    spec, devices = split_spec(n, 1), math.prod(sizes[a] for a in axes)
+    if spec is None or n < r * devices:
+        return pin_split(jax.vmap(orthonormal)(pin_whole(x_LxNxR)), 1)
+
+    def part(x_LxNxR):
+        q, top = jax.vmap(factorised)(x_LxNxR)
+        tops = jax.lax.all_gather(top, axes, axis=1, tiled=True)
+        turn = jax.vmap(orthonormal)(tops)
+        own = jax.lax.dynamic_slice_in_dim(turn, jax.lax.axis_index(axes) * r, r, axis=1)
+        return jnp.einsum("lnr,lrs->lns", q, own, precision=_EXACT)
+
+    run = jax.shard_map(
+        part, in_specs=(spec,), out_specs=spec, axis_names=set(sizes), check_vma=False
+    )
+    return run(x_LxNxR)
 
 
 def unit_columns(q_LxMxR: jax.Array, old_LxMxR: jax.Array) -> jax.Array:
@@ -203,6 +282,12 @@ def measured_rank(p_NxR: jax.Array, q_MxR: jax.Array, energy: float = 0.99) -> j
 def orthonormal(x_NxR: jax.Array) -> jax.Array:
     """Q of X = Q R, `[N, min(N, R)]`."""
     return jnp.linalg.qr(x_NxR)[0]
+
+
+@sequential_vmap
+def factorised(x_NxR: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Q and R of X = Q R."""
+    return jnp.linalg.qr(x_NxR)
 
 
 @sequential_vmap

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from lowcomm_jax.compression.base import weighted_mean
+from lowcomm_jax.compression.base import encode_with_residual, weighted_mean
 from lowcomm_jax.compression.windows import UnitSplit
 
 PyTree = Any
@@ -46,6 +46,22 @@ class MatrixCodec(abc.ABC):
     @abc.abstractmethod
     def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         """(payload, new state) of an fp32 stack of matrices."""
+
+    def encode_with_residual(
+        self,
+        x_LxNxM: jax.Array,
+        state: PyTree,
+        residual_LxNxM: jax.Array,
+        decay: float,
+        accepted: jax.Array | None,
+    ) -> tuple[PyTree, PyTree, jax.Array]:
+        """(payload, state, residual) after an encoding with error feedback; see `Codec`."""
+
+        def decode(payload):
+            return self.decode(payload, x_LxNxM.shape)
+
+        given = (x_LxNxM, state, residual_LxNxM, decay, accepted)
+        return encode_with_residual(self.encode, decode, *given)
 
     @abc.abstractmethod
     def decode(self, payload: PyTree, shape: Shape) -> jax.Array:

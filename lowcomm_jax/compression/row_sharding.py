@@ -85,21 +85,45 @@ def pin_whole(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, P(*(None,) * x.ndim))
 
 
-def pin_rows(x_LxNxM: jax.Array) -> jax.Array:
-    """Let every device of the region hold its rows of x."""
-    if not axes_inside():
-        return x_LxNxM
-    cut = _CUT.get() or RowCut()
-    return jax.lax.with_sharding_constraint(x_LxNxM, P(cut.layers or None, cut.rows or None))
+def pin_rows(x: jax.Array, axis: int = 1) -> jax.Array:
+    """Let every device of the region hold its rows of x `[L, ..., N, ...]`, N being `axis`."""
+    return _pin(x, axis, (_CUT.get() or RowCut()).rows)
 
 
 def pin_columns(x: jax.Array, axis: int = 2) -> jax.Array:
     """Let every device of the region hold its columns of x `[L, ..., M, ...]`, M being `axis`."""
+    return _pin(x, axis, (_CUT.get() or RowCut()).columns)
+
+
+def _pin(x: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
     if not axes_inside():
         return x
-    cut = _CUT.get() or RowCut()
-    spec = P(cut.layers or None, *(None,) * (axis - 1), cut.columns or None)
+    layers = (_CUT.get() or RowCut()).layers
+    spec = P(layers or None, *(None,) * (axis - 1), axes or None)
     return jax.lax.with_sharding_constraint(x, spec)
+
+
+def axes_of_matrix() -> tuple[str, ...]:
+    """Mesh axes of more than one device over which rows and columns of the matrices are cut."""
+    cut, axes = _CUT.get() or RowCut(), axes_inside()
+    return tuple(a for a in (*cut.rows, *cut.columns) if a in axes)
+
+
+def pin_split(x: jax.Array, axis: int) -> jax.Array:
+    """Let every device hold an equal part of x `[L, ...]` along `axis`; all where none divides."""
+    if not axes_inside():
+        return x
+    spec = split_spec(x.shape[axis], axis)
+    return pin_whole(x) if spec is None else jax.lax.with_sharding_constraint(x, spec)
+
+
+def split_spec(size: int, axis: int) -> P | None:
+    """Layout of `pin_split`; None where `size` does not divide over the devices of a matrix."""
+    axes, sizes = axes_of_matrix(), axes_inside()
+    if not axes or size % math.prod(sizes[a] for a in axes):
+        return None
+    layers = (_CUT.get() or RowCut()).layers
+    return P(layers or None, *(None,) * (axis - 1), axes)
 
 
 def on_rows(fn: Callable, groups: int, cut: PyTree, whole: PyTree = ()) -> PyTree:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.base import Codec
-from lowcomm_jax.compression.by_layer import by_layer
+from lowcomm_jax.compression.by_layer import ByLayer, by_layer
 from lowcomm_jax.compression.cast import FP32
 from lowcomm_jax.compression.codebook import Statistical
 from lowcomm_jax.compression.matrix import MatrixCodec, matrix_shape
@@ -179,6 +179,20 @@ class PerTensor(Codec):
         coded = self._map(one, tree, tree, states)
         payload = treedef.unflatten([c[0] for c in coded])
         return payload, (tuple(c[1] for c in coded) if state != () else ())
+
+    def encode_with_residual(self, tree, state, residual, decay, accepted):
+        if not any(self._map(lambda leaf: isinstance(leaf.codec, ByLayer), tree)):
+            return super().encode_with_residual(tree, state, residual, decay, accepted)
+        treedef = jax.tree.structure(tree)
+
+        def one(leaf, x, own, e):
+            given = (leaf.stack(x.astype(jnp.float32)), own, leaf.stack(e), decay, accepted)
+            payload, own, e = leaf.codec.encode_with_residual(*given)
+            return payload, own, leaf.shaped(e)
+
+        coded = self._map(one, tree, tree, self._states(tree, state), residual)
+        payload, own, residual = (treedef.unflatten(part) for part in zip(*coded))
+        return payload, (tuple(treedef.flatten_up_to(own)) if state != () else ()), residual
 
     def _states(self, tree: PyTree, state: PyTree) -> PyTree:
         """Every leaf's own state."""

@@ -81,6 +81,14 @@ class Staged(Codec):
         out = (self._payload_spec(), P(STAGE))
         return self._over((self._cut(tree), P(STAGE)), out, one)(tree, state)
 
+    def encode_if(self, accepted, tree, state):
+        def one(codec, accepted, tree, state):
+            payload, state = codec.encode_if(accepted, tree, _own(state))
+            return _behind(payload, self._at), _behind(state)
+
+        out = (self._payload_spec(), P(STAGE))
+        return self._over((P(), self._cut(tree), P(STAGE)), out, one)(accepted, tree, state)
+
     def decode(self, payload, like):
         def one(codec, payload):
             return codec.decode(_own(payload, self._at), self.part(like))

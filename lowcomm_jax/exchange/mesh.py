@@ -83,36 +83,51 @@ class MeshExchange:
         """Where leaves lie while they are coded."""
         return Rows(self.regions, self.codec, self.stacked)
 
-    def encode(self, delta_R: PyTree, state_R: PyTree, specs: PyTree) -> tuple[PyTree, PyTree]:
+    def encode(
+        self,
+        delta_R: PyTree,
+        state_R: PyTree,
+        specs: PyTree,
+        accepted_R: jax.Array | None = None,
+    ) -> tuple[PyTree, PyTree]:
         """Every region's payload and new codec state (traced), coded where the rows lie.
 
         Args:
           delta_R: fp32 leaves `[R, ...]`; state_R: codec states `[R, ...]`.
           specs: `PartitionSpec` of each leaf inside a region.
+          accepted_R: bool `[R]`; where it is False the state stays as it was. None = all True.
         """
-        return self._encode(delta_R, state_R, specs, measure=False)[:2]
+        return self._encode(delta_R, state_R, specs, accepted_R, measure=False)[:2]
 
     def encode_and_measure(
-        self, delta_R: PyTree, state_R: PyTree, specs: PyTree
+        self,
+        delta_R: PyTree,
+        state_R: PyTree,
+        specs: PyTree,
+        accepted_R: jax.Array | None = None,
     ) -> tuple[PyTree, PyTree, jax.Array]:
         """As `encode`, and ||decoded - delta|| of every region, fp32 `[R]`.
 
         The norm is taken where the rows lie, so that nothing but sums moves for it.
         """
-        return self._encode(delta_R, state_R, specs, measure=True)
+        return self._encode(delta_R, state_R, specs, accepted_R, measure=True)
 
-    def _encode(self, delta_R, state_R, specs, measure: bool):
+    def _encode(self, delta_R, state_R, specs, accepted_R, measure: bool):
         rows, like = self.rows, _without_lead(delta_R)
         by_rows, codec = rows.to_rows(delta_R, specs), rows.codec_with_layout(like, specs)
 
-        def encode(delta, state):
-            payload, new_state = codec.encode(delta, state)
+        def encode(delta, state, accepted=None):
+            if accepted is None:
+                payload, new_state = codec.encode(delta, state)
+            else:
+                payload, new_state = codec.encode_if(accepted, delta, state)
             if not measure:
                 return payload, new_state, None
             missed = jax.tree.map(jnp.subtract, codec.decode(payload, delta), delta)
             return payload, new_state, optax.tree.norm(missed)
 
-        payload_R, new_state_R, missed_R = self.regions.lift(encode, (0, 0))(by_rows, state_R)
+        given = (by_rows, state_R) + (() if accepted_R is None else (accepted_R,))
+        payload_R, new_state_R, missed_R = self.regions.lift(encode, (0,) * len(given))(*given)
         lies = rows.state_specs(_without_lead(state_R), like, specs)
         placed = rows.place(payload_R, self._payload_specs(payload_R, like, specs))
         return placed, rows.place(new_state_R, lies), missed_R

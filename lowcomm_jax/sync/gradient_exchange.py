@@ -56,9 +56,8 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
     def one(carry, frozen, batch, region_ids, takes_part, weight):
         inner, anchor, outer, codec_state = carry
         grads, buffers, metrics = gradients(inner, frozen, batch, region_ids)
-        grads = {k: g.astype(jnp.float32) for k, g in grads.items()}
         weight = metrics["tokens"] if weight is None else weight
-        sent = functions.encode(grads, codec_state, takes_part, weight)
+        sent = functions.encode(_in_fp32, (grads,), codec_state, takes_part, weight)
         anchor, outer, moved = optimizer_step(step, functions, anchor, outer, sent)
         if averaged:
             chosen = {k: buffers[k] for k in averaged}
@@ -116,6 +115,10 @@ def optimizer_step(step: InnerStep, functions: RoundFunctions, anchor, opt_state
     count = sent["weight"].shape
     metrics = {"mean_norm": functions.norm(mean), "update_norm": jnp.where(moves, norm, 0.0)}
     return moved, new_state, {k: jnp.broadcast_to(v, count) for k, v in metrics.items()}
+
+
+def _in_fp32(grads: PyTree) -> PyTree:
+    return {k: g.astype(jnp.float32) for k, g in grads.items()}
 
 
 def run_gradient_steps(

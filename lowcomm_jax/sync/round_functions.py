@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
+from lowcomm_jax.compression.by_layer import LARGEST
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
 from lowcomm_jax.mesh.regions import Regions
@@ -77,35 +78,48 @@ class RoundFunctions:
         """
         theta = fragmentation.take(params, rows)
         anchor = fragmentation.take(base, rows)
-        delta = {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
-        codec = self.exchange.codec
+        given, codec = (anchor, theta), self.exchange.codec
         measure = self.codec_error and codec is not None and not codec.increments
-        sent = self.encode(delta, codec_state, takes_part_R, weight_R, level, measure)
+        sent = self.encode(
+            pseudo_gradient, given, codec_state, takes_part_R, weight_R, level, measure
+        )
         # A copy: the parameters' buffers are donated to the next inner step.
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if with_snapshot else None}
 
-    def encode(self, delta, codec_state, takes_part_R, weight_R, level=0, measure=False):
-        """Encode what every region hands over, fp32 leaves `[R, ...]`; nothing is weighted yet.
+    def encode(self, delta_of, given, codec_state, takes_part_R, weight_R, level=0, measure=False):
+        """Encode what every region hands over; nothing is weighted yet.
 
         The weights travel beside the payload, and `outer_step` applies them.
+
+        Args:
+          delta_of: gives what to encode, fp32 leaves `[R, ...]`, of `given`; cheap, since it may be
+            called twice.
 
         Returns:
           dict with payload, codec_state, `accepted` `[R]`, `weight` `[R]` (0 where not accepted),
           `delta_norm` `[R]`, `left_out` `[R]` (took part, but is not accepted), and, to `measure`,
           `codec_error` (`make_payload`).
         """
+        delta = delta_of(*given)
         norm_R = self.norm(delta)
         accepted = self.guard.accepts(norm_R, takes_part_R)
         payload, new_state, measured = delta, codec_state, {}
         weight_R, exchange = jnp.where(accepted, weight_R, 0.0), self.exchange.at(level)
         if exchange.codec is not None:
-            given = (delta, codec_state, self._specs(delta))
+            large = 4 * sum(math.prod(x.shape[1:]) for x in delta.values()) > LARGEST
+            if large:
+                # Computed again behind the norm. Otherwise the program holds all of Delta from
+                # there until the last leaf is encoded; so it holds that of a leaf.
+                given, accepted = jax.lax.optimization_barrier((given, accepted))
+                delta = delta_of(*given)
+            coded = (delta, codec_state, self._specs(delta), accepted if large else None)
             if measure:
-                payload, new_state, missed_R = exchange.encode_and_measure(*given)
+                payload, new_state, missed_R = exchange.encode_and_measure(*coded)
                 measured["codec_error"] = missed_R / jnp.maximum(norm_R, _TINY)
             else:
-                payload, new_state = exchange.encode(*given)
-            new_state = select(accepted, new_state, codec_state)
+                payload, new_state = exchange.encode(*coded)
+            if not large:
+                new_state = select(accepted, new_state, codec_state)
         return measured | {
             "payload": payload,
             "codec_state": new_state,
@@ -308,6 +322,11 @@ class RoundFunctions:
         mean = self.regions.mean(buffers, counts.astype(jnp.float32), specs)
         spread = {k: jnp.broadcast_to(mean[k], x.shape).astype(x.dtype) for k, x in buffers.items()}
         return select(takes_part_R & jnp.any(counts), spread, buffers)
+
+
+def pseudo_gradient(anchor: PyTree, theta: PyTree) -> PyTree:
+    """Delta = Theta - theta, fp32 leaves `[R, ...]`."""
+    return {k: anchor[k] - theta[k].astype(jnp.float32) for k in theta}
 
 
 def without_lead(tree: PyTree) -> PyTree:

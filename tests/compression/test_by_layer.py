@@ -72,3 +72,19 @@ def test_a_tree_with_large_leaves_round_trips_by_layer(monkeypatch):
     found = codec.encode(tree, state)
     same(found, plain)
     same(codec.decode(found[0], tree), codec.decode(plain[0], tree))
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_residual_is_written_layer_by_layer_where_the_contribution_counts(accepted, monkeypatch):
+    tree = {"w": stack(1), "b": jnp.ones((5,))}
+    codec = compression.error_feedback(compression.make("int4", stacked=("w",)), 0.9)
+    _, state = codec.encode(tree, codec.init(tree))
+    tree = {"w": stack(2), "b": jnp.zeros((5,))}
+    payload, new = codec.encode(tree, state)
+    kept = new if accepted else state
+    run = jax.jit(codec.encode_if, donate_argnums=2)
+    donated = jax.tree.map(jnp.copy, state)
+    same(run(accepted, tree, donated), (payload, kept))
+    monkeypatch.setattr(large, "LARGEST", 1)
+    run = jax.jit(lambda *args: codec.encode_if(*args), donate_argnums=2)
+    same(run(accepted, tree, jax.tree.map(jnp.copy, state)), (payload, kept))

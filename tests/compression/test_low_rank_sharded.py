@@ -1,0 +1,82 @@
+"""Low-rank factors of matrices that a region's devices share: never gathered, and the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engine.collectives import sent_across, sized
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.compression import low_rank, make
+from lowcomm_jax.compression.low_rank import column_chunks
+from lowcomm_jax.compression.row_sharding import RowCut, rows_cut
+from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.mesh.regions import Regions, make_mesh
+
+R, RANK = 2, 8
+TALL = (256, 48)  # a device of four holds 64 rows, more than the rank
+WIDE = (48, 256)
+BY_ROWS, BY_COLUMNS = P("fsdp"), P(None, "fsdp")
+CASES = {
+    "tall by rows": (TALL, BY_ROWS, {"fsdp": 4}),
+    "wide by columns": (WIDE, BY_COLUMNS, {"fsdp": 4}),
+    "tall by columns": (TALL, BY_COLUMNS, {"fsdp": 4}),
+    "by both": (TALL, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 2}),
+}
+
+
+def two_rounds(shape, spec, mesh):
+    """(mean of the second round, Q, all collectives inside a region)."""
+    regions = Regions(R, make_mesh(region=R, **mesh))
+    exchange = MeshExchange(regions, make("low_rank", rank=RANK))
+    like, specs = {"w": jax.ShapeDtypeStruct(shape, np.float32)}, {"w": spec}
+    values = np.random.default_rng(0).standard_normal((R, *shape)).astype("f4")
+    delta_R = {"w": jax.device_put(values, regions.sharding("region", *spec))}
+    states = jax.tree.map(lambda s: np.stack([s] * R), exchange.codec.init(like))
+
+    def run(delta_R, states):
+        for _ in range(2):
+            payload, states = exchange.encode(delta_R, states, specs)
+        return exchange.reduce(payload, np.ones(R, np.float32), like, specs).mean["w"], states
+
+    program = jax.jit(run).lower(delta_R, states).compile()
+    mean, states = program(delta_R, states)
+    inside = [c for c in sized(program.as_text()) if not sent_across([c], 4, R).any()]
+    return np.asarray(mean[0]), np.asarray(states[0]["q"]), inside
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("largest", [1 << 26, 4 * 256 * 2])  # at once; in four chunks
+def test_factors_of_shards_are_those_of_the_whole(case, largest, monkeypatch):
+    shape, spec, mesh = CASES[case]
+    whole, q, _ = two_rounds(shape, P(), {})
+    monkeypatch.setattr(low_rank, "_LARGEST", largest)
+    assert column_chunks((1, *shape), RANK) == (1 if largest > 4096 else 4)
+    mean, kept, inside = two_rounds(shape, spec, mesh)
+    np.testing.assert_allclose(mean, whole, atol=2e-5)
+    # P may come out turned against the whole one's, and Q' with it: its span is what counts.
+    project = [x @ np.linalg.pinv(x) for x in (q[0, 0], kept[0, 0])]
+    np.testing.assert_allclose(*project, atol=1e-4)
+    gathered = [c.nbytes for c in inside if c.kind == "all-gather"]
+    # Chunks of factors, and the triangles of every device: never X, nor P whole where it is tall.
+    assert max(gathered, default=0) < 4 * np.prod(shape) / 2
+
+
+def test_chunks_divide_the_rank():
+    assert [column_chunks((1, n, 8), 6) for n in (8, 1 << 22, 1 << 23, 1 << 40)] == [1, 2, 3, 6]
+
+
+def test_columns_of_shards_are_orthonormal():
+    x = jax.random.normal(jax.random.key(0), (3, 64, 8))
+    mesh = make_mesh(region=1, fsdp=4)
+
+    def factors(x):
+        with rows_cut(RowCut(rows=("fsdp",))):
+            return low_rank.orthonormal_over_rows(x)
+
+    run = Regions(1, mesh).lift(factors, (0,))
+    p = jax.jit(run)(x[None])[0]
+    np.testing.assert_allclose(
+        jnp.swapaxes(p, 1, 2) @ p, np.eye(8) + np.zeros((3, 8, 8)), atol=1e-5
+    )
+    np.testing.assert_allclose(p @ (jnp.swapaxes(p, 1, 2) @ x), x, atol=1e-4)
