@@ -164,6 +164,11 @@ def _show_crossing(report: AheadOfTime, console: Console) -> None:
         + (f" ({more} bytes of padding)" if more else "")
         + f"; control values {report.control_bytes} bytes a device"
     )
+    if report.routed_bytes:
+        console.print(
+            f"random routing: {_mb(report.routed_bytes)} of microbatches a device and inner step "
+            "go to the next stage, most of them in other regions"
+        )
 
 
 def _show_collectives(report: AheadOfTime, console: Console) -> None:

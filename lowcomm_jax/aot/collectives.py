@@ -17,6 +17,7 @@ import numpy as np
 
 from lowcomm_jax.aot.hlo import Array, Instruction, Program
 from lowcomm_jax.mesh.regions import AXES, REGION
+from lowcomm_jax.mesh.stages import STAGE
 
 KINDS = (
     "all-reduce",
@@ -63,6 +64,14 @@ class Collective:
     def crosses(self) -> bool:
         """Whether it moves anything between regions."""
         return REGION in self.axes
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether it hands microbatches to the next stage in another region (random routing).
+
+        A permute has pairs of devices, not groups: each pair crosses with all of it or not at all.
+        """
+        return self.kind == "collective-permute" and set(self.axes) == {REGION, STAGE}
 
     @property
     def total(self) -> int:

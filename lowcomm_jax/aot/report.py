@@ -73,19 +73,27 @@ class ProgramReport:
 
     @property
     def crossing_bytes(self) -> int:
-        """Payload bytes that one device sends to other regions.
+        """Payload bytes that one device sends to other regions, routed microbatches apart.
 
         Raises:
           MixedGroupsError: see `collectives.across_regions`.
         """
-        payload = [one for one in self.collectives if not one.is_control]
+        payload = [one for one in self.collectives if not (one.is_control or one.is_routed)]
         return sum(one.total - one.scalar_bytes for one in across_regions(payload))
 
     @property
     def control_bytes(self) -> int:
         """Bytes of norms, weights and counts that one device sends to other regions."""
-        crossing = [one for one in self.collectives if one.crosses]
+        crossing = [one for one in self.collectives if one.crosses and not one.is_routed]
         return sum(one.total if one.is_control else one.scalar_bytes for one in crossing)
+
+    @property
+    def routed_bytes(self) -> int:
+        """Bytes of microbatches, and of their gradients, that one device sends to next stages.
+
+        Those of the calls in which the next stage is its own region's are counted, too.
+        """
+        return sum(one.total for one in self.collectives if one.is_routed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +142,11 @@ class AheadOfTime:
         return sum(program.control_bytes for program in self.programs)
 
     @property
+    def routed_bytes(self) -> int:
+        """Of one device in an inner step (`ProgramReport.routed_bytes`)."""
+        return self.programs[0].routed_bytes
+
+    @property
     def devices_per_region(self) -> int:
         return math.prod(self.mesh.values()) // self.mesh[REGION]
 
@@ -155,6 +168,7 @@ class AheadOfTime:
             "announced": self.announced,
             "crossing": self.crossing_bytes,
             "control": self.control_bytes,
+            "routed": self.routed_bytes,
             "fits": self.fits,
             "mfu_bound": self.mfu_bound,
             "programs": {program.name: _program_json(program) for program in self.programs},

@@ -74,6 +74,22 @@ def test_groups_that_mix_regions_with_devices_inside_are_refused():
         across_regions(found)
 
 
+def test_microbatches_that_are_routed_are_told_from_payloads():
+    """Pairs of devices are no groups: an axis inside a region may vary along a pair."""
+    mesh, whole = lc.make_mesh(2, stage=2), P(("region", "stage"))
+    hop = [(0, 3), (1, 2), (2, 1), (3, 0)]
+    run = jax.shard_map(
+        lambda x: jax.lax.ppermute(x, ("region", "stage"), hop),
+        mesh=mesh,
+        in_specs=whole,
+        out_specs=whole,
+    )
+    (one,) = collectives(program(run, floats(4 * 64)), (2, 2, 1, 1), 4)
+    assert one.is_routed and one.crosses and one.nbytes == 256
+    (own,) = over(("region",), lambda x: jax.lax.ppermute(x, "region", [(0, 1), (1, 0)]))
+    assert not own.is_routed
+
+
 @pytest.mark.parametrize(
     "attributes, groups",
     [
