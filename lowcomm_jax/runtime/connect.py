@@ -92,7 +92,8 @@ def peers(
 ) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
-    Payloads are plain text on the wire: use a private network or a tunnel.
+    Payloads are plain text on the wire, and JAX's transfer server ends the process on malformed
+    bytes from whoever connects. So use a private network or a tunnel (docs/security.md).
 
     Args:
       url, region, count, run_id, secret, timing, heal, mishaps: see `store`.
