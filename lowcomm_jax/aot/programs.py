@@ -27,7 +27,11 @@ from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 PyTree = Any
-HOST_ARGUMENTS = {"payload_program": (1, 2), "outer_program": (0, 1, 6), "landing_program": (1, 3)}
+HOST_ARGUMENTS = {
+    "payload_program": (1, 2),
+    "outer_program": (0, 1, 6),
+    "landing_program": (1, 3, 9),
+}
 
 
 class TooLargeError(RuntimeError):

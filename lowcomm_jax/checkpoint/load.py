@@ -47,6 +47,8 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 SHOWN = 20
 MISSING = "missing"
 _SAVED_TYPES = {"CodecLevels": "Ladder"}  # class -> its name in checkpoints, which stays
+# Fields of a method that older checkpoints do not have: described where they are not the default.
+_LATER_FIELDS = ("trainers", "merge", "hands_out")
 _SAVED_FIELDS = {"PerTensor": {"held": []}}  # class -> fields that stay in its description
 ZERO = ("inner/tokens", "clock/bytes_sent", "clock/bytes_received", "clock/staleness")
 PyTree = Any
@@ -187,8 +189,9 @@ def describe_method(method: Method | None) -> dict | None:
     if method is None:
         return None
     described = describe_origin(method)
-    if method.trainers is None:
-        del described["trainers"]  # older checkpoints know of none either
+    for name in _LATER_FIELDS:
+        if getattr(method, name) is None:
+            del described[name]
     return {k: v for k, v in described.items() if k not in ("type", "problems")}
 
 

@@ -67,16 +67,19 @@ class MeshExchange:
       regions: the regions and their mesh.
       codec: wire codec, or None for dense fp32.
       stacked: path prefixes of leaves with a leading layer axis.
+      one_by_one: whether a merge rule reads the payloads one by one, so that all of them go to
+        everyone (`everyone`).
     """
 
     regions: Regions
     codec: Any = None
     stacked: tuple[str, ...] = ()
+    one_by_one: bool = False
 
     def at(self, level: int) -> MeshExchange:
         """The exchange of payloads encoded at this level of the codec."""
         codec = None if self.codec is None else self.codec.at(level)
-        return MeshExchange(self.regions, codec, self.stacked)
+        return dataclasses.replace(self, codec=codec)
 
     @property
     def rows(self) -> Rows:
@@ -211,6 +214,35 @@ class MeshExchange:
             everyone = Packing(self.regions, payload_R, lies, merged=True).unpack(brought, (None,))
         return self.regions.everywhere(aggregate)(everyone, weight_R)
 
+    def everyone(
+        self,
+        payload_R: PyTree,
+        like: PyTree,
+        specs: PyTree,
+        brought: Sequence[jax.Array] | None = None,
+    ) -> PyTree:
+        """What the payloads of all regions decode to, in every region: fp32 `[R, ...]` (traced).
+
+        Args: as in `reduce`.
+        """
+        lies = specs if self.codec is None else self._payload_specs(payload_R, like, specs)
+        if brought is None:
+            payload_R = shares.gather(self.regions, payload_R, lies)
+        else:
+            packing = Packing(self.regions, payload_R, lies, merged=True)
+            payload_R = packing.unpack(brought, (None,))
+        if self.codec is None:
+            return jax.tree.map(lambda x: x.astype(jnp.float32), payload_R)
+        codec = self.rows.codec_with_layout(like, specs)
+        by_rows = self._pinned_by_rows(like, specs)
+
+        def decode(payload_R):
+            decoded_R = jax.lax.map(lambda payload: codec.decode(payload, like), payload_R)
+            return jax.vmap(by_rows)(decoded_R)
+
+        decoded_R = self.regions.everywhere(decode)(payload_R)
+        return self.rows.from_rows(decoded_R, specs, lead=None)
+
     # -- the collectives one by one, for who lets other work run beside them ----------------------
 
     @property
@@ -218,10 +250,14 @@ class MeshExchange:
         """Number of collectives that a reduction does one after the other."""
         if self.regions.slots == 1:
             return 0
-        return 2 if self.codec is None or self.slices is not None else 1
+        return 1 if self.one_by_one or not (self.codec is None or self.slices is not None) else 2
 
     def begin(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> list[jax.Array]:
         """Pack the payloads, and do the first of the `collectives`: its buffers (traced)."""
+        if self.one_by_one:
+            lies = specs if self.codec is None else self._payload_specs(payload_R, like, specs)
+            packing = Packing(self.regions, payload_R, lies, merged=True)
+            return shares.gather_buffers(self.regions, packing.pack(payload_R))
         if self.codec is None:
             fp32 = jax.tree.map(lambda x: x.astype(jnp.float32), payload_R)
             buffers = self._dense_packing(fp32, specs).pack(fp32)
@@ -338,7 +374,7 @@ class MeshExchange:
         nbytes = self.nbytes(like) + header
         if groups is not None:
             return pair(nbytes, takes_part_R, groups)
-        sliced = self.codec is None or self.slices is not None
+        sliced = not self.one_by_one and (self.codec is None or self.slices is not None)
         return (two_shot if sliced else all_gather)(nbytes, takes_part_R)
 
 

@@ -111,7 +111,7 @@ def adloco(
     return Method(
         name="adloco",
         schedule=Staggered(period),
-        outer=optax.with_extra_args_support(rule),
+        outer=rule,
         codec=codec,
         inner_batching=inner_batching,
         trainers=Trainers(trainers, merge_every, choose, moments, hurt_bound),

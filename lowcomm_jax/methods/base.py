@@ -18,10 +18,13 @@ from lowcomm_jax.batching import BatchPolicy
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.compression import Codec, make
 from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
+from lowcomm_jax.merge import Merge
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.schedule import Schedule
 from lowcomm_jax.topology.gossip import Gossip
+
+Rule = optax.GradientTransformationExtraArgs | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +34,12 @@ class Method:
     Attributes:
       name: label in tables, metrics and checkpoints.
       schedule: which fragment leaves when, and lands when.
-      outer: Optax transform of the mean pseudo-gradient; with `signal="gradient"` what the mean
-        gradient goes through before the inner optimizer (None = nothing).
-      landing: Optax transform of the progress made in flight; None = replace.
+      outer: Optax transform of the merged pseudo-gradient, or one per fragment; with
+        `signal="gradient"` what the mean gradient goes through before the inner optimizer (None =
+        nothing). It is told `fragment`, `round` and `step` (int32): the fragment's round that
+        lands, from 0, and the inner steps done.
+      landing: Optax transform of the progress made in flight, or one per fragment; None = replace.
+        It is told `fragment`, `round` and `step`, too.
       codec: what travels, a codec or a name of `compression.make`; None = dense fp32.
       anchors: `shared` by all regions, or one `per_region`.
       base: what a pseudo-gradient is measured against: the `anchor` of now, or the anchor as the
@@ -55,12 +61,16 @@ class Method:
       consensus: the coefficients that must keep gossiping regions together.
       problems: settings that cannot work, one line with its fix each; the engine refuses them all
         at once.
+      merge: how the payloads of those who took part become one direction; None = their weighted
+        mean. A rule that reads payloads one by one has all of them sent to everyone.
+      hands_out: what regions are given instead of the anchor: `(anchor, outer state) -> values`,
+        trees of one anchor; None = the anchor.
     """
 
     name: str
     schedule: Schedule
-    outer: optax.GradientTransformationExtraArgs | None
-    landing: optax.GradientTransformationExtraArgs | None = None
+    outer: Rule | tuple[Rule, ...]
+    landing: Rule | tuple[Rule, ...] = None
     codec: Any = None
     anchors: Literal["shared", "per_region"] = "shared"
     base: Literal["anchor", "received"] = "anchor"
@@ -75,10 +85,27 @@ class Method:
     topology: Gossip | None = None
     consensus: Consensus | None = None
     problems: tuple[str, ...] = ()
+    merge: Merge | None = None
+    hands_out: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self):
         if isinstance(self.codec, str | Mapping):
             object.__setattr__(self, "codec", compression.make(self.codec))
+        for name in ("outer", "landing"):
+            object.__setattr__(self, name, _told(getattr(self, name)))
+
+    @property
+    def rules_differ(self) -> bool:
+        """Whether fragments have outer or landing rules of their own."""
+        return any(_per_fragment(rules) for rules in (self.outer, self.landing))
+
+    def outer_of(self, fragment: int) -> Rule:
+        """The outer rule of a fragment."""
+        return self.outer[fragment] if _per_fragment(self.outer) else self.outer
+
+    def landing_of(self, fragment: int) -> Rule:
+        """The landing rule of a fragment; None = replace."""
+        return self.landing[fragment] if _per_fragment(self.landing) else self.landing
 
     @property
     def takes_own_parts(self) -> bool:
@@ -93,7 +120,12 @@ class Method:
         Where a region applies its own part itself, or payloads are applied one by one, what it
         sent must arrive as it is.
         """
-        return self.anchors == "shared" and self.base == "anchor"
+        return self.anchors == "shared" and self.base == "anchor" and not self.reads_payloads
+
+    @property
+    def reads_payloads(self) -> bool:
+        """Whether the merge rule reads payloads one by one."""
+        return self.merge is not None and self.merge.reads == "payloads"
 
     def violations(self, regions: int) -> list[str]:
         """Every setting that cannot work with this many regions, one line with its fix each."""
@@ -108,7 +140,8 @@ class Method:
             for name, value, known in named
             if value not in known
         ]
-        wrong += self._codec_violations() + self.schedule.violations(regions)
+        wrong += self._codec_violations() + self._rule_violations()
+        wrong += self.schedule.violations(regions)
         if self.topology is not None:
             wrong += self._gossip_violations(self.topology, regions)
         return [*self.problems, *wrong, *self.adaptive_violations(regions)]
@@ -166,6 +199,38 @@ class Method:
             "mean; use all_gather, or leave it out"
         ]
 
+    def _rule_violations(self) -> list[str]:
+        """What is wrong with rules per fragment, the merge rule and what is handed out."""
+        wrong = [
+            f"{name}: {len(rules)} rules for {self.schedule.fragments} fragments; give one, or one "
+            "per fragment"
+            for name, rules in (("outer", self.outer), ("landing", self.landing))
+            if _per_fragment(rules) and len(rules) != self.schedule.fragments
+        ]
+        wrong += [
+            f"{name}={rule!r}: give an Optax transform, a tuple of one per fragment, or None"
+            for name, rules in (("outer", self.outer), ("landing", self.landing))
+            for rule in (rules if _per_fragment(rules) else (rules,))
+            if not (rule is None or isinstance(rule, optax.GradientTransformation))
+        ]
+        one_mean = self.anchors == "shared" and self.signal == "progress"
+        for name, value in (("merge", self.merge), ("hands_out", self.hands_out)):
+            if value is not None and not one_mean:
+                wrong.append(
+                    f"{name}: needs anchors='shared' and signal='progress', where one direction "
+                    "moves one anchor"
+                )
+        if self.rules_differ and self.signal == "gradient":
+            wrong.append("outer: with signal='gradient' there is one rule for all parameters")
+        if self.merge is None:
+            return wrong
+        if not isinstance(self.merge, Merge):
+            fix = "give a rule of lowcomm_jax.merge, or None for the weighted mean"
+            return [*wrong, f"merge={self.merge!r}: {fix}"]
+        if isinstance(self.codec, Codec) and self.codec.increments and self.reads_payloads:
+            wrong.append(f"merge: codec {self.codec.name} sends changes of a mean; leave one out")
+        return wrong + self.merge.violations()
+
     def _gossip_violations(self, topology: Gossip, regions: int) -> list[str]:
         schedule = self.schedule
         needs = {
@@ -183,6 +248,18 @@ class Method:
         if fits and self.consensus is not None:
             wrong += self.consensus.violations(regions)
         return wrong + impossible
+
+
+def _per_fragment(rules: Any) -> bool:
+    # An Optax transform is itself a tuple, of functions.
+    return isinstance(rules, tuple) and not isinstance(rules, optax.GradientTransformation)
+
+
+def _told(rules: Any) -> Any:
+    """Rules that accept what they are told, whether they read it or not."""
+    if isinstance(rules, optax.GradientTransformation):
+        return optax.with_extra_args_support(rules)
+    return tuple(map(_told, rules)) if isinstance(rules, tuple | list) else rules
 
 
 def wire_codec(

@@ -89,8 +89,8 @@ def cocodc(
     return Method(
         name="cocodc",
         schedule=Adaptive(period, fragments, syncs, overlap, score, gamma, measured),
-        outer=optax.with_extra_args_support(rule),
-        landing=optax.with_extra_args_support(taylor),
+        outer=rule,
+        landing=taylor,
         codec=codec,
         inner_batching=inner_batching,
         pattern=pattern,

@@ -94,7 +94,7 @@ def decoupled_momentum(
     return Method(
         name="decoupled_momentum",
         schedule=Staggered(period),
-        outer=optax.with_extra_args_support(rule),
+        outer=rule,
         codec=wire,
         anchors="per_region" if own else "shared",
         inner_batching=inner_batching,

@@ -39,7 +39,7 @@ def delayed_diloco(
     return Method(
         name="delayed_diloco",
         schedule=Staggered(period, delay=period, land_after_send=True),
-        outer=optax.with_extra_args_support(rule),
+        outer=rule,
         codec=codec,
         inner_batching=inner_batching,
         first_round=first_round,

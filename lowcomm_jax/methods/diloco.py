@@ -45,7 +45,7 @@ def diloco(
     return Method(
         name="diloco",
         schedule=Staggered(period),
-        outer=optax.with_extra_args_support(rule),
+        outer=rule,
         codec=codec,
         inner_batching=inner_batching,
     )

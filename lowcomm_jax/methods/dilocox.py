@@ -138,9 +138,7 @@ def dilocox(
     return Method(
         name="dilocox",
         schedule=schedule,
-        outer=optax.with_extra_args_support(
-            outer_rules.nesterov(0.7, 0.9) if outer is None else outer
-        ),
+        outer=outer_rules.nesterov(0.7, 0.9) if outer is None else outer,
         codec=None if isinstance(codec, (str, Mapping)) else codec,
         inner_batching=inner_batching,
         first_round=first_round,

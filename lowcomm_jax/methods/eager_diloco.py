@@ -42,7 +42,7 @@ def eager_diloco(
     return Method(
         name="eager_diloco",
         schedule=Staggered(period, delay=period, land_after_send=True),
-        outer=outer_rules.eager(optax.with_extra_args_support(rule)),
+        outer=outer_rules.eager(rule),
         codec=codec,
         inner_batching=inner_batching,
         anchors="per_region",

@@ -74,7 +74,7 @@ def muloco(
     return Method(
         name="muloco",
         schedule=Staggered(period),
-        outer=optax.with_extra_args_support(rule),
+        outer=rule,
         codec=wire,
         inner_batching=inner_batching,
         problems=problems,

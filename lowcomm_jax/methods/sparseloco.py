@@ -79,7 +79,7 @@ def sparseloco(
     return Method(
         name="sparseloco",
         schedule=Staggered(period),
-        outer=optax.with_extra_args_support(rule),
+        outer=rule,
         codec=wire,
         inner_batching=inner_batching,
         problems=problems,

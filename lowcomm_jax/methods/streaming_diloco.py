@@ -65,7 +65,7 @@ def streaming_diloco(
     return Method(
         name="streaming_diloco",
         schedule=Staggered(period, fragments, overlap),
-        outer=optax.with_extra_args_support(rule),
+        outer=rule,
         landing=landing_rules.blend(alpha) if 0 < alpha <= 1 else None,
         codec=codec,
         inner_batching=inner_batching,

@@ -19,6 +19,11 @@ from lowcomm_jax.outer.gossip_stability import (
     second_moment_matrix,
 )
 from lowcomm_jax.outer.heavy_ball import heavy_ball
+from lowcomm_jax.outer.momentum_average import (
+    MomentumAverageState,
+    look_ahead,
+    momentum_average,
+)
 from lowcomm_jax.outer.nesterov import nesterov
 from lowcomm_jax.outer.sgd import sgd
 
@@ -26,6 +31,7 @@ __all__ = [
     "Consensus",
     "DelayedNesterovState",
     "GossipState",
+    "MomentumAverageState",
     "average",
     "check_stability",
     "clip_update",
@@ -35,6 +41,8 @@ __all__ = [
     "gamma_limit",
     "gossip",
     "heavy_ball",
+    "look_ahead",
+    "momentum_average",
     "nesterov",
     "second_moment_matrix",
     "sgd",

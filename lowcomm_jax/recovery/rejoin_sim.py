@@ -36,15 +36,14 @@ def rejoin_regions(
     codec, landing = _select_state(
         comes_R, (fresh.codec, fresh.landing), (state.codec, state.landing)
     )
-    received = {}
     if state.received:
-        received = loop.programs.received_program(state.received, state.anchor, comes_R)
+        for p in range(len(loop.fragments)):
+            state = loop.mark_received(state, p, comes_R)
     left = {key: _left_by(flight, comes_R) for key, flight in state.in_flight.items()}
     return state.replace(
         inner=dataclasses.replace(inner, params=params, buffers=buffers, opt=opt, tokens=tokens),
         codec=codec,
         landing=landing,
-        received=received,
         in_flight={key: flight for key, flight in left.items() if flight is not None},
     )
 

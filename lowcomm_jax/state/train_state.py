@@ -209,11 +209,22 @@ def flight_key(fragment: int, step: int, region: int | None = None) -> str:
 def in_send_order(in_flight: dict[str, InFlight]) -> list[tuple[str, InFlight]]:
     """Payloads as they were sent. Dict order does not tell: tree functions sort keys."""
 
-    def when(item: tuple[str, InFlight]) -> tuple[int, int, int]:
-        flight = item[1]
-        return int(flight.sent), int(flight.fragment), int(np.argmax(flight.takes_part))
+    return sorted(in_flight.items(), key=lambda item: _order(item[1]))
 
-    return sorted(in_flight.items(), key=when)
+
+def round_of(state: TrainState, flight: InFlight) -> int:
+    """Which of its fragment's rounds, from 0, a payload in flight belongs to.
+
+    Where contributions are applied one by one, each is a round.
+    """
+    p = int(flight.fragment)
+    fragments = (f for f in state.in_flight.values() if f.fragment == p)
+    later = sum(_order(f) >= _order(flight) for f in fragments)
+    return int(state.counters.sends[p]) - later
+
+
+def _order(flight: InFlight) -> tuple[int, int, int]:
+    return int(flight.sent), int(flight.fragment), int(np.argmax(flight.takes_part))
 
 
 def with_item(items: tuple, index: int, value: PyTree) -> tuple:

@@ -68,7 +68,7 @@ def _last_round(
 
 def _all_adopted(loop: SyncLoop, state: TrainState, p: int, step: int) -> bool:
     """Every region adopted the anchor as it is at this very step."""
-    return loop.method.landing is None and loop.everyone_landed(state, p, step)
+    return loop.method.landing_of(p) is None and loop.everyone_landed(state, p, step)
 
 
 def _drain(loop: SyncLoop, state, p: int, step: int, events, sent: int | None) -> TrainState:

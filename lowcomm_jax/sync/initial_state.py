@@ -124,13 +124,14 @@ def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTre
     if programs.config.method.signal == "gradient":
         start = jax.jit(jax.vmap(programs.step.init), out_shardings=shardings[0])
         return (start(anchor),)
-    rule = programs.config.method.outer
 
-    def init(leaves, rows):
+    def init(leaves, rows, rule):
         return jax.vmap(rule.init)(fragmentation.take(leaves, rows))
 
     return tuple(
-        jax.jit(init, out_shardings=out)(cut.leaves(anchor, p), cut.rows(p))
+        jax.jit(init, out_shardings=out, static_argnames="rule")(
+            cut.leaves(anchor, p), cut.rows(p), rule=programs.config.method.outer_of(p)
+        )
         for p, out in enumerate(shardings)
     )
 
@@ -159,11 +160,14 @@ def codec_shardings(programs: RoundPrograms, p: int, state: PyTree) -> PyTree:
 
 
 def _landing_states(programs: RoundPrograms) -> list[PyTree]:
-    landing, cut = programs.config.method.landing, programs.fragments
-    if landing is None:
-        return [()] * len(cut)
-    zeros = [{k: jnp.zeros(s.shape) for k, s in cut.like(p).items()} for p in range(len(cut))]
-    return [landing.init(z) for z in zeros]
+    method, cut = programs.config.method, programs.fragments
+
+    def init(p: int) -> PyTree:
+        rule = method.landing_of(p)
+        zeros = {k: jnp.zeros(s.shape) for k, s in cut.like(p).items()}
+        return () if rule is None else rule.init(zeros)
+
+    return [init(p) for p in range(len(cut))]
 
 
 # -- shapes and places: what programs are lowered on when nothing is there -----------------------
@@ -216,7 +220,7 @@ def outer_shardings(programs: RoundPrograms) -> list[PyTree]:
     for p in range(len(cut)):
         like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in cut.like(p).items()}
         specs = {name: programs.specs[name] for name in like}
-        rule = programs.config.method.outer
+        rule = programs.config.method.outer_of(p)
         found.append(optimizer_shardings(rule, like, specs, programs.config.regions, axis))
     return found
 

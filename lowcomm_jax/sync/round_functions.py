@@ -9,6 +9,7 @@ them; nothing here looks at counters or schedules.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -20,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax.compression.by_layer import LARGEST
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
+from lowcomm_jax.merge import merge_leaves
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.params import fragments as fragmentation
@@ -170,11 +172,13 @@ class RoundFunctions:
         own=None,
         codec_state=None,
         brought=None,
+        told=None,
         *,
         if_news=False,
         level=0,
+        rules=0,
     ):
-        """Step 1 of a landing: Theta <- Theta + outer(mean Delta).
+        """Step 1 of a landing: Theta <- Theta + outer(merged Delta).
 
         Args:
           anchor, outer_state: `[A, ...]`; payload: `[R, ...]`; weight_R: float32 `[R]`.
@@ -182,9 +186,11 @@ class RoundFunctions:
             leaves `[R, ...]` (`one_period_overlap.own_parts`).
           codec_state: `[R, ...]` of a personal codec (`compression.Codec.receive`), else None.
           brought: what their collectives have brought (`MeshExchange.reduce`); None = nothing yet.
+          told: int32 `fragment`, `round` and `step`, which the outer rule is told.
           if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
             not move it.
           level: of the codec, at which the payload was encoded.
+          rules: the fragment whose rules apply, where fragments have rules of their own.
 
         Returns:
           (anchor, outer_state, codec_state, metrics `[A]`): unchanged when all weights are
@@ -194,12 +200,20 @@ class RoundFunctions:
         like = without_lead(base)
         exchange = self.exchange.at(level)
         energy = self.method.rank_energy
-        mean, rank = exchange.reduce(payload, weight_R, like, self._specs(like), energy, brought)
+        if self.method.reads_payloads:
+            decoded = exchange.everyone(payload, like, self._specs(like), brought)
+            mean, rank = self._merged(decoded, weight_R, outer_state), None
+        else:
+            given = (payload, weight_R, like, self._specs(like), energy, brought)
+            mean, rank = exchange.reduce(*given)
+            if self.method.merge is not None:
+                mean = self._merged(mean, jnp.ones(1), outer_state)
         mean_norm = self.norm(mean)
         new_codec_state = codec_state
         if codec_state is not None:
             mean, new_codec_state = self._receive(mean, codec_state, weight_R)
-        updates, new_state = self._outer(mean, outer_state, base, own, exchange)
+        rule = self.method.outer_of(rules)
+        updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
         updates, update_norm = self.guard.clip(updates, self.norm(updates))
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
         if if_news:
@@ -213,6 +227,19 @@ class RoundFunctions:
         metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, update_norm, 0.0)}
         metrics |= {} if rank is None else {"rank": rank}
         return fragmentation.put(anchor, rows, moved), *states, metrics
+
+    def _merged(self, delta, weight, outer_state):
+        """What the merge rule makes of fp32 leaves `[R, ...]`, or of their mean: `[1, ...]`."""
+        rule, momentum = self.method.merge, None
+        if rule.momentum is not None:
+            kept = optax.tree.get(outer_state, rule.momentum)
+            momentum = jax.tree.map(lambda x: x[0], kept)
+
+        def merge(delta, weight, momentum):
+            merged = merge_leaves(rule, delta, weight, momentum, self.exchange.stacked)
+            return jax.tree.map(lambda x: x[None], merged)
+
+        return self.regions.everywhere(merge)(delta, weight, momentum)
 
     def _receive(self, mean, codec_state, weight_R):
         """What every region makes of the mean, fp32 `[R, ...]`, and its codec's state."""
@@ -237,9 +264,14 @@ class RoundFunctions:
     def _specs(self, leaves) -> dict[str, P]:
         return {k: self.specs[k] for k in leaves}
 
-    def _outer(self, mean, outer_state, base, own, exchange):
+    def _outer(self, rule, mean, outer_state, base, own, exchange, told):
+        told = told or {}
         if own is None:
-            return jax.vmap(self.method.outer.update)(mean, outer_state, base)
+
+            def one_anchor(mean, state, params):
+                return rule.update(mean, state, params, **told)
+
+            return jax.vmap(one_anchor)(mean, outer_state, base)
         shared = jax.tree.map(lambda x: x[0], mean)
         own = {
             **own,
@@ -248,7 +280,7 @@ class RoundFunctions:
         }
 
         def one_region(state, params, extra):
-            return self.method.outer.update(shared, state, params, **extra)
+            return rule.update(shared, state, params, **extra, **told)
 
         return jax.vmap(one_region)(outer_state, base, own)
 
@@ -261,25 +293,44 @@ class RoundFunctions:
         return select(weight_R > 0, decoded, jax.tree.map(jnp.zeros_like, decoded))
 
     def landing_step(
-        self, params, anchor, landing_state, snapshot, accepted_R, lands_R, staleness_R, rows, step
+        self,
+        params,
+        anchor,
+        landing_state,
+        snapshot,
+        accepted_R,
+        lands_R,
+        staleness_R,
+        rows,
+        told,
+        outer_state=None,
+        *,
+        rules=0,
     ):
         """Step 2 of a landing: theta <- Theta' + T(theta - s; Theta' - s, tau) where `lands_R`.
 
-        `step` (int32, inner steps done) is handed to the landing rule, for schedules of the inner
-        learning rate. A region whose contribution was left out adopts Theta' itself, and so does
-        every element that would land on something not finite: what went wrong is not replayed.
+        A region whose contribution was left out adopts Theta' itself, and so does every element
+        that would land on something not finite: what went wrong is not replayed.
+
+        Args:
+          told: int32 `fragment`, `round` and `step` (inner steps done, for schedules of the inner
+            learning rate), which the landing rule is told.
+          outer_state: `[A, ...]`, for methods that hand out something else than the anchor.
+          rules: the fragment whose rules apply, where fragments have rules of their own.
 
         Returns:
           (params, landing_state).
         """
         theta = fragmentation.take(params, rows)
-        target = fragmentation.take(anchor, rows)
+        target = self.handed_out(fragmentation.take(anchor, rows), outer_state)
+        rule = self.method.landing_of(rules)
         shape = {k: (theta[k].shape[0], *target[k].shape[1:]) for k in theta}
         adopted = {k: jnp.broadcast_to(target[k], shape[k]) for k in theta}
-        if self.method.landing is not None:
+        if rule is not None:
             origin = theta if snapshot is None else snapshot
-            landed, new_state = self.regions.lift(self._land_one, (0, 0, 0, 0, 0, None))(
-                theta, origin, adopted, landing_state, staleness_R, step
+            land_one = functools.partial(_land_one, rule)
+            landed, new_state = self.regions.lift(land_one, (0, 0, 0, 0, 0, None))(
+                theta, origin, adopted, landing_state, staleness_R, told
             )
             landed = {k: jnp.where(jnp.isfinite(x), x, adopted[k]) for k, x in landed.items()}
             adopted = select(accepted_R, landed, adopted)
@@ -288,15 +339,11 @@ class RoundFunctions:
         new = select(lands_R, adopted, theta)
         return fragmentation.put(params, rows, new), landing_state
 
-    def _land_one(self, theta, origin, target, state, staleness, step):
-        """One region's landing rule; fp32 inside."""
-        origin = {k: x.astype(jnp.float32) for k, x in origin.items()}
-        progress = {k: theta[k].astype(jnp.float32) - origin[k] for k in theta}
-        displacement = {k: target[k] - origin[k] for k in theta}
-        correction, state = self.method.landing.update(
-            progress, state, target, displacement=displacement, staleness=staleness, step=step
-        )
-        return optax.apply_updates(target, correction), state
+    def handed_out(self, anchor, outer_state):
+        """What regions are given of an anchor `[A, ...]`; without an outer state, itself."""
+        if self.method.hands_out is None or outer_state is None:
+            return anchor
+        return jax.vmap(self.method.hands_out)(anchor, outer_state)
 
     def restart(self, params, anchor):
         """Every region takes its anchor's values, `[R, ...]` in the parameters' dtypes."""
@@ -306,10 +353,16 @@ class RoundFunctions:
             for k, x in params.items()
         }
 
-    def mark_received(self, received, anchor, lands_R):
-        """Note the anchor that the regions of `lands_R` have just received."""
-        spread = {k: jnp.broadcast_to(anchor[k], x.shape) for k, x in received.items()}
-        return select(lands_R, spread, received)
+    def mark_received(self, received, anchor, outer_state, rows, lands_R):
+        """Note what the regions of `lands_R` have just received of one fragment.
+
+        Args:
+          received: leaves `[R, ...]`; anchor: `[A, ...]`; outer_state: as in `landing_step`.
+        """
+        old = fragmentation.take(received, rows)
+        given = self.handed_out(fragmentation.take(anchor, rows), outer_state)
+        spread = {k: jnp.broadcast_to(given[k], x.shape) for k, x in old.items()}
+        return fragmentation.put(received, rows, select(lands_R, spread, old))
 
     def average_buffers(self, buffers, weight_R, takes_part_R):
         """Average non-trainable float leaves over the regions that count; all participants adopt.
@@ -322,6 +375,17 @@ class RoundFunctions:
         mean = self.regions.mean(buffers, counts.astype(jnp.float32), specs)
         spread = {k: jnp.broadcast_to(mean[k], x.shape).astype(x.dtype) for k, x in buffers.items()}
         return select(takes_part_R & jnp.any(counts), spread, buffers)
+
+
+def _land_one(rule, theta, origin, target, state, staleness, told):
+    """One region's landing rule; fp32 inside."""
+    origin = {k: x.astype(jnp.float32) for k, x in origin.items()}
+    progress = {k: theta[k].astype(jnp.float32) - origin[k] for k in theta}
+    displacement = {k: target[k] - origin[k] for k in theta}
+    correction, state = rule.update(
+        progress, state, target, displacement=displacement, staleness=staleness, **told
+    )
+    return optax.apply_updates(target, correction), state
 
 
 def pseudo_gradient(anchor: PyTree, theta: PyTree) -> PyTree:
@@ -354,9 +418,11 @@ class GossipRoundFunctions(RoundFunctions):
         draw,
         codec_state=None,
         brought=None,
+        told=None,
         *,
         if_news=False,
         level=0,
+        rules=0,
     ):
         """Step 1 of a landing: phi_i <- phi_i + outer(mean_G Delta; phi_i, mean_G phi).
 
@@ -367,6 +433,7 @@ class GossipRoundFunctions(RoundFunctions):
           draw: of the round (`exchange.pairs.Draw`); the rest as in `RoundFunctions.outer_step`.
           codec_state, brought, level: not used: gossip has no personal codecs, one level, and its
             landings exchange.
+          told, rules: as in `RoundFunctions.outer_step`.
           if_news: leave the anchors of a group alone whose mean is exactly 0.
 
         Returns:
@@ -381,8 +448,10 @@ class GossipRoundFunctions(RoundFunctions):
             payload, anchors, weight_R, draw.members, like, self._specs(like)
         )
 
+        rule, told = self.method.outer_of(rules), told or {}
+
         def one_region(mean, state, own, group):
-            return self.method.outer.update(mean, state, own, group_anchor=group)
+            return rule.update(mean, state, own, group_anchor=group, **told)
 
         updates, new_state = jax.vmap(one_region)(mean, outer_state, base, group)
         updates, update_norm = self.guard.clip(updates, self.norm(updates))

@@ -133,7 +133,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
     check_increments(method, likes[0])
     warn_of_whole(method, likes)
     codec = in_stages(config, shapes, likes) if stages > 1 else coded(config, likes)
-    exchange = MeshExchange(regions, codec, config.stacked)
+    exchange = MeshExchange(regions, codec, config.stacked, method.reads_payloads)
     spec_fn = config.spec_fn or default_specs(exchange)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     method = settled(method, exchange, cut, config)
@@ -174,10 +174,12 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         outer_program=jax.jit(
             functions.outer_step,
             donate_argnames=("anchor", "outer_state", "codec_state"),
-            static_argnames=("if_news", "level"),
+            static_argnames=("if_news", "level", "rules"),
         ),
         landing_program=jax.jit(
-            functions.landing_step, donate_argnames=("params", "landing_state")
+            functions.landing_step,
+            donate_argnames=("params", "landing_state"),
+            static_argnames="rules",
         ),
         restart_program=jax.jit(functions.restart),
         received_program=jax.jit(functions.mark_received, donate_argnames="received"),
@@ -224,9 +226,9 @@ def offloaded(programs: RoundPrograms) -> RoundPrograms:
         programs,
         payload_program=offload.around(programs.payload_program, (1, 2), offload.stow_sent),
         outer_program=offload.around(programs.outer_program, (0, 1, 6), offload.stow_anchor_update),
-        landing_program=offload.around(programs.landing_program, (1, 3)),
+        landing_program=offload.around(programs.landing_program, (1, 3, 9)),
         restart_program=offload.around(programs.restart_program, (1,)),
-        received_program=offload.around(programs.received_program, (0, 1), offload.stow),
+        received_program=offload.around(programs.received_program, (0, 1, 2), offload.stow),
         drift_program=offload.around(programs.drift_program, (1,)),
     )
 
@@ -320,7 +322,7 @@ def check_increments(method: Method, like: PyTree) -> None:
     """
     if method.codec is None or not method.codec.increments:
         return
-    outer = method.outer
+    outer = method.outer_of(0)
     if outer is None or not integrates(jax.eval_shape(outer.init, like)):
         raise ValueError(
             f"codec {method.codec.name}: its payloads are increments, and nothing sums them up; "

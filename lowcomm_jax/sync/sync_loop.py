@@ -24,6 +24,7 @@ from lowcomm_jax.state.train_state import (
     TrainState,
     flight_key,
     in_send_order,
+    round_of,
     with_inner,
     with_item,
     without,
@@ -216,7 +217,8 @@ class SyncLoop:
     def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
         if not mask.any() and not self.sends_empty:
             return state
-        with_snapshot = self.method.landing is not None and bool((self._delay > 0).any())
+        lands_by_rule = self.method.landing_of(p) is not None
+        with_snapshot = lands_by_rule and bool((self._delay > 0).any())
         level = self.schedule.level(state.counters)
         out = self.programs.payload_program(
             self.fragments.leaves(state.inner.params, p),
@@ -360,31 +362,58 @@ class SyncLoop:
             own,
             state.codec[p] if personal else None,
             flight.brought,
+            self.told(state, flight),
             if_news=if_news,
             level=int(flight.level),
+            rules=self.rules(p),
         )
         outer, anchor = with_item(state.outer, p, outer), {**state.anchor, **anchor}
         state = state.replace(anchor=anchor, outer=outer)
         return state.replace(codec=with_item(state.codec, p, codec)) if personal else state, values
 
+    def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
+        """What outer and landing rules are told of a payload that lands."""
+        step = state.counters.step
+        told = {"fragment": flight.fragment, "round": round_of(state, flight), "step": step}
+        return {name: np.int32(value) for name, value in told.items()}
+
+    def rules(self, p: int) -> int:
+        """Whose rules fragment p has: its own, or those of all fragments (0)."""
+        return p if self.method.rules_differ else 0
+
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
         """Let the regions of `lands` adopt the anchor by the landing rule."""
+        anchor = self.fragments.leaves(state.anchor, p)
+        outer = None if self.method.hands_out is None else state.outer[p]
         params, landing = self.programs.landing_program(
             self.fragments.leaves(state.inner.params, p),
-            self.fragments.leaves(state.anchor, p),
+            anchor,
             state.landing[p],
             flight.snapshot,
             flight.accepted,
             lands,
             np.full(self.count, step - int(flight.sent), np.int32),
             self._rows[p],
-            np.int32(step),
+            self.told(state, flight),
+            outer,
+            rules=self.rules(p),
         )
         state = with_inner(state, params={**state.inner.params, **params})
         if state.received:
-            now = self.programs.received_program(state.received, state.anchor, lands)
-            state = state.replace(received=now)
+            state = self.mark_received(state, p, lands, outer)
         return state.replace(landing=with_item(state.landing, p, landing))
+
+    def mark_received(self, state, p: int, lands: np.ndarray, outer=None) -> TrainState:
+        """Note that the regions of `lands` have fragment p of the anchor as it is now.
+
+        Args:
+          outer: the fragment's outer state, where regions are handed out something else than the
+            anchor; None = they have the anchor itself.
+        """
+        received = self.fragments.leaves(state.received, p)
+        anchor = self.fragments.leaves(state.anchor, p)
+        now = self.programs.received_program(received, anchor, outer, self._rows[p], lands)
+        return state.replace(received={**state.received, **now})
 
     def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
         """Note a landing in the counters and in the events."""

@@ -37,6 +37,7 @@ class Flight:
     fragment: int
     sent: int
     reduced: Reduced
+    deltas: list[Tree]
     snapshots: dict[int, Tree]
     waiting: list[int]
     anchor_moved: bool = False
@@ -64,7 +65,7 @@ class _Overlapped:
         self.fragments, self.outer = [list(keys) for keys in fragments], outer
         self.delays, self.land_rule, self.count = delays, land_rule, count
         self.flights: list[Flight] = []
-        self.wire = lambda x: x
+        self.wire, self.merge = lambda x: x, None
         size = len(self.fragments)
         self.clocks = Clocks([None] * size, [0] * size, [0.0] * size)
         self.run = Trajectory()
@@ -89,27 +90,37 @@ class _Overlapped:
 
     def outer_step(self, fragment, mean):
         keys = self.fragments[fragment]
-        anchor, momentum = self.outer.step(take(self.anchor, keys), mean, take(self.momentum, keys))
+        outer = self.outer[fragment] if isinstance(self.outer, list) else self.outer
+        anchor, momentum = outer.step(take(self.anchor, keys), mean, take(self.momentum, keys))
         self.anchor.update(anchor)
         self.momentum.update(momentum)
+
+    def merged(self, fragment, reduced, deltas):
+        if self.merge is None:
+            return reduced.mean
+        who = [r for r, share in enumerate(reduced.shares) if share > 0]
+        momentum = take(self.momentum, self.fragments[fragment])
+        return self.merge([deltas[r] for r in who], [reduced.shares[r] for r in who], momentum)
 
     def send(self, step, fragment, present, weights):
         if any(flight.fragment == fragment for flight in self.flights):
             return
-        reduced = reduce_over(self.deltas(fragment), present, weights)
+        deltas = self.deltas(fragment)
+        reduced = reduce_over(deltas, present, weights)
         if reduced is None:
             self.run.events.append(Event(step, "skip", fragment, 0, present))
             return
         keys = self.fragments[fragment]
         snapshots = {r: take(self.regions.values[r], keys) for r in present}
-        self.flights.append(Flight(fragment, step, reduced, snapshots, list(present)))
+        self.flights.append(Flight(fragment, step, reduced, deltas, snapshots, list(present)))
         self.clocks.previous[fragment] = self.clocks.sent[fragment] or 0
         self.clocks.sent[fragment] = step
         self.run.events.append(Event(step, "send", fragment, 0, present, reduced.excluded))
 
     def land(self, step, flight, due, kind="land"):
         if not flight.anchor_moved:
-            self.outer_step(flight.fragment, flight.reduced.mean)
+            merged = self.merged(flight.fragment, flight.reduced, flight.deltas)
+            self.outer_step(flight.fragment, merged)
             flight.anchor_moved = True
             interval = flight.sent - self.clocks.previous[flight.fragment]
             rate = change_rate(flight.reduced.mean, interval)
@@ -152,7 +163,7 @@ class _Overlapped:
             reduced = reduce_over(deltas, everyone, weights)
             if reduced is None:
                 continue
-            self.outer_step(p, reduced.mean)
+            self.outer_step(p, self.merged(p, reduced, deltas))
             for r in everyone:
                 self.regions.values[r].update(take(self.anchor, keys))
             self.run.events.append(Event(step, "final", p, 0, everyone, reduced.excluded))
@@ -186,9 +197,11 @@ def run_streaming(
     weights=None,
     finish=False,
     wire=None,
+    merge=None,
 ) -> Trajectory:
     """Run Streaming DiLoCo (arXiv 2501.18512, Algorithm 2) with the shared anchor as base.
 
+    `outer`: a rule, or one for each fragment. `merge`: of `oracle.merging`; None = the mean.
     `wire` gives what receivers read of an array; None = the array.
 
     `overlap` is tau, one for all or one per region. With different ones the anchor moves when
@@ -199,7 +212,7 @@ def run_streaming(
     steps, count = batches["x"].shape[:2]
     delays = _delays(overlap, count)
     state = _Overlapped(params, fragments, inner, outer, delays, blend_landing(alpha), count)
-    state.wire = wire or state.wire
+    state.wire, state.merge = wire or state.wire, merge
     state.run.record(**state.fields(0))
     for t in range(1, steps + 1):
         losses = state.regions.step(batches, t)

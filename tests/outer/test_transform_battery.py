@@ -48,6 +48,7 @@ CASES = [
     Case("gossip_nesterov", lambda: outer.gossip(0.3, 0.7, 0.4, "nesterov"), ("group_anchor",)),
     Case("eager_sgd", lambda: outer.eager(outer.sgd(0.3)), **EAGER),
     Case("eager_nesterov", lambda: outer.eager(outer.nesterov(0.3, 0.6)), **EAGER),
+    Case("momentum_average", lambda: outer.momentum_average(0.3, 0.6)),
     Case("clip_update", lambda: outer.clip_update(0.7)),
     Case("chain", lambda: optax.chain(outer.nesterov(), outer.clip_update(0.7))),
     Case("replace", landing.replace, **FLIGHT),
@@ -216,6 +217,7 @@ def test_every_public_transform_is_in_the_registry():
     built = {name for case in CASES for name in (case.name, case.name.split("_")[0])}
     factories = set(outer.__all__) | set(landing.__all__)
     helpers = {"check_stability", "contraction_factor", "gamma_limit", "second_moment_matrix"}
+    helpers |= {"look_ahead"}  # what a method hands out, no transform
     classes = {name for name in factories if not name.islower()}  # states and settings
     missing = factories - helpers - classes - built - {"taylor_delay_correction"}
     assert not missing

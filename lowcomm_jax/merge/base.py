@@ -1,0 +1,104 @@
+"""The contract of a merge rule, and how it is applied to a fragment's leaves.
+
+A rule is written for one tensor. `merge_leaves` hands it every leaf of a fragment as a whole: each
+layer of a stacked leaf by itself, with the kind of leaf (`optimizers.kind_of`).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+
+from lowcomm_jax.optimizers import Kind, kind_of
+
+PyTree = Any
+
+
+class Merge(abc.ABC):
+    """How the payloads of those who took part become one direction.
+
+    A rule is a frozen dataclass of its settings, so that checkpoints can describe it.
+
+    Attributes:
+      reads: `payloads`, one by one, which every region then receives from all others; or only
+        their weighted `mean`, which is reduced on the way and costs no more bytes than without a
+        rule.
+      momentum: name of the outer state's entry (such as `trace` of `optax.sgd`) that the rule
+        reads; None = none.
+    """
+
+    reads: ClassVar[Literal["payloads", "mean"]] = "payloads"
+    momentum: ClassVar[str | None] = None
+
+    def violations(self) -> list[str]:
+        """Settings that cannot work, one line with its fix each."""
+        return []
+
+    @abc.abstractmethod
+    def tensor(
+        self, delta_RxN: jax.Array, weight_R: jax.Array, kind: Kind, momentum: jax.Array | None
+    ) -> jax.Array:
+        """The direction of one tensor (traced).
+
+        Args:
+          delta_RxN: fp32 `[R, ...]`, decoded pseudo-gradients, 0 where the weight is; `[1, ...]`,
+            their mean, where the rule `reads` that.
+          weight_R: float32 `[R]`, not negative, not normalised, 0 for who is not counted. All 0
+            where nobody is: the result is then dropped.
+          kind: `matrix`, `embedding`, `head` or `vector`.
+          momentum: fp32 `[...]`, of the outer state before this round; None unless asked for.
+
+        Returns:
+          fp32 `[...]`.
+        """
+
+
+def merge_leaves(
+    rule: Merge,
+    delta_R: dict[str, jax.Array],
+    weight_R: jax.Array,
+    momentum: dict[str, jax.Array] | None,
+    stacked: Sequence[str],
+) -> dict[str, jax.Array]:
+    """Apply a rule to every tensor of a fragment (traced).
+
+    Args:
+      delta_R: fp32 leaves `[R, ...]` by name.
+      weight_R: float32 `[R]`.
+      momentum: leaves `[...]` by name, or None.
+      stacked: path prefixes of leaves with a leading layer axis; each layer is a tensor.
+
+    Returns:
+      fp32 leaves `[...]` by name.
+    """
+
+    def one(name: str, x_RxN: jax.Array) -> jax.Array:
+        kind = kind_of(name, jax.ShapeDtypeStruct(x_RxN.shape[1:], x_RxN.dtype), stacked)
+        counts = (weight_R > 0).reshape(-1, *(1,) * (x_RxN.ndim - 1))
+        silenced = jnp.where(counts, x_RxN, 0.0)
+        old = None if momentum is None else momentum[name]
+
+        def tensor(x, m):
+            return rule.tensor(x, weight_R, kind, m)
+
+        if any(name == s or name.startswith(f"{s}/") for s in stacked):
+            return jax.vmap(tensor, in_axes=(1, None if old is None else 0))(silenced, old)
+        return tensor(silenced, old)
+
+    return {name: one(name, x) for name, x in delta_R.items()}
+
+
+def share(weight_R: jax.Array, ndim: int) -> jax.Array:
+    """Weights normalised to a sum of 1, shaped to multiply `[R, ...]` of `ndim` axes."""
+    total = jnp.sum(weight_R)
+    shares = weight_R / jnp.where(total > 0, total, 1.0)
+    return shares.reshape(-1, *(1,) * (ndim - 1))
+
+
+def norm(x: jax.Array) -> jax.Array:
+    """L2 norm of a whole tensor, fp32 `[]`; no reshape, which would gather a sharded one."""
+    return jnp.sqrt(jnp.sum(jnp.square(x)))

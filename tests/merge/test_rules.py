@@ -1,0 +1,97 @@
+"""Merge rules tensor by tensor against NumPy: odd shapes, stacked layers, kinds of leaves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracle import merging
+
+import lowcomm_jax as lc
+from lowcomm_jax import merge
+
+SHAPES = {"embed": (7, 3), "w": (3, 5), "b": (6,), "scalar": (), "blocks/w": (4, 5, 2)}
+STACKED = ("blocks",)
+WEIGHTS = [0.2, 0.5, 0.3]
+
+
+def draw(seed, shapes=SHAPES):
+    rng = np.random.default_rng(seed)
+    return {k: np.asarray(rng.standard_normal(s), np.float32) for k, s in shapes.items()}
+
+
+def by_layer(tree):
+    """The stack as one leaf a layer, for rules that know of no stacks."""
+    stack = tree["blocks/w"]
+    rest = {k: x for k, x in tree.items() if k != "blocks/w"}
+    return rest | {f"blocks/w {i}": stack[i] for i in range(len(stack))}
+
+
+def merged(rule, deltas, momentum=None, weights=WEIGHTS):
+    delta_R = {k: jnp.stack([d[k] for d in deltas]) for k in deltas[0]}
+    run = jax.jit(merge.merge_leaves, static_argnums=(0, 4))
+    return run(rule, delta_R, jnp.asarray(weights, jnp.float32), momentum, STACKED)
+
+
+def agree(found, expected):
+    for key, value in by_layer(found).items():
+        np.testing.assert_allclose(value, expected[key], rtol=3e-5, atol=3e-6, err_msg=key)
+
+
+def test_radial_directional_keeps_the_length_and_averages_embeddings():
+    deltas = [draw(r) for r in range(3)]
+    found = merged(merge.RadialDirectional(), deltas)
+    rule = merging.radial_directional(embeddings=("embed",))
+    agree(found, rule([by_layer(d) for d in deltas], WEIGHTS, None))
+    mean = np.linalg.norm(sum(w * d["w"] for w, d in zip(WEIGHTS, deltas)))
+    assert np.linalg.norm(found["w"]) > 1.3 * mean  # orthogonal directions shorten a mean
+
+
+def test_radial_directional_takes_the_mean_where_directions_cancel():
+    one = draw(3)
+    deltas = [one, {k: -x for k, x in one.items()}, {k: 0 * x for k, x in one.items()}]
+    found = merged(merge.RadialDirectional(), deltas, weights=[0.25, 0.25, 0.5])
+    assert all(np.abs(x).max() < 1e-6 for x in found.values())
+
+
+def test_one_payload_alone_is_the_direction():
+    deltas = [draw(r) for r in range(3)]
+    found = merged(merge.RadialDirectional(), deltas, weights=[0.0, 0.7, 0.0])
+    agree(found, by_layer(deltas[1]))
+
+
+def test_isotropic_gives_equal_singular_values_and_leaves_vectors():
+    mean = draw(5)
+    found = merged(merge.Isotropic(), [mean], weights=[1.0])
+    agree(found, merging.isotropic([by_layer(mean)], [1.0], None))
+    values = np.linalg.svd(found["blocks/w"][2], compute_uv=False)
+    before = np.linalg.svd(mean["blocks/w"][2], compute_uv=False)
+    np.testing.assert_allclose(values, before.mean(), rtol=1e-5)
+    np.testing.assert_array_equal(found["b"], mean["b"])
+
+
+@pytest.mark.parametrize("towards", [0.9, 0.1, -0.6], ids=["along", "aside", "against"])
+def test_align_of_each_case(towards):
+    momentum, other = draw(7), draw(8)
+    delta = {k: np.float32(towards) * momentum[k] + np.float32(0.4) * other[k] for k in momentum}
+    settings = {"enough": 0.5, "removal": 0.4, "turn": 0.7, "confidence": 2.0, "most": 0.3}
+    found = merged(merge.Align(**settings), [delta], momentum, weights=[1.0])
+    rule = merging.align(**settings)
+    agree(found, rule([by_layer(delta)], [1.0], by_layer(momentum)))
+
+
+def test_align_before_there_is_a_momentum():
+    delta, nothing = draw(9), {k: np.zeros(s, np.float32) for k, s in SHAPES.items()}
+    found = merged(merge.Align(), [delta], nothing, weights=[1.0])
+    agree(found, by_layer(delta))
+
+
+def test_settings_out_of_range_are_listed():
+    wrong = merge.Align(enough=2.0, turn=-1.0).violations()
+    assert len(wrong) == 2 and "enough=2.0" in wrong[0] and "turn=-1.0" in wrong[1]
+
+
+def test_a_checkpoint_describes_a_rule():
+    from lowcomm_jax.checkpoint.load import describe_method
+
+    plain = describe_method(lc.methods.diloco(5))
+    assert "merge" not in plain and "hands_out" not in plain
