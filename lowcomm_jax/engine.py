@@ -30,6 +30,7 @@ from lowcomm_jax.runtime.checks import exchange_problems
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.job_loop import JobLoop, job_loop
+from lowcomm_jax.schedule import Learners
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs
 from lowcomm_jax.sync.checks import (
@@ -45,6 +46,7 @@ from lowcomm_jax.sync.concurrent_exchange import concurrent_problems, is_concurr
 from lowcomm_jax.sync.finish import AtTheEnd, finish
 from lowcomm_jax.sync.gossip_loop import GossipLoop
 from lowcomm_jax.sync.gradient_exchange import behind_outer, run_gradient_steps
+from lowcomm_jax.sync.learner_loop import LearnerLoop
 from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop
 from lowcomm_jax.sync.round_functions import OutlierGuard
 from lowcomm_jax.sync.round_programs import EngineConfig, RoundPrograms
@@ -557,5 +559,7 @@ def make_sync_loop(
         return job_loop(programs, weights, delivery)
     if programs.config.method.topology is not None:
         return GossipLoop(programs, weights)
+    if isinstance(programs.method.schedule, Learners):
+        return LearnerLoop(programs, weights)
     late = programs.method.schedule.land_after_send
     return (OnePeriodLoop if late else SyncLoop)(programs, weights)

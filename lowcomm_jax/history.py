@@ -21,10 +21,10 @@ def readable(values: Any) -> Any:
 
 @dataclasses.dataclass
 class Event:
-    """One send or landing of a fragment.
+    """One send or landing of a fragment, or what a learner copies that comes back.
 
     Attributes:
-      kind: `send` or `land`.
+      kind: `send`, `land`, or `recover`, which concerns no fragment (-1) and the one learner.
       step: inner step after which it was due, which is when it happened unless a job deferred it.
       fragment: index of the fragment.
       key: name of the payload (`state.flight_key`); None for a landing of which nothing was due.

@@ -16,7 +16,7 @@ import ml_collections
 from ml_collections import config_dict
 
 from experiments.cli import closest, problems_of
-from lowcomm_jax import batching, landing, methods, outer
+from lowcomm_jax import batching, landing, merge, methods, outer
 from lowcomm_jax.compression import registry
 from lowcomm_jax.methods.adloco import TESTS
 
@@ -147,6 +147,8 @@ def make_method(
 def _argument(key: str, value: Any, stacked: tuple[str, ...]) -> tuple[Any, list[str]]:
     if key == "outer" and value is not None:
         return _rule("outer", value, OUTER)
+    if key == "merge" and value is not None:
+        return problems_of(lambda: merge.make(value), "method.")
     if key == "inner_batching" and value is not None:
         return _rule("inner_batching", value, POLICIES)
     if key == "taylor" and isinstance(value, Mapping):

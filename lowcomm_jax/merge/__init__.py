@@ -11,5 +11,6 @@ from lowcomm_jax.merge.align import Align
 from lowcomm_jax.merge.base import Merge, merge_leaves
 from lowcomm_jax.merge.isotropic import Isotropic
 from lowcomm_jax.merge.radial_directional import RadialDirectional
+from lowcomm_jax.merge.registry import RULES, make
 
-__all__ = ["Align", "Isotropic", "Merge", "RadialDirectional", "merge_leaves"]
+__all__ = ["RULES", "Align", "Isotropic", "Merge", "RadialDirectional", "make", "merge_leaves"]

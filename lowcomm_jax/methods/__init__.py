@@ -11,6 +11,7 @@ from lowcomm_jax.methods.async_local_sgd import async_local_sgd
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.cocodc import cocodc
 from lowcomm_jax.methods.ddp import ddp
+from lowcomm_jax.methods.decoupled_diloco import decoupled_diloco
 from lowcomm_jax.methods.decoupled_momentum import decoupled_momentum
 from lowcomm_jax.methods.delayed_diloco import delayed_diloco
 from lowcomm_jax.methods.demo import demo
@@ -30,6 +31,7 @@ __all__ = [
     "async_local_sgd",
     "cocodc",
     "ddp",
+    "decoupled_diloco",
     "decoupled_momentum",
     "delayed_diloco",
     "demo",

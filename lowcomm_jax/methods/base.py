@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import optax
 
-from lowcomm_jax import compression
+from lowcomm_jax import compression, merge
 from lowcomm_jax.batching import BatchPolicy
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.compression import Codec, make
@@ -61,8 +61,9 @@ class Method:
       consensus: the coefficients that must keep gossiping regions together.
       problems: settings that cannot work, one line with its fix each; the engine refuses them all
         at once.
-      merge: how the payloads of those who took part become one direction; None = their weighted
-        mean. A rule that reads payloads one by one has all of them sent to everyone.
+      merge: how the payloads of those who took part become one direction, a rule of
+        `lowcomm_jax.merge` or its name; None = their weighted mean. A rule that reads payloads one
+        by one has all of them sent to everyone.
       hands_out: what regions are given instead of the anchor: `(anchor, outer state) -> values`,
         trees of one anchor; None = the anchor.
     """
@@ -85,12 +86,14 @@ class Method:
     topology: Gossip | None = None
     consensus: Consensus | None = None
     problems: tuple[str, ...] = ()
-    merge: Merge | None = None
+    merge: Any = None
     hands_out: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self):
         if isinstance(self.codec, str | Mapping):
             object.__setattr__(self, "codec", compression.make(self.codec))
+        if isinstance(self.merge, str | Mapping):
+            object.__setattr__(self, "merge", merge.make(self.merge))
         for name in ("outer", "landing"):
             object.__setattr__(self, name, _told(getattr(self, name)))
 
@@ -134,7 +137,7 @@ class Method:
             ("first_round", self.first_round, ("empty", "blocking")),
         ]
         if isinstance(self.pattern, str):
-            named.append(("pattern", self.pattern, ("sequential", "strided", "balanced")))
+            named.append(("pattern", self.pattern, get_args(Pattern)))
         wrong = [
             f"{name}={value!r}: use {', '.join(known)}"
             for name, value, known in named

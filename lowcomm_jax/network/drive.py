@@ -23,6 +23,7 @@ from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.routes import HEARD
 
 BASELINE = "AllReduce: fp32 gradients exchanged at every step, two-shot"
+RECOVERY = "recovery"  # the ledger's label of what a learner copies that comes back
 ACTIVATIONS = "activations"  # the ledger's label of what is routed between stages
 # In records written before there was gossip, and those of a single trainer.
 LEFT_OUT = {"groups": None, "ahead": 0, "trainer": None}
@@ -75,6 +76,9 @@ def follow(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
         elif kind == "route":
             for event in group:
                 _route(clock, step, event)
+        elif kind == "recover":
+            for event in group:
+                _recover(clock, step, event)
         else:
             _land(clock, step, group)
 
@@ -185,6 +189,15 @@ def _route(clock: VirtualClock, step: int, event: Any) -> None:
             clock.send(step, key, nbytes, event.route, groups=rings, label=ACTIVATIONS)
         for key in keys:
             clock.land(step, key)
+
+
+def _recover(clock: VirtualClock, step: int, event: Any) -> None:
+    """A learner that comes back waits for what a peer sends it."""
+    sent_R = np.asarray(event.bytes_sent, float)
+    region, peer = int(np.flatnonzero(event.participants)[0]), int(np.argmax(sent_R))
+    key = f"{RECOVERY}@{step}/{region}"
+    clock.send(step, key, sent_R.tolist(), "pair", groups=[(peer, region)], label=RECOVERY)
+    clock.land(step, key)
 
 
 @functools.cache

@@ -13,14 +13,14 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 PyTree = Any
-Pattern = Literal["sequential", "strided", "balanced"]
+Pattern = Literal["sequential", "strided", "balanced", "balanced_tensors"]
 BLOCK = re.compile(r"(?:^|[/_])(\d+)(?:/|$)")
 
 
@@ -130,8 +130,9 @@ def partition(
       shapes: leaf name -> shape and dtype of one region's leaf.
       fragments: K.
       pattern: `sequential` (consecutive units), `strided` (unit l to fragment l mod K; arXiv
-        2501.18512), `balanced` (largest first into the lightest fragment, by bytes), or a sequence
-        of K regular expressions, each naming the leaves of one fragment.
+        2501.18512), `balanced` (largest first into the lightest fragment, by bytes),
+        `balanced_tensors` (the same of single tensors, not of whole blocks), or a sequence of K
+        regular expressions, each naming the leaves of one fragment.
       rest: leaves outside the blocks (embeddings, head, norms): their `own` fragment (the last
         one), or `dealt` among the fragments like blocks.
       stacked: path prefixes whose leaves carry a leading layer axis (scanned blocks).
@@ -146,6 +147,8 @@ def partition(
     if not isinstance(pattern, str):
         return _by_regex(shapes, fragments, pattern)
     blocks, others = _units(shapes, stacked, stages)
+    if pattern == "balanced_tensors":
+        blocks, pattern = [[piece] for unit in blocks for piece in unit], "balanced"
     own = rest == "own" and bool(blocks) and bool(others) and fragments > 1
     dealt = blocks if own else _in_tree_order(shapes, blocks + others)
     bins = fragments - 1 if own else fragments
@@ -238,7 +241,7 @@ def _deal(shapes, units, bins: int, pattern: str) -> list[list[Piece]]:
             groups[lightest] += units[i]
             load[lightest] += max(_bytes(shapes, units[i]), 1)
     else:
-        raise ValueError(f"pattern={pattern!r}: use sequential, strided, balanced or regexes")
+        raise ValueError(f"pattern={pattern!r}: use {', '.join(get_args(Pattern))} or regexes")
     return groups
 
 

@@ -8,17 +8,22 @@ reduced data alone, so that every region decides alike. `base` has the contract.
 - `staggered`: every fragment every H steps (DiLoCo, Streaming, and most others).
 - `adaptive`: CoCoDC's choice by change rate. `rank_driven`: DiLoCoX's rank and period.
 - `arrivals`: regions of different speed, each at its own steps.
+- `learners`: independent learners, with a quorum and a grace window.
 """
 
 from lowcomm_jax.schedule.adaptive import Adaptive, syncs_per_period
 from lowcomm_jax.schedule.arrivals import Arrivals
 from lowcomm_jax.schedule.base import Schedule, Timing, delay_per_region
+from lowcomm_jax.schedule.learners import Admission, Learners, Outage
 from lowcomm_jax.schedule.rank_driven import Ranked
 from lowcomm_jax.schedule.staggered import Staggered
 
 __all__ = [
     "Adaptive",
+    "Admission",
     "Arrivals",
+    "Learners",
+    "Outage",
     "Ranked",
     "Schedule",
     "Staggered",

@@ -164,8 +164,9 @@ def _landing_states(programs: RoundPrograms) -> list[PyTree]:
 
     def init(p: int) -> PyTree:
         rule = method.landing_of(p)
-        zeros = {k: jnp.zeros(s.shape) for k, s in cut.like(p).items()}
-        return () if rule is None else rule.init(zeros)
+        if rule is None:
+            return ()
+        return rule.init({k: jnp.zeros(s.shape) for k, s in cut.like(p).items()})
 
     return [init(p) for p in range(len(cut))]
 

@@ -245,8 +245,8 @@ class SyncLoop:
             weight=out["weight"],
             fragment=np.int64(p),
             sent=np.int64(step),
-            due=step + self._delay,
-            takes_part=mask.copy(),
+            due=self.due_at(p, step),
+            takes_part=self.waiting(mask),
             anchor_updated=np.bool_(False),
             level=np.int64(level),
             header=header,
@@ -262,6 +262,15 @@ class SyncLoop:
             counted = _restart_count(state.inner.tokens, mask, np.int32(p))
             state = with_inner(state, tokens=counted)
         return self._average(state, mask, flight) if p == 0 and self._averaged else state
+
+    def waiting(self, mask: np.ndarray) -> np.ndarray:
+        """Bool `[R]`: who waits for what is sent to land, where `mask` sends."""
+        return mask.copy()
+
+    def due_at(self, p: int, step: int) -> np.ndarray:
+        """int64 `[R]`: when what is sent at `step` lands."""
+        del p
+        return step + self._delay
 
     def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
         exchange, header = self.programs.exchange.at(level), 4 * self.schedule.header_floats()

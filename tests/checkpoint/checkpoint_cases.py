@@ -52,6 +52,10 @@ METHODS = {
     # Regions 0 to 2 in pairs: at step 11 two rounds have passed, and the third's groups are known.
     "noloco": lambda: lc.methods.noloco(4, seed=1, codec=feedback("int4")),
     "async": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8)),
+    # At step 11 region 2 is down, and rounds that it missed are in flight.
+    "decoupled": lambda: lc.methods.decoupled_diloco(
+        5, 3, 3, 1, 0.5, (1.0, 0.6, 0.8), [(2, 9, 13)], pattern=CUT, codec=feedback("int4")
+    ),
     "sparseloco": lambda: lc.methods.sparseloco(4, k=2, block=4),
     "muloco": lambda: lc.methods.muloco(4, bits=2),
     "ef21": increments,

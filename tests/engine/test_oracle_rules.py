@@ -293,7 +293,7 @@ def test_what_cannot_work_is_refused_at_once():
         schedule=Staggered(5, 3),
         outer=(outer.sgd(0.5), outer.sgd(0.5)),
         landing="blend",
-        merge="radial",
+        merge=0.5,
         anchors="per_region",
         pattern=CUT,
     )
@@ -301,7 +301,7 @@ def test_what_cannot_work_is_refused_at_once():
     assert "outer: 2 rules for 3 fragments" in lines
     assert "landing='blend': give an Optax transform" in lines
     assert "merge: needs anchors='shared'" in lines
-    assert "merge='radial': give a rule of lowcomm_jax.merge" in lines
+    assert "merge=0.5: give a rule of lowcomm_jax.merge" in lines
     bad = Method(
         name="bad", schedule=Staggered(5), outer=None, merge=merge.RadialDirectional(floor=2.0)
     )

@@ -95,3 +95,16 @@ def test_a_checkpoint_describes_a_rule():
 
     plain = describe_method(lc.methods.diloco(5))
     assert "merge" not in plain and "hands_out" not in plain
+
+
+def test_rules_by_name():
+    assert merge.make("isotropic") == merge.Isotropic()
+    assert merge.make({"name": "align", "turn": 0.5}) == merge.Align(turn=0.5)
+    with pytest.raises(ValueError, match="'mode' is unknown: use align, isotropic"):
+        merge.make("mode")
+    with pytest.raises(ValueError, match="radial_directional has no such setting as flor=1"):
+        merge.make({"name": "radial_directional", "flor": 1})
+    method = lc.methods.Method(
+        "by name", lc.schedule.Staggered(3), lc.outer.sgd(1.0), merge="isotropic"
+    )
+    assert method.merge == merge.Isotropic()

@@ -12,6 +12,7 @@ from oracle.compressed import (
     run_muloco,
     run_sparseloco,
 )
+from oracle.decoupled import run_decoupled_diloco
 from oracle.demo import run_demo
 from oracle.dilocox import Adaptation, int4_rows, run_dilocox
 from oracle.gossip import run_noloco
@@ -77,6 +78,7 @@ __all__ = [
     "run_ddp",
     "run_decoupled",
     "run_decoupled_as_coded",
+    "run_decoupled_diloco",
     "run_delayed",
     "run_demo",
     "run_diloco",

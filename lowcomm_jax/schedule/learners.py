@@ -1,0 +1,286 @@
+r"""Independent learners, a quorum and a grace window (arXiv 2604.21428): nobody waits for the slow.
+
+One step of the run is one tick, an inner step of the fastest learner. A learner of speed v that has
+been up for u ticks has made floor(u v / max v) inner steps. It never waits for another one.
+
+Round k handles fragment k mod P. With H = P a round opens at every tick, else after the ticks at
+which `Staggered` sends. A learner has *reported* for a round when it has made an inner step since
+the round before opened, and since the fragment's last round landed. A round:
+
+1. opens, after its fragment's last round has landed;
+2. has its quorum when K learners that are up have reported;
+3. closes when all that are up have reported, or when the grace window is over, and not before the
+   round before it. Those who have reported are *admitted*: their values of this moment count;
+4. lands tau ticks after its quorum (later where the wire needs longer): every learner that is up
+   receives the fragment, admitted or not.
+
+The window (eq. 3 there) spends only what overlap hides anyway. In ticks:
+
+.. math::
+   \text{grace} = \lfloor \gamma \max(0,\; \tau - \xi_{\text{quorum}} - \xi_{\text{sync}}) \rfloor
+
+with an average over rounds of the ticks from opening to quorum, and the ticks the wire needs.
+
+All of this follows from the settings, so that nothing but the step has to be remembered.
+
+Our reading, where the source is ambiguous or was not read whole: what counts as a report; that a
+round opens though the one before is still in its window; the tick as the unit of all waiting; one
+average for all learners, with a decay of 0.9. gamma was not found in the source.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Set
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from lowcomm_jax.schedule.base import Schedule, Timing, common_violations, steps_to_travel
+from lowcomm_jax.state.train_state import SyncCounters
+
+_DECAY = 0.9  # of the average time to a quorum
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """Who is waited for.
+
+    Attributes:
+      quorum: K, learners that must have reported.
+      grace: gamma, share of the slack that is waited for the others, in [0, 1).
+      weights: how those admitted count: by `token_rate`, c_tokens (c_tokens / c_steps) since the
+        fragment was received; or as `given` to the engine.
+    """
+
+    quorum: int = 1
+    grace: float = 0.0
+    weights: Literal["token_rate", "given"] = "token_rate"
+
+    def violations(self, regions: int) -> list[str]:
+        found = []
+        if not 1 <= self.quorum <= regions:
+            found.append(f"quorum={self.quorum}: from 1 to the number of regions ({regions})")
+        if not 0 <= self.grace < 1:
+            found.append(f"grace={self.grace}: a share of the slack, from 0 to below 1")
+        if self.weights not in ("token_rate", "given"):
+            found.append(f"weights={self.weights!r}: use token_rate or given")
+        return found
+
+
+class Outage(NamedTuple):
+    """A learner is down in ticks `first` to `last`, both included; it comes back after `last`."""
+
+    region: int
+    first: int
+    last: int
+
+
+class Round(NamedTuple):
+    """What became of one round; ticks.
+
+    Attributes:
+      fragment: that it handles.
+      opens, quorum, closes, lands: see the module.
+      admitted: bool `[R]`.
+    """
+
+    fragment: int
+    opens: int
+    quorum: int
+    closes: int
+    lands: int
+    admitted: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Learners(Schedule):
+    """See `Schedule` for the other fields.
+
+    Attributes:
+      speeds: inner steps per second of each learner, in any unit, `[R]`; () = all equal.
+      outages: when learners are down.
+      travel: ticks that a fragment needs to travel; None = as the network says, or none.
+    """
+
+    period: int
+    fragments: int
+    delay: int
+    admission: Admission = Admission()
+    speeds: tuple[float, ...] = ()
+    outages: tuple[Outage, ...] = ()
+    travel: int | None = None
+    uneven = True
+
+    def settle(self, timing: Timing) -> Learners:
+        if self.travel is not None:
+            return self
+        longest = max(steps_to_travel(timing, p) for p in range(self.fragments))
+        return dataclasses.replace(self, travel=longest)
+
+    # -- learners ---------------------------------------------------------------------------------
+
+    def up(self, step: int, regions: int) -> np.ndarray:
+        """Bool `[R]`: the learners that are up in this tick."""
+        found = np.ones(regions, bool)
+        for region, first, last in self.outages:
+            found[region] &= not first <= step <= last
+        return found
+
+    def returns(self, step: int, regions: int) -> np.ndarray:
+        """Bool `[R]`: the learners that come back after this tick."""
+        return ~self.up(step, regions) & self.up(step + 1, regions)
+
+    def made(self, step: int, regions: int) -> np.ndarray:
+        """Inner steps that each learner has made by the end of this tick, int64 `[R]`."""
+        down = np.zeros(regions, np.int64)
+        for region, first, last in self.outages:
+            down[region] += max(0, min(step, last) - first + 1)
+        if not self.speeds:
+            return step - down
+        return np.array([int((step - d) * v) for d, v in zip(down, self._shares())], np.int64)
+
+    def active(self, step: int, regions: int) -> np.ndarray:
+        return self.made(step, regions) > self.made(step - 1, regions)
+
+    def _shares(self) -> list[Fraction]:
+        exact = [Fraction(str(v)) for v in self.speeds]
+        return [v / max(exact) for v in exact]
+
+    # -- rounds -----------------------------------------------------------------------------------
+
+    def rounds_closing(self, step: int, regions: int) -> list[Round]:
+        """The rounds that close at this tick, in order."""
+        return _rounds(self, regions).closing(step)
+
+    def after(self, step: int, regions: int) -> int:
+        """The first tick after `step` at which a round closes or a learner comes back."""
+        back = [o.last for o in self.outages if o.last > step]
+        return min([_rounds(self, regions).next_close(step), *back])
+
+    def next_send(self, step: int, counters: SyncCounters) -> int:
+        return self.after(step, counters.last_landed.shape[1])
+
+    def sends(
+        self,
+        step: int,
+        counters: SyncCounters,
+        in_flight: Set[int],
+        rates: Callable[[], np.ndarray],
+    ) -> tuple[int, ...]:
+        del in_flight, rates
+        regions = counters.last_landed.shape[1]
+        return tuple(r.fragment for r in self.rounds_closing(step, regions))
+
+    def senders(self, step: int, regions: int) -> np.ndarray:
+        """Bool `[R]`: who is up. Each round has its own admitted ones (`rounds_closing`)."""
+        return self.up(step, regions)
+
+    def violations(self, regions: int) -> list[str]:
+        problems = common_violations(self, regions, "overlap")
+        if problems:
+            return problems
+        problems += self.admission.violations(regions)
+        if np.ndim(self.delay):
+            problems.append(f"overlap={self.delay}: one number for all learners is needed")
+        if self.speeds and len(self.speeds) != regions:
+            problems.append(f"speeds: {len(self.speeds)} values for {regions} regions; give R")
+        if self.speeds and not min(self.speeds) > 0:
+            problems.append(f"speeds={self.speeds}: every learner needs a positive speed")
+        problems += self._outage_violations(regions)
+        if (self.travel or 0) > self.delay:
+            problems.append(
+                f"overlap={self.delay}: writing, committing and fetching a fragment takes "
+                f"{self.travel} inner steps on this network; use overlap >= {self.travel}"
+            )
+        return problems
+
+    def _outage_violations(self, regions: int) -> list[str]:
+        found = []
+        for region, first, last in self.outages:
+            if not 0 <= region < regions:
+                found.append(f"outages: region {region} of {regions}; regions count from 0")
+            if not 1 <= first <= last:
+                found.append(f"outages: ({region}, {first}, {last}); give 1 <= first <= last")
+        if found or not self.outages:
+            return found
+        for step in sorted({o.first for o in self.outages}):
+            if not self.up(step, regions).any():
+                found.append(f"outages: nobody is up at tick {step}, so no state is left to copy")
+        return found
+
+
+class _Rounds:
+    """The rounds of one schedule, worked out as far as they were asked for."""
+
+    def __init__(self, schedule: Learners, regions: int):
+        self.schedule, self.regions = schedule, regions
+        self.rounds: list[Round] = []
+        self.closes: list[int] = []
+        self.to_quorum = 0.0
+
+    def closing(self, step: int) -> list[Round]:
+        self._until(step)
+        start = bisect.bisect_left(self.closes, step)
+        return self.rounds[start : bisect.bisect_right(self.closes, step)]
+
+    def next_close(self, step: int) -> int:
+        self._until(step)
+        return self.closes[bisect.bisect_right(self.closes, step)]
+
+    def _until(self, step: int) -> None:
+        """Work rounds out until one closes after `step`: later ones close no earlier."""
+        while not self.closes or self.closes[-1] <= step:
+            found = self._next()
+            self.rounds.append(found)
+            self.closes.append(found.closes)
+
+    def _gap(self, k: int) -> int:
+        """Ticks between the openings of rounds k - 1 and k."""
+        period, p = self.schedule.period, self.schedule.fragments
+        return (k + 1) * period // p - k * period // p
+
+    def _next(self) -> Round:
+        schedule, k = self.schedule, len(self.rounds)
+        gap = self._gap(k)
+        opens = gap + (self.rounds[-1].opens if k else 0)
+        since = opens - gap
+        if k >= schedule.fragments:
+            landed = self.rounds[k - schedule.fragments].lands
+            opens, since = max(opens, landed + 1), max(since, landed)
+        quorum = opens
+        while np.sum(self._reported(since, quorum)) < schedule.admission.quorum:
+            quorum += 1
+        travel = schedule.travel or 0
+        slack = max(0.0, schedule.delay - self.to_quorum - travel)
+        window = math.floor(schedule.admission.grace * slack + 1e-9)
+        closes = max(quorum, self.closes[-1] if k else 0)
+        while closes < quorum + window and self._missing(since, closes):
+            closes += 1
+        self.to_quorum = _DECAY * self.to_quorum + (1 - _DECAY) * (quorum - opens)
+        return Round(
+            fragment=k % schedule.fragments,
+            opens=opens,
+            quorum=quorum,
+            closes=closes,
+            lands=max(quorum + schedule.delay, closes + travel),
+            admitted=self._reported(since, closes),
+        )
+
+    def _reported(self, since: int, step: int) -> np.ndarray:
+        """Bool `[R]`: up, and has made an inner step in ticks since + 1 to `step`."""
+        made = self.schedule.made
+        stepped = made(step, self.regions) > made(since, self.regions)
+        return stepped & self.schedule.up(step, self.regions)
+
+    def _missing(self, since: int, step: int) -> bool:
+        return bool((self.schedule.up(step, self.regions) & ~self._reported(since, step)).any())
+
+
+@functools.lru_cache(maxsize=16)
+def _rounds(schedule: Learners, regions: int) -> _Rounds:
+    return _Rounds(schedule, regions)
