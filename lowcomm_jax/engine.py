@@ -52,6 +52,7 @@ from lowcomm_jax.sync.round_functions import OutlierGuard
 from lowcomm_jax.sync.round_programs import EngineConfig, RoundPrograms
 from lowcomm_jax.sync.routed_steps import HopsFn, RoutedSteps
 from lowcomm_jax.sync.sync_loop import SyncLoop
+from lowcomm_jax.sync.two_level_loop import TwoLevelLoop
 from lowcomm_jax.train import batch_blocks
 from lowcomm_jax.train.batch_blocks import (
     BatchBlock,
@@ -559,6 +560,8 @@ def make_sync_loop(
         return job_loop(programs, weights, delivery)
     if programs.config.method.topology is not None:
         return GossipLoop(programs, weights)
+    if programs.method.servers is not None:
+        return TwoLevelLoop(programs, weights)
     if isinstance(programs.method.schedule, Learners):
         return LearnerLoop(programs, weights)
     late = programs.method.schedule.land_after_send

@@ -48,7 +48,7 @@ SHOWN = 20
 MISSING = "missing"
 _SAVED_TYPES = {"CodecLevels": "Ladder"}  # class -> its name in checkpoints, which stays
 # Fields of a method that older checkpoints do not have: described where they are not the default.
-_LATER_FIELDS = ("trainers", "merge", "hands_out")
+_LATER_FIELDS = ("trainers", "merge", "hands_out", "servers")
 _SAVED_FIELDS = {"PerTensor": {"held": []}}  # class -> fields that stay in its description
 ZERO = ("inner/tokens", "clock/bytes_sent", "clock/bytes_received", "clock/staleness")
 PyTree = Any

@@ -18,6 +18,7 @@ from lowcomm_jax.methods.demo import demo
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.methods.dilocox import AdaGradCmp, dilocox
 from lowcomm_jax.methods.eager_diloco import eager_diloco
+from lowcomm_jax.methods.halos import halos
 from lowcomm_jax.methods.local_sgd import local_sgd
 from lowcomm_jax.methods.muloco import muloco
 from lowcomm_jax.methods.noloco import noloco
@@ -38,6 +39,7 @@ __all__ = [
     "diloco",
     "dilocox",
     "eager_diloco",
+    "halos",
     "local_sgd",
     "muloco",
     "noloco",

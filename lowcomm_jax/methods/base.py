@@ -21,10 +21,28 @@ from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
 from lowcomm_jax.merge import Merge
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.schedule import Schedule
+from lowcomm_jax.schedule import Schedule, TwoLevels
 from lowcomm_jax.topology.gossip import Gossip
 
 Rule = optax.GradientTransformationExtraArgs | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalServers:
+    """The lower of two levels: a server for each group of regions (`schedule.TwoLevels`).
+
+    Attributes:
+      outer: Optax transform of one region's pseudo-gradient that arrives at its server.
+      blend: alpha, weight of the global model when a server merges it, in [0, 1].
+    """
+
+    outer: optax.GradientTransformationExtraArgs
+    blend: float
+
+    def violations(self) -> list[str]:
+        if 0 <= self.blend <= 1:
+            return []
+        return [f"blend={self.blend}: the weight of the global model lies in [0, 1]"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +84,8 @@ class Method:
         by one has all of them sent to everyone.
       hands_out: what regions are given instead of the anchor: `(anchor, outer state) -> values`,
         trees of one anchor; None = the anchor.
+      servers: a level of local servers between regions and anchor; None = there is one level. The
+        schedule is then `schedule.TwoLevels`, and `outer` the rule of the global server.
     """
 
     name: str
@@ -88,6 +108,7 @@ class Method:
     problems: tuple[str, ...] = ()
     merge: Any = None
     hands_out: Callable[[Any, Any], Any] | None = None
+    servers: LocalServers | None = None
 
     def __post_init__(self):
         if isinstance(self.codec, str | Mapping):
@@ -225,6 +246,8 @@ class Method:
                 )
         if self.rules_differ and self.signal == "gradient":
             wrong.append("outer: with signal='gradient' there is one rule for all parameters")
+        if self.servers is not None:
+            wrong += self._server_violations(self.servers)
         if self.merge is None:
             return wrong
         if not isinstance(self.merge, Merge):
@@ -233,6 +256,17 @@ class Method:
         if isinstance(self.codec, Codec) and self.codec.increments and self.reads_payloads:
             wrong.append(f"merge: codec {self.codec.name} sends changes of a mean; leave one out")
         return wrong + self.merge.violations()
+
+    def _server_violations(self, servers: LocalServers) -> list[str]:
+        needs = {
+            "schedule.TwoLevels": isinstance(self.schedule, TwoLevels),
+            "base='received'": self.base == "received",
+            "dense payloads (codec=None)": self.codec is None,
+            "the mean (merge=None)": self.merge is None,
+            "no landing rule": self.landing is None,
+        }
+        unmet = [f"servers: two levels need {need}" for need, met in needs.items() if not met]
+        return unmet + servers.violations()
 
     def _gossip_violations(self, topology: Gossip, regions: int) -> list[str]:
         schedule = self.schedule

@@ -158,11 +158,15 @@ def every_step(
 
 
 def _send(clock: VirtualClock, step: int, event: Any) -> None:
-    if event.route not in (*HEARD, "pair"):
+    if event.route not in (*HEARD, "pair", "one_way"):
         raise ValueError(
             f"payload {event.key!r} of step {step} travels by {event.route!r}: the clock follows "
-            f"{', '.join(HEARD)}, pair"
+            f"{', '.join(HEARD)}, pair, one_way"
         )
+    if event.route == "one_way":  # from one region to another; what each sends differs
+        sizes = np.asarray(event.bytes_sent, float).tolist()
+        clock.send(step, event.key, sizes, "pair", groups=event.groups, label=_label(event))
+        return
     sends_R = np.asarray(event.participants, bool)
     clock.send(
         step,

@@ -8,6 +8,7 @@ reduced data alone, so that every region decides alike. `base` has the contract.
 - `staggered`: every fragment every H steps (DiLoCo, Streaming, and most others).
 - `adaptive`: CoCoDC's choice by change rate. `rank_driven`: DiLoCoX's rank and period.
 - `arrivals`: regions of different speed, each at its own steps.
+- `two_levels`: the same, at local servers, which arrive at a global one.
 - `learners`: independent learners, with a quorum and a grace window.
 """
 
@@ -17,6 +18,7 @@ from lowcomm_jax.schedule.base import Schedule, Timing, delay_per_region
 from lowcomm_jax.schedule.learners import Admission, Learners, Outage
 from lowcomm_jax.schedule.rank_driven import Ranked
 from lowcomm_jax.schedule.staggered import Staggered
+from lowcomm_jax.schedule.two_levels import TwoLevels
 
 __all__ = [
     "Adaptive",
@@ -28,6 +30,7 @@ __all__ = [
     "Schedule",
     "Staggered",
     "Timing",
+    "TwoLevels",
     "delay_per_region",
     "syncs_per_period",
 ]

@@ -179,6 +179,8 @@ class TrainState:
       in_flight: payloads under way, by `flight_key`.
       counters: host-side counters.
       layout: static; the user's tree structure and the roles of its leaves.
+      servers: of methods with two levels, the groups' servers, leaves `[G, ...]`
+        (`sync.two_level_loop`); else empty.
     """
 
     inner: Inner
@@ -192,6 +194,7 @@ class TrainState:
     in_flight: dict[str, InFlight]
     counters: SyncCounters
     layout: Layout = dataclasses.field(metadata={"static": True})
+    servers: dict[str, PyTree] = dataclasses.field(default_factory=dict)
 
     def replace(self, **changes) -> TrainState:
         return dataclasses.replace(self, **changes)

@@ -41,6 +41,7 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         in_flight={},
         counters=_counters(programs),
         layout=layout,
+        servers=_servers(programs, anchor),
     )
     if not config.offload:
         return state
@@ -116,6 +117,34 @@ def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
         step=place(np.zeros(count, np.int32), region),
         tokens=place(np.zeros((count, len(programs.fragments)), np.float32), region),
     )
+
+
+def _servers(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> dict[str, PyTree]:
+    method = programs.config.method
+    if method.servers is None:
+        return {}
+    out = server_shardings(programs)
+    groups, outer = len(method.schedule.groups), method.servers.outer
+
+    def init(anchor):
+        model = {k: jnp.broadcast_to(x, (groups, *x.shape[1:])) for k, x in anchor.items()}
+        nothing = jax.tree.map(jnp.zeros_like, model)
+        travels = {"update": nothing, "reply": nothing}
+        return {"model": model, "merged": model, "outer": jax.vmap(outer.init)(model), **travels}
+
+    return jax.jit(init, out_shardings=out)(anchor)
+
+
+def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
+    """Where the groups' servers lie: every one in every region, cut inside it as the anchor is."""
+    regions, specs = programs.config.regions, programs.specs
+    leaves = leaf_shardings(regions, None, specs)
+    like = {
+        k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in programs.fragments.shapes.items()
+    }
+    rule = programs.config.method.servers.outer
+    outer = optimizer_shardings(rule, like, specs, regions, None)
+    return {**dict.fromkeys(("model", "merged", "update", "reply"), leaves), "outer": outer}
 
 
 def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTree, ...]:
@@ -199,6 +228,7 @@ def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         anchor=_placed(state.anchor, leaf_shardings(regions, axis, programs.specs)),
         outer=tuple(_placed(s, o) for s, o in zip(state.outer, outer_shardings(programs))),
         codec=tuple(_codec(programs, p, s) for p, s in enumerate(state.codec)),
+        servers=_placed(state.servers, server_shardings(programs)) if state.servers else {},
     )
 
 

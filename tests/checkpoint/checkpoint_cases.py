@@ -56,6 +56,10 @@ METHODS = {
     "decoupled": lambda: lc.methods.decoupled_diloco(
         5, 3, 3, 1, 0.5, (1.0, 0.6, 0.8), [(2, 9, 13)], pattern=CUT, codec=feedback("int4")
     ),
+    # At step 11 an update and a reply are on their way between the servers.
+    "halos": lambda: lc.methods.halos(
+        4, (1.0, 0.6, 0.8), [(0, 2), (1,)], 2, 0.3, buffer=3, travel=(2, 4)
+    ),
     "sparseloco": lambda: lc.methods.sparseloco(4, k=2, block=4),
     "muloco": lambda: lc.methods.muloco(4, bits=2),
     "ef21": increments,

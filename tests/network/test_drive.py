@@ -136,6 +136,7 @@ def some(step):
         lc.methods.streaming_diloco(6, 2, (1, 3, 5), 0.3, pattern="balanced"),
         lc.methods.eager_diloco(6),
         lc.methods.async_local_sgd(6, (3.0, 2.0, 1.0)),
+        lc.methods.halos(6, (3.0, 2.0, 1.0), [(0, 1), (2,)], 2, travel=3),
         lc.methods.decoupled_diloco(
             6, 2, 4, speeds=(3.0, 2.0, 1.0), outages=[(1, 8, 15)], pattern="balanced"
         ),

@@ -16,6 +16,7 @@ from oracle.decoupled import run_decoupled_diloco
 from oracle.demo import run_demo
 from oracle.dilocox import Adaptation, int4_rows, run_dilocox
 from oracle.gossip import run_noloco
+from oracle.halos import run_halos
 from oracle.inner import AdamW, Momentum, Sgd
 from oracle.loop import Event, Snapshot, Trajectory
 from oracle.one_period import run_delayed, run_dilocox_dense, run_eager
@@ -85,6 +86,7 @@ __all__ = [
     "run_dilocox",
     "run_dilocox_dense",
     "run_eager",
+    "run_halos",
     "run_local_sgd",
     "run_muloco",
     "run_noloco",

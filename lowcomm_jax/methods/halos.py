@@ -1,0 +1,95 @@
+r"""HALoS (arXiv 2506.04531): asynchronous on two levels, with no barrier on either.
+
+Workers of a group arrive at their local server; every K arrivals the local servers arrive at the
+global one, over the slow links:
+
+.. math::
+   \Delta_r = \Theta^{\text{received by } r} - \theta_r, \qquad
+   \phi_g \leftarrow \mathrm{DelayedNesterov}(\phi_g, \Delta_r), \qquad \theta_r \leftarrow \phi_g
+
+.. math::
+   u_g = \phi_g^{\text{merged}} - \phi_g, \qquad
+   \Theta \leftarrow \mathrm{DelayedNesterov}(\Theta, u_g), \qquad
+   \phi_g \leftarrow (1 - \alpha)\,\phi_g + \alpha\,\Theta
+
+A server serves on while its update travels; what arrives meanwhile stays in its model, and enters
+no later update. Each reply goes to who asked alone.
+
+====== ================================================= ===================================
+symbol meaning                                           argument
+====== ================================================= ===================================
+H      inner steps of the fastest worker                 `period`
+v      speed of each worker                              `speeds`
+g      workers of each local server                      `groups`
+K      arrivals at a server between its updates          `every`
+alpha  weight of the global model in a merge             `blend`
+eta    rate of the local / the global server             `learning_rate`, `global_learning_rate`
+beta   momentum of the local / the global server         `momentum`, `global_momentum`
+N      arrivals per momentum step                        `buffer`, `global_buffer`
+====== ================================================= ===================================
+
+Source: the published code; its rates are 0.2 x 16 and 0.15 x 2, since it divides by N as
+`outer.delayed_nesterov` does.
+
+Differs from it: time is counted in ticks, inner steps of the fastest worker, and links between the
+servers take `travel` of them; arrivals of one tick are served in region order. Payloads are dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lowcomm_jax import outer as outer_rules
+from lowcomm_jax.methods.base import LocalServers, Method
+from lowcomm_jax.schedule import TwoLevels
+
+
+def halos(
+    period: int,
+    speeds: Sequence[float],
+    groups: Sequence[Sequence[int]],
+    every: int = 32,
+    blend: float = 0.25,
+    learning_rate: float = 3.2,
+    momentum: float = 0.9,
+    buffer: int = 16,
+    global_learning_rate: float = 0.3,
+    global_momentum: float = 0.5,
+    global_buffer: int = 2,
+    travel: int | Sequence[int] = 0,
+    dynamic: bool = True,
+    inner_batching: Any = None,
+) -> Method:
+    """Train workers that arrive at local servers, which arrive at a global one.
+
+    Args:
+      period: H; speeds: one per region (worker), any unit.
+      groups: regions of each local server; every region is in one.
+      every: K; blend: alpha, in [0, 1].
+      learning_rate, momentum, buffer: of the local servers' `outer.delayed_nesterov`.
+      global_learning_rate, global_momentum, global_buffer: of the global server's.
+      travel: ticks one way between a local and the global server; one number or one per group.
+      dynamic: ceil(v / max v H) inner steps between arrivals instead of H.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
+    """
+    one = isinstance(travel, int)
+    return Method(
+        name="halos",
+        schedule=TwoLevels(
+            period,
+            tuple(speeds),
+            dynamic,
+            tuple(tuple(group) for group in groups),
+            every,
+            travel if one else tuple(travel),
+        ),
+        outer=outer_rules.delayed_nesterov(
+            global_learning_rate, global_momentum, max(global_buffer, 1)
+        ),
+        servers=LocalServers(
+            outer_rules.delayed_nesterov(learning_rate, momentum, max(buffer, 1)), blend
+        ),
+        inner_batching=inner_batching,
+        base="received",
+    )

@@ -1,0 +1,217 @@
+"""The loop of methods with two levels: workers and their group's server, servers and a global one.
+
+The anchor and its outer state are the global server's. The groups' servers are in
+`TrainState.servers`, every leaf `[G, ...]`: their `model` and its `outer` state, the model at the
+last merge (`merged`), and what is on its way to the global server (`update`) and back (`reply`).
+When what happens is decided by `schedule.two_levels`; every numeric part is a compiled program.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.exchange import Traffic
+from lowcomm_jax.history import Event
+from lowcomm_jax.state.train_state import TrainState, with_inner
+from lowcomm_jax.sync.round_functions import norm_per_row
+from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.sync_loop import SyncLoop
+
+PyTree = Any
+NOTHING = -1
+
+
+class TwoLevelLoop(SyncLoop):
+    """`SyncLoop` for methods with `Method.servers`.
+
+    Within a tick: what reaches the global server, group by group; what comes back; workers that
+    arrive, in region order, each answered at once; then again what travels for 0 ticks.
+    """
+
+    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray):
+        super().__init__(programs, weights)
+        method, servers = self.method, self.method.servers
+        self.groups_of = self.schedule.groups
+        donate = {"donate_argnums": (0, 1, 2)}
+        self._arrive = jax.jit(functools.partial(_arrive, servers.outer), **donate)
+        self._reach = jax.jit(functools.partial(_reach, method.outer), donate_argnums=(0, 1, 2))
+        self._merge = jax.jit(functools.partial(_merge, servers.blend), donate_argnums=0)
+        self._leave = jax.jit(_leave, donate_argnums=0)
+        self._start_anew = jax.jit(_start_anew, donate_argnums=(0, 1, 2))
+        like = self.fragments.like(0)
+        self._nbytes = 4 * sum(int(np.prod(x.shape)) for x in like.values())
+
+    def upcoming(self, state: TrainState) -> int:
+        done = state.counters.done_until
+        return max(done + 1, self.schedule.next_send(done, state.counters))
+
+    def events_at(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
+        step = int(state.counters.step)
+        state = state.replace(counters=_with_own_decisions(state.counters))
+        state = self._travel(state, step, events)
+        arrives = mask & self.schedule.senders(step, self.count)
+        for region in np.flatnonzero(arrives):
+            state = self._worker_arrives(state, int(region), step, events)
+        return self._travel(state, step, events)
+
+    # -- between the servers --------------------------------------------------------------------
+
+    def _travel(self, state: TrainState, step: float, events: list[Event]) -> TrainState:
+        decided, now = state.counters.decided, int(state.counters.step)
+        for g in np.flatnonzero((decided["up"] != NOTHING) & (decided["up"] <= step)):
+            anchor, outer, servers = self._reach(
+                state.anchor, state.outer[0], state.servers, np.int32(g)
+            )
+            state = state.replace(anchor=anchor, outer=(outer,), servers=servers)
+            decided["up"][g], decided["down"][g] = NOTHING, now + self.schedule.travels(g)
+            self._moved(state, f"down@{now}/{g}", self._host(0), self._host(g), events, "up")
+        for g in np.flatnonzero((decided["down"] != NOTHING) & (decided["down"] <= step)):
+            state = state.replace(servers=self._merge(state.servers, np.int32(g)))
+            decided["down"][g], decided["merged"][g] = NOTHING, decided["arrivals"][g]
+        return state
+
+    def _worker_arrives(
+        self, state: TrainState, region: int, step: int, events: list[Event]
+    ) -> TrainState:
+        g, decided, counters = (
+            self.schedule.group_of(region),
+            state.counters.decided,
+            state.counters,
+        )
+        params, received, servers = self._arrive(
+            state.inner.params, state.received, state.servers, np.int32(region), np.int32(g)
+        )
+        state = with_inner(state.replace(received=received, servers=servers), params=params)
+        self._moved(state, f"0@{step}/{region}", region, self._host(g), events, "both")
+        since = max(int(counters.last_landed[0, region]), 0)
+        counters.last_landed[0, region], counters.staleness[0, region] = step, step - since
+        counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
+        counters.sends[0] += 1
+        decided["arrivals"][g] += 1
+        waits = decided["up"][g] != NOTHING or decided["down"][g] != NOTHING
+        if decided["arrivals"][g] >= decided["merged"][g] + self.schedule.every and not waits:
+            state = state.replace(servers=self._leave(state.servers, np.int32(g)))
+            decided["up"][g] = step + self.schedule.travels(g)
+            self._moved(state, f"up@{step}/{g}", self._host(g), self._host(0), events, "up")
+        return state
+
+    def _host(self, group: int) -> int:
+        """The region beside which a group's server stands; beside group 0's is the global one."""
+        return self.groups_of[group][0]
+
+    def _moved(self, state, key: str, source: int, target: int, events, way: str) -> None:
+        """Book what travels from one region to another, or `both` ways, and that it has arrived."""
+        who = np.isin(np.arange(self.count), (source, target))
+        sent = np.zeros(self.count, np.int64)
+        if source != target:
+            sent[[source, target] if way == "both" else [source]] = self._nbytes
+        received = sent if way == "both" else np.where(who & (sent == 0), sent.sum(), 0)
+        counters, step = state.counters, int(state.counters.step)
+        counters.bytes_sent += sent
+        counters.bytes_received += received
+        traffic = Traffic("one_way", self._nbytes, sent, received)
+        groups = (tuple(sorted({source, target})),)
+        events.append(Event.of_send(step, 0, key, who, traffic, {}, groups))
+        since = max(int(counters.last_landed[0, source]), 0)
+        events.append(Event.of_landing(step, 0, key, who, step - since, {}))
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
+        state = super().run_all(state, events)
+        state = state.replace(counters=_with_own_decisions(state.counters))
+        return self._travel(state, np.inf, events)
+
+    def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
+        """Never of itself: servers may have news that no worker has."""
+        return False
+
+    def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
+        """The last synchronisation: all workers with news arrive, all servers' news goes up."""
+        del p
+        for region in np.flatnonzero(mask):
+            g = self.schedule.group_of(int(region))
+            params, received, servers = self._arrive(
+                state.inner.params, state.received, state.servers, np.int32(region), np.int32(g)
+            )
+            state = with_inner(state.replace(received=received, servers=servers), params=params)
+            self._moved(state, f"0@{step}/{region}", int(region), self._host(g), events, "both")
+        for g in range(len(self.groups_of)):
+            servers = self._leave(state.servers, np.int32(g))
+            anchor, outer, servers = self._reach(state.anchor, state.outer[0], servers, np.int32(g))
+            state = state.replace(anchor=anchor, outer=(outer,), servers=servers)
+            self._moved(state, f"up@{step}/{g}", self._host(g), self._host(0), events, "both")
+        params, received, servers = self._start_anew(
+            state.inner.params, state.received, state.servers, state.anchor
+        )
+        decided = self.schedule.start()
+        state = state.replace(received=received, servers=servers)
+        state.counters.decided = decided | {"arrivals": state.counters.decided["arrivals"].copy()}
+        state.counters.decided["merged"] = state.counters.decided["arrivals"].copy()
+        return with_inner(state, params=params)
+
+
+def _with_own_decisions(counters):
+    counters = counters.copy()
+    counters.decided = {name: x.copy() for name, x in counters.decided.items()}
+    return counters
+
+
+def _arrive(rule, params, received, servers, region, group):
+    """A worker's Delta moves its server's model, which the worker receives."""
+    delta = {k: (received[k][region] - params[k][region].astype(jnp.float32)) for k in params}
+    model, outer = _moved_by(rule, delta, servers["model"], servers["outer"], group)
+    params = {k: x.at[region].set(model[k][group].astype(x.dtype)) for k, x in params.items()}
+    received = {k: x.at[region].set(model[k][group]) for k, x in received.items()}
+    return params, received, {**servers, "model": model, "outer": outer}
+
+
+def _moved_by(rule, delta, model, outer, row):
+    """Row `row` of a model and its outer state, moved by Delta, unless that is 0 or not finite."""
+    one, state = jax.tree.map(lambda x: x[row], (model, outer))
+    updates, new = rule.update(delta, state, one)
+    size = norm_per_row(jax.tree.map(lambda x: x[None], delta))[0]
+    moves = jnp.isfinite(size) & (size > 0)
+    moved = jax.tree.map(lambda x, u: jnp.where(moves, x + u, x), one, updates)
+    new = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new, state)
+    return jax.tree.map(lambda x, y: x.at[row].set(y), (model, outer), (moved, new))
+
+
+def _leave(servers, group):
+    """What has changed since the last merge leaves for the global server."""
+    news = {k: servers["merged"][k][group] - x[group] for k, x in servers["model"].items()}
+    update = {k: x.at[group].set(news[k]) for k, x in servers["update"].items()}
+    return {**servers, "update": update}
+
+
+def _reach(rule, anchor, outer, servers, group):
+    """A server's update moves the global model, which leaves for that server."""
+    delta = {k: x[group] for k, x in servers["update"].items()}
+    anchor, outer = _moved_by(rule, delta, anchor, outer, 0)
+    reply = {k: x.at[group].set(anchor[k][0]) for k, x in servers["reply"].items()}
+    return anchor, outer, {**servers, "reply": reply}
+
+
+def _merge(blend, servers, group):
+    """A server mixes the global model into its own."""
+    model = {
+        k: x.at[group].set((1 - blend) * x[group] + blend * servers["reply"][k][group])
+        for k, x in servers["model"].items()
+    }
+    merged = {k: x.at[group].set(model[k][group]) for k, x in servers["merged"].items()}
+    return {**servers, "model": model, "merged": merged}
+
+
+def _start_anew(params, received, servers, anchor):
+    """Everyone has the global model; momenta stay."""
+
+    def spread(tree):
+        return {k: jnp.broadcast_to(anchor[k], x.shape).astype(x.dtype) for k, x in tree.items()}
+
+    servers = {**servers, "model": spread(servers["model"]), "merged": spread(servers["merged"])}
+    return spread(params), spread(received), servers
