@@ -59,9 +59,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _module(command: str, argv: Sequence[str]) -> str:
-    """The module of a command; `plan --target` is one of its own."""
-    targeted = any(argument.startswith(("--target", "-target")) for argument in argv)
-    return "plan.target" if command == "plan" and targeted else COMMANDS[command]
+    """The module of a command; `plan --target` and `plan --goodput` are ones of their own."""
+    for flag in ("target", "goodput") if command == "plan" else ():
+        if any(argument.startswith((f"--{flag}", f"-{flag}")) for argument in argv):
+            return f"plan.{flag}"
+    return COMMANDS[command]
 
 
 def available() -> dict[str, str]:

@@ -74,6 +74,8 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     Raises:
       ViolationsError: everything that is wrong.
     """
+    if "chip_mtbf_hours" in config:
+        raise_all("plan config", ["this config says what fails: add --goodput"])
     fields = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
     known = sorted((*NEEDED, *DEFAULTS))
     unknown = sorted(set(config) - set(known), key=str)

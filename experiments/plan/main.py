@@ -10,7 +10,7 @@ against the plan. Config fields: see `configs/plan/template.py`; llama_7b, llama
 beside it are ready.
 
 With `--target=h100:2x8` and a training config it asks the compiler instead (`target.py` beside this
-file).
+file); with `--goodput` it says what failures cost (`goodput.py`).
 """
 
 import dataclasses

@@ -6,7 +6,8 @@ published ones. NumPy only.
 
 - `methods`: what a method sends and keeps; `shapes`: abstract models; `memory`: bytes a device;
 - `dag`: the layer-level time model; `noloco_latency`: pair exchange against tree all-reduce;
-- `expected_loss`: scaling laws and published penalties.
+- `expected_loss`: scaling laws and published penalties;
+- `goodput`: what failures cost, by a closed form and by `goodput_simulation`.
 """
 
 from lowcomm_jax.planner.plan import PlanRow, Workload, plan

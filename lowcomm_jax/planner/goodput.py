@@ -1,0 +1,300 @@
+"""Goodput under failures: the share of allocated chip time that does useful work.
+
+`Fleet` says what there is and what breaks; `goodput_simulation.plan_goodput` gives a `Goodput` for
+each of `METHODS`.
+A job is what stops together: all regions under data parallelism, one region else. An interrupt is
+a failed chip (its slice drops out until it is repaired), or a region that is away altogether. What
+a stopped region means for the others sets the methods apart (`Reaction`).
+
+Published beside it: the goodput simulation of Decoupled DiLoCo (arXiv 2604.21428), read second-hand
+in two notes that agree. `FITTED` has two values for its elastic and decoupled columns and two for
+data parallelism; both pairs are fitted to that table and appear in no source. Goodput there, as
+here, is about failures alone: seconds that links take are the plan's utilisation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lowcomm_jax.network.errors import above_zero, not_negative, whole
+
+YEAR_S = 365 * 86400.0
+SOURCE = "arXiv 2604.21428, goodput simulation (second-hand: two notes that agree)"
+CONFIDENCE = "second-hand"
+DP, ELASTIC_DP, DECOUPLED = "dp", "elastic_dp", "decoupled"
+
+
+class Reaction:
+    """What a stopped region means for the others.
+
+    ONE_JOB: there is one job over all regions: everything stops.
+    WAIT: the others train until they need its payload, then wait. Nothing of its work is lost.
+    ABSENT: nobody waits. What it had not sent is lost; it takes the others' state and starts with
+        them after the next synchronisation. The runtime of this project does so: a heartbeat that
+        stands still for 4 s is a death (docs/regions.md). Those 4 s are not counted.
+    INDEPENDENT: nobody waits, and it starts as soon as it has a peer's state.
+    """
+
+    ONE_JOB, WAIT, ABSENT, INDEPENDENT = "one job", "wait", "absent", "independent"
+
+
+class MethodUnderFailures(NamedTuple):
+    """How a method takes a failure.
+
+    Attributes:
+        title: for tables.
+        reaction: one of `Reaction`.
+        elastic: its job goes on with fewer chips; else it stands until all chips are there. Of
+            methods with a job a region, `Fleet.elastic_regions` says so.
+        streaming: it sends `Fleet.fragments` apart and overlaps `Fleet.overlap_s`; else all
+            parameters leave at once, and land at once.
+    """
+
+    title: str
+    reaction: str
+    elastic: bool = True
+    streaming: bool = False
+
+
+METHODS = {
+    DP: MethodUnderFailures("DP", Reaction.ONE_JOB, elastic=False),
+    ELASTIC_DP: MethodUnderFailures("elastic DP", Reaction.ONE_JOB),
+    "diloco_wait": MethodUnderFailures("DiLoCo, others wait", Reaction.WAIT),
+    "diloco_absent": MethodUnderFailures("DiLoCo, absent", Reaction.ABSENT),
+    "streaming_wait": MethodUnderFailures("Streaming, others wait", Reaction.WAIT, streaming=True),
+    "streaming_absent": MethodUnderFailures("Streaming, absent", Reaction.ABSENT, streaming=True),
+    DECOUPLED: MethodUnderFailures("Decoupled", Reaction.INDEPENDENT),
+}
+
+
+class Fitted(NamedTuple):
+    """Two values fitted to published columns: (1 - overhead) / (1 + stop_s / T).
+
+    Attributes:
+        overhead: c, the share that is lost whatever fails.
+        stop_s: d, the seconds that an interrupt costs a job.
+        points: the largest error over the fitted cells, in percentage points.
+    """
+
+    overhead: float
+    stop_s: float
+    points: float
+
+
+FITTED = {"elastic": Fitted(0.0305, 19.7, 2.65), "dp": Fitted(0.0935, 64.6, 2.68)}
+# Goodput in per cent by chips; a number is M of Decoupled DiLoCo.
+PUBLISHED: Mapping[int, Mapping[str | int, float]] = {
+    150_000: {DP: 72, ELASTIC_DP: 88, 2: 94, 4: 96, 8: 98, 16: 99},
+    300_000: {DP: 57, ELASTIC_DP: 80, 2: 88, 4: 93, 8: 96, 16: 98},
+    600_000: {DP: 38, ELASTIC_DP: 69, 2: 80, 4: 89, 8: 94, 16: 96},
+    1_200_000: {DP: 27, ELASTIC_DP: 58, 2: 70, 4: 82, 8: 88, 16: 93},
+    2_400_000: {DP: 18, ELASTIC_DP: 40, 2: 54, 4: 73, 8: 80, 16: 86},
+}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What trains, and what breaks. Times in seconds.
+
+    Attributes:
+        regions: chips that train in each region.
+        chip_mtbf_s: mean time between interrupts of one chip; one for all regions, or one each.
+        stop_s: what an interrupt costs an elastic job, and what taking chips back costs it: it
+            stands still, or does again what it had not saved.
+        restart_s: the same of a job that is not elastic, such as DP, once all its chips are there.
+        repair_s: until a failed chip's slice is back.
+        slice_chips: chips that drop out together.
+        spare_slices: in every region, allocated and idle; they take a failed slice's place. One job
+            over all regions shares them.
+        outage_mtbf_s: mean time between outages of a whole region; None = there are none.
+        outage_s: how long a region is away.
+        overhead, restart_overhead: share that is lost whatever fails; of elastic jobs, of others.
+        elastic_regions: whether a region's job goes on with fewer chips; else it stands until all
+            are there and restarts, as DP does.
+        period_s: seconds of training between two synchronisations of the same parameters.
+        fragments, overlap_s: of Streaming; the overlap is seconds from a send to its landing.
+        decoupled_period_s: the same as `period_s` of Decoupled, which sends a fragment every step;
+            0 = what a learner had not sent is counted in `stop_s`.
+    """
+
+    regions: tuple[int, ...]
+    chip_mtbf_s: float | tuple[float, ...] = YEAR_S
+    stop_s: float = FITTED["elastic"].stop_s
+    restart_s: float = FITTED["dp"].stop_s
+    repair_s: float = 0.0
+    slice_chips: int = 1
+    spare_slices: int = 0
+    outage_mtbf_s: float | None = None
+    outage_s: float = 0.0
+    overhead: float = 0.0
+    restart_overhead: float = 0.0
+    elastic_regions: bool = True
+    period_s: float = 100.0
+    fragments: int = 8
+    overlap_s: float = 1.0
+    decoupled_period_s: float = 0.0
+
+    @property
+    def chips(self) -> int:
+        """Count the chips that train while nothing is broken."""
+        return sum(self.regions)
+
+    @property
+    def allocated(self) -> int:
+        """Count all chips, spare ones included."""
+        return self.chips + self.spare_slices * self.slice_chips * len(self.regions)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Give the interrupts a second of each region while all its chips train."""
+        return tuple(n / mtbf for n, mtbf in zip(self.regions, self.mtbfs, strict=True))
+
+    @property
+    def mtbfs(self) -> tuple[float, ...]:
+        """Give the mean time between interrupts of a chip, for each region."""
+        given = self.chip_mtbf_s
+        return given if isinstance(given, tuple) else (given,) * len(self.regions)
+
+    def overhead_of(self, method: str) -> float:
+        """Give the share that a method loses whatever fails."""
+        return self.overhead if self.elastic(method) else self.restart_overhead
+
+    def stop_of(self, method: str) -> float:
+        """Give what an interrupt costs a job of a method."""
+        return self.stop_s if self.elastic(method) else self.restart_s
+
+    def elastic(self, method: str) -> bool:
+        """Say whether a method's jobs go on with fewer chips."""
+        how = METHODS[method]
+        one_job = how.reaction == Reaction.ONE_JOB
+        return how.elastic if one_job else self.elastic_regions
+
+    def violations(self) -> list[str]:
+        """List what cannot be simulated, each with its fix."""
+        if not self.regions:
+            return ["regions is empty: give the chips of each, such as (512, 512, 512)"]
+        found = [line for n in self.regions for line in whole("chips of a region", n)]
+        if isinstance(self.chip_mtbf_s, tuple) and len(self.chip_mtbf_s) != len(self.regions):
+            count, given = len(self.regions), len(self.chip_mtbf_s)
+            found.append(
+                f"chip_mtbf_s has {given} values for {count} regions: give one, or {count}"
+            )
+        else:
+            found += [line for mtbf in self.mtbfs for line in above_zero("chip_mtbf_s", mtbf)]
+        for name in ("stop_s", "restart_s", "repair_s", "outage_s", "overlap_s"):
+            found += not_negative(name, getattr(self, name))
+        found += not_negative("decoupled_period_s", self.decoupled_period_s)
+        for name in ("overhead", "restart_overhead"):
+            value = getattr(self, name)
+            problem = not_negative(name, value)
+            found += problem or ([] if value < 1 else [f"{name} is {value}: use less than 1"])
+        found += whole("slice_chips", self.slice_chips) + whole("fragments", self.fragments)
+        found += whole("spare_slices", self.spare_slices, 0)
+        found += above_zero("period_s", self.period_s)
+        if not isinstance(self.elastic_regions, bool):
+            found.append(f"elastic_regions is {self.elastic_regions!r}: use True or False")
+        if self.outage_mtbf_s is not None:
+            found += above_zero("outage_mtbf_s", self.outage_mtbf_s)
+        if found:
+            return found
+        if self.slice_chips > min(self.regions):
+            most = min(self.regions)
+            found.append(f"slice_chips is {self.slice_chips}: use at most {most}, a whole region")
+        between = self.period_s / self.fragments
+        if self.overlap_s > between:
+            found.append(
+                f"overlap_s is {self.overlap_s:g}: use at most {between:g}, the seconds between "
+                "two sends (period_s / fragments)"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """What becomes of the allocated chip time of one method. Shares in [0, 1].
+
+    Attributes:
+        method: of `METHODS`.
+        goodput: share that does useful work.
+        uptime: share of time at least one region advances.
+        lost: {what: share}; with `goodput` they sum to 1.
+        error: standard error of `goodput`.
+        closed_form: `expected` of the same fleet; None where there is none.
+    """
+
+    method: str
+    goodput: float
+    uptime: float
+    lost: Mapping[str, float] = field(default_factory=dict)
+    error: float = 0.0
+    closed_form: float | None = None
+
+
+def closed_form(mtbf_s: float, stop_s: float, overhead: float) -> float:
+    """Give (1 - overhead) / (1 + stop_s / mtbf_s), the goodput of a job on its own.
+
+    The job trains for `mtbf_s` on average and then stands for `stop_s`; interrupts while it stands
+    change nothing.
+    """
+    return (1.0 - overhead) / (1.0 + stop_s / mtbf_s)
+
+
+def expected(fleet: Fleet, method: str) -> float | None:
+    """Give the closed form of a method, or None where none is exact.
+
+    There is one for jobs that do not meet (DP, elastic DP, Decoupled) as long as failed chips are
+    back before the job is, no region is away, and nothing that was not sent is lost.
+    """
+    how = METHODS[method]
+    if how.reaction in (Reaction.WAIT, Reaction.ABSENT) or fleet.outage_mtbf_s is not None:
+        return None
+    if fleet.repair_s > 0 or (how.reaction == Reaction.INDEPENDENT and fleet.decoupled_period_s):
+        return None
+    stop, overhead = fleet.stop_of(method), fleet.overhead_of(method)
+    used = fleet.chips / fleet.allocated
+    if how.reaction == Reaction.ONE_JOB:
+        return used * closed_form(1.0 / sum(fleet.rates), stop, overhead)
+    parts = zip(fleet.regions, fleet.rates, strict=True)
+    return used * sum(n * closed_form(1.0 / r, stop, overhead) for n, r in parts) / fleet.chips
+
+
+# -- the published simulation ------------------------------------------------------------------
+
+
+def published_fleet(chips: int, learners: int) -> Fleet:
+    """Give a fleet of the published simulation, with the values that are fitted to its table.
+
+    A chip has one interrupt a year, as published. Times of reconfiguration and repair are not:
+    `FITTED` stands for both.
+    """
+    elastic, restart = FITTED["elastic"], FITTED["dp"]
+    return Fleet(
+        regions=even_regions(chips, learners),
+        stop_s=elastic.stop_s,
+        restart_s=restart.stop_s,
+        overhead=elastic.overhead,
+        restart_overhead=restart.overhead,
+    )
+
+
+def even_regions(chips: int, regions: int) -> tuple[int, ...]:
+    """Cut a number of chips into regions that differ by one chip at most."""
+    return tuple(chips * (i + 1) // regions - chips * i // regions for i in range(regions))
+
+
+def largest_error(ours: Mapping[int, Mapping[str | int, float]], columns: Sequence) -> float:
+    """Give the largest distance to `PUBLISHED` in percentage points.
+
+    Args:
+        ours: goodput as a share in [0, 1], by chips and column.
+        columns: those to compare.
+    """
+    errors = [
+        abs(100 * row[column] - PUBLISHED[chips][column])
+        for chips, row in ours.items()
+        for column in columns
+    ]
+    return max(errors, default=math.nan)

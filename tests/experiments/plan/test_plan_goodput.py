@@ -1,0 +1,95 @@
+"""`plan --goodput` end to end: the published table, a fleet of one's own, and refusals."""
+
+import importlib
+import io
+import json
+import time
+
+import pytest
+from rich.console import Console
+
+from experiments.__main__ import main as run_command
+from experiments.plan.goodput import answer
+from lowcomm_jax.planner import goodput_simulation
+from lowcomm_jax.planner.goodput import METHODS
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A short simulation, where figures do not matter."""
+    monkeypatch.setattr(goodput_simulation, "FLEETS", 8)
+
+
+def run(name, folder, **changes):
+    config = importlib.import_module(f"configs.plan.{name}").get_config().to_dict()
+    text = io.StringIO()
+    result = answer(config | changes, folder, Console(file=text, width=140))
+    return result, text.getvalue()
+
+
+def test_the_published_table_stands_beside_ours(tmp_path, few):
+    result, text = run("goodput", tmp_path, chips=(150_000, 2_400_000), learners=(2, 16))
+    assert json.loads((tmp_path / "goodput.json").read_text())["name"] == result["name"]
+    rows = {(r["chips"], r["regions"], r["method"]): r for r in result["rows"]}
+    assert len(rows) == 2 * (2 + 6)
+    learners = rows[2_400_000, 16, "decoupled"]
+    assert 86 < 100 * learners["goodput"] < 90 and learners["uptime"] > 0.999
+    for shown in (f"{100 * learners['goodput']:.1f} (+", "second-hand", "fitted to that table"):
+        assert shown in text
+    assert "others wait" in text and "absent" in text and "not published" in text
+
+
+def test_a_fleet_of_ones_own_is_answered_in_a_screen(tmp_path):
+    started = time.process_time()
+    result, text = run("goodput_three_regions", tmp_path, region_mtbf_hours="99,99,40")
+    assert time.process_time() - started < 10.0 and len(text.splitlines()) < 24
+    assert [row["method"] for row in result["rows"]] == list(METHODS)
+    for row in result["rows"]:
+        assert sum(row["lost"].values()) + row["goodput"] == pytest.approx(1.0)
+        assert METHODS[row["method"]].title in text
+    assert "an interrupt of a region every 99 h, 40 h, of all every 22.1 h" in text
+    assert "24 spare ones" in text and "19.7 s (fitted" in text and "DP 600 s\n" in text
+    by_name = {row["method"]: row for row in result["rows"]}
+    lost = (1 - by_name["dp"]["goodput"]) * (3 * 512 + 24)
+    assert f"{lost:,.1f}" in text and f"{lost * 24 * 2.5:,.0f}" in text
+
+
+def test_the_command_runs_and_takes_overrides(tmp_path, capsys, few):
+    given = ["--config.regions=64,32", "--config.chips=()", "--config.learners=()"]
+    given += ["--config.slice_chips=8", f"--workdir={tmp_path}"]
+    assert run_command(["plan", "--goodput", *given]) == 0
+    assert "64 + 32 chips" in capsys.readouterr().out
+    assert json.loads((tmp_path / "goodput.json").read_text())["fields"]["regions"] == [64, 32]
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        (["--config=configs/plan/template.py"], "--goodput has configs of its own"),
+        (["--config=configs/diloco.py"], "--goodput has configs of its own"),
+        (["--config.regions=8,8"], "regions and chips are both given"),
+        (["--config.chips=()"], "no chips are given"),
+        (["--config.chip_mtbf_hours=1,2,x"], "chip_mtbf_hours is '1,2,x': give one number"),
+        (["--config.region_mtbf_hours=-4"], "region_mtbf_hours is -4.0: use a number above 0"),
+        (["--config.period=0"], "period is 0: use a number above 0"),
+        (["--config.overlap=50"], "overlap_s is 50: use at most 12.5"),
+        (["--config.overhead=1.5", "--config.stop_s=-1"], "2 violation"),
+        (["--config.chps=4"], "there is no such field"),
+        (["extra"], "unexpected argument 'extra'"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(given, fix, capsys):
+    assert run_command(["plan", "--goodput", *given]) == 2
+    assert fix in capsys.readouterr().err
+
+
+def test_without_the_flag_its_config_is_refused(capsys):
+    assert run_command(["plan", "--config=configs/plan/goodput.py"]) == 2
+    assert "add --goodput" in capsys.readouterr().err
+
+
+def test_a_config_with_a_field_too_few_or_too_many_is_refused(tmp_path):
+    config = importlib.import_module("configs.plan.goodput").get_config().to_dict()
+    del config["seed"]
+    with pytest.raises(ValueError, match="'seed' is missing: give it"):
+        answer(config | {"spares": 2}, tmp_path, Console(file=io.StringIO()))
