@@ -1,4 +1,4 @@
-"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `hf`, `tensorboard`,
+"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `flight`, `hf`, `tensorboard`,
 `wandb`, `prometheus`, `test`, `dev`."""
 
 import pathlib
@@ -9,6 +9,8 @@ from setuptools import find_packages, setup
 package = pathlib.Path(__file__).parent / "lowcomm_jax" / "__init__.py"
 version = re.search(r'^__version__ = "(.+)"$', package.read_text(encoding="utf-8"), re.MULTILINE)
 JAX = ">=0.10,<0.12"
+# Payloads of `exchange=peers`; 170 MB installed.
+FLIGHT = ["pyarrow>=20", "cryptography>=42"]
 
 setup(
     name="lowcomm_jax",
@@ -49,11 +51,13 @@ setup(
             "nvidia-cuda-nvcc-cu12>=12.6",
             "nvidia-cudnn-cu12>=9.8,<10",
         ],
+        "flight": FLIGHT,
         "tensorboard": ["tensorboardX>=2.6"],
         "wandb": ["wandb>=0.18"],
         "prometheus": ["prometheus-client>=0.20"],
         "hf": ["datasets>=3.0", "pyarrow>=15"],
         "test": [
+            *FLIGHT,
             "chex>=0.1.90",
             "coverage>=7",
             "equinox>=0.13",

@@ -101,6 +101,12 @@ def _add_jobs(config: ConfigDict) -> None:
     config.rendezvous = config_dict.placeholder(str)
     config.secret = config_dict.placeholder(str)  # of the jobs: file:PATH or env:NAME
     config.address = "127.0.0.1:0"  # of this job, as the other peers reach it; port 0 = a free one
+    # Of payloads between peers. flight: Arrow Flight with mutual TLS (the extra `flight`). jax:
+    # plain text, and whoever can connect can end the job; loopback only, unless trusted_network.
+    config.transport = "flight"
+    config.trusted_network = False  # with transport=jax: nobody else can connect to `address`
+    # Folder with ca.crt, tls.crt and tls.key of this job; default: made when it starts.
+    config.certificates = config_dict.placeholder(str)
     config.wait_minutes = 10.0  # for the other jobs to appear
     # Processes of this job, each with devices of its own, which share its mesh (jax.distributed):
     # with exchange=mesh of the whole run, else of this region. 0 = as the launcher says (Slurm,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.faults.fault_hooks import ScriptedFaults
-from experiments.regions.jobs import EXCHANGES, is_separate_job
+from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
 from experiments.train.job import Job
 from experiments.workdir import identity
 from lowcomm_jax.runtime.connect import ROUNDS_KEPT, JobExchange
@@ -31,7 +31,7 @@ def open_exchange(job: Job, fault_hooks: ScriptedFaults | None = None) -> JobExc
     if not is_separate_job(fields):
         return None
     kind = fields["exchange"]
-    given = {} if kind == "store" else {"address": fields["address"]}
+    given = {} if kind == "store" else {name: fields[name] for name in PEERS}
     return EXCHANGES[kind](
         fields["rendezvous"],
         fields["region"],

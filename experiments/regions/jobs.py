@@ -9,11 +9,20 @@ from experiments.train.processes import process_problems
 from lowcomm_jax import exchange
 from lowcomm_jax.methods import Method
 from lowcomm_jax.runtime.checks import job_problems
+from lowcomm_jax.runtime.connect import transport_problems
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.sync.round_functions import OutlierGuard
 
 EXCHANGES = {"store": exchange.store, "peers": exchange.peers}
 """Exchanges between separate jobs, by their name in a config."""
+
+PEERS = {
+    "address": "127.0.0.1:0",
+    "transport": "flight",
+    "certificates": None,
+    "trusted_network": False,
+}
+"""Fields that only `exchange=peers` reads, with their defaults."""
 
 
 def is_separate_job(fields: Mapping[str, Any]) -> bool:
@@ -38,8 +47,14 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         found.append(f"region={region}: say which of the {count} this job is, 0 to {count - 1}")
     if not url:
         found.append("rendezvous is missing: a folder all jobs reach, file:///..., gs:// or s3://")
-    if fields["address"] != "127.0.0.1:0" and kind != "peers":
-        found.append(f"address={fields['address']!r} has no effect with exchange={kind}")
+    if kind == "peers":
+        found += transport_problems(**{name: fields[name] for name in PEERS})
+    else:
+        found += [
+            f"{name}={fields[name]!r} has no effect with exchange={kind}: leave it out"
+            for name, default in PEERS.items()
+            if fields[name] != default
+        ]
     if fields["heal"] not in get_args(Heal):
         found.append(f"heal={fields['heal']!r}: use {', '.join(get_args(Heal))}")
     if not fields["wait_minutes"] > 0:

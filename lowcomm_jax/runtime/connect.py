@@ -7,6 +7,9 @@ processes they return a `LockstepExchange`: its first process alone takes part i
 from __future__ import annotations
 
 import functools
+import importlib.util
+import ipaddress
+import logging
 import re
 import threading
 from collections.abc import Callable
@@ -27,10 +30,15 @@ from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.secret import Seal, read_secret
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
-from lowcomm_jax.runtime.transport import StoreTransport
+from lowcomm_jax.runtime.transport import StoreTransport, Transport
 
 ROUNDS_KEPT = {"store": 16, "peers": 4}
 """For how many rounds payloads stay; a round has a key for every fragment."""
+
+TRANSPORTS = ("flight", "jax")
+"""How payloads of `peers` travel: see `peers`."""
+
+log = logging.getLogger(__name__)
 
 
 def store(
@@ -85,6 +93,9 @@ def peers(
     secret: bytes | str | None = None,
     *,
     address: str = "127.0.0.1:0",
+    transport: str = "flight",
+    certificates: str | None = None,
+    trusted_network: bool = False,
     timing: Timing | None = None,
     keep: int = ROUNDS_KEPT["peers"],
     heal: Heal = "stop",
@@ -92,23 +103,85 @@ def peers(
 ) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
-    Payloads are plain text on the wire, and JAX's transfer server ends the process on malformed
-    bytes from whoever connects. So use a private network or a tunnel (docs/security.md).
-
     Args:
       url, region, count, run_id, secret, timing, heal, mishaps: see `store`.
       address: "host:port" under which the other regions reach this one; port 0 takes any.
+      transport: the same in all regions. "flight": Arrow Flight with mutual TLS (the extra
+        `flight`); only regions of the run are let in. "jax": JAX's transfer server, plain text,
+        and **whoever can connect to it can end this process**.
+      certificates: of "flight": folder with `tls.crt`, `tls.key` and the authority's `ca.crt`;
+        None = every region makes its own when it starts. The same choice in all regions.
+      trusted_network: of "jax": allow an address that is not this machine's loopback, since nobody
+        else can connect to it.
       keep: keys whose payloads of all regions stay in this host's memory for regions that are
         late; more than may be in flight at once.
+
+    Raises:
+      ValueError: lists everything that is wrong with the arguments, or the address cannot be used.
     """
+    wrong = transport_problems(transport, address, certificates, trusted_network)
 
     def make() -> RemoteExchange:
-        parts = _context_parts(url, region, count, run_id, secret, timing, keep, heal, mishaps)
-        names = ("store", "seal", "heartbeat", "counter", "pace", "timing", "closing")
-        transport = PeerTransport(*(parts[name] for name in names), address)
-        return RemoteExchange(ExchangeContext(transport=transport, **parts), "peers", keep)
+        parts = _context_parts(
+            url, region, count, run_id, secret, timing, keep, heal, mishaps, wrong
+        )
+        names = ("heartbeat", "counter", "pace", "timing", "closing")
+        given = [parts[name] for name in names]
+        made: Transport
+        if transport == "jax":
+            made = PeerTransport(parts["store"], parts["seal"], *given, address)
+            log.warning(
+                "payloads travel as plain text, and whoever can connect to port %s can end this "
+                "job (docs/security.md)",
+                address,
+            )
+        else:
+            # Its libraries are an extra.
+            from lowcomm_jax.runtime.flight_transport import FlightTransport
+
+            made = FlightTransport(*given, address, certificates)
+        return RemoteExchange(ExchangeContext(transport=made, **parts), "peers", keep)
 
     return _for_all_processes(make, region, count, heal)
+
+
+def transport_problems(
+    transport: str, address: str, certificates: str | None, trusted_network: bool
+) -> list[str]:
+    """One line with its fix for each argument of `peers` that cannot be used together."""
+    if transport not in TRANSPORTS:
+        return [f"transport={transport!r}: use {' or '.join(TRANSPORTS)}"]
+    if transport == "flight":
+        missing = [x for x in ("pyarrow", "cryptography") if importlib.util.find_spec(x) is None]
+        found = [
+            f"exchange=peers needs {' and '.join(missing)}, which are not installed: pip install "
+            "'lowcomm_jax[flight]', or use exchange=store. In a network where nobody else can "
+            "connect, transport=jax needs neither"
+        ]
+        found = found if missing else []
+        if trusted_network:
+            found.append("trusted_network has no effect with transport=flight: leave it out")
+        return found
+    found = []
+    if certificates is not None:
+        found.append(
+            f"certificates={certificates!r} has no effect with transport=jax: leave it out"
+        )
+    if not trusted_network and not _is_loopback(address):
+        found.append(
+            f"transport=jax on address={address!r}: whoever can connect there can end this job, "
+            "and payloads are plain text; use transport=flight, or say trusted_network=True where "
+            "nobody else can connect"
+        )
+    return found
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class LockstepExchange:
@@ -199,11 +272,15 @@ def _for_all_processes(
 
 
 def _context_parts(
-    url, region, count, run_id, secret, timing, keep, heal, mishaps
+    url, region, count, run_id, secret, timing, keep, heal, mishaps, wrong=()
 ) -> dict[str, Any]:
-    """The fields of `ExchangeContext` but for the transport; checks all arguments first."""
+    """The fields of `ExchangeContext` but for the transport; checks all arguments first.
+
+    Args:
+      wrong: what was found to be wrong already.
+    """
     timing = timing or Timing()
-    wrong = timing.violations()
+    wrong = [*wrong, *timing.violations()]
     scheme = url.partition("://")[0]
     if scheme not in kv.SCHEMES:
         wrong.append(f"url {url!r} must begin with one of {[f'{s}://' for s in kv.SCHEMES]}")

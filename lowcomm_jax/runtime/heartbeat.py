@@ -13,7 +13,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from lowcomm_jax.runtime.errors import Lost, Rejected, StoreUnavailable, Superseded
 from lowcomm_jax.runtime.kv import Store
@@ -41,6 +41,8 @@ class Beat:
       paused: it has saved its state, and waits for the others to do so.
       passed: the newest key of which it has everything, or "".
       address: where its payloads can be pulled from, or "".
+      certificate: of its port, where it has made that itself (PEM), or "".
+      passes: what lets other regions in there (PEM), by the fingerprint of their certificate.
     """
 
     incarnation: int
@@ -54,6 +56,8 @@ class Beat:
     paused: bool = False
     passed: str = ""
     address: str = ""
+    certificate: str = ""
+    passes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass

@@ -1,5 +1,8 @@
 """`PeerTransport`: payloads go from region to region over `jax.experimental.transfer`.
 
+For networks in which nobody else can connect: that server ends its process on a few malformed
+bytes, and sends plain text. `FlightTransport` is the one for all others.
+
 A region offers its payload at once to every living region, under numbers that travel in the
 announcement. A region that holds a verified payload serves it to those that come later: they ask
 through the store, and get an answer there. Addresses travel with the heartbeats.
@@ -168,12 +171,18 @@ class PeerTransport:
           Missing: nobody who can be reached has them just now.
           StoreUnavailable: somebody has them, over a link that became slower; try again, there is
             more time then.
+          ValueError: the other region's payloads travel by another transport.
         """
         me, denied, slow = self._heartbeat.region, set(), None
         for holder in holders:
             beat = self._heartbeat.latest().get(holder)
             if holder == me or beat is None or not beat.address or not self._alive(holder):
                 continue
+            if "://" in beat.address:
+                raise ValueError(
+                    f"region {holder} serves payloads in another way than region {me}: give all "
+                    "regions the same transport"
+                )
             number = hint.get(str(me)) if hint.get("address") == beat.address else None
             if number is None or number in self._used:
                 number, answered = self._ask(name, nbytes, holder)

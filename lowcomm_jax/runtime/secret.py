@@ -1,7 +1,7 @@
 """`Seal`: signs and checks every record between regions with a shared secret (HMAC-SHA256).
 
 A record is signed together with the run and the key it stands under, so that a copy elsewhere is
-rejected. Payloads need no signature: records name them by their SHA-256. Nothing is encrypted.
+rejected. Payloads need no signature: records name them by their SHA-256. Records are not encrypted.
 Whoever may write to the store can destroy a run, but cannot alter what regions believe.
 """
 

@@ -66,7 +66,7 @@ class Party:
 
     def run(self, count: int, **options) -> list[exchange.RemoteExchange]:
         """All regions of a run, joined."""
-        regions = [self.region(r, count, **options) for r in range(count)]
+        regions = at_once(lambda r: self.region(r, count, **options), range(count))
         at_once(lambda x: x.join(20.0), regions)
         return regions
 

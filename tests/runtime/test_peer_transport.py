@@ -1,6 +1,7 @@
-"""What only exchanges have whose payloads go from region to region."""
+"""What only exchanges have whose payloads go from region to region by JAX's transfer server."""
 
 import dataclasses
+import functools
 import socket
 import time
 
@@ -18,7 +19,7 @@ from lowcomm_jax import exchange
 @pytest.fixture
 def party(tmp_path):
     """Makes regions that pull from each other."""
-    made = Party(exchange.peers, f"file://{tmp_path}/meet")
+    made = Party(functools.partial(exchange.peers, transport="jax"), f"file://{tmp_path}/meet")
     yield made
     made.close()
 

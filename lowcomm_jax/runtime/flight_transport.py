@@ -1,0 +1,292 @@
+"""`FlightTransport`: payloads go from region to region by Arrow Flight, with mutual TLS.
+
+A process of its own serves what this region holds (`PayloadServer`); threads here pull what others
+hold (`Streams`). Whoever holds a verified payload serves it to those that come later.
+
+Where no certificates are given, a region makes a key and a certificate when it starts. It tells the
+certificate with its heartbeats, and so does every other region the pass that it has issued for that
+key (`Authority.issue`). Heartbeats are signed records: who knows the run's secret can make them,
+nobody else. Payloads are never in the store, and no private key is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from lowcomm_jax.runtime.certificates import (
+    FILES,
+    Authority,
+    Credentials,
+    fingerprint,
+    host_name,
+    read_credentials,
+)
+from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
+from lowcomm_jax.runtime.heartbeat import Beat, Heartbeat
+from lowcomm_jax.runtime.kv import MetricsCounter
+from lowcomm_jax.runtime.payload_server import PayloadServer
+from lowcomm_jax.runtime.streams import DeniedError, Partial, Streams
+from lowcomm_jax.runtime.timing import Pace, Timing
+
+SCHEME = "grpc+tls://"
+_SLOWEST_BYTES_PER_S = 1e6
+"""A link is taken to be no slower than this before it was measured."""
+_SLOWER = 16
+"""How many times longer than it should a region that is alive may bring nothing."""
+_FORGOTTEN_S = 120.0
+"""What has arrived of a payload is kept for so long after the last try to get the rest."""
+log = logging.getLogger(__name__)
+
+
+class FlightTransport:
+    """Serves the payloads that this region holds, and pulls those of others.
+
+    Bytes are counted as sent when they leave.
+    """
+
+    lingers = True
+
+    def __init__(
+        self,
+        heartbeat: Heartbeat,
+        counter: MetricsCounter,
+        pace: Pace,
+        timing: Timing,
+        closing: threading.Event,
+        address: str,
+        certificates: str | None = None,
+    ):
+        """
+        Args:
+          address: "host:port" under which the other regions reach this one; port 0 = any.
+          certificates: folder with this region's certificate and key, and their authority's
+            certificate (`certificates.FILES`); None = this region makes its own.
+
+        Raises:
+          ValueError: the address cannot be used, or the certificates.
+        """
+        self._heartbeat, self._counter = heartbeat, counter
+        self._pace, self._timing, self._closing = pace, timing, closing
+        self._authority: Authority | None = None
+        if certificates is None:
+            self._authority = made = Authority(heartbeat.region)
+            self._credentials = Credentials(made.certificate, made.certificate, made.key)
+        else:
+            self._credentials = read_credentials(certificates)
+        sent = lambda nbytes: counter.add("sent", nbytes)  # noqa: E731
+        self._server = PayloadServer(address, self._credentials, sent)
+        if certificates is not None:
+            self._check_certificates(certificates)
+        self._passes: dict[str, str] = {}
+        self._streams: dict[int, tuple[Beat, Streams]] = {}
+        self._partials: dict[str, Partial] = {}
+        self._patience: dict[int, int] = {}
+        self._lock = threading.Lock()
+        act = (self._upkeep,)
+        self._thread = threading.Thread(
+            target=heartbeat.run_guarded, args=act, name="lowcomm-serve", daemon=True
+        )
+
+    def _check_certificates(self, folder: str) -> None:
+        """Connect to ourselves, as the others will.
+
+        Raises:
+          ValueError: that fails.
+        """
+        streams = Streams(self._server.address, self._credentials, None, self._timing.answer_s)
+        try:
+            streams.probe(2 * self._timing.answer_s)
+        except ConnectionError as error:
+            self._server.close()
+            raise ValueError(
+                f"certificates={folder!r}: this region cannot connect to itself ({error}): give it "
+                f"a certificate of {FILES['roots']} that is valid now, for servers and clients, "
+                f"and names the host of address={self._server.address!r}"
+            ) from None
+        finally:
+            streams.close()
+
+    def start(self) -> None:
+        """Tell the others our address and certificate, and let them in."""
+        self._heartbeat.update(
+            address=f"{SCHEME}{self._server.address}", certificate=self._certificate
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for the thread, which ends with `closing`, and let go of everything held."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._server.close()
+        with self._lock:
+            for _, streams in self._streams.values():
+                streams.close()
+            self._streams.clear()
+            self._partials.clear()
+
+    @property
+    def _certificate(self) -> str:
+        return "" if self._authority is None else self._authority.certificate.decode()
+
+    # -- serving ------------------------------------------------------------------------------
+
+    def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
+        """Hold the bytes for whoever asks; the heartbeats say all that readers must know."""
+        self.keep(name, data)
+        return {}
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Hold the bytes for whoever asks; nobody can be given none."""
+        if data:
+            self._server.hold(name, data)
+
+    def drop(self, name: str, shared: bool) -> None:
+        """Let go of the bytes, and of what has arrived of them."""
+        self._server.drop(name)
+        with self._lock:
+            self._partials.pop(name, None)
+
+    def _upkeep(self) -> None:
+        """Let other regions in, and see to the process that serves, until closed."""
+        while not self._closing.is_set():
+            if self._authority is not None:
+                self._issue_all(self._authority)
+            self._server.mend()
+            self._closing.wait(self._timing.beat_s / 4)
+
+    def _issue_all(self, authority: Authority) -> None:
+        """Issue a pass for every living region; those of the dead are dropped."""
+        latest, passes = self._heartbeat.latest(), {}
+        for region in self._heartbeat.living(certain=False) - {self._heartbeat.region}:
+            theirs = latest[region].certificate
+            if theirs:
+                name = fingerprint(theirs)
+                issued = self._passes.get(name) or authority.issue(theirs, region).decode()
+                passes[name] = issued
+        if passes != self._passes:
+            self._passes = passes
+            self._heartbeat.update(passes=passes)
+
+    # -- fetching -----------------------------------------------------------------------------
+
+    def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
+        """Pull the bytes from the first of these regions that is alive and has them.
+
+        Raises:
+          Rejected: nobody has them, not even the region that announced them.
+          Missing: nobody who can be reached has them just now.
+          StoreUnavailable: somebody has them, over a link that became slower; try again, there is
+            more time then, and what has arrived is not asked for again.
+          ValueError: the other region's payloads travel by another transport.
+        """
+        me, denied, slow = self._heartbeat.region, set(), None
+        partial = self._take_partial(name, nbytes)
+        for holder in holders:
+            beat = self._heartbeat.latest().get(holder)
+            if holder == me or beat is None or not beat.address or not self._alive(holder):
+                continue
+            try:
+                if self._pull(holder, beat, name, partial):
+                    self._counter.add("received", nbytes)
+                    return partial.whole()
+            except DeniedError:
+                denied.add(holder)
+            except TimeoutError as error:
+                slow = error
+        with self._lock:
+            self._partials[name] = partial
+        if slow is not None:
+            raise StoreUnavailable(f"{name}: {slow}")
+        if holders[0] in denied:
+            raise Rejected(f"region {holders[0]} announced {name}, and does not have it")
+        raise Missing(f"no region that is alive and can be reached has {name}")
+
+    def _take_partial(self, name: str, nbytes: int) -> Partial:
+        """What has arrived of a payload so far, which is then ours alone; forgets old ones."""
+        now = time.monotonic()
+        with self._lock:
+            for old in [n for n, p in self._partials.items() if now - p.touched_s > _FORGOTTEN_S]:
+                del self._partials[old]
+            found = self._partials.pop(name, None)
+        return found if found is not None and found.nbytes == nbytes else Partial(nbytes)
+
+    def _alive(self, region: int) -> bool:
+        return region in self._heartbeat.living(certain=False)
+
+    def _pull(self, holder: int, beat: Beat, name: str, partial: Partial) -> bool:
+        """Pull the rest from one region; False = it failed, or is far too slow, or died.
+
+        Raises:
+          DeniedError: the region does not have it.
+          TimeoutError: nothing came for too long; the next try gets twice the time.
+        """
+        streams = self._to(holder, beat)
+        if streams is None:
+            return False
+        nbytes = partial.chunk * len(partial.ranges)
+        expected_s = self._pace.transfer_s(nbytes) or nbytes / _SLOWEST_BYTES_PER_S
+        patience = self._patience.get(holder, 1)
+        allowed_s, began = patience * (self._timing.answer_s + 4 * expected_s), time.monotonic()
+
+        def check(pause: float) -> bool:
+            return not self._closing.wait(pause) and self._alive(holder)
+
+        try:
+            complete = streams.get(name, partial, allowed_s, check)
+        except TimeoutError as error:
+            log.info("pull of %s from region %d: %s", name, holder, error)
+            if patience >= _SLOWER:
+                return False
+            self._patience[holder] = 2 * patience
+            raise
+        if complete and time.monotonic() - began < allowed_s / 4:
+            self._patience[holder] = max(1, patience // 2)
+        return complete
+
+    def _to(self, holder: int, beat: Beat) -> Streams | None:
+        """Connections to a region; None = it has not let us in yet.
+
+        Raises:
+          ValueError: its payloads travel by another transport.
+        """
+        ours = self._certificate
+        if not beat.address.startswith(SCHEME) or bool(beat.certificate) != bool(ours):
+            raise ValueError(
+                f"region {holder} serves payloads in another way (transport, certificates) than "
+                f"region {self._heartbeat.region}: give all regions the same"
+            )
+        place = beat.address, beat.certificate
+        with self._lock:
+            known, streams = self._streams.get(holder, (None, None))
+        if known is not None and (known.address, known.certificate) == place:
+            return streams
+        credentials, name = self._credentials, None
+        if ours:
+            issued = self._pass(holder, beat.certificate)
+            if issued is None:
+                return None
+            credentials = Credentials(
+                beat.certificate.encode(), issued.encode(), self._credentials.key
+            )
+            name = host_name(holder)
+        address = beat.address.removeprefix(SCHEME)
+        made = Streams(address, credentials, name, self._timing.answer_s)
+        with self._lock:
+            self._streams[holder] = beat, made
+        return made
+
+    def _pass(self, holder: int, certificate: str) -> str | None:
+        """The certificate with which that region lets us in, once it has told it."""
+        until, ours = time.monotonic() + self._timing.answer_s, fingerprint(self._certificate)
+        while time.monotonic() < until and self._alive(holder):
+            beat = self._heartbeat.latest()[holder]
+            if beat.certificate != certificate:
+                return None
+            if ours in beat.passes:
+                return beat.passes[ours]
+            if self._closing.wait(self._timing.beat_s / 8):
+                break
+        return None

@@ -1,0 +1,70 @@
+"""A TCP proxy between two regions: counts connections and bytes, cuts what it is told to."""
+
+import contextlib
+import socket
+import threading
+
+
+class Proxy:
+    """Passes bytes on to an address.
+
+    Attributes:
+      address: where to connect to.
+      connections: how many there were.
+      passed: bytes that came back from the other side.
+      cut_after: connections end after so many bytes from the other side, as often as `cuts` says.
+    """
+
+    def __init__(self, target: str, cut_after: int = 0, cuts: int = 0):
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self.connections = self.passed = 0
+        self.cut_after, self.cuts = cut_after, cuts
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listener.getsockname())
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Cut everything."""
+        for one in [self._listener, *self._open]:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:
+                    near.close()
+                    continue
+                self.connections += 1
+                self._open += [near, far]
+                for pair in ((near, far, False), (far, near, True)):
+                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, back: bool) -> None:
+        here = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+                here += len(data) * back
+                with self._lock:
+                    self.passed += len(data) * back
+                    cut = back and self.cuts > 0 and here >= self.cut_after
+                    self.cuts -= cut
+                if cut:
+                    break
+        for one in (source, sink):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
