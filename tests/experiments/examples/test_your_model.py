@@ -65,6 +65,7 @@ def test_a_plain_function(run):
     assert nbytes == rounds * 2 * 3 / 4 * 4 * (64 + 64 + 64)  # two-shot, fp32
 
 
+@pytest.mark.slow
 def test_a_module_of_nnx_with_dropout(run):
     training, anchor = run("flax_nnx.py").splitlines()
     first, last = numbers(training)[1:]
@@ -98,6 +99,7 @@ def test_a_loop_of_ones_own_goes_on_bit_for_bit(run, tmp_path):
     assert whole.splitlines()[-1] != first.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_what_a_gpu_would_change_is_told_on_a_cpu_too(run):
     device, model, concurrent, losses, speed = run("gpu.py").splitlines()
     assert device.startswith("device: cpu")
@@ -108,6 +110,7 @@ def test_what_a_gpu_would_change_is_told_on_a_cpu_too(run):
     assert speed.endswith("tokens/s, sends and landings compiled, too")
 
 
+@pytest.mark.slow
 def test_hugging_face_weights_in_and_out(run, tmp_path):
     losses, written, same = run("hugging_face.py", tmp_path).splitlines()
     first, last = numbers(losses)
@@ -123,6 +126,7 @@ def cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+@pytest.mark.slow
 def test_the_notebooks_cells(monkeypatch, tmp_path, capsys):
     """In this process, and a tenth as long."""
     monkeypatch.chdir(tmp_path)
