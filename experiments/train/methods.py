@@ -24,6 +24,7 @@ METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islo
 OUTER = {name: getattr(outer, name) for name in ("nesterov", "heavy_ball", "sgd", "average")}
 POLICIES = {"fixed": batching.Fixed, **TESTS}
 OUTER["delayed_nesterov"] = outer.delayed_nesterov
+OUTER["restarting"] = outer.restarting
 OWN = ":"  # in the name of a method that is not in the package: module:factory
 DERIVED = "stacked"  # a factory's keyword that the model settles, not the config
 

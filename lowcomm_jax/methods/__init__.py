@@ -19,9 +19,13 @@ from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.methods.dilocox import AdaGradCmp, dilocox
 from lowcomm_jax.methods.eager_diloco import eager_diloco
 from lowcomm_jax.methods.halos import halos
+from lowcomm_jax.methods.heloco import heloco
+from lowcomm_jax.methods.isoloco import isoloco
 from lowcomm_jax.methods.local_sgd import local_sgd
 from lowcomm_jax.methods.muloco import muloco
 from lowcomm_jax.methods.noloco import noloco
+from lowcomm_jax.methods.restarted_diloco import restarted_diloco
+from lowcomm_jax.methods.snoo import snoo
 from lowcomm_jax.methods.sparseloco import sparseloco
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 
@@ -40,9 +44,13 @@ __all__ = [
     "dilocox",
     "eager_diloco",
     "halos",
+    "heloco",
+    "isoloco",
     "local_sgd",
     "muloco",
     "noloco",
+    "restarted_diloco",
+    "snoo",
     "sparseloco",
     "streaming_diloco",
 ]

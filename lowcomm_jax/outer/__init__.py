@@ -25,6 +25,7 @@ from lowcomm_jax.outer.momentum_average import (
     momentum_average,
 )
 from lowcomm_jax.outer.nesterov import nesterov
+from lowcomm_jax.outer.restarting import RestartingState, restarting
 from lowcomm_jax.outer.sgd import sgd
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "DelayedNesterovState",
     "GossipState",
     "MomentumAverageState",
+    "RestartingState",
     "average",
     "check_stability",
     "clip_update",
@@ -44,6 +46,7 @@ __all__ = [
     "look_ahead",
     "momentum_average",
     "nesterov",
+    "restarting",
     "second_moment_matrix",
     "sgd",
 ]

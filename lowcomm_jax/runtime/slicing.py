@@ -30,7 +30,10 @@ def goes_in_slices(exchange: MeshExchange, regions: int) -> bool:
     """Whether payloads that all regions exchange are reduced in slices.
 
     Coded ones as on the mesh; dense ones where that is fewer bytes than everyone's whole payloads.
+    Never where a merge rule reads them one by one.
     """
+    if exchange.one_by_one:
+        return False
     return regions > 2 if exchange.codec is None else exchange.slices is not None
 
 

@@ -63,7 +63,9 @@ def _last_round(
     state = _drain(loop, state, p, step, events, sent=None)
     leaves = loop.fragments.leaves(state.inner.params, p)
     restarted = loop.programs.restart_program(leaves, loop.fragments.leaves(state.anchor, p))
-    return with_inner(state, params={**state.inner.params, **restarted})
+    state = with_inner(state, params={**state.inner.params, **restarted})
+    # Whatever was handed out before: from here all have the anchor itself.
+    return loop.mark_received(state, p, np.ones(loop.count, bool)) if state.received else state
 
 
 def _all_adopted(loop: SyncLoop, state: TrainState, p: int, step: int) -> bool:

@@ -30,9 +30,13 @@ METHODS = {
         8, codec={"name": "low_rank_int4", "stacked": BLOCKS}, rank=16, adaptive=False
     ),
     "eager_diloco": lambda: M.eager_diloco(8),
+    "heloco": lambda: M.heloco(8, (1.0, 2.0)),
+    "isoloco": lambda: M.isoloco(8),
     "local_sgd": lambda: M.local_sgd(8),
     "muloco": lambda: M.muloco(8, stacked=BLOCKS),
     "noloco": lambda: M.noloco(8),
+    "restarted_diloco": lambda: M.restarted_diloco(8),
+    "snoo": lambda: M.snoo(8),
     "sparseloco": lambda: M.sparseloco(8, stacked=BLOCKS),
     "streaming_diloco": lambda: M.streaming_diloco(8, 2, 2, 0.5),
 }

@@ -63,6 +63,11 @@ METHODS = {
     "sparseloco": lambda: lc.methods.sparseloco(4, k=2, block=4),
     "muloco": lambda: lc.methods.muloco(4, bits=2),
     "ef21": increments,
+    "heloco": lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8), weight=0.6),
+    "isoloco": lambda: lc.methods.isoloco(4),
+    # Half way through the second of three rounds between two restarts.
+    "restarted": lambda: lc.methods.restarted_diloco(2),
+    "snoo": lambda: lc.methods.snoo(4),
     "demo": lambda: lc.methods.demo(k=3),
     "as_coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", k=3),
     # In round 2, two of three trainers left, all batches different; another merge before round 4.

@@ -24,6 +24,10 @@ METHODS = {
     "sparseloco": lambda: lc.methods.sparseloco(5, k=2, block=4),
     "muloco": lambda: lc.methods.muloco(5, bits=2),
     "demo": lambda: lc.methods.demo(k=3),
+    "heloco": lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8)),
+    "isoloco": lambda: lc.methods.isoloco(5),
+    "restarted": lambda: lc.methods.restarted_diloco(4, 2),
+    "snoo": lambda: lc.methods.snoo(5),
     "as_coded": lambda: lc.methods.decoupled_momentum(5, "as_coded", k=3),
 }
 

@@ -4,8 +4,8 @@ Nothing here imports JAX or the package under test (jax_problem.py aside, which 
 from here).
 """
 
-from oracle.async_server import active_at, local_steps, run_async_local_sgd
-from oracle.blocking import run_ddp, run_diloco, run_local_sgd
+from oracle.async_server import active_at, local_steps, run_async_local_sgd, run_heloco
+from oracle.blocking import run_ddp, run_diloco, run_local_sgd, run_snoo
 from oracle.compressed import (
     run_decoupled,
     run_decoupled_as_coded,
@@ -20,7 +20,7 @@ from oracle.halos import run_halos
 from oracle.inner import AdamW, Momentum, Sgd
 from oracle.loop import Event, Snapshot, Trajectory
 from oracle.one_period import run_delayed, run_dilocox_dense, run_eager
-from oracle.outer import Average, DelayedNesterovServer, HeavyBall, Nesterov
+from oracle.outer import Average, DelayedNesterovServer, HeavyBall, Nesterov, Restarting
 from oracle.overlap import run_cocodc, run_streaming
 from oracle.problem import (
     SHAPES,
@@ -56,6 +56,7 @@ __all__ = [
     "HeavyBall",
     "Momentum",
     "Nesterov",
+    "Restarting",
     "Sgd",
     "Snapshot",
     "Trajectory",
@@ -87,9 +88,11 @@ __all__ = [
     "run_dilocox_dense",
     "run_eager",
     "run_halos",
+    "run_heloco",
     "run_local_sgd",
     "run_muloco",
     "run_noloco",
+    "run_snoo",
     "run_sparseloco",
     "run_streaming",
     "run_trainers",

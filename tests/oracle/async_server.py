@@ -1,11 +1,11 @@
-"""Asynchronous local SGD: regions of different speed and a server with Delayed Nesterov."""
+"""Regions of different speed and a server: asynchronous local SGD (Delayed Nesterov), HeLoCo."""
 
 import math
 from collections.abc import Sequence
 from fractions import Fraction
 
 from oracle.loop import Event, Regions, Trajectory, copy_tree, subtract
-from oracle.outer import DelayedNesterovServer
+from oracle.outer import DelayedNesterovServer, HeLoCoServer
 from oracle.problem import Tree
 
 
@@ -52,9 +52,41 @@ def run_async_local_sgd(
     regions. finish: everybody who
     has made a step since arrives once more, in region order.
     """
-    steps, count = batches["x"].shape[:2]
-    n = count if buffer is None else buffer
+    n = batches["x"].shape[1] if buffer is None else buffer
     server = DelayedNesterovServer(params, lr=lr, momentum=momentum, buffer=n, c=c)
+
+    def extra():
+        return {"pending": copy_tree(server.pending), "arrivals": server.arrivals}
+
+    return _run(server, params, batches, period, inner, speeds, dynamic, finish, extra)
+
+
+def run_heloco(
+    params: Tree,
+    batches: dict,
+    *,
+    period: int,
+    inner,
+    speeds: Sequence[float],
+    lr: float,
+    momentum: float,
+    rho: float,
+    align,
+    dynamic: bool = False,
+    finish=False,
+) -> Trajectory:
+    """Run HeLoCo (arXiv 2606.00271): arrivals aligned by `align`, a look-ahead handed out.
+
+    `align`: of `oracle.merging`. Ticks and arrivals as in `run_async_local_sgd`; whoever arrived
+    gets the newest look-ahead, against which the next pseudo-gradient is measured. finish: everyone
+    ends on the model itself.
+    """
+    server = HeLoCoServer(params, lr=lr, momentum=momentum, rho=rho, align=align)
+    return _run(server, params, batches, period, inner, speeds, dynamic, finish, dict)
+
+
+def _run(server, params, batches, period, inner, speeds, dynamic, finish, extra) -> Trajectory:
+    steps, count = batches["x"].shape[:2]
     regions = Regions(params, inner, count)
     received = [copy_tree(params) for _ in range(count)]
     received_at, made = [0] * count, [0] * count
@@ -69,7 +101,8 @@ def run_async_local_sgd(
             server.arrive(delta)
             run.events.append(Event(step, kind, 0, step - received_at[r], (r,)))
         for r in arrived:
-            received[r], regions.values[r] = copy_tree(server.theta), copy_tree(server.theta)
+            given = server.theta if kind == "final" else server.handed_out()
+            received[r], regions.values[r] = copy_tree(given), copy_tree(given)
             received_at[r], made[r] = step, 0
 
     def fields(step, losses=()):
@@ -79,11 +112,7 @@ def run_async_local_sgd(
             "locals": regions.values,
             "momentum": [server.momentum],
             "losses": losses,
-            "extra": {
-                "received": [copy_tree(tree) for tree in received],
-                "pending": copy_tree(server.pending),
-                "arrivals": server.arrivals,
-            },
+            "extra": {"received": [copy_tree(tree) for tree in received], **extra()},
         }
 
     run.record(**fields(0))

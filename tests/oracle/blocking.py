@@ -1,4 +1,6 @@
-"""Methods that stop and wait: data parallel, local SGD and DiLoCo."""
+"""Methods that stop and wait: data parallel, local SGD, DiLoCo and SNOO."""
+
+import numpy as np
 
 from oracle.loop import (
     Event,
@@ -146,4 +148,28 @@ def run_diloco(
         run.record_finished(
             step=steps, anchors=[anchor], locals=regions.values, momentum=[momentum]
         )
+    return run
+
+
+def run_snoo(
+    params: Tree, batches: dict, *, period: int, inner, lr: float, momentum: float
+) -> Trajectory:
+    """Run SNOO (arXiv 2510.15830) on slow and fast weights; s is a mean where workers are several.
+
+    s = w_slow - w_fast after every `period` steps; b <- mu b + s; w_slow <- w_slow - lr (mu b + s).
+    """
+    steps, count = batches["x"].shape[:2]
+    slow, b = copy_tree(params), zeros_like(params)
+    fast = Regions(params, inner, count)
+    run = Trajectory()
+    run.record(step=0, anchors=[slow], locals=fast.values, momentum=[b])
+    for t in range(1, steps + 1):
+        losses = fast.step(batches, t)
+        if t % period == 0:
+            for key in slow:
+                s = sum(slow[key] - one[key] for one in fast.values) / count
+                b[key] = momentum * b[key] + s
+                slow[key] = np.asarray(slow[key] - lr * (momentum * b[key] + s))
+            fast.values = [copy_tree(slow) for _ in range(count)]
+        run.record(step=t, anchors=[slow], locals=fast.values, momentum=[b], losses=losses)
     return run

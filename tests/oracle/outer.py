@@ -53,6 +53,55 @@ class HeavyBall:
         return new, velocity
 
 
+class Restarting:
+    """m' = beta m + (1 - beta) Delta; Theta <- Theta - nu ((1 + beta) m' - beta m).
+
+    Every K-th step leaves m at 0 behind (arXiv 2605.28585). Counts its steps: one for a fragment.
+    """
+
+    def __init__(self, nu: float, beta: float, every: int):
+        self.nu, self.beta, self.every, self.steps = nu, beta, every, 0
+
+    def step(self, anchor: Tree, delta: Tree, momentum: Tree) -> tuple[Tree, Tree]:
+        self.steps += 1
+        new, after = {}, {}
+        for key in anchor:
+            m = momentum[key]
+            renewed = self.beta * m + (1 - self.beta) * delta[key]
+            move = (1 + self.beta) * renewed - self.beta * m
+            new[key] = np.asarray(anchor[key] - self.nu * move)
+            after[key] = np.asarray(0 * m if self.steps % self.every == 0 else renewed)
+        return new, after
+
+
+class HeLoCoServer:
+    """Apply pseudo-gradients one arrival at a time; hand out a look-ahead (arXiv 2606.00271).
+
+    G = rho align(Delta, m); m <- mu m + (1 - mu) G; Theta <- Theta - eta (G + mu m).
+    """
+
+    def __init__(self, params: Tree, *, lr: float, momentum: float, rho: float, align):
+        self.lr, self.mu, self.rho, self.align = lr, momentum, rho, align
+        self.theta = {key: value.copy() for key, value in params.items()}
+        self.momentum = {key: np.zeros_like(value) for key, value in params.items()}
+
+    def arrive(self, delta: Tree) -> None:
+        """Apply one pseudo-gradient (received model - local model)."""
+        aligned = self.align([delta], [1.0], self.momentum)
+        for key in self.theta:
+            g = self.rho * aligned[key]
+            self.momentum[key] = np.asarray(self.mu * self.momentum[key] + (1 - self.mu) * g)
+            move = g + self.mu * self.momentum[key]
+            self.theta[key] = np.asarray(self.theta[key] - self.lr * move)
+
+    def handed_out(self) -> Tree:
+        """Theta - eta mu m."""
+        return {
+            key: np.asarray(value - self.lr * self.mu * self.momentum[key])
+            for key, value in self.theta.items()
+        }
+
+
 class DelayedNesterovServer:
     """Apply pseudo-gradients one arrival at a time (arXiv 2401.09135, Algorithm 3).
 
@@ -84,3 +133,7 @@ class DelayedNesterovServer:
             move = share * self.beta * self.momentum[key] + g[key] / n
             self.theta[key] = np.asarray(self.theta[key] - self.lr * move)
         self.arrivals += 1
+
+    def handed_out(self) -> Tree:
+        """Theta itself."""
+        return self.theta

@@ -49,6 +49,7 @@ CASES = [
     Case("eager_sgd", lambda: outer.eager(outer.sgd(0.3)), **EAGER),
     Case("eager_nesterov", lambda: outer.eager(outer.nesterov(0.3, 0.6)), **EAGER),
     Case("momentum_average", lambda: outer.momentum_average(0.3, 0.6)),
+    Case("restarting", lambda: outer.restarting(0.3, 0.6, 2), scalars={"round": jnp.int32(4)}),
     Case("clip_update", lambda: outer.clip_update(0.7)),
     Case("chain", lambda: optax.chain(outer.nesterov(), outer.clip_update(0.7))),
     Case("replace", landing.replace, **FLIGHT),

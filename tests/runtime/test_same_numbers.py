@@ -1,5 +1,6 @@
 """A run of several jobs ends with the same bits as the run in one process."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -13,6 +14,15 @@ import lowcomm_jax as lc
 
 RULE = lc.outer.nesterov(0.6, 0.85)
 FACTORS = {"name": "low_rank_int4", "least": 1.0}  # the parameters' matrices are small
+
+
+def streaming(**answers):
+    """Streaming DiLoCo with other answers."""
+    return dataclasses.replace(
+        lc.methods.streaming_diloco(6, 3, 2, 0.3, pattern=CUT, outer=RULE), **answers
+    )
+
+
 METHODS = {
     "local_sgd": lambda: lc.methods.local_sgd(4),
     "diloco": lambda: lc.methods.diloco(4, RULE),
@@ -23,6 +33,19 @@ METHODS = {
     "dilocox": lambda: lc.methods.dilocox(4, FACTORS, 1, outer=RULE),
     "noloco": lambda: lc.methods.noloco(4, seed=3),
     "sparseloco": lambda: lc.methods.sparseloco(4),
+    "isoloco": lambda: lc.methods.isoloco(4),
+    "restarted": lambda: lc.methods.restarted_diloco(4, 2),
+    "snoo": lambda: lc.methods.snoo(4),
+    # A merge rule that reads payloads one by one, rules per fragment, and a look-ahead.
+    "radial": lambda: streaming(merge=lc.merge.RadialDirectional()),
+    "radial in int4": lambda: streaming(merge=lc.merge.RadialDirectional(), codec="int4"),
+    "own rules": lambda: streaming(
+        outer=tuple(lc.outer.nesterov(0.5, m) for m in (0.5, 0.7, 0.9)),
+        landing=(lc.landing.blend(0.3), None, lc.landing.replay()),
+    ),
+    "look ahead": lambda: streaming(
+        outer=lc.outer.momentum_average(0.6, 0.8), hands_out=lc.outer.look_ahead(0.6, 0.8)
+    ),
 }
 
 
@@ -40,7 +63,7 @@ def assert_same(jobs, together, gossip):
                 np.testing.assert_array_equal(value[0], all_params[name][region], name)
 
 
-QUICK = [("diloco", 3), ("streaming", 2), ("cocodc", 3), ("dilocox", 2), ("noloco", 3)]
+QUICK = [("diloco", 3), ("streaming", 2), ("cocodc", 3), ("dilocox", 2), ("noloco", 3), ("radial", 3)]
 SLOW = [
     pytest.param(name, regions, marks=pytest.mark.slow)
     for name in METHODS

@@ -32,6 +32,10 @@ KNOBS = {
     "dilocox": {"period": 7, "rank": 4, "adaptive": {"window": 2}},
     "noloco": {"period": 7},
     "adloco": {"period": 7, "start_batch": 2, "max_batch": 9},
+    "heloco": {"period": 7, "speeds": (1.0, 0.7), "weight": 0.7, "turn": 0.5},
+    "isoloco": {"period": 7, "outer": {"name": "restarting", "every": 2}},
+    "restarted_diloco": {"period": 7, "every": 2},
+    "snoo": {"period": 7},
 }
 
 
