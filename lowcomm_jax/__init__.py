@@ -1,6 +1,6 @@
 """Low-communication, cross-region training of language models in JAX."""
 
-from lowcomm_jax import batching, exchange, landing, methods, outer, topology
+from lowcomm_jax import batching, exchange, landing, merge, methods, outer, topology
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.adaptive.noise_measurement import Probe
 from lowcomm_jax.aot import Target, ahead_of_time
@@ -26,6 +26,7 @@ __all__ = [
     "global_params",
     "landing",
     "make_mesh",
+    "merge",
     "methods",
     "outer",
     "region_params",

@@ -21,6 +21,7 @@ ROOMS = (
     "lowcomm_jax.methods",
     "lowcomm_jax.outer",
     "lowcomm_jax.landing",
+    "lowcomm_jax.merge",
     "lowcomm_jax.batching",
     "lowcomm_jax.topology",
     "lowcomm_jax.exchange",

@@ -253,8 +253,13 @@ class Method:
         if not isinstance(self.merge, Merge):
             fix = "give a rule of lowcomm_jax.merge, or None for the weighted mean"
             return [*wrong, f"merge={self.merge!r}: {fix}"]
-        if isinstance(self.codec, Codec) and self.codec.increments and self.reads_payloads:
+        if isinstance(self.codec, Codec) and self.codec.increments:
             wrong.append(f"merge: codec {self.codec.name} sends changes of a mean; leave one out")
+        if self.rank_energy is not None and self.reads_payloads:
+            wrong.append(
+                "merge: the rank is measured of a mean that is reduced on the way, and this rule "
+                "reads payloads one by one; leave rank_energy (adaptive) or the rule out"
+            )
         return wrong + self.merge.violations()
 
     def _server_violations(self, servers: LocalServers) -> list[str]:

@@ -63,7 +63,14 @@ def assert_same(jobs, together, gossip):
                 np.testing.assert_array_equal(value[0], all_params[name][region], name)
 
 
-QUICK = [("diloco", 3), ("streaming", 2), ("cocodc", 3), ("dilocox", 2), ("noloco", 3), ("radial", 3)]
+QUICK = [
+    ("diloco", 3),
+    ("streaming", 2),
+    ("cocodc", 3),
+    ("dilocox", 2),
+    ("noloco", 3),
+    ("radial", 3),
+]
 SLOW = [
     pytest.param(name, regions, marks=pytest.mark.slow)
     for name in METHODS
