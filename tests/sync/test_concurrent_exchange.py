@@ -21,6 +21,13 @@ from lowcomm_jax.checkpoint import Checkpoints
 
 TWO_SHOT = {"reduce": "two_shot"}
 FOUR = {"regions": 4, "mesh": (2, 1, 2), "steps": (0, 11, 16)}
+
+
+def radial(codec=None):
+    """Streaming DiLoCo with a merge rule that reads payloads one by one."""
+    return dataclasses.replace(cases.streaming(2, codec), merge=lc.merge.RadialDirectional())
+
+
 CASES = {
     "dense": cases.Case(cases.streaming, mesh=(3,)),
     "dense, 2 slots x fsdp 2": cases.saved(cases.streaming, **FOUR),
@@ -34,6 +41,8 @@ CASES = {
         settings={"weights": "tokens", "replicas": "vmap"},
         away=cases.some_away,
     ),
+    "payloads one by one": cases.saved(radial, **FOUR),
+    "coded payloads one by one": cases.Case(lambda: radial(cases.coded("int4", 0.9)), **FOUR),
     "cocodc": cases.saved(cases.cocodc, **FOUR),
     "dilocox": cases.saved(cases.dilocox, **FOUR),
     "eager_diloco": cases.Case(lambda: lc.methods.eager_diloco(4), mesh=(3,)),

@@ -1,5 +1,7 @@
 """Regions of several devices: what the compiled programs send is what is booked, and no more."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +131,28 @@ def test_a_payload_crosses_once_and_no_matrix_is_gathered(name, shape):
     assert sum(moved) - dealt <= 2 * small
     # Of one device's share of the smallest matrix at most.
     assert gathered_inside(send + move, shape) <= MATRIX // devices
+
+
+RULES = {
+    "radial": (lc.merge.RadialDirectional(), None, "all_gather"),
+    "radial in int4": (lc.merge.RadialDirectional(), "int4", "all_gather"),
+    "isotropic": (lc.merge.Isotropic(), None, "two_shot"),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_merge_rule_costs_what_is_booked(name):
+    """Payloads one by one: each goes to everyone once; their mean: no more than without a rule."""
+    rule, coded, route = RULES[name]
+    shape = (2, 1, 2, 1)
+    method = lc.methods.diloco(2, codec=coded and codec(coded))
+    engine, state = make(shape, dataclasses.replace(method, merge=rule))
+    loop = engine.sync_loop(state)
+    traffic = loop.programs.exchange.traffic(loop.fragments.like(0), np.ones(R, bool))
+    assert traffic.route == route
+    send, move = compiled(engine, state)
+    assert not sent_across(send, 2, R).any()
+    check_bytes(send + move, traffic.sent, shape)
 
 
 def gathered_inside(found, shape):
