@@ -334,7 +334,10 @@ class Engine:
             block = self._placed(one._replace(steps=0))
             active = self.runner.active(range(0), block.capacity)
             cut = None if size is None else batch_blocks.MicrobatchCut(size)
-            state, _ = self.runner.inner_steps(loop, state, block, active, False, cut)
+            if loop.channels is None:
+                state, _ = self.runner.inner_steps(loop, state, block, active, False, cut)
+            else:
+                state, _, _ = self.runner.channel_steps(loop, state, block, [], False)
         return state
 
     def _room(self, pace: batch_blocks.Pace) -> int:
@@ -470,12 +473,17 @@ class BlockRunner:
                 loop, state, block, participants, single, steps
             )
         else:
-            active = self.active(steps, block.capacity)
+            active, told = self.active(steps, block.capacity), []
             if loop.measurements is not None:
                 loop.measurements.starts()
-            state, metrics = self.inner_steps(loop, state, block, active, single, cut)
+            if loop.channels is None:
+                state, metrics = self.inner_steps(loop, state, block, active, single, cut)
+            else:
+                masks = [self._mask(participants, t) for t in steps]
+                state, metrics, told = self.channel_steps(loop, state, block, masks, single)
             mask = self._mask(participants, steps[-1])
             state, events = loop.after(state, block.steps, mask)
+            events = told + events
             pace = {} if active is None else {"active": active}
         if self.routed is not None:
             state, events = self.routed.book(state, steps, block.batches, events)
@@ -503,6 +511,17 @@ class BlockRunner:
         counts_R = cut.counts(block.stride, self.count)
         inner, metrics = programs.microbatch_program(*given, counts_R, np.int32(block.stride), n)
         return state.replace(inner=inner), first_step(metrics) if single else metrics
+
+    def channel_steps(
+        self, loop: SyncLoop, state: TrainState, block: BatchBlock, masks: list, single: bool
+    ):
+        """The inner steps of a block with their channels: (state, metrics, the channels' events).
+
+        Args:
+          masks: of each step bool `[R]`, who takes part in what channels send after it.
+        """
+        given = (state.frozen, block.batches, self.region_ids)
+        return loop.channels.inner_steps(state, given, masks, block.capacity, single)
 
     def _gradient(self, loop, state, block: BatchBlock, participants, single: bool, steps: range):
         masks = [self._mask(participants, t) for t in steps]

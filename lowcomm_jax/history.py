@@ -56,6 +56,7 @@ class Event:
     groups: Groups | None = None
     ahead: int = 0
     trainer = None  # no field: events of a single trainer do not mention it
+    channel = None  # nor those of the main exchange a channel
 
     @classmethod
     def of_send(
@@ -92,6 +93,21 @@ class Event:
         del out["values"]
         out |= {k: np.asarray(v) for k, v in self.values.items()}
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in out.items()}
+
+
+@dataclasses.dataclass
+class ChannelEvent(Event):
+    """A send or landing of a channel; `fragment` is its number behind those of the fragments.
+
+    What was measured stands in the metrics of every step, `<channel>_left_out` and `_spread`.
+    """
+
+    channel: str = ""
+
+    @classmethod
+    def of(cls, event: Event, channel: str) -> ChannelEvent:
+        fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
+        return cls(**fields, channel=channel)
 
 
 def with_pace(metrics: dict[str, Any], pace: dict[str, np.ndarray], single: bool) -> dict[str, Any]:

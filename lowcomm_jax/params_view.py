@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from lowcomm_jax.mesh.arrays import to_host_if_hidden
 from lowcomm_jax.mesh.offload import unstow
+from lowcomm_jax.mesh.regions import ordered_mean
 from lowcomm_jax.state.train_state import TrainState
 
 PyTree = Any
@@ -27,13 +29,27 @@ class State(Protocol):
 def global_params(state: State) -> PyTree:
     """The anchor Theta in the user's tree structure (mean over anchors if there are several).
 
-    This is what you would ship and evaluate; fp32 for trained leaves. Non-trainable leaves come
-    from region 0. Several trainers are weighted by the batches they ask for.
+    This is what you would ship and evaluate; fp32 for trained leaves. Methods without a main
+    exchange have no anchor: the mean of the regions then. Non-trainable leaves come from region 0.
+    Several trainers are weighted by the batches they ask for.
     """
     state = state.whole()
-    anchor = {k: x.mean(axis=0) for k, x in unstow(state.anchor).items()}
+    anchor = {k: x.mean(axis=0) for k, x in anchors(state).items()}
     buffers = {k: x[0] for k, x in state.inner.buffers.items()}
     return to_host_if_hidden(state.layout.tree({**anchor, **buffers, **state.frozen}))
+
+
+def anchors(state: TrainState) -> dict[str, jax.Array]:
+    """The anchors by leaf, fp32 `[A, ...]`.
+
+    Where a method has none (channels alone), the mean of the regions whose values are finite.
+    """
+    if state.anchor:
+        return unstow(state.anchor)
+    params = state.inner.params
+    finite = [jnp.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in params.values()]
+    counts_R = jnp.stack(finite).all(axis=0).astype(jnp.float32)
+    return {k: ordered_mean(x, counts_R)[None] for k, x in params.items()}
 
 
 def region_params(state: State) -> PyTree:

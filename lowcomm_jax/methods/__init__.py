@@ -15,6 +15,7 @@ from lowcomm_jax.methods.decoupled_diloco import decoupled_diloco
 from lowcomm_jax.methods.decoupled_momentum import decoupled_momentum
 from lowcomm_jax.methods.delayed_diloco import delayed_diloco
 from lowcomm_jax.methods.demo import demo
+from lowcomm_jax.methods.des_loc import des_loc
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.methods.dilocox import AdaGradCmp, dilocox
 from lowcomm_jax.methods.eager_diloco import eager_diloco
@@ -27,6 +28,7 @@ from lowcomm_jax.methods.noloco import noloco
 from lowcomm_jax.methods.restarted_diloco import restarted_diloco
 from lowcomm_jax.methods.snoo import snoo
 from lowcomm_jax.methods.sparseloco import sparseloco
+from lowcomm_jax.methods.sparta import sparta
 from lowcomm_jax.methods.streaming_diloco import streaming_diloco
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "decoupled_momentum",
     "delayed_diloco",
     "demo",
+    "des_loc",
     "diloco",
     "dilocox",
     "eager_diloco",
@@ -52,5 +55,6 @@ __all__ = [
     "restarted_diloco",
     "snoo",
     "sparseloco",
+    "sparta",
     "streaming_diloco",
 ]

@@ -16,12 +16,14 @@ import optax
 from lowcomm_jax import compression, merge
 from lowcomm_jax.batching import BatchPolicy
 from lowcomm_jax.batching.trainers import Trainers
+from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import Codec, make
 from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
 from lowcomm_jax.merge import Merge
+from lowcomm_jax.methods.channel_checks import channel_violations
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.schedule import Schedule, TwoLevels
+from lowcomm_jax.schedule import Never, Schedule, TwoLevels
 from lowcomm_jax.topology.gossip import Gossip
 
 Rule = optax.GradientTransformationExtraArgs | None
@@ -79,6 +81,7 @@ class Method:
       consensus: the coefficients that must keep gossiping regions together.
       problems: settings that cannot work, one line with its fix each; the engine refuses them all
         at once.
+      channels: exchanges beside the main one, or (`schedule.Never`) instead of it.
       merge: how the payloads of those who took part become one direction, a rule of
         `lowcomm_jax.merge` or its name; None = their weighted mean. A rule that reads payloads one
         by one has all of them sent to everyone.
@@ -106,6 +109,7 @@ class Method:
     topology: Gossip | None = None
     consensus: Consensus | None = None
     problems: tuple[str, ...] = ()
+    channels: tuple[Channel, ...] = ()
     merge: Any = None
     hands_out: Callable[[Any, Any], Any] | None = None
     servers: LocalServers | None = None
@@ -151,6 +155,11 @@ class Method:
         """Whether the merge rule reads payloads one by one."""
         return self.merge is not None and self.merge.reads == "payloads"
 
+    @property
+    def has_anchor(self) -> bool:
+        """Whether pseudo-gradients are ever sent; else channels alone exchange, without anchor."""
+        return not isinstance(self.schedule, Never)
+
     def violations(self, regions: int) -> list[str]:
         """Every setting that cannot work with this many regions, one line with its fix each."""
         named = [
@@ -165,7 +174,7 @@ class Method:
             if value not in known
         ]
         wrong += self._codec_violations() + self._rule_violations()
-        wrong += self.schedule.violations(regions)
+        wrong += self.schedule.violations(regions) + channel_violations(self)
         if self.topology is not None:
             wrong += self._gossip_violations(self.topology, regions)
         return [*self.problems, *wrong, *self.adaptive_violations(regions)]

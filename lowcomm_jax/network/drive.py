@@ -26,7 +26,7 @@ BASELINE = "AllReduce: fp32 gradients exchanged at every step, two-shot"
 RECOVERY = "recovery"  # the ledger's label of what a learner copies that comes back
 ACTIVATIONS = "activations"  # the ledger's label of what is routed between stages
 # In records written before there was gossip, and those of a single trainer.
-LEFT_OUT = {"groups": None, "ahead": 0, "trainer": None}
+LEFT_OUT = {"groups": None, "ahead": 0, "trainer": None, "channel": None}
 CHUNK = 4096  # steps worked out at once: memory stays bounded
 
 
@@ -127,7 +127,7 @@ def every_step(
     count: int,
     nbytes: float,
     route: str = "two_shot",
-    fragment: int = 0,
+    fragment: Hashable = 0,
 ) -> None:
     """Advance by steps first, ..., first + count - 1, each with one exchange all regions wait for.
 
@@ -238,7 +238,9 @@ def _land(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
 
 
 def _label(event: Any) -> Hashable:
-    """What the ledger books an event under: its fragment, of one of several trainers."""
+    """What the ledger books an event under: channel, or fragment, of one of several trainers."""
+    if event.channel is not None:
+        return event.channel
     return event.fragment if event.trainer is None else (event.trainer, event.fragment)
 
 
@@ -250,8 +252,8 @@ def _ahead(event: Any) -> str:
 # -- steps that only exchange ------------------------------------------------------------------
 
 
-def _plain_exchange(row: Mapping[str, Any]) -> tuple[float, str, int] | None:
-    """(bytes, route, fragment) of a step that does nothing but one blocking exchange among all."""
+def _plain_exchange(row: Mapping[str, Any]) -> tuple[float, str, Hashable] | None:
+    """(bytes, route, label) of a step that does nothing but one blocking exchange among all."""
     events = row["events"]
     if len(events) != 2 or row.keys() & {"active", "away", "work"}:
         return None
@@ -259,11 +261,11 @@ def _plain_exchange(row: Mapping[str, Any]) -> tuple[float, str, int] | None:
     blocking = (send["kind"], land["kind"]) == ("send", "land") and send["key"] == land["key"]
     among_all = all(send["participants"]) and all(land["participants"])
     if blocking and among_all and send["route"] in HEARD:
-        return send["nbytes"], send["route"], send["fragment"]
+        return send["nbytes"], send["route"], send.get("channel") or send["fragment"]
     return None
 
 
-def _together(clock, first: int, count: int, nbytes: float, route: str, fragment: int) -> None:
+def _together(clock, first: int, count: int, nbytes: float, route: str, fragment: Hashable) -> None:
     """Nothing else is on the links, so every exchange lasts as long and all go on from its end."""
     everyone = tuple(range(clock.network.size))
     sizes = (float(nbytes),) * len(everyone)

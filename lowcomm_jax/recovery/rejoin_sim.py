@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.optimizers import at_step
+from lowcomm_jax.params_view import anchors
+from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.train_state import InFlight, TrainState
 from lowcomm_jax.sync.round_functions import select
 from lowcomm_jax.sync.sync_loop import SyncLoop
@@ -28,7 +30,7 @@ def rejoin_regions(
       comes_R: bool `[R]`, the regions that come back.
     """
     inner, first = state.inner, fresh.inner
-    params = loop.programs.restart_program(inner.params, state.anchor)
+    params = loop.programs.restart_program(inner.params, anchors(state))
     new = (params, first.buffers, first.opt, jnp.zeros_like(inner.tokens))
     old = (inner.params, inner.buffers, inner.opt, inner.tokens)
     params, buffers, opt, tokens = _select_state(comes_R, new, old)
@@ -45,6 +47,7 @@ def rejoin_regions(
         codec=codec,
         landing=landing,
         in_flight={key: flight for key, flight in left.items() if flight is not None},
+        channels=left_by(state.channels, comes_R),
     )
 
 

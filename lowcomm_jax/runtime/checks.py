@@ -66,6 +66,8 @@ def _method_problems(method: Method) -> list[str]:
 
     if method.signal == "gradient":
         refuse("it exchanges at every step", "use exchange='mesh'")
+    if method.channels:
+        refuse("channels exchange inside the inner steps' program", "use exchange='mesh'")
     if method.base == "received" or schedule.uneven:
         refuse("regions at a pace of their own are simulated only", "use exchange='mesh'")
     if method.anchors == "per_region" and method.topology is None:

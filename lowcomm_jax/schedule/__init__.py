@@ -10,12 +10,14 @@ reduced data alone, so that every region decides alike. `base` has the contract.
 - `arrivals`: regions of different speed, each at its own steps.
 - `two_levels`: the same, at local servers, which arrive at a global one.
 - `learners`: independent learners, with a quorum and a grace window.
+- `never`: no main exchange, for methods of channels alone.
 """
 
 from lowcomm_jax.schedule.adaptive import Adaptive, syncs_per_period
 from lowcomm_jax.schedule.arrivals import Arrivals
 from lowcomm_jax.schedule.base import Schedule, Timing, delay_per_region
 from lowcomm_jax.schedule.learners import Admission, Learners, Outage
+from lowcomm_jax.schedule.never import Never
 from lowcomm_jax.schedule.rank_driven import Ranked
 from lowcomm_jax.schedule.staggered import Staggered
 from lowcomm_jax.schedule.two_levels import TwoLevels
@@ -25,6 +27,7 @@ __all__ = [
     "Admission",
     "Arrivals",
     "Learners",
+    "Never",
     "Outage",
     "Ranked",
     "Schedule",

@@ -6,9 +6,9 @@ of each payload in flight. Names are paths in `TrainState`, such as `inner/opt/0
 With several trainers all names start with the trainer's, `trainer_<i>/inner/params/a`.
 
 `split_by_region` puts everything with a region axis into `region_<i>/`: inner state, residuals,
-landing state, what is in flight, the anchor as received, the region's column of the counters, and
-anchors and outer states of methods that keep one per region (R > 1). The rest goes to `shared/`.
-`gather` is its inverse.
+landing state, what is in flight (of channels, too), the anchor as received, the region's column of
+the counters, and anchors and outer states of methods that keep one per region (R > 1). The rest
+goes to `shared/`. `gather` is its inverse.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ REGION_AXIS: dict[str, int | None] = {
     "rate": None,
     "servers": None,
     "in_flight": 0,
+    "channels": 0,
     "clock": None,
     "clock/last_landed": 1,
     "clock/staleness": 1,

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from lowcomm_jax.params.layout import Layout
+from lowcomm_jax.state.channel_flights import ChannelFlights
 
 PyTree = Any
 
@@ -181,6 +182,7 @@ class TrainState:
       layout: static; the user's tree structure and the roles of its leaves.
       servers: of methods with two levels, the groups' servers, leaves `[G, ...]`
         (`sync.two_level_loop`); else empty.
+      channels: what channels with a delay have in flight, by name.
     """
 
     inner: Inner
@@ -195,6 +197,7 @@ class TrainState:
     counters: SyncCounters
     layout: Layout = dataclasses.field(metadata={"static": True})
     servers: dict[str, PyTree] = dataclasses.field(default_factory=dict)
+    channels: dict[str, ChannelFlights] = dataclasses.field(default_factory=dict)
 
     def replace(self, **changes) -> TrainState:
         return dataclasses.replace(self, **changes)

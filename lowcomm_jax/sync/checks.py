@@ -63,6 +63,15 @@ def layout_problems(
             "lowcomm_jax.AdaptiveEngine, which takes the same arguments"
         )
     problems += guard.violations()
+    if method.channels and isinstance(weights, str) and weights == "tokens":
+        problems.append(
+            "weights='tokens': channels average by fixed weights; use 'equal', or a number a region"
+        )
+    if not method.has_anchor and guard.max_update_norm is not None:
+        problems.append(
+            f"max_update_norm={guard.max_update_norm}: {method.name} has no outer update; leave it "
+            "out"
+        )
     if method.topology is not None and guard.outlier_factor is not None:
         problems.append(
             f"outlier_factor={guard.outlier_factor}: gossiping regions do not know the median over "
@@ -200,6 +209,11 @@ def _microbatch_unfit(method: Method, has_network: bool) -> list[str]:
         problems.append(
             f"{method.name} exchanges a gradient at every step and takes a fixed batch: leave "
             "microbatch= out, or cut it with Engine(accumulate=)"
+        )
+    if method.channels:
+        problems.append(
+            f"{method.name} has channels, which exchange inside the program of fixed batches: "
+            "leave microbatch= out, or cut it with Engine(accumulate=)"
         )
     if has_network:
         problems.append(

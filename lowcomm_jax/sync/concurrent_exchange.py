@@ -58,6 +58,8 @@ def concurrent_problems(
 def _unfit(method: Method, regions: Regions, separate: bool) -> str | None:
     if separate:
         return "regions that are jobs of their own exchange beside inner steps anyway"
+    if method.channels:
+        return f"{method.name} exchanges inside the program of the inner steps"
     if method.topology is not None:
         return f"{method.name} picks one of several permutes when it lands"
     schedule = method.schedule

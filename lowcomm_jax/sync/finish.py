@@ -21,7 +21,9 @@ def finish(
 
     Where nothing is new momentum alone does not move the anchor, so that finishing twice is the
     same as once. With gossip the last synchronisation is one more round in groups, no meeting of
-    all: every region ends on its own anchor, and the model is any of them or their mean.
+    all: every region ends on its own anchor, and the model is any of them or their mean. Without an
+    anchor (channels alone) every region ends on the mean of all. What channels have in flight is
+    older than what the regions hold, and is dropped.
 
     Args:
       participants: fragment -> bool `[R]`: who takes part in its last synchronisation; None =
@@ -41,6 +43,12 @@ def finish(
     state, step = state.replace(counters=state.counters.copy()), int(state.counters.step)
     if not loop.schedule.land_after_send:
         state = loop.land_now(state, [k for k, _ in in_send_order(state.in_flight)], step, events)
+    if loop.channels is not None:
+        state = loop.channels.drained(state)
+    if not loop.method.has_anchor:
+        mask = everyone if participants is None else np.asarray(participants(0), bool)
+        traffic = loop.programs.exchange.traffic(loop.fragments.like(0), mask)
+        return loop.channels.end(state, mask, traffic, events), events
     over = loop.ended_before(state)
     for p in range(len(loop.fragments)):
         mask = everyone if participants is None else np.asarray(participants(p), bool)

@@ -18,6 +18,7 @@ from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params import fragments as fragmentation
 from lowcomm_jax.params.sharding import leaf_shardings, optimizer_shardings
 from lowcomm_jax.state.train_state import Inner, SyncCounters, TrainState
+from lowcomm_jax.sync.channel_exchange import initial_flights
 from lowcomm_jax.sync.round_programs import RoundPrograms, inner_shardings
 
 PyTree = Any
@@ -28,7 +29,9 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
     config, layout = programs.config, programs.step.layout
     regions, k = config.regions, len(programs.fragments)
     shared = regions.sharding()
-    anchor = _anchor(programs, layout.select(params, "train"))
+    anchor = {}
+    if config.method.has_anchor:
+        anchor = _anchor(programs, layout.select(params, "train"))
     state = TrainState(
         inner=_inner(programs, params),
         frozen=place(layout.select(params, "frozen"), shared),
@@ -42,6 +45,7 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         counters=_counters(programs),
         layout=layout,
         servers=_servers(programs, anchor),
+        channels={} if programs.channels is None else initial_flights(programs.channels.exchanges),
     )
     if not config.offload:
         return state
@@ -149,6 +153,8 @@ def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
 
 def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTree, ...]:
     """One outer state per fragment, initialised on the fragment's own tree."""
+    if not anchor:
+        return ((),) * len(programs.fragments)
     cut, shardings = programs.fragments, outer_shardings(programs)
     if programs.config.method.signal == "gradient":
         start = jax.jit(jax.vmap(programs.step.init), out_shardings=shardings[0])

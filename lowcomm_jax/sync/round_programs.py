@@ -31,6 +31,7 @@ from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
 from lowcomm_jax.schedule import Timing
 from lowcomm_jax.state.train_state import Inner
+from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
 from lowcomm_jax.sync.gradient_exchange import make_gradient_program
 from lowcomm_jax.sync.round_functions import GossipRoundFunctions, OutlierGuard, RoundFunctions
@@ -78,6 +79,7 @@ class RoundPrograms:
         (`inner_step.make_accumulating_program`); None with gradient exchange.
       concurrent: inner steps and the exchange of payloads in flight as one program; None where a
         landing's own program exchanges them.
+      channels: inner steps with their channels as one program; None for methods without channels.
       payload_program, outer_program, landing_program: `RoundFunctions.make_payload`, `outer_step`
         and `landing_step`, compiled.
       restart_program, received_program, average_program, drift_program, header_program:
@@ -93,6 +95,7 @@ class RoundPrograms:
     inner_program: Callable
     microbatch_program: Callable | None
     concurrent: ConcurrentExchange | None
+    channels: ChannelPrograms | None
     payload_program: Callable
     outer_program: Callable
     landing_program: Callable
@@ -166,6 +169,7 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
         inner_program=block,
         microbatch_program=accumulating,
         concurrent=concurrent,
+        channels=build_channels(config, step, functions, _inner_out(config, step, specs)),
         payload_program=jax.jit(
             functions.make_payload,
             static_argnames=("with_snapshot", "level"),

@@ -29,6 +29,7 @@ from lowcomm_jax.state.train_state import (
     with_item,
     without,
 )
+from lowcomm_jax.sync.channel_loop import ChannelLoop
 from lowcomm_jax.sync.measurements import make_measurements
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.topology.gossip import Groups
@@ -67,6 +68,9 @@ class SyncLoop:
         self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
+        self.channels = None
+        if programs.channels is not None:
+            self.channels = ChannelLoop(programs.channels, self.weights, len(self.fragments))
 
     # -- due events -----------------------------------------------------------------------------
 
@@ -408,6 +412,8 @@ class SyncLoop:
             rules=self.rules(p),
         )
         state = with_inner(state, params={**state.inner.params, **params})
+        if state.channels:
+            state = self.channels.adopted(state, lands)
         if state.received:
             state = self.mark_received(state, p, lands, outer)
         return state.replace(landing=with_item(state.landing, p, landing))

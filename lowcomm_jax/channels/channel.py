@@ -1,0 +1,90 @@
+"""`Channel`: one exchange of a method beside its main one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.channels.selection import Everything, Selection
+from lowcomm_jax.channels.source import PARAMS
+from lowcomm_jax.compression import Codec, make
+from lowcomm_jax.compression.two_shot import wrapper_problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel:
+    """After every `every`-th inner step regions average selected values; `delay` steps later these
+    are overwritten by their mean.
+
+    No outer rule: the mean itself lands, and what a region did to these entries in between is lost.
+    All else a region has stays: optimizer moments too, unless they are the source of a channel.
+
+    Attributes:
+      name: label in events, metrics and the ledger.
+      source: `params`, or a field of the inner optimizer's state (`mu` and `nu` of Adam).
+      every: inner steps from one exchange to the next.
+      delay: inner steps from send to landing.
+      selection: which entries travel.
+      codec: of the values, a codec without state or its name; None = fp32.
+    """
+
+    name: str
+    source: str = PARAMS
+    every: int = 1
+    delay: int = 0
+    selection: Selection = dataclasses.field(default_factory=Everything)
+    codec: Any = None
+
+    def __post_init__(self):
+        if isinstance(self.codec, str | Mapping):
+            object.__setattr__(self, "codec", make(self.codec))
+
+    @property
+    def slots(self) -> int:
+        """How many payloads are in flight at most."""
+        return -(-self.delay // self.every)
+
+    def sends(self, step: int) -> bool:
+        """Whether values leave after inner step `step` (1-based)."""
+        return step % self.every == 0
+
+    def lands(self, step: int) -> bool:
+        """Whether values sent `delay` steps before land after inner step `step`."""
+        return step > self.delay and (step - self.delay) % self.every == 0
+
+    def slot(self, sent: int) -> int:
+        """Where a payload lies that was sent after this step and has a delay."""
+        return (sent // self.every - 1) % self.slots
+
+    def violations(self) -> list[str]:
+        """What is wrong with the settings, one line with its fix each."""
+        found = [
+            f"{name}={value!r}: a whole number, at least {least}, is needed"
+            for name, value, least in (("every", self.every, 1), ("delay", self.delay, 0))
+            if not isinstance(value, int) or value < least
+        ]
+        if not isinstance(self.selection, Selection):
+            found.append(f"selection={self.selection!r}: give one of lowcomm_jax.channels")
+        else:
+            found += self.selection.violations()
+        found += self._codec_violations()
+        return [f"channel {self.name}: {line}" for line in found]
+
+    def _codec_violations(self) -> list[str]:
+        if self.codec is None:
+            return []
+        if not isinstance(self.codec, Codec):
+            return [f"codec={self.codec!r}: give a codec, a name of compression.names() or None"]
+        if (problem := wrapper_problem(self.codec)) is not None:
+            return [problem]
+        one = {"values": jax.ShapeDtypeStruct((256,), np.float32)}
+        if self.codec.increments or jax.tree.leaves(self.codec.init(one)):
+            return [
+                f"codec {self.codec.name} remembers what it has sent, and other entries leave each "
+                "time: use one without state, as bf16"
+            ]
+        return []

@@ -1,0 +1,44 @@
+"""No main exchange: a method of channels alone (`lowcomm_jax.channels`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Set
+
+import numpy as np
+
+from lowcomm_jax.schedule.base import Schedule
+from lowcomm_jax.state.train_state import SyncCounters
+
+FAR = 2**62
+
+
+@dataclasses.dataclass(frozen=True)
+class Never(Schedule):
+    """No pseudo-gradient is ever sent, and there is no anchor.
+
+    The model is then the mean of the regions (`global_params`), which `Engine.finish` hands to all.
+    """
+
+    period: int = 1
+    fragments: int = 1
+    delay: int = 0
+    by_steps = True
+
+    def next_send(self, step: int, counters: SyncCounters) -> int:
+        del step, counters
+        return FAR
+
+    def sends(
+        self,
+        step: int,
+        counters: SyncCounters,
+        in_flight: Set[int],
+        rates: Callable[[], np.ndarray],
+    ) -> tuple[int, ...]:
+        del step, counters, in_flight, rates
+        return ()
+
+    def violations(self, regions: int) -> list[str]:
+        del regions
+        return []

@@ -1,0 +1,40 @@
+"""What a channel has sent and not landed yet (`lowcomm_jax.channels`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class ChannelFlights:
+    """Payloads in flight of one channel with a delay, in its slots (`Channel.slot`).
+
+    Attributes:
+      payload: what travels, leaves `[R, slots, ...]`.
+      weight: float32 `[R, slots]`, weight of each region in the mean; 0 for those not accepted.
+      takes_part: bool `[R, slots]`, regions that took part in the send and still wait for the
+        landing; on the host (NumPy).
+    """
+
+    payload: PyTree
+    weight: jax.Array
+    takes_part: np.ndarray
+
+    def left_by(self, regions_R: np.ndarray) -> ChannelFlights:
+        """The same payloads; these regions no longer wait for them."""
+        waits = self.takes_part & ~np.asarray(regions_R, bool)[:, None]
+        return dataclasses.replace(self, takes_part=waits)
+
+
+def left_by(
+    channels: dict[str, ChannelFlights], regions_R: np.ndarray
+) -> dict[str, ChannelFlights]:
+    """`ChannelFlights.left_by` of every channel."""
+    return {name: flights.left_by(regions_R) for name, flights in channels.items()}

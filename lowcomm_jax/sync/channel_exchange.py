@@ -1,0 +1,321 @@
+"""Channels inside the program of the inner steps: what their sends and landings compute.
+
+Channels exchange often, SPARTA after every step. So their exchanges are part of the inner program,
+as those of gradients are (`gradient_exchange`): a block of steps is one call, whatever its channels
+do, and the host only counts (`channel_loop`). After inner step t, for each channel:
+
+1. Values sent at t - delay land: their mean overwrites the selected entries of the regions that
+   took part in the send.
+2. If t is a multiple of `every`, values leave.
+3. Without a delay they land at once.
+
+With a delay the mean of what lands after a step reads nothing that the step computes. So the
+compiler may exchange it beside the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from lowcomm_jax.channels import Channel, Everything
+from lowcomm_jax.channels.selection import LARGEST
+from lowcomm_jax.channels.source import Source
+from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.exchange.entries import put_entries, take_entries
+from lowcomm_jax.mesh.regions import REGION, Regions
+from lowcomm_jax.state.channel_flights import ChannelFlights
+from lowcomm_jax.sync.round_functions import RoundFunctions, select
+from lowcomm_jax.train.inner_step import InnerStep, empty_log, inner_block, squeeze
+
+PyTree = Any
+VALUES = "values"  # the name under which selected entries travel
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelExchange:
+    """The pure functions of one channel on one mesh.
+
+    Attributes:
+      channel: what it averages, and when.
+      source: where the leaves are.
+      shapes, specs: of the source's leaves, one region's; where they lie inside it.
+      exchange: takes payloads to everyone.
+      functions: norms and the guard of the main exchange.
+      seed: of the run; with the channel's name it decides which entries travel.
+    """
+
+    channel: Channel
+    source: Source
+    shapes: dict[str, jax.ShapeDtypeStruct]
+    specs: dict[str, P]
+    exchange: MeshExchange
+    functions: RoundFunctions
+    seed: int
+
+    @property
+    def regions(self) -> Regions:
+        return self.exchange.regions
+
+    @property
+    def whole(self) -> bool:
+        """Whether leaves travel as they are, so that no entry is taken out of them."""
+        return isinstance(self.channel.selection, Everything)
+
+    @property
+    def like(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """One region's values before the codec, fp32."""
+        if self.whole:
+            return {k: jax.ShapeDtypeStruct(x.shape, np.float32) for k, x in self.shapes.items()}
+        count = sum(self.channel.selection.count(size) for size in self._sizes)
+        return {VALUES: jax.ShapeDtypeStruct((count,), np.float32)}
+
+    @property
+    def _lies(self) -> dict[str, P]:
+        return self.specs if self.whole else {VALUES: P()}
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [math.prod(x.shape) for x in self.shapes.values()]
+
+    def violations(self) -> list[str]:
+        """Leaves too large for int32 indices, one line with its fix each."""
+        return [
+            f"channel {self.channel.name}: {name!r} has {size} entries, but indices end at {LARGEST}"
+            ": cut the leaf, or select everything"
+            for (name, _), size in zip(self.shapes.items(), self._sizes)
+            if size > LARGEST and not self.whole
+        ]
+
+    # -- which entries ----------------------------------------------------------------------------
+
+    def indices(self, number: jax.Array) -> list[jax.Array]:
+        """The selected entries of each leaf in exchange `number`; the same in all regions."""
+        selection = self.channel.selection
+        salt = zlib.crc32(self.channel.name.encode()) & LARGEST
+
+        def chosen(number):
+            key = jax.random.fold_in(jax.random.key(self.seed), salt)
+            keys = [jax.random.fold_in(key, i) for i in range(len(self._sizes))]
+            return [selection.indices(k, number, size) for k, size in zip(keys, self._sizes)]
+
+        return self.regions.everywhere(chosen)(number)
+
+    def take(self, leaves: dict[str, jax.Array], number: jax.Array) -> dict[str, jax.Array]:
+        """What travels in exchange `number`, before the codec: fp32 `[R, ...]`."""
+        if self.whole:
+            return {k: x.astype(jnp.float32) for k, x in leaves.items()}
+        given = list(leaves.values()), self.indices(number), list(self.specs.values())
+        return {VALUES: take_entries(self.regions, *given)}
+
+    def put(self, leaves, mean, number, adopts_R) -> dict[str, jax.Array]:
+        """The leaves with the mean `[1, ...]` in the entries of that exchange where adopted."""
+        if self.whole:
+            spread = {k: jnp.broadcast_to(mean[k], x.shape) for k, x in leaves.items()}
+            return select(
+                adopts_R, {k: v.astype(leaves[k].dtype) for k, v in spread.items()}, leaves
+            )
+        given = list(leaves.values()), self.indices(number), list(self.specs.values())
+        new = put_entries(self.regions, *given, mean[VALUES][0], adopts_R)
+        return dict(zip(leaves, new))
+
+    # -- sends and landings -----------------------------------------------------------------------
+
+    def send(self, leaves, number, takes_part_R, weight_R) -> tuple[PyTree, jax.Array, jax.Array]:
+        """Encode what every region hands over: (payload `[R, ...]`, weight `[R]`, left out `[R]`).
+
+        A region whose values are not finite, or an outlier's (`OutlierGuard`), has weight 0.
+        """
+        values = self.take(leaves, number)
+        norm_R = self.functions.norm(values)
+        accepted_R = self.functions.guard.accepts(norm_R, takes_part_R)
+        payload = values
+        if self.exchange.codec is not None:
+            state = self.exchange.codec.init(self.like)
+            payload, _ = self.exchange.encode(values, state, self._lies)
+        return payload, jnp.where(accepted_R, weight_R, 0.0), takes_part_R & ~accepted_R
+
+    def mean(self, payload, weight_R) -> tuple[PyTree, dict[str, jax.Array]]:
+        """The mean over the regions that count, `[1, ...]`, and what was measured of it, `[R]`.
+
+        `spread` is the root mean square distance of a region's values from the mean, 0 where they
+        do not count; not measured of coded payloads.
+        """
+        mean = self.exchange.reduce(payload, weight_R, self.like, self._lies).mean
+        if self.exchange.codec is not None:
+            return mean, {}
+        counts = sum(math.prod(x.shape) for x in self.like.values())
+        apart = {k: x - mean[k] for k, x in payload.items()}
+        spread_R = self.functions.norm(apart) / math.sqrt(counts)
+        return mean, {"spread": jnp.where(weight_R > 0, spread_R, 0.0)}
+
+    def average(self, leaves, number, takes_part_R, weight_R, adopts_R):
+        """A send that lands at once: (leaves, values `[R]`)."""
+        payload, weight_R, left_out_R = self.send(leaves, number, takes_part_R, weight_R)
+        mean, values = self.mean(payload, weight_R)
+        leaves = self.put(leaves, mean, number, adopts_R & jnp.any(weight_R > 0))
+        return leaves, {"left_out": left_out_R.astype(jnp.float32), **values}
+
+    # -- inside the inner program -----------------------------------------------------------------
+
+    def empty(self) -> tuple[PyTree, jax.Array]:
+        """(payload, weight) of slots that hold nothing, `[R, slots, ...]`; () without a delay."""
+        if not self.channel.delay:
+            return ()
+        count, slots = self.regions.count, self.channel.slots
+        like = jax.eval_shape(self._payload_like)
+        payload = jax.tree.map(lambda x: jnp.zeros((count, slots, *x.shape[1:]), x.dtype), like)
+        return payload, jnp.zeros((count, slots), jnp.float32)
+
+    def _payload_like(self):
+        count = self.regions.count
+        values = {k: jnp.zeros((count, *x.shape)) for k, x in self.like.items()}
+        if self.exchange.codec is None:
+            return values
+        state = self.exchange.codec.init(self.like)
+        return self.exchange.encode(values, state, self._lies)[0]
+
+    def bring(self, flights, at: jax.Array) -> tuple[PyTree, dict[str, jax.Array]] | None:
+        """The mean of what lands after step `at`; None where nothing waits for a landing."""
+        if not self.channel.delay:
+            return None
+        payload, weight = flights
+        sent = at - self.channel.delay
+        slot = self._slot(sent)
+
+        def mean():
+            return self.mean(jax.tree.map(lambda x: x[:, slot], payload), weight[:, slot])
+
+        return self._when(self._due(sent), mean)
+
+    def after_step(self, leaves, flights, brought, at, takes_part_R, lands_R, weight_R):
+        """Landing and send after step `at`.
+
+        Args:
+          leaves: of the source; flights: (payload, weight), or () without a delay.
+          brought: what `bring` gave.
+          takes_part_R: bool `[R]`, who takes part in a send; lands_R: for whom the payload is
+            that is due; weight_R: float32 `[R]`.
+
+        Returns:
+          (leaves, flights, values `[R]`).
+        """
+        channel, number = self.channel, at // self.channel.every - 1
+        if not channel.delay:
+            kept = (leaves, self._no_values())
+
+            def average():
+                return self.average(leaves, number, takes_part_R, weight_R, takes_part_R)
+
+            leaves, values = self._when(self._due(at), average, kept)
+            return leaves, flights, values
+        sent, (mean, values) = at - channel.delay, brought
+        payload, weight = flights
+        landed = self._when(
+            self._due(sent),
+            lambda: self.put(
+                leaves, mean, sent // channel.every - 1, lands_R & self._counts(flights, sent)
+            ),
+            leaves,
+        )
+        slot = self._slot(at)
+
+        def send():
+            new, weight_new, left_out = self.send(landed, number, takes_part_R, weight_R)
+            put = jax.tree.map(lambda x, y: x.at[:, slot].set(y), payload, new)
+            return (put, weight.at[:, slot].set(weight_new)), left_out.astype(jnp.float32)
+
+        flights, left_out = self._when(self._due(at), send, (flights, self._zeros()))
+        return landed, flights, {"left_out": left_out, **values}
+
+    def _counts(self, flights, sent) -> jax.Array:
+        return jnp.any(flights[1][:, self._slot(sent)] > 0)
+
+    def _due(self, sent: jax.Array) -> jax.Array:
+        return (sent > 0) & (sent % self.channel.every == 0)
+
+    def _slot(self, sent: jax.Array) -> jax.Array:
+        """`Channel.slot`, traced."""
+        return (sent // self.channel.every - 1) % self.channel.slots
+
+    def _when(self, due: jax.Array, act: Callable[[], Any], otherwise: Any = None) -> Any:
+        """What `act` gives if it is due; else `otherwise`, or zeros. Always due: no branch."""
+        if self.channel.every == 1:
+            return act()
+        if otherwise is None:
+            shapes = jax.eval_shape(act)
+            otherwise = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.cond(due, act, lambda: otherwise)
+
+    def _zeros(self) -> jax.Array:
+        return jnp.zeros(self.regions.count, jnp.float32)
+
+    def _no_values(self) -> dict[str, jax.Array]:
+        measured = {} if self.exchange.codec is not None else {"spread": self._zeros()}
+        return {"left_out": self._zeros(), **measured}
+
+
+def make_channel_program(step: InnerStep, regions: Regions, channels: Sequence[ChannelExchange]):
+    """Build the program of inner steps with their channels, not yet jitted.
+
+    Returns:
+      `block((inner, flights), frozen, batches, region_ids, takes_part, lands, weight, done, n,
+      single)`: the first n of S staged steps. `flights` and `lands` have an entry for each channel;
+      `takes_part` and every `lands` are bool `[R, S]`, `weight` is float32 `[R]`, `done` int32, the
+      steps made before. Returns ((inner, flights), metrics `[R, S]`, or `[R]` with the static
+      `single`); metrics of a channel are `<channel>_left_out` and `<channel>_spread`.
+    """
+    parts = inner_block(step, regions)
+
+    def one(i, inner, flights, log, given, takes_part, lands, weight, done):
+        at = done + i + 1
+        brought = [c.bring(f, at) for c, f in zip(channels, flights)]
+        inner, log = parts.steps((inner, log), *given, i, i + 1)
+        found, seen = [], {}
+        for channel, flight, mean, lands_RxS in zip(channels, flights, brought, lands):
+            leaves = channel.source.take(inner)
+            masks = takes_part[:, i], lands_RxS[:, i], weight
+            leaves, flight, values = channel.after_step(leaves, flight, mean, at, *masks)
+            inner = channel.source.put(inner, leaves)
+            found.append(flight)
+            seen |= {f"{channel.channel.name}_{k}": v for k, v in values.items()}
+        return inner, tuple(found), log, seen
+
+    def block(carry, frozen, batches, region_ids, takes_part, lands, weight, done, n, single=False):
+        inner, flights = carry
+        given = (frozen, batches, region_ids, None)
+        log = parts.empty(inner, *given)
+        rest = (given, takes_part, lands, weight, done)
+        shapes = jax.eval_shape(one, jnp.int32(0), inner, flights, log, *rest)[3]
+        told = empty_log(shapes, takes_part.shape[1])
+
+        def body(i, loop):
+            inner, flights, log, told = loop
+            inner, flights, log, seen = one(i, inner, flights, log, *rest)
+            told = jax.tree.map(lambda buffer, v: buffer.at[:, i].set(v), told, seen)
+            return inner, flights, log, told
+
+        inner, flights, log, told = jax.lax.fori_loop(0, n, body, (inner, flights, log, told))
+        log = {**log, **told}
+        return (inner, flights), squeeze(log) if single else log
+
+    return block
+
+
+def initial_flights(channels: Sequence[ChannelExchange]) -> dict[str, ChannelFlights]:
+    """Empty slots of every channel that has a delay, on the mesh."""
+    found = {}
+    for one in channels:
+        if one.channel.delay:
+            place = jax.jit(one.empty, out_shardings=one.regions.sharding(REGION))
+            nobody = np.zeros((one.regions.count, one.channel.slots), bool)
+            found[one.channel.name] = ChannelFlights(*place(), nobody)
+    return found

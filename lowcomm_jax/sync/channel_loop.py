@@ -1,0 +1,275 @@
+"""The host's part of channels: who takes part in what, what was sent, and the end of a run.
+
+`build_channels` compiles the channels of a method into `ChannelPrograms`. `ChannelLoop` calls them
+for a block of steps and tells of every exchange by events.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from lowcomm_jax.channels import Channel
+from lowcomm_jax.channels.source import PARAMS, find_source
+from lowcomm_jax.compression import route
+from lowcomm_jax.exchange import MeshExchange, Traffic
+from lowcomm_jax.history import ChannelEvent, Event
+from lowcomm_jax.state.channel_flights import ChannelFlights, left_by
+from lowcomm_jax.state.train_state import TrainState, flight_key, with_inner
+from lowcomm_jax.sync.channel_exchange import (
+    ChannelExchange,
+    initial_flights,
+    make_channel_program,
+)
+from lowcomm_jax.sync.round_functions import RoundFunctions
+from lowcomm_jax.train.inner_step import InnerStep
+
+PyTree = Any
+END = "end"  # the channel of a run's last exchange, where there is no anchor
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelPrograms:
+    """Compiled channels of one engine for one parameter layout.
+
+    Attributes:
+      exchanges: the channels' functions, in the method's order.
+      program: a block of inner steps with what channels do after them (`make_channel_program`).
+      end: averages all parameters, for methods without an anchor (`ChannelExchange.average`).
+    """
+
+    exchanges: tuple[ChannelExchange, ...]
+    program: Callable
+    end: Callable
+
+    @property
+    def channels(self) -> list[Channel]:
+        return [exchange.channel for exchange in self.exchanges]
+
+
+def build_channels(
+    config: Any, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
+) -> ChannelPrograms | None:
+    """Make the programs of a method's channels; None where it has none.
+
+    Args:
+      config: a `round_programs.EngineConfig`.
+      inner_out: (shardings of the inner state, of metrics).
+
+    Raises:
+      ValueError: listing what cannot work with these parameters and this optimizer.
+    """
+    method, regions, shapes = config.method, config.regions, step.layout.train_shapes()
+    if not method.channels:
+        return None
+    opt = jax.eval_shape(step.init, shapes)
+    exchanges, problems = [], []
+    for channel in (*method.channels, Channel(END)):
+        try:
+            source = find_source(channel.source, opt, shapes)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        one = ChannelExchange(
+            channel,
+            source,
+            {name: shapes[parameter] for name, parameter in source.leaves},
+            {name: functions.specs[parameter] for name, parameter in source.leaves},
+            MeshExchange(regions, None, config.stacked),
+            functions,
+            config.seed,
+        )
+        problems += one.violations()
+        exchanges.append(_with_codec(one, config.total))
+    if not method.has_anchor and "average" in step.layout.roles:
+        problems.append(
+            f"leaves of role 'average' travel with pseudo-gradients, which {method.name} does not "
+            "send: give them the role 'local'"
+        )
+    if problems:
+        raise ValueError("these channels cannot work:\n- " + "\n- ".join(problems))
+    *exchanges, end = exchanges
+    inner, by_region = inner_out
+    program = jax.jit(
+        make_channel_program(step, regions, exchanges),
+        donate_argnums=0,
+        static_argnames="single",
+        out_shardings=((inner, by_region), by_region),
+    )
+    averaged = jax.jit(end.average, donate_argnums=0, out_shardings=(inner.params, by_region))
+    return ChannelPrograms(tuple(exchanges), program, averaged)
+
+
+def _with_codec(one: ChannelExchange, total: int) -> ChannelExchange:
+    """The channel with its codec as it travels with the fewest bytes."""
+    codec = one.channel.codec
+    if codec is None:
+        return one
+    mesh = one.regions.mesh.shape
+    devices = mesh["fsdp"] * mesh["tensor"] if one.whole else 1
+    chosen = route(codec, [one.like], total, devices).codec
+    exchange = dataclasses.replace(one.exchange, codec=chosen)
+    return dataclasses.replace(one, exchange=exchange)
+
+
+class ChannelLoop:
+    """Runs blocks of inner steps with their channels, and books what these send.
+
+    Attributes:
+      programs: the compiled ones.
+      weights: float32 `[R]`, of the regions in every mean.
+      first: number under which events tell of the first channel: behind the fragments.
+    """
+
+    def __init__(self, programs: ChannelPrograms, weights: np.ndarray, first: int):
+        self.programs, self.weights, self.first = programs, weights, first
+        self._likes = [exchange.like for exchange in programs.exchanges]
+
+    def start(self) -> dict[str, ChannelFlights]:
+        """`TrainState.channels` before the first step."""
+        return initial_flights(self.programs.exchanges)
+
+    def inner_steps(
+        self,
+        state: TrainState,
+        given: Sequence[Any],
+        masks: Sequence[np.ndarray],
+        capacity: int,
+        single: bool,
+    ) -> tuple[TrainState, dict[str, jax.Array], list[Event]]:
+        """The first steps of a block, one for each mask, and their exchanges.
+
+        Args:
+          given: frozen leaves, batches and region numbers, as the inner program takes them.
+          masks: of each step bool `[R]`, who takes part in what leaves after it.
+          capacity: S, steps that the block has room for.
+
+        Returns:
+          (state, metrics, events); the step counter is as it was.
+        """
+        done, count = int(state.counters.step), len(self.weights)
+        takes_part = np.zeros((count, capacity), bool)
+        for i, mask in enumerate(masks):
+            takes_part[:, i] = mask
+        state, lands, events = self._book(state, masks, capacity)
+        flights = tuple(
+            (f.payload, f.weight) if (f := state.channels.get(c.name)) else ()
+            for c in self.programs.channels
+        )
+        (inner, flights), metrics = self.programs.program(
+            (state.inner, flights),
+            *given,
+            takes_part,
+            lands,
+            self.weights,
+            np.int32(done),
+            np.int32(len(masks)),
+            single=single,
+        )
+        held = {
+            c.name: dataclasses.replace(state.channels[c.name], payload=payload, weight=weight)
+            for c, (payload, weight) in self._delayed(flights)
+        }
+        return state.replace(inner=inner, channels=held), metrics, events
+
+    def _delayed(self, items: Sequence[Any]) -> list[tuple[Channel, Any]]:
+        return [(c, item) for c, item in zip(self.programs.channels, items) if c.delay]
+
+    def _book(self, state: TrainState, masks: Sequence[np.ndarray], capacity: int):
+        """Count what these steps send, and find who lands what.
+
+        Returns:
+          (state, of each channel bool `[R, S]` for whom a payload lands, events).
+        """
+        counters, count = state.counters.copy(), len(self.weights)
+        waits = {name: f.takes_part.copy() for name, f in state.channels.items()}
+        lands = [np.zeros((count, capacity), bool) for _ in self.programs.channels]
+        events: list[Event] = []
+        for i, mask in enumerate(masks):
+            step = int(counters.step) + i + 1
+            late, sent, at_once = [], [], []
+            for number, channel in enumerate(self.programs.channels):
+                if channel.delay and channel.lands(step):
+                    slot = channel.slot(step - channel.delay)
+                    adopts = waits[channel.name][:, slot].copy()
+                    waits[channel.name][:, slot] = False
+                    lands[number][:, i] = adopts
+                    if adopts.any():
+                        late.append(self._landing(number, step, adopts))
+                if not channel.sends(step):
+                    continue
+                if channel.delay:
+                    waits[channel.name][:, channel.slot(step)] = mask
+                if not mask.any():
+                    continue
+                sent.append(self._sent(number, step, mask, counters))
+                if not channel.delay:
+                    at_once.append(self._landing(number, step, mask))
+            events += late + sent + at_once
+        held = {
+            name: dataclasses.replace(f, takes_part=waits[name])
+            for name, f in state.channels.items()
+        }
+        return state.replace(counters=counters, channels=held), tuple(lands), events
+
+    def _sent(self, number: int, step: int, mask: np.ndarray, counters) -> Event:
+        exchange, name = self.programs.exchanges[number].exchange, self._name(number)
+        traffic = exchange.traffic(self._likes[number], mask)
+        counters.bytes_sent += traffic.sent
+        counters.bytes_received += traffic.received
+        event = Event.of_send(step, self.first + number, f"{name}@{step}", mask, traffic, {})
+        return ChannelEvent.of(event, name)
+
+    def _landing(self, number: int, step: int, adopts: np.ndarray) -> Event:
+        delay, name = self.programs.channels[number].delay, self._name(number)
+        key = f"{name}@{step - delay}"
+        event = Event.of_landing(step, self.first + number, key, adopts, delay, {})
+        return ChannelEvent.of(event, name)
+
+    def _name(self, number: int) -> str:
+        return self.programs.channels[number].name
+
+    # -- where the main exchange meets channels -------------------------------------------------
+
+    def adopted(self, state: TrainState, lands_R: np.ndarray) -> TrainState:
+        """The state after regions have adopted an anchor.
+
+        What is in flight of their parameters is older than the anchor, and does not land there.
+        """
+        stale = {c.name for c in self.programs.channels if c.source == PARAMS}
+        held = {k: f.left_by(lands_R) if k in stale else f for k, f in state.channels.items()}
+        return state.replace(channels=held)
+
+    def drained(self, state: TrainState) -> TrainState:
+        """The state before the last synchronisation: nothing in flight lands any more."""
+        everyone = np.ones(len(self.weights), bool)
+        return state.replace(channels=left_by(state.channels, everyone))
+
+    def end(
+        self, state: TrainState, mask: np.ndarray, traffic: Traffic, events: list[Event]
+    ) -> TrainState:
+        """The last synchronisation of a method without an anchor: all take the regions' mean.
+
+        Args:
+          mask: bool `[R]`, whose parameters enter the mean.
+          traffic: of all parameters, dense.
+        """
+        step, everyone = int(state.counters.step), np.ones(len(self.weights), bool)
+        if (state.counters.last_landed[0] == step).all() or not mask.any():
+            return state
+        params, values = self.programs.end(
+            state.inner.params, np.int32(0), mask, self.weights, everyone
+        )
+        counters, key = state.counters.copy(), flight_key(0, step)
+        counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
+        counters.last_landed[0], counters.staleness[0] = step, 0
+        counters.sends[0] += 1
+        counters.bytes_sent += traffic.sent
+        counters.bytes_received += traffic.received
+        events.append(Event.of_send(step, 0, key, mask, traffic, values))
+        events.append(Event.of_landing(step, 0, key, everyone, 0, {}))
+        return with_inner(state, params=params).replace(counters=counters)
