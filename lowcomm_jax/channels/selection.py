@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -45,19 +46,24 @@ class Selection:
         """Entries of a leaf of this size that travel in one exchange."""
         return -(-size // self.stride)
 
-    def indices(self, key: jax.Array, number: jax.Array, size: int) -> jax.Array:
-        """Which entries of a flattened leaf travel, int32 `[count]`, rising; traced.
+    def indices(self, key: jax.Array, number: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+        """Which entries of each flattened leaf travel, int32 `[count]`, rising; traced.
 
         Args:
-          key: of the channel and the leaf.
+          key: of the channel.
           number: int32, of the exchange, from 0.
-          size: N. An index of N or more stands for an empty place.
+          sizes: N of each leaf. An index of N or more stands for an empty place.
         """
-        first = jnp.arange(self.count(size), dtype=jnp.int32) * self.stride
-        return first + self.offsets(key, number, first.size)
+        counts = [self.count(size) for size in sizes]
+        # Drawn for all leaves together: a draw each would be most of the compiled program.
+        offsets = jnp.split(self.offsets(key, number, sum(counts)), np.cumsum(counts)[:-1])
+        return [
+            jnp.arange(count, dtype=jnp.int32) * self.stride + offset
+            for count, offset in zip(counts, offsets)
+        ]
 
     def offsets(self, key: jax.Array, number: jax.Array, count: int) -> jax.Array:
-        """The chosen entry of every stratum, int32 `[count]` below `stride`."""
+        """The chosen entry of each of so many strata, int32 `[count]` below `stride`."""
         raise NotImplementedError
 
     def violations(self) -> list[str]:

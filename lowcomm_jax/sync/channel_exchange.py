@@ -89,52 +89,56 @@ class ChannelExchange:
     def violations(self) -> list[str]:
         """Leaves too large for int32 indices, one line with its fix each."""
         return [
-            f"channel {self.channel.name}: {name!r} has {size} entries, but indices end at {LARGEST}"
-            ": cut the leaf, or select everything"
+            f"channel {self.channel.name}: {name!r} has {size} entries, at most {LARGEST} can be"
+            " chosen from: cut the leaf, or select everything"
             for (name, _), size in zip(self.shapes.items(), self._sizes)
             if size > LARGEST and not self.whole
         ]
 
     # -- which entries ----------------------------------------------------------------------------
 
-    def indices(self, number: jax.Array) -> list[jax.Array]:
-        """The selected entries of each leaf in exchange `number`; the same in all regions."""
+    def indices(self, number: jax.Array) -> Sequence[jax.Array]:
+        """The selected entries of each leaf in exchange `number`; the same in all regions.
+
+        () where leaves travel as they are.
+        """
+        if self.whole:
+            return ()
         selection = self.channel.selection
         salt = zlib.crc32(self.channel.name.encode()) & LARGEST
 
         def chosen(number):
             key = jax.random.fold_in(jax.random.key(self.seed), salt)
-            keys = [jax.random.fold_in(key, i) for i in range(len(self._sizes))]
-            return [selection.indices(k, number, size) for k, size in zip(keys, self._sizes)]
+            return selection.indices(key, number, self._sizes)
 
         return self.regions.everywhere(chosen)(number)
 
-    def take(self, leaves: dict[str, jax.Array], number: jax.Array) -> dict[str, jax.Array]:
-        """What travels in exchange `number`, before the codec: fp32 `[R, ...]`."""
+    def take(self, leaves: dict[str, jax.Array], indices) -> dict[str, jax.Array]:
+        """What travels of these entries, before the codec: fp32 `[R, ...]`."""
         if self.whole:
             return {k: x.astype(jnp.float32) for k, x in leaves.items()}
-        given = list(leaves.values()), self.indices(number), list(self.specs.values())
+        given = list(leaves.values()), indices, list(self.specs.values())
         return {VALUES: take_entries(self.regions, *given)}
 
-    def put(self, leaves, mean, number, adopts_R) -> dict[str, jax.Array]:
-        """The leaves with the mean `[1, ...]` in the entries of that exchange where adopted."""
+    def put(self, leaves, mean, indices, adopts_R) -> dict[str, jax.Array]:
+        """The leaves with the mean `[1, ...]` in these entries of the regions that adopt it."""
         if self.whole:
             spread = {k: jnp.broadcast_to(mean[k], x.shape) for k, x in leaves.items()}
             return select(
                 adopts_R, {k: v.astype(leaves[k].dtype) for k, v in spread.items()}, leaves
             )
-        given = list(leaves.values()), self.indices(number), list(self.specs.values())
+        given = list(leaves.values()), indices, list(self.specs.values())
         new = put_entries(self.regions, *given, mean[VALUES][0], adopts_R)
         return dict(zip(leaves, new))
 
     # -- sends and landings -----------------------------------------------------------------------
 
-    def send(self, leaves, number, takes_part_R, weight_R) -> tuple[PyTree, jax.Array, jax.Array]:
+    def send(self, leaves, indices, takes_part_R, weight_R) -> tuple[PyTree, jax.Array, jax.Array]:
         """Encode what every region hands over: (payload `[R, ...]`, weight `[R]`, left out `[R]`).
 
         A region whose values are not finite, or an outlier's (`OutlierGuard`), has weight 0.
         """
-        values = self.take(leaves, number)
+        values = self.take(leaves, indices)
         norm_R = self.functions.norm(values)
         accepted_R = self.functions.guard.accepts(norm_R, takes_part_R)
         payload = values
@@ -159,9 +163,10 @@ class ChannelExchange:
 
     def average(self, leaves, number, takes_part_R, weight_R, adopts_R):
         """A send that lands at once: (leaves, values `[R]`)."""
-        payload, weight_R, left_out_R = self.send(leaves, number, takes_part_R, weight_R)
+        indices = self.indices(number)
+        payload, weight_R, left_out_R = self.send(leaves, indices, takes_part_R, weight_R)
         mean, values = self.mean(payload, weight_R)
-        leaves = self.put(leaves, mean, number, adopts_R & jnp.any(weight_R > 0))
+        leaves = self.put(leaves, mean, indices, adopts_R & jnp.any(weight_R > 0))
         return leaves, {"left_out": left_out_R.astype(jnp.float32), **values}
 
     # -- inside the inner program -----------------------------------------------------------------
@@ -219,25 +224,22 @@ class ChannelExchange:
             return leaves, flights, values
         sent, (mean, values) = at - channel.delay, brought
         payload, weight = flights
-        landed = self._when(
-            self._due(sent),
-            lambda: self.put(
-                leaves, mean, sent // channel.every - 1, lands_R & self._counts(flights, sent)
-            ),
-            leaves,
-        )
+
+        def land():
+            adopts_R = lands_R & jnp.any(weight[:, self._slot(sent)] > 0)
+            return self.put(leaves, mean, self.indices(sent // channel.every - 1), adopts_R)
+
+        landed = self._when(self._due(sent), land, leaves)
         slot = self._slot(at)
 
         def send():
-            new, weight_new, left_out = self.send(landed, number, takes_part_R, weight_R)
+            given = landed, self.indices(number), takes_part_R, weight_R
+            new, weight_new, left_out = self.send(*given)
             put = jax.tree.map(lambda x, y: x.at[:, slot].set(y), payload, new)
             return (put, weight.at[:, slot].set(weight_new)), left_out.astype(jnp.float32)
 
         flights, left_out = self._when(self._due(at), send, (flights, self._zeros()))
         return landed, flights, {"left_out": left_out, **values}
-
-    def _counts(self, flights, sent) -> jax.Array:
-        return jnp.any(flights[1][:, self._slot(sent)] > 0)
 
     def _due(self, sent: jax.Array) -> jax.Array:
         return (sent > 0) & (sent % self.channel.every == 0)

@@ -6,6 +6,7 @@ from here).
 
 from oracle.async_server import active_at, local_steps, run_async_local_sgd, run_heloco
 from oracle.blocking import run_ddp, run_diloco, run_local_sgd, run_snoo
+from oracle.channels import Exchange, run_channels
 from oracle.compressed import (
     run_decoupled,
     run_decoupled_as_coded,
@@ -53,6 +54,7 @@ __all__ = [
     "Average",
     "DelayedNesterovServer",
     "Event",
+    "Exchange",
     "HeavyBall",
     "Momentum",
     "Nesterov",
@@ -76,6 +78,7 @@ __all__ = [
     "make_stream",
     "norm_test",
     "run_async_local_sgd",
+    "run_channels",
     "run_cocodc",
     "run_ddp",
     "run_decoupled",

@@ -1,0 +1,185 @@
+"""SPARTA and DES-LOC against their NumPy re-derivation: three regions, different data, absences."""
+
+import jax
+import numpy as np
+import optax
+import oracle
+import pytest
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+from lowcomm_jax.state import with_inner
+
+STEPS, R = 13, 3
+SGD = (oracle.Momentum(0.05, 0.8), optax.sgd(0.05, momentum=0.8))
+ADAMW = (oracle.AdamW(0.02), optax.adamw(0.02))
+# (step, region), 1-based: one and then another; two at once; nobody at all.
+ABSENT = ((3, 1), (4, 0), (6, 1), (6, 2), (9, 0), (9, 1), (9, 2), (12, 2))
+
+
+def absent():
+    mask = np.ones((STEPS, R), bool)
+    for step, region in ABSENT:
+        mask[step - 1, region] = False
+    return mask
+
+
+def train(method, inner, mask=None, start=None, **kwargs):
+    """(finished state, [(regions' values, events) of every step], batches, engine's loop)."""
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(loss_fn, inner, method, R, mesh=mesh, **kwargs)
+    state = engine.init(oracle.make_params())
+    loop = engine.sync_loop(state)
+    batches, seen = oracle.make_batches(steps=STEPS, regions=R), []
+    for t in range(1, STEPS + 1):
+        now = None if mask is None else mask[t - 1]
+        state, metrics = engine.step(state, oracle.step_batch(batches, t), now)
+        given = jax.tree.map(np.array, lc.region_params(state))
+        seen.append((given, jax.tree.map(np.array, lc.global_params(state)), metrics["events"]))
+    return engine.finish(state), seen, batches, loop
+
+
+def entries_of(loop, which=0):
+    """The entries that a channel selects, as the oracle takes them."""
+    one = loop.programs.channels.exchanges[which]
+    chosen = jax.jit(one.indices)
+
+    def entries(number):
+        indices = map(np.asarray, chosen(np.int32(number)))
+        named = zip(one.shapes.items(), indices)
+        return {name: index[index < np.prod(x.shape, dtype=int)] for (name, x), index in named}
+
+    return entries
+
+
+def close(actual, expected, name):
+    np.testing.assert_allclose(actual, expected, rtol=3e-5, atol=3e-6, err_msg=name)
+
+
+def check(state, seen, run, anchored):
+    for t, (local, model, _) in enumerate(seen, 1):
+        want = run.at(t)
+        for key in local:
+            for r, tree in enumerate(want.locals):
+                close(local[key][r], tree[key], f"step {t} region {r} {key}")
+            mean = np.mean([tree[key] for tree in want.locals], axis=0)
+            close(model[key], want.anchors[0][key] if anchored else mean, f"step {t} model {key}")
+    for key, value in lc.region_params(state).items():
+        for r in range(R):
+            close(value[r], run.finished.anchors[0][key], f"finished {r} {key}")
+        close(lc.global_params(state)[key], run.finished.anchors[0][key], f"handed out {key}")
+
+
+def told(seen):
+    """(step, what, staleness, who) of the channels' events."""
+    return [
+        (
+            e.step,
+            f"{e.kind} {e.channel}",
+            max(0, int(e.staleness.max())),
+            *np.flatnonzero(e.participants),
+        )
+        for *_, events in seen
+        for e in events
+        if e.channel is not None
+    ]
+
+
+def expected(run):
+    return [(e.step, e.kind, e.staleness, *e.regions) for e in run.events]
+
+
+CASES = [
+    # selection, delay, period, inner, absences, weights
+    ("sampled", 0, None, SGD, True, None),
+    ("shuffled", 2, None, ADAMW, True, [0.2, 0.5, 0.3]),
+    ("partitioned", 3, 4, SGD, True, None),
+    ("sampled", 1, 5, ADAMW, False, None),
+]
+
+
+@pytest.mark.parametrize("selection,delay,period,inner,skip,weights", CASES)
+def test_sparta(selection, delay, period, inner, skip, weights):
+    method = lc.methods.sparta(0.3, selection, delay, period)
+    mask = absent() if skip else None
+    kwargs = {} if weights is None else {"weights": weights}
+    state, seen, batches, loop = train(method, inner[1], mask, **kwargs)
+    run = oracle.run_channels(
+        oracle.make_params(),
+        batches,
+        inner=inner[0],
+        exchanges=[oracle.Exchange("sparta", delay=delay, entries=entries_of(loop))],
+        period=period,
+        outer=oracle.Nesterov(0.7, 0.9),
+        participants=mask,
+        weights=weights,
+        finish=True,
+    )
+    if weights is None:
+        check(state, seen, run, anchored=period is not None)
+    else:
+        for t, (local, *_) in enumerate(seen, 1):
+            for key in local:
+                for r, tree in enumerate(run.at(t).locals):
+                    close(local[key][r], tree[key], f"step {t} region {r} {key}")
+    assert told(seen) == expected(run)
+    for t in range(1, STEPS + 1):  # the mean of all would hide a selection that never matters
+        free = [tree["a"] for tree in run.at(t).locals]
+        if t not in (period, 2 * (period or 0)):
+            assert np.ptp(free, axis=0).max() > 1e-3
+
+
+@pytest.mark.parametrize("skip", [False, True], ids=["all", "skip"])
+def test_des_loc(skip):
+    mask = absent() if skip else None
+    state, seen, batches, _ = train(lc.methods.des_loc(2, 3, 4), ADAMW[1], mask)
+    run = oracle.run_channels(
+        oracle.make_params(),
+        batches,
+        inner=ADAMW[0],
+        exchanges=[
+            oracle.Exchange("params", every=2),
+            oracle.Exchange("mu", source="m", every=3),
+            oracle.Exchange("nu", source="v", every=4),
+        ],
+        participants=mask,
+        finish=True,
+    )
+    check(state, seen, run, anchored=False)
+    assert [e for e in told(seen) if e[1].startswith("send")] == [
+        e for e in expected(run) if e[1].startswith("send")
+    ]
+    without = oracle.run_channels(
+        oracle.make_params(), batches, inner=ADAMW[0], participants=mask,
+        exchanges=[oracle.Exchange("params", every=2)],
+    )  # fmt: skip
+    apart = np.abs(run.last.locals[0]["a"] - without.last.locals[0]["a"]).max()
+    assert apart > 1e-3, "averages of moments change nothing, so this test could not fail"
+
+
+def test_paces_of_des_loc():
+    assert [c.every for c in lc.methods.des_loc(5).channels] == [5, 15, 30]
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_values_that_are_not_finite_do_not_count(delay):
+    """A region with a NaN in a selected entry is left out, and takes the mean over."""
+    method, mesh = (
+        lc.methods.sparta(0.3, "shuffled", delay),
+        lc.make_mesh(devices=jax.devices()[:1]),
+    )
+    engine = lc.Engine(loss_fn, optax.sgd(0.0), method, R, mesh=mesh)
+    state = engine.init(oracle.make_params())
+    chosen = entries_of(engine.sync_loop(state))(0)["a"]
+    values = np.arange(3 * 15, dtype=np.float32).reshape(3, 3, 5)
+    values[1].reshape(-1)[chosen[0]] = np.nan
+    params = {**state.inner.params, "a": jax.numpy.asarray(values)}
+    state = with_inner(state, params=params)
+    batches = oracle.make_batches(steps=3, regions=R)
+    for t in range(1, 2 + delay):
+        state, metrics = engine.step(state, oracle.step_batch(batches, t))
+    left_out = np.asarray(metrics["sparta_left_out"])
+    got = np.asarray(lc.region_params(state)["a"]).reshape(3, -1)
+    mean = (values[0].reshape(-1) + values[2].reshape(-1)) / 2
+    np.testing.assert_allclose(got[:, chosen], np.stack([mean[chosen]] * 3), rtol=1e-6)
+    assert left_out.tolist() == ([0, 1, 0] if delay == 0 else [0, 0, 0])
