@@ -241,6 +241,13 @@ class ChannelExchange:
         flights, left_out = self._when(self._due(at), send, (flights, self._zeros()))
         return landed, flights, {"left_out": left_out, **values}
 
+    def upcoming(self, step: jax.Array) -> jax.Array:
+        """The first step after `step` after which something lands or leaves (traced)."""
+        every, delay = self.channel.every, self.channel.delay
+        leaves = (step // every + 1) * every
+        lands = jnp.maximum(((step - delay) // every + 1) * every, every) + delay
+        return jnp.minimum(leaves, lands) if delay else leaves
+
     def _due(self, sent: jax.Array) -> jax.Array:
         return (sent > 0) & (sent % self.channel.every == 0)
 
@@ -277,14 +284,15 @@ def make_channel_program(step: InnerStep, regions: Regions, channels: Sequence[C
     """
     parts = inner_block(step, regions)
 
-    def one(i, inner, flights, log, given, takes_part, lands, weight, done):
-        at = done + i + 1
+    def steps(first, end, inner, flights, log, given, takes_part, lands, weight, done):
+        """Steps `first` to `end` of the block, and what channels do after the last of them."""
+        at, last = done + end, end - 1
         brought = [c.bring(f, at) for c, f in zip(channels, flights)]
-        inner, log = parts.steps((inner, log), *given, i, i + 1)
+        inner, log = parts.steps((inner, log), *given, first, end)
         found, seen = [], {}
         for channel, flight, mean, lands_RxS in zip(channels, flights, brought, lands):
             leaves = channel.source.take(inner)
-            masks = takes_part[:, i], lands_RxS[:, i], weight
+            masks = takes_part[:, last], lands_RxS[:, last], weight
             leaves, flight, values = channel.after_step(leaves, flight, mean, at, *masks)
             inner = channel.source.put(inner, leaves)
             found.append(flight)
@@ -294,18 +302,22 @@ def make_channel_program(step: InnerStep, regions: Regions, channels: Sequence[C
     def block(carry, frozen, batches, region_ids, takes_part, lands, weight, done, n, single=False):
         inner, flights = carry
         given = (frozen, batches, region_ids, None)
-        log = parts.empty(inner, *given)
         rest = (given, takes_part, lands, weight, done)
-        shapes = jax.eval_shape(one, jnp.int32(0), inner, flights, log, *rest)[3]
+        start = jnp.int32(0)
+        log = parts.empty(inner, *given)
+        shapes = jax.eval_shape(steps, start, start, inner, flights, log, *rest)[3]
         told = empty_log(shapes, takes_part.shape[1])
 
-        def body(i, loop):
-            inner, flights, log, told = loop
-            inner, flights, log, seen = one(i, inner, flights, log, *rest)
-            told = jax.tree.map(lambda buffer, v: buffer.at[:, i].set(v), told, seen)
-            return inner, flights, log, told
+        def body(loop):
+            first, inner, flights, log, told = loop
+            upcoming = [c.upcoming(done + first) for c in channels]
+            end = jnp.minimum(n, jnp.stack(upcoming).min() - done)
+            inner, flights, log, seen = steps(first, end, inner, flights, log, *rest)
+            told = jax.tree.map(lambda buffer, v: buffer.at[:, end - 1].set(v), told, seen)
+            return end, inner, flights, log, told
 
-        inner, flights, log, told = jax.lax.fori_loop(0, n, body, (inner, flights, log, told))
+        loop = (start, inner, flights, log, told)
+        _, inner, flights, log, told = jax.lax.while_loop(lambda loop: loop[0] < n, body, loop)
         log = {**log, **told}
         return (inner, flights), squeeze(log) if single else log
 
