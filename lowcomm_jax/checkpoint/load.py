@@ -7,7 +7,8 @@ config, regions, arrays.
 With `change_regions`, `resize` resumes with more or fewer regions. The first min(R, R') regions go
 on as they are. A new region
 
-- starts from the anchor (the mean over anchors where every region has its own);
+- starts from the anchor (the mean over anchors where every region has its own, over regions where
+  there is none);
 - has zero residuals and fresh landing state;
 - takes over region 0's inner optimizer state, step and local buffers. Moments and the count of a
   learning-rate schedule belong together: a region that warms up again while the others already
@@ -16,7 +17,8 @@ on as they are. A new region
 
 A region that is left out takes its progress since its last landing with it: drain the run
 (`Engine.finish`) and save before. With payloads in flight `load` refuses the change. Dropping a
-payload that has landed in some regions would apply the same progress twice.
+payload that has landed in some regions would apply the same progress twice. What channels have in
+flight is dropped: an average that a region misses applies nothing twice.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ SHOWN = 20
 MISSING = "missing"
 _SAVED_TYPES = {"CodecLevels": "Ladder"}  # class -> its name in checkpoints, which stays
 # Fields of a method that older checkpoints do not have: described where they are not the default.
-_LATER_FIELDS = ("trainers", "merge", "hands_out", "servers")
+_LATER_FIELDS = ("trainers", "channels", "merge", "hands_out", "servers")
 _SAVED_FIELDS = {"PerTensor": {"held": []}}  # class -> fields that stay in its description
 ZERO = ("inner/tokens", "clock/bytes_sent", "clock/bytes_received", "clock/staleness")
 PyTree = Any
@@ -171,7 +173,7 @@ def _of_part(arrays: dict, part: str) -> dict:
 
 def _fill(target: Target, arrays: dict, regions: tuple[int, int]) -> TrainState:
     if regions[0] != regions[1]:
-        anchors = next(iter(target.state.anchor.values())).shape[0]
+        anchors = max([x.shape[0] for x in target.state.anchor.values()], default=1)
         arrays = resize(arrays, target.fresh, regions, anchors)
     return fill(target.state, arrays)
 
@@ -190,7 +192,7 @@ def describe_method(method: Method | None) -> dict | None:
         return None
     described = describe_origin(method)
     for name in _LATER_FIELDS:
-        if getattr(method, name) is None:
+        if not getattr(method, name):
             del described[name]
     return {k: v for k, v in described.items() if k not in ("type", "problems")}
 
@@ -293,6 +295,8 @@ def resize(saved: Arrays, fresh: Arrays, regions: tuple[int, int], anchors: int)
     for name, array in saved.items():
         if field_of(name) in ANCHORED:
             out[name] = _extend(array[:anchors], _mean(array), anchors, 0)
+        elif field_of(name) == "channels":
+            out[name] = np.zeros((new, *array.shape[1:]), array.dtype)
         elif (axis := region_axis(name)) is not None:
             kept = np.take(array, range(min(old, new)), axis=axis)
             out[name] = _extend(kept, _newcomer(name, saved, fresh, axis), new, axis)
@@ -306,7 +310,7 @@ def _newcomer(name: str, saved: Arrays, fresh: Arrays, axis: int) -> np.ndarray:
     first = np.take(saved[name], 0, axis=axis)
     for copy in ("inner/params/", "received/"):
         if name.startswith(copy):
-            return _mean(saved["anchor/" + name.removeprefix(copy)])
+            return _mean(saved.get("anchor/" + name.removeprefix(copy), saved[name]))
     if name in ZERO:
         return np.zeros_like(first)
     if name == "clock/last_landed":

@@ -69,6 +69,10 @@ METHODS = {
     "restarted": lambda: lc.methods.restarted_diloco(2),
     "snoo": lambda: lc.methods.snoo(4),
     "demo": lambda: lc.methods.demo(k=3),
+    # Of the payloads of steps 9 to 11 all are in flight; DiLoCo's round ends at step 12.
+    "sparta": lambda: lc.methods.sparta(0.3, "partitioned", delay=3),
+    "sparta_diloco": lambda: lc.methods.sparta(0.3, "shuffled", delay=2, period=6, codec="bf16"),
+    "des_loc": lambda: lc.methods.des_loc(2, 3, 4),
     "as_coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", k=3),
     # In round 2, two of three trainers left, all batches different; another merge before round 4.
     "adloco": lambda: lc.methods.adloco(
