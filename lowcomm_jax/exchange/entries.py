@@ -39,7 +39,7 @@ def take_entries(
     def take(xs, indices):
         return jnp.concatenate(
             [
-                _taken(x, _places(i, x, spec, regions), spec)
+                _taken(x, _places(i, x, spec, regions), _cut(spec, regions))
                 for x, i, spec in zip(xs, indices, specs)
             ],
             axis=1,
@@ -89,6 +89,12 @@ def _everywhere(regions: Regions, fn, given, made):
     return jax.shard_map(fn, mesh=regions.mesh, in_specs=given, out_specs=made, check_vma=False)
 
 
+def _cut(spec: Sequence, regions: Regions) -> list[tuple[str, ...]]:
+    """Of each dimension the axes of several devices that it is cut over."""
+    size = regions.mesh.shape
+    return [tuple(a for a in axis_names(entry) if size[a] > 1) for entry in spec]
+
+
 def _places(
     index: jax.Array, x: jax.Array, spec: P, regions: Regions
 ) -> tuple[jax.Array, list[jax.Array]]:
@@ -96,10 +102,8 @@ def _places(
 
     Coordinates of entries that it does not hold lie outside of its part.
     """
-    entries = (*spec, *(None,) * (x.ndim - 1 - len(spec)))
-    axes = [axis_names(entry) for entry in entries]
-    cut = [tuple(a for a in names if regions.mesh.shape[a] > 1) for names in axes]
     local = x.shape[1:]
+    cut = _cut((*spec, *(None,) * (len(local) - len(spec))), regions)
     whole = [n * math.prod(regions.mesh.shape[a] for a in names) for n, names in zip(local, cut)]
     coordinates = []
     for n in reversed(whole[1:]):
@@ -117,13 +121,13 @@ def _places(
     return holds, coordinates
 
 
-def _taken(x: jax.Array, places, spec: P) -> jax.Array:
+def _taken(x: jax.Array, places, cut: list[tuple[str, ...]]) -> jax.Array:
     holds, coordinates = places
     x = x if x.ndim > 1 else x[:, None]
     inside = [jnp.where(holds, c, 0) for c in coordinates]
     found = jnp.where(holds, x[(slice(None), *inside)].astype(jnp.float32), 0.0)
-    cut = tuple(name for entry in spec for name in axis_names(entry))
-    return jax.lax.psum(found, cut) if cut else found
+    axes = tuple(axis for names in cut for axis in names)
+    return jax.lax.psum(found, axes) if axes else found
 
 
 def _written(x: jax.Array, places, values: jax.Array, adopts_R: jax.Array) -> jax.Array:

@@ -195,6 +195,11 @@ def microbatch_problems(config: EngineConfig, sizes: Sequence[int]) -> list[str]
         problems.append(
             f"accumulate={config.accumulate} cuts batches too: leave it out of the engine"
         )
+    if sizes and method.channels:
+        problems.append(
+            f"{method.name} has channels, which exchange inside the program of fixed batches: "
+            "leave microbatch= out, or cut it with Engine(accumulate=)"
+        )
     if config.routed:
         problems.append(
             "hops: regions that route microbatches to one another need as many of them; cut the "
@@ -209,11 +214,6 @@ def _microbatch_unfit(method: Method, has_network: bool) -> list[str]:
         problems.append(
             f"{method.name} exchanges a gradient at every step and takes a fixed batch: leave "
             "microbatch= out, or cut it with Engine(accumulate=)"
-        )
-    if method.channels:
-        problems.append(
-            f"{method.name} has channels, which exchange inside the program of fixed batches: "
-            "leave microbatch= out, or cut it with Engine(accumulate=)"
         )
     if has_network:
         problems.append(

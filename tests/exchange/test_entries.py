@@ -1,0 +1,48 @@
+"""Selected entries, taken and put on every mesh as NumPy indexing does it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lowcomm_jax as lc
+from lowcomm_jax.exchange.entries import put_entries, take_entries
+from lowcomm_jax.mesh.regions import Regions
+
+R = 2
+LEAVES = {
+    "both": ((4, 6), jax.P("fsdp", "tensor")),
+    "rows": ((3, 2, 8), jax.P(None, None, ("tensor", "fsdp"))),
+    "whole": ((5, 3), jax.P()),
+    "scalar": ((), jax.P()),
+}
+
+
+def problem():
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal((R, *shape)).astype(np.float32) for shape, _ in LEAVES.values()]
+    indices = [np.array(x, np.int32) for x in ([1, 7, 8, 23], [0, 13, 47, 48], [2, 14, 15], [0])]
+    return values, indices
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 1, 1, 1), (1, 1, 2, 2), (2, 1, 2, 2)])
+def test_entries_on_every_mesh(shape):
+    """48 and 15 lie behind the ends of their leaves: taken as 0, put nowhere."""
+    mesh = lc.make_mesh(*shape, devices=jax.devices()[: int(np.prod(shape))])
+    regions, specs = Regions(R, mesh), [spec for _, spec in LEAVES.values()]
+    values, indices = problem()
+    lie = [regions.sharding("region", *spec) for spec in specs]
+    placed = [jax.device_put(x, where) for x, where in zip(values, lie)]
+    taken = jax.jit(lambda xs: take_entries(regions, xs, indices, specs))(placed)
+    flat = [np.concatenate([x.reshape(R, -1), np.zeros((R, 1))], axis=1) for x in values]
+    expected = np.concatenate([x[:, i] for x, i in zip(flat, indices)], axis=1)
+    np.testing.assert_array_equal(taken, expected.astype(np.float32))
+
+    new, adopts = np.arange(100, 112, dtype=np.float32), np.array([False, True])
+    put = jax.jit(lambda xs: put_entries(regions, xs, indices, specs, jnp.asarray(new), adopts))
+    start = 0
+    for got, x, i, where in zip(put(placed), flat, indices, lie):
+        x[1, i] = new[start : start + i.size]
+        start += i.size
+        np.testing.assert_array_equal(np.asarray(got).reshape(R, -1), x[:, :-1].astype(np.float32))
+        assert got.sharding.is_equivalent_to(where, got.ndim), "a leaf was moved"

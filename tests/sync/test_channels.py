@@ -1,0 +1,286 @@
+"""Channels inside the inner program: the same numbers on every way, bytes, clock, refusals."""
+
+import jax
+import numpy as np
+import optax
+import oracle
+import pytest
+from compilations import compilations
+from engine.collectives import sent_across, sized
+from oracle.jax_problem import loss_fn
+
+import lowcomm_jax as lc
+from lowcomm_jax.channels import Channel, Everything, Sampled
+from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.methods import Method
+from lowcomm_jax.network import replay, uniform
+from lowcomm_jax.recovery.rejoin_sim import rejoin_regions
+from lowcomm_jax.schedule import Never, Staggered
+from lowcomm_jax.state.leaves import state_leaves
+
+STEPS, R = 11, 3
+# Delays, a main exchange, several sources, a channel that is seldom due and late.
+METHODS = {
+    "sparta": lambda: lc.methods.sparta(0.3, "partitioned", delay=2),
+    "sparta_diloco": lambda: lc.methods.sparta(0.2, delay=3, period=5, codec="bf16"),
+    "des_loc": lambda: lc.methods.des_loc(2, 3, 4),
+    "late": lambda: Method(
+        "late", Never(), None, channels=(Channel("x", every=3, delay=4, selection=Sampled(0.3)),)
+    ),
+}
+MASK = np.array([[t % 4 != 1 or r != t % 3 for r in range(R)] for t in range(2 * STEPS + 1)])
+
+
+def make(method, mesh=(1, 1, 1, 1), regions=R, **kwargs):
+    mesh = lc.make_mesh(*mesh, devices=jax.devices()[: int(np.prod(mesh))])
+    method = METHODS[method]() if isinstance(method, str) else method
+    engine = lc.Engine(loss_fn, optax.adamw(0.02), method, regions, mesh=mesh, block=4, **kwargs)
+    return engine, engine.init(oracle.make_params())
+
+
+def stream(first=1, last=STEPS, regions=R):
+    batches = oracle.make_batches(steps=last, regions=regions)
+    return [oracle.step_batch(batches, t) for t in range(first, last + 1)]
+
+
+def values(state):
+    return {k: np.asarray(x) for k, x in state_leaves(state).items()}
+
+
+def same(got, expected):
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_run_equals_steps_bit_for_bit_and_compiles_once(name):
+    engine, state = make(name)
+    fast, history = engine.run(state, stream(), lambda t: MASK[t])
+    told = [event.fetch() for event in history.events]
+    state, events = engine.init(oracle.make_params()), []
+    for t, batch in enumerate(stream(), 1):
+        state, metrics = engine.step(state, batch, MASK[t])
+        events += metrics["events"]
+    same(values(fast), values(state))
+    sizes = [{k: e[k] for k in ("kind", "step", "key", "participants")} for e in told]
+    assert sizes == [{k: e.fetch()[k] for k in sizes[0]} for e in events]
+    assert any(e["staleness"] != [-1] * R for e in told if e["kind"] == "land")
+
+    def again():
+        return engine.run(state, stream(), lambda t: MASK[t])[0].inner
+
+    assert compilations(again) == 0
+
+
+def test_warm_compiles_what_run_calls():
+    engine, state = make("sparta")
+    before = values(state)
+    state = engine.warm(state, stream()[0])
+    same(values(state), before)
+    jax.block_until_ready(state.inner)
+    assert compilations(lambda: engine.run(state, stream())[0].inner) == 0
+
+
+@pytest.mark.parametrize("name", ["sparta_diloco", "late"])
+def test_resuming_in_any_phase_is_the_same_run(name, tmp_path):
+    """Saved after steps 4 and 7: payloads in flight, DiLoCo's round and the slots in mid-turn."""
+    engine, state = make(name)
+    halves = {}
+    with Checkpoints(tmp_path) as checkpoints:
+        for first, last in ((1, 4), (5, 7)):
+            state, _ = engine.run(state, stream(first, last), lambda t: MASK[t])
+            checkpoints.save(state, extra={}, config={}, method=engine.method)
+            halves[last] = values(state)
+            waits = [f.takes_part.any() for f in state.channels.values()]
+            assert all(waits), "nothing is in flight"
+        state, _ = engine.run(state, stream(8), lambda t: MASK[t])
+        other, _ = make(name)
+        for step, half in halves.items():
+            params = oracle.make_params()
+            found = checkpoints.restore(other, params, config={}, step=step)
+            same(values(found.state), half)
+            end, _ = other.run(found.state, stream(step + 1), lambda t: MASK[t])
+            same(values(end), values(state))
+
+
+def test_every_replica_mode_and_mesh_gives_the_same():
+    engine, state = make("sparta_diloco")
+    expected = values(engine.run(state, stream(), lambda t: MASK[t])[0])
+    engine, state = make("sparta_diloco", (3, 1, 1, 1))
+    same(values(engine.run(state, stream(), lambda t: MASK[t])[0]), expected)
+    engine, state = make("sparta_diloco", replicas="vmap")
+    for name, value in values(engine.run(state, stream(), lambda t: MASK[t])[0]).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_all_values_at_every_step_is_averaging_at_every_step():
+    method = Method("all", Never(), None, channels=(Channel("all", selection=Everything()),))
+    engine, state = make(method)
+    averaged, there = make(lc.methods.local_sgd(1))
+    for batch in stream():
+        state, _ = engine.step(state, batch)
+        there, _ = averaged.step(there, batch)
+        for name, value in lc.region_params(there).items():
+            np.testing.assert_allclose(lc.region_params(state)[name], value, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                lc.global_params(state)[name], value[0], rtol=1e-5, atol=1e-6
+            )
+    assert state.counters.bytes_sent.tolist() == there.counters.bytes_sent.tolist()
+
+
+# -- bytes and time -------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_the_values():
+    """Of 15, 7, 12 and 1 values 4, 2, 3 and 1 travel, in strata of 4; bf16 in 3 slices of 4."""
+    for codec, nbytes in ((None, 4 * 10), ("bf16", 2 * 12)):
+        engine, state = make(lc.methods.sparta(0.25, codec=codec, delay=1))
+        state, history = engine.run(state, stream())
+        sent = [e for e in history.events if e.kind == "send"]
+        assert [e.step for e in sent] == list(range(1, STEPS + 1))
+        assert {e.nbytes for e in sent} == {nbytes}
+        buffers = jax.tree.leaves(state.channels["sparta"].payload)
+        assert sum(x.nbytes for x in buffers) == R * nbytes  # one slot
+        each = sum(e.bytes_sent for e in sent)
+        assert state.counters.bytes_sent.tolist() == each.tolist()
+        assert each[0] == STEPS * round(2 * nbytes * (R - 1) / R)
+
+
+# Two-dimensional leaves are cut over both axes inside a region, as a transformer's are.
+WIDE = {"up": (64, 128), "down": (128, 64), "norm": (64,)}
+SPECS = {"up": jax.P("fsdp", "tensor"), "down": jax.P("tensor", "fsdp")}
+
+
+def wide_loss(params, batch, rng):
+    del rng
+    hidden = jax.numpy.tanh(batch["x"] @ params["up"]) @ params["down"]
+    return jax.numpy.mean((hidden + params["norm"][None] - batch["x"]) ** 2)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_nothing_but_selected_values_crosses_regions(delay):
+    devices, p = 4, 1 / 64
+    mesh = lc.make_mesh(2, 1, 2, 2, devices=jax.devices()[:8])
+    engine = lc.Engine(
+        wide_loss, optax.sgd(0.1), lc.methods.sparta(p, delay=delay), 2, mesh=mesh,
+        specs=lambda name, leaf: SPECS.get(name, jax.P()),
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    state = engine.init({k: rng.standard_normal(s).astype(np.float32) for k, s in WIDE.items()})
+    batch = {"x": rng.standard_normal((2, 4, 64)).astype(np.float32)}
+    loop = engine.sync_loop(state)
+    flights = tuple((f.payload, f.weight) for f in state.channels.values()) or ((),)
+    placed = engine.place(jax.tree.map(lambda x: x[:, None], batch))
+    masks = np.ones((2, 1), bool)
+    given = ((state.inner, flights), state.frozen, placed, engine.region_ids, masks, (masks,))
+    given += (np.ones(2, np.float32), np.int32(0), np.int32(1))
+    found = sized(loop.programs.channels.program.lower(*given).compile().as_text())
+    state, metrics = engine.step(state, batch)
+    booked = metrics["events"][0].bytes_sent
+    assert booked[0] == 4 * (128 + 128 + 1)
+    # The program of a step contains one exchange; it pads to whole slices, one a device and slot.
+    sent = sent_across(found, devices, 2)
+    assert (sent >= booked).all() and (sent <= booked + 4 * devices * 4).all(), (sent, booked)
+    # The inner step gathers leaves inside a region; the channel alone moves selected values there.
+    (one,), everyone = loop.programs.channels.exchanges, np.ones(2, bool)
+    alone = (state.inner.params, np.int32(0), everyone, np.ones(2, np.float32), everyone)
+    moved = sized(jax.jit(one.average).lower(*alone).compile().as_text())
+    assert max(c.nbytes for c in moved) <= 4 * 4 * 257, "a leaf was gathered inside a region"
+
+
+def test_the_clock_waits_for_channels_and_replays():
+    """One exchange of 10 values takes a second on these links; steps take half a second."""
+    links = uniform(R, 8 * 40 * 2 / R / 1e9, delay_s=0.0, compute_s=0.5)
+    for delay, wait in ((0, 1.0), (1, 0.5), (2, 0.0)):
+        engine, state = make(lc.methods.sparta(0.25, delay=delay), network=links)
+        state, history = engine.run(state, stream())
+        clock = replay(links, list(history.rows()))
+        landed = STEPS - delay
+        if delay < 2:
+            assert clock.now_R == pytest.approx([STEPS * 0.5 + landed * wait] * R, rel=0.02)
+        np.testing.assert_allclose(engine.clock.now_R, clock.now_R)
+        booked = engine.clock.ledger.sent_R()
+        np.testing.assert_allclose(booked, state.counters.bytes_sent, atol=STEPS)
+
+
+# -- the end, and who comes back ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sparta", "sparta_diloco"])
+def test_finishing_twice_is_finishing_once(name):
+    engine, state = make(name)
+    state, _ = engine.run(state, stream())
+    assert any(f.takes_part.any() for f in state.channels.values())
+    state = engine.finish(state)
+    once = values(state)
+    model = lc.global_params(state)
+    for key, value in lc.region_params(state).items():
+        np.testing.assert_array_equal(value, np.broadcast_to(value[:1], value.shape))
+        np.testing.assert_allclose(model[key], value[0], rtol=1e-6)
+    assert not any(f.takes_part.any() for f in state.channels.values())
+    same(values(engine.finish(state)), once)
+
+
+def test_a_region_that_comes_back_starts_from_the_mean():
+    engine, state = make("sparta")
+    fresh = jax.tree.map(np.array, state)
+    state, _ = engine.run(state, stream(last=4))
+    before, model = values(state), jax.tree.map(np.array, lc.global_params(state))
+    comes = np.array([False, True, False])
+    back = rejoin_regions(engine.sync_loop(state), state, fresh, comes)
+    for name, value in lc.region_params(back).items():
+        np.testing.assert_allclose(value[1], model[name], rtol=1e-6)
+        np.testing.assert_array_equal(value[0], before[f"inner/params/{name}"][0])
+    assert back.channels["sparta"].takes_part.any(axis=1).tolist() == [True, False, True]
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+HALF = Sampled(0.5)
+REFUSED = {
+    "every=0": lambda: Method("m", Never(), None, channels=(Channel("a", every=0),)),
+    "delay=-1": lambda: Method("m", Never(), None, channels=(Channel("a", delay=-1),)),
+    "p=0.7": lambda: lc.methods.sparta(0.7),
+    "selection='all'": lambda: lc.methods.sparta(0.1, "all"),
+    "remembers what it has sent": lambda: lc.methods.sparta(
+        0.1, codec={"name": "int4", "error_feedback": 0.9}
+    ),
+    "without period": lambda: lc.methods.sparta(0.1, outer=lc.outer.sgd(1.0)),
+    "source='params' stands in 2": lambda: Method(
+        "m", Never(), None, channels=(Channel("a"), Channel("b", selection=HALF))
+    ),
+    "nothing is exchanged": lambda: Method("m", Never(), None),
+    "codec: m has no main exchange": lambda: Method(
+        "m", Never(), None, codec="int8", channels=(Channel("a"),)
+    ),
+    "several fragments": lambda: Method(
+        "m", Staggered(4, 2), lc.outer.average(), channels=(Channel("a", delay=1),)
+    ),
+    "use signal='progress'": lambda: Method(
+        "m", Staggered(1), None, signal="gradient", channels=(Channel("a"),)
+    ),
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_refused(line):
+    with pytest.raises(ValueError) as error:
+        make(REFUSED[line]())
+    assert line in str(error.value)
+
+
+def test_refused_by_the_engine_and_the_parameters():
+    with pytest.raises(ValueError, match="weights='tokens': channels"):
+        make("sparta", weights="tokens")
+    with pytest.raises(ValueError, match=r"max_update_norm=1.0: sparta has no outer update"):
+        make("sparta", max_update_norm=1.0)
+    with pytest.raises(ValueError, match="concurrent_exchange: sparta exchanges inside"):
+        make("sparta", concurrent_exchange=True)
+    engine, state = make("sparta")
+    with pytest.raises(ValueError, match="leave microbatch= out"):
+        engine.run(state, stream(), microbatch=2)
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.des_loc(2), R, mesh=mesh)
+    with pytest.raises(ValueError, match=r"source='mu'.*\n.*source='nu'"):
+        engine.init(oracle.make_params())
