@@ -27,6 +27,7 @@ ROOMS = (
     "lowcomm_jax.exchange",
     "lowcomm_jax.compression",
     "lowcomm_jax.schedule",
+    "lowcomm_jax.channels",
     "lowcomm_jax.checkpoint",
     "lowcomm_jax.models",
     "lowcomm_jax.data",

@@ -14,6 +14,8 @@ from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec, make
 from lowcomm_jax.compression.two_shot import wrapper_problem
 
+_ALL = Everything()
+
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
@@ -36,7 +38,7 @@ class Channel:
     source: str = PARAMS
     every: int = 1
     delay: int = 0
-    selection: Selection = dataclasses.field(default_factory=Everything)
+    selection: Selection = _ALL
     codec: Any = None
 
     def __post_init__(self):

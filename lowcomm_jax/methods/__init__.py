@@ -1,8 +1,8 @@
 """Low-communication training methods, one paper a file, each a composition of the same parts.
 
 In: a paper's settings, as keywords of a factory. Out: a `Method`, which names a schedule, an outer
-rule, a landing rule, a codec, a topology and a batch policy. Settings that cannot work together
-become `Method.problems`, which the engine lists all at once. No method knows the engine.
+rule, a landing rule, a codec, a topology, a batch policy and channels. Settings that cannot work
+together become `Method.problems`, which the engine lists all at once. No method knows the engine.
 
 """
 

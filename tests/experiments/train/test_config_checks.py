@@ -36,6 +36,8 @@ KNOBS = {
     "isoloco": {"period": 7, "outer": {"name": "restarting", "every": 2}},
     "restarted_diloco": {"period": 7, "every": 2},
     "snoo": {"period": 7},
+    "sparta": {"p": 0.02, "selection": "shuffled", "delay": 2},
+    "des_loc": {"period": 7},
 }
 
 
