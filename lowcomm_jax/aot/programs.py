@@ -64,7 +64,8 @@ class CompiledEngine:
       resident: bytes a device of the state that lies there between programs, payload in flight
         included.
       stowed: bytes a device that `offload` keeps in the host's memory.
-      announced: bytes that the ledger books for a region's send of the largest fragment.
+      announced: bytes that the ledger books for a region's send of the largest fragment, or of all
+        channels at once.
     """
 
     programs: tuple[CompiledProgram, ...]
@@ -100,9 +101,15 @@ def compile_engine(
         _record_gradient_step(recording, state, staged, ids)
         announced = int(programs.gradient_traffic(np.ones(loop.count, bool)).sent.max())
         return CompiledEngine(tuple(found), device_bytes(state), 0, announced)
+    if programs.channels is not None:
+        given = (state.frozen, staged, ids)
+        state, _, _ = loop.channels.inner_steps(state, given, [np.ones(loop.count, bool)], 1, False)
+    if not programs.method.has_anchor:
+        return CompiledEngine(tuple(found), device_bytes(state), 0, loop.channels.announced())
     active = engine.runner.active(range(1, 2), 1)
     given = (state.inner, state.frozen, staged, ids, active, np.int32(1))
-    recording.inner_program(*given, single=False)
+    if programs.channels is None:
+        recording.inner_program(*given, single=False)
     state = _record_round(loop, state, _largest(loop), given)
     stowed = 0
     if engine.config.offload:
@@ -196,8 +203,12 @@ def _recording(programs: RoundPrograms, found: list, options: Any, offload: bool
         concurrent.program = lambda *kinds: recording(
             programs.concurrent.program(*kinds), "inner steps and exchange"
         )
+    channels = programs.channels
+    if channels is not None:
+        program = recording(channels.program, "inner steps and channels")
+        channels = dataclasses.replace(channels, program=program)
     recorders = {f: recorder(f, name) for f, name in names.items()}
-    return dataclasses.replace(programs, concurrent=concurrent, **recorders)
+    return dataclasses.replace(programs, concurrent=concurrent, channels=channels, **recorders)
 
 
 def _placed(like: Any, sharding: Any) -> jax.ShapeDtypeStruct:

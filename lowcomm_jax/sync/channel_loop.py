@@ -233,6 +233,15 @@ class ChannelLoop:
     def _name(self, number: int) -> str:
         return self.programs.channels[number].name
 
+    def announced(self) -> int:
+        """Bytes that a region sends where all channels send at once, and everyone takes part."""
+        everyone = np.ones(len(self.weights), bool)
+        sent = [
+            exchange.exchange.traffic(like, everyone).sent.max()
+            for exchange, like in zip(self.programs.exchanges, self._likes)
+        ]
+        return int(sum(sent))
+
     # -- where the main exchange meets channels -------------------------------------------------
 
     def adopted(self, state: TrainState, lands_R: np.ndarray) -> TrainState:

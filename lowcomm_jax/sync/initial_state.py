@@ -17,6 +17,7 @@ from lowcomm_jax.mesh.offload import stow
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params import fragments as fragmentation
 from lowcomm_jax.params.sharding import leaf_shardings, optimizer_shardings
+from lowcomm_jax.state.channel_flights import ChannelFlights
 from lowcomm_jax.state.train_state import Inner, SyncCounters, TrainState
 from lowcomm_jax.sync.channel_exchange import initial_flights
 from lowcomm_jax.sync.round_programs import RoundPrograms, inner_shardings
@@ -225,16 +226,30 @@ def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         inner = dataclasses.replace(inner, opt=())
     _, axis = anchor_axis(programs)
     received = leaf_shardings(regions, REGION, programs.specs) if state.received else {}
+    anchor, outer = {}, state.outer
+    if state.anchor:
+        anchor = _placed(state.anchor, leaf_shardings(regions, axis, programs.specs))
+        outer = tuple(_placed(s, o) for s, o in zip(state.outer, outer_shardings(programs)))
     return state.replace(
         inner=_placed(state.inner, inner),
         frozen=_placed(state.frozen, regions.sharding()),
         counters=_counters(programs),
         received=_placed(state.received, received),
         landing=_placed(state.landing, regions.sharding(REGION)),
-        anchor=_placed(state.anchor, leaf_shardings(regions, axis, programs.specs)),
-        outer=tuple(_placed(s, o) for s, o in zip(state.outer, outer_shardings(programs))),
+        anchor=anchor,
+        outer=outer,
+        channels={name: _channel(programs, f) for name, f in state.channels.items()},
         codec=tuple(_codec(programs, p, s) for p, s in enumerate(state.codec)),
         servers=_placed(state.servers, server_shardings(programs)) if state.servers else {},
+    )
+
+
+def _channel(programs: RoundPrograms, flights: ChannelFlights) -> ChannelFlights:
+    by_region = programs.config.regions.sharding(REGION)
+    return ChannelFlights(
+        _placed(flights.payload, by_region),
+        _placed(flights.weight, by_region),
+        np.zeros(flights.takes_part.shape, bool),
     )
 
 

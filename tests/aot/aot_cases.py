@@ -25,6 +25,7 @@ METHODS = {
     "decoupled_momentum": lambda: M.decoupled_momentum(8, stacked=BLOCKS),
     "delayed_diloco": lambda: M.delayed_diloco(8),
     "demo": lambda: M.demo(stacked=BLOCKS),
+    "des_loc": lambda: M.des_loc(1, 1, 1),
     "diloco": lambda: M.diloco(8),
     "dilocox": lambda: M.dilocox(
         8, codec={"name": "low_rank_int4", "stacked": BLOCKS}, rank=16, adaptive=False
@@ -38,6 +39,7 @@ METHODS = {
     "restarted_diloco": lambda: M.restarted_diloco(8),
     "snoo": lambda: M.snoo(8),
     "sparseloco": lambda: M.sparseloco(8, stacked=BLOCKS),
+    "sparta": lambda: M.sparta(0.125),
     "streaming_diloco": lambda: M.streaming_diloco(8, 2, 2, 0.5),
 }
 
