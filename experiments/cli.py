@@ -194,6 +194,11 @@ def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | 
     if text == "None":
         above[last] = None
         return None
+    if parents and isinstance(above[last], ml_collections.ConfigDict) and "name" in above[last]:
+        with config.unlocked():  # a named part with its settings becomes one with its defaults
+            del above[last]
+            above[last] = ml_collections.FieldReference(text, field_type=object)
+        return None
     values, argument = flags.FlagValues(), f"--config.{field}={text}"
     try:
         config_flags.DEFINE_config_dict(

@@ -1,12 +1,13 @@
 """Build a method from a config's `method` section, whose fields are the keywords of its factory.
 
-`section` makes the section with all defaults; `make_method` checks it and calls the factory.
+`section` makes the section with all defaults; `make_method` checks it and calls the factory. Parts
+that the factory does not take (`parts.PARTS`) are fields as well: a given one takes the place of
+the method's own.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +17,11 @@ import ml_collections
 from ml_collections import config_dict
 
 from experiments.cli import closest, problems_of
-from lowcomm_jax import batching, landing, merge, methods, outer
+from experiments.train import parts
+from experiments.train.parts import METHOD, METHODS, OUTER, OWN, PARTS
+from lowcomm_jax import landing, methods
 from lowcomm_jax.compression import registry
-from lowcomm_jax.methods.adloco import TESTS
 
-METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
-OUTER = {name: getattr(outer, name) for name in ("nesterov", "heavy_ball", "sgd", "average")}
-POLICIES = {"fixed": batching.Fixed, **TESTS}
-OUTER["delayed_nesterov"] = outer.delayed_nesterov
-OUTER["restarting"] = outer.restarting
-OWN = ":"  # in the name of a method that is not in the package: module:factory
 DERIVED = "stacked"  # a factory's keyword that the model settles, not the config
 
 
@@ -35,27 +31,16 @@ def find(name: str) -> Callable[..., methods.Method] | None:
     Raises:
       ValueError: there is no such module, or no such function in it.
     """
-    module, own, factory = str(name).partition(OWN)
-    if not own:
-        return METHODS.get(name)
-    try:
-        found = getattr(importlib.import_module(module), factory, None)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"method.name={name!r}: {error}; name a module that Python finds from here"
-        ) from error
-    if not callable(found):
-        raise ValueError(f"method.name={name!r}: {module} has no function {factory!r}")
-    return found
+    return parts.find(METHOD, name, "method.name")
 
 
 def section(name: str, knobs: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """The config's `method` section: `name`, and every keyword of the method's factory.
+    """The config's `method` section: `name`, every keyword of the method's factory, other parts.
 
     Args:
       name: see `find`.
-      knobs: values; keywords that are not given take the factory's default. `outer` and `taylor`
-        may be dicts: a rule's name and its own keywords.
+      knobs: values; keywords that are not given take the factory's default. A part and `taylor` may
+        be dicts: a rule's name and its own keywords.
     """
     fields, factory = ml_collections.ConfigDict({"name": name}), find(name)
     types = typing.get_type_hints(factory)
@@ -63,29 +48,46 @@ def section(name: str, knobs: Mapping[str, Any]) -> ml_collections.ConfigDict:
         if key == DERIVED:
             continue
         value = knobs.get(key, parameter.default)
-        if value is None:
-            fields[key] = config_dict.placeholder(_plain_type(types.get(key)))
-        elif value is not inspect.Parameter.empty:
-            fields[key] = _with_defaults(key, value)
+        if value is not None and value is not inspect.Parameter.empty:
+            value = _with_defaults(key, value)
+            # The text of a part may become a mapping, and the other way round.
+            text = key in PARTS and isinstance(value, str)
+            fields[key] = config_dict.FieldReference(value, field_type=object) if text else value
+        elif value is None:
+            kind = object if key in PARTS else _plain_type(types.get(key))
+            fields[key] = config_dict.placeholder(kind)
+    for key in PARTS:
+        if key not in fields and key not in knobs:
+            fields[key] = config_dict.placeholder(object)
     for key in knobs:
         if key not in fields:
-            fields[key] = knobs[key]  # unknown: reported by `make_method`
+            # A part of its own; else unknown, and reported by `make_method`.
+            fields[key] = _with_defaults(key, knobs[key])
     return fields
 
 
 def _with_defaults(key: str, value: Any) -> Any:
-    """A section of an outer rule, or of `adaptive`, holds all its keywords: each can be set."""
+    """A section of an outer rule, of `adaptive`, or of a part of your own holds all its keywords:
+    each can be set.
+    """
     if not isinstance(value, Mapping):
         return value
+    name = value.get("name")
     if key == "adaptive":
         makes = methods.AdaGradCmp
-    elif key == "outer" and value.get("name") in OUTER:
-        makes = OUTER[value["name"]]
+    elif key == "outer" and name in OUTER:
+        makes = OUTER[name]
+    elif key in PARTS and OWN in str(name):
+        makes, _ = problems_of(lambda: parts.find(PARTS[key], name, key))
     else:
         return value
+    if makes is None:
+        return value  # reported by `make_method`
     types, filled = typing.get_type_hints(makes), dict(value)
     for name, parameter in inspect.signature(makes).parameters.items():
         if name in value or parameter.default is inspect.Parameter.empty:
+            continue
+        if key in PARTS and name in PARTS[key].derived:
             continue
         missing = parameter.default is None
         kind = _plain_type(types.get(name))
@@ -115,66 +117,50 @@ def make_method(
     if problems:
         return None, problems
     if factory is None:
-        return None, [f"method.name={name!r} is unknown{closest(str(name), list(METHODS))}"]
-    parameters = dict(inspect.signature(factory).parameters)
-    arguments = {DERIVED: tuple(stacked)} if parameters.pop(DERIVED, None) else {}
-    problems = [
-        f"method.{key}={value!r}: {name} has no such setting{closest(key, list(parameters))}"
-        for key, value in fields.items()
-        if key not in parameters
-    ]
-    known = {key: value for key, value in fields.items() if key in parameters}
-    problems += [
-        f"method.{key} is missing: {name} needs it"
-        for key, parameter in parameters.items()
-        if parameter.default is inspect.Parameter.empty and known.get(key) is None
-    ]
+        hint = closest(str(name), list(METHODS))
+        return None, [f"method.name={name!r} is unknown{hint}; your own: module:function"]
+    takes = dict(inspect.signature(factory).parameters)
+    others = {k: v for k, v in fields.items() if k in PARTS and k not in takes}
+    known = {key: value for key, value in fields.items() if key not in others}
+    problems = parts.setting_problems(factory, known, "method", str(name), (DERIVED,))
+    arguments = {DERIVED: tuple(stacked)} if DERIVED in takes else {}
     for key, value in known.items():
-        if key == "codec":
-            make = functools.partial(make_codec, value, stacked, seed)
-            arguments[key], found = problems_of(make, f"method.codec={value!r}: ")
-            if isinstance(parameters[key].default, str) and value is not None:
-                # Such a factory builds its codecs itself, at several sizes.
-                spec = {"name": value} if isinstance(value, str) else dict(value)
-                arguments[key] = {"stacked": tuple(stacked), "seed": seed, **spec}
-        else:
-            arguments[key], found = _argument(key, value, tuple(stacked))
-        problems += found
+        if key in takes:
+            given = takes[key].default
+            arguments[key], found = _argument(key, value, given, tuple(stacked), seed)
+            problems += found
+    replaced = {}
+    for key, value in others.items():
+        if value is not None:
+            replaced[key], found = parts.build(key, value, stacked, seed)
+            problems += found
     if problems:
         return None, problems
-    return problems_of(lambda: factory(**arguments), "method: ")
+    method, problems = parts.call(METHOD, factory, arguments, "method", str(name))
+    for key, part in replaced.items():
+        if method is not None:
+            method, problems = parts.put(method, key, part)
+    return method, problems
 
 
-def _argument(key: str, value: Any, stacked: tuple[str, ...]) -> tuple[Any, list[str]]:
-    if key == "outer" and value is not None:
-        return _rule("outer", value, OUTER)
-    if key == "merge" and value is not None:
-        return problems_of(lambda: merge.make(value), "method.")
-    if key == "inner_batching" and value is not None:
-        return _rule("inner_batching", value, POLICIES)
+def _argument(
+    key: str, value: Any, default: Any, stacked: tuple[str, ...], seed: int
+) -> tuple[Any, list[str]]:
+    """A keyword of a method's factory: (value, []) or (None, problems)."""
+    if key in PARTS and value is not None:
+        made, problems = parts.build(key, value, stacked, seed)
+        name = value.get("name") if isinstance(value, Mapping) else value
+        if isinstance(default, str) and OWN not in str(name):
+            # Such a factory builds its codecs itself, at several sizes.
+            spec = {"name": value} if isinstance(value, str) else dict(value)
+            made = {"stacked": stacked, "seed": seed, **spec}
+        return made, problems
     if key == "taylor" and isinstance(value, Mapping):
         # Rows of a layer stack are tensors of their own, as if the layers were unrolled.
         axes = {"batch_axes": lambda name: int(name.startswith(stacked))} if stacked else {}
         make = functools.partial(landing.taylor_delay_correction, **{**axes, **value})
         return problems_of(make, "method.taylor: ")
     return (tuple(value) if isinstance(value, list) else value), []
-
-
-def _rule(key: str, value: Any, rules: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """Build a transform or a policy from its name and keywords."""
-    keywords = dict(value) if isinstance(value, Mapping) else {"name": value}
-    name = keywords.pop("name", None)
-    if name not in rules:
-        return None, [f"method.{key}.name={name!r} is unknown{closest(str(name), list(rules))}"]
-    parameters = list(inspect.signature(rules[name]).parameters)
-    problems = [
-        f"method.{key}.{k}={v!r}: {name} has no such setting{closest(k, parameters)}"
-        for k, v in keywords.items()
-        if k not in parameters
-    ]
-    if problems:
-        return None, problems
-    return problems_of(lambda: rules[name](**keywords), f"method.{key}: ")
 
 
 def make_codec(

@@ -20,6 +20,7 @@ from experiments.regions.jobs import exchange_problems
 from experiments.train import checks, devices
 from experiments.train.job import Job, abstract_params, make_model, stacked_prefixes
 from experiments.train.methods import make_method
+from experiments.train.parts import portable
 from experiments.train.writers import missing_packages
 from experiments.workdir import workdir_problems
 from lowcomm_jax.aot import Target
@@ -62,6 +63,8 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     device = None if mesh is None else mesh.devices.flat[0]
     stacked = () if model is None else stacked_prefixes(build(model, device))
     method, found = make_method(fields["method"], stacked, fields["seed"])
+    problems += found
+    fields["method"], found = portable(fields["method"])
     problems += found
     weights, found = checks.region_weights(fields)
     problems += found

@@ -281,8 +281,8 @@ def test_a_policy_is_a_section_of_any_method():
         ({"name": "norm", "begin": 2}, "begin=2"),
         ("norm", "start"),
     ):
-        _, [problem] = make_method({**fields, "inner_batching": wrong})
-        assert part in problem
+        _, problems = make_method({**fields, "inner_batching": wrong})
+        assert part in "\n".join(problems)
 
 
 @pytest.mark.parametrize(

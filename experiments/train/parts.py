@@ -1,0 +1,328 @@
+"""Parts of a method that a config names: those of the package by name, your own by module:function.
+
+`PARTS` has a row a part, and `METHOD` is the row of the method itself. A value is a name, or a
+mapping of `name` and settings: `codec={"name": "my_module:my_codec", "bits": 3}`. `build` makes the
+part, or says what is wrong with it, a line each: no such module or function, a setting that it does
+not have, or something of another kind than it should return. `put` gives a part to a method whose
+factory does not take it.
+
+A part that another file has put into one of the tables (registered by hand) is known to its own
+process alone: `portable` writes `module:function` in its place, so that other commands find it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import optax
+
+from experiments.cli import closest, problems_of
+from lowcomm_jax import batching, landing, merge, methods, outer, schedule, topology
+from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor, error_feedback, registry
+from lowcomm_jax.compression.rules import PRESETS
+from lowcomm_jax.methods.adloco import TESTS
+
+OWN = ":"  # in the name of what is not in the package: module:function
+METHODS = {name: getattr(methods, name) for name in methods.__all__ if name.islower()}
+OUTER = {
+    name: getattr(outer, name)
+    for name in (
+        "nesterov",
+        "heavy_ball",
+        "sgd",
+        "average",
+        "delayed_nesterov",
+        "momentum_average",
+        "restarting",
+    )
+}
+LANDING = {
+    name: getattr(landing, name)
+    for name in ("blend", "replace", "replay", "taylor_delay_correction")
+}
+SCHEDULES = {"staggered": schedule.Staggered, "arrivals": schedule.Arrivals}
+POLICIES = {"fixed": batching.Fixed, **TESTS}
+_AROUND = ("rules", "error_feedback", "reduce")  # settings of every codec of one leaf
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a method, as configs name it.
+
+    Attributes:
+      known: name -> what makes it, of those in the package.
+      kinds: types of which a function's result must be one.
+      what: these in words.
+      derived: keywords that the run settles, for functions that take them: `stacked` (path prefixes
+        of leaves with a leading layer axis), `seed`.
+      finish: what is done to the result.
+      gradient: whether methods that exchange a gradient at every step have it.
+    """
+
+    known: Mapping[str, Any]
+    kinds: tuple[type, ...]
+    what: str
+    derived: tuple[str, ...] = ()
+    finish: Callable[[Any], Any] = lambda made: made
+    gradient: bool = True
+
+
+_TRANSFORM = {
+    "kinds": (optax.GradientTransformation,),
+    "what": "an Optax transform",
+    "finish": optax.with_extra_args_support,
+}
+METHOD = Part(METHODS, (methods.Method,), "a lowcomm_jax.methods.Method", ("stacked",))
+# Keys are fields of `Method`.
+PARTS = {
+    "codec": Part(
+        registry.CODECS,
+        (Codec, MatrixCodec),
+        "a lowcomm_jax.compression.Codec or MatrixCodec",
+        ("stacked", "seed"),
+    ),
+    "outer": Part(OUTER, **_TRANSFORM),
+    "merge": Part(merge.RULES, (merge.Merge,), "a lowcomm_jax.merge.Merge", gradient=False),
+    "landing": Part(LANDING, **_TRANSFORM, gradient=False),
+    "schedule": Part(
+        SCHEDULES, (schedule.Schedule,), "a lowcomm_jax.schedule.Schedule", gradient=False
+    ),
+    "topology": Part(
+        {"gossip": topology.Gossip},
+        (topology.Gossip,),
+        "a lowcomm_jax.topology.Gossip",
+        gradient=False,
+    ),
+    "inner_batching": Part(
+        POLICIES, (batching.BatchPolicy,), "a lowcomm_jax.batching policy (BatchPolicy)"
+    ),
+}
+
+
+def find(part: Part, name: str, label: str) -> Callable[..., Any] | None:
+    """What makes a part: by its name in the package, or `module:function`; None = unknown.
+
+    Args:
+      label: the field that names it, for the error.
+
+    Raises:
+      ValueError: there is no such module, it cannot be imported, or has no such function.
+    """
+    module, own, attribute = str(name).partition(OWN)
+    if not own:
+        return part.known.get(name)
+    try:
+        there = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        fix = "name a module that Python finds from here"
+        raise ValueError(f"{label}={name!r}: {error}; {fix}") from error
+    except Exception as error:  # whatever the module does while it is imported
+        raise ValueError(
+            f"{label}={name!r}: {module} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(there, attribute, None)
+    if not callable(found):
+        names = [key for key, value in vars(there).items() if callable(value)]
+        near = closest(attribute, names) if len(names) < 20 else ""
+        raise ValueError(f"{label}={name!r}: {module} has no function {attribute!r}{near}")
+    return found
+
+
+def build(
+    key: str, value: Any, stacked: Sequence[str] = (), seed: int = 0
+) -> tuple[Any, list[str]]:
+    """Make a part as a config describes it; returns (part, []) or (None, problems).
+
+    Args:
+      key: of `PARTS`.
+      value: a name, or a mapping of `name` and settings.
+      stacked: path prefixes of leaves with a leading layer axis.
+      seed: of random choices.
+    """
+    part, label = PARTS[key], f"method.{key}"
+    if not isinstance(value, str | Mapping):
+        fix = "name what makes it, as in 'my_module:my_function'"
+        return None, [f"{label} is a {type(value).__name__}, which no config.json holds: {fix}"]
+    settings = {"name": value} if isinstance(value, str) else dict(value)
+    name = settings.pop("name", None)
+    if key == "codec" and OWN not in str(name):
+        make = functools.partial(registry.make, value, stacked=tuple(stacked), seed=seed)
+        return problems_of(make, f"{label}={value!r}: ")
+    maker, problems = problems_of(lambda: find(part, name, f"{label}.name"))
+    if problems:
+        return None, problems
+    if maker is None:
+        hint = closest(str(name), list(part.known))
+        return None, [f"{label}.name={name!r} is unknown{hint}; your own: module:function"]
+    around = {}
+    if key == "codec":
+        takes = _parameters(maker) or {}
+        around = {k: settings.pop(k) for k in _AROUND if k in settings and k not in takes}
+    given = derived(part, maker, stacked, seed) if OWN in str(name) else {}
+    made, problems = call(part, maker, {**given, **settings}, label, str(name))
+    if problems or key != "codec":
+        return made, problems
+    return _whole_codec(made, around, stacked, seed, f"{label}={name!r}: ")
+
+
+def call(
+    part: Part, maker: Callable[..., Any], settings: Mapping[str, Any], label: str, name: str
+) -> tuple[Any, list[str]]:
+    """Call what makes a part, once its settings fit; returns (part, []) or (None, problems)."""
+    problems = setting_problems(maker, settings, label, name)
+    if problems:
+        return None, problems
+    made, problems = problems_of(lambda: maker(**settings), f"{label}: ")
+    if problems:
+        return None, problems
+    if not isinstance(made, part.kinds):
+        kind = type(made).__name__
+        return None, [f"{label}={name!r}: it returned a {kind}, and must return {part.what}"]
+    return part.finish(made), []
+
+
+def setting_problems(
+    maker: Callable[..., Any],
+    settings: Mapping[str, Any],
+    label: str,
+    name: str,
+    settled: Sequence[str] = (),
+) -> list[str]:
+    """Settings that a function does not have, and those that it needs.
+
+    Args:
+      settled: keywords that no config gives.
+    """
+    parameters = _parameters(maker)
+    if parameters is None:
+        return []
+    any_number = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = [k for k, p in parameters.items() if p.kind not in any_number and k not in settled]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    wrong = [] if takes_any else [k for k in settings if k not in named]
+    found = [
+        f"{label}.{k}={settings[k]!r}: {name} has no such setting{closest(k, named)}" for k in wrong
+    ]
+    return found + [
+        f"{label}.{k} is missing: {name} needs it"
+        for k in named
+        if parameters[k].default is inspect.Parameter.empty and settings.get(k) is None
+    ]
+
+
+def derived(
+    part: Part, maker: Callable[..., Any], stacked: Sequence[str], seed: int
+) -> dict[str, Any]:
+    """Keywords of a function that the run settles."""
+    values, takes = {"stacked": tuple(stacked), "seed": seed}, _parameters(maker) or {}
+    return {key: values[key] for key in part.derived if key in takes}
+
+
+def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
+    """Keywords of a function; None where Python does not know them."""
+    try:
+        return dict(inspect.signature(maker).parameters)
+    except ValueError:
+        return None
+
+
+def _whole_codec(
+    made: Codec | MatrixCodec,
+    around: Mapping[str, Any],
+    stacked: Sequence[str],
+    seed: int,
+    label: str,
+) -> tuple[Codec | None, list[str]]:
+    """A codec of one leaf applied to all, with the settings that every such codec has."""
+    if isinstance(made, Codec):
+        if around:
+            only = "only a MatrixCodec takes it; leave it out"
+            return None, [f"{label}it is a whole codec, {k}: {only}" for k in around]
+        return made, []
+
+    def whole() -> Codec:
+        rules = around.get("rules", "none")
+        if isinstance(rules, str) and rules not in PRESETS:
+            raise ValueError(f"rules={rules!r} is unknown: choose one of {', '.join(PRESETS)}")
+        pairs = PRESETS[rules] if isinstance(rules, str) else rules
+        codec = PerTensor(
+            default=made,
+            rules=tuple((pattern, registry.make_matrix(each)) for pattern, each in pairs),
+            stacked=tuple(stacked),
+            seed=seed,
+            reduce=around.get("reduce", "auto"),
+        )
+        decay = around.get("error_feedback")
+        return codec if decay is None else error_feedback(codec, decay)
+
+    return problems_of(whole, label)
+
+
+def put(method: methods.Method, key: str, part: Any) -> tuple[methods.Method | None, list[str]]:
+    """The method with one of its parts replaced; returns (method, []) or (None, problems).
+
+    What the part needs of the method, `Method.violations` says.
+    """
+    label = f"method.{key}: {method.name}"
+    if method.signal == "gradient" and not PARTS[key].gradient:
+        return None, [f"{label} exchanges a gradient at every step and has no {key}; leave it out"]
+    changes = {key: part}
+    if method.consensus is not None and key == "outer":
+        fix = "use its own settings, or a method of your own"
+        return None, [f"{label} checks its outer rule's coefficients for {key}: {fix}"]
+    if method.consensus is not None and key == "topology":
+        size = part.group_size
+        changes["consensus"] = dataclasses.replace(method.consensus, group_size=size)
+    if key == "schedule":
+        unlike = [
+            f"{label} needs a schedule with {field}={value}, this has {not value}"
+            for field in ("land_after_send", "uneven")
+            if (value := bool(getattr(method.schedule, field))) != bool(getattr(part, field))
+        ]
+        if unlike:
+            return None, unlike
+    return dataclasses.replace(method, **changes), []
+
+
+def portable(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A method section in which every name means the same to another process, and what cannot be.
+
+    Args:
+      fields: a section that `make_method` takes.
+    """
+    written, problems = dict(fields), []
+    rows = [("name", METHOD, fields.get("name"))]
+    rows += [(key, PARTS[key], fields[key]) for key in PARTS if fields.get(key) is not None]
+    for key, part, value in rows:
+        section = isinstance(value, Mapping)
+        name = value.get("name") if section else value
+        maker, decay = part.known.get(name) if isinstance(name, str) else None, None
+        if isinstance(maker, tuple):
+            maker, decay = maker
+        if maker is None or _packaged(maker):
+            continue
+        path = f"{getattr(maker, '__module__', '')}{OWN}{getattr(maker, '__qualname__', '')}"
+        there, found = problems_of(functools.partial(find, part, path, key))
+        if found or there is not maker or path.startswith("__main__"):
+            problems.append(
+                f"method.{key}={name!r} was registered by hand: sample, export and a restart do "
+                "not know it; put what makes it into a module, and name it module:function"
+            )
+        elif section or decay is not None:
+            given = {} if decay is None else {"error_feedback": decay}
+            written[key] = {**given, **(value if section else {}), "name": path}
+        else:
+            written[key] = path
+    return written, problems
+
+
+def _packaged(maker: Any) -> bool:
+    """Whether something is of the package."""
+    while isinstance(maker, functools.partial):
+        maker = maker.func
+    return str(getattr(maker, "__module__", "")).partition(".")[0] == "lowcomm_jax"

@@ -1,0 +1,83 @@
+"""Parts of methods as a user's module would have them, right and wrong."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lowcomm_jax import batching
+from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor
+from lowcomm_jax.methods import Method
+from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.topology import Gossip
+
+number = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSign(MatrixCodec):
+    """One byte a value, its sign, and one fp32 a row, the mean magnitude times `scale`."""
+
+    scale: float = 1.0
+    name = "row_sign"
+
+    def encode(self, x_LxNxM, state):
+        scale = self.scale * jnp.mean(jnp.abs(x_LxNxM), axis=-1)
+        return {"sign": jnp.sign(x_LxNxM).astype(jnp.int8), "scale": scale}, state
+
+    def decode(self, payload, shape):
+        return payload["sign"].astype(jnp.float32) * payload["scale"][..., None]
+
+    def nbytes(self, shape):
+        return shape[0] * shape[1] * (shape[2] + 4)
+
+
+def whole_codec(stacked=(), seed=0, scale=1.0) -> Codec:
+    """A codec of a whole fragment, which is told what the run settles."""
+    return PerTensor(RowSign(scale), stacked=stacked, seed=seed)
+
+
+def drag(rate: float, limit: float | None = None):
+    """An outer rule."""
+    return optax.chain(optax.clip(limit or 1e9), optax.sgd(rate))
+
+
+def steady():
+    """An outer rule without settings."""
+    return drag(0.7)
+
+
+def fading(half_life: float = 2.0):
+    """A landing rule: the progress made in flight, less of it the longer the payload travelled."""
+
+    def update(progress, state, params=None, *, staleness, **extra):
+        keep = jnp.exp2(-staleness / half_life)
+        return jax.tree.map(lambda u: keep * u, progress), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def late(period: int, delay: int = 1) -> Staggered:
+    """A schedule."""
+    return Staggered(period, fragments=2, delay=delay)
+
+
+def fours() -> Gossip:
+    """A topology."""
+    return Gossip(4, seed=7)
+
+
+def thirds(start: int) -> batching.Fixed:
+    """A batch policy."""
+    return batching.Fixed(3 * start)
+
+
+def plain(period: int, outer=None, **more) -> Method:
+    """A method that takes its outer rule from the config, and any other keyword."""
+    return Method("plain", Staggered(period), outer=outer, problems=tuple(more))
+
+
+def text(**settings) -> str:
+    """Not what any part is."""
+    return "text"
