@@ -69,7 +69,7 @@ SLOW = [
     r"test_lost_regions\.py::test_absent_regions_are_as_absent_as_on_the_mesh",
     r"test_store_away\.py::test_training_goes_on\w+\[(?!streaming|cocodc|noloco)",
     r"test_store_away\.py::test_what_is_under_way\w+\[(?!diloco\]|cocodc)",
-    r"test_concurrent_exchange\.py::test_it_equals\w+\[(dilocox|coded, |coded p|dense, |landing|del)",
+    r"test_concurrent_exchange\.py::test_it_equals\w+\[(dilocox|coded(,| p)|dense, |landing|del)",
     r"test_deleted_records\.py::test_the_anchors\w+\[(?!said)",
     r"test_four_jobs\.py::test_four_jobs_end",
     r"test_examples\.py::test_(the_slurm_script|two_processes_on)",

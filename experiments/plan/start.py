@@ -32,6 +32,8 @@ _STARTS: dict[str, tuple[str, dict[str, str], str | None]] = {
     "noloco": ("noloco", {"period": "period"}, None),
     "sparseloco": ("sparseloco", {"period": "period"}, SPARSE),
     "muloco": ("muloco", {"period": "period"}, None),
+    "isoloco": ("isoloco", {"period": "period"}, None),
+    "restarted_diloco": ("restarted_diloco", {"period": "period"}, None),
     "demo": ("demo", {}, COSINE),
     "decoupled_momentum": ("decoupled_momentum", {"period": "period"}, COSINE),
 }

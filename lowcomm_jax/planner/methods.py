@@ -221,6 +221,8 @@ PRESETS = {
             "sparseloco", period=30, codec="topk_2bit", law=DILOCO, state={**ANCHOR, **RESIDUAL}
         ),
         PlanMethod("muloco", period=30, codec="int4", state={**OUTER, **RESIDUAL}),
+        PlanMethod("isoloco", period=30, state=OUTER),
+        PlanMethod("restarted_diloco", period=64, state=OUTER),
         # The residual is the momentum; there are no Adam moments.
         PlanMethod("demo", codec=COSINE, state={"adam m": 0.0, "adam v": 0.0, **RESIDUAL}),
         PlanMethod("decoupled_momentum", period=30, codec=COSINE, state={**ANCHOR, **RESIDUAL}),
