@@ -225,6 +225,10 @@ def methods() -> dict[str, Case]:
         "decoupled_momentum, as coded": saved(
             lambda: lc.methods.decoupled_momentum(4, "as_coded", k=3)
         ),
+        "isoloco": saved(lambda: lc.methods.isoloco(4)),
+        "restarted_diloco": saved(lambda: lc.methods.restarted_diloco(2)),
+        "snoo": Case(lambda: lc.methods.snoo(4), regions=1),
+        "heloco": saved(lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8), weight=0.6)),
         "async_local_sgd": saved(lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8))),
         "async_local_sgd, not dynamic": Case(
             lambda: lc.methods.async_local_sgd(4, (1.0, 0.5, 0.7), buffer=2, c=0.1, dynamic=False)

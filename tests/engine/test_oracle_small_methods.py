@@ -21,6 +21,8 @@ from oracle.jax_problem import loss_fn
 import lowcomm_jax as lc
 from lowcomm_jax import outer
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.runtime.checks import job_problems
+from lowcomm_jax.sync.round_functions import OutlierGuard
 
 WEIGHTS = [0.2, 0.5, 0.3]
 
@@ -203,6 +205,8 @@ def test_settings_that_cannot_work_are_refused_at_once():
     found = "\n".join(method.violations(3))
     for wrong in ("period=0", "speeds: 2 values", "weight=0.0", "enough=2.0", "turn=-1.0"):
         assert wrong in found
+    between_jobs = job_problems(lc.methods.heloco(4, (1.0, 0.5)), 2, OutlierGuard())
+    assert [line for line in between_jobs if "a pace of their own" in line] == between_jobs
     with pytest.raises(ValueError, match=r"(?s)momentum=1.0.*every=0") as caught:
         lc.methods.restarted_diloco(4, every=0, momentum=1.0)
     assert "restarting" in str(caught.value)

@@ -14,6 +14,7 @@ OF_THREE = {
     "streaming_diloco, landing apart": lambda: same_as_cases.streaming(
         (0, 2, 4, 3), same_as_cases.coded("int4", 0.9)
     ),
+    "heloco": lambda: lc.methods.heloco(4, (1.0, 0.6, 0.8, 0.7), weight=0.6),
     "async_local_sgd": lambda: lc.methods.async_local_sgd(4, (1.0, 0.6, 0.8, 0.7)),
     "async_local_sgd, not dynamic": lambda: lc.methods.async_local_sgd(
         4, (1.0, 0.5, 0.7, 0.9), buffer=2, c=0.1, dynamic=False
