@@ -117,8 +117,7 @@ class ChannelExchange:
         """What travels of these entries, before the codec: fp32 `[R, ...]`."""
         if self.whole:
             return {k: x.astype(jnp.float32) for k, x in leaves.items()}
-        given = list(leaves.values()), indices, list(self.specs.values())
-        return {VALUES: take_entries(self.regions, *given)}
+        return {VALUES: take_entries(self.regions, *self._in_order(leaves, indices))}
 
     def put(self, leaves, mean, indices, adopts_R) -> dict[str, jax.Array]:
         """The leaves with the mean `[1, ...]` in these entries of the regions that adopt it."""
@@ -127,9 +126,13 @@ class ChannelExchange:
             return select(
                 adopts_R, {k: v.astype(leaves[k].dtype) for k, v in spread.items()}, leaves
             )
-        given = list(leaves.values()), indices, list(self.specs.values())
+        given = self._in_order(leaves, indices)
         new = put_entries(self.regions, *given, mean[VALUES][0], adopts_R)
-        return dict(zip(leaves, new))
+        return dict(zip(self.shapes, new))
+
+    def _in_order(self, leaves, indices) -> tuple[list, Sequence, list]:
+        """Leaves, their indices and specs in the source's order; a branch sorts them by name."""
+        return [leaves[k] for k in self.shapes], indices, [self.specs[k] for k in self.shapes]
 
     # -- sends and landings -----------------------------------------------------------------------
 

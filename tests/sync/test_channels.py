@@ -16,6 +16,7 @@ from lowcomm_jax.methods import Method
 from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.recovery.rejoin_sim import rejoin_regions
 from lowcomm_jax.schedule import Never, Staggered
+from lowcomm_jax.state import with_inner
 from lowcomm_jax.state.leaves import state_leaves
 
 STEPS, R = 11, 3
@@ -127,6 +128,33 @@ def test_all_values_at_every_step_is_averaging_at_every_step():
                 lc.global_params(state)[name], value[0], rtol=1e-5, atol=1e-6
             )
     assert state.counters.bytes_sent.tolist() == there.counters.bytes_sent.tolist()
+
+
+def test_leaves_whose_names_are_not_in_the_order_of_the_tree():
+    """By name `a-b` comes before `a/x`, in the tree behind it; branches sort by name."""
+    channel = Channel("x", every=2, delay=2, selection=Sampled(0.5))
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    method = Method("m", Never(), None, channels=(channel,))
+    params = {"a": {"x": np.zeros((3, 5), np.float32)}, "a-b": np.zeros(7, np.float32)}
+    engine = lc.Engine(
+        lambda p, batch, rng: jax.numpy.sum(p["a-b"]) * 0.0, optax.sgd(0.0), method, 2, mesh=mesh
+    )
+    state = engine.init(params)
+    rng = np.random.default_rng(0)
+    own = {
+        k: rng.standard_normal(x.shape).astype(np.float32) for k, x in state.inner.params.items()
+    }
+    state = with_inner(state, params=jax.tree.map(jax.numpy.asarray, own))
+    (one,) = engine.sync_loop(state).programs.channels.exchanges
+    entries = dict(zip(one.shapes, map(np.asarray, one.indices(np.int32(0)))))
+    assert list(entries) == ["a/x", "a-b"]
+    state, _ = engine.run(state, [np.zeros((2, 1), np.float32)] * 4)
+    for name, index in entries.items():
+        before, index = own[name].reshape(2, -1), index[index < own[name][0].size]
+        expected = before.copy()
+        expected[:, index] = before[:, index].mean(axis=0)
+        got = np.asarray(state.inner.params[name]).reshape(2, -1)
+        np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=name)
 
 
 # -- bytes and time -------------------------------------------------------------------------------
