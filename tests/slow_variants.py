@@ -25,6 +25,11 @@ SLOW = [
     r"test_oracle_dilocox\.py::test_low_rank_with_error_feedback\[(?!0-1|1-2)",
     r"test_oracle_dilocox\.py::test_rank_and_period\w+\[(?!0-settings1)",
     r"test_oracle_dilocox\.py::test_(a_bucket|a_round_is_as|full_rank|a_large_payload)",
+    r"test_oracle_channels\.py::test_sparta\[(?!partitioned|shuffled)",
+    r"test_oracle_channels\.py::test_(des_loc\[all|values\w+\[0)",
+    r"test_channels\.py::test_run_equals\w+\[(?!sparta_diloco|late)",
+    r"test_channels\.py::test_resuming\w+\[(?!sparta_diloco)",
+    r"test_channels\.py::test_(finishing_twice\w+\[sparta_diloco|warm_compiles)",
     # Identities and guarantees: methods whose landings differ in kind.
     r"test_fast_path\.py::test_run_equals_steps\w+\[(?!cocodc|dilocox|noloco|sparseloco)",
     r"test_fast_path\.py::test_nothing_compiles\w+\[(?!diloco|cocodc|noloco)",

@@ -37,6 +37,7 @@ from lowcomm_jax.sync.round_functions import RoundFunctions, select
 from lowcomm_jax.train.inner_step import InnerStep, empty_log, inner_block, squeeze
 
 PyTree = Any
+_LANES = 128  # values of a TPU's vector register, across
 VALUES = "values"  # the name under which selected entries travel
 
 
@@ -156,13 +157,27 @@ class ChannelExchange:
         `spread` is the root mean square distance of a region's values from the mean, 0 where they
         do not count; not measured of coded payloads.
         """
-        mean = self.exchange.reduce(payload, weight_R, self.like, self._lies).mean
+        mean = self._reduce(payload, weight_R)
         if self.exchange.codec is not None:
             return mean, {}
         counts = sum(math.prod(x.shape) for x in self.like.values())
         apart = {k: x - mean[k] for k, x in payload.items()}
         spread_R = self.functions.norm(apart) / math.sqrt(counts)
         return mean, {"spread": jnp.where(weight_R > 0, spread_R, 0.0)}
+
+    def _reduce(self, payload, weight_R) -> PyTree:
+        mesh = self.regions.mesh
+        on_tpu = mesh.devices.flat[0].platform == "tpu"
+        if self.whole or self.exchange.codec is not None or not on_tpu or self.regions.slots == 1:
+            return self.exchange.reduce(payload, weight_R, self.like, self._lies).mean
+        # Each device's share in whole lanes: of others a TPU makes all-reduces, up to twice the
+        # bytes.
+        (count,) = self.like[VALUES].shape
+        fill = -count % (_LANES * mesh.size)
+        wider = {VALUES: jnp.pad(payload[VALUES], ((0, 0), (0, fill)))}
+        like = {VALUES: jax.ShapeDtypeStruct((count + fill,), np.float32)}
+        mean = self.exchange.reduce(wider, weight_R, like, self._lies).mean
+        return {VALUES: mean[VALUES][:, :count]}
 
     def average(self, leaves, number, takes_part_R, weight_R, adopts_R):
         """A send that lands at once: (leaves, values `[R]`)."""

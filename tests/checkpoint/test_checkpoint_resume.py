@@ -102,6 +102,9 @@ def check_what_is_saved(name, half):
         assert np.any(half["outer/0/momentum/a"] != 0)
     if name in ("ddp", "streaming_partly", "noloco", "sparseloco", "muloco", "demo"):
         assert np.any(half["codec/0/residual/a"] != 0), name
+    if name.startswith("sparta"):
+        assert half["channels/sparta/takes_part"].all()
+        assert all(np.any(v) for n, v in half.items() if n.startswith("channels/sparta/payload"))
     if name == "adloco":
         batches = [value for n, value in half.items() if n.endswith("/batch")]
         assert len(batches) == 2 and len(set(map(int, batches))) == 2
