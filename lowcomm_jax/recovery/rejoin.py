@@ -12,6 +12,7 @@ What a lost region had not sent is lost. It starts from the anchor, with codecs 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from typing import Any
 
@@ -27,18 +28,22 @@ from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.runtime.anchor_history import anchor_version
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
+from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.job_loop import JobLoop
-from lowcomm_jax.runtime.state_transfer import SHARED, State
+from lowcomm_jax.runtime.state_transfer import SHARED, State, shared_state
 from lowcomm_jax.state.leaves import named_leaves
 from lowcomm_jax.state.train_state import TrainState, with_inner
 
 PyTree = Any
+log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
 _COMPARE_SECONDS = 10.0  # regions tell at their next landing, perhaps after the donor's
 
 
 def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     """Join a run that goes on, after `exchange.join`; returns at once at the run's beginning.
+
+    Where the others have ended, and are gone, their result is taken.
 
     Args:
       state: fresh, or restored from a checkpoint of this region; is donated.
@@ -51,12 +56,17 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     Raises:
       Lost: nobody gave a state.
       Parted: the given state is not what the others have.
+      Rejected: the others have ended, and what they left is damaged.
     """
     exchange, loop = engine.delivery.exchange, engine.sync_loop(state)
     if exchange.awaited:
         return state
     own = int(state.counters.step)
     state = engine.warm(precompile(engine, state), batch)
+    result = exchange.result()
+    if result is not None:
+        _, arrays, document = result
+        return start_from_anchor(loop, install(loop, state, arrays, document))
     compiled = {_level(loop, state)}
     while True:
         _, arrays, document = _newest(exchange)
@@ -105,13 +115,22 @@ def _compare(loop: JobLoop, state: TrainState) -> None:
 
 
 def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
-    """After the end: give the state to regions that are joining now, for `linger_s` at most."""
+    """After the end: give the state to regions that are joining now, for `linger_s` at most.
+
+    It is left in the store, if some region is not there at the end.
+    """
     delivery, until = engine.delivery, time.monotonic() + linger_s
     while leader().broadcast_from_leader(
         "serve", lambda: bool(delivery.exchange.asking()) and time.monotonic() < until
     ):
         delivery.answer(state)
         time.sleep(_POLL_SECONDS)
+    if delivery.exchange.misses(int(state.counters.step)):
+        result = shared_state(state)
+        try:
+            delivery.exchange.leave_result(result)
+        except StoreUnavailable as error:
+            log.warning("regions that come back will not find the result: %s", error)
 
 
 def install(

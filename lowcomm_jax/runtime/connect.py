@@ -247,7 +247,7 @@ def _broadcast(name: str) -> Callable:
 
 _BROADCAST = (
     *("join", "come_in", "wait_for_beats", "living", "steps", "beat", "trains"),
-    *("agree", "counts", "pause", "close"),
+    *("agree", "counts", "pause", "close", "result", "misses", "leave_result"),
     *("ready", "reachable", "be_patient", "arrives", "finish", "skip", "passed_over"),
     *("agreed_terms",),
     *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),

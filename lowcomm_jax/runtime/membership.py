@@ -12,18 +12,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+from lowcomm_jax.runtime import final_state
 from lowcomm_jax.runtime.anchor_check import AnchorCheck
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
 from lowcomm_jax.runtime.heartbeat import Beat, WaitList
 from lowcomm_jax.runtime.payloads import PayloadGC
-from lowcomm_jax.runtime.state_transfer import StateTransfer
+from lowcomm_jax.runtime.state_transfer import State, StateTransfer
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 
 RUN = "run"
 
 _FORMAT = 3
+
+_RESULT_WITHIN_S = 60.0
 
 T = TypeVar("T")
 
@@ -51,7 +54,8 @@ class Membership:
 
         If the run goes on, this region joins it at once. If it was begun and has nobody left, it
         begins anew: with all regions, or after `wait_s` with those who are there. Keys can then be
-        used again. A region that is behind the furthest of them joins their run as a latecomer.
+        used again. A region that is behind the furthest of them joins their run as a latecomer. So
+        does one that finds nobody, but the result that they have left (`result`).
 
         Args:
           step: of the state that this region brings; all that was due up to there is done.
@@ -111,6 +115,40 @@ class Membership:
         return self._context.commit_log.agree(
             f"{self._context.heartbeat.own.epoch}/{name}", proposal
         )
+
+    def result(self) -> State | None:
+        """The state that the run has ended with, if this region came after that; else None.
+
+        Raises:
+          Rejected: it is damaged.
+        """
+        if self.awaited:
+            return None
+        until = time.monotonic() + _RESULT_WITHIN_S
+        return retry(self._context, until, lambda: final_state.take(self._context))
+
+    def misses(self, step: int) -> bool:
+        """Whether the run ends at this step without some region, and this one is to say how.
+
+        That is so where a region neither lives nor has left at the end, and no lower one lives.
+        """
+        latest, living = self._context.heartbeat.latest(), self.living() - self.asking()
+        ended = {r for r, b in latest.items() if b.leaving and max(b.step, b.trained) >= step}
+        missing = set(range(self.count)) - living - ended
+        return bool(missing) and self.region == min(living)
+
+    def leave_result(self, state: State) -> None:
+        """Leave the state that the run has ended with to the regions that are not there.
+
+        Raises:
+          StoreUnavailable: the store does not answer for a while.
+        """
+        until = time.monotonic() + _RESULT_WITHIN_S
+        retry(self._context, until, lambda: final_state.leave(self._context, state))
+
+    def asking(self) -> set[int]:
+        """Other living regions that ask for a state; until they send something."""
+        return set(self._state_transfer.asking())
 
     def counts(self) -> dict[str, int]:
         """Since the start: "sent", "received" (payload bytes), "store_written", "store_read" (all
@@ -204,7 +242,8 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
 
     When nobody is left, the regions that come back begin a new epoch: they may have gone back to a
     checkpoint, and must not land what was agreed on since. The roster of that epoch are the
-    furthest of them: payloads that are gone could not bring the others up to their step.
+    furthest of them: payloads that are gone could not bring the others up to their step. Where the
+    epoch's result was left (`final_state`), nothing is begun: they come in late, and take it.
 
     Returns:
       the roster: incarnation of the regions that began the epoch.
@@ -228,6 +267,10 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
         others = [latest[region] for region in living - {context.region}]
         if began_it or _run_goes_on(others, epoch):
             heartbeat.update(epoch=epoch, awaited=began_it)
+            heartbeat.refresh()
+            return roster
+        if epoch and retry(context, until, lambda n=epoch: final_state.stands(context, n)):
+            heartbeat.update(epoch=epoch, awaited=False)
             heartbeat.refresh()
             return roster
         # Regions that have just begun it may not have told so yet.

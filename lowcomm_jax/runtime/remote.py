@@ -190,10 +190,6 @@ class RemoteExchange(Membership):
         """Ask the others for a state; they do not wait for our payloads until we `come_in`."""
         self._context.heartbeat.update(wants=True, awaited=False)
 
-    def asking(self) -> set[int]:
-        """Other living regions that ask for a state; until they send something."""
-        return set(self._state_transfer.asking())
-
     def donors(self) -> set[int]:
         """Other living regions that train, or have trained, with the others."""
         return self._state_transfer.donors()

@@ -14,6 +14,7 @@ from runtime.together import batches, engine, in_jobs, rows, values
 
 import lowcomm_jax as lc
 from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.runtime.errors import Rejected
 
 R, STEPS = 3, 4  # one period: the last step is a boundary
 
@@ -93,6 +94,50 @@ def test_who_comes_after_the_end_takes_the_result(name, brief):
         ends = [end.result(100) for end in [pool.submit(stays), pool.submit(comes)]]
     assert ends[1][1] == ends[0][1]
     jax.tree.map(np.testing.assert_array_equal, ends[1][0], ends[0][0])
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_who_comes_when_all_are_gone_takes_the_result_that_they_left(comes_back, brief, tmp_path):
+    """It begins nothing alone. Where all have ended together, nothing is left."""
+    data = batches(STEPS, 2)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(brief(2), range(2)))
+    if comes_back:
+        vanish(made[1])
+
+    def trains(region):
+        one = engine(METHODS["diloco"](), 2, made[region])
+        with jax.numpy_dtype_promotion("standard"):
+            state, _ = one.run(one.init(oracle.make_params()), [rows(b, region) for b in data])
+            state = one.finish(state)
+        rejoin.serve(one, state)
+        made[region].close()
+        return values(state), state.counters.sends.tolist()
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(trains, [0] if comes_back else [0, 1]))
+    assert (tmp_path / "run" / "result").exists() == comes_back
+    if not comes_back:
+        return
+    back = brief(2)(1)
+    assert back.epoch == 1 and not back.awaited
+    one = engine(METHODS["diloco"](), 2, back)
+    with jax.numpy_dtype_promotion("standard"):
+        state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 1))
+        assert state.counters.step == STEPS
+        state = one.finish(state)
+    assert state.counters.sends.tolist() == ends[0][1]
+    jax.tree.map(np.testing.assert_array_equal, values(state), ends[0][0])
+
+
+def test_a_result_that_is_damaged_is_named(brief, tmp_path):
+    first = brief(1)(0)
+    first.leave_result((4, {"w": np.arange(3.0)}, {}))
+    (piece,) = [x for x in (tmp_path / "run" / "result").iterdir() if "." in x.name]
+    piece.write_bytes(bytes(24))
+    first._context.heartbeat.update(awaited=False)
+    with pytest.raises(Rejected, match=r"a piece of its result .* is damaged"):
+        first.result()
 
 
 def test_groups_do_not_wait_for_one_another_at_the_end(between):

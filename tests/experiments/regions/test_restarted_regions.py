@@ -12,8 +12,9 @@ import time
 import pytest
 from launched import Jobs, landings
 
+from experiments.metrics import read_records
 from experiments.regions.region_job import RegionJob
-from experiments.workdir import CHECKPOINTS
+from experiments.workdir import CHECKPOINTS, METRICS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -98,3 +99,23 @@ def test_killed_while_it_saves_and_the_newest_checkpoint_cut_off(tiny, root):
     assert len(again) >= 2 and all(event["participants"] == [True] for event in again)
     anchors = [{e["step"]: e["anchor"] for e in one.evals} for one in (stayed, back)]
     assert all(anchors[0][step] == loss for step, loss in anchors[1].items() if step in anchors[0])
+
+
+@pytest.mark.parametrize("exchange", ["peers", "store"])
+def test_who_comes_back_when_the_others_have_ended_takes_their_result(tiny, root, exchange):
+    """Nobody is there any more; it ends with 0 and the same model, and trains nothing alone."""
+    more = (("steps", 60), ("exchange", exchange), ("checkpoint.every", 12))
+    with Two(tiny, root, f"ended-{exchange}", *more) as run:
+        run.reached(1, 24)
+        run.kill(1)
+        run.until(lambda: run.jobs[0].poll() is not None)
+        run.start(1)
+        run.until(lambda: run.jobs[1].poll() is not None)
+        assert [job.poll() for job in run.jobs] == [0, 0], run.shown(1)
+        assert "came into the run at step 60" in run.shown(1)
+        ends = [read_records(job.workdir / METRICS) for job in run.jobs]
+    finals = [[r for r in one if r["kind"] == "eval" and r["final"]] for one in ends]
+    assert [len(x) for x in finals] == [1, 1]
+    assert finals[0][0]["anchor"] == finals[1][0]["anchor"]
+    own = [r["step"] for r in ends[1] if r["kind"] == "step"]
+    assert 24 <= max(own) < 60
