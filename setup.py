@@ -1,5 +1,5 @@
-"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `flight`, `hf`, `tensorboard`,
-`wandb`, `prometheus`, `test`, `dev`."""
+"""Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `aot`, `flight`, `hf`,
+`tensorboard`, `wandb`, `prometheus`, `test`, `docs`, `dev`."""
 
 import pathlib
 import re
@@ -73,6 +73,12 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3",
             "tensorboardX>=2.6",
+        ],
+        "docs": [
+            "furo>=2024.8",
+            "myst-parser>=4",
+            "sphinx>=8",
+            "sphinx-mathjax-offline>=0.0.2",
         ],
         "dev": ["ruff>=0.6"],
     },
