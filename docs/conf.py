@@ -1,21 +1,22 @@
 """Sphinx: the guides of this folder, and a reference made of the docstrings.
 
 pip install -e '.[docs]'
-sphinx-build -W --keep-going -j auto docs build/site
+sphinx-build -W --keep-going docs build/site
 
-`site_pages` writes the pages of the reference, `site_docstrings` reads docstrings that are Markdown,
-`site_links` checks the links of what was built.
+`site_reference` writes the pages of the reference; `site_markdown` reads docstrings that are
+Markdown. Links between pages and to headings are checked by the build itself.
 """
 
+import os
 import pathlib
+import re
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+DOCS = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS)]
 
-import site_docstrings  # noqa: E402
-import site_links  # noqa: E402
-import site_pages  # noqa: E402
+import site_markdown  # noqa: E402
+import site_reference  # noqa: E402
 
 import lowcomm_jax  # noqa: E402
 
@@ -29,10 +30,9 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
-    "sphinx-mathjax-offline",
+    "sphinx-mathjax-offline",  # formulas show where there is no internet
 ]
 root_doc = "index"
-exclude_patterns = ["build"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # blocks of commands with placeholders
 
@@ -53,10 +53,44 @@ html_title = f"lowcomm_jax {release}"
 html_show_sourcelink = False
 html_copy_source = False
 
+# Files of the repository's root, and the pages that show them (`reference/README.txt` and so on).
+SHOWN = {"README.md": "index", "CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing"}
+LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])+)\]\(([^)#:]+)(#[^)]*)?\)")
+
+
+def _into_the_site(folder: pathlib.Path, text: str) -> str:
+    """Markdown whose links lead into the repository, with links that lead into the site.
+
+    Links to folders become plain text; those to files that are no pages stay, as downloads.
+    """
+
+    def rewritten(link: re.Match) -> str:
+        image, words, path, anchor = link.groups(default="")
+        target = (folder / path).resolve()
+        if target.is_dir():
+            return words
+        if target.parent == DOCS.parent and target.name in SHOWN:
+            target = DOCS / f"{SHOWN[target.name]}.rst"
+        return f"{image}[{words}]({os.path.relpath(target, DOCS)}{anchor})"
+
+    return LINK.sub(rewritten, text)
+
+
+def _page(app, page, content):
+    if app.env.doc2path(page).suffix == ".md":
+        content[0] = _into_the_site(DOCS, content[0])
+
+
+def _written(app):
+    site_reference.write()
+    for file in SHOWN:
+        text = (DOCS.parent / file).read_text(encoding="utf-8")
+        page = site_reference.REFERENCE / file.replace(".md", ".txt")
+        page.write_text(_into_the_site(DOCS.parent, text), encoding="utf-8")
+
 
 def setup(app):
     """Connect what is ours."""
-    app.connect("builder-inited", site_pages.write)
-    app.connect("source-read", site_links.into_the_site)
-    app.connect("autodoc-process-docstring", site_docstrings.convert, priority=400)
-    app.connect("build-finished", site_links.check)
+    app.connect("builder-inited", _written)
+    app.connect("source-read", _page)
+    app.connect("autodoc-process-docstring", site_markdown.convert, priority=400)

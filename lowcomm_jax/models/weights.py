@@ -41,7 +41,7 @@ def load_llama(path: str | pathlib.Path, **changes) -> tuple[Model, Params]:
     """Builds the model that a checkpoint describes and loads its weights.
 
     Args:
-      path: folder with config.json and one or more *.safetensors files of any float dtype.
+      path: folder with config.json and one or more `.safetensors` files of any float dtype.
       **changes: fields of `TransformerConfig` to set differently (`layer_loop`, `remat`,
         `compute_dtype`, `z_loss`, ...). Changing a size makes the weights not fit.
 

@@ -64,7 +64,7 @@ def follow(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
     Args:
       clock: is updated in place.
       step: inner step after which they happened.
-      events: `history.Event`s of this step, in the order they happened.
+      events: each a `history.Event` of this step, in the order they happened.
 
     Raises:
       ValueError: a payload travels by a route the clock does not know from the exchange.
