@@ -150,7 +150,7 @@ def _argument(
     if key in PARTS and value is not None:
         made, problems = parts.build(key, value, stacked, seed)
         name = value.get("name") if isinstance(value, Mapping) else value
-        if isinstance(default, str) and OWN not in str(name):
+        if key == "codec" and isinstance(default, str) and OWN not in str(name):
             # Such a factory builds its codecs itself, at several sizes.
             spec = {"name": value} if isinstance(value, str) else dict(value)
             made = {"stacked": stacked, "seed": seed, **spec}
