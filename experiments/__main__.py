@@ -35,6 +35,12 @@ COMMANDS = {  # the module of each, in the order in which they are shown
 # These take main(config, workdir), where only comparisons have an exit code to return; the others
 # take main(argv) -> exit code. Their config, None = to be named.
 _BY_CONFIG = {"quick": "configs/compare/quick.py", "compare": None, "sweep": None, "plan": None}
+# Fields that tell its config from one of `train`.
+_OF_ITS_OWN = {
+    "quick": ("variants", "common"),
+    "compare": ("variants", "common"),
+    "sweep": ("config", "over"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -103,6 +109,11 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
     config, found = load_config(path, overrides)
     if problems + found:
         raise RefusedError(problems + found, command)
+    lacks = [field for field in _OF_ITS_OWN.get(command, ()) if field not in config]
+    if lacks:
+        fix = f"give one of configs/{command}, or one like them"
+        what = f"--config={path} is not for {command} (it has no {', '.join(lacks)}): {fix}"
+        raise RefusedError([what], command)
     name = f"{command}-{Path(path.partition(':')[0]).stem}" if named else command
     try:
         given = {switch: values[switch].value for switch in switches}

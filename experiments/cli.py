@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,18 @@ def load_config(
       RefusedError: no such file, or its `get_config` refuses.
     """
     file, colon, variant = path.partition(":")
-    get_config = _function_in(find_config(file))
+    found = find_config(file)
+    get_config = _function_in(found)
     try:
         config = get_config(*([variant] if colon else []))
     except (ValueError, TypeError) as error:
         raise RefusedError([str(error)], f"--config={path}") from error
+    except Exception as error:  # the file is anybody's code
+        raise RefusedError([_raised_in(found, error)]) from error
+    if not isinstance(config, Mapping | ml_collections.ConfigDict):
+        kind = type(config).__name__
+        fix = "let it return a config, as experiments.config.base does"
+        raise RefusedError([f"--config={path}: its get_config() returns {kind}: {fix}"])
     problems = [override(config, *change) for change in overrides]
     return config, [problem for problem in problems if problem]
 
@@ -162,10 +170,23 @@ def _function_in(file: str) -> Callable[..., ml_collections.ConfigDict]:
     if spec is None or spec.loader is None:
         raise RefusedError([f"--config={file}: no Python file"])
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the file is anybody's code
+        raise RefusedError([_raised_in(file, error)]) from error
     if "get_config" not in vars(module):
         raise RefusedError([f"--config={file}: it defines no get_config()"])
     return module.get_config
+
+
+def _raised_in(file: str, error: Exception) -> str:
+    """One line on what a config file raised, with the last line of that file that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    if isinstance(error, SyntaxError) and error.filename == file:
+        lines, error = [error.lineno], type(error)(error.msg)
+    where = f", line {lines[-1]}" if lines and lines[-1] else ""
+    return f"--config={file}{where}: {type(error).__name__}: {error}"
 
 
 def find_config(file: str) -> str:

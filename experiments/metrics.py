@@ -38,8 +38,11 @@ class MetricsLog:
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append records, each with its `kind`."""
-        self._file.writelines(_line(record) for record in records)
-        self._file.flush()
+        try:
+            self._file.writelines(_line(record) for record in records)
+            self._file.flush()
+        except OSError as error:  # which does not say where
+            raise OSError(error.errno, error.strerror, self._file.name) from error
 
     def sync(self) -> None:
         """Return once everything written is on disk (before a checkpoint relies on it)."""
@@ -69,16 +72,26 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """All records of a file; a last line cut off by a crash is left out.
 
     Raises:
-      ValueError: a line that is not JSON, other than the last.
+      ValueError: a line that is no record, other than a last one that was cut off.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: no text ({error})") from error
     records = []
     for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except json.JSONDecodeError as error:
             if number < len(lines):
-                raise ValueError(f"{path}, line {number}: not a JSON record ({error})") from error
+                raise ValueError(f"{where}: not a JSON record ({error})") from error
+            continue
+        except RecursionError:
+            raise ValueError(f"{where}: nested too deeply for a record") from None
+        if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+            raise ValueError(f"{where}: no record, which has a kind")
+        records.append(record)
     return records
 
 

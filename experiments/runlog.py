@@ -88,14 +88,17 @@ def read_run(workdir: Path) -> RunLog:
     """Read a run, of one process or of one job per region (`launch`).
 
     Raises:
-      RefusedError: no metrics there, or of another version of the schema.
+      RefusedError: no metrics there, damaged ones, or of another version of the schema.
     """
     path = workdir / METRICS
     regions = [] if path.is_file() else region_logs(workdir)
     if not path.is_file() and not regions:
         raise RefusedError([f"{workdir}: no run lies there ({METRICS} is missing)"], "report")
-    records = merged(regions) if regions else read_records(path)
-    if not records or records[0]["kind"] != "header" or records[0]["version"] != VERSION:
+    try:
+        records = merged(regions) if regions else read_records(path)
+    except ValueError as error:
+        raise RefusedError([str(error)], "report") from error
+    if not records or records[0]["kind"] != "header" or records[0].get("version") != VERSION:
         fix = f"this program reads version {VERSION}"
         raise RefusedError([f"{path} does not start with a known header: {fix}"], "report")
     by_kind: dict[str, list] = {}

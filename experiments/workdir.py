@@ -42,6 +42,11 @@ def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:
     """Why this folder cannot hold this run; empty when it is new, or holds the same run."""
     if workdir.exists() and not workdir.is_dir():
         return [f"--workdir={workdir} is a file: choose another"]
+    above = next(folder for folder in (workdir, *workdir.absolute().parents) if folder.exists())
+    if not above.is_dir():
+        return [f"--workdir={workdir} cannot be made: {above} is a file; choose another"]
+    if not os.access(above, os.W_OK | os.X_OK):
+        return [f"--workdir={workdir}: {above} cannot be written to; choose another"]
     stored = workdir / CONFIG
     if not stored.is_file():
         if (workdir / METRICS).exists():

@@ -47,7 +47,7 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
     Raises:
       RefusedError: every violation of the config, before any work starts.
     """
-    console = console or Console()
+    console = console or Console(markup=False)
     if config["parallel"] > 1:
         # This process only waits: it must not take the memory that the runs need.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     make_ready(rendezvous, job.regions)
     if job.faults:
         write(workdir / SCRIPT, job.faults)
-    console = Console()
+    console = Console(markup=False)
     code = run(jobs, console, Injector(job.faults, jobs, rendezvous))
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:

@@ -53,9 +53,10 @@ def main(argv: Sequence[str]) -> int:
         raise RefusedError(["which runs? name their folders: report runs/a runs/b"], "report")
     workdirs = [Path(folder) for folder in folders]
     plan = None if values.against is None else read_plan(Path(values.against))
-    show(workdirs, Console(), values.png, values.network, values.step_seconds, values.html)
+    console = Console(markup=False)  # a run's name may have brackets
+    show(workdirs, console, values.png, values.network, values.step_seconds, values.html)
     if plan is not None:
-        hold_against(workdirs, plan, Console())
+        hold_against(workdirs, plan, console)
     export(workdirs, {write_csv: values.csv, write_json: values.json})
     return 0
 

@@ -33,7 +33,7 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
     Raises:
       RefusedError: every violation, before any work starts.
     """
-    console = console or Console()
+    console = console or Console(markup=False)
     fields = plain(config)
     base, _ = load_config(fields["config"], [])
     make = (base, fields["over"], fields["draws"], fields["draw_seed"])

@@ -131,6 +131,9 @@ def number_problems(fields: Mapping[str, Any]) -> list[str]:
     if not 0 <= fields["seed"] < 1 << 31:
         found.append(f"seed={fields['seed']}: give a whole number in [0, 2**31)")
     for pattern in fields["frozen"]:
+        if not isinstance(pattern, str):
+            found.append(f"frozen: {pattern!r} is no text: give regular expressions of names")
+            continue
         try:
             re.compile(pattern)
         except re.error as error:

@@ -19,6 +19,7 @@ from experiments.faults.simulated import SimulatedFaults
 from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.train.assemble import Run
+from experiments.train.disk import room
 from experiments.train.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver
 from experiments.train.evaluation import Evaluation, Evaluator
 from experiments.train.records import StepRecords
@@ -235,13 +236,14 @@ class Loop:
             if self.run.engine.clock is not None:
                 extra["clock"] = clock_state(self.run.engine.clock)
             fresh = self._evaluated_at == self.step
-            self.checkpoints.save(
-                self.state,
-                extra=extra,
-                config=identity(self.run.job.config),
-                metrics={BEST: self.evaluation.anchor} if fresh else {},
-                method=self.run.job.method,
-            )
+            with room(self.run.job.workdir, self.state, self.checkpoints.steps()):
+                self.checkpoints.save(
+                    self.state,
+                    extra=extra,
+                    config=identity(self.run.job.config),
+                    metrics={BEST: self.evaluation.anchor} if fresh else {},
+                    method=self.run.job.method,
+                )
         self._mark = time.perf_counter()
 
     def _finish(self) -> None:

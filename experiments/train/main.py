@@ -5,7 +5,7 @@
 Every field of experiments/config.py can be overridden with --config.FIELD=VALUE. SIGTERM or SIGINT
 (Ctrl-C) finishes the step, saves, and exits with code 75; the same command then continues. One of
 several jobs saves, too, and goes on to a step at which all stop. A run that learns nothing for 50
-steps, since numbers are not finite, ends with code 3.
+steps, since numbers are not finite, ends with code 3, one whose disk is full with 74.
 
 `--help` with a `--config` lists its fields; `--print-config` shows the checked config, what follows
 from it, and trains nothing.
@@ -34,6 +34,7 @@ from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
 from experiments.train import fields, processes
 from experiments.train.assemble import Run, assemble
+from experiments.train.disk import EXIT_FULL, FullDiskError, is_full
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import header
 from experiments.train.job import Job, abstract_params
@@ -98,13 +99,19 @@ def main(argv: Sequence[str]) -> int:
             print(fields.resolved(job), end="")
             return 0
         compile_cache.enable(values.compile_cache)
-        console = Console(quiet=not leader().leads)
+        console = Console(quiet=not leader().leads, markup=False)
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
     except ProcessLostError as error:
         processes.end(error)
     except StuckError as error:
         print(f"train: {error}", file=sys.stderr)
         return EXIT_STUCK
+    except Exception as error:
+        if not (isinstance(error, FullDiskError) or is_full(error)):
+            raise
+        full = error if isinstance(error, FullDiskError) else FullDiskError(str(error), None)
+        print(f"train: {full}", file=sys.stderr)
+        return EXIT_FULL
     if not complete:
         console.print(f"interrupted and saved; run the same command to continue ({job.workdir})")
         return EXIT_INTERRUPTED

@@ -108,7 +108,7 @@ def _method_problems(job: Job) -> list[str]:
             for pattern in job.config["frozen"]
             if not any(re.search(pattern, name) for name in names)
         ]
-    except re.error:
+    except (re.error, TypeError):
         return found  # reported by `checks.number_problems`
     layout, more = problems_of(lambda: make_layout(shapes, job.roles), "frozen: ")
     if layout is None or job.method.schedule.fragments < 1:

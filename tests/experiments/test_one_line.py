@@ -1,0 +1,110 @@
+"""What an unlucky user gives or has is answered in one line, with no traceback."""
+
+import errno
+import os
+
+import pytest
+
+from experiments.__main__ import main
+from experiments.metrics import MetricsLog
+from experiments.train import disk
+from experiments.train.disk import EXIT_FULL, FullDiskError, is_full
+
+CONFIGS = {
+    "raises": ("def get_config():\n    raise KeyError('oops')\n", "line 2: KeyError: 'oops'"),
+    "at import": ("x = 1\nraise RuntimeError('no')\n", "line 2: RuntimeError: no"),
+    "syntax": ("x = 1\n\ndef get_config(:\n", "line 3: SyntaxError: invalid syntax"),
+    "import": ("import not_there\n", "line 1: ModuleNotFoundError: No module named 'not_there'"),
+    "nothing": ("def get_config():\n    pass\n", "its get_config() returns NoneType"),
+    "NUL": ("\0", "SyntaxError: source code string cannot contain null bytes"),
+}
+
+
+def refused(capfd, *argv):
+    """What is printed: one line, and the exit code is that of refusals."""
+    assert main(argv) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and "Traceback" not in said
+    return said
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+def test_a_config_that_cannot_be_used(what, tmp_path, capfd):
+    text, reason = CONFIGS[what]
+    (tmp_path / "mine.py").write_text(text)
+    said = refused(capfd, "train", f"--config={tmp_path}/mine.py")
+    assert f"--config={tmp_path}/mine.py" in said and reason in said
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_a_config_of_another_command(command, capfd):
+    said = refused(capfd, command, "--config=configs/diloco.py")
+    assert f"is not for {command} (it has no " in said and f"configs/{command}" in said
+
+
+def test_patterns_that_are_no_text(capfd):
+    said = refused(capfd, "train", "--config=diloco", "--config.frozen=(1,)")
+    assert "frozen: 1 is no text" in said
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, capfd, monkeypatch):
+    (tmp_path / "file").write_text("")
+    said = refused(capfd, "train", "--config=diloco", f"--workdir={tmp_path}/file/run")
+    assert f"cannot be made: {tmp_path}/file is a file" in said
+    monkeypatch.setattr(os, "access", lambda *_: False)  # the tests may run as root
+    said = refused(capfd, "train", "--config=diloco", f"--workdir={tmp_path}/run")
+    assert f"{tmp_path} cannot be written to" in said
+
+
+METRICS = {
+    "binary": (b"\xff\xfe\x00", "no text"),
+    "nested": (b'{"kind": ' + b"[" * 100_000 + b"\n", "line 1: nested too deeply"),
+    "half a record": (b'{"kind": \n{"kind": "step"}\n', "line 1: not a JSON record"),
+    "no record": (b"5\n", "line 1: no record"),
+    "no header": (b'{"kind": "header"}\n', "does not start with a known header"),
+}
+
+
+@pytest.mark.parametrize("what", METRICS)
+def test_a_report_on_damaged_metrics(what, tmp_path, capfd):
+    data, reason = METRICS[what]
+    (tmp_path / "metrics.jsonl").write_bytes(data)
+    said = refused(capfd, "report", str(tmp_path))
+    assert f"{tmp_path}/metrics.jsonl" in said and reason in said
+
+
+# -- a full disk ----------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_for_which_there_is_no_room(tiny, tmp_path, monkeypatch, capfd):
+    """With room the same command goes on; and no name of a run is taken for markup."""
+    tiny.corpus(tmp_path / "texts")
+    given = [*tiny.arguments(tmp_path), "--config.steps=4", f"--workdir={tmp_path}/run[/x]"]
+    command = ["train", "--config=diloco", *given, "--quiet"]
+    usage = disk.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    assert main(command) == EXIT_FULL
+    said = capfd.readouterr().err
+    assert said.startswith(f"train: {tmp_path}/run[/x]: a checkpoint needs ")
+    assert "1 kB are free; none is there yet. Make room" in said and said.count("\n") == 1
+    monkeypatch.undo()
+    assert main(command) == 0 == main(["report", f"{tmp_path}/run[/x]"])
+    assert "run[/x]" in capfd.readouterr().out
+
+
+def test_a_disk_that_is_filled_meanwhile(tmp_path):
+    filled = pytest.raises(FullDiskError, match="filled the disk; that of step 7 is safe")
+    with filled, disk.room(tmp_path, {}, [3, 7]):
+        raise ValueError("INTERNAL: write: No space left on device")
+    with pytest.raises(KeyError), disk.room(tmp_path, {}, []):
+        raise KeyError("something else")
+
+
+def test_the_file_that_could_not_be_written_is_named(tmp_path):
+    full = tmp_path / "metrics.jsonl"
+    full.symlink_to("/dev/full")
+    log = MetricsLog(full, -1)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.jsonl'") as caught:
+        log.write([{"kind": "step"}])
+    assert caught.value.errno == errno.ENOSPC and is_full(caught.value)
+    assert is_full(RuntimeError("x")) is False
