@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from experiments.progress import size
 from lowcomm_jax.mesh.leader import leader
@@ -46,7 +47,8 @@ def room(folder: Path, state: Any, steps: Sequence[int]) -> Iterator[None]:
     if not leader().leads:
         yield  # the folder may be another host's
         return
-    needed = sum(x.nbytes for x in jax.tree.leaves(state) if hasattr(x, "nbytes"))
+    arrays = [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array | np.ndarray)]
+    needed = sum(x.nbytes for x in arrays)
     free = shutil.disk_usage(folder).free
     if free < needed:
         what = f"{folder}: a checkpoint needs {size(needed)}, and {size(free)} are free"

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -42,7 +43,7 @@ from experiments.train.loop import BEST, Loop, StuckError
 from experiments.train.resolve import resolve
 from experiments.train.starting import starting_params
 from experiments.train.writers import open_log
-from experiments.workdir import CHECKPOINTS, identity, occupied, write_config
+from experiments.workdir import CHECKPOINTS, METRICS, identity, occupied, write_config
 from lowcomm_jax.checkpoint import Checkpoints, DamagedError
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, InterruptedBeforeError, raised
 from lowcomm_jax.mesh.leader import ProcessLostError, leader
@@ -197,7 +198,7 @@ def _train(run: Run, checkpoints: Checkpoints, console: Console, quiet: bool, di
             return False
         display = display or open_display(console, job.steps, quiet)
         with contextlib.closing(display):
-            complete = _loop(run, state, restored, evaluator, checkpoints, display)
+            complete = _loop(run, state, restored, evaluator, checkpoints, display, console)
         if not complete and run.exchange is not None:
             run.exchange.pause()
         return complete
@@ -265,6 +266,7 @@ def _loop(
     evaluator: Evaluator,
     checkpoints: Checkpoints,
     display: Display,
+    console: Console,
 ) -> bool:
     extra = restored and restored.extra
     step = restored.step if restored else -1
@@ -272,6 +274,8 @@ def _loop(
     if late:
         step = int(state.counters.step)
     with contextlib.closing(open_log(run.job, step)) as log:
+        if restored is not None and leader().leads and (gap := missing(log.newest, restored.step)):
+            console.print(f"{run.job.workdir / METRICS} {gap}", highlight=False, soft_wrap=True)
         if late:
             newest = leader().broadcast_from_leader("newest record", lambda: log.newest)
             state, extra = continue_counts(state, newest, extra)
@@ -285,6 +289,21 @@ def _loop(
         complete = loop.train()
         checkpoints.wait()
     return complete
+
+
+def missing(newest: Mapping[str, Any] | None, step: int) -> str | None:
+    """What a metrics file lacks, in words, where a run goes on after a step; None = nothing.
+
+    Args:
+      newest: the last step record that is there, or None.
+    """
+    last = 0 if newest is None else newest["step"]
+    if last >= step:
+        return None
+    return (
+        f"lacks steps {last + 1} to {step}, which the checkpoint has: curves and sums of this run "
+        "leave them out"
+    )
 
 
 def _restore(run: Run, checkpoints: Checkpoints):

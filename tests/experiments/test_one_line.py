@@ -2,13 +2,16 @@
 
 import errno
 import os
+import shutil
 
+import numpy as np
 import pytest
 
 from experiments.__main__ import main
 from experiments.metrics import MetricsLog
 from experiments.train import disk
 from experiments.train.disk import EXIT_FULL, FullDiskError, is_full
+from experiments.train.main import missing
 
 CONFIGS = {
     "raises": ("def get_config():\n    raise KeyError('oops')\n", "line 2: KeyError: 'oops'"),
@@ -76,6 +79,17 @@ def test_a_report_on_damaged_metrics(what, tmp_path, capfd):
 # -- a full disk ----------------------------------------------------------------------------------
 
 
+def test_a_save_that_cannot_fit_is_not_begun(tmp_path, monkeypatch):
+    usage = disk.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=4000))
+    words = "a checkpoint needs 4.01 kB, and 4 kB are free; none is there yet. Make room"
+    with pytest.raises(FullDiskError, match=words), disk.room(tmp_path, np.zeros(4010, "i1"), []):
+        pytest.fail("it was begun")
+    with disk.room(tmp_path, np.zeros(4000, "i1"), []):
+        pass  # it fits
+
+
+@pytest.mark.slow
 def test_a_checkpoint_for_which_there_is_no_room(tiny, tmp_path, monkeypatch, capfd):
     """With room the same command goes on; and no name of a run is taken for markup."""
     tiny.corpus(tmp_path / "texts")
@@ -90,6 +104,35 @@ def test_a_checkpoint_for_which_there_is_no_room(tiny, tmp_path, monkeypatch, ca
     monkeypatch.undo()
     assert main(command) == 0 == main(["report", f"{tmp_path}/run[/x]"])
     assert "run[/x]" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_its_metrics_and_says_so(tiny, tmp_path, capfd):
+    tiny.corpus(tmp_path / "texts")
+    given = [*tiny.arguments(tmp_path), "--config.steps=6", "--config.checkpoint.every=2"]
+    command = ["train", "--config=diloco", *given, f"--workdir={tmp_path}/run"]
+    assert main(command) == 0
+    newest = max((tmp_path / "run" / "checkpoints").iterdir(), key=lambda x: int(x.name))
+    shutil.rmtree(newest)  # of the end
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    capfd.readouterr()
+    assert main(command) == 0
+    assert f"{tmp_path}/run/metrics.jsonl lacks steps 1 to 4" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "newest, step, lacks",
+    [
+        (None, 4, "1 to 4"),
+        ({"step": 2}, 4, "3 to 4"),
+        ({"step": 4}, 4, None),
+        ({"step": 6}, 4, None),
+    ],
+)
+def test_steps_whose_metrics_were_deleted_are_named(newest, step, lacks):
+    said = missing(newest, step)
+    assert (said is None) == (lacks is None)
+    assert lacks is None or said.startswith(f"lacks steps {lacks}, which the checkpoint has")
 
 
 def test_a_disk_that_is_filled_meanwhile(tmp_path):
