@@ -1,5 +1,7 @@
 """IsoLoCo, restarted DiLoCo, SNOO and HeLoCo against NumPy, in the whole loop."""
 
+import dataclasses
+
 import numpy as np
 import oracle
 import pytest
@@ -19,7 +21,7 @@ from oracle import merging
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax import outer
+from lowcomm_jax import compression, outer
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.runtime.checks import job_problems
 from lowcomm_jax.sync.round_functions import OutlierGuard
@@ -205,6 +207,13 @@ def test_settings_that_cannot_work_are_refused_at_once():
     found = "\n".join(method.violations(3))
     for wrong in ("period=0", "speeds: 2 values", "weight=0.0", "enough=2.0", "turn=-1.0"):
         assert wrong in found
+    coded = lc.methods.isoloco(4, codec=compression.ef21(compression.make("topk", k=3)))
+    assert "merge: codec" in "\n".join(coded.violations(3))
+    ranked = lc.methods.dilocox(
+        4, {"name": "low_rank_int4", "least": 1.0}, 2, adaptive={"window": 1}
+    )
+    ranked = dataclasses.replace(ranked, merge=lc.merge.RadialDirectional())
+    assert "leave rank_energy" in "\n".join(ranked.violations(3))
     between_jobs = job_problems(lc.methods.heloco(4, (1.0, 0.5)), 2, OutlierGuard())
     assert [line for line in between_jobs if "a pace of their own" in line] == between_jobs
     with pytest.raises(ValueError, match=r"(?s)momentum=1.0.*every=0") as caught:
