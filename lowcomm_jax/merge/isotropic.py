@@ -5,7 +5,9 @@ $$\bar\Delta = U S V^\top \quad\longrightarrow\quad \operatorname{mean}(S)\, U V
 for matrices of two axes; vectors stay as they are. `mean(S)` is over the min(n, m) singular values.
 
 Of the source only the code was read, which treats every two-axis tensor so, embeddings and head
-included. A matrix that a region's devices share is gathered for its SVD.
+included. A matrix that a region's devices share is gathered for its SVD. Directions of singular
+value 0 get the mean, too, and rounding settles which they are: of a mean of low rank, two devices
+with different arithmetic make different directions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a method is: seven answers and one flag, nothing else.
+"""What a method is: a few answers and a flag, nothing else.
 
 `Method` is what a factory of this room returns and what an engine takes. It holds no code of its
 own but refusals: `violations` lists every setting that cannot work, with its fix.
