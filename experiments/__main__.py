@@ -29,6 +29,7 @@ COMMANDS = {  # the module of each, in the order in which they are shown
     "export": "trained.export",
     "compare": "compare.main",
     "sweep": "sweep.main",
+    "campaign": "campaign.main",
     "plan": "plan.main",
     "bench": "bench.main",
 }

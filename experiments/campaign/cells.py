@@ -1,0 +1,81 @@
+"""The runs of a campaign: a cell names one, gives its train config, its digest and its record."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.campaign.plan import Campaign
+from experiments.compare.plan import merged
+from experiments.workdir import identity
+
+# What does not change a run's numbers and may differ between machines.
+_PLACES = {"data": ("cache_dir",)}
+_DIGITS = 10  # of a digest in a file's name
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Cell:
+    """One run.
+
+    Attributes:
+      size, arm: names. rounds: of H steps. split: of the data over regions.
+      point: name of the learning rates, one of the arm's points.
+      tunes: whether it chooses learning rates and is never reported.
+    """
+
+    size: str
+    arm: str
+    rounds: int
+    regions: int
+    split: str
+    seed: int
+    point: str
+    tunes: bool = False
+
+    @property
+    def name(self) -> str:
+        """Short, and unlike that of every other cell of the campaign."""
+        kind = "tune-" if self.tunes else ""
+        scale = f"r{self.rounds:03}-m{self.regions:02}-{self.split}-s{self.seed}"
+        return f"{kind}{scale}-{self.point}"
+
+
+def fields_of(campaign: Campaign, cell: Cell) -> dict[str, Any]:
+    """The whole train config of a cell."""
+    arm, size = campaign.arms[cell.arm], campaign.sizes[cell.size]
+    steps = cell.rounds * campaign.period
+    every = 0 if cell.tunes else max(1, steps // campaign.evaluations)
+    mine = {
+        "seed": cell.seed,
+        "steps": steps,
+        "regions": cell.regions,
+        "batch": size.batch // cell.regions,
+        "method": {"period": campaign.period} if "period" in arm.base["method"] else {},
+        "data": {"sharding": cell.split},
+        "eval": {"every": every},
+        "log": {"every": max(1, steps // 4)},
+    }
+    found = arm.base
+    for changes in (campaign.common, size.fields, arm.changes, arm.points[cell.point], mine):
+        found = merged(found, changes)
+    return found
+
+
+def digest_of(fields: Mapping[str, Any]) -> str:
+    """Of all fields that decide numbers: equal on every machine, whatever the order of the keys."""
+    kept = identity(fields)
+    for section, names in _PLACES.items():
+        kept[section] = {k: v for k, v in kept[section].items() if k not in names}
+    text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def record_path(campaign: Campaign, cell: Cell, digest: str) -> Path:
+    """Where the record of a cell lies; a changed config gives another file."""
+    folder = campaign.records / cell.size / cell.arm
+    return folder / f"{cell.name}-{digest[:_DIGITS]}.json"

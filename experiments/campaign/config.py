@@ -1,0 +1,134 @@
+"""Every setting of a campaign, with its default.
+
+A file in configs/campaign/ calls `campaign(...)`; the command line overrides any field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+
+def campaign(**changes: Any) -> ConfigDict:
+    """The config of a campaign.
+
+    Args:
+      changes: any field, see below.
+    """
+    config = ConfigDict()
+    config.title = "Campaign"
+    config.records = (
+        "records/campaign"  # folder of one small file a run, kept under version control
+    )
+    config.common = {}  # fields of the train config that all runs share
+    config.period = 30  # H, inner steps a round, of every method that has one
+    config.evaluations = 6  # of a run that is reported, at equal distances
+    config.sizes = {}  # name -> `size(...)`, from the smallest
+    config.arms = {}  # name -> `arm(...)`: a method as it is compared
+    config.claims = {}  # name -> `claim(...)`
+    # Key -> `stage(...)`. Nothing of a stage runs before what stages in front of it still lack.
+    config.stages = {}
+    config.tuning = tuning(rungs=())
+    # Virtual time is that of links of this kind between all regions, at `step_seconds` a step.
+    config.link = {"bandwidth_gbps": 1.0, "delay_ms": 30.0}
+    config.step_seconds = 0.02
+    for key, value in changes.items():
+        config[key] = value
+    return config.lock()
+
+
+def size(params: float, batch: int, **fields: Any) -> dict[str, Any]:
+    """A model.
+
+    Args:
+      params: about how many parameters it has, for the estimate of hours.
+      batch: sequences a step of all regions together: every number of regions sees equal tokens.
+      fields: of the train config.
+    """
+    return {"params": params, "batch": batch, "set": fields}
+
+
+def arm(config: str, over: tuple[str, ...], **changes: Any) -> dict[str, Any]:
+    """A method as it is compared.
+
+    Args:
+      config: a file in configs/ or its bare name.
+      over: what is tuned, and its values, as in a sweep: "inner.learning_rate=1e-3,2e-3". All arms
+        have equally many points.
+      changes: fields of the train config.
+    """
+    return {"config": config, "over": tuple(over), "set": changes}
+
+
+def claim(
+    says: str,
+    source: str,
+    here: str,
+    there: str,
+    margin: float,
+    mind: str,
+    published: str = "",
+    stages: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a paper says of two arms: the final loss of `here` is at most (1 + margin) of `there`.
+
+    Args:
+      says: the claim in a sentence. source: arXiv id.
+      here, there: arms.
+      margin: relative. 0 = `here` is better; 0.01 = it loses at most one per cent.
+      mind: what would change our mind.
+      published: the paper's own figure.
+      stages: key of a stage -> fields that replace those of the stage for this claim; None in
+        place of the fields = no part in it.
+    """
+    return {
+        "says": says,
+        "source": source,
+        "here": here,
+        "there": there,
+        "margin": margin,
+        "mind": mind,
+        "published": published,
+        "stages": dict(stages or {}),
+    }
+
+
+def stage(
+    sizes: tuple[str, ...],
+    rounds: tuple[int, ...],
+    regions: tuple[int, ...],
+    splits: tuple[str, ...] = ("iid",),
+    seeds: tuple[int, ...] = (0, 1, 2),
+) -> dict[str, Any]:
+    """A ladder of scales: all combinations, each with all seeds.
+
+    Args:
+      sizes: names. rounds: outer rounds, of H inner steps each. regions: how many.
+      splits: of the data over regions, `data.sharding` of the train config.
+      seeds: that are reported.
+    """
+    fields = {"sizes": sizes, "rounds": rounds, "regions": regions, "splits": splits}
+    return {key: tuple(value) for key, value in {**fields, "seeds": seeds}.items()}
+
+
+def tuning(
+    rungs: tuple[tuple[int, int], ...],
+    regions: int = 4,
+    split: str = "iid",
+    seeds: tuple[int, ...] = (100,),
+) -> dict[str, Any]:
+    """Successive halving over each arm's points, anew for every size.
+
+    Args:
+      rungs: (rounds, points) each: so many of the best of the rung before train for so long.
+      regions, split: of the runs.
+      seeds: that are never reported; the mean of their losses counts.
+    """
+    return {
+        "rungs": tuple(tuple(rung) for rung in rungs),
+        "regions": regions,
+        "split": split,
+        "seeds": tuple(seeds),
+    }

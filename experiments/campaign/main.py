@@ -1,0 +1,146 @@
+"""Run a campaign: the claims of papers over a ladder of scales, unattended and resumable.
+
+    python -m experiments campaign --config=configs/campaign/scale.py --core_hours=8
+
+Every run leaves one small record in the campaign's folder of records, which is kept under version
+control; `results` makes tables, figures and a page of them. The same command goes on where the last
+one ended, on this machine or, with the records, on another. `--plan` prints what is left, in order,
+with its core-hours. `--shard=0/4` runs a quarter; other machines run the other quarters.
+`--core_hours` starts no run that would not fit. SIGTERM or Ctrl-C saves, with exit code 75.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from experiments import compile_cache
+from experiments.campaign.cells import Cell
+from experiments.campaign.estimate import Estimate
+from experiments.campaign.order import Step, ordered, runnable, shard_of
+from experiments.campaign.plan import TITLE, Campaign, plan
+from experiments.campaign.records import Ledger, code_version, read, write
+from experiments.campaign.run import train_cell
+from experiments.campaign.show import excluded_lines, left_table, line_of
+from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.compare.runs import terminations_interrupt
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+
+DEFAULT = "configs/campaign/scale.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What one call of the command may do; `core_hours`: None = no limit."""
+
+    workdir: Path
+    shard: int = 0
+    shards: int = 1
+    core_hours: float | None = None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what is missing, as far as the budget goes; returns the exit code."""
+    path, overrides, others = split_config(argv)
+    flags = Flags()
+    flags.text("workdir", "runs/campaign", "where runs in progress lie")
+    flags.text("shard", "0/1", "i/n: run every n-th part, from 0")
+    flags.real("core_hours", None, "start no run that would not fit (default: no limit)")
+    flags.text("compile_cache", None, "folder of compiled programs, or off")
+    flags.switch("plan", "print what is left and its core-hours; run nothing")
+    flags.switch("retry", "run again what failed")
+    values = flags.values
+    rest = parse_flags("campaign", others, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    config, problems = load_config(path or DEFAULT, overrides)
+    problems += [f"unexpected argument {argument!r}" for argument in rest]
+    shard, shards, found = parse_shard(values.shard)
+    problems += found
+    if values.core_hours is not None and not values.core_hours > 0:
+        problems.append(f"--core_hours={values.core_hours}: must be positive")
+    if problems:
+        raise RefusedError(problems, TITLE)
+    campaign = plan(config)
+    ledger = read(campaign)
+    if values.retry:
+        ledger.forget_failures()
+    console = Console(highlight=False, soft_wrap=True)
+    options = Options(Path(values.workdir), shard, shards, values.core_hours)
+    if values.plan:
+        show_plan(campaign, ledger, options, console)
+        return 0
+    compile_cache.enable(values.compile_cache)
+    with terminations_interrupt():
+        try:
+            complete = run(campaign, ledger, options, console)
+        except KeyboardInterrupt:
+            complete = False
+    if not complete:
+        console.print("interrupted; run the same command to continue")
+        return EXIT_INTERRUPTED
+    show_plan(campaign, ledger, options, console)
+    return 0
+
+
+def parse_shard(text: str) -> tuple[int, int, list[str]]:
+    """Read `i/n`; returns (i, n, problems)."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found or not int(found[1]) < int(found[2]):
+        return 0, 1, [f"--shard={text}: write i/n with 0 <= i < n, e.g. 0/4"]
+    return int(found[1]), int(found[2]), []
+
+
+def run(campaign: Campaign, ledger: Ledger, options: Options, console: Console) -> bool:
+    """Train cell after cell; returns False when a signal ended it."""
+    code_version()  # of the code that is running
+    estimate = Estimate(campaign, ledger.found.values())
+    spent = 0.0
+    while True:
+        cell = _next(campaign, ledger, estimate, options, spent)
+        if cell is None:
+            return True
+        record = train_cell(campaign, cell, options.workdir)
+        if record is None:
+            return False
+        file = write(campaign, cell, record)
+        ledger.add(file.name, record)
+        estimate.learn(record)
+        spent += record["core_seconds"]
+        console.print(line_of(cell, record, spent, options.core_hours))
+        jax.clear_caches()  # hundreds of programs would fill the memory
+
+
+def _next(
+    campaign: Campaign, ledger: Ledger, estimate: Estimate, options: Options, spent: float
+) -> Cell | None:
+    """The first cell in order that is this shard's and fits what is left of the budget."""
+    left = float("inf") if options.core_hours is None else 3600 * options.core_hours - spent
+    for step in ordered(campaign, ledger, estimate.seconds):
+        for cell in runnable(campaign, ledger, step):
+            mine = shard_of(campaign, cell, options.shards) == options.shard
+            if mine and estimate.seconds(cell) <= left:
+                return cell
+    return None
+
+
+def show_plan(campaign: Campaign, ledger: Ledger, options: Options, console: Console) -> None:
+    """Print what is left in order, its core-hours, and the records that do not count."""
+    estimate = Estimate(campaign, ledger.found.values())
+    steps: list[Step] = list(ordered(campaign, ledger, estimate.seconds))
+    console.print(left_table(campaign, steps, estimate.seconds, options.shard, options.shards))
+    reported = sum(not cell.tunes for cell in ledger.found)
+    tuned = len(ledger.found) - reported
+    hours = sum(record["core_seconds"] for record in ledger.found.values()) / 3600
+    console.print(
+        f"{reported} cells and {tuned} runs of the tuning are recorded in {campaign.records}: "
+        f"{hours:.2f} core-hours"
+    )
+    for line in excluded_lines(ledger):
+        console.print(line)

@@ -1,0 +1,129 @@
+"""What a campaign runs next: the cells that bring the next verdict for the fewest core-hours.
+
+A step is all that one claim still lacks at one rung: its seeds of both arms, and the tuning of
+these arms at that size. Stages come one after another. Within a stage the cheapest step is first.
+Cells that claims share run once, so a step makes others cheaper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from experiments.campaign import tuning
+from experiments.campaign.cells import Cell
+from experiments.campaign.estimate import Seconds
+from experiments.campaign.plan import Campaign, Claim, Rung
+from experiments.campaign.records import Ledger
+
+UNKNOWN = ""  # the point of a cell whose arm is not tuned yet
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What one claim lacks at one rung.
+
+    Attributes:
+      tunes: cells that settle learning rates; of later rungs with any points.
+      cells: that are reported; their point is `UNKNOWN` while their arm is not tuned.
+      seconds: core-seconds of both.
+    """
+
+    stage: str
+    claim: str
+    rung: Rung
+    tunes: tuple[Cell, ...]
+    cells: tuple[Cell, ...]
+    seconds: float
+
+
+class Points:
+    """The settled learning rates of every (arm, size); looked up once."""
+
+    def __init__(self, campaign: Campaign, ledger: Ledger):
+        self._campaign, self._ledger = campaign, ledger
+        self._known: dict[tuple[str, str], str] = {}
+        self.hopeless: dict[tuple[str, str], str] = {}
+
+    def of(self, arm: str, size: str) -> str:
+        """The point's name, `UNKNOWN` if tuning is not complete or found none (`hopeless`)."""
+        key = arm, size
+        if self._known.get(key, UNKNOWN) == UNKNOWN and key not in self.hopeless:
+            try:
+                found = tuning.settled(self._campaign, self._ledger, arm, size)
+                self._known[key] = UNKNOWN if found is None else found
+            except ValueError as error:
+                self.hopeless[key] = str(error)
+        return self._known.get(key, UNKNOWN)
+
+
+def cells_of(claim: Claim, rung: Rung, seeds: tuple[int, ...], points: Points) -> list[Cell]:
+    """The cells behind a claim at a rung, a seed after the other."""
+    return [
+        Cell(
+            rung.size,
+            arm,
+            rung.rounds,
+            rung.regions,
+            rung.split,
+            seed,
+            points.of(arm, rung.size),
+        )
+        for seed in seeds
+        for arm in (claim.here, claim.there)
+    ]
+
+
+def ordered(campaign: Campaign, ledger: Ledger, seconds: Seconds) -> Iterator[Step]:
+    """Steps in the order in which they should run, each with what the steps before it leave."""
+    points, planned = Points(campaign, ledger), set()
+    for stage in campaign.stages:
+        waiting = [
+            (claim, rung, seeds)
+            for claim in campaign.claims.values()
+            for rung, seeds in claim.stages.get(stage, ())
+        ]
+        while waiting:
+            steps = [_step(campaign, ledger, points, planned, seconds, stage, *w) for w in waiting]
+            waiting = [w for w, step in zip(waiting, steps) if step is not None]
+            steps = [step for step in steps if step is not None]
+            if not steps:
+                break
+            best = min(range(len(steps)), key=lambda i: steps[i].seconds)
+            planned |= {*steps[best].tunes, *steps[best].cells}
+            del waiting[best]
+            yield steps[best]
+
+
+def _step(campaign, ledger, points, planned, seconds, stage, claim, rung, seeds) -> Step | None:
+    """What a claim lacks at a rung beside what is `planned`; None where nothing is left."""
+    tunes, arms = [], dict.fromkeys((claim.here, claim.there))
+    if any((arm, rung.size) in points.hopeless for arm in arms):
+        return None
+    for arm in arms:
+        if points.of(arm, rung.size) == UNKNOWN:
+            tunes += tuning.left(campaign, ledger, arm, rung.size)
+    cells = cells_of(claim, rung, seeds, points)
+    cells = [c for c in cells if c not in planned and (c.point == UNKNOWN or not ledger.done(c))]
+    tunes = [c for c in tunes if c not in planned]
+    if not cells and not tunes:
+        return None
+    total = sum(map(seconds, (*tunes, *cells)))
+    return Step(stage, claim.name, rung, tuple(tunes), tuple(dict.fromkeys(cells)), total)
+
+
+def runnable(campaign: Campaign, ledger: Ledger, step: Step) -> Iterator[Cell]:
+    """The cells of a step that can run now; those of untuned arms follow once they are tuned."""
+    for arm, size in dict.fromkeys((cell.arm, cell.size) for cell in step.tunes):
+        yield from tuning.missing(campaign, ledger, arm, size)
+    yield from (cell for cell in step.cells if cell.point != UNKNOWN)
+
+
+def shard_of(campaign: Campaign, cell: Cell, shards: int) -> int:
+    """Which of `shards` machines runs a cell.
+
+    A machine takes whole (size, arm) pairs, because learning rates must be known before a cell is
+    reported. Those of a size are dealt in turn.
+    """
+    pairs = [(size, arm) for size in campaign.sizes for arm in campaign.arms]
+    return pairs.index((cell.size, cell.arm)) % shards

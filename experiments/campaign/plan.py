@@ -1,0 +1,278 @@
+"""Check a campaign's config and name what it consists of; nothing is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.cli import RefusedError, closest, load_config, problems_of
+from experiments.config import plain
+from experiments.sweep.space import points
+from lowcomm_jax.data.config import SHARDINGS
+from lowcomm_jax.network import Network, parse
+
+TITLE = "cannot run the campaign"
+LEAST_SEEDS = 3  # of a verdict
+_NAME = re.compile(r"\w+")
+_LISTS = ("sizes", "rounds", "regions", "splits", "seeds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """A method as it is compared; `points`: name -> the learning rates that it may get."""
+
+    name: str
+    base: dict[str, Any]
+    changes: dict[str, Any]
+    points: dict[str, dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A model; see `config.size`."""
+
+    name: str
+    params: float
+    batch: int
+    fields: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """Successive halving; see `config.tuning`."""
+
+    rungs: tuple[tuple[int, int], ...]
+    regions: int
+    split: str
+    seeds: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """One scale at which a claim is looked at."""
+
+    size: str
+    rounds: int
+    regions: int
+    split: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a paper says of two arms; see `config.claim`.
+
+    Attributes:
+      stages: stage -> its rungs, each with the seeds that stage asks for.
+    """
+
+    name: str
+    says: str
+    source: str
+    here: str
+    there: str
+    margin: float
+    mind: str
+    published: str
+    stages: dict[str, tuple[tuple[Rung, tuple[int, ...]], ...]]
+
+    def rungs(self) -> dict[Rung, tuple[int, ...]]:
+        """Every rung of any stage with all its seeds."""
+        found: dict[Rung, tuple[int, ...]] = {}
+        for rungs in self.stages.values():
+            for rung, seeds in rungs:
+                found[rung] = tuple(dict.fromkeys((*found.get(rung, ()), *seeds)))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Campaign:
+    """A checked campaign.
+
+    Attributes:
+      sizes: in their order, from the smallest.
+      link, step_seconds: of the virtual network of any number of regions (`network`).
+    """
+
+    title: str
+    records: Path
+    period: int
+    evaluations: int
+    common: dict[str, Any]
+    sizes: dict[str, Size]
+    arms: dict[str, Arm]
+    claims: dict[str, Claim]
+    stages: tuple[str, ...]
+    tuning: Tuning
+    link: dict[str, float]
+    step_seconds: float
+
+    def network(self, regions: int) -> Network:
+        """Links of one kind between all regions."""
+        return parse({"name": f"{regions} regions", "regions": regions, **self.link})
+
+
+def plan(config: Any) -> Campaign:
+    """Check a campaign.
+
+    Args:
+      config: made by `config.campaign`.
+
+    Raises:
+      RefusedError: every violation.
+    """
+    fields = plain(config)
+    problems = _number_problems(fields) + _name_problems(fields)
+    order = list(config.sizes)
+    arms = {}
+    for name, entry in fields["arms"].items():
+        arms[name], found = _arm(name, entry)
+        problems += found
+    problems += _tuning_problems(fields, {n: arm for n, arm in arms.items() if arm is not None})
+    claims = {}
+    for name, entry in fields["claims"].items():
+        claims[name], found = _claim(name, entry, fields)
+        problems += found
+    if problems:
+        raise RefusedError(problems, TITLE)
+    sizes = {n: Size(n, s["params"], s["batch"], s["set"]) for n, s in fields["sizes"].items()}
+    return Campaign(
+        title=fields["title"],
+        records=Path(fields["records"]),
+        period=fields["period"],
+        evaluations=fields["evaluations"],
+        common=fields["common"],
+        sizes=dict(sorted(sizes.items(), key=lambda item: item[1].params)),
+        arms=arms,
+        claims=claims,
+        stages=tuple(sorted(fields["stages"])),
+        tuning=_tuning(fields["tuning"]),
+        link=fields["link"],
+        step_seconds=fields["step_seconds"],
+    )
+
+
+def _tuning(given: Mapping[str, Any]) -> Tuning:
+    rungs = tuple((rounds, kept) for rounds, kept in given["rungs"])
+    return Tuning(rungs, given["regions"], given["split"], tuple(given["seeds"]))
+
+
+def _arm(name: str, entry: Mapping[str, Any]) -> tuple[Arm | None, list[str]]:
+    try:
+        loaded, _ = load_config(entry["config"], [])
+    except RefusedError as error:
+        return None, [f"arms.{name}: {line}" for line in error.problems]
+    found, problems = problems_of(lambda: points(loaded, entry["over"], None, 0))
+    if problems:
+        return None, [f"arms.{name}: {line}" for line in problems]
+    return Arm(name, plain(loaded), entry["set"], found), []
+
+
+def _claim(
+    name: str, entry: Mapping[str, Any], fields: Mapping[str, Any]
+) -> tuple[Claim | None, list[str]]:
+    arms, stages, problems = list(fields["arms"]), {}, []
+    for side in ("here", "there"):
+        if entry[side] not in arms:
+            hint = closest(str(entry[side]), arms)
+            problems.append(f"claims.{name}.{side}: {entry[side]!r} is no arm{hint}")
+    unknown = sorted(set(entry["stages"]) - set(fields["stages"]))
+    hint = closest("", list(fields["stages"]))
+    problems += [f"claims.{name}.stages: {key!r} is no stage{hint}" for key in unknown]
+    for key in sorted(fields["stages"]):
+        changes = entry["stages"].get(key, {})
+        if changes is None:
+            continue
+        whole = {**fields["stages"][key], **changes}
+        found = _stage_problems(whole, fields)
+        problems += [f"claims.{name}.stages.{key}: {line}" for line in found]
+        if not found:
+            stages[key] = tuple((rung, tuple(whole["seeds"])) for rung in _rungs(whole))
+    if problems:
+        return None, problems
+    words = {k: entry[k] for k in ("says", "source", "here", "there", "mind", "published")}
+    return Claim(name, margin=float(entry["margin"]), stages=stages, **words), []
+
+
+def _rungs(stage: Mapping[str, Any]) -> Iterator[Rung]:
+    axes = (stage[key] for key in ("sizes", "rounds", "regions", "splits"))
+    return (Rung(*values) for values in itertools.product(*axes))
+
+
+# -- what is wrong ---------------------------------------------------------------------------------
+
+
+def _number_problems(fields: Mapping[str, Any]) -> list[str]:
+    found = []
+    for key in ("period", "evaluations", "step_seconds"):
+        if not fields[key] > 0:
+            found.append(f"{key}={fields[key]}: must be positive")
+    for name, entry in fields["sizes"].items():
+        for key in ("params", "batch"):
+            if not entry[key] > 0:
+                found.append(f"sizes.{name}.{key}={entry[key]}: must be positive")
+    for kind in ("sizes", "arms", "claims", "stages"):
+        if not fields[kind]:
+            found.append(f"{kind}: none is given; name at least one")
+    return found
+
+
+def _name_problems(fields: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{kind}: {name!r} is no folder name; use letters, digits and _"
+        for kind in ("sizes", "arms")
+        for name in fields[kind]
+        if not _NAME.fullmatch(name)
+    ]
+
+
+def _stage_problems(stage: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
+    unknown = sorted(set(stage) - set(_LISTS))
+    found = [f"{key!r} is no field{closest(key, _LISTS)}" for key in unknown]
+    sizes = list(fields["sizes"])
+    found += [
+        f"sizes: {name!r} is unknown{closest(str(name), sizes)}"
+        for name in stage["sizes"]
+        if name not in sizes
+    ]
+    found += [
+        f"splits: {name!r} is unknown{closest(str(name), SHARDINGS)}"
+        for name in stage["splits"]
+        if name not in SHARDINGS
+    ]
+    found += [f"rounds: {count}: at least 1" for count in stage["rounds"] if count < 1]
+    for regions in stage["regions"]:
+        uneven = [n for n in stage["sizes"] if n in sizes and fields["sizes"][n]["batch"] % regions]
+        if uneven:
+            found.append(f"regions: {regions} do not divide the batch of {', '.join(uneven)}")
+    seeds = stage["seeds"]
+    if len(set(seeds)) < LEAST_SEEDS:
+        found.append(f"seeds: {tuple(seeds)}: a verdict needs at least {LEAST_SEEDS}")
+    both = sorted(set(seeds) & set(fields["tuning"]["seeds"]))
+    if both:
+        found.append(f"seeds: {both} tune learning rates, so they cannot be reported")
+    return found
+
+
+def _tuning_problems(fields: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
+    given, found = fields["tuning"], []
+    counts = {name: len(arm.points) for name, arm in arms.items()}
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items())
+        found.append(f"arms: budgets differ, give all equally many points ({shown})")
+    rungs = given["rungs"]
+    if not rungs or not given["seeds"]:
+        return [*found, "tuning: give at least one rung and one seed"]
+    kept = [count for _, count in rungs]
+    if counts and kept[0] != max(counts.values()):
+        found.append(f"tuning.rungs: the first takes {kept[0]} points, the arms have {counts}")
+    if any(later >= earlier for earlier, later in itertools.pairwise(kept)) or kept[-1] < 1:
+        found.append(f"tuning.rungs: points must become fewer from rung to rung, not {kept}")
+    if any(rounds < 1 for rounds, _ in rungs):
+        found.append("tuning.rungs: at least 1 round")
+    if given["split"] not in SHARDINGS:
+        found.append(f"tuning.split: {given['split']!r} is unknown{closest('', SHARDINGS)}")
+    return found

@@ -1,0 +1,84 @@
+"""Learning rates of an arm at a size: successive halving (arXiv 1502.07943) on seeds of their own.
+
+All points of the arm train for the rounds of the first rung. The best of them, by the mean final
+loss over the tuning seeds, train from the start for the rounds of the next one, and so on. The best
+of the last rung is used for every cell that is reported. A failed run counts as an infinite loss.
+
+Differs from the paper: survivors start anew, because a learning-rate schedule has the length of its
+run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.campaign.cells import Cell
+from experiments.campaign.plan import Campaign
+from experiments.campaign.records import Ledger
+
+
+def rungs(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> list[list[Cell]]:
+    """The cells of every rung that is known: the last of them may be incomplete."""
+    alive, found = list(campaign.arms[arm].points), []
+    for rounds, kept in campaign.tuning.rungs:
+        found.append(cells(campaign, arm, size, alive[:kept], rounds))
+        if not all(ledger.done(cell) for cell in found[-1]):
+            break
+        alive = _ranked(campaign, ledger, found[-1])
+    return found
+
+
+def cells(
+    campaign: Campaign, arm: str, size: str, points: Sequence[str], rounds: int
+) -> list[Cell]:
+    """The runs of some points at a rung."""
+    how = campaign.tuning
+    return [
+        Cell(size, arm, rounds, how.regions, how.split, seed, point, tunes=True)
+        for point in points
+        for seed in how.seeds
+    ]
+
+
+def missing(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> list[Cell]:
+    """The cells that can run now; empty once the rates are settled."""
+    return [c for rung in rungs(campaign, ledger, arm, size) for c in rung if not ledger.done(c)]
+
+
+def settled(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> str | None:
+    """The best point; None while runs are missing.
+
+    Raises:
+      ValueError: no point of the last rung has a finite loss.
+    """
+    known = rungs(campaign, ledger, arm, size)
+    if len(known) < len(campaign.tuning.rungs) or missing(campaign, ledger, arm, size):
+        return None
+    best = _ranked(campaign, ledger, known[-1])[0]
+    if not math.isfinite(_mean_loss(ledger, [c for c in known[-1] if c.point == best])):
+        raise ValueError(f"{arm} at {size}: no learning rates of its grid train it; widen the grid")
+    return best
+
+
+def left(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> list[Cell]:
+    """What has to run until the rates are settled; of later rungs with any points."""
+    known = rungs(campaign, ledger, arm, size)
+    found = [cell for rung in known for cell in rung if not ledger.done(cell)]
+    for rounds, kept in campaign.tuning.rungs[len(known) :]:
+        found += cells(campaign, arm, size, list(campaign.arms[arm].points)[:kept], rounds)
+    return found
+
+
+def _ranked(campaign: Campaign, ledger: Ledger, rung: Sequence[Cell]) -> list[str]:
+    """Points of a complete rung, the best first; equal ones in the order of the grid."""
+    names = list(dict.fromkeys(cell.point for cell in rung))
+    order = list(campaign.arms[rung[0].arm].points)
+    losses = {n: _mean_loss(ledger, [c for c in rung if c.point == n]) for n in names}
+    return sorted(names, key=lambda name: (losses[name], order.index(name)))
+
+
+def _mean_loss(ledger: Ledger, runs: Sequence[Cell]) -> float:
+    return float(np.mean([ledger.loss(cell) for cell in runs]))
