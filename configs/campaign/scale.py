@@ -5,9 +5,9 @@
     python -m experiments results                # table, figures and docs/evidence.md
 
 Every method gets the same tokens: a batch of a size is shared by its regions. H = 30 for all. Inner
-and outer learning rates are tuned for each method and size by successive halving over six points,
-with equal budgets, on a seed that is never reported: all six for 8 rounds, the best two for 24, in
-four regions, i.i.d. data. A method without an outer rate gets six inner ones. Momenta are those of
+and outer learning rates are tuned for each method and size by successive halving over four points,
+with equal budgets, on a seed that is never reported: all four for 8 rounds, the best two for 24, in
+four regions, i.i.d. data. A method without an outer rate gets four inner ones. Momenta are those of
 the papers.
 
 Stages, each finished before the next:
@@ -26,8 +26,8 @@ from ml_collections import ConfigDict
 
 from experiments.campaign.config import arm, campaign, claim, size, stage, tuning
 
-_INNER = "inner.learning_rate=2e-3,4e-3,8e-3"
-_INNER_ALONE = "inner.learning_rate=5e-4,1e-3,2e-3,4e-3,8e-3,1.6e-2"
+_INNER = "inner.learning_rate=3e-3,9e-3"
+_INNER_ALONE = "inner.learning_rate=1e-3,3e-3,9e-3,2.7e-2"
 _OUTER = "method.outer.learning_rate=0.4,0.8"
 _OUTER_LATE = "method.outer.learning_rate=0.2,0.4"  # what comes a round late bears less
 _FRAGMENTS = {"fragments": 3, "overlap": 5}
@@ -53,7 +53,7 @@ def get_config() -> ConfigDict:
             "4_ladder": stage(("180k", "700k", "2600k"), (24, 96, 384), (2, 4, 8)),
             "5_accelerator": stage(("10m", "35m", "150m"), (96, 384), (2, 4, 8)),
         },
-        tuning=tuning(rungs=((8, 6), (24, 2)), regions=4, seeds=(100,)),
+        tuning=tuning(rungs=((8, 4), (24, 2)), regions=4, seeds=(100,)),
     )
 
 
@@ -78,7 +78,7 @@ def sizes() -> dict:
 
 
 def arms() -> dict:
-    """The methods, each with six points."""
+    """The methods, each with four points."""
     momentum = {"outer": {"momentum": 0.9}}
     return {
         "ddp": arm("ddp", (_INNER_ALONE,)),

@@ -1,7 +1,7 @@
 """`python -m experiments campaign`: the runs behind the claims of papers, as a function of scale.
 
 In: a campaign's config (`config.py`): methods, sizes, the ladder of scales, claims.
-Out: one small record a run in the campaign's folder of records, from which `results` makes its page.
+Out: one small record a run in the campaign's folder of records; `results` makes its page of them.
 `plan` checks the config; `cells` names the runs and their records; `tuning` chooses learning rates
 on seeds of their own; `order` says what runs next; `estimate` what that costs; `run` trains one.
 Open `main.py` first.

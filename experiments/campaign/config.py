@@ -19,9 +19,7 @@ def campaign(**changes: Any) -> ConfigDict:
     """
     config = ConfigDict()
     config.title = "Campaign"
-    config.records = (
-        "records/campaign"  # folder of one small file a run, kept under version control
-    )
+    config.records = "records/campaign"  # folder of one small file a run, to be committed
     config.common = {}  # fields of the train config that all runs share
     config.period = 30  # H, inner steps a round, of every method that has one
     config.evaluations = 6  # of a run that is reported, at equal distances

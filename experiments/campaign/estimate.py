@@ -16,31 +16,30 @@ _FLOPS_A_PARAMETER = 6.0  # and token: forward and backward
 
 
 class Estimate:
-    """Core-seconds by cell.
+    """Core-seconds by cell: set-up, and a pace times the FLOPs of the run.
 
-    The guess is set-up and 6 FLOPs a parameter and token at a pace of one core. It is scaled by the
-    median ratio of what runs took: those of the same arm and size, else of the size, else all.
+    Both come from what runs took: those of the same arm and size, else of the size, else of all.
+    Runs of one length alone tell the set-up, and the pace stays the guess of one core.
     """
 
     def __init__(self, campaign: Campaign, records: Iterable[Mapping[str, Any]] = ()):
         self._campaign = campaign
-        self._ratios: dict[tuple[str, ...], list[float]] = {}
+        self._seen: dict[tuple[str, ...], list[tuple[float, float]]] = {}
         for record in records:
             self.learn(record)
 
     def learn(self, record: Mapping[str, Any]) -> None:
         """Take the time of a run into account."""
         cell = Cell(**record["cell"])
-        ratio = record["core_seconds"] / self._guess(cell)
         for key in self._keys(cell):
-            self._ratios.setdefault(key, []).append(ratio)
+            seen = self._seen.setdefault(key, [])
+            seen.append((self._work(cell), record["core_seconds"]))
 
     def seconds(self, cell: Cell) -> float:
         """Core-seconds that the cell will take."""
-        for key in self._keys(cell):
-            if key in self._ratios:
-                return self._guess(cell) * float(np.median(self._ratios[key]))
-        return self._guess(cell)
+        seen = next((self._seen[key] for key in self._keys(cell) if key in self._seen), [])
+        setup, pace = _line(seen)
+        return setup + pace * self._work(cell)
 
     def total(self, cells: Iterable[Cell]) -> float:
         return sum(map(self.seconds, cells))
@@ -49,11 +48,24 @@ class Estimate:
     def _keys(cell: Cell) -> tuple[tuple[str, ...], ...]:
         return (cell.size, cell.arm), (cell.size,), ()
 
-    def _guess(self, cell: Cell) -> float:
+    def _work(self, cell: Cell) -> float:
+        """FLOPs of the training."""
         campaign, size = self._campaign, self._campaign.sizes[cell.size]
-        seq_len = {**campaign.common, **size.fields}.get("data", {}).get("seq_len", 128)
+        seq_len = {**campaign.common.get("data", {}), **size.fields.get("data", {})}["seq_len"]
         tokens = cell.rounds * campaign.period * size.batch * seq_len
-        return _SETUP_SECONDS + tokens * size.params * _FLOPS_A_PARAMETER / _FLOPS_A_SECOND
+        return tokens * size.params * _FLOPS_A_PARAMETER
+
+
+def _line(seen: list[tuple[float, float]]) -> tuple[float, float]:
+    """Set-up in seconds and seconds a FLOP that fit best; neither is negative."""
+    guess = 1 / _FLOPS_A_SECOND
+    if not seen:
+        return _SETUP_SECONDS, guess
+    work, seconds = np.array(seen).T
+    pace = guess
+    if len(set(work)) > 1:
+        pace = max(0.0, float(np.polyfit(work, seconds, 1)[0]))
+    return max(0.0, float(np.mean(seconds - pace * work))), pace
 
 
 Seconds = Callable[[Cell], float]

@@ -126,7 +126,6 @@ def plan(config: Any) -> Campaign:
     """
     fields = plain(config)
     problems = _number_problems(fields) + _name_problems(fields)
-    order = list(config.sizes)
     arms = {}
     for name, entry in fields["arms"].items():
         arms[name], found = _arm(name, entry)
