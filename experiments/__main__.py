@@ -30,6 +30,7 @@ COMMANDS = {  # the module of each, in the order in which they are shown
     "compare": "compare.main",
     "sweep": "sweep.main",
     "campaign": "campaign.main",
+    "results": "results.main",
     "plan": "plan.main",
     "bench": "bench.main",
 }

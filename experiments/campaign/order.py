@@ -8,6 +8,7 @@ Cells that claims share run once, so a step makes others cheaper.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 from experiments.campaign import tuning
@@ -76,40 +77,41 @@ def cells_of(claim: Claim, rung: Rung, seeds: tuple[int, ...], points: Points) -
 
 def ordered(campaign: Campaign, ledger: Ledger, seconds: Seconds) -> Iterator[Step]:
     """Steps in the order in which they should run, each with what the steps before it leave."""
-    points, planned = Points(campaign, ledger), set()
+    points, tunes, planned = Points(campaign, ledger), {}, set()
+    price = functools.cache(seconds)
     for stage in campaign.stages:
-        waiting = [
-            (claim, rung, seeds)
-            for claim in campaign.claims.values()
-            for rung, seeds in claim.stages.get(stage, ())
-        ]
-        while waiting:
-            steps = [_step(campaign, ledger, points, planned, seconds, stage, *w) for w in waiting]
-            waiting = [w for w, step in zip(waiting, steps) if step is not None]
-            steps = [step for step in steps if step is not None]
-            if not steps:
+        waiting = []
+        for claim in campaign.claims.values():
+            for rung, seeds in claim.stages.get(stage, ()):
+                lacks = _lacking(campaign, ledger, points, tunes, claim, rung, seeds)
+                waiting.append((claim.name, rung, lacks))
+        while True:
+            left = [
+                (*of, [cell for cell in lacks if cell not in planned]) for *of, lacks in waiting
+            ]
+            waiting = [one for one in left if one[2]]
+            if not waiting:
                 break
-            best = min(range(len(steps)), key=lambda i: steps[i].seconds)
-            planned |= {*steps[best].tunes, *steps[best].cells}
-            del waiting[best]
-            yield steps[best]
+            best = min(waiting, key=lambda one: sum(map(price, one[2])))
+            name, rung, cells = best
+            planned |= set(cells)
+            parts = ([cell for cell in cells if cell.tunes is kind] for kind in (True, False))
+            yield Step(stage, name, rung, *map(tuple, parts), sum(map(price, cells)))
 
 
-def _step(campaign, ledger, points, planned, seconds, stage, claim, rung, seeds) -> Step | None:
-    """What a claim lacks at a rung beside what is `planned`; None where nothing is left."""
-    tunes, arms = [], dict.fromkeys((claim.here, claim.there))
-    if any((arm, rung.size) in points.hopeless for arm in arms):
-        return None
-    for arm in arms:
-        if points.of(arm, rung.size) == UNKNOWN:
-            tunes += tuning.left(campaign, ledger, arm, rung.size)
+def _lacking(campaign, ledger, points, tunes, claim: Claim, rung: Rung, seeds) -> list[Cell]:
+    """All that a claim lacks at a rung, each cell once; `tunes` keeps what arms lack."""
+    found = []
+    for arm in dict.fromkeys((claim.here, claim.there)):
+        key = arm, rung.size
+        if points.of(*key) == UNKNOWN and key not in tunes:
+            tunes[key] = tuning.left(campaign, ledger, *key)
+        if key in points.hopeless:
+            return []
+        found += tunes.get(key, [])
     cells = cells_of(claim, rung, seeds, points)
-    cells = [c for c in cells if c not in planned and (c.point == UNKNOWN or not ledger.done(c))]
-    tunes = [c for c in tunes if c not in planned]
-    if not cells and not tunes:
-        return None
-    total = sum(map(seconds, (*tunes, *cells)))
-    return Step(stage, claim.name, rung, tuple(tunes), tuple(dict.fromkeys(cells)), total)
+    found += [cell for cell in cells if cell.point == UNKNOWN or not ledger.done(cell)]
+    return list(dict.fromkeys(found))
 
 
 def runnable(campaign: Campaign, ledger: Ledger, step: Step) -> Iterator[Cell]:

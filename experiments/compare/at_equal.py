@@ -50,7 +50,7 @@ def at_equal(
             continue
         budget = min(x[-1] for of_seeds in curves.values() for x, _ in of_seeds)
         losses = {
-            name: float(np.mean([_loss_at(budget, *curve) for curve in of_seeds]))
+            name: float(np.mean([loss_at(budget, *curve) for curve in of_seeds]))
             for name, of_seeds in curves.items()
         }
         found.append({"of": of, "network": network, "budget": budget, "losses": losses})
@@ -88,8 +88,11 @@ def _curve(run: RunLog, x: Sequence[float]) -> tuple[list[float], list[float]]:
     return list(x), [record["anchor"] for record in run.evals]
 
 
-def _loss_at(budget: float, x: Sequence[float], loss: Sequence[float]) -> float:
-    """Where nothing is spent between two evaluations, the later one holds."""
+def loss_at(budget: float, x: Sequence[float], loss: Sequence[float]) -> float:
+    """The loss at a budget, from those at `x` on a straight line.
+
+    Where nothing is spent between two evaluations, the later one holds.
+    """
     last = max(i for i, spent in enumerate(x) if spent <= budget)
     if last + 1 == len(x):
         return loss[last]

@@ -1,0 +1,166 @@
+"""What each claim's records say at each rung: paired differences, their tests, and their price."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.campaign.cells import Cell
+from experiments.campaign.order import UNKNOWN, Points, cells_of
+from experiments.campaign.plan import LEAST_SEEDS, Campaign, Claim, Rung
+from experiments.campaign.records import CURVE, Ledger
+from experiments.compare.at_equal import loss_at
+from experiments.compare.stats import against_margin, effect_size, holm
+
+SURE = 0.05  # a p-value after the correction below which a rung counts
+SEEN, OPPOSITE, OPEN = "seen", "opposite", "open"
+
+Record = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """A claim at a rung.
+
+    Attributes:
+      differences: seed -> loss of `here` over that of `there`, less 1.
+      losses: mean final loss of (here, there) over these seeds, nats per token.
+      half: of the 95 % interval of the mean; p: two-sided against the claim's margin; adjusted: the
+        same, corrected over all rungs of all claims (Holm). None with fewer seeds than a verdict
+        needs.
+      size_of_effect: Hedges' g of the differences.
+      bytes, seconds: sent by a region of `here` over that of `there`; virtual time likewise. None
+        where `there` has none.
+      fewer_bytes: of `here` than AllReduce sends.
+      at_equal_bytes, at_equal_time: difference where both had spent as much as the cheaper one,
+        the mean over seeds; None where that is before the first evaluation of either.
+      lacking: seeds that the campaign asks for and that are not recorded yet.
+      failed: seeds of which a run failed.
+    """
+
+    claim: str
+    rung: Rung
+    margin: float
+    differences: dict[int, float]
+    losses: tuple[float, float]
+    half: float | None
+    p: float | None
+    adjusted: float | None
+    size_of_effect: float | None
+    bytes: float | None
+    seconds: float | None
+    fewer_bytes: float | None
+    at_equal_bytes: float | None
+    at_equal_time: float | None
+    lacking: int
+    failed: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(list(self.differences.values())))
+
+    @property
+    def status(self) -> str:
+        """`seen`: below the margin; `opposite`: above it; `open`: neither is shown."""
+        if self.adjusted is None or self.adjusted >= SURE:
+            return OPEN
+        return SEEN if self.mean < self.margin else OPPOSITE
+
+
+def effects(campaign: Campaign, ledger: Ledger) -> dict[str, list[Effect]]:
+    """Claim -> its rungs with at least one pair, from the smallest scale."""
+    points = Points(campaign, ledger)
+    found = {
+        name: _of_claim(campaign, ledger, claim, points) for name, claim in campaign.claims.items()
+    }
+    tested = [effect for of in found.values() for effect in of if effect.p is not None]
+    adjusted = dict(zip(map(_key, tested), holm([effect.p for effect in tested])))
+    return {
+        name: [dataclasses.replace(e, adjusted=adjusted.get(_key(e))) for e in of]
+        for name, of in found.items()
+    }
+
+
+def _key(effect: Effect) -> tuple[str, Rung]:
+    return effect.claim, effect.rung
+
+
+def _of_claim(campaign: Campaign, ledger: Ledger, claim: Claim, points: Points) -> list[Effect]:
+    pairs = {
+        rung: _pairs(ledger, cells_of(claim, rung, seeds, points))
+        for rung, seeds in claim.rungs().items()
+    }
+    differences = {
+        rung: {seed: here["loss"] / there["loss"] - 1 for seed, (here, there) in of.items()}
+        for rung, of in pairs.items()
+    }
+    values = {rung: list(of.values()) for rung, of in differences.items()}
+    tests = against_margin(values, claim.margin, LEAST_SEEDS)
+    order = {name: i for i, name in enumerate(campaign.sizes)}
+    found = []
+    for rung, seeds in claim.rungs().items():
+        if not pairs[rung]:
+            continue
+        test, runs = tests.get(rung), list(pairs[rung].values())
+        cells = cells_of(claim, rung, seeds, points)
+        failed = tuple(sorted({cell.seed for cell in cells if cell in ledger.failed}))
+        found.append(
+            Effect(
+                claim=claim.name,
+                rung=rung,
+                margin=claim.margin,
+                differences=differences[rung],
+                losses=tuple(float(np.mean([pair[i]["loss"] for pair in runs])) for i in (0, 1)),
+                half=test and test.half,
+                p=test and test.p,
+                adjusted=None,
+                size_of_effect=effect_size(values[rung]),
+                bytes=_ratio(runs, lambda record: record["bytes_sent"]),
+                seconds=_ratio(runs, lambda record: record["virtual"]["seconds"]),
+                fewer_bytes=_fewer(runs),
+                at_equal_bytes=_at_equal(runs, "bytes"),
+                at_equal_time=_at_equal(runs, "seconds"),
+                lacking=len(seeds) - len(pairs[rung]) - len(failed),
+                failed=failed,
+            )
+        )
+    scale = lambda e: (e.rung.split, order[e.rung.size], e.rung.rounds, e.rung.regions)  # noqa: E731
+    return sorted(found, key=scale)
+
+
+def _pairs(ledger: Ledger, cells: Sequence[Cell]) -> dict[int, tuple[Record, Record]]:
+    """Seed -> the records of both arms, where both are there."""
+    by_seed: dict[int, list[Record]] = {}
+    for cell in cells:
+        if cell.point != UNKNOWN and cell in ledger.found:
+            by_seed.setdefault(cell.seed, []).append(ledger.found[cell])
+    return {seed: (of[0], of[1]) for seed, of in by_seed.items() if len(of) == 2}
+
+
+def _ratio(runs: Sequence[tuple[Record, Record]], of) -> float | None:
+    shares = [of(here) / of(there) for here, there in runs if of(there)]
+    return float(np.mean(shares)) if shares else None
+
+
+def _fewer(runs: Sequence[tuple[Record, Record]]) -> float | None:
+    shares = [h["allreduce_bytes"] / h["bytes_sent"] for h, _ in runs if h["bytes_sent"]]
+    return float(np.mean(shares)) if shares else None
+
+
+def _at_equal(runs: Sequence[tuple[Record, Record]], what: str) -> float | None:
+    """The mean relative difference where both had spent as much as the cheaper one in all."""
+    column, loss = CURVE.index(what), CURVE.index("loss")
+    shares = []
+    for pair in runs:
+        curves = [[(row[column], row[loss]) for row in record["curve"][1:]] for record in pair]
+        budget = min(curve[-1][0] for curve in curves)
+        if any(y is None for curve in curves for _, y in curve):
+            return None
+        if budget <= 0 or any(curve[0][0] > budget for curve in curves):
+            return None
+        here, there = (loss_at(budget, *zip(*curve)) for curve in curves)
+        shares.append(here / there - 1)
+    return float(np.mean(shares)) if shares else None

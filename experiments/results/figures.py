@@ -1,0 +1,135 @@
+"""One picture a claim: the paired difference with its interval against the number of rounds.
+
+A picture carries the digest of what it shows, so that a check needs no drawing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.campaign.plan import Campaign, Claim
+from experiments.results.effects import OPEN, OPPOSITE, SEEN, Effect
+
+_KEY = "Description"  # of the PNG's text
+_MARKERS = {2: "o", 4: "s", 8: "D", 16: "^"}
+_SPREAD = 0.05  # of points at equal rounds, in doublings
+
+
+def digest(effects: Sequence[Effect]) -> str:
+    """Of everything that the picture of these effects shows."""
+    shown = [
+        (*vars(e.rung).values(), e.mean, e.half, e.margin, e.status, len(e.differences))
+        for e in effects
+    ]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
+
+
+def digest_in(path: Path) -> str | None:
+    """The digest that a picture carries; None if there is no such picture."""
+    from PIL import Image
+
+    if not path.is_file():
+        return None
+    with Image.open(path) as image:
+        return image.info.get(_KEY)
+
+
+def draw(campaign: Campaign, claim: Claim, effects: Sequence[Effect], path: Path) -> None:
+    """Draw the effects of one claim."""
+    from matplotlib.figure import Figure  # slow to import
+
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    lines: dict[tuple, list[Effect]] = {}
+    for effect in effects:
+        rung = effect.rung
+        lines.setdefault((rung.size, rung.regions, rung.split), []).append(effect)
+    sizes = list(campaign.sizes)
+    for number, ((size, regions, split), of) in enumerate(lines.items()):
+        offset = 2 ** (_SPREAD * (number - (len(lines) - 1) / 2) * 2)
+        x = [effect.rung.rounds * offset for effect in of]
+        y = [100 * effect.mean for effect in of]
+        color = f"C{sizes.index(size)}"
+        axes.errorbar(
+            x,
+            y,
+            [100 * (effect.half or 0.0) for effect in of],
+            color=color if split == "iid" else f"C{sizes.index(size) + 5}",
+            marker=_MARKERS.get(regions, "v"),
+            ls="-" if split == "iid" else "--",
+            lw=1.2,
+            ms=5,
+            capsize=3,
+            label=f"{count(campaign.sizes[size].params)}, {regions} regions, {kind(split)}",
+        )
+    axes.axhline(0.0, color="black", lw=0.8)
+    if claim.margin:
+        axes.axhline(100 * claim.margin, color="black", lw=0.8, ls=":", label="margin of the claim")
+    rounds = sorted({effect.rung.rounds for effect in effects})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(rounds, [str(r) for r in rounds])
+    axes.minorticks_off()
+    axes.set_xlim(rounds[0] / 1.6, rounds[-1] * 1.6)
+    axes.set(xlabel=f"rounds of {campaign.period} steps", ylabel="difference of the loss, %")
+    axes.set_title(f"{claim.here} against {claim.there} (below 0: {claim.here} is better)", size=10)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={_KEY: digest(effects), "Software": None})
+
+
+def overview(campaign: Campaign, effects: dict[str, list[Effect]], path: Path) -> None:
+    """Draw all claims at all rungs beside one another, a line each."""
+    from matplotlib.figure import Figure
+
+    rows = [effect for of in effects.values() for effect in of]
+    figure = Figure(figsize=(7.5, 1.2 + 0.21 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    colors = {SEEN: "C2", OPPOSITE: "C3", OPEN: "0.45"}
+    words = {SEEN: "as claimed", OPPOSITE: "the opposite", OPEN: "neither is shown"}
+    told: set[str] = set()
+    for y, effect in enumerate(rows):
+        status = effect.status
+        axes.errorbar(
+            100 * (effect.mean - effect.margin),
+            y,
+            xerr=None if effect.half is None else 100 * effect.half,
+            color=colors[status],
+            marker="o",
+            ms=4,
+            capsize=2,
+            ls="none",
+            label=words[status] if status not in told else None,
+        )
+        told.add(status)
+    names = [
+        f"{e.claim}: {count(campaign.sizes[e.rung.size].params)}, {e.rung.rounds} rounds, "
+        f"{e.rung.regions} regions, {kind(e.rung.split)}"
+        for e in rows
+    ]
+    axes.set_yticks(range(len(rows)), names, size=7)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.axvline(0.0, color="black", lw=0.8)
+    axes.set_xlabel("difference of the loss less the claim's margin, %")
+    axes.grid(axis="x", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shown = digest(rows)
+    figure.savefig(path, dpi=110, metadata={_KEY: shown, "Software": None})
+
+
+def count(params: float) -> str:
+    """Parameters for people: 0.18M, 10M, 1B."""
+    if params >= 1e9:
+        return f"{params / 1e9:.2g}B"
+    return f"{params / 1e6:.2g}M"
+
+
+def kind(split: str) -> str:
+    """A split for people."""
+    return {"iid": "i.i.d.", "topic": "by topic"}.get(split, split)

@@ -1,0 +1,113 @@
+"""Make the page of a campaign from its records: verdicts, tables, figures; nothing is trained.
+
+    python -m experiments results            # docs/evidence.md and its pictures
+    python -m experiments results --check    # exit code 1 if they do not agree with the records
+
+Every number on the page is computed from the records in the campaign's folder. A page that was
+edited by hand, or a picture of other records, fails the check.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.campaign.main import DEFAULT
+from experiments.campaign.plan import plan
+from experiments.campaign.records import Ledger, read
+from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.results import figures
+from experiments.results.effects import Effect, effects
+from experiments.results.page import FOLDER, OVERVIEW, Evidence, page
+from experiments.results.verdict import verdict
+
+EXIT_DISAGREES = 1
+PAGE = "evidence.md"
+_SHOWN_LINES = 20  # of what differs
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the page, or check it; returns the exit code."""
+    path, overrides, others = split_config(argv)
+    flags = Flags()
+    flags.text("docs", "docs", "folder of the page")
+    flags.switch("check", "write nothing; fail if the page does not agree with the records")
+    values = flags.values
+    rest = parse_flags("results", others, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    config, problems = load_config(path or DEFAULT, overrides)
+    problems += [f"unexpected argument {argument!r}" for argument in rest]
+    if problems:
+        raise RefusedError(problems, "results")
+    campaign = plan(config)
+    ledger = read(campaign)
+    if not ledger.found:
+        problem = f"there are no records in {campaign.records}: run the campaign first"
+        raise RefusedError([problem], "results")
+    evidence, docs = gather(ledger), Path(values.docs)
+    console = Console(highlight=False, soft_wrap=True)
+    if values.check:
+        found = disagreements(evidence, docs)
+        for line in found:
+            console.print(line, markup=False)
+        return EXIT_DISAGREES if found else 0
+    for file in write(evidence, docs):
+        console.print(f"written: {file}")
+    return 0
+
+
+def gather(ledger: Ledger) -> Evidence:
+    """Effects and verdicts of a ledger's records."""
+    campaign, found = ledger.campaign, effects(ledger.campaign, ledger)
+    verdicts = []
+    for of in found.values():
+        for split in dict.fromkeys(effect.rung.split for effect in of):
+            verdicts.append(verdict(campaign, [e for e in of if e.rung.split == split]))
+    return Evidence(campaign, ledger, found, tuple(verdicts))
+
+
+def write(evidence: Evidence, docs: Path) -> list[Path]:
+    """Write the page and draw its pictures; those of claims without records are removed."""
+    docs.mkdir(parents=True, exist_ok=True)
+    (docs / PAGE).write_text(page(evidence), encoding="utf-8")
+    wanted = pictures(evidence)
+    for file in (docs / FOLDER).glob("*.png"):
+        if file.name not in wanted:
+            file.unlink()
+    for name, shown in wanted.items():
+        if name == OVERVIEW:
+            figures.overview(evidence.campaign, evidence.effects, docs / FOLDER / name)
+        else:
+            claim = evidence.campaign.claims[shown[0].claim]
+            figures.draw(evidence.campaign, claim, shown, docs / FOLDER / name)
+    return [docs / PAGE, *(docs / FOLDER / name for name in wanted)]
+
+
+def pictures(evidence: Evidence) -> dict[str, list[Effect]]:
+    """File name -> the effects that the picture shows."""
+    found = {f"{name}.png": of for name, of in evidence.effects.items() if of}
+    return {OVERVIEW: [e for of in evidence.effects.values() for e in of], **found}
+
+
+def disagreements(evidence: Evidence, docs: Path) -> list[str]:
+    """What of the page is not what the records say; empty if all agrees."""
+    file = docs / PAGE
+    there = file.read_text(encoding="utf-8") if file.is_file() else ""
+    here = page(evidence)
+    found = []
+    if there != here:
+        lines = difflib.unified_diff(
+            there.splitlines(), here.splitlines(), str(file), "the records", lineterm="", n=0
+        )
+        found += [f"{file} does not agree with the records: run `results`", *lines]
+        found = found[:_SHOWN_LINES]
+    for name, shown in pictures(evidence).items():
+        picture = docs / FOLDER / name
+        if figures.digest_in(picture) != figures.digest(shown):
+            found.append(f"{picture} does not show the records: run `results`")
+    return found

@@ -1,0 +1,391 @@
+"""The page of a campaign as Markdown: nothing in it that is not computed from the records."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from experiments.campaign.cells import Cell
+from experiments.campaign.estimate import Estimate
+from experiments.campaign.order import Points, cells_of, ordered
+from experiments.campaign.plan import Campaign, Claim
+from experiments.campaign.records import Ledger
+from experiments.campaign.tuning import rungs
+from experiments.compare.stats import Estimate as Mean
+from experiments.results import fit as fits
+from experiments.results.effects import OPEN, SURE, Effect
+from experiments.results.figures import count, kind
+from experiments.results.verdict import NO_VERDICT, ORDER, Verdict
+
+FOLDER = "evidence"  # of the pictures, beside the page
+OVERVIEW = "overview.png"
+_AHEAD = ((150e6, "0.15B"), (1e9, "1B"))  # parameters that a fit is asked for
+_TOKENS_A_PARAMETER = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """Everything that the page shows."""
+
+    campaign: Campaign
+    ledger: Ledger
+    effects: dict[str, list[Effect]]
+    verdicts: tuple[Verdict, ...]
+
+    def of(self, claim: str, split: str) -> list[Effect]:
+        return [e for e in self.effects[claim] if e.rung.split == split]
+
+    def sorted_verdicts(self) -> list[Verdict]:
+        """Unflattering results first."""
+        return sorted(self.verdicts, key=lambda v: (ORDER.index(v.word), v.claim, v.split))
+
+
+def page(evidence: Evidence) -> str:
+    """The whole text."""
+    parts = [_head(evidence), _claims_table(evidence), _how(evidence)]
+    shown = dict.fromkeys(v.claim for v in evidence.sorted_verdicts())
+    parts += [_section(evidence, evidence.campaign.claims[name]) for name in shown]
+    parts += [_rates(evidence), _scaling(evidence), _left(evidence), _excluded(evidence)]
+    parts.append(_origin(evidence))
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _head(evidence: Evidence) -> str:
+    campaign, records = evidence.campaign, list(evidence.ledger.found.values())
+    sizes = ", ".join(dict.fromkeys(count(r["params"]) for r in records if not r["cell"]["tunes"]))
+    seeds = {r["cell"]["seed"] for r in records if not r["cell"]["tunes"]}
+    return f"""
+# Evidence: what papers claim, as a function of scale
+
+Written by `python -m experiments results` from the records in `{campaign.records}`; do not edit it.
+
+Models of {sizes} parameters on the bytes of Python sources, H = {campaign.period}. A verdict is
+about these scales. Published figures come from models 100 to 100,000 times larger.
+{_word_of_seeds(len(seeds))} Other measurements: [results](RESULTS.md).
+
+![all claims at all rungs]({FOLDER}/{OVERVIEW})
+"""
+
+
+def _word_of_seeds(seeds: int) -> str:
+    return f"Seeds that are reported: {seeds}. Losses are in nats per token (a byte)."
+
+
+def _claims_table(evidence: Evidence) -> str:
+    rows = [
+        "## Claim by claim",
+        "",
+        "Unflattering verdicts first. The difference is the final loss of the first method over that "
+        "of the second, less one, at the largest scale with a verdict.",
+        "",
+        "| claim | data | verdict | difference | seen, opposite, open |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for verdict in evidence.sorted_verdicts():
+        claim = evidence.campaign.claims[verdict.claim]
+        effects = evidence.of(verdict.claim, verdict.split)
+        tested = [e for e in effects if e.adjusted is not None]
+        at = [e for e in tested if (e.rung.size, e.rung.rounds) == verdict.scale] or tested[-1:]
+        statuses = Counter(effect.status for effect in tested)
+        told = ", ".join(str(statuses[word]) for word in ("seen", "opposite", OPEN))
+        shown = "; ".join(f"{_difference(e)} ({e.rung.regions} regions)" for e in at) or "-"
+        rows.append(
+            f"| [{claim.says}](#{_anchor(claim)}) ({claim.source.partition(';')[0]}) "
+            f"| {kind(verdict.split)} | **{_verdict(evidence, verdict)}** | {shown} | {told} |"
+        )
+    absent = [n for n in evidence.campaign.claims if not evidence.effects[n]]
+    if absent:
+        rows += ["", f"Not run yet: {', '.join(absent)}."]
+    return "\n".join(rows)
+
+
+def _verdict(evidence: Evidence, verdict: Verdict) -> str:
+    if verdict.scale is None:
+        return NO_VERDICT
+    size, rounds = verdict.scale
+    where = f"{count(evidence.campaign.sizes[size].params)}, {rounds} rounds"
+    return (
+        f"{verdict.word} {where}"
+        if "to" in verdict.word or "from" in verdict.word
+        else (f"{verdict.word} (up to {where})")
+    )
+
+
+def _anchor(claim: Claim) -> str:
+    return claim.name
+
+
+def _difference(effect: Effect) -> str:
+    half = "" if effect.half is None else f" ± {100 * effect.half:.1f}"
+    return f"{100 * effect.mean:+.1f}{half} %"
+
+
+def _how(evidence: Evidence) -> str:
+    campaign = evidence.campaign
+    how = campaign.tuning
+    links = f"{campaign.link['bandwidth_gbps']:g} Gbit/s and {campaign.link['delay_ms']:g} ms"
+    rounds = ", then ".join(f"{points} points for {r} rounds" for r, points in how.rungs)
+    tests = sum(e.p is not None for of in evidence.effects.values() for e in of)
+    return f"""
+## How to read it
+
+- **Equal tokens.** Regions share a batch, so that all methods and all numbers of regions see as many
+  tokens. Bytes and virtual time are stated beside the loss. `at equal time` is read off the curves
+  where both had spent what the faster one spent, at learning rates that had not decayed yet.
+- **Virtual time** is that of links of {links} between all regions, and
+  {campaign.step_seconds:g} s a step. Links of a wide area carry models far larger than these.
+- **Differences** are paired by seed: initial weights and data are shared. ± is a 95 % t-interval.
+  Rungs of a claim lend each other their spread: a rung takes the larger of its own and the pooled
+  variance.
+- **Verdicts** rest on at least three seeds, and on p-values below {SURE:g} after Holm's correction over
+  all {tests} rungs of all claims. `open` means that neither the claim nor its opposite is shown.
+- **Holds**: seen at every rung. **Holds from**: at every rung of that scale and above. **Contradicted**:
+  the opposite at every rung of at least two scales, and no smaller at the largest. **Not seen up to**:
+  anything else.
+- **Learning rates** were tuned for each method and size on seeds {", ".join(map(str, how.seeds))}, which
+  are not reported: {rounds}, in {how.regions} regions, {kind(how.split)} data. Momenta are the papers'.
+- g is Hedges' effect size of the paired differences.
+"""
+
+
+def _section(evidence: Evidence, claim: Claim) -> str:
+    effects = evidence.effects[claim.name]
+    here = [v for v in evidence.sorted_verdicts() if v.claim == claim.name]
+    lines = [f"## {claim.name}", "", f"{claim.says} (arXiv {claim.source})."]
+    if claim.published:
+        lines.append(f"Published: {claim.published}.")
+    for verdict in here:
+        lines += ["", f"On {kind(verdict.split)} data: **{_verdict(evidence, verdict)}**."]
+        lines += _trend("the most rounds", "the fewest", verdict.over_rounds)
+        lines += _trend("the largest size", "the smallest", verdict.over_size)
+    lines += [
+        "",
+        f"![{claim.here} against {claim.there}]({FOLDER}/{claim.name}.png)",
+        "",
+        *_table(evidence, effects),
+        "",
+        f"What would change our mind: {claim.mind}.",
+        "",
+        *_command(evidence, claim),
+    ]
+    return "\n".join(lines)
+
+
+def _trend(high: str, low: str, change: Mean) -> Iterator[str]:
+    if change.mean is None or change.half is None:
+        return
+    verdict = {"lower": "it falls", "higher": "it grows"}.get(change.verdict, change.verdict)
+    yield (
+        f"The difference at {high} less that at {low}: {100 * change.mean:+.1f} ± "
+        f"{100 * change.half:.1f} points ({verdict})."
+    )
+
+
+def _table(evidence: Evidence, effects: Sequence[Effect]) -> list[str]:
+    rows = [
+        "| scale | data | loss | of the other | difference | p, corrected | g | seeds | fewer bytes "
+        "than AllReduce | bytes | time | at equal time | |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for e in effects:
+        params = count(evidence.campaign.sizes[e.rung.size].params)
+        adjusted = "-" if e.adjusted is None else f"{e.adjusted:.2g}"
+        g = "-" if e.size_of_effect is None else f"{e.size_of_effect:+.1f}"
+        seeds = str(len(e.differences)) + (f" (failed: {len(e.failed)})" if e.failed else "")
+        equal = "-" if e.at_equal_time is None else f"{100 * e.at_equal_time:+.1f} %"
+        rows.append(
+            f"| {params}, {e.rung.rounds} rounds, {e.rung.regions} regions | {kind(e.rung.split)} "
+            f"| {e.losses[0]:.3f} | {e.losses[1]:.3f} | {_difference(e)} | {adjusted} | {g} "
+            f"| {seeds} | {_times(e.fewer_bytes)} | {_times(e.bytes)} | {_times(e.seconds)} "
+            f"| {equal} | {e.status if e.adjusted is not None else 'too few seeds'} |"
+        )
+    return rows
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.3g} x"
+
+
+def _command(evidence: Evidence, claim: Claim) -> list[str]:
+    """What redoes the recorded rungs of a claim from nothing, and what that took."""
+    campaign, ledger = evidence.campaign, evidence.ledger
+    hours = (
+        sum(ledger.found[c]["core_seconds"] for c in cells_behind(campaign, ledger, claim)) / 3600
+    )
+    return [
+        f"From nothing, on two cores, what is shown took {hours / 2:.1f} hours "
+        f"({hours:.2f} core-hours, tuning included):",
+        "",
+        "```bash",
+        f"python -m experiments campaign --only={claim.name} --config.records=runs/again",
+        "```",
+    ]
+
+
+def cells_behind(campaign: Campaign, ledger: Ledger, claim: Claim) -> set[Cell]:
+    """The recorded cells of a claim, and those of the tuning of its arms."""
+    points, found = Points(campaign, ledger), set()
+    for rung, seeds in claim.rungs().items():
+        cells = [c for c in cells_of(claim, rung, seeds, points) if c in ledger.found]
+        found |= set(cells)
+        for cell in cells:
+            known = rungs(campaign, ledger, cell.arm, cell.size)
+            found |= {c for of in known for c in of if c in ledger.found}
+    return found
+
+
+def _rates(evidence: Evidence) -> str:
+    campaign, ledger = evidence.campaign, evidence.ledger
+    points = Points(campaign, ledger)
+    rows = [
+        "## Learning rates",
+        "",
+        "The best of each method's grid, by successive halving. A value at the edge of its grid is "
+        "marked with *: a wider grid may find a better one.",
+        "",
+        "| method | size | rates | loss of the points, by rung |",
+        "| --- | --- | --- | --- |",
+    ]
+    for size in campaign.sizes:
+        for name, arm in campaign.arms.items():
+            known = rungs(campaign, ledger, name, size)
+            if not any(cell in ledger.found for cell in known[0]):
+                continue
+            point = points.of(name, size)
+            best = _settings(arm.points, point) if point else "not settled"
+            losses = "; ".join(
+                ", ".join("-" if (x := ledger.loss(c)) is None else f"{x:.3f}" for c in of)
+                for of in known
+            )
+            rows.append(f"| {name} | {count(campaign.sizes[size].params)} | {best} | {losses} |")
+    return "\n".join(rows)
+
+
+def _settings(points, name: str) -> str:
+    """The values of a point; those at an edge of the grid are marked."""
+    flat = {point: _flat(changes) for point, changes in points.items()}
+    shown = []
+    for field, value in flat[name].items():
+        values = [of[field] for of in flat.values()]
+        edge = "*" if value in (min(values), max(values)) else ""
+        shown.append(f"{field.split('.')[0]} {value:g}{edge}")
+    return ", ".join(shown).replace("method", "outer")
+
+
+def _flat(changes, prefix: str = "") -> dict[str, float]:
+    found = {}
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def _scaling(evidence: Evidence) -> str:
+    """Loss against size and tokens, where the records carry it."""
+    campaign = evidence.campaign
+    rows, lacking = [], {}
+    for name in campaign.arms:
+        groups: dict[int, list] = {}
+        for cell, record in evidence.ledger.found.items():
+            if cell.arm == name and not cell.tunes and cell.split == "iid":
+                groups.setdefault(cell.regions, []).append(record)
+        for regions, records in sorted(groups.items()):
+            points = fits.points_of(records)
+            if missing := fits.carried(points):
+                lacking[" and ".join(missing)] = None
+                continue
+            found = fits.fit(points)
+            ahead = [_ahead(found, params) for params, _ in _AHEAD]
+            terms = ", ".join(f"{value:.3g}" for value in found.terms)
+            rows.append(
+                f"| {name} | {regions} | {terms} | {100 * found.error:.2f} % | {' | '.join(ahead)} |"
+            )
+    lines = ["## Loss against size and tokens", ""]
+    if not rows:
+        needs = "; ".join(lacking) or "records"
+        return "\n".join([*lines, f"The records do not carry a fit yet. It needs {needs}."])
+    names = " | ".join(f"extrapolated to {name}" for _, name in _AHEAD)
+    return "\n".join(
+        [
+            *lines,
+            "L = E + A / N^a + B / D^b (arXiv 2203.15556), least squares on the logarithm. The last "
+            f"columns are **extrapolations** to {_TOKENS_A_PARAMETER} tokens a parameter. Their "
+            "range is over bootstrap fits, which draw seeds; it says nothing of the form.",
+            "",
+            f"| method | regions | E, A, a, B, b | error | {names} |",
+            "| --- | --- | --- | --- |" + " --- |" * len(_AHEAD),
+            *rows,
+        ]
+    )
+
+
+def _ahead(found: fits.Fit, params: float) -> str:
+    loss, low, high = found.at(params, _TOKENS_A_PARAMETER * params)
+    return f"{loss:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _left(evidence: Evidence) -> str:
+    campaign, ledger = evidence.campaign, evidence.ledger
+    estimate = Estimate(campaign, ledger.found.values())
+    cells: Counter[str] = Counter()
+    hours: Counter[str] = Counter()
+    for step in ordered(campaign, ledger, estimate.seconds):
+        cells[step.stage] += len(step.cells) + len(step.tunes)
+        hours[step.stage] += step.seconds / 3600
+    rows = [
+        f"| {stage} | {cells[stage]} | {hours[stage]:,.1f} |"
+        for stage in campaign.stages
+        if cells[stage]
+    ]
+    if not rows:
+        return "## What is left\n\nNothing."
+    return "\n".join(
+        [
+            "## What is left",
+            "",
+            "Core-hours at the pace of one core here, from what ran; an accelerator needs other hours.",
+            "",
+            "| stage | runs | core-hours |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+            "```bash",
+            "python -m experiments campaign --plan",
+            "python -m experiments campaign --core_hours=8 --shard=0/2",
+            "```",
+        ]
+    )
+
+
+def _excluded(evidence: Evidence) -> str:
+    lines = ["## Runs that do not count", ""]
+    if not evidence.ledger.excluded:
+        return "\n".join([*lines, "None: no run failed, and no record was left out."])
+    rows = [f"| `{entry.file}` | {entry.reason} |" for entry in evidence.ledger.excluded]
+    return "\n".join([*lines, "| record | reason |", "| --- | --- |", *rows])
+
+
+def _origin(evidence: Evidence) -> str:
+    records = list(evidence.ledger.found.values())
+    lines = ["## Where the records come from", ""]
+    if not records:
+        return "\n".join([*lines, "There are none."])
+    code = Counter((r["code"]["commit"] or "unknown")[:10] for r in records)
+    machines = Counter(_machine(r) for r in records)
+    corpora = Counter((r["corpus_digest"] or "")[:10] for r in records)
+    hours = sum(r["core_seconds"] for r in records) / 3600
+    rows = [
+        f"- {len(records)} runs, {hours:.2f} core-hours.",
+        "- Commit: " + ", ".join(f"`{k}` ({n})" for k, n in sorted(code.items())) + ".",
+        "- Machine: " + ", ".join(f"{k} ({n})" for k, n in sorted(machines.items())) + ".",
+        "- Corpus (digest): " + ", ".join(f"`{k}` ({n})" for k, n in sorted(corpora.items())) + ".",
+    ]
+    return "\n".join([*lines, *rows])
+
+
+def _machine(record) -> str:
+    one = record["machine"]
+    return f"{one['system']}, {one['cpus']} cores, {one['device']}, jax {record['versions']['jax']}"

@@ -1,0 +1,115 @@
+"""What follows for a claim from its rungs: holds, holds from a scale on, not seen, contradicted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.campaign.plan import Campaign
+from experiments.compare.stats import Estimate, estimate
+from experiments.results.effects import OPPOSITE, SEEN, Effect
+
+Scale = tuple[str, int]  # size, rounds
+
+CONTRADICTED, NOT_SEEN, HOLDS_FROM, HOLDS, NO_VERDICT = (
+    "contradicted",
+    "not seen up to",
+    "holds from",
+    "holds",
+    "no verdict",
+)
+ORDER = (CONTRADICTED, NOT_SEEN, HOLDS_FROM, HOLDS, NO_VERDICT)  # unflattering results first
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Of a claim on one split of the data.
+
+    Attributes:
+      word: one of `ORDER`. scale: that the word speaks of; None without a verdict.
+      scales: with a verdict, from the smallest.
+      over_rounds, over_size: mean change of the difference, by seed and regions, from the fewest
+        rounds to the most (of the smallest size to the largest), all else equal; in shares of the
+        loss. `count` 0 where there is one only.
+    """
+
+    claim: str
+    split: str
+    word: str
+    scale: Scale | None
+    scales: tuple[Scale, ...]
+    over_rounds: Estimate
+    over_size: Estimate
+
+
+def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
+    """Of all rungs of one claim on one split.
+
+    - `holds`: seen at every rung, of at least two scales;
+    - `holds from`: seen at every rung of this scale and of all larger ones;
+    - `contradicted`: the opposite at every rung, of at least two scales, and the distance from the
+      margin no smaller at the largest scale than at the smallest;
+    - `not seen up to` the largest scale: everything else.
+
+    A rung without enough seeds says nothing.
+    """
+    order = list(campaign.sizes)
+    by_scale: dict[Scale, list[Effect]] = {}
+    for effect in effects:
+        if effect.adjusted is not None:
+            by_scale.setdefault((effect.rung.size, effect.rung.rounds), []).append(effect)
+    scales = sorted(by_scale, key=lambda s: (order.index(s[0]), s[1]))
+    word, scale = _word(scales, by_scale)
+    return Verdict(
+        effects[0].claim,
+        effects[0].rung.split,
+        word,
+        scale,
+        tuple(scales),
+        _change(effects, lambda rung: rung.rounds, lambda rung: (rung.size, rung.regions)),
+        _change(
+            effects, lambda rung: order.index(rung.size), lambda rung: (rung.rounds, rung.regions)
+        ),
+    )
+
+
+def _word(scales: Sequence[Scale], by_scale) -> tuple[str, Scale | None]:
+    if not scales:
+        return NO_VERDICT, None
+    statuses = [{effect.status for effect in by_scale[scale]} for scale in scales]
+    seen = [found == {SEEN} for found in statuses]
+    if all(seen) and len(scales) > 1:
+        return HOLDS, scales[-1]
+    if seen[-1]:
+        first = len(seen) - next((i for i, s in enumerate(reversed(seen)) if not s), len(seen))
+        return HOLDS_FROM, scales[first]
+    opposite = all(found == {OPPOSITE} for found in statuses)
+    if opposite and len(scales) > 1 and not _shrinks(by_scale[scales[0]], by_scale[scales[-1]]):
+        return CONTRADICTED, scales[-1]
+    return NOT_SEEN, scales[-1]
+
+
+def _shrinks(small: Sequence[Effect], large: Sequence[Effect]) -> bool:
+    return excess(large) < excess(small)
+
+
+def excess(effects: Sequence[Effect]) -> float:
+    """Mean distance above the margin."""
+    return float(np.mean([effect.mean - effect.margin for effect in effects]))
+
+
+def _change(effects: Sequence[Effect], level, rest) -> Estimate:
+    """Largest less smallest level, paired by seed and by everything else."""
+    groups: dict[tuple, dict[int, Effect]] = {}
+    for effect in effects:
+        groups.setdefault(rest(effect.rung), {})[level(effect.rung)] = effect
+    by_seed: dict[int, list[float]] = {}
+    for of in groups.values():
+        low, high = of[min(of)], of[max(of)]
+        if low is high:
+            continue
+        for seed in low.differences.keys() & high.differences.keys():
+            by_seed.setdefault(seed, []).append(high.differences[seed] - low.differences[seed])
+    return estimate([float(np.mean(changes)) for _, changes in sorted(by_seed.items())])
