@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +115,12 @@ class Campaign:
         return parse({"name": f"{regions} regions", "regions": regions, **self.link})
 
 
-def plan(config: Any) -> Campaign:
+def plan(config: Any, only: Sequence[str] | None = None) -> Campaign:
     """Check a campaign.
 
     Args:
       config: made by `config.campaign`.
+      only: names of the claims it is narrowed to; None = all.
 
     Raises:
       RefusedError: every violation.
@@ -131,8 +132,13 @@ def plan(config: Any) -> Campaign:
         arms[name], found = _arm(name, entry)
         problems += found
     problems += _tuning_problems(fields, {n: arm for n, arm in arms.items() if arm is not None})
+    known = list(fields["claims"])
+    unknown = [name for name in only or () if name not in known]
+    problems += [f"--only: {name!r} is no claim{closest(name, known)}" for name in unknown]
     claims = {}
     for name, entry in fields["claims"].items():
+        if only is not None and name not in only:
+            continue
         claims[name], found = _claim(name, entry, fields)
         problems += found
     if problems:

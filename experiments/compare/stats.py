@@ -1,4 +1,4 @@
-"""Arithmetic of comparisons: intervals over seeds, crossings of a target, paired differences, tests.
+"""Arithmetic of comparisons: intervals over seeds, crossings of a target, pairs, tests.
 
 Every interval is of 95 %.
 """

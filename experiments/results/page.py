@@ -76,8 +76,8 @@ def _claims_table(evidence: Evidence) -> str:
     rows = [
         "## Claim by claim",
         "",
-        "Unflattering verdicts first. The difference is the final loss of the first method over that "
-        "of the second, less one, at the largest scale with a verdict.",
+        "Unflattering verdicts first. The difference is the final loss of the first method over "
+        "that of the second, less one, at the largest scale with a verdict.",
         "",
         "| claim | data | verdict | difference | seen, opposite, open |",
         "| --- | --- | --- | --- | --- |",
@@ -126,11 +126,12 @@ def _how(evidence: Evidence) -> str:
     how = campaign.tuning
     links = f"{campaign.link['bandwidth_gbps']:g} Gbit/s and {campaign.link['delay_ms']:g} ms"
     rounds = ", then ".join(f"{points} points for {r} rounds" for r, points in how.rungs)
+    seeds = ", ".join(map(str, how.seeds))
     tests = sum(e.p is not None for of in evidence.effects.values() for e in of)
     return f"""
 ## How to read it
 
-- **Equal tokens.** Regions share a batch, so that all methods and all numbers of regions see as many
+- **Equal tokens.** Regions share a batch: all methods, and all numbers of regions, see as many
   tokens. Bytes and virtual time are stated beside the loss. `at equal time` is read off the curves
   where both had spent what the faster one spent, at learning rates that had not decayed yet.
 - **Virtual time** is that of links of {links} between all regions, and
@@ -138,13 +139,13 @@ def _how(evidence: Evidence) -> str:
 - **Differences** are paired by seed: initial weights and data are shared. ± is a 95 % t-interval.
   Rungs of a claim lend each other their spread: a rung takes the larger of its own and the pooled
   variance.
-- **Verdicts** rest on at least three seeds, and on p-values below {SURE:g} after Holm's correction over
-  all {tests} rungs of all claims. `open` means that neither the claim nor its opposite is shown.
-- **Holds**: seen at every rung. **Holds from**: at every rung of that scale and above. **Contradicted**:
-  the opposite at every rung of at least two scales, and no smaller at the largest. **Not seen up to**:
-  anything else.
-- **Learning rates** were tuned for each method and size on seeds {", ".join(map(str, how.seeds))}, which
-  are not reported: {rounds}, in {how.regions} regions, {kind(how.split)} data. Momenta are the papers'.
+- **Verdicts** rest on at least three seeds, and on p-values below {SURE:g} after Holm's correction
+  over all {tests} rungs of all claims. `open`: neither the claim nor its opposite is shown.
+- **Holds**: seen at every rung. **Holds from**: at every rung of that scale and above.
+  **Contradicted**: the opposite at every rung of at least two scales, no smaller at the largest.
+  **Not seen up to**: anything else.
+- **Learning rates** were tuned for each method and size on seeds that are not reported ({seeds}):
+  {rounds}, in {how.regions} regions, {kind(how.split)} data. Momenta are the papers'.
 - g is Hedges' effect size of the paired differences.
 """
 
@@ -184,8 +185,8 @@ def _trend(high: str, low: str, change: Mean) -> Iterator[str]:
 
 def _table(evidence: Evidence, effects: Sequence[Effect]) -> list[str]:
     rows = [
-        "| scale | data | loss | of the other | difference | p, corrected | g | seeds | fewer bytes "
-        "than AllReduce | bytes | time | at equal time | |",
+        "| scale | data | loss | of the other | difference | p, corrected | g | seeds "
+        "| fewer bytes than AllReduce | bytes | time | at equal time | |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for e in effects:
@@ -241,8 +242,8 @@ def _rates(evidence: Evidence) -> str:
     rows = [
         "## Learning rates",
         "",
-        "The best of each method's grid, by successive halving. A value at the edge of its grid is "
-        "marked with *: a wider grid may find a better one.",
+        "The best of each method's grid, by successive halving. The grid is small: where the best "
+        "lies at its edge, a wider one may find a better one.",
         "",
         "| method | size | rates | loss of the points, by rung |",
         "| --- | --- | --- | --- |",
@@ -263,14 +264,14 @@ def _rates(evidence: Evidence) -> str:
 
 
 def _settings(points, name: str) -> str:
-    """The values of a point; those at an edge of the grid are marked."""
+    """The values of a point, each with those it was chosen from."""
     flat = {point: _flat(changes) for point, changes in points.items()}
     shown = []
     for field, value in flat[name].items():
-        values = [of[field] for of in flat.values()]
-        edge = "*" if value in (min(values), max(values)) else ""
-        shown.append(f"{field.split('.')[0]} {value:g}{edge}")
-    return ", ".join(shown).replace("method", "outer")
+        grid = ", ".join(f"{v:g}" for v in sorted({of[field] for of in flat.values()}))
+        which = "outer" if "outer" in field else "inner"
+        shown.append(f"{which} {value:g} (of {grid})")
+    return ", ".join(shown)
 
 
 def _flat(changes, prefix: str = "") -> dict[str, float]:
@@ -300,9 +301,8 @@ def _scaling(evidence: Evidence) -> str:
             found = fits.fit(points)
             ahead = [_ahead(found, params) for params, _ in _AHEAD]
             terms = ", ".join(f"{value:.3g}" for value in found.terms)
-            rows.append(
-                f"| {name} | {regions} | {terms} | {100 * found.error:.2f} % | {' | '.join(ahead)} |"
-            )
+            error = f"{100 * found.error:.2f} %"
+            rows.append(f"| {' | '.join((name, str(regions), terms, error, *ahead))} |")
     lines = ["## Loss against size and tokens", ""]
     if not rows:
         needs = "; ".join(lacking) or "records"
@@ -311,9 +311,9 @@ def _scaling(evidence: Evidence) -> str:
     return "\n".join(
         [
             *lines,
-            "L = E + A / N^a + B / D^b (arXiv 2203.15556), least squares on the logarithm. The last "
-            f"columns are **extrapolations** to {_TOKENS_A_PARAMETER} tokens a parameter. Their "
-            "range is over bootstrap fits, which draw seeds; it says nothing of the form.",
+            "L = E + A / N^a + B / D^b (arXiv 2203.15556), least squares on the logarithm. The "
+            f"last columns are **extrapolations** to {_TOKENS_A_PARAMETER} tokens a parameter. "
+            "Their range is over bootstrap fits, which draw seeds; it says nothing of the form.",
             "",
             f"| method | regions | E, A, a, B, b | error | {names} |",
             "| --- | --- | --- | --- |" + " --- |" * len(_AHEAD),
@@ -346,7 +346,7 @@ def _left(evidence: Evidence) -> str:
         [
             "## What is left",
             "",
-            "Core-hours at the pace of one core here, from what ran; an accelerator needs other hours.",
+            "Core-hours at the pace of one core, from what ran; an accelerator needs other hours.",
             "",
             "| stage | runs | core-hours |",
             "| --- | --- | --- |",
