@@ -63,6 +63,9 @@ class Interrupt:
     says at once that a signal has come, and ends the process (128 + its number) where the main
     thread has not acted on the second one within `AT_ONCE_S`.
 
+    One inside another shares the first signal: what runs many loops, one after the other, hears of
+    a signal that came in the last steps of one, and a loop that begins after a signal stops.
+
     Args:
       act: called in the place of setting the flag.
       wake: called on another thread, with a signal that another process of this job has received;
@@ -100,6 +103,8 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         self.signal, self._passed_on = None, False
         self._previous = {s: signal.signal(s, self._handle) for s in self.signals}
+        if self._act is None:
+            self.signal = next((outer.signal for outer in self._outer(*self.signals)), None)
         self._listen()
         opened().on_signal(self._hear)
         return self
@@ -144,6 +149,15 @@ class Interrupt:
             self._act(number)
         else:
             self.signal = signal.Signals(number)
+            for outer in self._outer(number):
+                outer.signal = self.signal
+
+    def _outer(self, *numbers: int) -> Iterator[Interrupt]:
+        """The one around this one, if it keeps a flag, for each of these signals."""
+        for number in numbers:
+            owner = getattr(self._previous.get(number), "__self__", None)
+            if isinstance(owner, Interrupt) and owner._act is None:
+                yield owner
 
     def _hear(self, number: int) -> None:
         """Of a signal that another process has received: it is none of our own, so that one which

@@ -108,7 +108,6 @@ def claims() -> dict:
             0.01,
             "a gap under 1 % at more rounds or a larger model, or one that shrinks with size",
             published="equal perplexity at 500 times fewer bytes (H = 500)",
-            stages={"1_first": {"splits": ("iid", "topic")}, "2_topics": None},
         ),
         "streaming_diloco": claim(
             "Streaming DiLoCo in 4 bits loses at most 1 % against DiLoCo",

@@ -28,8 +28,7 @@ from experiments.campaign.records import Ledger, code_version, read, write
 from experiments.campaign.run import train_cell
 from experiments.campaign.show import excluded_lines, left_table, line_of
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
-from experiments.compare.runs import terminations_interrupt
-from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 DEFAULT = "configs/campaign/scale.py"
 
@@ -78,12 +77,9 @@ def main(argv: Sequence[str]) -> int:
         show_plan(campaign, ledger, options, console)
         return 0
     compile_cache.enable(values.compile_cache)
-    with terminations_interrupt():
-        try:
-            complete = run(campaign, ledger, options, console)
-        except KeyboardInterrupt:
-            complete = False
-    if not complete:
+    # Runs are short and alike: small programs, too, are worth keeping.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if not run(campaign, ledger, options, console):
         console.print("interrupted; run the same command to continue")
         return EXIT_INTERRUPTED
     show_plan(campaign, ledger, options, console)
@@ -103,19 +99,21 @@ def run(campaign: Campaign, ledger: Ledger, options: Options, console: Console) 
     code_version()  # of the code that is running
     estimate = Estimate(campaign, ledger.found.values())
     spent = 0.0
-    while True:
-        cell = _next(campaign, ledger, estimate, options, spent)
-        if cell is None:
-            return True
-        record = train_cell(campaign, cell, options.workdir)
-        if record is None:
-            return False
-        file = write(campaign, cell, record)
-        ledger.add(file.name, record)
-        estimate.learn(record)
-        spent += record["core_seconds"]
-        console.print(line_of(cell, record, spent, options.core_hours))
-        jax.clear_caches()  # hundreds of programs would fill the memory
+    with Interrupt() as interrupt:
+        while not interrupt.requested:
+            cell = _next(campaign, ledger, estimate, options, spent)
+            if cell is None:
+                return True
+            record = train_cell(campaign, cell, options.workdir)
+            if record is None:
+                break
+            file = write(campaign, cell, record)
+            ledger.add(file.name, record)
+            estimate.learn(record)
+            spent += record["core_seconds"]
+            console.print(line_of(cell, record, spent, options.core_hours))
+            jax.clear_caches()  # hundreds of programs would fill the memory
+    return False
 
 
 def _next(

@@ -52,6 +52,19 @@ def test_can_be_entered_again():
         assert not interrupt.requested
 
 
+def test_one_inside_another_shares_the_first_signal():
+    with Interrupt(signal.SIGTERM) as outer:
+        with Interrupt(signal.SIGTERM) as first:
+            assert not first.requested and not outer.requested
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert first.requested
+        assert outer.requested and outer.signal is signal.SIGTERM
+        with Interrupt(signal.SIGTERM) as second:
+            assert second.requested
+    with Interrupt(signal.SIGTERM) as alone:
+        assert not alone.requested
+
+
 WAITING = """
 import sys, time
 import jax, jax.numpy as jnp

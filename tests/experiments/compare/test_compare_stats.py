@@ -2,10 +2,19 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from experiments.compare.costs import mean_costs
-from experiments.compare.stats import crossing, estimate, paired, paired_share
+from experiments.compare.stats import (
+    against_margin,
+    crossing,
+    effect_size,
+    estimate,
+    holm,
+    paired,
+    paired_share,
+)
 
 
 def test_interval_over_three_seeds():
@@ -69,3 +78,50 @@ def test_one_seed_has_its_interval_over_documents(seeds, expected):
     assert found["staleness"] == (2 if seeds == 1 else 7)
     assert found["compression"] == (4.0 if seeds == 1 else 5.0)
     assert mean_costs(rows[:1], 2)["document_interval"] is None  # the other seed is still to come
+
+
+def test_holm_by_hand():
+    # Sorted 0.01, 0.02, 0.03, 0.04: times 4, 3, 2, 1, and never below the one before.
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == [] and holm([0.03]) == [0.03]
+
+
+def test_an_effect_size_by_hand():
+    # Mean 2, standard deviation 1, and 1 - 3 / (4 * 3 - 5) = 4 / 7.
+    assert effect_size([1.0, 2.0, 3.0]) == pytest.approx(2 * 4 / 7)
+    assert effect_size([-1.0, -2.0, -3.0]) == pytest.approx(-2 * 4 / 7)
+    assert effect_size([1.0]) is None and effect_size([2.0, 2.0]) is None
+
+
+def test_groups_lend_each_other_their_spread():
+    groups = {"quiet": [1.0, 1.2, 0.8], "loud": [5.0, 7.0, 3.0], "one": [9.0]}
+    found = against_margin(groups, margin=0.5)
+    # Squares about the means: 0.08 and 8; pooled over 2 + 2 degrees of freedom: 2.02.
+    # The loud group has its own variance, 4. t(97.5 %) for 4 degrees of freedom: 2.776445.
+    assert found["quiet"].half == pytest.approx(2.776445 * math.sqrt(2.02 / 3), rel=1e-6)
+    assert found["loud"].half == pytest.approx(2.776445 * math.sqrt(4 / 3), rel=1e-6)
+    t = (5.0 - 0.5) / math.sqrt(4 / 3)
+    x = t / math.sqrt(4 + t * t)  # the distribution for 4 degrees of freedom, in closed form
+    assert found["loud"].p == pytest.approx(1 - x * (3 - x * x) / 2, rel=1e-9)
+    assert found["loud"].mean == 5.0 and "one" not in found
+    assert against_margin({"one": [9.0]}, 0.0) == {}
+    assert against_margin({"same": [1.0, 1.0]}, 0.0)["same"].p == 0.0
+
+
+def test_one_group_is_an_ordinary_t_test():
+    values = [0.3, 0.1, 0.2, 0.5]
+    found, usual = against_margin({"a": values}, 0.0)["a"], estimate(values)
+    assert (found.mean, found.half) == pytest.approx((usual.mean, usual.half))
+    stats = pytest.importorskip("scipy.stats")
+    assert found.p == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue)
+
+
+def test_a_true_margin_is_rejected_in_five_of_a_hundred_cases():
+    """Also where spreads differ by a factor of three, which the pool does not assume away."""
+    rng, spread = np.random.default_rng(0), np.array([1.0, 1.0, 3.0, 1.0])
+    draws = 0.7 + spread[:, None] * rng.standard_normal((1500, 4, 3))
+    p = [
+        [test.p for test in against_margin(dict(enumerate(groups)), 0.7).values()]
+        for groups in draws
+    ]
+    assert (np.array(p) < 0.05).mean() < 0.055

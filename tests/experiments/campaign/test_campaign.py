@@ -1,0 +1,339 @@
+"""Cells and digests, the ledger, successive halving, the order, the budget, shards, and one run."""
+
+import json
+import math
+import os
+import signal
+
+import pytest
+from campaign_cases import checked, config, put, record, two_steps
+from rich.console import Console
+
+from experiments.campaign import main as command
+from experiments.campaign import tuning
+from experiments.campaign.cells import Cell, digest_of, fields_of, record_path
+from experiments.campaign.config import arm, claim, stage
+from experiments.campaign.config import tuning as halving
+from experiments.campaign.estimate import Estimate
+from experiments.campaign.order import UNKNOWN, ordered, runnable, shard_of
+from experiments.campaign.plan import plan
+from experiments.campaign.records import LARGEST_BYTES, Ledger, read, write
+from experiments.campaign.run import train_cell
+from experiments.cli import RefusedError, load_config
+
+
+def cell(**changes):
+    fields = {
+        "size": "small",
+        "arm": "diloco",
+        "rounds": 4,
+        "regions": 2,
+        "split": "iid",
+        "seed": 1,
+        "point": "learning_rate=0_2",
+    }
+    return Cell(**{**fields, **changes})
+
+
+def test_the_config_of_a_cell(tmp_path):
+    campaign = checked(tmp_path)
+    fields = fields_of(campaign, cell(regions=4, split="topic"))
+    assert fields["steps"] == 8 and fields["method"]["period"] == 2
+    assert fields["regions"] == 4 and fields["batch"] == 2  # 8 sequences of all regions
+    assert fields["seed"] == 1 and fields["data"]["sharding"] == "topic"
+    assert fields["data"]["seq_len"] == 8 and fields["eval"]["every"] == 4
+    assert fields["method"]["outer"] | {"learning_rate": 0.2} == fields["method"]["outer"]
+    assert fields_of(campaign, cell(tunes=True))["eval"]["every"] == 0
+    assert (
+        "period" not in fields_of(campaign, cell(arm="ddp", point="learning_rate=1e-3"))["method"]
+    )
+
+
+def test_a_digest_is_of_what_decides_numbers(tmp_path):
+    fields = fields_of(checked(tmp_path), cell())
+    places = {**fields, "data": {**fields["data"], "cache_dir": "/elsewhere"}, "log": {"every": 9}}
+    assert digest_of(dict(reversed(places.items()))) == digest_of(fields)
+    assert digest_of({**fields, "seed": 2}) != digest_of(fields)
+
+
+def test_a_record_is_written_and_read(tmp_path):
+    campaign = checked(tmp_path)
+    made = record(campaign, cell(), 2.5)
+    path = write(campaign, cell(), made)
+    assert path == record_path(campaign, cell(), made["config_digest"])
+    assert json.loads(path.read_text()) == made
+    assert "[0, 0, 0, 0.0, 6.0]," in path.read_text()  # a row a line
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    ledger = read(campaign)
+    assert ledger.loss(cell()) == 2.5 and ledger.done(cell()) and not ledger.excluded
+    with pytest.raises(ValueError, match="evaluate less often"):
+        write(campaign, cell(), {**made, "curve": [[1.0] * 5] * (LARGEST_BYTES // 20)})
+
+
+def test_what_does_not_count_has_its_reason(tmp_path):
+    campaign = checked(tmp_path)
+    kept = [record(campaign, cell(seed=s), 2.0 + s) for s in range(2)]
+    others = {
+        "made with another config": record(campaign, cell(), 2.5, config_digest="0" * 64),
+        "trained on another corpus": record(campaign, cell(seed=2), 2.5, corpus_digest="e"),
+        "it diverged": record(campaign, cell(seed=3), None),
+    }
+    gone = record(campaign, cell(), 2.5)
+    gone["cell"]["point"] = "learning_rate=9"
+    others["the campaign no longer has this cell"] = gone
+    ledger = Ledger(campaign, [("f", r) for r in (*kept, *others.values())])
+    assert {entry.reason for entry in ledger.excluded} == set(others)
+    assert set(ledger.found) == {cell(seed=0), cell(seed=1)}
+    assert ledger.loss(cell(seed=3)) == math.inf and ledger.loss(cell(seed=9)) is None
+    ledger.forget_failures()
+    assert not ledger.done(cell(seed=3))
+
+
+def test_a_broken_record_is_refused_by_name(tmp_path):
+    campaign = checked(tmp_path)
+    campaign.records.mkdir()
+    (campaign.records / "half.json").write_text("{")
+    (campaign.records / "old.json").write_text('{"version": 0}')
+    with pytest.raises(RefusedError) as refused:
+        read(campaign)
+    assert "half.json" in str(refused.value) and "version 0" in str(refused.value)
+
+
+# -- learning rates --------------------------------------------------------------------------------
+
+
+def test_halving_keeps_the_best_of_each_rung(tmp_path):
+    campaign = checked(tmp_path)
+    ledger, low, high = Ledger(campaign), "learning_rate=0_2", "learning_rate=0_5"
+    first = tuning.missing(campaign, ledger, "diloco", "small")
+    assert {(c.point, c.seed, c.rounds) for c in first} == {
+        (point, seed, 2) for point in (low, high) for seed in (100, 101)
+    }
+    assert all(c.tunes for c in first)
+    assert len(tuning.left(campaign, ledger, "diloco", "small")) == 6
+    # The mean over seeds decides: 2.0 and 4.0 against 2.9 and 2.9.
+    loss = {(low, 100): 2.0, (low, 101): 4.0, (high, 100): 2.9, (high, 101): 2.9}
+    put(ledger, first, lambda c: loss[c.point, c.seed])
+    second = tuning.missing(campaign, ledger, "diloco", "small")
+    assert {(c.point, c.rounds) for c in second} == {(high, 4)} and len(second) == 2
+    assert tuning.settled(campaign, ledger, "diloco", "small") is None
+    put(ledger, second, lambda c: 2.7)
+    assert tuning.settled(campaign, ledger, "diloco", "small") == high
+    assert tuning.settled(campaign, ledger, "diloco", "large") is None  # a size of its own
+
+
+def test_a_failed_run_never_wins(tmp_path):
+    campaign = checked(tmp_path)
+    ledger = Ledger(campaign)
+    put(
+        ledger,
+        tuning.missing(campaign, ledger, "diloco", "small"),
+        lambda c: None if (c.point, c.seed) == ("learning_rate=0_2", 100) else 3.0,
+    )
+    rest = tuning.missing(campaign, ledger, "diloco", "small")
+    assert {c.point for c in rest} == {"learning_rate=0_5"}
+    put(ledger, rest, lambda c: None)
+    with pytest.raises(ValueError, match="widen the grid"):
+        tuning.settled(campaign, ledger, "diloco", "small")
+    # What rests on that arm is left out; everything else goes on.
+    steps = list(ordered(campaign, ledger, lambda c: 1.0))
+    assert not [step for step in steps if step.rung.size == "small"] and steps
+
+
+# -- order, budget, shards -------------------------------------------------------------------------
+
+
+def tuned(campaign):
+    ledger = Ledger(campaign)
+    for name in campaign.arms:
+        for size in campaign.sizes:
+            while cells := tuning.missing(campaign, ledger, name, size):
+                put(ledger, cells, lambda c: 3.0)
+    return ledger
+
+
+def test_the_cheapest_verdict_is_first_and_shared_cells_run_once(tmp_path):
+    campaign = checked(tmp_path)
+    seconds = lambda c: c.rounds * (10.0 if c.arm == "ddp" else 1.0)  # noqa: E731
+    steps = list(ordered(campaign, tuned(campaign), seconds))
+    assert [(s.stage, s.claim, s.rung.rounds, s.rung.regions) for s in steps] == [
+        ("1", "better", 4, 2),  # 3 seeds x 2 arms x 4
+        ("1", "better", 8, 2),  # 48; `equal` at 4 rounds costs 3 x 40, DiLoCo being there
+        ("1", "equal", 4, 2),
+        ("1", "equal", 8, 2),
+        ("2", "better", 4, 2),
+        ("2", "better", 4, 4),
+        ("2", "equal", 4, 2),
+        ("2", "equal", 4, 4),
+    ]
+    assert [len(step.cells) for step in steps] == [6, 6, 3, 3, 8, 8, 4, 4]
+    assert [step.seconds for step in steps[:3]] == [24, 48, 120]
+    cells = [c for step in steps for c in step.cells]
+    assert len(set(cells)) == len(cells) and not any(step.tunes for step in steps)
+
+
+def test_rates_are_tuned_before_an_arm_is_reported(tmp_path):
+    campaign = checked(tmp_path)
+    step = next(ordered(campaign, Ledger(campaign), lambda c: 1.0))
+    assert {c.arm for c in step.tunes} == {"diloco", "averaging"} and len(step.tunes) == 12
+    assert {c.point for c in step.cells} == {UNKNOWN}
+    now = list(runnable(campaign, Ledger(campaign), step))
+    assert {(c.tunes, c.rounds) for c in now} == {(True, 2)} and len(now) == 8
+
+
+def test_the_time_of_runs_corrects_the_estimate(tmp_path):
+    campaign = checked(tmp_path)
+    estimate = Estimate(campaign)
+    guess = estimate.seconds(cell())
+    assert guess == pytest.approx(3.0 + 8 * 8 * 8 * 1e3 * 6 / 2.5e10)  # steps, batch, T, N
+    estimate.learn(record(campaign, cell(rounds=4), 2.0, core_seconds=20.0))
+    assert estimate.seconds(cell(rounds=4)) == pytest.approx(20.0)
+    estimate.learn(record(campaign, cell(rounds=8), 2.0, core_seconds=30.0))
+    assert estimate.seconds(cell(rounds=16)) == pytest.approx(50.0)  # 10 s and 2.5 s a round
+    assert estimate.seconds(cell(rounds=16, arm="ddp", point="")) == pytest.approx(50.0)
+
+
+def test_shards_take_every_pair_once(tmp_path):
+    campaign = checked(tmp_path)
+    pairs = [cell(arm=arm, size=size) for size in campaign.sizes for arm in campaign.arms]
+    shards = [shard_of(campaign, c, 4) for c in pairs]
+    assert set(shards) == {0, 1, 2, 3} and max(map(shards.count, range(4))) == 2
+    assert shard_of(campaign, cell(seed=5, tunes=True), 4) == shard_of(campaign, cell(), 4)
+    assert command.parse_shard("1/4") == (1, 4, [])
+    assert command.parse_shard("4/4")[2] and command.parse_shard("x")[2]
+
+
+class Fake:
+    """Stands for training: notes the cells, and gives every run 100 core-seconds."""
+
+    def __init__(self, monkeypatch, stop_after=None):
+        self.cells, self.stop_after = [], stop_after
+        monkeypatch.setattr(command, "train_cell", self)
+        monkeypatch.setattr(command.jax, "clear_caches", lambda: None)
+
+    def __call__(self, campaign, cell, workdir):
+        if len(self.cells) == self.stop_after:
+            return None
+        self.cells.append(cell)
+        return record(campaign, cell, 2.0, core_seconds=100.0)
+
+
+def test_a_campaign_stops_at_its_budget_and_goes_on(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "config.py"
+    file.write_text(
+        "import pathlib\nfrom campaign_cases import config\n"
+        f"def get_config():\n    return config(pathlib.Path({str(tmp_path)!r}))\n"
+    )
+    arguments = [f"--config={file}", "--compile_cache=off", f"--workdir={tmp_path / 'runs'}"]
+    fake = Fake(monkeypatch)
+    assert command.main([*arguments, "--core_hours=0.1"]) == 0  # 360 s: three runs and no fourth
+    assert len(fake.cells) == 3 and all(c.tunes for c in fake.cells)
+    stopped = Fake(monkeypatch, stop_after=2)
+    assert command.main(arguments) == 75 and len(stopped.cells) == 2
+    rest = Fake(monkeypatch)
+    assert command.main([*arguments, "--only=better"]) == 0
+    assert command.main(arguments) == 0
+    everything = fake.cells + stopped.cells + rest.cells
+    assert len(set(everything)) == len(everything)
+    reported = [c for c in everything if not c.tunes]
+    # 3 arms x (2 rungs x 3 seeds at `small`, 2 rungs x 4 seeds at `large`); 3 x 2 x 6 that tune.
+    assert len(reported) == 3 * (6 + 8) and len(everything) == len(reported) + 36
+    assert command.main([*arguments, "--plan"]) == 0
+    shown = capsys.readouterr().out
+    assert "42 cells and 36 runs of the tuning" in shown and "0.03 of 0.1 core-hours" in shown
+
+
+def test_a_signal_in_the_last_steps_of_a_run_ends_the_campaign(tmp_path, monkeypatch):
+    class Signalled(Fake):
+        def __call__(self, *arguments):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().__call__(*arguments)
+
+    fake, campaign = Signalled(monkeypatch), checked(tmp_path)
+    options = command.Options(tmp_path / "runs")
+    assert not command.run(campaign, Ledger(campaign), options, Console(quiet=True))
+    assert len(fake.cells) == 1 and set(read(campaign).found) == set(fake.cells)  # it is kept
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+def test_every_problem_is_listed_at_once(tmp_path):
+    bad = config(
+        tmp_path,
+        period=0,
+        arms={
+            "ddp": arm("ddp", ("inner.learning_rate=1e-3,2e-3,3e-3",)),
+            "diloco": arm("diloco", ("inner.nothing=1,2",)),
+            "no one": arm("nowhere", ()),
+        },
+        claims={"equal": claim("", "", "dilco", "ddp", 0.0, "")},
+        stages={"1": stage(("smal",), (4,), (3,), ("random",), seeds=(0, 100))},
+        tuning=halving(rungs=((2, 2), (4, 2)), seeds=(100,)),
+    )
+    with pytest.raises(RefusedError) as refused:
+        plan(bad, only=["equal", "other"])
+    text = str(refused.value)
+    for part in (
+        "period=0",
+        "'no one' is no folder name",
+        "inner.nothing",
+        "nowhere",
+        "'dilco' is no arm; did you mean diloco?",
+        "'smal' is unknown; did you mean small?",
+        "'random' is unknown",
+        "a verdict needs at least 3",
+        "[100] tune learning rates",
+        "points must become fewer",
+        "--only: 'other' is no claim",
+    ):
+        assert part in text, part
+
+
+def test_budgets_of_arms_must_be_equal(tmp_path):
+    arms = {
+        "ddp": arm("ddp", ("inner.learning_rate=1e-3,2e-3,3e-3",)),
+        "diloco": arm("diloco", ("inner.learning_rate=1e-3,2e-3",)),
+        "averaging": arm("local_sgd", ("inner.learning_rate=1e-3,2e-3",)),
+    }
+    with pytest.raises(RefusedError, match="cannot run") as refused:
+        checked(tmp_path, arms=arms)
+    assert "equally many points" in str(refused.value)
+    with pytest.raises(RefusedError) as refused:
+        command.main(["--shard=2/2", "--core_hours=0", "--config.period=1"])
+    assert "--shard=2/2" in str(refused.value) and "--core_hours=0" in str(refused.value)
+
+
+def test_the_campaign_of_this_repository_passes_its_checks():
+    campaign = plan(load_config(command.DEFAULT, [])[0])
+    first = {c for claim in campaign.claims.values() for c in claim.stages.get("1_first", ())}
+    scales = {(rung.size, rung.rounds, rung.regions) for rung, seeds in first if len(seeds) >= 3}
+    assert scales == {(s, r, m) for s in ("180k", "700k") for r in (24, 96) for m in (2, 4)}
+
+
+# -- a real run ------------------------------------------------------------------------------------
+
+
+def test_two_steps_leave_a_record(root, tmp_path):
+    campaign = plan(two_steps(root))
+    ledger = Ledger(campaign)
+    one = cell(rounds=2, point="learning_rate=0_5")
+    made = train_cell(campaign, one, tmp_path)
+    ledger.add("f", made)
+    assert made["failed"] is None and ledger.loss(one) == made["loss"] > 0
+    assert made["steps"] == 2 and made["tokens"] == 2 * 4 * 32
+    assert [row[0] for row in made["curve"]] == [0, 1, 2] and made["curve"][-1][4] == made["loss"]
+    assert 0 < made["bytes_sent"] == made["curve"][-1][2] <= made["allreduce_bytes"]
+    assert made["virtual"]["seconds"] > 2 * campaign.step_seconds
+    assert not list(tmp_path.iterdir())  # its folder is gone
+
+
+def test_a_run_that_fails_leaves_its_reason(root, tmp_path):
+    campaign = plan(two_steps(root))
+    broken = {"corpus": f"text:{tmp_path / 'nothing'}"}
+    campaign.common["data"] = campaign.common["data"] | broken
+    made = train_cell(campaign, cell(rounds=2), tmp_path / "runs")
+    assert "nothing" in made["failed"]
+    ledger = Ledger(campaign)
+    ledger.add("f", made)
+    assert ledger.done(cell(rounds=2)) and not ledger.found

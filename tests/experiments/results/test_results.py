@@ -1,0 +1,231 @@
+"""From made-up records to effects, verdicts and a page; and the page of this repository."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from campaign_cases import checked, put, record
+
+from experiments.campaign import main as campaign_command
+from experiments.campaign import tuning
+from experiments.campaign.order import Points, cells_of
+from experiments.campaign.plan import plan
+from experiments.campaign.records import Ledger, read, write
+from experiments.cli import RefusedError, load_config
+from experiments.compare.stats import holm
+from experiments.results import fit as fits
+from experiments.results import main as command
+from experiments.results.effects import effects
+from experiments.results.figures import digest_in
+from experiments.results.page import page
+from experiments.results.verdict import verdict
+
+ROOT = Path(__file__).resolve().parents[3]
+NOISE = {0: -0.02, 1: 0.03, 2: -0.01, 3: 0.0}  # by seed, shared by both arms
+
+
+def ledger_of(campaign, loss_of, stages=("1",)):
+    """Tuned (rates 0.5 and 2e-3 are the best), with every reported cell of some stages."""
+    ledger = Ledger(campaign)
+    for arm in campaign.arms:
+        for size in campaign.sizes:
+            while cells := tuning.missing(campaign, ledger, arm, size):
+                put(ledger, cells, lambda c: 2.0 if c.point[-3:] in ("0_5", "e-3") else 3.0)
+    points = Points(campaign, ledger)
+    for claim in campaign.claims.values():
+        for stage in stages:
+            for rung, seeds in claim.stages[stage]:
+                cells = cells_of(claim, rung, seeds, points)
+                put(ledger, [c for c in cells if not ledger.done(c)], loss_of)
+    return ledger
+
+
+def gap(of):
+    """Losses: DiLoCo `of(cell)` above the others' 2.0, and a noise that pairing takes away."""
+
+    def loss(cell):
+        base = 2.0 + NOISE[cell.seed]
+        return base * (1 + of(cell)) if cell.arm == "diloco" else base
+
+    return loss
+
+
+def jitter(cell):
+    """What pairing does not take away: 0.1 %, of mean 0 over three seeds."""
+    return (-0.001, 0.0, 0.001, 0.0)[cell.seed]
+
+
+def test_effects_by_hand(tmp_path):
+    campaign = checked(tmp_path)
+    ledger = ledger_of(campaign, gap(lambda c: 0.10 / c.rounds + jitter(c)))
+    found = effects(campaign, ledger)
+    first, second = found["equal"]
+    assert (first.rung.rounds, second.rung.rounds) == (4, 8) and first.lacking == 0
+    assert first.differences == pytest.approx({0: 0.024, 1: 0.025, 2: 0.026})
+    assert first.mean == pytest.approx(0.025) and second.mean == pytest.approx(0.0125)
+    # Both rungs have s = 0.001, so has the pool, with 4 degrees of freedom: t(97.5 %) = 2.776445.
+    assert first.half == pytest.approx(2.776445 * 0.001 / math.sqrt(3), rel=1e-5)
+    # t against the margin 0.01 is 0.015 / 0.00057735 = 25.98; for 4 degrees of freedom, two-sided,
+    # p = 1 - x (3 - x^2) / 2 with x = t / sqrt(4 + t^2).
+    for effect, above in ((first, 0.015), (second, 0.0025)):
+        t = above / (0.001 / math.sqrt(3))
+        x = t / math.sqrt(4 + t * t)
+        assert effect.p == pytest.approx(1 - x * (3 - x * x) / 2, rel=1e-6)
+    tested = [e for of in found.values() for e in of]
+    assert [e.adjusted for e in tested] == pytest.approx(holm([e.p for e in tested]))
+    # Of three values Hedges' correction is 1 - 3 / 7.
+    assert first.size_of_effect == pytest.approx(25.0 * 4 / 7)
+    assert first.bytes == first.seconds == 1 and first.fewer_bytes == 20
+    assert first.status == "opposite" and {e.status for e in found["better"]} == {"opposite"}
+
+
+@pytest.mark.parametrize(
+    "of, equal, better",
+    [
+        (lambda c: -0.02, ("holds", 8), ("holds", 8)),
+        (lambda c: -0.02 if c.rounds == 8 else 0.02, ("holds from", 8), ("holds from", 8)),
+        (lambda c: 0.005, ("holds", 8), ("contradicted", 8)),
+        (lambda c: 0.04, ("contradicted", 8), ("contradicted", 8)),
+        (lambda c: 0.16 / c.rounds, ("not seen up to", 8), ("not seen up to", 8)),  # it shrinks
+        (lambda c: 0.01 if c.seed else -0.02, ("not seen up to", 8), ("not seen up to", 8)),
+        (lambda c: -0.02 if c.rounds == 4 else 0.02, ("not seen up to", 8), ("not seen up to", 8)),
+    ],
+)
+def test_verdicts(tmp_path, of, equal, better):
+    campaign = checked(tmp_path)
+    found = effects(campaign, ledger_of(campaign, gap(lambda c: of(c) + jitter(c))))
+    for name, (word, rounds) in {"equal": equal, "better": better}.items():
+        told = verdict(campaign, found[name])
+        assert (told.word, told.scale) == (word, ("small", rounds)), name
+
+
+def test_trends_are_paired_by_seed(tmp_path):
+    campaign = checked(tmp_path)
+    by_seed = {0: 0.01, 1: 0.02, 2: 0.03}
+    found = effects(
+        campaign, ledger_of(campaign, gap(lambda c: by_seed[c.seed] * (2 if c.rounds == 8 else 1)))
+    )
+    told = verdict(campaign, found["better"])
+    assert told.over_rounds.mean == pytest.approx(0.02) and told.over_rounds.count == 3
+    assert told.over_rounds.half == pytest.approx(4.302653 * 0.01 / math.sqrt(3), rel=1e-6)
+    assert told.over_size.count == 0
+
+
+def test_no_verdict_from_two_seeds_and_failures_are_told(tmp_path):
+    campaign = checked(tmp_path)
+    loss = gap(lambda c: 0.05 + jitter(c))
+    ledger = ledger_of(campaign, lambda c: None if c.seed == 2 and c.arm == "ddp" else loss(c))
+    found = effects(campaign, ledger)
+    assert all(e.adjusted is None and e.failed == (2,) for e in found["equal"])
+    assert verdict(campaign, found["equal"]).word == "no verdict"
+    assert verdict(campaign, found["better"]).word == "contradicted"
+    text = page(command.gather(ledger))
+    assert "too few seeds" in text and text.count("it diverged") == 2 and "(failed: 1)" in text
+
+
+def test_what_was_spent_equally(tmp_path):
+    """`here` is twice as fast and sends half as much."""
+    campaign = checked(tmp_path)
+
+    def curve(scale, losses):
+        return [[i, 10 * i, 8 * scale * i, scale * i, y] for i, y in enumerate((6.0, *losses))]
+
+    ledger = ledger_of(campaign, gap(lambda c: 0.0))
+    for cell, one in ledger.found.items():
+        fast = cell.arm == "diloco"
+        one["curve"] = curve(1, (4, 3, 2.5, 2)) if fast else curve(2, (5, 4.4, 3, 2))
+        one["bytes_sent"], one["virtual"] = (32, {"seconds": 4}) if fast else (64, {"seconds": 8})
+    effect = effects(campaign, ledger)["equal"][0]
+    assert effect.bytes == effect.seconds == 0.5
+    assert effect.at_equal_time == effect.at_equal_bytes == pytest.approx(2 / 4.4 - 1)
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Records on disk, and the arguments that name their campaign."""
+    campaign = checked(tmp_path)
+    ledger = ledger_of(campaign, gap(lambda c: 0.02 + jitter(c)))
+    for cell, one in ledger.found.items():
+        write(campaign, cell, one)
+    file = tmp_path / "config.py"
+    file.write_text(
+        "import pathlib\nfrom campaign_cases import config\n"
+        f"def get_config():\n    return config(pathlib.Path({str(tmp_path)!r}))\n"
+    )
+    return campaign, [f"--config={file}", f"--docs={tmp_path / 'docs'}"], tmp_path / "docs"
+
+
+def test_a_page_is_made_from_records_and_checked(written, capsys):
+    campaign, arguments, docs = written
+    assert command.main([*arguments, "--check"]) == 1  # there is none yet
+    assert command.main(arguments) == 0 and command.main([*arguments, "--check"]) == 0
+    text = (docs / "evidence.md").read_text()
+    order = [text.index(word) for word in ("**contradicted", "## equal", "## Learning rates")]
+    assert order == sorted(order)
+    assert "+2.0 ± 0.2 %" in text and "outer 0.5 (of 0.2, 0.5)" in text
+    assert "do not carry a fit yet" in text and "None: no run failed" in text
+    # A figure that no record bears out fails.
+    (docs / "evidence.md").write_text(text.replace("+2.0 ± 0.2 %", "-2.0 ± 0.2 %", 1))
+    capsys.readouterr()
+    assert command.main([*arguments, "--check"]) == 1
+    assert "-2.0 ± 0.2 %" in capsys.readouterr().out
+    (docs / "evidence.md").write_text(text)
+    # So does a picture of other records, and a record that the page does not know.
+    cell = next(c for c in read(campaign).found if c.arm == "diloco" and not c.tunes)
+    write(campaign, cell, record(campaign, cell, 2.3))
+    assert command.main([*arguments, "--check"]) == 1
+    shown = capsys.readouterr().out
+    assert "overview.png does not show" in shown and "evidence.md does not agree" in shown
+    assert command.main(arguments) == 0 and command.main([*arguments, "--check"]) == 0
+    assert digest_in(docs / "evidence" / "equal.png")
+
+
+def test_without_records_nothing_is_written(tmp_path, written):
+    _, arguments, docs = written
+    with pytest.raises(RefusedError, match="results") as refused:
+        command.main([*arguments, f"--config.records={tmp_path / 'none'}"])
+    assert "run the campaign first" in str(refused.value) and not docs.exists()
+
+
+def test_the_page_of_this_repository_agrees_with_its_records(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    ledger = read(plan(load_config(campaign_command.DEFAULT, [])[0]))
+    assert command.disagreements(command.gather(ledger), ROOT / "docs") == []
+
+
+# -- the fit ---------------------------------------------------------------------------------------
+
+TERMS = (1.2, 8.0, 0.3, 40.0, 0.35)
+
+
+def points(noise=0.0, sizes=(2e5, 7e5, 3e6, 1e7)):
+    rng, (e, a, alpha, b, beta) = np.random.default_rng(0), TERMS
+    return [
+        (n, d, seed, (e + a / n**alpha + b / d**beta) * (1 + noise * rng.standard_normal()))
+        for n in sizes
+        for d in (4e5, 1.5e6, 6e6, 2.4e7)
+        for seed in range(3)
+    ]
+
+
+def test_a_fit_finds_its_terms_and_extrapolates():
+    found = fits.fit(points())
+    assert found.error < 1e-6
+    true = TERMS[0] + TERMS[1] / 1.5e8**0.3 + TERMS[3] / 3e9**0.35
+    assert found.at(1.5e8, 3e9)[0] == pytest.approx(true, rel=1e-3)
+    noisy = fits.fit(points(noise=0.003))
+    loss, low, high = noisy.at(2e7, 4e8)
+    true = TERMS[0] + TERMS[1] / 2e7**0.3 + TERMS[3] / 4e8**0.35
+    assert low < loss < high and loss == pytest.approx(true, rel=0.05)
+    assert noisy.error == pytest.approx(0.003, rel=0.5)
+
+
+def test_two_sizes_carry_no_fit():
+    few = points(sizes=(2e5, 7e5))
+    assert fits.carried(few) == ["1 more sizes"] and not fits.carried(points())
+    with pytest.raises(ValueError, match="1 more sizes"):
+        fits.fit(few)
