@@ -76,9 +76,8 @@ def main(argv: Sequence[str]) -> int:
     if values.plan:
         show_plan(campaign, ledger, options, console)
         return 0
-    compile_cache.enable(values.compile_cache)
     # Runs are short and alike: small programs, too, are worth keeping.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compile_cache.enable(values.compile_cache, least_seconds=0.0)
     if not run(campaign, ledger, options, console):
         console.print("interrupted; run the same command to continue")
         return EXIT_INTERRUPTED
