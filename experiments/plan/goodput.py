@@ -240,17 +240,17 @@ def _show_own(
         *_breaks(fleet),
     )
     parts = [what for what in rows[0].lost if any(row.lost[what] >= 5e-6 for row in rows)]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("", no_wrap=True)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("%", no_wrap=True, vertical="bottom")
     priced = fields["price_per_chip_hour"] is not None
     headings = ["goodput", "uptime", *(f"lost: {part}" for part in parts), "chips lost"]
-    for heading in [*headings, *(["lost a day"] if priced else [])]:
+    for heading in [*headings, *(["a day"] if priced else [])]:
         words = "\n".join(heading.split(": ") if ": " in heading else heading.rsplit(" ", 1))
         table.add_column(words, justify="right", no_wrap=True, vertical="bottom")
     for row in rows:
         lost = (1.0 - row.goodput) * fleet.allocated
-        cells = [_percent(row.goodput), _percent(row.uptime)]
-        cells += [_percent(row.lost[part]) for part in parts] + [f"{lost:,.1f}"]
+        shares = [row.goodput, row.uptime, *(row.lost[part] for part in parts)]
+        cells = [*(f"{100 * share:.2f}" for share in shares), f"{lost:,.1f}"]
         if priced:
             cells.append(f"{lost * 24 * fields['price_per_chip_hour']:,.0f}")
         table.add_row(METHODS[row.method].title, *cells)
@@ -345,7 +345,7 @@ def _beside(ours: float, published: float | None) -> str:
 
 def _reactions() -> list[str]:
     return [
-        "others wait: a stopped region is waited for at the next synchronisation. absent: nobody "
+        "waits: the others wait for a stopped region at the next synchronisation. absent: nobody "
         "waits, what it had not sent is lost, it is back after the next one (this runtime)",
         "goodput counts failures; for what the links take, multiply by a plan's busy share",
     ]

@@ -62,9 +62,9 @@ class MethodUnderFailures(NamedTuple):
 METHODS = {
     DP: MethodUnderFailures("DP", Reaction.ONE_JOB, elastic=False),
     ELASTIC_DP: MethodUnderFailures("elastic DP", Reaction.ONE_JOB),
-    "diloco_wait": MethodUnderFailures("DiLoCo, others wait", Reaction.WAIT),
+    "diloco_wait": MethodUnderFailures("DiLoCo, waits", Reaction.WAIT),
     "diloco_absent": MethodUnderFailures("DiLoCo, absent", Reaction.ABSENT),
-    "streaming_wait": MethodUnderFailures("Streaming, others wait", Reaction.WAIT, streaming=True),
+    "streaming_wait": MethodUnderFailures("Streaming, waits", Reaction.WAIT, streaming=True),
     "streaming_absent": MethodUnderFailures("Streaming, absent", Reaction.ABSENT, streaming=True),
     DECOUPLED: MethodUnderFailures("Decoupled", Reaction.INDEPENDENT),
 }

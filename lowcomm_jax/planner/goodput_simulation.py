@@ -126,10 +126,10 @@ def simulate(fleet: Fleet, method: str, seed: int) -> Goodput:
     overhead = fleet.overhead_of(method)
     goodput_R = (1.0 - overhead) * kept_R
     lost = {
-        "standing still": used - full_R - waiting_R,
+        "stopped": used - full_R - waiting_R,
         "waiting": waiting_R,
         "broken": share(trained_RxJ * (1.0 - whole_RxJ)),
-        "not sent": share((trained_RxJ - kept_RxJ) * whole_RxJ),
+        "unsent": share((trained_RxJ - kept_RxJ) * whole_RxJ),
         "spare": np.full_like(kept_R, 1.0 - used),
         "overhead": overhead * kept_R,
     }

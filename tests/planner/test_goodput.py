@@ -137,8 +137,8 @@ def test_growing_again_is_a_stop_and_spare_slices_avoid_it():
     (swaps,) = plan_goodput(replace(fleet, spare_slices=4), [ELASTIC_DP])
     once = 900 / (50 * HOUR)
     # Two stops an interrupt. The next 30 hours have none in nine cases of ten.
-    assert grows.lost["standing still"] == pytest.approx(2 * once, rel=0.05)
-    assert swaps.lost["standing still"] == pytest.approx(once, rel=0.05)
+    assert grows.lost["stopped"] == pytest.approx(2 * once, rel=0.05)
+    assert swaps.lost["stopped"] == pytest.approx(once, rel=0.05)
 
 
 def test_dp_waits_for_repair_and_spares_take_its_place():
@@ -174,7 +174,7 @@ def test_a_region_that_is_away_stops_dp_and_costs_the_others_nothing():
     for _ in range(50):
         each = 1 / (100 / running + 8)  # outages of a region an hour
         running = 1 - 3 * each * (1 + running)
-    assert found[ELASTIC_DP].lost["standing still"] == pytest.approx(1 - running, abs=0.002)
+    assert found[ELASTIC_DP].lost["stopped"] == pytest.approx(1 - running, abs=0.002)
     # Of 8 hours away it stands for the first; the other two regions stop it now and then.
     broken = each * 7 * (1 - 2 * each * 2)
     assert found[ELASTIC_DP].lost["broken"] == pytest.approx(broken, abs=0.002)
@@ -215,7 +215,7 @@ def test_an_absent_region_loses_rounds_and_comes_back_at_a_synchronisation():
     fleet = Fleet((64, 64), chip_mtbf_s=64 * mtbf, stop_s=stop, period_s=period)
     (row,) = plan_goodput(fleet, ["diloco_absent"])
     assert row.goodput == pytest.approx((chance @ kept) / (chance @ cycle), abs=0.004)
-    assert row.lost["waiting"] == 0.0 and row.lost["not sent"] > 0.1
+    assert row.lost["waiting"] == 0.0 and row.lost["unsent"] > 0.1
 
 
 def test_decoupled_loses_what_it_had_not_sent():

@@ -23,7 +23,7 @@ def few(monkeypatch):
 def run(name, folder, **changes):
     config = importlib.import_module(f"configs.plan.{name}").get_config().to_dict()
     text = io.StringIO()
-    result = answer(config | changes, folder, Console(file=text, width=140))
+    result = answer(config | changes, folder, Console(file=text, width=80))
     return result, text.getvalue()
 
 
@@ -36,13 +36,14 @@ def test_the_published_table_stands_beside_ours(tmp_path, few):
     assert 86 < 100 * learners["goodput"] < 90 and learners["uptime"] > 0.999
     for shown in (f"{100 * learners['goodput']:.1f} (+", "second-hand", "fitted to that table"):
         assert shown in text
-    assert "others wait" in text and "absent" in text and "not published" in text
+    assert "waits: the others wait" in text and "absent" in text and "not published" in text
 
 
 def test_a_fleet_of_ones_own_is_answered_in_a_screen(tmp_path):
     started = time.process_time()
     result, text = run("goodput_three_regions", tmp_path, region_mtbf_hours="99,99,40")
     assert time.process_time() - started < 10.0 and len(text.splitlines()) < 24
+    assert "…" not in text
     assert [row["method"] for row in result["rows"]] == list(METHODS)
     for row in result["rows"]:
         assert sum(row["lost"].values()) + row["goodput"] == pytest.approx(1.0)
