@@ -79,7 +79,17 @@ METHODS = {
         4, 3, 2, "norm", 1, 24, threshold=1.0, eta=2.0, codec=feedback("topk", k=3)
     ),
 }
-LATER = ("heloco", "isoloco", "restarted", "snoo")  # not in version 0.1.0
+LATER = (  # not in version 0.1.0
+    "decoupled",
+    "des_loc",
+    "halos",
+    "heloco",
+    "isoloco",
+    "restarted",
+    "snoo",
+    "sparta",
+    "sparta_diloco",
+)
 TOKEN_WEIGHTS = ("diloco", "streaming_partly")
 # Large enough to travel as factors of two ranks.
 SHAPES = {**oracle.SHAPES, "a": (8, 9)}
