@@ -31,6 +31,7 @@ class LearnerLoop(SyncLoop):
     def __init__(self, programs: RoundPrograms, weights: str | np.ndarray):
         super().__init__(programs, weights)
         self.by_rate = self.schedule.admission.weights == "token_rate"
+        self._now = 0  # the tick whose landings are done
 
     def events_at(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
         """Landings, sends, landings of delay 0, and what learners that come back copy."""
