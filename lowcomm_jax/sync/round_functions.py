@@ -23,7 +23,7 @@ from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.pairs import GroupExchange
 from lowcomm_jax.merge import merge_leaves
 from lowcomm_jax.mesh.regions import Regions
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import Method, Rule
 from lowcomm_jax.params import fragments as fragmentation
 
 PyTree = Any
@@ -40,6 +40,7 @@ class RoundFunctions:
     Attributes:
       specs: leaf name -> PartitionSpec without the region or anchor axis.
       codec_error: whether a send measures it, for which payloads are decoded once more.
+      rules_K: (outer rule, landing rule) of each fragment, or of all of them.
     """
 
     regions: Regions
@@ -48,6 +49,7 @@ class RoundFunctions:
     guard: OutlierGuard
     specs: dict[str, P]
     codec_error: bool
+    rules_K: tuple[tuple[Rule, Rule], ...]
 
     # -- at the send ----------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class RoundFunctions:
           if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
             not move it.
           level: of the codec, at which the payload was encoded.
-          rules: the fragment whose rules apply, where fragments have rules of their own.
+          rules: which of `rules_K` apply.
 
         Returns:
           (anchor, outer_state, codec_state, metrics `[A]`): unchanged when all weights are
@@ -200,7 +202,7 @@ class RoundFunctions:
         like = without_lead(base)
         exchange = self.exchange.at(level)
         energy = self.method.rank_energy
-        if self.method.reads_payloads:
+        if exchange.one_by_one:
             decoded = exchange.everyone(payload, like, self._specs(like), brought)
             mean, rank = self._merged(decoded, weight_R, outer_state), None
         else:
@@ -212,7 +214,7 @@ class RoundFunctions:
         new_codec_state = codec_state
         if codec_state is not None:
             mean, new_codec_state = self._receive(mean, codec_state, weight_R)
-        rule = self.method.outer_of(rules)
+        rule, _ = self.rules_K[rules]
         updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
         updates, update_norm = self.guard.clip(updates, self.norm(updates))
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
@@ -316,14 +318,14 @@ class RoundFunctions:
           told: int32 `fragment`, `round` and `step` (inner steps done, for schedules of the inner
             learning rate), which the landing rule is told.
           outer_state: `[A, ...]`, for methods that hand out something else than the anchor.
-          rules: the fragment whose rules apply, where fragments have rules of their own.
+          rules: which of `rules_K` apply.
 
         Returns:
           (params, landing_state).
         """
         theta = fragmentation.take(params, rows)
         target = self.handed_out(fragmentation.take(anchor, rows), outer_state)
-        rule = self.method.landing_of(rules)
+        _, rule = self.rules_K[rules]
         shape = {k: (theta[k].shape[0], *target[k].shape[1:]) for k in theta}
         adopted = {k: jnp.broadcast_to(target[k], shape[k]) for k in theta}
         if rule is not None:
@@ -448,7 +450,7 @@ class GossipRoundFunctions(RoundFunctions):
             payload, anchors, weight_R, draw.members, like, self._specs(like)
         )
 
-        rule, told = self.method.outer_of(rules), told or {}
+        (rule, _), told = self.rules_K[rules], told or {}
 
         def one_region(mean, state, own, group):
             return rule.update(mean, state, own, group_anchor=group, **told)

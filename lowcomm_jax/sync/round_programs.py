@@ -140,7 +140,9 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
     spec_fn = config.spec_fn or default_specs(exchange)
     specs = {name: spec_fn(name, leaf) for name, leaf in shapes.items()}
     method = settled(method, exchange, cut, config)
-    parts = (regions, exchange, method, config.guard, specs, config.codec_error)
+    apart = range(len(cut) if method.rules_differ else 1)
+    rules_K = tuple((method.outer_of(p), method.landing_of(p)) for p in apart)
+    parts = (regions, exchange, method, config.guard, specs, config.codec_error, rules_K)
     if method.topology is None:
         functions = RoundFunctions(*parts)
     else:

@@ -68,6 +68,9 @@ class SyncLoop:
         self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
+        count, apart = len(self.fragments), self.method.rules_differ
+        self._lands_by_rule = [self.method.landing_of(p) is not None for p in range(count)]
+        self._rules = [p if apart else 0 for p in range(count)]  # of `RoundFunctions.rules_K`
         self.channels = None
         if programs.channels is not None:
             self.channels = ChannelLoop(programs.channels, self.weights, len(self.fragments))
@@ -221,8 +224,7 @@ class SyncLoop:
     def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
         if not mask.any() and not self.sends_empty:
             return state
-        lands_by_rule = self.method.landing_of(p) is not None
-        with_snapshot = lands_by_rule and bool((self._delay > 0).any())
+        with_snapshot = self._lands_by_rule[p] and bool((self._delay > 0).any())
         level = self.schedule.level(state.counters)
         out = self.programs.payload_program(
             self.fragments.leaves(state.inner.params, p),
@@ -378,7 +380,7 @@ class SyncLoop:
             self.told(state, flight),
             if_news=if_news,
             level=int(flight.level),
-            rules=self.rules(p),
+            rules=self._rules[p],
         )
         outer, anchor = with_item(state.outer, p, outer), {**state.anchor, **anchor}
         state = state.replace(anchor=anchor, outer=outer)
@@ -389,10 +391,6 @@ class SyncLoop:
         step = state.counters.step
         told = {"fragment": flight.fragment, "round": round_of(state, flight), "step": step}
         return {name: np.int32(value) for name, value in told.items()}
-
-    def rules(self, p: int) -> int:
-        """Whose rules fragment p has: its own, or those of all fragments (0)."""
-        return p if self.method.rules_differ else 0
 
     def adopt(self, state, p: int, flight: InFlight, lands: np.ndarray, step: int) -> TrainState:
         """Let the regions of `lands` adopt the anchor by the landing rule."""
@@ -409,7 +407,7 @@ class SyncLoop:
             self._rows[p],
             self.told(state, flight),
             outer,
-            rules=self.rules(p),
+            rules=self._rules[p],
         )
         state = with_inner(state, params={**state.inner.params, **params})
         if state.channels:
