@@ -19,8 +19,8 @@ Stages, each finished before the next:
 - `5_accelerator`: 10M to 150M parameters, for a GPU or a cluster.
 
 The corpus is the running interpreter's standard library (as bytes), so that nothing is downloaded;
-records of another corpus do not join. Another one: `--config.common.data.corpus=text:FOLDER` with
-`--config.records=` a folder of its own.
+records of another corpus do not join. Another one: `--config.common.data.corpus=text:FOLDER`, or
+`--config.common.data.tokenizer=bpe:1024`, with `--config.records=` a folder of its own.
 """
 
 from ml_collections import ConfigDict
@@ -40,7 +40,7 @@ def get_config() -> ConfigDict:
         title="Claims of papers as a function of scale",
         records="records/scale",
         common={
-            "data": {"seq_len": 64},
+            "data": {"corpus": "python", "tokenizer": "bytes", "seq_len": 64},
             "eval": {"sequences": 256, "batch": 32},
             "checkpoint": {"every": 0},
         },

@@ -13,8 +13,8 @@ from experiments.campaign.plan import Campaign
 from experiments.compare.plan import merged
 from experiments.workdir import identity
 
-# What does not change a run's numbers and may differ between machines.
-_PLACES = {"data": ("cache_dir",)}
+# Corpora that are named by a path, which may differ between machines: a record has their digest.
+_BY_PATH = ("text", "parquet", "arrayrecord")
 _DIGITS = 10  # of a digest in a file's name
 
 
@@ -68,9 +68,11 @@ def fields_of(campaign: Campaign, cell: Cell) -> dict[str, Any]:
 
 def digest_of(fields: Mapping[str, Any]) -> str:
     """Of all fields that decide numbers: equal on every machine, whatever the order of the keys."""
-    kept = identity(fields)
-    for section, names in _PLACES.items():
-        kept[section] = {k: v for k, v in kept[section].items() if k not in names}
+    data = {k: v for k, v in fields["data"].items() if k != "cache_dir"}
+    kind = str(data["corpus"]).partition(":")[0]
+    if kind in _BY_PATH:
+        data["corpus"] = kind
+    kept = identity({**fields, "data": data})
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

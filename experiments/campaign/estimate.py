@@ -33,23 +33,20 @@ class Estimate:
         cell = Cell(**record["cell"])
         for key in self._keys(cell):
             seen = self._seen.setdefault(key, [])
-            seen.append((self._work(cell), record["core_seconds"]))
+            seen.append((self.flops(cell), record["core_seconds"]))
 
     def seconds(self, cell: Cell) -> float:
         """Core-seconds that the cell will take."""
         seen = next((self._seen[key] for key in self._keys(cell) if key in self._seen), [])
         setup, pace = _line(seen)
-        return setup + pace * self._work(cell)
-
-    def total(self, cells: Iterable[Cell]) -> float:
-        return sum(map(self.seconds, cells))
+        return setup + pace * self.flops(cell)
 
     @staticmethod
     def _keys(cell: Cell) -> tuple[tuple[str, ...], ...]:
         return (cell.size, cell.arm), (cell.size,), ()
 
-    def _work(self, cell: Cell) -> float:
-        """FLOPs of the training."""
+    def flops(self, cell: Cell) -> float:
+        """Of the training: 6 a parameter and token."""
         campaign, size = self._campaign, self._campaign.sizes[cell.size]
         seq_len = {**campaign.common.get("data", {}), **size.fields.get("data", {})}["seq_len"]
         tokens = cell.rounds * campaign.period * size.batch * seq_len

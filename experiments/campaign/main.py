@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     flags.text("workdir", "runs/campaign", "where runs in progress lie")
     flags.text("shard", "0/1", "i/n: run every n-th part, from 0")
     flags.text("only", None, "names of claims, separated by commas: run what these need")
+    flags.text("until", None, "the last stage that is run (default: the last of all)")
     flags.real("core_hours", None, "start no run that would not fit (default: no limit)")
     flags.text("compile_cache", None, "folder of compiled programs, or off")
     flags.switch("plan", "print what is left and its core-hours; run nothing")
@@ -67,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
         problems.append(f"--core_hours={values.core_hours}: must be positive")
     if problems:
         raise RefusedError(problems, TITLE)
-    campaign = plan(config, None if values.only is None else values.only.split(","))
+    only = None if values.only is None else values.only.split(",")
+    campaign = plan(config, only, values.until)
     ledger = read(campaign)
     if values.retry:
         ledger.forget_failures()

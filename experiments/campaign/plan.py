@@ -115,12 +115,13 @@ class Campaign:
         return parse({"name": f"{regions} regions", "regions": regions, **self.link})
 
 
-def plan(config: Any, only: Sequence[str] | None = None) -> Campaign:
+def plan(config: Any, only: Sequence[str] | None = None, until: str | None = None) -> Campaign:
     """Check a campaign.
 
     Args:
       config: made by `config.campaign`.
       only: names of the claims it is narrowed to; None = all.
+      until: its last stage; None = the last of all.
 
     Raises:
       RefusedError: every violation.
@@ -135,6 +136,9 @@ def plan(config: Any, only: Sequence[str] | None = None) -> Campaign:
     known = list(fields["claims"])
     unknown = [name for name in only or () if name not in known]
     problems += [f"--only: {name!r} is no claim{closest(name, known)}" for name in unknown]
+    stages = sorted(fields["stages"])
+    if until is not None and until not in stages:
+        problems.append(f"--until: {until!r} is no stage{closest(until, stages)}")
     claims = {}
     for name, entry in fields["claims"].items():
         if only is not None and name not in only:
@@ -153,7 +157,7 @@ def plan(config: Any, only: Sequence[str] | None = None) -> Campaign:
         sizes=dict(sorted(sizes.items(), key=lambda item: item[1].params)),
         arms=arms,
         claims=claims,
-        stages=tuple(sorted(fields["stages"])),
+        stages=tuple(key for key in stages if until is None or key <= until),
         tuning=_tuning(fields["tuning"]),
         link=fields["link"],
         step_seconds=fields["step_seconds"],

@@ -41,7 +41,7 @@ def draw(campaign: Campaign, claim: Claim, effects: Sequence[Effect], path: Path
     """Draw the effects of one claim."""
     from matplotlib.figure import Figure  # slow to import
 
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    figure = Figure(figsize=(8.2, 3.8), layout="constrained")
     axes = figure.add_subplot()
     lines: dict[tuple, list[Effect]] = {}
     for effect in effects:
@@ -77,7 +77,7 @@ def draw(campaign: Campaign, claim: Claim, effects: Sequence[Effect], path: Path
     axes.set_title(f"{claim.here} against {claim.there} (below 0: {claim.here} is better)", size=10)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={_KEY: digest(effects), "Software": None})
 
@@ -87,7 +87,7 @@ def overview(campaign: Campaign, effects: dict[str, list[Effect]], path: Path) -
     from matplotlib.figure import Figure
 
     rows = [effect for of in effects.values() for effect in of]
-    figure = Figure(figsize=(7.5, 1.2 + 0.21 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(8.2, 1.4 + 0.18 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     colors = {SEEN: "C2", OPPOSITE: "C3", OPEN: "0.45"}
     words = {SEEN: "as claimed", OPPOSITE: "the opposite", OPEN: "neither is shown"}
@@ -117,7 +117,7 @@ def overview(campaign: Campaign, effects: dict[str, list[Effect]], path: Path) -
     axes.set_xlabel("difference of the loss less the claim's margin, %")
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     shown = digest(rows)
     figure.savefig(path, dpi=110, metadata={_KEY: shown, "Software": None})

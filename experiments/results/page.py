@@ -132,8 +132,9 @@ def _how(evidence: Evidence) -> str:
 ## How to read it
 
 - **Equal tokens.** Regions share a batch: all methods, and all numbers of regions, see as many
-  tokens. Bytes and virtual time are stated beside the loss. `at equal time` is read off the curves
-  where both had spent what the faster one spent, at learning rates that had not decayed yet.
+  tokens. `losses`, `bytes` (of a region) and `time` are those of the first method, beside or over
+  those of the second. `at equal bytes` and `at equal time` are read off the curves where both had
+  spent what the cheaper one spent, at learning rates that had not decayed yet.
 - **Virtual time** is that of links of {links} between all regions, and
   {campaign.step_seconds:g} s a step. Links of a wide area carry models far larger than these.
 - **Differences** are paired by seed: initial weights and data are shared. ± is a 95 % t-interval.
@@ -147,6 +148,9 @@ def _how(evidence: Evidence) -> str:
 - **Learning rates** were tuned for each method and size on seeds that are not reported ({seeds}):
   {rounds}, in {how.regions} regions, {kind(how.split)} data. Momenta are the papers'.
 - g is Hedges' effect size of the paired differences.
+- **Limits.** One corpus; a batch of a few hundred tokens; small grids; rates that were tuned for
+  one length and one number of regions serve all others. Rungs of a size share their seeds, so that
+  their differences are not fully independent.
 """
 
 
@@ -185,23 +189,33 @@ def _trend(high: str, low: str, change: Mean) -> Iterator[str]:
 
 def _table(evidence: Evidence, effects: Sequence[Effect]) -> list[str]:
     rows = [
-        "| scale | data | loss | of the other | difference | p, corrected | g | seeds "
-        "| fewer bytes than AllReduce | bytes | time | at equal time | |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| scale | data | losses | difference | p, corrected | g | seeds | bytes | time "
+        "| at equal bytes | at equal time | |",
+        "| --- " * 12 + "|",
     ]
     for e in effects:
         params = count(evidence.campaign.sizes[e.rung.size].params)
-        adjusted = "-" if e.adjusted is None else f"{e.adjusted:.2g}"
-        g = "-" if e.size_of_effect is None else f"{e.size_of_effect:+.1f}"
-        seeds = str(len(e.differences)) + (f" (failed: {len(e.failed)})" if e.failed else "")
-        equal = "-" if e.at_equal_time is None else f"{100 * e.at_equal_time:+.1f} %"
-        rows.append(
-            f"| {params}, {e.rung.rounds} rounds, {e.rung.regions} regions | {kind(e.rung.split)} "
-            f"| {e.losses[0]:.3f} | {e.losses[1]:.3f} | {_difference(e)} | {adjusted} | {g} "
-            f"| {seeds} | {_times(e.fewer_bytes)} | {_times(e.bytes)} | {_times(e.seconds)} "
-            f"| {equal} | {e.status if e.adjusted is not None else 'too few seeds'} |"
+        fewer = "" if e.fewer_bytes is None else f" (1/{e.fewer_bytes:.3g} of AllReduce)"
+        cells = (
+            f"{params}, {e.rung.rounds} rounds, {e.rung.regions} regions",
+            kind(e.rung.split),
+            f"{e.losses[0]:.3f}, {e.losses[1]:.3f}",
+            _difference(e),
+            "-" if e.adjusted is None else f"{e.adjusted:.2g}",
+            "-" if e.size_of_effect is None else f"{e.size_of_effect:+.1f}",
+            str(len(e.differences)) + (f" (failed: {len(e.failed)})" if e.failed else ""),
+            _times(e.bytes) + fewer,
+            _times(e.seconds),
+            _share(e.at_equal_bytes),
+            _share(e.at_equal_time),
+            e.status if e.adjusted is not None else "too few seeds",
         )
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:+.1f} %"
 
 
 def _times(ratio: float | None) -> str:
@@ -209,17 +223,29 @@ def _times(ratio: float | None) -> str:
 
 
 def _command(evidence: Evidence, claim: Claim) -> list[str]:
-    """What redoes the recorded rungs of a claim from nothing, and what that took."""
+    """What redoes a claim from nothing, up to the last stage that is shown, and its hours."""
     campaign, ledger = evidence.campaign, evidence.ledger
-    hours = (
-        sum(ledger.found[c]["core_seconds"] for c in cells_behind(campaign, ledger, claim)) / 3600
+    cells = cells_behind(campaign, ledger, claim)
+    took = sum(ledger.found[cell]["core_seconds"] for cell in cells) / 3600
+    reported = {(c.size, c.rounds, c.regions, c.split) for c in cells if not c.tunes}
+    shown = [
+        stage
+        for stage, rungs_of in claim.stages.items()
+        if any(tuple(vars(rung).values()) in reported for rung, _ in rungs_of)
+    ]
+    until = min(campaign.stages.index(stage) for stage in shown)
+    alone = dataclasses.replace(
+        campaign, claims={claim.name: claim}, stages=campaign.stages[: until + 1]
     )
+    estimate = Estimate(campaign, ledger.found.values())
+    hours = sum(step.seconds for step in ordered(alone, Ledger(alone), estimate.seconds)) / 3600
     return [
-        f"From nothing, on two cores, what is shown took {hours / 2:.1f} hours "
-        f"({hours:.2f} core-hours, tuning included):",
+        f"From nothing, tuning included, this takes about {hours / 2:.1f} hours on two cores, a "
+        f"shard each; what is shown took {took:.2f} core-hours:",
         "",
         "```bash",
-        f"python -m experiments campaign --only={claim.name} --config.records=runs/again",
+        f"python -m experiments campaign --only={claim.name} --until={campaign.stages[until]} \\",
+        "    --config.records=runs/again",
         "```",
     ]
 
@@ -287,7 +313,7 @@ def _flat(changes, prefix: str = "") -> dict[str, float]:
 def _scaling(evidence: Evidence) -> str:
     """Loss against size and tokens, where the records carry it."""
     campaign = evidence.campaign
-    rows, lacking = [], {}
+    rows = []
     for name in campaign.arms:
         groups: dict[int, list] = {}
         for cell, record in evidence.ledger.found.items():
@@ -295,8 +321,7 @@ def _scaling(evidence: Evidence) -> str:
                 groups.setdefault(cell.regions, []).append(record)
         for regions, records in sorted(groups.items()):
             points = fits.points_of(records)
-            if missing := fits.carried(points):
-                lacking[" and ".join(missing)] = None
+            if fits.carried(points):
                 continue
             found = fits.fit(points)
             ahead = [_ahead(found, params) for params, _ in _AHEAD]
@@ -305,7 +330,7 @@ def _scaling(evidence: Evidence) -> str:
             rows.append(f"| {' | '.join((name, str(regions), terms, error, *ahead))} |")
     lines = ["## Loss against size and tokens", ""]
     if not rows:
-        needs = "; ".join(lacking) or "records"
+        needs = f"{fits.LEAST_SIZES} sizes and {fits.LEAST_TOKENS} numbers of tokens of a method"
         return "\n".join([*lines, f"The records do not carry a fit yet. It needs {needs}."])
     names = " | ".join(f"extrapolated to {name}" for _, name in _AHEAD)
     return "\n".join(
@@ -332,11 +357,13 @@ def _left(evidence: Evidence) -> str:
     estimate = Estimate(campaign, ledger.found.values())
     cells: Counter[str] = Counter()
     hours: Counter[str] = Counter()
+    flops: Counter[str] = Counter()
     for step in ordered(campaign, ledger, estimate.seconds):
         cells[step.stage] += len(step.cells) + len(step.tunes)
         hours[step.stage] += step.seconds / 3600
+        flops[step.stage] += sum(map(estimate.flops, (*step.cells, *step.tunes)))
     rows = [
-        f"| {stage} | {cells[stage]} | {hours[stage]:,.1f} |"
+        f"| {stage} | {cells[stage]} | {hours[stage]:,.1f} | {flops[stage]:.1e} |"
         for stage in campaign.stages
         if cells[stage]
     ]
@@ -346,10 +373,15 @@ def _left(evidence: Evidence) -> str:
         [
             "## What is left",
             "",
-            "Core-hours at the pace of one core, from what ran; an accelerator needs other hours.",
+            "The same command goes on with it, on this machine or another. Records join by lying "
+            "in one folder: each names its code, its config's digest and its corpus. Shards need "
+            "nothing from one another. A run that fails is listed, and `--retry` runs it again.",
             "",
-            "| stage | runs | core-hours |",
-            "| --- | --- | --- |",
+            "Core-hours are at the pace of one core, from what ran; for an accelerator the FLOPs "
+            "say more.",
+            "",
+            "| stage | runs | core-hours | FLOPs |",
+            "| --- | --- | --- | --- |",
             *rows,
             "",
             "```bash",

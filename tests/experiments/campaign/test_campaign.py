@@ -54,6 +54,8 @@ def test_a_digest_is_of_what_decides_numbers(tmp_path):
     places = {**fields, "data": {**fields["data"], "cache_dir": "/elsewhere"}, "log": {"every": 9}}
     assert digest_of(dict(reversed(places.items()))) == digest_of(fields)
     assert digest_of({**fields, "seed": 2}) != digest_of(fields)
+    texts = [{**fields, "data": {**fields["data"], "corpus": f"text:/{x}"}} for x in "ab"]
+    assert digest_of(texts[0]) == digest_of(texts[1]) != digest_of(fields)
 
 
 def test_a_record_is_written_and_read(tmp_path):
@@ -231,7 +233,8 @@ def test_a_campaign_stops_at_its_budget_and_goes_on(tmp_path, monkeypatch, capsy
     stopped = Fake(monkeypatch, stop_after=2)
     assert command.main(arguments) == 75 and len(stopped.cells) == 2
     rest = Fake(monkeypatch)
-    assert command.main([*arguments, "--only=better"]) == 0
+    assert command.main([*arguments, "--only=better", "--until=1"]) == 0
+    assert not any(c.size == "large" or c.arm == "ddp" for c in rest.cells)
     assert command.main(arguments) == 0
     everything = fake.cells + stopped.cells + rest.cells
     assert len(set(everything)) == len(everything)
@@ -272,7 +275,7 @@ def test_every_problem_is_listed_at_once(tmp_path):
         tuning=halving(rungs=((2, 2), (4, 2)), seeds=(100,)),
     )
     with pytest.raises(RefusedError) as refused:
-        plan(bad, only=["equal", "other"])
+        plan(bad, only=["equal", "other"], until="9")
     text = str(refused.value)
     for part in (
         "period=0",
@@ -286,6 +289,7 @@ def test_every_problem_is_listed_at_once(tmp_path):
         "[100] tune learning rates",
         "points must become fewer",
         "--only: 'other' is no claim",
+        "--until: '9' is no stage",
     ):
         assert part in text, part
 
