@@ -67,14 +67,22 @@ def fields_of(campaign: Campaign, cell: Cell) -> dict[str, Any]:
 
 
 def digest_of(fields: Mapping[str, Any]) -> str:
-    """Of all fields that decide numbers: equal on every machine, whatever the order of the keys."""
+    """Of all fields that decide numbers: equal on every machine, whatever the order of the keys.
+
+    Unset fields (None) count as missing, so that records of before a field was there still join.
+    """
     data = {k: v for k, v in fields["data"].items() if k != "cache_dir"}
     kind = str(data["corpus"]).partition(":")[0]
     if kind in _BY_PATH:
         data["corpus"] = kind
-    kept = identity({**fields, "data": data})
+    kept = _set_fields(identity({**fields, "data": data}))
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    found = {k: _set_fields(v) if isinstance(v, Mapping) else v for k, v in fields.items()}
+    return {k: v for k, v in found.items() if v is not None}
 
 
 def record_path(campaign: Campaign, cell: Cell, digest: str) -> Path:
