@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from experiments.campaign.cells import Cell
 from experiments.campaign.estimate import Estimate
 from experiments.campaign.order import Points, cells_of, ordered
-from experiments.campaign.plan import Campaign, Claim
+from experiments.campaign.plan import Campaign, Claim, Rung
 from experiments.campaign.records import Ledger
 from experiments.campaign.tuning import rungs
 from experiments.compare.stats import Estimate as Mean
@@ -227,13 +227,12 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
     campaign, ledger = evidence.campaign, evidence.ledger
     cells = cells_behind(campaign, ledger, claim)
     took = sum(ledger.found[cell]["core_seconds"] for cell in cells) / 3600
-    reported = {(c.size, c.rounds, c.regions, c.split) for c in cells if not c.tunes}
-    shown = [
-        stage
-        for stage, rungs_of in claim.stages.items()
-        if any(tuple(vars(rung).values()) in reported for rung, _ in rungs_of)
-    ]
-    until = min(campaign.stages.index(stage) for stage in shown)
+    reported = {Rung(c.size, c.rounds, c.regions, c.split) for c in cells if not c.tunes}
+    first: dict[Rung, int] = {}  # the stage in which a rung is first looked at
+    for number, stage in enumerate(campaign.stages):
+        for rung, _ in claim.stages.get(stage, ()):
+            first.setdefault(rung, number)
+    until = max(first[rung] for rung in reported)
     alone = dataclasses.replace(
         campaign, claims={claim.name: claim}, stages=campaign.stages[: until + 1]
     )
