@@ -125,10 +125,12 @@ class _Overlapped:
             interval = flight.sent - self.clocks.previous[flight.fragment]
             rate = change_rate(flight.reduced.mean, interval)
             self.clocks.landed_scores[flight.fragment] = rate
-        staleness = step - flight.sent
+        staleness, rule = step - flight.sent, self.land_rule
+        if isinstance(rule, list):
+            rule = rule[flight.fragment]
         for r in due:
             for key in self.fragments[flight.fragment]:
-                self.regions.values[r][key] = self.land_rule(
+                self.regions.values[r][key] = rule(
                     self.anchor[key],
                     self.regions.values[r][key],
                     flight.snapshots[r][key],
@@ -201,7 +203,8 @@ def run_streaming(
 ) -> Trajectory:
     """Run Streaming DiLoCo (arXiv 2501.18512, Algorithm 2) with the shared anchor as base.
 
-    `outer`: a rule, or one for each fragment. `merge`: of `oracle.merging`; None = the mean.
+    `outer`, `alpha`: one, or a list of one for each fragment. `merge`: of `oracle.merging`; None =
+    the mean.
     `wire` gives what receivers read of an array; None = the array.
 
     `overlap` is tau, one for all or one per region. With different ones the anchor moves when
@@ -211,7 +214,8 @@ def run_streaming(
     _check_fragments(fragments, params)
     steps, count = batches["x"].shape[:2]
     delays = _delays(overlap, count)
-    state = _Overlapped(params, fragments, inner, outer, delays, blend_landing(alpha), count)
+    landing = [blend_landing(a) for a in alpha] if isinstance(alpha, list) else blend_landing(alpha)
+    state = _Overlapped(params, fragments, inner, outer, delays, landing, count)
     state.wire, state.merge = wire or state.wire, merge
     state.run.record(**state.fields(0))
     for t in range(1, steps + 1):
