@@ -4,7 +4,7 @@ import numpy as np
 import oracle
 import pytest
 from compilations import compilations
-from engine.test_oracle import ADAMW, SGD, check, one_device, train
+from engine.test_oracle import ADAMW, SGD, check, close, one_device, train
 from oracle import merging
 from oracle.jax_problem import loss_fn
 
@@ -35,7 +35,7 @@ def make(period, overlap, quorum, grace, speeds, outages, **more):
     )
 
 
-def derive(batches, case, inner, merge_rule=None):
+def derive(batches, case, inner, merge_rule=None, tokens=None):
     period, overlap, quorum, grace, speeds, outages = case
     return oracle.run_decoupled_diloco(
         oracle.make_params(),
@@ -50,6 +50,7 @@ def derive(batches, case, inner, merge_rule=None):
         outer=oracle.Nesterov(0.7, 0.9),
         speeds=speeds,
         outages=outages,
+        tokens=tokens,
     )
 
 
@@ -76,6 +77,22 @@ def test_without_a_merge_rule_it_is_the_mean_by_tokens_a_step():
     case = CASES["grace"]
     _, seen, batches = train(make(*case, merge=None), SGD[1], 3, steps=STEPS)
     check(seen, derive(batches, case, SGD[0], mean))
+
+
+def test_weights_are_tokens_times_tokens_a_step():
+    """Steps of unlike numbers of tokens: c_tokens and c_tokens^2 / c_steps are not proportional."""
+
+    def counted(params, batch, rng):
+        return loss_fn(params, batch, rng), {"tokens": 1.0 + 9.0 * batch["x"][0, 0] ** 2}
+
+    case, batches = CASES["grace"], oracle.make_batches(steps=STEPS, regions=3)
+    engine = Engine(counted, SGD[1], make(*case, merge=None), 3, mesh=one_device())
+    steps = [oracle.step_batch(batches, t) for t in range(1, STEPS + 1)]
+    state, _ = engine.run(engine.init(oracle.make_params()), steps)
+    tokens = 1.0 + 9.0 * batches["x"][:, :, 0, 0] ** 2
+    run = derive(batches, case, SGD[0], mean, tokens)
+    for key, value in state.anchor.items():
+        close(value[0], run.at(STEPS).anchors[0][key], key)
 
 
 def test_with_everyone_equal_it_is_streaming_with_replacement():
