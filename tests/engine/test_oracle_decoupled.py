@@ -26,6 +26,7 @@ CASES = {
     "everyone": (3, 2, 3, 0.5, SPEEDS, ()),
     "outages": (3, 2, 1, 0.8, SPEEDS, ((0, 5, 9), (2, 8, 12))),
     "a quorum that waits": (4, 2, 3, 0.0, None, ((1, 6, 11),)),
+    "a window that shrinks": (4, 2, 2, 0.5, (1.0, 0.3, 0.15), ()),
 }
 
 
