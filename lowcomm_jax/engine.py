@@ -1,7 +1,9 @@
 """The public loop: an `Engine` trains one model in several regions with any method.
 
-`BlockRunner` runs a block of inner steps up to the next event (`train`), then `SyncLoop` does what
-is due there (`sync`). The host decides by counters; it never waits for the device.
+`BlockRunner` runs a block of inner steps up to the next event (`train`), then `SyncLoop` runs the
+sends and landings due there (`sync`). The host decides by the counters in the state. On one mesh it
+waits for the device in two places: `Engine.run` keeps about two seconds of steps queued
+(`batch_blocks.Pace`), and schedules that follow measured values fetch them.
 """
 
 from __future__ import annotations
@@ -72,9 +74,10 @@ class Engine:
     """Trains one model in R regions with any method.
 
     Args:
-      loss_fn: `loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict of scalars). An aux
-        entry `tokens` counts tokens; `updates` (leaf name -> new value) replaces leaves of role
-        `local` or `average`.
+      loss_fn: `loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict of scalars). `params`
+        is the user's tree of one region, batch leaves are `[per-region batch, ...]`. An aux entry
+        `tokens` counts tokens; `updates` (leaf name -> new value) replaces leaves of role `local`
+        or `average`.
       inner: inner Optax optimizer; its state stays in the region and is kept across rounds.
       method: one of `lowcomm_jax.methods`.
       regions: number of regions R.
@@ -83,8 +86,10 @@ class Engine:
       exchange: how payloads travel: `mesh` (collectives inside one program), or what
         `exchange.store` and `exchange.peers` return: this job is then one region of several, its
         mesh lies inside that region, and states, batches and metrics have that one row.
-      network: a `network.Network`, preset name or spec; the run is then booked on its virtual
-        clock, `engine.clock`. Learning never looks at it.
+      network: a `network.Network`, preset name or spec. The engine then books the run on a virtual
+        clock, `engine.clock`; what the clock says changes no step. Before the first step a
+        schedule may read the network's timing once (`Schedule.settle`): CoCoDC its slots,
+        DiLoCoX and Decoupled DiLoCo how long a payload travels.
       seed: seeds a step's `rng`, a pure function of (seed, region, step).
       roles: which leaves are trained (`params.make_layout`).
       weights: `equal`, `tokens` (tokens consumed since the fragment's last send) or R numbers.
@@ -93,21 +98,25 @@ class Engine:
       stacked: path prefixes of leaves with a leading layer axis (scanned blocks).
       accumulate: microbatches a step's batch is cut into.
       skip_nonfinite: leave a region as it was when its gradient is not finite (counted in the
-        metric `skipped`), so that a bad batch cannot poison its parameters and moments.
+        metric `skipped`). Else one bad batch makes its parameters and moments NaN for good.
       outlier_factor, max_update_norm: see `round_functions.OutlierGuard`.
       hops: where `loss_fn` itself moves values between regions (random routing): region 0's batch
         and keys -> the transfers of each call, `Pipeline.hops`; they are booked at every step.
-      block: steps staged on the device at once by `run`; where batches are cut (`microbatch=`),
-        microbatches.
+      block: most steps that `run` stages on the device at once; where batches are cut
+        (`microbatch=`), most microbatches.
       offload: keep anchor, outer state, residuals and snapshots in pinned host memory.
       codec_error: let sends measure how far decoded payloads are from what they stand for (metric
         `codec_error`); it takes another decoding, and its memory.
-
-      batches: what a process of several is given of a batch: `whole`, or its `own` part, which
-        `own_batch` tells.
       concurrent_exchange: exchange payloads in flight beside inner steps, in one program
         (`sync.concurrent_exchange`); None = where the mesh has GPUs or TPUs, and the method a
         delay. It serves `run`; with `step`, or where batches are cut, landings exchange.
+      batches: what each process of a program of several processes is given of a batch: the
+        `whole` batch, or its `own` part (see `own_batch`).
+
+    Attributes:
+      regions: `mesh.Regions`, the regions of this job on its mesh.
+      method: as given.
+      clock: `network.VirtualClock`; None without a network, and for a job that is one region.
 
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
@@ -252,14 +261,17 @@ class Engine:
           state: is donated; use the returned one.
           batch: leaves `[R, per-region batch, ...]`.
           participants: bool `[R]`: who takes part in what is sent at this step; None = everyone.
-            A region left out keeps training on its own values; its anchor moves like everyone's.
-            With gradient exchange (ddp) it stands still at this step.
+            A region that does not take part keeps training on its own values; its anchor moves like
+            everyone's. With gradient exchange (ddp) it makes no step.
           microbatch, counts_R: see `run`; the batch then comes from the host.
 
         Returns:
           (state, metrics): `loss`, `grad_norm` and the loss_fn's aux as device arrays `[R]`, and
-          `events`, a list of `history.Event`; where not every region makes the step, bool `[R]`
-          `active` (uneven regions) or `away` (left out of a gradient exchange).
+          `events`, a list of `history.Event`. Where regions run at different speeds, bool `[R]`
+          `active` says who made the step; with gradient exchange `away` says who did not.
+
+        Raises:
+          ValueError: a state of another engine, or a batch or mask of the wrong shape.
         """
         cut = self._cut(microbatch, counts_R)
         check_leaves(batch, self._rows)
@@ -281,13 +293,14 @@ class Engine:
     ) -> tuple[TrainState, history.History]:
         """Train on every batch of `batches`: the compiled fast path.
 
-        Inner steps between two events run inside one program over a fixed staged buffer, so that a
-        changing distance between events never recompiles. The device is handed about two seconds
-        of them at a time (`batch_blocks.Pace`): who wants to stop need not wait long.
+        Inner steps between two events run inside one program over a staged buffer of fixed length,
+        so that a changing distance between events never recompiles. The loop queues about two
+        seconds of steps on the device at a time (`batch_blocks.Pace`), so that a stop takes no
+        longer than that.
 
         Args:
           state: is donated; use the returned one.
-          batches: host batches, leaves `[R, per-region batch, ...]`.
+          batches: host batches, leaves `[R, per-region batch, ...]`; `run` ends with them.
           participants: `step -> bool [R] or None`, see `step`.
           microbatch: m; every batch, of any multiple of m samples, is cut into microbatches of m,
             whose gradients are averaged by tokens. A batch may have another size than the one
@@ -296,11 +309,12 @@ class Engine:
             not read. None = all.
 
         Returns:
-          (state, history): the history is fetched from the device only when it is read.
+          (state, history): metrics and events of these steps, fetched from the device only when
+          the history is read.
 
         Raises:
-          ValueError: batches that cannot be cut, or with a method or network that needs them
-            fixed.
+          ValueError: a state of another engine; batches of the wrong shape, or that cannot be cut;
+            `microbatch` with a method or network that needs batches of one size.
         """
         loop = self.sync_loop(state)
         cut = self._cut(microbatch, counts_R)
@@ -341,7 +355,7 @@ class Engine:
         return state
 
     def _room(self, pace: batch_blocks.Pace) -> int:
-        """Processes of one program call the same programs with the same number of steps."""
+        """Steps of the next block; the leader decides, since all processes must call alike."""
         if jax.process_count() == 1:
             return pace.room(self.block)
         return leader().broadcast_from_leader("room", lambda: pace.room(self.block))
@@ -359,14 +373,37 @@ class Engine:
         return block._replace(batches=self.place(block.batches, cut=block.stride is not None))
 
     def finish(self, state: TrainState, participants: AtTheEnd = None) -> TrainState:
-        """Drain what is in flight, then one last blocking synchronisation (`finish.finish`)."""
+        """Land what is in flight, then synchronise once more, blocking (`sync.finish.finish`).
+
+        Args:
+          state: is donated; use the returned one.
+          participants: fragment -> bool `[R]`: who takes part in its last synchronisation; None =
+            everyone.
+
+        Returns:
+          The state, in which each region's trained leaves equal its anchor (without an anchor: the
+          mean of the regions). The events are booked on the clock and not returned.
+
+        Raises:
+          exchange.Parted: separate jobs end with different anchors.
+        """
         state, events = finish(self.sync_loop(state), state, participants)
         if self.clock is not None:
             follow(self.clock, int(state.counters.step), events)
         return state
 
     def reconnect(self, state: TrainState) -> None:
-        """Send off once more what a restored state has in flight; for a job per region."""
+        """Start the exchanges of the payloads that a restored state has in flight.
+
+        For a job that is one region of several; on one mesh the payloads are in the state, and
+        nothing happens.
+
+        Args:
+          state: as `checkpoint` restored it.
+
+        Raises:
+          ValueError: the checkpoint lacks the codec's state from before a send.
+        """
         loop = self.sync_loop(state)
         if isinstance(loop, JobLoop):
             loop.reconnect(state)
@@ -374,7 +411,7 @@ class Engine:
     # -- helpers ------------------------------------------------------------------------------
 
     def own_batch(self, batch: int, cut: bool = False) -> tuple[range, range]:
-        """What this process loads of every batch, if the engine is given its own part only.
+        """The part of every batch that this process loads, for an engine with `batches="own"`.
 
         Args:
           batch: samples a region and step.
@@ -382,8 +419,8 @@ class Engine:
             a process then loads all samples of its regions.
 
         Returns:
-          (numbers of regions, numbers of their samples in a batch): a batch of this process is
-          `[regions, samples, ...]`.
+          (numbers of its regions, numbers of the samples in each of them): the leaves that this
+          process hands over are `[len(regions), len(samples), ...]`.
         """
         part = self._part(cut)
         regions = part.range(0, self.regions.count)
@@ -402,10 +439,19 @@ class Engine:
         return Part((part.first[0], 0, 0), (part.length[0], 1, 1), (part.of[0], 1, 1))
 
     def place(self, batches: PyTree, replicas: int = 1, cut: bool = False) -> PyTree:
-        """Put staged batches `[R replicas, S, b, ...]` on the mesh, cut by region and sample.
+        """Put staged batches on the mesh, cut by region and sample.
 
         Args:
+          batches: host leaves `[R replicas, S, b, ...]`, S steps of b samples.
+          replicas: trainers a region holds (`AdaptiveEngine`), else 1.
           cut: see `own_batch`.
+
+        Returns:
+          The same leaves as device arrays; on a mesh of one device unchanged, since the call that
+          takes them transfers them faster.
+
+        Raises:
+          ValueError: a wrong number of regions, or a batch that does not divide over the devices.
         """
         shape = jax.tree.leaves(batches)[0].shape
         count, devices = self.regions.count * replicas, self.regions.mesh.shape["fsdp"]
@@ -425,7 +471,8 @@ class BlockRunner:
     """Runs blocks of steps of one engine, and books them on the virtual clock, if there is one.
 
     Attributes:
-      by_region: how one value a region lies on the mesh.
+      method: that the engine trains with.
+      by_region: sharding of an array with one value a region, `[R]`.
       here: int32 `[R]`, numbers of this job's regions.
       total: number of regions of the run.
       routed: where the loss function moves values between regions; None = it does not.
@@ -439,7 +486,7 @@ class BlockRunner:
 
     @functools.cached_property
     def region_ids(self) -> jax.Array:
-        """`here` on the mesh; not before it is used, since a mesh may be of absent devices."""
+        """`here` on the mesh; made at first use, since a mesh may be of absent devices (`aot`)."""
         return place(self.here, self.by_region)
 
     @property
@@ -462,9 +509,16 @@ class BlockRunner:
     ):
         """Inner steps of a block, and the events that follow the last of them.
 
+        Args:
+          loop: over the events of this state's layout.
+          block: its leaves are on the mesh already.
+          participants: `step -> bool [R] or None`, over all regions of the run.
+          single: the block has one step, and metrics lose their step axis.
+          cut: how batches are cut into microbatches; None = not.
+          clock: to book on; None = no network.
+
         Returns:
-          (state, metrics, events): metrics leaves `[R, capacity]`, or `[R]` with `single` (the
-          block has one step).
+          (state, metrics, events): metrics leaves `[R, capacity]`, or `[R]` with `single`.
         """
         done = int(state.counters.step)
         steps = range(done + 1, done + block.steps + 1)
@@ -500,7 +554,7 @@ class BlockRunner:
         single: bool,
         cut: MicrobatchCut | None,
     ):
-        """The inner steps of a block, without what is sent or lands: (state, metrics)."""
+        """The inner steps of a block, without its sends and landings: (state, metrics)."""
         n, programs = np.int32(block.steps), loop.programs
         given = (state.inner, state.frozen, block.batches, self.region_ids, active)
         if cut is None:
@@ -551,7 +605,11 @@ class BlockRunner:
 
 
 def book(clock: VirtualClock, steps: range, events: list[Event], pace: dict) -> None:
-    """Let the virtual clock run through these steps and their events."""
+    """Advance the virtual clock by these steps and their events.
+
+    Args:
+      pace: bool `[R, S]` by name, `active` or `away`; empty where every region makes each step.
+    """
     for i, t in enumerate(steps):
         masks = {name: mask[:, i] for name, mask in pace.items()}
         drive(clock, t, [e for e in events if e.step == t], **masks)
@@ -574,7 +632,12 @@ def participants_mask(participants: Sequence[bool] | None, count: int) -> np.nda
 def make_sync_loop(
     programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery | None
 ) -> SyncLoop:
-    """The loop of a method: on one mesh, or (with `delivery`) of a job that is one region."""
+    """The loop over events of a method.
+
+    Args:
+      weights: `equal`, `tokens`, or float32 `[R]`.
+      delivery: of a job that is one region of several; None = all regions on one mesh.
+    """
     if delivery is not None:
         return job_loop(programs, weights, delivery)
     if programs.config.method.topology is not None:
