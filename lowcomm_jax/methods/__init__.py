@@ -1,9 +1,11 @@
 """Low-communication training methods, one paper a file, each a composition of the same parts.
 
 In: a paper's settings, as keywords of a factory. Out: a `Method`, which names a schedule, an outer
-rule, a landing rule, a codec, a topology, a batch policy and channels. Settings that cannot work
-together become `Method.problems`, which the engine lists all at once. No method knows the engine.
+rule, a landing rule, a codec, a topology, a batch policy and channels. No method knows the engine.
 
+A factory raises ValueError for a setting that a codec or a rule refuses when it is made. All other
+settings that cannot work become `Method.problems` and `Method.violations`: the engine raises one
+ValueError that lists them all.
 """
 
 from lowcomm_jax.methods.adloco import adloco

@@ -11,7 +11,6 @@ with T_i the batch that the noise of its gradients asks for (`batching.adaptive`
 `merge_every` rounds the trainers of the smallest requests merge, weighted by their requests
 (`batching.trainers`). Batches beyond what fits into memory are accumulated (`batching.switch`).
 
-
 ====== ======================================= =====================
 symbol meaning                                 argument
 ====== ======================================= =====================
@@ -22,12 +21,15 @@ T      batch that the test asks for            `test` and its bounds
 n      caps above which gradients accumulate   `threshold`
 ====== ======================================= =====================
 
-Differs from the paper's code: statistics at a common point, of microbatches inside a region, and
-right by their dimension (its orthogonality test is about d times too small, its inner-product test
-lacks b / M and reads nu), so that its bounds (eta 0.8, vartheta 0.01, nu 0.3) mean nothing here; a
-decision takes effect one round later; inner moments are kept across rounds; every trainer draws
-from the whole shard of its region in an order of its own, so that a trainer that disappears leaves
-no data unread.
+Differs from the paper's code:
+
+- Statistics are taken at one point, of microbatches inside a region, and with the right dimension.
+  In the code the orthogonality test is about d times too small, and the inner-product test lacks
+  b / M and reads nu. Its bounds (eta 0.8, vartheta 0.01, nu 0.3) therefore mean nothing here.
+- A decision takes effect one round later.
+- Inner moments are kept across rounds.
+- Every trainer draws from the whole shard of its region in an order of its own, so that no data
+  stays unread when a trainer is merged away.
 """
 
 from __future__ import annotations
@@ -79,10 +81,10 @@ def adloco(
     codec: Any = None,
     inner_batching: Any = None,
 ) -> Method:
-    """Train with `lowcomm_jax.AdaptiveEngine`.
+    """Train several trainers a region with adaptive batches; needs a `lowcomm_jax.AdaptiveEngine`.
 
     Args:
-      period: H.
+      period: H, inner steps per round.
       trainers, merge_every, choose, moments, hurt_bound: see `trainers.Trainers`.
       test: what decides the batch; `fixed` keeps `start_batch`.
       start_batch, max_batch: samples of one trainer per region and step, at first and at most.
@@ -93,6 +95,9 @@ def adloco(
       outer: Optax transform of the mean pseudo-gradient; default SGD 0.5 without momentum.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: a policy in place of `test` and all that describes it.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
     problems: tuple[str, ...] = ()
     if inner_batching is None:

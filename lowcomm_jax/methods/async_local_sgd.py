@@ -1,6 +1,6 @@
 r"""Asynchronous local SGD (arXiv 2401.09135): Delayed Nesterov and dynamic local updates.
 
-Regions of different speed arrive on their own time; every arrival moves the shared anchor at once:
+Regions of different speed wait for nobody; every arrival moves the shared anchor at once:
 
 .. math::
    \Delta_r = \Theta^{\text{received by } r} - \theta_r, \qquad
@@ -17,8 +17,8 @@ beta   outer momentum                               `momentum`
 c      share of the momentum at other arrivals      `c`
 ====== ============================================ =======================
 
-Differs from the paper: time is counted in ticks, inner steps of the fastest region; arrivals of
-one tick are applied in region order and then all of them get the newest anchor (a grace period of
+Differs from the paper: time is counted in ticks, inner steps of the fastest region. Arrivals of
+one tick are applied in region order, and then all of them get the newest anchor (a grace period of
 one tick). Data shards are not resampled by progress.
 """
 
@@ -46,11 +46,15 @@ def async_local_sgd(
     """Apply every region's pseudo-gradient as it arrives.
 
     Args:
-      period: H; speeds: one per region, any unit.
+      period: H, inner steps of the fastest region between two of its arrivals.
+      speeds: inner steps per second of each region, in any unit, `[R]`.
       learning_rate, momentum, buffer, c: of `outer.delayed_nesterov`; buffer defaults to R.
       dynamic: floor(v / max v H) inner steps between arrivals instead of H (DyLU).
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec, or a rate or momentum out of range.
     """
     window = len(speeds) if buffer is None else buffer
     return Method(

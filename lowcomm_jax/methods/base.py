@@ -1,7 +1,7 @@
-"""What a method is: a few answers and a flag, nothing else.
+"""`Method`: what a factory of this room returns and what an engine takes.
 
-`Method` is what a factory of this room returns and what an engine takes. It holds no code of its
-own but refusals: `violations` lists every setting that cannot work, with its fix.
+A method is a frozen dataclass that names one rule for each part of the loop. It computes nothing;
+its own code lists settings that cannot work (`violations`), each with its fix.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class LocalServers:
     blend: float
 
     def violations(self) -> list[str]:
+        """Settings that cannot work, one line with its fix each."""
         if 0 <= self.blend <= 1:
             return []
         return [f"blend={self.blend}: the weight of the global model lies in [0, 1]"]
@@ -49,33 +50,36 @@ class LocalServers:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A low-communication method as a composition.
+    """A low-communication method as a composition of rules.
 
     Attributes:
       name: label in tables, metrics and checkpoints.
       schedule: which fragment leaves when, and lands when.
       outer: Optax transform of the merged pseudo-gradient, or one per fragment; with
         `signal="gradient"` what the mean gradient goes through before the inner optimizer (None =
-        nothing). It is told `fragment`, `round` and `step` (int32): the fragment's round that
-        lands, from 0, and the inner steps done.
+        nothing). Its `update` gets the keywords `fragment`, `round` (of that fragment, from 0) and
+        `step` (inner steps done), int32.
       landing: Optax transform of the progress made in flight, or one per fragment; None = replace.
-        It is told `fragment`, `round` and `step`, too.
-      codec: what travels, a codec or a name of `compression.make`; None = dense fp32.
+        Its `update` gets the same keywords.
+      codec: what travels: a codec, or its name or settings for `compression.make`; None = dense
+        fp32.
       anchors: `shared` by all regions, or one `per_region`.
-      base: what a pseudo-gradient is measured against: the `anchor` of now, or the anchor as the
-        region `received` it last. With `received` contributions are applied one by one, in region
-        order, and everyone who arrived gets the newest anchor.
-      signal: `progress` (pseudo-gradients, now and then) or `gradient` (at every step).
+      base: what a pseudo-gradient is measured against: the current `anchor`, or the anchor as the
+        region `received` it last. With `received` the loop applies contributions one by one, in
+        region order, and every region that arrived gets the newest anchor.
+      signal: what travels: `progress` (pseudo-gradients, when the schedule says) or `gradient` (at
+        every step).
       pattern, rest: how the parameters are cut into fragments (`params.fragments.partition`).
-      first_round: what the first boundary of a one-period method lands: an `empty` payload, or
-        (`blocking`) the one just sent.
-      inner_batching: batch policy of the inner steps; None = batches are as they are handed over.
+      first_round: what the first boundary of a one-period method lands: nothing (`empty`), or the
+        payload just sent (`blocking`).
+      inner_batching: a `batching.BatchPolicy` of the inner steps; None = batches are as they are
+        handed over.
       trainers: model instances in every region, and how they merge; None = one. With a policy or
         with trainers the method runs in an `AdaptiveEngine`.
-      threshold: of `batching.Switch`: requests above so many memory caps are accumulated.
-
-      rank_energy: share of the squared norm by which the rank of every reduced payload is measured,
-        for schedules that follow it; None = not measured.
+      threshold: n of `batching.Switch`: requests above n times the largest microbatch are
+        accumulated.
+      rank_energy: the rank of each reduced payload is the number of singular values that hold this
+        share of its squared norm, in (0, 1]; for schedules that follow it. None = not measured.
       topology: who averages with whom; None = all regions. With `Gossip` every region has its own
         anchor, and `outer` gets the group's mean anchor as `group_anchor`.
       consensus: the coefficients that must keep gossiping regions together.
@@ -84,11 +88,14 @@ class Method:
       channels: exchanges beside the main one, or (`schedule.Never`) instead of it.
       merge: how the payloads of those who took part become one direction, a rule of
         `lowcomm_jax.merge` or its name; None = their weighted mean. A rule that reads payloads one
-        by one has all of them sent to everyone.
+        by one costs bytes: every region then receives all of them.
       hands_out: what regions are given instead of the anchor: `(anchor, outer state) -> values`,
         trees of one anchor; None = the anchor.
-      servers: a level of local servers between regions and anchor; None = there is one level. The
-        schedule is then `schedule.TwoLevels`, and `outer` the rule of the global server.
+      servers: a level of local servers between regions and anchor; None = there is one level. With
+        servers the schedule is `schedule.TwoLevels`, and `outer` the rule of the global server.
+
+    Raises:
+      ValueError: the name or a setting of a codec or a merge rule is unknown or out of range.
     """
 
     name: str
@@ -137,16 +144,16 @@ class Method:
 
     @property
     def takes_own_parts(self) -> bool:
-        """Whether the outer rule tells a region's own payload from the others' (eager)."""
+        """Whether the outer rule needs a region's own payload apart from the mean (eager)."""
         own_anchors = self.anchors == "per_region" and self.topology is None
         return own_anchors and self.schedule.land_after_send
 
     @property
     def reduces_all(self) -> bool:
-        """Whether nothing but the mean of all regions' payloads is needed.
+        """Whether the mean of all regions' payloads is all that is needed.
 
-        Where a region applies its own part itself, or payloads are applied one by one, what it
-        sent must arrive as it is.
+        Else the exchange may not reduce them: regions apply their own part themselves, or payloads
+        one by one.
         """
         return self.anchors == "shared" and self.base == "anchor" and not self.reads_payloads
 
@@ -157,7 +164,7 @@ class Method:
 
     @property
     def has_anchor(self) -> bool:
-        """Whether pseudo-gradients are ever sent; else channels alone exchange, without anchor."""
+        """Whether pseudo-gradients are sent; else channels alone exchange, without an anchor."""
         return not isinstance(self.schedule, Never)
 
     def violations(self, regions: int) -> list[str]:
@@ -181,7 +188,7 @@ class Method:
 
     @property
     def adapts(self) -> bool:
-        """Whether it needs an `AdaptiveEngine`."""
+        """Whether the method needs an `AdaptiveEngine`."""
         return self.inner_batching is not None or self.trainers is not None
 
     def adaptive_violations(self, regions: int) -> list[str]:
@@ -216,7 +223,7 @@ class Method:
         fits = own_anchors and not self.schedule.land_after_send and self.topology is None
         if self.codec.personal and not fits:
             needed = "anchors='per_region', signal='progress' and a landing before the next send"
-            return [f"codec {self.codec.name} needs {needed}"]
+            return [f"codec {self.codec.name} needs {needed}; use another codec with {self.name}"]
         if self.codec.increments and not self.reduces_all:
             return [
                 f"codec {self.codec.name} sends changes of a mean over all regions, which needs one"
@@ -254,7 +261,9 @@ class Method:
                     "moves one anchor"
                 )
         if self.rules_differ and self.signal == "gradient":
-            wrong.append("outer: with signal='gradient' there is one rule for all parameters")
+            wrong.append(
+                "outer: with signal='gradient' there is one rule for all parameters; give one"
+            )
         if self.servers is not None:
             wrong += self._server_violations(self.servers)
         if self.merge is None:
@@ -263,7 +272,10 @@ class Method:
             fix = "give a rule of lowcomm_jax.merge, or None for the weighted mean"
             return [*wrong, f"merge={self.merge!r}: {fix}"]
         if isinstance(self.codec, Codec) and self.codec.increments:
-            wrong.append(f"merge: codec {self.codec.name} sends changes of a mean; leave one out")
+            wrong.append(
+                f"merge: codec {self.codec.name} sends changes of a mean, and no payload that a "
+                "merge rule could read; leave merge or the codec out"
+            )
         if self.rank_energy is not None and self.reads_payloads:
             wrong.append(
                 "merge: the rank is measured of a mean that is reduced on the way, and this rule "
@@ -307,7 +319,7 @@ def _per_fragment(rules: Any) -> bool:
 
 
 def _told(rules: Any) -> Any:
-    """Rules that accept what they are told, whether they read it or not."""
+    """The rules, each of which accepts extra keywords, whether it reads them or not."""
     if isinstance(rules, optax.GradientTransformation):
         return optax.with_extra_args_support(rules)
     return tuple(map(_told, rules)) if isinstance(rules, tuple | list) else rules
@@ -319,9 +331,9 @@ def wire_codec(
     stacked: Sequence[str],
     **settings: tuple[Any, Any],
 ) -> tuple[Codec, tuple[str, ...]]:
-    """The codec that is given (a codec, name or mapping), else the paper's.
+    """The codec that is given, else the paper's.
 
-    For factories of methods that a codec defines: they take its settings, or another codec instead.
+    For factories of methods whose paper defines a codec: they take its settings, or another codec.
 
     Args:
       given: codec, name or mapping; None = the paper's.
@@ -330,7 +342,7 @@ def wire_codec(
       settings: of the paper's codec, name -> (value, the factory's default).
 
     Returns:
-      (codec, problems): settings that the given codec leaves without effect.
+      (codec, problems): one line for settings that would have no effect beside a given codec.
 
     Raises:
       ValueError: an unknown name or setting of a codec.

@@ -1,4 +1,4 @@
-"""Channels that do not fit their method, or one another."""
+"""Refusals: channels that do not fit their method, or one another."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def channel_violations(method: Any) -> list[str]:
 
 
 def _unfit(method: Any) -> dict[str, bool]:
-    """What does not go with channels, with its fix, and whether the method has it."""
+    """What cannot be combined with channels, with its fix -> whether the method has it."""
     late = any(c.delay and c.source == PARAMS for c in method.channels)
     return {
         "gossiping regions never meet all; leave topology out": method.topology is not None,
         "regions that exchange gradients are equal; use signal='progress'": (
             method.signal == "gradient"
         ),
-        "regions at a pace of their own stand still at times; use another schedule": (
+        "with this schedule regions make no step at some steps of the run; use another schedule": (
             method.schedule.uneven
         ),
         "batches that grow and trainers are not supported; leave them out": method.adapts,

@@ -1,7 +1,7 @@
 r"""CoCoDC (arXiv 2504.17672): delay compensation and adaptive transmission.
 
-A fragment is sent when a slot comes (every floor(H / N) steps) and lands tau steps later. With
-s the local value at the send, D = Theta' - s and g the mean local direction of the flight:
+Every floor(H / N) steps one fragment may be sent (a slot); it lands tau steps later. With s the
+local value at the send, D = Theta' - s and g the mean local direction of the flight:
 
 .. math::
    g = \frac{s - \theta}{\tau}, \qquad
@@ -21,8 +21,8 @@ T_s    seconds to synchronise a fragment            `sync_seconds`
 lambda strength of the Taylor term                  `taylor`
 ====== ============================================ =======================
 
-Differs from the paper: its body was not at hand, the rules follow the first author's code; the
-adaptive choice as in `schedule.adaptive`; the real staleness of each landing is used.
+Differs from the paper: we had not its body; the rules follow the first author's code. How a
+fragment is chosen differs as `schedule.adaptive` says. Each landing uses its real staleness.
 """
 
 from __future__ import annotations
@@ -61,11 +61,15 @@ def cocodc(
     """Send what changes most, and repair the delay at the landing.
 
     Args:
-      period: H; fragments: K <= H; overlap: tau < H.
+      period: H, inner steps after which an unsent fragment is overdue.
+      fragments: K <= H.
+      overlap: tau < H, inner steps from send to landing; one for all regions, or one each.
       syncs_per_period: N. Default K; with `gamma`: min(H, max(K, floor(gamma H T_c / T_s))).
-      gamma: share of the link that may be used, in (0, 1]. T_c and T_s are `step_seconds` and
-        `sync_seconds`; without them they come from the engine's network, or, with `measured`, are
-        taken in the run (N = K at first; every change counts from the next period on).
+      gamma: share of the link that may be used, in (0, 1].
+      step_seconds, sync_seconds: T_c and T_s, both or neither. Without them the engine's network
+        gives them.
+      measured: measure T_c and T_s in the run instead. N is then K at first; every change counts
+        from the next period on.
       score: what a fragment is chosen by (`schedule.adaptive`).
       taylor: lambda of the fixed mode, or a landing transform
         (`landing.taylor_delay_correction`).
@@ -73,6 +77,9 @@ def cocodc(
       codec: wire codec; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       pattern, rest: how the parameters are cut (`params.fragments.partition`).
+
+    Raises:
+      ValueError: lambda is negative, or the codec has an unknown name or setting.
     """
     timing = (gamma, step_seconds, sync_seconds)
     problems = _syncs_problems(syncs_per_period, *timing, measured)
@@ -109,7 +116,10 @@ def _syncs_problems(syncs, gamma, step_seconds, sync_seconds, measured: bool) ->
             "unused: remove one or the other"
         )
     elif gamma is None and (given or measured):
-        problems.append("gamma goes together with T_c and T_s, given or measured: give it")
+        problems.append(
+            "gamma is missing: step_seconds, sync_seconds and measured have no effect without it; "
+            "give it, or leave them out"
+        )
     if len(given) == 1:
         problems.append("step_seconds (T_c) and sync_seconds (T_s) go together: give both")
     if given and measured:
@@ -117,5 +127,7 @@ def _syncs_problems(syncs, gamma, step_seconds, sync_seconds, measured: bool) ->
     if gamma is not None and not 0 < gamma <= 1:
         problems.append(f"gamma={gamma}: the share of the link lies in (0, 1]")
     if not all(0 < x < math.inf for x in given):
-        problems.append("step_seconds and sync_seconds must be positive and finite")
+        problems.append(
+            f"step_seconds={step_seconds}, sync_seconds={sync_seconds}: give positive numbers"
+        )
     return problems

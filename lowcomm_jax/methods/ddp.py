@@ -2,7 +2,7 @@ r"""Data parallel training (AllReduce): gradients are averaged over all regions 
 
 .. math::  \theta \leftarrow \theta + \mathrm{inner}\Big(\tfrac1R \sum_r g_r\Big)
 
-The baseline every other method saves bytes against.
+The baseline: the bytes that other methods save are counted against it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ def ddp(codec: Any = None, inner_batching: Any = None) -> Method:
     Args:
       codec: wire codec of the gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
     return Method(
         name="ddp",

@@ -29,8 +29,8 @@ beta   decay                                        `decay` (0.95)
 eta    outer learning rate                          in `outer` (0.7)
 ====== ============================================ =======================
 
-Differs from the paper: its body was not at hand; `as_coded` follows the authors' code, and `mean`
-is the reading in which the regions stay identical. Coefficients travel in fp32, not in 8 bits.
+Differs from the paper: we had not its body. `as_coded` follows the authors' code, and `mean` is the
+reading in which the regions stay identical. Coefficients travel in fp32, not in 8 bits.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ def decoupled_momentum(
     """Send the largest cosine coefficients of a decayed residual every `period` inner steps.
 
     Args:
-      period: H.
-      variant: see the module.
+      period: H, inner steps per round.
+      variant: `mean`, one anchor for all; or `as_coded`, one per region: see the module.
       k, block: coefficients kept per chunk, and its largest side (at most 64).
       decay: beta, in [0, 1); 1 is allowed with `mean`.
       outer: default plain descent of rate 0.7.
-      codec: travels instead. With `mean` as it is (bring its own error feedback), with `as_coded`
-        inside the momentum.
+      codec: another codec in place of this one. With `mean` it is used as it is (wrap it in error
+        feedback yourself), with `as_coded` inside the momentum.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
 
     Raises:
-      ValueError: a setting of the codec out of range.
+      ValueError: an unknown codec, or a setting of the codec out of range.
     """
     own = variant == "as_coded"
 

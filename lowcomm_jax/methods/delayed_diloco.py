@@ -1,10 +1,13 @@
-r"""Naive delayed DiLoCo (arXiv 2502.12996, Alg. 2): the baseline eager updates improve on.
+r"""Naive delayed DiLoCo (arXiv 2502.12996, Alg. 2): every mean lands one round late.
 
 .. math::  \Theta^{t+1} = \mathrm{Nesterov}(\Theta^{t}, \bar\Delta^{t-1}), \qquad
            \theta_r \leftarrow \Theta^{t+1}
 
 At the first boundary nothing has arrived: every region restarts from the unmoved anchor. This is
-also DiLoCoX's one-step delay (arXiv 2506.21263) without compression.
+the baseline of eager updates (`eager_diloco`), and DiLoCoX's one-step delay (arXiv 2506.21263)
+without compression.
+
+Differs from the paper: in nothing we know of; `first_round="blocking"` is an addition of ours.
 """
 
 from __future__ import annotations
@@ -28,12 +31,15 @@ def delayed_diloco(
     """Apply every round's mean pseudo-gradient one round late.
 
     Args:
-      period: H.
+      period: H, inner steps per round.
       outer: default Nesterov 0.4 / 0.9 (the paper finds a lower learning rate necessary).
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       first_round: `blocking` lands the first payload at once, so that it is the second boundary
         which has nothing to land.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
     rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
     return Method(

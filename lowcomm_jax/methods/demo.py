@@ -1,4 +1,4 @@
-r"""DeMo (arXiv 2411.19870): momentum stays at home, its largest cosine coefficients travel.
+r"""DeMo (arXiv 2411.19870): momentum stays in its region, its largest cosine coefficients travel.
 
 At every step, with F the cosine transform (DCT-II) of 64 x 64 chunks:
 
@@ -7,7 +7,7 @@ At every step, with F the cosine transform (DCT-II) of 64 x 64 chunks:
    q_r = F^{-1}\,\mathrm{TopK}(F m_r), \qquad m_r \leftarrow m_r - q_r, \qquad
    \theta \leftarrow \theta + \mathrm{inner}\big(\operatorname{sign}(\bar q)\big)
 
-where every coefficient of q-bar is the mean over the regions that sent it. The momentum is its own
+where every coefficient of q-bar is the mean over the regions that sent it. The momentum serves as
 error feedback: with residual e = m - q, m = g + beta e is what `error_feedback` encodes.
 
 ====== ============================================ =======================
@@ -23,8 +23,8 @@ if any (`lowcomm_jax.optimizers`, `optimizer="sgd"`). The sign has length sqrt(p
 clip it.
 
 Differs from the paper: the learning rate stays out of the momentum (the paper adds lr g), which
-is the same rule while the rate is constant; a coefficient takes 12 bits of index and 32 of value
-(64 and 32 in the paper's code); a region's gradient is not clipped before it enters the momentum.
+is the same rule while the rate is constant. A coefficient takes 12 bits of index and 32 of value
+(64 and 32 in the paper's code). A region's gradient is not clipped before it enters the momentum.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ def demo(
     Args:
       k, block: coefficients kept per chunk, and its largest side (at most 64).
       decay: beta, in [0, 1].
-      codec: travels instead, as it is. Without error feedback there is no momentum.
+      codec: another codec in place of this one, used as it is. Without error feedback there is no
+        momentum.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
 
     Raises:
-      ValueError: a setting of the codec out of range.
+      ValueError: an unknown codec, or a setting of the codec out of range.
     """
 
     def paper():

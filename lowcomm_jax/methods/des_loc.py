@@ -13,13 +13,14 @@ K_u    of the first moment                      `first` (3 K_x)
 K_v    of the second moment                     `second` (6 K_x)
 ====== ======================================== =======================
 
-A moment with decay beta forgets half of its past in ln 0.5 / ln beta steps, so that the second may
-be averaged more seldom. There is no anchor: the model is the mean of the regions.
+A moment with decay beta halves the weight of its past in ln 0.5 / ln beta steps, so that the second
+moment may be averaged less often. There is no anchor: the model is the mean of the regions.
 
-Inside runs any optimizer whose state names its moments `mu` and `nu`, as AdamW. Left out: the
-paper's ADOPT and its clipping of every gradient entry, of which we have no exact statement. Its
-settings are beta_1 = 0.95, beta_2 = 0.9999. Moments are averaged after the step that used them, as
-in the code that we have read.
+The inner optimizer's state must name its moments `mu` and `nu`, as that of AdamW does.
+
+Differs from the paper: its ADOPT optimizer and its clipping of every gradient entry are missing,
+since we have no exact statement of them (its settings are beta_1 = 0.95, beta_2 = 0.9999). Moments
+are averaged after the step that used them, as in the code that we have read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def des_loc(period: int, first: int | None = None, second: int | None = None) ->
     """Average parameters every `period` steps, first moments every `first`, second every `second`.
 
     Args:
-      period: K_x; first: K_u, default 3 K_x; second: K_v, default 6 K_x.
+      period: K_x, inner steps between two averages of the parameters.
+      first: K_u, of the first moments; default 3 K_x.
+      second: K_v, of the second moments; default 6 K_x.
     """
     channels = (
         Channel("params", every=period),

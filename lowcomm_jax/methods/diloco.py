@@ -36,10 +36,13 @@ def diloco(
     """Synchronise the whole model every `period` inner steps with an outer optimizer.
 
     Args:
-      period: H.
+      period: H, inner steps per round.
       outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
     rule = outer_rules.nesterov(0.7, 0.9) if outer is None else outer
     return Method(

@@ -19,11 +19,11 @@ e      residual of the error feedback              in `codec`
 c      rounds of the window that sets r and H      in `adaptive`
 ====== =========================================== ===============
 
-All regions hold the same anchor; the work of a round shows from the next but one. At the first
-boundary nothing has arrived and every region restarts from the unmoved anchor.
+All regions hold the same anchor. The work of round t is in the anchor that round t + 2 starts from.
+At the first boundary nothing has arrived, and every region restarts from the unmoved anchor.
 
-Differs from the paper, whose listing was not at hand: factors are one-shot with each region's own
-warm basis (`compression.low_rank`). Rank and H adapt as `schedule.rank_driven` says.
+Differs from the paper, whose listing we had not: factors are one-shot, with a warm basis of each
+region's own (`compression.low_rank`). Rank and H adapt as `schedule.rank_driven` says.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class AdaGradCmp:
 
     Attributes:
       window: c, rounds whose measured ranks are averaged.
-      energy: share of the squared norm that the measured rank holds.
-      buckets: ranks that occur, evenly spaced from r_1 down to the floor; each compiles once.
+      energy: share of the squared norm that the measured rank holds, in (0, 1].
+      buckets: how many ranks occur, evenly spaced from r_1 down to the floor; each compiles once.
       floor: smallest rank; default r_1 / 8.
       shortest: fewest steps of a round; default H_1 / 8.
       probe: rounds between two probing rounds one bucket higher; None = never.
@@ -71,6 +71,7 @@ class AdaGradCmp:
         return tuple(sorted(spaced, reverse=True))
 
     def violations(self, rank: int) -> list[str]:
+        """Settings that cannot work with r_1 = `rank`, one line with its fix each."""
         problems = []
         if not 0 < self.energy <= 1:
             problems.append(f"adaptive.energy={self.energy}: a share in (0, 1] is needed")
@@ -98,7 +99,7 @@ def dilocox(
     """Overlap a whole round, with compressed payloads whose rank and period adapt.
 
     Args:
-      period: H_1.
+      period: H_1, inner steps of the first rounds.
       codec: name or section of a codec, which gets error feedback of decay 1 unless it says
         otherwise; or a codec, taken as it is; None = dense fp32.
       rank: r_1 of low-rank codecs; default 32.
@@ -108,8 +109,12 @@ def dilocox(
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       first_round: see `delayed_diloco`; of delay 1.
       step_seconds, sync_seconds: T_step and T_comm of the largest payload: no round of delay 1 may
-        be shorter than T_comm / T_step steps, and adaptive ones are not made so. Without them the
-        engine's network decides, if any.
+        be shorter than T_comm / T_step steps: a shorter `period` is refused, and adaptive rounds
+        stay at least as long. Without them the engine's network gives them; without a network
+        nothing is checked.
+
+    Raises:
+      ValueError: a codec that is a mapping has an unknown setting, or one out of range.
     """
     timing = [x for x in (step_seconds, sync_seconds) if x is not None]
     problems = _number_problems(rank, delay, first_round, timing)
@@ -169,7 +174,7 @@ def _timing_problems(timing: list[float]) -> list[str]:
     if len(timing) == 1:
         return ["step_seconds (T_step) and sync_seconds (T_comm) go together: give both"]
     if not all(0 < x < math.inf for x in timing):
-        return ["step_seconds and sync_seconds must be positive and finite"]
+        return [f"step_seconds, sync_seconds = {timing}: give positive numbers"]
     return []
 
 

@@ -1,4 +1,4 @@
-r"""Eager DiLoCo (arXiv 2502.12996, Alg. 3): the exchange is hidden behind a whole round.
+r"""Eager DiLoCo (arXiv 2502.12996, Alg. 3): payloads have a whole round to arrive.
 
 At a boundary every region steps with its own fresh part and the others' part of the last round:
 
@@ -6,11 +6,12 @@ At a boundary every region steps with its own fresh part and the others' part of
    g_r = \bar\Delta^{t-1} + \tfrac1R (\Delta_r^{t} - \Delta_r^{t-1}), \qquad
    \Theta_r \leftarrow \mathrm{Nesterov}(\Theta_r, g_r), \qquad \theta_r \leftarrow \Theta_r
 
-Every region keeps its own anchor and momentum; their disagreement telescopes, so that replicas
-never drift apart. At the first boundary nothing has arrived and g_r = Delta_r / R.
+Every region keeps its own anchor and momentum. What a round adds beyond the mean, the next round
+subtracts, so that replicas never drift apart. At the first boundary nothing has arrived and
+g_r = Delta_r / R.
 
-Differs from the paper: the share 1/R becomes the region's share of the round the part belongs to
-(0 for an absent region), and what is subtracted is exactly what others decoded.
+Differs from the paper: in place of 1/R stands the region's share of the round that the part belongs
+to (0 for a region that took no part), and what is subtracted is exactly what others decoded.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ def eager_diloco(
     """Overlap a whole round: own fresh part now, the others' part one round late.
 
     Args:
-      period: H.
+      period: H, inner steps per round.
       outer: default Nesterov 0.4 / 0.9.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
     rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
     return Method(

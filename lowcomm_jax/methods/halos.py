@@ -12,8 +12,8 @@ global one, over the slow links:
    \Theta \leftarrow \mathrm{DelayedNesterov}(\Theta, u_g), \qquad
    \phi_g \leftarrow (1 - \alpha)\,\phi_g + \alpha\,\Theta
 
-A server serves on while its update travels; what arrives meanwhile stays in its model, and enters
-no later update. Each reply goes to who asked alone.
+A server keeps serving while its update travels; what arrives meanwhile stays in its model, and
+enters no later update. A reply goes only to the worker, or the server, that it answers.
 
 ====== ================================================= ===================================
 symbol meaning                                           argument
@@ -28,11 +28,11 @@ beta   momentum of the local / the global server         `momentum`, `global_mom
 N      arrivals per momentum step                        `buffer`, `global_buffer`
 ====== ================================================= ===================================
 
-Source: the published code; its rates are 0.2 x 16 and 0.15 x 2, since it divides by N as
+Source: the published code. Its rates are 0.2 x 16 and 0.15 x 2, since it divides by N as
 `outer.delayed_nesterov` does.
 
 Differs from it: time is counted in ticks, inner steps of the fastest worker, and links between the
-servers take `travel` of them; arrivals of one tick are served in region order. Payloads are dense.
+servers take `travel` ticks. Arrivals of one tick are served in region order. Payloads are dense.
 """
 
 from __future__ import annotations
@@ -64,14 +64,19 @@ def halos(
     """Train workers that arrive at local servers, which arrive at a global one.
 
     Args:
-      period: H; speeds: one per region (worker), any unit.
-      groups: regions of each local server; every region is in one.
-      every: K; blend: alpha, in [0, 1].
+      period: H, inner steps of the fastest worker between two of its arrivals.
+      speeds: inner steps per second of each region (worker), in any unit, `[R]`.
+      groups: regions of each local server; every region is in exactly one.
+      every: K, arrivals at a local server between its updates.
+      blend: alpha, weight of the global model in a merge, in [0, 1].
       learning_rate, momentum, buffer: of the local servers' `outer.delayed_nesterov`.
       global_learning_rate, global_momentum, global_buffer: of the global server's.
       travel: ticks one way between a local and the global server; one number or one per group.
       dynamic: ceil(v / max v H) inner steps between arrivals instead of H.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
+
+    Raises:
+      ValueError: a rate or momentum out of range.
     """
     one = isinstance(travel, int)
     return Method(

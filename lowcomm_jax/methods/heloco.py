@@ -1,7 +1,7 @@
 r"""HeLoCo (arXiv 2606.00271): arrivals are aligned with the momentum, a look-ahead is handed out.
 
-Regions of different speed arrive on their own time. Every arrival is corrected tensor by tensor
-(A: `merge.Align`, where its cases stand), then moves the shared anchor at once:
+Regions of different speed wait for nobody. Every arrival is corrected tensor by tensor (A, defined
+in `merge.Align`), then moves the shared anchor at once:
 
 .. math::
    \Delta_r = \Theta^{\text{received by } r} - \theta_r, \qquad
@@ -20,11 +20,11 @@ eta    outer learning rate                          `learning_rate` (0.7)
 mu     outer momentum                               `momentum` (0.9)
 ====== ============================================ =======================
 
-What a region receives, :math:`\Theta - \eta \mu m`, is what its next pseudo-gradient is measured
-against. The anchor itself is what is evaluated and shipped.
+A region's next pseudo-gradient is measured against what it receives,
+:math:`\Theta - \eta \mu m`. `global_params` gives the anchor itself.
 
 Source: the published code; of the paper only notes were read. Differs from it: time is counted in
-ticks, as in `async_local_sgd`; arrivals of one tick are applied in region order, and then all of
+ticks, as in `async_local_sgd`. Arrivals of one tick are applied in region order, and then all of
 them get the newest look-ahead. DyLU (`dynamic`) and codecs are additions of ours.
 """
 
@@ -59,7 +59,8 @@ def heloco(
     """Apply every region's pseudo-gradient as it arrives, aligned with the momentum.
 
     Args:
-      period: H; speeds: one per region, any unit.
+      period: H, inner steps of a region between two of its arrivals.
+      speeds: inner steps per second of each region, in any unit, `[R]`.
       learning_rate, momentum: of `outer.momentum_average` and of the look-ahead.
       weight: rho, above 0.
       enough, removal, turn, confidence, most: of `merge.Align`.
@@ -68,7 +69,7 @@ def heloco(
       inner_batching: batch policy of the inner steps; None = a fixed batch.
 
     Raises:
-      ValueError: a rate out of range.
+      ValueError: a rate or momentum out of range, or an unknown codec.
     """
     rule = momentum_average(learning_rate, momentum)
     return Method(

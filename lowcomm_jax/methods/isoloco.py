@@ -14,11 +14,11 @@ eta    outer learning rate                          in `outer` (1.8)
 mu     outer Nesterov momentum                      in `outer` (0.8)
 ====== ============================================ =======================
 
-Every matrix is changed so (`merge.Isotropic`), each layer of a stack by itself; vectors keep their
-mean. The mean is reduced on the way as in DiLoCo: no byte more travels.
+This holds for every matrix (`merge.Isotropic`), each layer of a stack by itself; vectors keep their
+mean. The exchange reduces the mean as in DiLoCo, with the same bytes.
 
-Source: the published code; of the paper only the abstract was read. Differs from it in nothing we
-know of. Codecs are an addition of ours.
+Source: the published code; of the paper only the abstract was read. Differs from the code in
+nothing we know of. Codecs are an addition of ours.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ def isoloco(
     """Synchronise every `period` inner steps along an isotropic mean.
 
     Args:
-      period: H.
+      period: H, inner steps per round.
       outer: Optax transform of the isotropic mean; default Nesterov 1.8 / 0.8.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
     return Method(
         name="isoloco",

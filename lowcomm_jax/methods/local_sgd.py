@@ -1,4 +1,4 @@
-r"""Local SGD, FedAvg (arXiv 1602.05629): train alone for H steps, then average the parameters.
+r"""Local SGD, FedAvg (arXiv 1602.05629): H inner steps per region, then the mean of the parameters.
 
 .. math::
    \Theta \leftarrow \Theta - \tfrac1R \sum_r (\Theta - \theta_r)
@@ -21,6 +21,9 @@ def local_sgd(period: int, codec: Any = None, inner_batching: Any = None) -> Met
       period: H, inner optimizer steps per round.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
     return Method(
         name="local_sgd",

@@ -21,11 +21,13 @@ mu     outer Nesterov momentum                      in `outer` (0.6)
 The inner optimizer is the engine's: Muon for matrices, AdamW for the rest
 (`lowcomm_jax.optimizers`, `optimizer="muon"`; `configs/muloco.py`).
 
+As in the authors' code the reduction is two-shot, and the mean of every slice is quantised a second
+time. That holds where two-shot sends fewer bytes: from three regions on, unless leaves are so small
+that codebooks outweigh their values. With two regions, or a codec with `reduce="all_gather"`, every
+region decodes all payloads and averages in fp32.
+
 Differs from the paper: the learning rate stays out of the residual (the authors' code scales what
-enters it and steps with the rate again). As in the authors' code the reduction is two-shot, and the
-mean of every slice quantised a second time, where that sends fewer bytes (from three regions on,
-unless leaves are so small that codebooks outweigh their values); with two regions, or a codec with
-`reduce="all_gather"`, every region decodes all payloads and averages in fp32.
+enters it and steps with the rate again).
 """
 
 from __future__ import annotations
@@ -50,19 +52,19 @@ def muloco(
     inner_batching: Any = None,
     stacked: Sequence[str] = (),
 ) -> Method:
-    """Synchronise in 4 or 2 bits every `period` inner steps; made for Muon as inner optimizer.
+    """Synchronise in 8, 4 or 2 bits every `period` inner steps; made for Muon as inner optimizer.
 
     Args:
-      period: H.
-      bits: per entry.
+      period: H, inner steps per round.
+      bits: of an entry: 8, 4 or 2.
       decay: beta, in [0, 1].
       outer: default Nesterov 0.7 / 0.6.
-      codec: travels instead, as it is (bring its own error feedback).
+      codec: another codec in place of this one, used as it is (wrap it in error feedback yourself).
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
 
     Raises:
-      ValueError: a setting of the codec out of range.
+      ValueError: an unknown codec, or a setting of the codec out of range.
     """
 
     def paper():

@@ -1,6 +1,6 @@
-r"""NoLoCo (arXiv 2506.10911): no all-reduce at all; regions average in small random groups.
+r"""NoLoCo (arXiv 2506.10911): no all-reduce; regions average in small random groups.
 
-Every H steps a seeded draw, which all regions know, splits them into groups G of n. Each region
+Every H steps a seeded draw, the same in all regions, splits them into groups G of n. Each region
 keeps an anchor and a momentum of its own:
 
 .. math::
@@ -21,21 +21,23 @@ beta   outer learning rate                        `beta`
 gamma  pull towards the group                     `gamma`
 ====== ========================================== ===========
 
-What travels: Delta, coded, at the boundary, for which the partner waits; and phi, in fp32, which is
-known as soon as the round before has landed and is sent then, to the next round's partner, hidden
-behind H inner steps. phi does not go through the codec: the regions could come no closer to one
-another than its rounding. Before the first round all anchors are equal and none travels.
+Two things travel:
 
-An absent region counts in no mean: its partner goes on as if alone, with its own Delta and its own
-anchor. The absent region's anchor moves by its group's mean and its local values stay. A region
-that sits a round out (R is odd, or n does not divide it) is alone with its own Delta and anchor.
+- Delta, encoded, at the boundary; the partner waits for it.
+- phi, in fp32, to the next round's partner. A region sends it when the round before has landed,
+  H inner steps before it is needed. It does not go through the codec: regions could not come closer
+  to one another than the codec's rounding. Before the first round all anchors are equal, and none
+  travels.
+
+A region that takes no part counts in no mean: its partner uses its own Delta and its own anchor.
+The absent region's anchor moves by its group's mean and its local values stay. A region without a
+group (R is odd, or n does not divide it) uses its own Delta and anchor.
 
 Differs from the paper: its code ties gamma to beta and takes no look-ahead although it calls the
-rule Nesterov; here gamma is free, that form is `heavy_ball`, and `nesterov` is the look-ahead.
+rule Nesterov. Here gamma is free, that form is `heavy_ball`, and `nesterov` is the look-ahead.
 Coefficients under which the regions drift apart are refused (`outer.gossip_stability`, where the
 limit also differs from the paper's). Groups come from `topology.gossip`. Anchors and momentum stay
 in fp32.
-
 """
 
 from __future__ import annotations
@@ -64,15 +66,18 @@ def noloco(
     """Average with one small random group a round.
 
     Args:
-      period: H; the paper's runs use 50, half of its DiLoCo's.
+      period: H, inner steps between exchanges; the paper's runs use 50, half of its DiLoCo's.
       group_size: n, from 2 to the number of regions.
       alpha: outer momentum. DiLoCo's 0.9 needs a smaller gamma than 0.7.
       beta: outer learning rate.
       gamma: pull towards the group; its range depends on alpha, n and the number of regions.
-      seed: of the groups.
+      seed: of the draw of groups, a whole number from 0.
       variant: `heavy_ball` (the paper's code) or `nesterov` (look-ahead).
       codec: wire codec of the pseudo-gradients; None = dense fp32. Anchors travel in fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
     problems = gossip_problems(alpha, beta, gamma, variant)
     sound = not problems

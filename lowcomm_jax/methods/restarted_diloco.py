@@ -42,13 +42,14 @@ def restarted_diloco(
     """Synchronise every `period` inner steps; the outer momentum restarts every `every` rounds.
 
     Args:
-      period: H; every: K.
+      period: H, inner steps per round.
+      every: K, rounds between two restarts.
       learning_rate, momentum: of `outer.restarting`.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
 
     Raises:
-      ValueError: a setting of the rule out of range.
+      ValueError: a setting of the rule out of range, or an unknown codec.
     """
     return Method(
         name="restarted_diloco",

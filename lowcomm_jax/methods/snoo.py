@@ -17,8 +17,8 @@ The slow weights are the anchor, the fast ones the region's. With one region not
 `regions=1`. With more, s is their mean: that is DiLoCo with SNOO's rates, which the paper does not
 propose.
 
-Source: notes on the paper, where the values are from (of a 125M model); of the paper only the
-abstract was read.
+Source: notes on the paper, which give these values for a 125M model; of the paper only the abstract
+was read.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def snoo(
     """Make an outer Nesterov step every `period` inner steps; meant for one region.
 
     Args:
-      period: K.
+      period: K, inner steps per outer step.
       learning_rate, momentum: of `outer.nesterov`.
       codec: wire codec, for several regions; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
 
     Raises:
-      ValueError: a setting of the rule out of range.
+      ValueError: a setting of the rule out of range, or an unknown codec.
     """
     return Method(
         name="snoo",

@@ -1,7 +1,8 @@
 r"""SparseLoCo (arXiv 2508.15706): the few largest entries, 2 bits each, with decayed feedback.
 
-Every H steps each region sends the k largest entries of every 64 x 64 chunk of its decayed
-residual; what was not sent stays, and takes the place of outer momentum:
+Every H steps each region sends the k largest entries of every 64 x 64 chunk of its pseudo-gradient
+plus decayed residual. What it does not send becomes the residual, which takes the place of outer
+momentum:
 
 .. math::
    p_r = (\Theta - \theta_r) + \beta e_r, \qquad
@@ -19,12 +20,13 @@ beta   decay of the residual                        `decay` (0.95)
 eta    outer learning rate                          in `outer` (1.0)
 ====== ============================================ =======================
 
-64 of 4096 entries are 1.56 %; with 12-bit indices and 2 bits each 0.027 bytes per parameter, 146
-times less than fp32.
+64 of 4096 entries are 1.56 %. With 12 bits of index and 2 of value each they take 0.027 bytes per
+parameter, 146 times less than fp32.
 
 Differs from the paper: the learning rate stays out of the residual (the authors' code scales what
-enters it), so that a schedule cannot rescale what waits there; no contribution is clipped to the
-median norm (`Engine(outlier_factor=...)` leaves outliers out); indices are not entropy-coded.
+enters it), so that a schedule of the rate does not rescale the residual. No contribution is clipped
+to the median norm (`Engine(outlier_factor=...)` leaves outliers out). Indices are not
+entropy-coded.
 """
 
 from __future__ import annotations
@@ -51,21 +53,22 @@ def sparseloco(
     inner_batching: Any = None,
     stacked: Sequence[str] = (),
 ) -> Method:
-    """Send 1.56 % of the pseudo-gradient, every `period` inner steps.
+    """Send k entries of every chunk of the pseudo-gradient, every `period` inner steps.
 
     Args:
-      period: H.
+      period: H, inner steps per round.
       k, block: entries kept per chunk, and its largest side (at most 64). Chunks of at most k
         entries, those of vectors among them, are kept whole.
       bits: of a kept entry: 2, 4 or 8; 32 = fp32.
       decay: beta, in [0, 1].
-      outer: default plain descent of rate 1.0; momentum on top of the residual counts twice.
-      codec: travels instead, as it is (bring its own error feedback).
+      outer: default plain descent of rate 1.0. The residual acts as momentum already; an outer rule
+        with momentum adds a second one.
+      codec: another codec in place of this one, used as it is (wrap it in error feedback yourself).
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
 
     Raises:
-      ValueError: a setting of the codec out of range.
+      ValueError: an unknown codec, or a setting of the codec out of range.
     """
 
     def paper():

@@ -14,18 +14,22 @@ H      steps between outer steps of SPARTA with DiLoCo          `period`
 ====== ======================================================= ===========
 
 Parameters travel, not gradients; the inner optimizer's moments stay as they are. Without `period`
-there is no anchor: the model is the mean of the regions, at which `Engine.finish` lets all end.
+there is no anchor: the model is the mean of the regions, and `Engine.finish` sets all regions to
+it.
 
-With `period` DiLoCo's outer step follows, every H steps (`methods.diloco`). Its pseudo-gradient
-Delta_r = Theta - theta_r is what it always is. Without a delay SPARTA moves no mean of the regions,
-and so changes the mean pseudo-gradient only by where the regions have trained. An anchor that a
-region adopts is newer than what SPARTA has in flight, which then does not land there.
+With `period` DiLoCo's outer step follows every H steps (`methods.diloco`), with its usual
+pseudo-gradient Delta_r = Theta - theta_r. Without a delay SPARTA leaves the mean of the regions
+unchanged; it changes the mean pseudo-gradient only through the points at which regions train. A
+region that adopts an anchor drops what SPARTA has in flight, which is older.
 
-Differs from EXO's code, the only source (it has no paper): the entries come from a seed that all
-regions share, while the code broadcasts a dense mask from rank 0; one entry of every round(1 / p)
-consecutive ones is drawn, while the code draws Bernoulli(p) (`lowcomm_jax.channels.selection`);
-what lands after a step lands before this step's values leave, while the code, which had a delay for
-a while, read them first; and there what was in flight overwrote parts of a newer anchor.
+Differs from EXO's code, the only source (it has no paper):
+
+- The entries come from a seed that all regions share; the code broadcasts a dense mask from rank 0.
+- Of every round(1 / p) consecutive entries one is drawn; the code draws Bernoulli(p)
+  (`lowcomm_jax.channels.selection`).
+- What lands after a step lands before this step's values leave. The code, in the versions that had
+  a delay, read the values first.
+- In the code payloads in flight overwrote parts of a newer anchor.
 """
 
 from __future__ import annotations
@@ -53,13 +57,16 @@ def sparta(
     """Average a share p of the parameters after every step, and with `period` run DiLoCo too.
 
     Args:
-      p: in (0, 0.5], realised as 1 / round(1 / p).
+      p: share of the entries, from 3.1e-05 (2^-15) to 0.5, realised as 1 / round(1 / p).
       selection: `sampled` anew at every step; `shuffled` once, so that every entry travels once in
         1 / p steps; `partitioned`, shuffled anew for every such cycle.
       delay: tau, inner steps; what a region makes of the selected entries in between is lost.
-      period: H of DiLoCo; None = no main exchange.
+      period: H of DiLoCo, inner steps per round; None = no main exchange.
       outer: of DiLoCo; default Nesterov 0.7 / 0.9.
       codec: of the selected values, without state; None = fp32. DiLoCo's payloads stay dense.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
     problems = []
     if selection not in SELECTIONS:

@@ -16,10 +16,12 @@ tau    inner steps between send and landing    `overlap`
 alpha  weight of the local value               `alpha`
 ====== ======================================= =====================
 
-Differs from the paper: the base of a pseudo-gradient is the anchor shared by all regions, not a
-region's own last value (read literally the listing lets replicas drift apart for ever; the prose
-and the peers' code use the shared one); the first send of fragment p comes after
-floor((p+1) H / K) steps.
+Differs from the paper:
+
+- The base of a pseudo-gradient is the anchor shared by all regions, not a region's own last value.
+  Read literally, the listing lets replicas drift apart for ever; the paper's text and other
+  implementations use the shared anchor.
+- The first send of fragment p comes after floor((p+1) H / K) steps.
 """
 
 from __future__ import annotations
@@ -47,16 +49,21 @@ def streaming_diloco(
     inner_batching: Any = None,
     rest: Literal["own", "dealt"] = "dealt",
 ) -> Method:
-    """Synchronise one of K fragments at a time, hidden behind `overlap` inner steps.
+    """Synchronise one of K fragments at a time, while `overlap` inner steps go on.
 
     Args:
-      period: H; fragments: K <= H; overlap: tau < H, one for all regions or one each.
-      alpha: weight of the local value at a landing, in [0, 1]. 0 throws away the tau local steps;
-        1 ignores the network.
+      period: H, inner steps between two sends of a fragment.
+      fragments: K <= H.
+      overlap: tau < H, inner steps from send to landing; one for all regions, or one each.
+      alpha: weight of the local value at a landing, in [0, 1]. With 0 a region drops its tau local
+        steps; with 1 it drops what the others sent.
       pattern, rest: how the parameters are cut (`params.fragments.partition`).
       outer: default Nesterov 0.4 / 0.9.
       codec: wire codec; None = dense fp32 (the paper's 4-bit E3M0 is in its config).
       inner_batching: batch policy of the inner steps; None = a fixed batch.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
     problems = []
     if not 0 <= alpha <= 1:
