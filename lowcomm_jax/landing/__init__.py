@@ -1,8 +1,9 @@
 """Landing rules: what a region's parameters become when a payload lands. One rule a file.
 
-In: the progress made while the payload travelled, as the updates of an Optax transform; the new
-anchor as `params`; the anchor's `displacement` and the `staleness` as keywords. Out: what is added
-to the new anchor. All arithmetic is fp32.
+In: the progress made while the payload travelled (local parameters minus their snapshot at the
+send), as the updates of an Optax transform; the new anchor as `params`. Keywords: `displacement`
+(new anchor minus snapshot), `staleness` (inner steps from send to landing), and `fragment`, `round`
+and `step`. Out: what the loop adds to the new anchor. All arithmetic is fp32.
 """
 
 from lowcomm_jax.landing.blend import blend

@@ -1,4 +1,4 @@
-r"""Replace the local values by the new anchor; what was learnt in flight is dropped.
+r"""Replace the local values by the new anchor, and drop the progress made in flight.
 
 $$\theta \leftarrow \Theta' + T(u), \qquad T(u) = 0$$
 

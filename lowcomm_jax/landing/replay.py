@@ -10,8 +10,8 @@ $$\theta \leftarrow \Theta' + T(u), \qquad T(u) = u = \theta - s$$
 
 Source: CoCoDC, arXiv 2504.17672, delay compensation with strength 0.
 
-Differs from the paper: the paper always adds its quadratic term (`taylor_delay_correction`);
-with a fixed strength in parameter units that term is below fp32 rounding and this rule is what
+Differs from the paper: the paper always adds its quadratic term (`taylor_delay_correction`). With a
+fixed strength in parameter units that term is mostly below fp32 rounding, so that this rule
 remains.
 """
 

@@ -1,6 +1,5 @@
 r"""CoCoDC's delay compensation: replay the progress as if it had started from the new anchor.
 
-
 $$g = -u/\tau, \qquad \hat g = g + \lambda\, g \odot g \odot D, \qquad
   \theta \leftarrow \Theta' + T(u), \quad
   T(u) = -\tau \hat g = u - \tfrac{\lambda}{\tau}\, u \odot u \odot D$$
@@ -27,28 +26,28 @@ Modes:
 Norm: $\lambda = \lambda_0 \lVert g\rVert / \lVert g \odot g \odot D\rVert$ per tensor or fragment.
 
 Gradient units: with $\tilde g = g/\eta$ the corrected gradient is
-$\tilde g + \lambda\, \tilde g \odot \tilde g \odot D$; times $\eta$ it is a step again,
+$\tilde g + \lambda\, \tilde g \odot \tilde g \odot D$. Times $\eta$ it is a step again:
 $\hat g = g + (\lambda/\eta)\, g \odot g \odot D$.
 
-Weight decay that is decoupled from the gradient is no gradient information. With it the flight
-unrolls to $\theta = \rho\, s + w$, so the part that is corrected is
-$w = u + (1 - \rho)(\Theta' - D)$, and the same steps taken from the anchor end at
-$\rho\,\Theta' - \tau\hat g$, that is $T(u) = u - (1 - \rho)\, D - \tfrac{\lambda}{\tau}\, w \odot w
-\odot D$.
+Weight decay that is decoupled from the gradient says nothing about the gradient. With it the flight
+unrolls to $\theta = \rho\, s + w$, so that the part to correct is $w = u + (1 - \rho)(\Theta' -
+D)$. The same steps taken from the anchor end at $\rho\,\Theta' - \tau\hat g$, that is:
+
+$$T(u) = u - (1 - \rho)\, D - \tfrac{\lambda}{\tau}\, w \odot w \odot D$$
 
 Source: CoCoDC, arXiv 2504.17672, delay compensation (equation numbers not verified), after
 DC-ASGD, arXiv 1609.08326 (the constant-lambda update); norm scaling after DC-S3GD,
 arXiv 1911.02516.
 
 Differs from the paper: `fixed` is the paper's rule; the other modes and the weight-decay option are
-additions, because the fixed rule does next to nothing at the size of AdamW's steps. `norm` clips
-the factor by element and does not cap $\lambda$: at the sizes below $\lambda$ is half a million and
-a cap would switch the term off. `gradient_units` divides by the learning rate only;
-what comes out of AdamW is then its preconditioned direction, not the gradient.
+additions, because the fixed rule changes almost no value at the size of AdamW's steps. `norm` clips
+the factor by element and does not cap $\lambda$: at the sizes below $\lambda$ is half a million,
+and a cap would make the term 0. `gradient_units` divides by the learning rate only, so that with
+AdamW $\tilde g$ is its preconditioned direction, not the gradient.
 
-When the fixed mode is numerically nothing. Measured on 2^20 Gaussian elements with the sizes of an
-AdamW run (parameters 0.02, lr 4e-4, $g$ = 0.3 lr = 1.2e-4, $D$ = 5e-3, $\tau$ = 5, strength 0.5;
-fp32 on CPU; `tests/landing/test_taylor_size.py` repeats it):
+How little the fixed mode changes, measured on 2^20 Gaussian elements (fp32 on CPU;
+`tests/landing/test_taylor_size.py` repeats it). The sizes are those of an AdamW run: parameters
+0.02, lr 4e-4, $g$ = 0.3 lr = 1.2e-4, $D$ = 5e-3, $\tau$ = 5, strength 0.5.
 
 | mode | correction relative to $g$ | landed values that differ from `replay` |
 | --- | --- | --- |
@@ -90,9 +89,9 @@ def taylor_delay_correction(
     """Replay the in-flight progress, corrected to first order for the anchor's displacement.
 
     Args:
-      strength: lambda (lambda_0 in mode "norm"): a number; a tree prefix of the progress whose
-        leaves are scalars or arrays matching the leading axes of theirs; or a function of
-        (g, displacement), fp32 trees, that returns such a prefix.
+      strength: lambda (lambda_0 in mode "norm"), one of three. A number. A tree prefix of the
+        progress, whose leaves are scalars or arrays that match the leading axes of the progress.
+        Or a function of (g, displacement), fp32 trees, that returns such a prefix.
       mode: "off", "fixed", "gradient_units" or "norm", see the module docstring.
       learning_rate: inner learning rate, for "gradient_units" and for ``weight_decay``. A schedule
         is counted in inner steps, and update then needs ``step``, the inner steps done so far.
@@ -105,8 +104,9 @@ def taylor_delay_correction(
 
     Returns:
       A transform of the in-flight progress with the keywords ``displacement`` (tree of the
-      progress), ``staleness`` (int32 scalar, inner steps) and, for a schedule, ``step``; its output
-      is added to the new anchor, which ``weight_decay`` needs as ``params``. fp32 arithmetic.
+      progress), ``staleness`` (int32 scalar, inner steps) and, for a schedule, ``step``. Its output
+      is added to the new anchor; ``weight_decay`` needs that anchor as ``params``. fp32 arithmetic;
+      the state is a `TaylorState`.
 
     Raises:
       ValueError: an argument is out of range, or a mode or option lacks the learning rate (all are

@@ -1,9 +1,12 @@
 """Outer rules: Optax transforms of the reduced pseudo-gradient, one rule a file.
 
-In: the mean over regions of anchor - local, as the updates of an Optax transform, and the anchor as
-`params`. Out: what is added to the anchor. Arithmetic and state are fp32 (`precision.in_fp32`); a
-rate that is a schedule counts outer rounds. `checks` words the refusals of all rules of this
-package; `gossip_stability` says which coefficients keep gossiping regions together.
+In: the merged pseudo-gradient (by default the mean over regions of anchor - local), as the updates
+of an Optax transform, and the anchor as `params`. Out: what the loop adds to the anchor. Arithmetic
+and state are fp32 (`precision.in_fp32`). A rate that is a schedule counts the updates of its own
+state: outer rounds of a fragment, or arrivals.
+
+`checks` words the refusals of the outer and landing rules. `gossip_stability` says for which
+coefficients gossiping regions stay together.
 """
 
 from lowcomm_jax.outer.average import average

@@ -21,8 +21,9 @@ $$\text{else}:\quad
 Source: Asynchronous Local-SGD, arXiv 2401.09135, Algorithm 3.
 
 Differs from the paper: the counter of the window is kept modulo $N$, so that it never overflows.
+
 $N$ arrivals measured against one anchor, with $c = 0$, equal one synchronous Nesterov step of rate
-$\eta$ on their mean; the $1/N$ is inside the rule and $\eta$ is not to be multiplied by it again.
+$\eta$ on their mean. The factor $1/N$ is inside the rule: give $\eta$ without it.
 """
 
 from typing import Any, NamedTuple

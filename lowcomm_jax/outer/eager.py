@@ -14,9 +14,11 @@ $$g_m = \bar\Delta^{late} + w\,\Delta_m - w^{late}\,\Delta_m^{late}, \qquad
 Source: Eager updates for overlapped communication, arXiv 2502.12996, Algorithm 3.
 
 Differs from the paper: the weights are arguments (the paper has $1/M$), so that absent regions and
-token weights work; what is added in one period and subtracted in the next must be the same product
-$w\,\Delta_m$ for the anchors' disagreement to telescope. With plain descent of rate $\eta$ the
-disagreement is $-\eta\,(w\Delta_m - \overline{w\Delta})$ after every period, however many there
+token weights work.
+
+The product $w\,\Delta_m$ that one period adds must be the one that the next period subtracts; then
+differences between the anchors do not add up. With plain descent of rate $\eta$ an anchor differs
+from their mean by $-\eta\,(w\Delta_m - \overline{w\Delta})$ after every period, however many there
 were.
 """
 

@@ -1,4 +1,4 @@
-r"""NoLoCo's gossip momentum: regions average in small random groups and never all together.
+r"""NoLoCo's gossip momentum: regions average in small random groups, never all of them at once.
 
 $$\delta_i \leftarrow \alpha\,\delta_i - \beta\,\bar\Delta_G
   - \gamma\,\big(\phi_i - \bar\phi_G\big)$$
@@ -18,10 +18,12 @@ Source: NoLoCo, arXiv 2506.10911, the outer step (section 3 of the paper; equati
 verified).
 
 Differs from the paper: the published code ties $\gamma$ to $\beta$ and calls the rule Nesterov
-although it looks nowhere ahead, so that form is named `heavy_ball` here; `nesterov` is the same
-force with a true look-ahead. A region without a partner passes its own pseudo-gradient and its own
-anchor, and the pull is then zero. Which coefficients keep the regions together is checked by
-`check_stability`, not here: it depends on the group size and on the number of regions.
+although it has no look-ahead. That form is `heavy_ball` here; `nesterov` has the same terms with a
+look-ahead.
+
+For a region without a partner the caller passes its own pseudo-gradient and its own anchor; the
+pull is then zero. Whether coefficients keep the regions together depends on the group size and on
+the number of regions; `check_stability` checks it, this rule does not.
 """
 
 from typing import Any, Literal, NamedTuple

@@ -1,4 +1,4 @@
-r"""When gossip keeps the regions together: mean-square consensus with finitely many regions.
+r"""For which coefficients gossip keeps regions together: mean-square consensus of R regions.
 
 Write $x_i$ and $p_i$ for the deviations of anchor and momentum from their means over $R$ regions.
 Groups of $n$ are drawn afresh each round, every pair equally likely. With $r_i$ the deviation from
@@ -7,10 +7,10 @@ the group mean, $E\sum x_i r_i = E\sum r_i^2 = k \sum x_i^2$ and $E\sum p_i r_i 
 $$k = \frac{n \lfloor R/n \rfloor}{R}\cdot\frac{(n - 1)\,R}{n\,(R - 1)} ,$$
 
 so that $(\sum p^2, \sum px, \sum x^2)$ obeys a linear recursion (`second_moment_matrix`), exact
-without noise. Both rules have the form $p' = a p - g r$, $x' = x + A p - B g r$, with
-$(A, B) = (a, 1)$ for heavy ball and $(a^2, 1 + a)$ for the look-ahead. The map keeps the cone of
-positive semidefinite moments, so its spectral radius is itself an eigenvalue and leaves the stable
-side exactly where the determinant of (matrix - identity) vanishes:
+without noise. Both rules have the form $p' = a p - g r$, $x' = x + A p - B g r$. For heavy ball
+$(A, B) = (a, 1)$, for the look-ahead $(a^2, 1 + a)$. The map takes the cone of positive
+semidefinite moments into itself, so that its spectral radius is itself an eigenvalue. It passes 1
+exactly where the determinant of (matrix - identity) vanishes:
 
 $$\text{heavy ball: } 0 < g < \frac{2(1 - a^2)}{1 + a - 2ak}, \qquad
   \text{nesterov: } ak(1 + 2a)\,g^2 + (1 + a - 2ak - 4a^2k)\,g - 2(1 - a^2) < 0 .$$
@@ -131,7 +131,7 @@ stable range is 0 < gamma < 0.436; choose gamma inside it or a smaller alpha
 
 @dataclasses.dataclass(frozen=True)
 class Consensus:
-    """Gossip coefficients, each within its own range, and what they promise for R regions.
+    """Gossip coefficients, each within its own range, and whether R regions stay together by them.
 
     Attributes:
       alpha, gamma, group_size, variant: as in `check_stability`.
@@ -159,10 +159,10 @@ class Consensus:
         return contraction_factor(self.alpha, self.gamma, self.group_size, regions, self.variant)
 
     def variance(self, pull_norm_R: np.ndarray) -> float:
-        """Estimate the variance over regions from one round's pulls, without any message.
+        """Estimate the variance over regions from one round's pulls, without another message.
 
-        The expectation over the draw of the mean of ||phi_i - mean_G phi||^2 is k times the
-        variance: every region sees its own group, all of them together the spread.
+        Over the draw of groups the expectation of the mean of ||phi_i - mean_G phi||^2 is k times
+        the variance, with k of the module docstring.
 
         Args:
           pull_norm_R: `pull_norm` of a landing, one per region, everybody taking part.

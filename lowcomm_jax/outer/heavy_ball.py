@@ -13,8 +13,8 @@ $$v \leftarrow \mu v + \bar\Delta, \qquad \Theta \leftarrow \Theta - \eta\,v$$
 Source: the momentum variant (SGDM) of the outer optimizers searched in DiLoCo, arXiv 2311.08105,
 Algorithm 1; with one group of all regions it is also the outer step of NoLoCo, arXiv 2506.10911.
 
-Differs from the paper: in nothing, but it keeps its own name, since some published code calls this
-rule Nesterov although it looks nowhere ahead.
+Differs from the paper: in nothing. Some published code calls this rule Nesterov although it has no
+look-ahead.
 """
 
 import optax

@@ -11,7 +11,8 @@ $$m \leftarrow \mu\, m + (1 - \mu)\,\bar\Delta, \qquad
 | $\eta$ | `learning_rate` |
 | $\mu$ | `momentum` |
 
-Source: HeLoCo, its published code. `outer.nesterov` differs in that its momentum is a sum.
+Source: HeLoCo's published code (of the paper only notes were read). In `outer.nesterov` the
+momentum is a sum, not an average.
 """
 
 from typing import Any, NamedTuple
@@ -35,10 +36,10 @@ class MomentumAverageState(NamedTuple):
 def momentum_average(
     learning_rate: float = 0.7, momentum: float = 0.9
 ) -> optax.GradientTransformationExtraArgs:
-    """Step along the pseudo-gradient and the average of those before.
+    """Step along the pseudo-gradient and an exponential average of all of them so far.
 
     Args:
-      learning_rate: outer learning rate, constant: `look_ahead` must know it.
+      learning_rate: outer learning rate, a constant, since `look_ahead` needs the same one.
       momentum: weight of the old momentum, in [0, 1).
 
     Returns:
@@ -76,7 +77,10 @@ def momentum_average(
 
 
 def look_ahead(learning_rate: float, momentum: float):
-    """What a method hands out instead of the anchor: the anchor a momentum step on.
+    """What a method hands out instead of the anchor: the anchor after one more momentum step.
+
+    Args:
+      learning_rate, momentum: as given to `momentum_average`.
 
     Returns:
       `(anchor, outer state) -> values`, for `Method.hands_out`; both trees are of one anchor.

@@ -12,11 +12,12 @@ $$m' = \beta\, m + (1 - \beta)\,\bar\Delta, \qquad
 | $\beta$ | `momentum` |
 | $K$ | `every` |
 
-Source: notes of a replication; of the paper only the abstract was read. $K$ and the rates are
-theirs.
+Source: notes of a replication, where $K$ and the rates are from; of the paper only the abstract was
+read.
 
 Differs from the notes: rounds are those of the fragment, as the engine counts them. A round that
-moves nothing (no region counted) counts, too, and the restart that falls on it is made up for.
+moves no anchor (no region counted) counts, too; a restart due there comes at the next round that
+does.
 """
 
 from typing import Any, NamedTuple

@@ -1,8 +1,8 @@
 """CoCoDC's adaptive transmission (arXiv 2504.17672): send the fragment that changes most.
 
-Every h = floor(H / N) steps one may be sent. Then leaves, among the fragments not in flight: an
-overdue one (H steps or more since its last send), else one never sent, else the one of the largest
-score. Ties go to the fragment sent longest ago. The score is
+Every h = floor(H / N) steps (at a slot) one fragment may leave. Among the fragments not in flight
+that is an overdue one (H steps or more since its last send), else one never sent, else the one of
+the largest score. Ties go to the fragment sent longest ago. The score is
 
 - `rate`: ||mean Delta_p||_2 / sqrt(numel_p) / I_p, as of the fragment's last landing, with I_p the
   steps between its last two sends (the paper's form); or
@@ -10,10 +10,12 @@ score. Ties go to the fragment sent longest ago. The score is
   that landed, with age_p the steps since the fragment's last send (the authors' later code). K
   numbers travel in every payload's header.
 
-Differs from the paper: the rate is normalised by sqrt(numel) (else the embedding always wins), the
-drift comes with the payloads instead of an all-reduce of its own before every choice, a fragment
-in flight is never sent again (the authors' code would overwrite its snapshot), and of several
-overdue fragments the one waiting longest goes first.
+Differs from the paper:
+
+- The rate is normalised by sqrt(numel), else the embedding always wins.
+- The drift comes with the payloads, instead of an all-reduce of its own before every choice.
+- A fragment in flight is never sent again (the authors' code would overwrite its snapshot).
+- Of several overdue fragments the one sent longest ago leaves first.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ def syncs_per_period(
     step_seconds: float,
     sync_seconds: float,
 ) -> int:
-    """N = min(H, max(K, floor(gamma H T_c / T_s))).
+    """N = min(H, max(K, floor(gamma H T_c / T_s))), slots per period.
 
     Args:
+      period: H, inner steps.
+      fragments: K.
       gamma: share of the link that may be used, in (0, 1].
       step_seconds: T_c, seconds of one inner step.
       sync_seconds: T_s, seconds to synchronise one fragment.
@@ -50,15 +54,16 @@ def syncs_per_period(
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive(Schedule):
-    """See `Schedule` for the other fields.
+    """CoCoDC's choice, at most one fragment a slot. See `Schedule` for the other fields.
 
     Attributes:
-      syncs: N, the slots per period, of the first periods where they are `measured`; None = as
-        many as the network allows.
+      syncs: N, slots per period; with `measured` those of the first periods. None = as many as the
+        network allows.
       statistic: the score, `rate` or `drift`.
-      gamma: share of the link that slots may use which are not given.
-      measured: T_c and T_s are measured and travel with every payload; N changes at the period
-        boundary after their landing.
+      gamma: share of the link that may be used, in (0, 1]; read where `syncs` is None or N is
+        `measured`.
+      measured: the run measures T_c and T_s, which travel with every payload. N changes at the
+        period boundary after their landing.
     """
 
     period: int
@@ -85,7 +90,7 @@ class Adaptive(Schedule):
 
     @property
     def spacing(self) -> int:
-        """h: inner steps between two slots, of the first periods where it is measured."""
+        """h: inner steps between two slots; with `measured` those of the first periods."""
         return self._spacing(self.syncs)
 
     def _spacing(self, syncs: int) -> int:

@@ -1,8 +1,8 @@
-"""Regions of different speed arrive on their own time (arXiv 2401.09135).
+"""Regions of different speed arrive when they are done, and wait for nobody (arXiv 2401.09135).
 
 One step of the run is one tick: an inner step of the fastest region. A region of speed v makes
-floor(t v / max v) inner steps in t ticks and arrives after every n_v of them, n_v = H, or with
-dynamic local updates (eq. 6 there) n_v = floor(v / max v H), so that all arrive about together.
+floor(t v / max v) inner steps in t ticks and arrives after every n_v of them. n_v is H, or with
+dynamic local updates (eq. 6 there) max(1, floor(v / max v H)), so that all arrive about together.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from lowcomm_jax.state.train_state import SyncCounters
 
 @dataclasses.dataclass(frozen=True)
 class Arrivals(Schedule):
-    """See `Schedule` for the fields.
+    """One fragment that each region sends at steps of its own. See `Schedule` for other fields.
 
     Attributes:
+      period: H, inner steps of the fastest region between two arrivals.
       speeds: inner steps per second of each region, in any unit, `[R]`.
       dynamic: dynamic local updates; without them every region makes H steps between arrivals.
     """
@@ -77,7 +78,9 @@ class Arrivals(Schedule):
         if self.period < 1:
             problems.append(f"period={self.period}: at least 1 inner step is needed")
         if len(self.speeds) != regions:
-            problems.append(f"speeds: {len(self.speeds)} values for {regions} regions; give R")
+            problems.append(
+                f"speeds: {len(self.speeds)} values for {regions} regions; give {regions}"
+            )
         if not self.speeds or min(self.speeds) <= 0:
             problems.append(f"speeds={self.speeds}: every region needs a positive speed")
         return problems

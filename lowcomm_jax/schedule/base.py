@@ -1,8 +1,9 @@
 """The contract of a schedule, and the checks that schedules share.
 
-A `Schedule` takes the step and the counters of the training state (`SyncCounters`) and returns what
-leaves and when. What it remembers itself is `SyncCounters.decided`: the engine stores it, the
-checkpoint keeps it, and only `Schedule.decide` changes it.
+A `Schedule` takes the step and the counters of the training state (`SyncCounters`) and returns
+which fragments leave and when. It is a frozen dataclass; what it remembers between steps is
+`SyncCounters.decided`. The loop stores that, checkpoints keep it, and `Schedule.decide` changes it
+(for `TwoLevels` the loop itself).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from lowcomm_jax.state.train_state import SyncCounters
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What a network allows, without jitter.
+    """Seconds of a step and of a synchronisation on a network, without jitter.
 
     Attributes:
-      step_seconds: T_c, an inner step of the slowest region.
-      sync_seconds: T_s of (fragment, level of the codec).
+      step_seconds: T_c, seconds of an inner step of the slowest region.
+      sync_seconds: (fragment, level of the codec) -> T_s, seconds to synchronise that fragment.
     """
 
     step_seconds: float
@@ -40,12 +41,13 @@ class Schedule(abc.ABC):
       delay: tau, inner steps between send and landing; one int, or one per region.
       land_after_send: the due payload lands after the send of the same step (methods that overlap
         a whole period), so that the new pseudo-gradient is measured before the anchor moves.
-      statistic: what `sends` chooses by, reduced over the regions at every landing: nothing, the
-        change `rate` of the fragment that lands, or the `drift` of every fragment, which travels
-        in the payloads' headers.
-      needs_network: whether something is left to the network (`settle`).
-      measured: whether the seconds of a step and of a sync are measured; they travel likewise.
-      by_steps: whether steps alone decide what is sent, whatever has landed.
+      statistic: what `sends` chooses by, reduced over the regions at every landing: nothing
+        (`none`), the change `rate` of the fragment that lands, or the `drift` of every fragment,
+        which travels in the payloads' headers.
+      needs_network: whether a setting is missing that only a network gives (`settle`).
+      measured: whether the run measures the seconds of a step and of a synchronisation; they travel
+        in the headers, too.
+      by_steps: whether the step alone decides what is sent, whatever has landed.
       uneven: whether regions make different numbers of inner steps (`active`, `senders`).
     """
 
@@ -60,7 +62,7 @@ class Schedule(abc.ABC):
     uneven: bool = False
 
     def settle(self, timing: Timing) -> Schedule:
-        """The schedule with what was left to the network filled in, from its timing."""
+        """The same schedule, with the settings that a network gives filled in from its timing."""
 
         del timing
         return self
@@ -86,13 +88,15 @@ class Schedule(abc.ABC):
         in_flight: Set[int],
         rates: Callable[[], np.ndarray],
     ) -> tuple[int, ...]:
-        """Fragments that leave after inner step `step`; never one of `in_flight`.
+        """Fragments that leave after inner step `step`.
 
-        `rates` fetches the fragments' change rates, float32 `[K]`; it may wait for the device.
+        Args:
+          in_flight: fragments in flight. `Staggered` and `Adaptive` never send one of these.
+          rates: fetches the fragments' statistic, float32 `[K]`; it may wait for the device.
         """
 
     def level(self, counters: SyncCounters) -> int:
-        """At which level of the codec (`Codec.at`) a payload that leaves now is encoded."""
+        """Level of the codec (`Codec.at`) for a payload that leaves now; 0 = the first."""
         del counters
         return 0
 
@@ -101,8 +105,11 @@ class Schedule(abc.ABC):
     ) -> dict[str, np.ndarray] | None:
         """The new `SyncCounters.decided` after a step's sends and landings; None = as it was.
 
-        Only reduced data may enter, so that all regions decide alike. `landings` are the step's
-        landings (`history.Event`); fetching their values waits for the device.
+        An implementation reads reduced data only, so that all regions decide alike.
+
+        Args:
+          landings: `history.Event` of the step's landings; fetching their values waits for the
+            device.
         """
         del step, counters, landings
         return None
@@ -117,7 +124,7 @@ class Schedule(abc.ABC):
         return np.ones(regions, bool)
 
     def senders(self, step: int, regions: int) -> np.ndarray:
-        """Bool `[R]`: the regions that what is sent at `step` concerns."""
+        """Bool `[R]`: the regions that send at `step`, if anything is sent."""
         del step
         return np.ones(regions, bool)
 
@@ -128,7 +135,13 @@ def delay_per_region(delay: int | tuple[int, ...], regions: int) -> np.ndarray:
 
 
 def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> list[str]:
-    """Checks every schedule shares: K <= H, 0 <= tau < H, one tau per region."""
+    """Checks that schedules of a period share, one line with its fix each.
+
+    K <= H; tau >= 0, one or R of them; and tau < H unless payloads land after the step's send.
+
+    Args:
+      overlap_name: what the user calls tau.
+    """
     problems = [
         f"{name}={value}: must be a whole number of inner steps"
         for name, value in (("period", schedule.period), (overlap_name, schedule.delay))
@@ -149,9 +162,11 @@ def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> li
         )
     delays = np.atleast_1d(np.asarray(schedule.delay))
     if delays.size not in (1, regions):
-        problems.append(f"{overlap_name}: {delays.size} values for {regions} regions; give 1 or R")
+        problems.append(
+            f"{overlap_name}: {delays.size} values for {regions} regions; give 1 or {regions}"
+        )
     if (delays < 0).any():
-        problems.append(f"{overlap_name}={schedule.delay}: must not be negative")
+        problems.append(f"{overlap_name}={schedule.delay}: must not be negative; use 0 or more")
     if not schedule.land_after_send and (delays >= schedule.period).any() and schedule.period > 0:
         problems.append(
             f"{overlap_name}={schedule.delay} >= period={schedule.period}: a fragment would still "
@@ -166,7 +181,7 @@ def steps_to_travel(timing: Timing, fragment: int, level: int = 0) -> int:
 
 
 def overlap_violations(travel: int, period: int) -> list[str]:
-    """T_comm <= H T_step: a payload must arrive before the round that hides it ends."""
+    """T_comm <= H T_step: a payload must arrive before the round during which it travels ends."""
     if travel <= period:
         return []
     return [

@@ -1,4 +1,4 @@
-r"""Independent learners, a quorum and a grace window (arXiv 2604.21428): nobody waits for the slow.
+r"""Independent learners, a quorum and a grace window (arXiv 2604.21428).
 
 One step of the run is one tick, an inner step of the fastest learner. A learner of speed v that has
 been up for u ticks has made floor(u v / max v) inner steps. It never waits for another one.
@@ -19,12 +19,13 @@ The window (eq. 3 there) spends only what overlap hides anyway. In ticks:
 .. math::
    \text{grace} = \lfloor \gamma \max(0,\; \tau - \xi_{\text{quorum}} - \xi_{\text{sync}}) \rfloor
 
-with an average over rounds of the ticks from opening to quorum, and the ticks the wire needs.
+where xi_quorum is an average over rounds of the ticks from opening to quorum, and xi_sync the ticks
+that a fragment needs to travel.
 
-All of this follows from the settings, so that nothing but the step has to be remembered.
+All of this follows from the settings and the step, so that the state remembers nothing else.
 
 Our reading, where the source is ambiguous or was not read whole: what counts as a report; that a
-round opens though the one before is still in its window; the tick as the unit of all waiting; one
+round opens while the one before is still in its window; that all waiting is counted in ticks; one
 average for all learners, with a decay of 0.9. gamma was not found in the source.
 """
 
@@ -48,13 +49,13 @@ _DECAY = 0.9  # of the average time to a quorum
 
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """Who is waited for.
+    """For whom a round waits, and how those admitted count.
 
     Attributes:
       quorum: K, learners that must have reported.
-      grace: gamma, share of the slack that is waited for the others, in [0, 1).
-      weights: how those admitted count: by `token_rate`, c_tokens (c_tokens / c_steps) since the
-        fragment was received; or as `given` to the engine.
+      grace: gamma, share of the slack that a round waits for the others, in [0, 1).
+      weights: `token_rate`: c_tokens (c_tokens / c_steps), tokens and steps since the learner
+        received the fragment; or as `given` to the engine.
     """
 
     quorum: int = 1
@@ -64,9 +65,11 @@ class Admission:
     def violations(self, regions: int) -> list[str]:
         found = []
         if not 1 <= self.quorum <= regions:
-            found.append(f"quorum={self.quorum}: from 1 to the number of regions ({regions})")
+            found.append(
+                f"quorum={self.quorum}: give a number from 1 to the number of regions ({regions})"
+            )
         if not 0 <= self.grace < 1:
-            found.append(f"grace={self.grace}: a share of the slack, from 0 to below 1")
+            found.append(f"grace={self.grace}: give a share of the slack, from 0 to below 1")
         if self.weights not in ("token_rate", "given"):
             found.append(f"weights={self.weights!r}: use token_rate or given")
         return found
@@ -81,12 +84,12 @@ class Outage(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What became of one round; ticks.
+    """One round.
 
     Attributes:
-      fragment: that it handles.
-      opens, quorum, closes, lands: see the module.
-      admitted: bool `[R]`.
+      fragment: that the round handles.
+      opens, quorum, closes, lands: ticks, see the module docstring.
+      admitted: bool `[R]`, the learners whose values count.
     """
 
     fragment: int
@@ -99,9 +102,10 @@ class Round(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Learners(Schedule):
-    """See `Schedule` for the other fields.
+    """Independent learners. See `Schedule` for the other fields.
 
     Attributes:
+      admission: quorum, grace window and weights.
       speeds: inner steps per second of each learner, in any unit, `[R]`; () = all equal.
       outages: when learners are down.
       travel: ticks that a fragment needs to travel; None = as the network says, or none.
@@ -154,7 +158,7 @@ class Learners(Schedule):
     # -- rounds -----------------------------------------------------------------------------------
 
     def rounds_closing(self, step: int, regions: int) -> list[Round]:
-        """The rounds that close at this tick, in order."""
+        """The rounds that close at this tick, oldest first."""
         return _rounds(self, regions).closing(step)
 
     def after(self, step: int, regions: int) -> int:
@@ -177,7 +181,7 @@ class Learners(Schedule):
         return tuple(r.fragment for r in self.rounds_closing(step, regions))
 
     def senders(self, step: int, regions: int) -> np.ndarray:
-        """Bool `[R]`: who is up. Each round has its own admitted ones (`rounds_closing`)."""
+        """Bool `[R]`: who is up. Who is admitted differs by round (`rounds_closing`)."""
         return self.up(step, regions)
 
     def violations(self, regions: int) -> list[str]:
@@ -188,7 +192,9 @@ class Learners(Schedule):
         if np.ndim(self.delay):
             problems.append(f"overlap={self.delay}: one number for all learners is needed")
         if self.speeds and len(self.speeds) != regions:
-            problems.append(f"speeds: {len(self.speeds)} values for {regions} regions; give R")
+            problems.append(
+                f"speeds: {len(self.speeds)} values for {regions} regions; give {regions}"
+            )
         if self.speeds and not min(self.speeds) > 0:
             problems.append(f"speeds={self.speeds}: every learner needs a positive speed")
         problems += self._outage_violations(regions)
@@ -215,7 +221,7 @@ class Learners(Schedule):
 
 
 class _Rounds:
-    """The rounds of one schedule, worked out as far as they were asked for."""
+    """The rounds of one schedule, computed as far as they were asked for."""
 
     def __init__(self, schedule: Learners, regions: int):
         self.schedule, self.regions = schedule, regions
@@ -233,7 +239,7 @@ class _Rounds:
         return self.closes[bisect.bisect_right(self.closes, step)]
 
     def _until(self, step: int) -> None:
-        """Work rounds out until one closes after `step`: later ones close no earlier."""
+        """Compute rounds until one closes after `step`; later ones close no earlier."""
         while not self.closes or self.closes[-1] <= step:
             found = self._next()
             self.rounds.append(found)

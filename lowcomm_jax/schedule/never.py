@@ -15,9 +15,10 @@ FAR = 2**62
 
 @dataclasses.dataclass(frozen=True)
 class Never(Schedule):
-    """No pseudo-gradient is ever sent, and there is no anchor.
+    """No pseudo-gradient is sent, and there is no anchor.
 
-    The model is then the mean of the regions (`global_params`), which `Engine.finish` hands to all.
+    The model is then the mean of the regions (`global_params`); `Engine.finish` sets all regions to
+    it.
     """
 
     period: int = 1

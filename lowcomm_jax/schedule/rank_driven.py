@@ -6,15 +6,17 @@ With r'_i the measured rank of the mean pseudo-gradient of round i and a window 
    r_{t} = \frac1c \sum_{i=t-c}^{t-1} r'_i, \qquad
    \alpha = r_t / r_1, \qquad H_t = \alpha H_1,
 
-once c rounds have been measured; r_1 and H_1 until then. The next round's rank and length are
-settled at a boundary, from what has landed by then, before the round's first step.
+once c rounds have been measured; r_1 and H_1 until then. The loop decides the next round's rank and
+length at a boundary, from what has landed by then.
 
-Differs from the paper, whose listing was not at hand: the rank is rounded up to a bucket, so that
-nothing compiles more than once per bucket; the smallest bucket is the floor; a round is never
-shorter than `shortest`, nor than the payload that leaves at its start needs to travel (T_comm <=
-H T_step; that payload has the rank of the round before), nor longer than H_1. As r' is at most the
-rank that was sent, the rule only ever lowers the rank; with `probe` every so many rounds are sent
-one bucket higher, so that it can rise again.
+Differs from the paper, whose listing we had not:
+
+- The rank is rounded up to a bucket, so that each bucket compiles once; the smallest is the floor.
+- A round is never longer than H_1 nor shorter than `shortest`.
+- Nor is it shorter than the payload that leaves at its start needs to travel (T_comm <= H T_step);
+  that payload has the rank of the round before.
+- r' is at most the rank that was sent, so that the paper's rule can only lower the rank. With
+  `probe` every `probe`-th round is sent one bucket higher, so that the rank can rise again.
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ _ROUNDING = 1e-5  # relative; a measured rank is a mean in fp32
 
 @dataclasses.dataclass(frozen=True)
 class Ranked(Schedule):
-    """See `Schedule` for the other fields.
+    """Rounds whose rank and length follow the measured rank. See `Schedule` for other fields.
 
     Attributes:
-      period: H_1.
+      period: H_1, inner steps of the first rounds, and of the longest.
       ranks: the buckets, falling; the first is r_1.
       window: c, rounds whose measured ranks are averaged.
       shortest: the fewest steps of a round.
@@ -122,8 +124,13 @@ class Ranked(Schedule):
         }
 
     def round_after(self, measured: np.ndarray | None) -> tuple[int, int]:
-        """(level, length) of a round by the window's measured ranks, whatever travels during it;
-        None = the first rounds.
+        """Level and length of a round, before the bound by what travels during it.
+
+        Args:
+          measured: float32 `[window]`, ranks of the last rounds; None = not yet measured.
+
+        Returns:
+          (level of the codec, inner steps).
         """
         if measured is None:
             return 0, self.period

@@ -23,11 +23,11 @@ from lowcomm_jax.state.train_state import SyncCounters
 
 @dataclasses.dataclass(frozen=True)
 class Staggered(Schedule):
-    """See `Schedule` for the other fields.
+    """Every fragment every H steps. See `Schedule` for the other fields.
 
     Attributes:
-      hidden: refuse a network on which a payload travels longer than a period (K = 1).
-      travel: inner steps a payload needs to travel; None = as the network says, if `hidden`.
+      hidden: whether to refuse a network on which a payload travels longer than a period (K = 1).
+      travel: inner steps that a payload needs to travel; None = as the network says, if `hidden`.
     """
 
     period: int
@@ -44,6 +44,7 @@ class Staggered(Schedule):
         return dataclasses.replace(self, travel=steps_to_travel(timing, 0))
 
     def first(self, fragment: int) -> int:
+        """Inner step (1-based) after which a fragment leaves for the first time."""
         return (fragment + 1) * self.period // self.fragments
 
     def next_send(self, step: int, counters: SyncCounters) -> int:

@@ -1,13 +1,14 @@
 """Workers arrive at their group's server, and servers at a global one (arXiv 2506.04531).
 
-Time is counted in ticks, as in `arrivals`. A worker arrives after ceil(v / max v H) own steps. A
-server that has had `every` arrivals since it last merged sends what has changed since; after
-`travel` ticks that arrives at the global server, whose model is back after as many. The server
-serves on meanwhile, and sends nothing more until it has merged.
+Time is counted in ticks, as in `arrivals`. A worker (a region) arrives at its group's server after
+ceil(v / max v H) inner steps of its own; without `dynamic` after H. A server that has had `every`
+arrivals since it last merged sends the change of its model. That arrives at the global server
+`travel` ticks later, and the global model is back after as many. The server keeps serving meanwhile
+and sends nothing more until it has merged.
 
-What has to be remembered is `SyncCounters.decided`: for each group the arrivals so far
-(`arrivals`), those at its last merge (`merged`), and the ticks at which something arrives at the
-global server (`up`) or comes back (`down`); -1 = nothing is on its way.
+The loop (`sync.two_level_loop`) keeps in `SyncCounters.decided`, one number a group: `arrivals` so
+far, arrivals at the last merge (`merged`), and the ticks at which an update arrives at the global
+server (`up`) and at which its answer is back (`down`). -1 = nothing is on its way.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class TwoLevels(Arrivals):
-    """See `Arrivals` for the other fields.
+    """Workers, local servers and a global one. See `Arrivals` for the other fields.
 
     Attributes:
-      groups: regions of each server.
+      groups: regions of each local server; every region in exactly one.
       every: K, arrivals at a server between its sends.
       travel: ticks one way between a server and the global one; a number, or one per group.
     """
@@ -53,6 +54,7 @@ class TwoLevels(Arrivals):
         }
 
     def group_of(self, region: int) -> int:
+        """Number of a region's group."""
         return next(g for g, members in enumerate(self.groups) if region in members)
 
     def travels(self, group: int) -> int:
@@ -69,12 +71,15 @@ class TwoLevels(Arrivals):
         members = sorted(r for group in self.groups for r in group)
         if members != list(range(regions)):
             problems.append(
-                f"groups={self.groups}: every one of the {regions} regions (from 0) in one group"
+                f"groups={self.groups}: name each of the {regions} regions (from 0) in one group"
             )
         if self.every < 1:
-            problems.append(f"every={self.every}: a server sends after at least 1 arrival")
+            problems.append(f"every={self.every}: a server sends after at least 1 arrival; give 1+")
         if np.ndim(self.travel) and len(self.travel) != len(self.groups):
-            problems.append(f"travel: {len(self.travel)} values for {len(self.groups)} groups")
+            problems.append(
+                f"travel: {len(self.travel)} values for {len(self.groups)} groups; give 1 or "
+                f"{len(self.groups)}"
+            )
         if np.min(self.travel) < 0:
-            problems.append(f"travel={self.travel}: ticks, not negative")
+            problems.append(f"travel={self.travel}: ticks, not negative; use 0 or more")
         return problems
