@@ -1,9 +1,9 @@
 """Batch policies: how many samples an optimizer step takes, and in which microbatches.
 
-In: what the regions measured of their gradients' noise, reduced (`Statistics`). Out: the batch of a
+In: the noise of the regions' gradients, measured and reduced (`Statistics`). Out: the batch of a
 region's next steps (`BatchPolicy.decide`), and a plan of microbatches that fit into memory
-(`Switch`, `find_cap`). `trainers` says when several trainers of a region merge. Who measures and
-trains is `adaptive`, not this room.
+(`Switch`, `find_cap`). `trainers` says when several trainers of a region merge. The room `adaptive`
+measures and trains; this one decides.
 """
 
 from lowcomm_jax.batching.adaptive import Adaptive, AugmentedTest, InnerProductTest, NormTest

@@ -1,4 +1,4 @@
-r"""Batches that grow when gradients drown in noise: norm, inner-product and augmented test.
+r"""Batches that grow with the gradients' noise: norm, inner-product and augmented test.
 
 AdLoCo (arXiv 2508.18182) takes the tests of Bollapragada et al. (arXiv 1710.11258) and AdAdaGrad
 (arXiv 2402.11215). With v and w, the variance of one sample's gradient along gbar and orthogonal to
@@ -14,8 +14,8 @@ augmented              max(inner product, w / (nu^2 ||g||^2))
 is tested, and each region's batch is 1 / R of it; with one microbatch of b samples a region (M = R)
 that is the published form, T = b/(M-1) S / (M eta^2 ||gbar||^2).
 
-Differs from the paper: ||gbar||^2 is debiased (of the ||gbar||^4 of the inner-product test one
-factor normalises the direction and stays; `debias=False` leaves both as published); the statistics
+Differs from the paper: ||gbar||^2 is debiased. (Of the ||gbar||^4 of the inner-product test one
+factor normalises the direction and stays; `debias=False` leaves both as published.) The statistics
 are smoothed over rounds. Differs from the published code, whose orthogonality test is about d times
 too small and whose inner-product test lacks the factor b / M and reads nu.
 """
@@ -35,19 +35,19 @@ NEAR_ZERO = 1e-12  # of ||g||^2, below which there is no signal to measure noise
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adaptive(abc.ABC):
-    """What the tests have in common; subclasses say which variance counts how much.
+    """Base of the tests; a subclass says how much each variance counts (`required`).
 
     Attributes:
       start: samples of a region's first steps.
       cap: most samples of a region's step; None = no limit.
       microbatches: gradients each region measures per decision. Measuring costs twice that many
         forward and backward passes of a microbatch.
-      scope: `within`: deviations from a region's own mean; only scalars travel. `across`: from the
-        mean of all regions, which costs one dense reduction of a gradient per decision.
+      scope: `within`: deviations from a region's own mean gradient; only scalars travel. `across`:
+        from the mean of all regions, which costs one dense reduction of a gradient per decision.
       smoothing: weight in [0, 1) of the past in the averages of v, w and ||g||^2.
       monotone: the batch never shrinks.
-      growth: most by which one decision multiplies the batch; None = no limit. A test of few
-        samples may by chance see almost no signal and ask for any batch.
+      growth: largest factor of one decision, above 1; None = no limit. A test of few samples may
+        by chance see almost no signal, and then asks for a huge batch.
       debias: subtract the noise from ||gbar||^2.
       shares: R positive numbers, how regions of uneven hardware share a step; None = equally.
     """
@@ -64,11 +64,12 @@ class Adaptive(abc.ABC):
 
     @property
     def adapts(self) -> bool:
+        """True: every decision needs statistics."""
         return True
 
     @abc.abstractmethod
     def required(self, along: float, across: float) -> float:
-        """Batch times ||g||^2 that the test asks for, from the two variances."""
+        """Batch times ||g||^2 that the test asks for, from the variances of one sample."""
 
     @abc.abstractmethod
     def tolerances(self) -> dict[str, float]:
@@ -106,11 +107,15 @@ class Adaptive(abc.ABC):
     def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:
         """Smooth the statistics, then ask the test.
 
-        Statistics that are not finite are not looked at. With ||g||^2 near zero (or, debiased, not
+        Statistics that are not finite change nothing. With ||g||^2 near zero (or, debiased, not
         above zero) the batch stays.
 
+        Args:
+          state: of `init`, or of the decision before.
+          batch: samples a region and step so far.
+
         Returns:
-          (state, samples a region and step).
+          (new state, samples a region and step).
         """
         if not statistics.finite:
             return state, batch
@@ -181,8 +186,8 @@ class AugmentedTest(InnerProductTest):
 
     Attributes:
       nu: tolerated noise orthogonal to the gradient. The published configuration says 0.3, for a
-        test about d times weaker; the default is our choice: of the noise of d coordinates nearly
-        all is orthogonal to the gradient.
+        test about d times weaker. The default is our choice: nearly all noise of d coordinates is
+        orthogonal to the gradient.
     """
 
     nu: float = 5.84

@@ -1,4 +1,4 @@
-"""What a batch policy is, and the fixed batch."""
+"""`BatchPolicy`: the contract of a batch policy; `Fixed`: the one that never changes the batch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class BatchPolicy(Protocol):
       start: samples of a region's first steps.
       cap: most samples of a step; None = no limit.
       shares: R positive numbers, how the regions share a step; None = equally (`switch.counts`).
-      microbatches: of each region, that one decision measures; 0 where nothing is measured.
-      scope: what they are measured around, see `Statistics`.
+      microbatches: gradients that each region measures per decision; 0 where nothing is measured.
+      scope: the mean that deviations are measured from, see `Statistics`.
     """
 
     start: int
@@ -38,7 +38,7 @@ class BatchPolicy(Protocol):
         """Settings that cannot work, one line with its fix each."""
 
     def init(self) -> State:
-        """What the policy remembers, plain floats by name."""
+        """What the policy remembers before the first decision, plain floats by name."""
 
     def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:
         """The next batch (samples a region and step); a pure function of reduced data."""

@@ -1,13 +1,15 @@
-r"""Communications against samples: what growing batches should save.
+r"""How many synchronisations a number of samples takes, with batches that grow.
 
 With one synchronisation after every H steps and round k's batch b_k = b_0 q^k, K rounds use
 N = R H b_0 (q^K - 1) / (q - 1) samples, so that
 
 .. math:: K = \log_q\left(1 + \frac{N (q - 1)}{R H b_0}\right)
 
-grows with the logarithm of N, where a fixed batch (q = 1) has K = N / (R H b_0). Geometric growth
-is what the tests ask for while ||g||^2 decays geometrically. AdLoCo (arXiv 2508.18182) claims
-logarithmic growth; its theorem was not at hand, and this is not its proof.
+grows with the logarithm of N, where a fixed batch (q = 1) has K = N / (R H b_0). The tests ask for
+geometric growth while ||g||^2 decays geometrically.
+
+Source: derived here. AdLoCo (arXiv 2508.18182) claims logarithmic growth; we had not its theorem,
+and this is not its proof.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Sequence
 def communications(
     samples: float, per_round: float, ratio: float = 1.0, cap: float | None = None
 ) -> float:
-    """Synchronisations that N samples take.
+    """Number of synchronisations that N samples take, not rounded.
 
     Args:
       samples: N, of all regions together.

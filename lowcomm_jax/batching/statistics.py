@@ -1,4 +1,4 @@
-r"""What a batch policy sees: how far microbatch gradients lie from their mean, reduced.
+r"""What a batch policy reads: how far microbatch gradients lie from their mean, over regions.
 
 M microbatches of m samples have the mean gradients g_1, ..., g_M, all at one point; gbar is their
 mean. With Sigma the covariance of one sample's gradient,
@@ -7,8 +7,8 @@ mean. With Sigma the covariance of one sample's gradient,
    S = \sum_j \|g_j - \bar g\|^2, \quad E\,S = (M-1)\,\mathrm{tr}\Sigma / m, \quad
    E\|\bar g\|^2 = \|g\|^2 + \mathrm{tr}\Sigma / (m M)
 
-so m S / (M-1) estimates tr Sigma whatever m, and ||gbar||^2 - S / (M (M-1)) estimates ||g||^2:
-without the correction a small batch takes its noise for signal.
+so that m S / (M-1) estimates tr Sigma for every m, and ||gbar||^2 - S / (M (M-1)) estimates
+||g||^2. Without this correction the noise of a small batch counts as signal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Scope = Literal["within", "across"]
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Reduced over regions, and so the same in every region.
+    """Statistics of microbatch gradients, reduced over regions and the same in every region.
 
     Attributes:
       regions: regions that took part.
@@ -61,12 +61,12 @@ class Statistics:
 
     @property
     def signal(self) -> float:
-        """||g||^2 without the noise in ||gbar||^2; may come out negative."""
+        """Estimate of ||g||^2: ||gbar||^2 without its noise; may be negative."""
         return self.gbar2 - self.spread / self._freedom / self.microbatches
 
     @property
     def averaged(self) -> float:
-        """Regions whose batches one tested mean holds: 1 (`within`) or all (`across`)."""
+        """Regions whose batches are in one tested mean: 1 (`within`) or all (`across`)."""
         return self.regions / self.groups
 
     def _per_sample(self, total: float) -> float:
@@ -89,9 +89,9 @@ def pooled(
     Args:
       values_R: float `[R]` `gbar2`, `spread`, `along` of each region's own microbatches.
       scope: `within`: deviations from the region's own gbar; `across`: from that of all regions.
-      microbatches: of each region.
-      samples: m.
-      takes_part_R: bool `[R]`; None = all.
+      microbatches: that each region measured.
+      samples: m, of a microbatch.
+      takes_part_R: bool `[R]`, at least one True; None = all.
     """
     count = len(values_R["gbar2"])
     part = np.ones(count, bool) if takes_part_R is None else np.asarray(takes_part_R, bool)

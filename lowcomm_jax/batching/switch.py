@@ -5,9 +5,11 @@ a step accumulates; `counts` gives each region of uneven hardware its number of 
 `find_cap` finds the largest microbatch for a memory budget.
 
 Below the cap the microbatch grows in buckets, each of which compiles once. Requests between the cap
-and n caps are cut to the cap: accumulating two or three microbatches would cost as much time as it
-saves noise. Beyond n caps gradient accumulation takes over. Unlike in the published code the
-microbatch is never the requested batch itself, and one trainer or many makes no difference.
+and n caps are cut to the cap, since two or three accumulated microbatches would cost as much time
+as they save noise. Larger requests are accumulated from microbatches of the cap.
+
+Differs from the published code: the microbatch is never the requested batch itself, and the number
+of trainers changes nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ class Plan:
     """How a region makes a step.
 
     Attributes:
-      microbatch: samples that are in memory at once.
-      accumulate: microbatches of a step.
+      microbatch: samples in memory at once.
+      accumulate: microbatches of a step, whose gradients are averaged.
     """
 
     microbatch: int
@@ -33,7 +35,7 @@ class Plan:
 
     @property
     def samples(self) -> int:
-        """Samples of a region's step: what was asked for, rounded to whole microbatches."""
+        """Samples of a region's step; other than requested, where the plan rounds or cuts."""
         return self.microbatch * self.accumulate
 
 
@@ -77,7 +79,7 @@ class Switch:
         return (*sizes, self.cap)
 
     def plan(self, requested: int) -> Plan:
-        """The steps of a requested batch (samples a region and step)."""
+        """Plan steps for a requested batch (samples a region and step)."""
         if requested > self.threshold * self.cap:
             return Plan(self.cap, math.ceil(requested / self.cap))
         return Plan(min(b for b in self.buckets() if b >= min(requested, self.cap)), 1)
@@ -101,14 +103,13 @@ def counts(accumulate: int, shares: Sequence[float] | None, regions: int) -> tup
 
 
 def find_cap(nbytes: Callable[[int], int], budget: int, start: int = 1, limit: int = 65536) -> int:
-    """Find the largest microbatch whose step fits into a memory budget, by asking, not by crashing.
+    """Find the largest microbatch whose step fits into a memory budget.
 
-    Doubling, then bisection: about 2 log2(cap / start) questions. Each compiles a step where
-    `nbytes` asks the compiler (`adaptive.trainer_steps.step_bytes`).
-
+    Doubling, then bisection: about 2 log2(cap / start) calls of `nbytes`. Each call compiles a step
+    where `nbytes` asks the compiler (`adaptive.trainer_steps.step_bytes`); none is run.
 
     Args:
-      nbytes: microbatch -> bytes of a device; taken to grow with the microbatch.
+      nbytes: microbatch -> bytes of a device; must grow with the microbatch.
       budget: bytes of a device that may be used.
       start: the smallest; the answer is a multiple of it.
       limit: the largest to ask for.

@@ -6,14 +6,14 @@ of the others. Every `merge_every` rounds two of them become one,
 
 $$x \leftarrow \frac{\sum_{j \in M} b_j x_j}{\sum_{j \in M} b_j}$$
 
-with b_j the requested batches: who asks for the smallest one makes the least of its steps.
+with b_j the requested batches, so that the trainer with the smaller request counts for less.
 
 Source: the paper, and the authors' code (repository funmagster/AdLoCo) for the choice of the pair
 and for what the survivor keeps: its outer optimizer's state and its requested batch.
 
-Differs from the code: a merge comes before a round, not at its end; floating-point leaves are
-averaged and integers (counters, keys) are the survivor's; inner moments survive, merged or reset;
-a merge that hurts can be refused.
+Differs from the code: a merge comes before a round, not at its end. Floating-point leaves are
+averaged, and integers (counters, keys) are the survivor's. Inner moments are merged or reset. A
+merge that raises the loss too much can be undone (`hurt_bound`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Exchanges of a method beside its main one, or instead of it: which values travel, and when.
 
-In: a `Channel` in `Method.channels`: a source (parameters, or a field of the inner optimizer's
-state), a selection of its entries, a period, a delay. Out: nothing; a channel is a description.
-`sync.channel_exchange` does what it says, inside the program of the inner steps.
+In: a source (parameters, or a field of the inner optimizer's state), a selection of its entries, a
+period, a delay, a codec. Out: a `Channel` for `Method.channels`. A channel is only a description;
+`sync.channel_exchange` makes the exchanges, inside the program of the inner steps.
 
-- `selection`: which entries travel, from a seed that all regions share: no index ever does.
+- `selection`: which entries travel, from a seed that all regions share, so that no index travels.
 - `source`: finds the leaves that a channel averages.
 """
 

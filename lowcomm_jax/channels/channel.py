@@ -19,19 +19,22 @@ _ALL = Everything()
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
-    """After every `every`-th inner step regions average selected values; `delay` steps later these
-    are overwritten by their mean.
+    """Selected values that regions average every `every` inner steps.
 
-    No outer rule: the mean itself lands, and what a region did to these entries in between is lost.
-    All else a region has stays: optimizer moments too, unless they are the source of a channel.
+    `delay` steps after a send the mean overwrites these entries in every region. There is no outer
+    rule: what a region changed in these entries since the send is lost. Everything else in a
+    region stays, optimizer moments too, unless they are the source of a channel.
 
     Attributes:
       name: label in events, metrics and the ledger.
       source: `params`, or a field of the inner optimizer's state (`mu` and `nu` of Adam).
-      every: inner steps from one exchange to the next.
-      delay: inner steps from send to landing.
+      every: inner steps from one exchange to the next, at least 1.
+      delay: inner steps from send to landing, at least 0.
       selection: which entries travel.
       codec: of the values, a codec without state or its name; None = fp32.
+
+    Raises:
+      ValueError: an unknown name or setting of a codec.
     """
 
     name: str
@@ -59,7 +62,7 @@ class Channel:
         return step > self.delay and (step - self.delay) % self.every == 0
 
     def slot(self, sent: int) -> int:
-        """Where a payload lies that was sent after this step and has a delay."""
+        """Number of the place, below `slots`, of a payload that was sent after this step."""
         return (sent // self.every - 1) % self.slots
 
     def violations(self) -> list[str]:

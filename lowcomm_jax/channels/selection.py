@@ -1,8 +1,9 @@
 r"""Which entries of a leaf travel in one exchange of a channel, chosen by a seed that all share.
 
 A leaf of N entries is cut into strata of g = round(1 / p) consecutive entries, and of each stratum
-one entry travels. So their number ceil(N / g) never changes, shapes are static, and no index
-travels: every region computes the same ones. A rule says which entry of its stratum that is:
+one entry travels. Their number ceil(N / g) is therefore constant, and shapes are static. Every
+region computes the same indices, so that none travels. A rule says which entry of its stratum it
+is:
 
 =============  ==================================================  =============================
 rule           entry of a stratum in exchange k = 0, 1, ...        an entry travels
@@ -15,8 +16,8 @@ rule           entry of a stratum in exchange k = 0, 1, ...        an entry trav
 The last stratum may be shorter. Where its entry would lie behind the leaf's end, the place in the
 payload stays empty, so that the entries of that stratum travel as often as all others.
 
-Differs from SPARTA's code, which draws a Bernoulli(p) mask, or keeps a permutation of every tensor:
-the number of entries does not vary, two entries of one stratum never travel together, and a
+Differs from SPARTA's code, which draws a Bernoulli(p) mask, or keeps a permutation of every tensor.
+Here the number of entries does not vary, and two entries of one stratum never travel together. A
 permutation is an affine one in each stratum, which needs no memory. p is realised as 1 / g.
 """
 
@@ -35,7 +36,7 @@ LARGEST = 2**31 - 1  # indices are int32
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Base of the rules."""
+    """Base of the rules: one entry of every stratum of `stride` entries travels."""
 
     @property
     def stride(self) -> int:
@@ -50,9 +51,9 @@ class Selection:
         """Which entries of each flattened leaf travel, int32 `[count]`, rising; traced.
 
         Args:
-          key: of the channel.
+          key: random key of the channel.
           number: int32, of the exchange, from 0.
-          sizes: N of each leaf. An index of N or more stands for an empty place.
+          sizes: N of each leaf. An index of N or more is an empty place.
         """
         counts = [self.count(size) for size in sizes]
         # Drawn for all leaves together: a draw each would be most of the compiled program.
@@ -63,7 +64,7 @@ class Selection:
         ]
 
     def offsets(self, key: jax.Array, number: jax.Array, count: int) -> jax.Array:
-        """The chosen entry of each of so many strata, int32 `[count]` below `stride`."""
+        """The chosen entry of each of `count` strata, int32 `[count]`, from 0 to below `stride`."""
         raise NotImplementedError
 
     def violations(self) -> list[str]:
@@ -85,7 +86,7 @@ class Sampled(Selection):
     """One entry of every stratum, drawn anew for every exchange.
 
     Attributes:
-      p: share of the entries, in (0, 0.5].
+      p: share of the entries, a float from 2^-15 to 0.5.
     """
 
     p: float
@@ -112,7 +113,7 @@ class Shuffled(Sampled):
         return self._in_order(key, number % self.stride, count)
 
     def _in_order(self, key: jax.Array, place: jax.Array, count: int) -> jax.Array:
-        """What stands at this place of each stratum's order, an affine permutation."""
+        """The entry at this place of each stratum's order, which is an affine permutation."""
         steps = coprimes(self.stride)
         start_key, step_key = jax.random.split(key)
         start = jax.random.randint(start_key, (count,), 0, self.stride)

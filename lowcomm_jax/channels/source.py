@@ -34,7 +34,7 @@ class Source:
         return {name: named[name] for name, _ in self.leaves}
 
     def put(self, inner: Inner, values: dict[str, jax.Array]) -> Inner:
-        """The same state with these leaves in their places."""
+        """The same state with these leaves replaced."""
         if self.name == PARAMS:
             return dataclasses.replace(inner, params={**inner.params, **values})
 

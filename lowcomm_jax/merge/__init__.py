@@ -1,8 +1,8 @@
 """Merge rules: how the payloads of those who took part become one direction, before the outer rule.
 
 In: for one tensor, the decoded pseudo-gradients of all regions and their weights, or their mean.
-Out: the direction that the outer rule descends along. None of these rules is the default: the
-weighted mean, which regions reduce on the way.
+Out: the direction that the outer rule descends along. Without a rule that is the weighted mean,
+which the exchange reduces.
 
 A rule that reads payloads one by one costs bytes: every region then receives those of all others.
 """

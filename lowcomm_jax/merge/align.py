@@ -13,7 +13,7 @@ $$\Delta \leftarrow \begin{cases}
 \end{cases}$$
 
 An arrival that points against the momentum loses a part of that component; one that points aside is
-turned towards it. Where m is 0, as before the first arrival, $\Delta$ stays.
+turned towards the momentum. Where m is 0, as before the first arrival, $\Delta$ stays.
 
 | symbol | meaning | argument |
 | --- | --- | --- |
@@ -22,8 +22,10 @@ turned towards it. Where m is 0, as before the first arrival, $\Delta$ stays.
 | $k_d$ | strength of the turn | `turn` |
 | $\kappa$ | weight of the momentum's length | `confidence` |
 
-Source: the published code, of which these are the values. The code merges one arrival at a time;
-of several payloads at once the rule reads the mean.
+Source: the published code, where the defaults are from; of the paper only notes were read.
+
+Differs from the code: that merges one arrival at a time; of several payloads at once this rule
+reads the mean.
 """
 
 from __future__ import annotations
@@ -43,9 +45,15 @@ _TINY = 1e-12
 
 @dataclasses.dataclass(frozen=True)
 class Align(Merge):
-    """See `Merge`; reads the mean.
+    """Alignment with the outer momentum; see `Merge`, reads the mean.
 
     The outer state needs an entry `momentum`, as that of `outer.momentum_average` has.
+
+    Attributes:
+      enough: cosine from which an arrival stays as it is, in [0, 1].
+      removal, most: strength of the removal, and its bound; 0 = off.
+      turn: strength of the turn; 0 = off.
+      confidence: weight of the momentum's length, not negative.
     """
 
     enough: float = 0.2
@@ -59,10 +67,10 @@ class Align(Merge):
     def violations(self) -> list[str]:
         found = []
         if not 0 <= self.enough <= 1:
-            found.append(f"enough={self.enough}: a cosine from 0 to 1")
+            found.append(f"enough={self.enough}: give a cosine from 0 to 1")
         for name in ("removal", "turn", "confidence", "most"):
             if not 0 <= getattr(self, name) < math.inf:
-                found.append(f"{name}={getattr(self, name)}: 0 (off) or a positive number")
+                found.append(f"{name}={getattr(self, name)}: give 0 (off) or a positive number")
         return found
 
     def tensor(

@@ -24,10 +24,10 @@ class Merge(abc.ABC):
     A rule is a frozen dataclass of its settings, so that checkpoints can describe it.
 
     Attributes:
-      reads: `payloads`, one by one, which every region then receives from all others; or only
-        their weighted `mean`, which is reduced on the way and costs no more bytes than without a
-        rule.
-      momentum: name of the outer state's entry (such as `trace` of `optax.sgd`) that the rule
+      reads: `payloads`: the rule needs them one by one, so that every region receives those of all
+        others; or `mean`: only their weighted mean, which the exchange reduces, with the bytes of
+        a method without a rule.
+      momentum: name of the entry of the outer state (such as `trace` of `optax.sgd`) that the rule
         reads; None = none.
     """
 
@@ -45,15 +45,16 @@ class Merge(abc.ABC):
         """The direction of one tensor (traced).
 
         Args:
-          delta_RxN: fp32 `[R, ...]`, decoded pseudo-gradients, 0 where the weight is; `[1, ...]`,
-            their mean, where the rule `reads` that.
-          weight_R: float32 `[R]`, not negative, not normalised, 0 for who is not counted. All 0
-            where nobody is: the result is then dropped.
+          delta_RxN: fp32 `[R, ...]`, decoded pseudo-gradients, 0 where the weight is 0; where the
+            rule `reads` the mean, `[1, ...]`, the mean.
+          weight_R: float32 `[R]`, not negative, not normalised, 0 for regions that are not counted.
+            Where no region is counted all are 0, and the loop drops the result.
           kind: `matrix`, `embedding`, `head` or `vector`.
-          momentum: fp32 `[...]`, of the outer state before this round; None unless asked for.
+          momentum: fp32 `[...]`, from the outer state before this round; None unless the rule
+            names its entry.
 
         Returns:
-          fp32 `[...]`.
+          The direction, fp32 `[...]`.
         """
 
 
@@ -67,7 +68,8 @@ def merge_leaves(
     """Apply a rule to every tensor of a fragment (traced).
 
     Args:
-      delta_R: fp32 leaves `[R, ...]` by name.
+      rule: to apply.
+      delta_R: fp32 leaves `[R, ...]` by name; `[1, ...]` where the rule reads the mean.
       weight_R: float32 `[R]`.
       momentum: leaves `[...]` by name, or None.
       stacked: path prefixes of leaves with a leading layer axis; each layer is a tensor.
@@ -100,5 +102,5 @@ def share(weight_R: jax.Array, ndim: int) -> jax.Array:
 
 
 def norm(x: jax.Array) -> jax.Array:
-    """L2 norm of a whole tensor, fp32 `[]`; no reshape, which would gather a sharded one."""
+    """L2 norm of a whole tensor, fp32 `[]`; without a reshape, which would gather a sharded one."""
     return jnp.sqrt(jnp.sum(jnp.square(x)))

@@ -4,10 +4,12 @@ $$\bar\Delta = U S V^\top \quad\longrightarrow\quad \operatorname{mean}(S)\, U V
 
 for matrices of two axes; vectors stay as they are. `mean(S)` is over the min(n, m) singular values.
 
-Of the source only the code was read, which treats every two-axis tensor so, embeddings and head
-included. A matrix that a region's devices share is gathered for its SVD. Directions of singular
-value 0 get the mean, too, and rounding settles which they are: of a mean of low rank, two devices
-with different arithmetic make different directions.
+Source: the published code; of the paper only the abstract was read. As in the code the rule holds
+for every two-axis tensor, embeddings and head included.
+
+A matrix that is cut over a region's devices is gathered for its SVD. Directions of singular value 0
+get the mean, too. Rounding decides which directions these are: for a mean of low rank, devices with
+different arithmetic give different results.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from lowcomm_jax.optimizers import Kind
 
 @dataclasses.dataclass(frozen=True)
 class Isotropic(Merge):
-    """See `Merge`; reads the mean, so that it costs no bytes."""
+    """Equal singular values for matrices; see `Merge`, reads the mean: no more bytes travel."""
 
     reads: ClassVar[Literal["payloads", "mean"]] = "mean"
 

@@ -4,12 +4,13 @@ $$\bar\Delta = \Big(\sum_r w_r \lVert\Delta_r\rVert\Big)\;
   \varphi\Big(\sum_r w_r\,\varphi(\Delta_r)\Big), \qquad \varphi(x) = x / \lVert x\rVert,\;
   \varphi(0) = 0, \qquad \sum_r w_r = 1$$
 
-per tensor; embeddings get the weighted mean. Pseudo-gradients of different learners are nearly
-orthogonal, so that a plain mean shrinks like $1/\sqrt M$; this one keeps the length.
+per tensor; embeddings get the weighted mean. Pseudo-gradients of M different learners are nearly
+orthogonal, so that a plain mean is about $1/\sqrt M$ as long; this one keeps the length.
 
-Our reading, where the source is ambiguous: the printed radial factor looks like the norm of a
-vector sum; implementations take the mean of norms, as here. Where unit directions cancel
-(the mean of them is shorter than `floor`) the weighted mean is used, as implementations do.
+Source: second-hand; of the paper only abstract and introduction were read. Our reading: the printed
+radial factor looks like the norm of a vector sum; implementations take the mean of norms, as here.
+Where unit directions cancel (their mean is shorter than `floor`) the weighted mean is used, as in
+implementations.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lowcomm_jax.optimizers import Kind
 
 @dataclasses.dataclass(frozen=True)
 class RadialDirectional(Merge):
-    """See `Merge`; reads payloads one by one.
+    """Mean length along the mean direction; see `Merge`, reads payloads one by one.
 
     Attributes:
       floor: length of the mean of unit directions below which the weighted mean is used.
@@ -36,7 +37,7 @@ class RadialDirectional(Merge):
     def violations(self) -> list[str]:
         if 0 <= self.floor < 1:
             return []
-        return [f"floor={self.floor}: the length of a mean of unit vectors, from 0 to below 1"]
+        return [f"floor={self.floor}: give a length of a mean of unit vectors, from 0 to below 1"]
 
     def tensor(
         self, delta_RxN: jax.Array, weight_R: jax.Array, kind: Kind, momentum: jax.Array | None

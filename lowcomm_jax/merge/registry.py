@@ -20,8 +20,11 @@ RULES: dict[str, type[Merge]] = {
 def make(spec: str | Mapping[str, Any] | Merge) -> Merge:
     """A merge rule from its name, or from a mapping with `name` and its settings.
 
+    Args:
+      spec: `"isotropic"`, `{"name": "align", "turn": 0.5}`, or a rule, which is returned.
+
     Raises:
-      ValueError: an unknown name or setting; all are listed.
+      ValueError: an unknown name, or unknown settings, which are all listed.
     """
     if isinstance(spec, Merge):
         return spec

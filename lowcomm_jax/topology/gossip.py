@@ -1,8 +1,8 @@
-"""Who averages with whom: seeded random groups that every region knows without a message.
+"""Who averages with whom: seeded random groups that every region computes without a message.
 
 A round's groups are one of a fixed family of partitions, drawn with (seed, round), so that a
-compiled program can hold them all. The family are the rotations of one partition of the points of
-a circle, under a relabelling drawn with the seed:
+compiled program can hold them all. The family consists of the rotations of one partition of the
+points of a circle, under a relabelling drawn with the seed:
 
 - pairs: the circle method of round-robin tournaments, a 1-factorisation. R even: R - 1 matchings
   (one point stays in the middle). R odd: R of them, and one region sits out. Every pair meets in
@@ -11,10 +11,13 @@ a circle, under a relabelling drawn with the seed:
   meet about equally often (exactly, where the search finds such a one). Where the group size does
   not divide R, the R mod n regions left over sit out, every region equally often.
 
-Source: random disjoint groups of NoLoCo, arXiv 2506.10911. Differs from its code: one of a few
-partitions instead of any permutation; the chance of every pair, which is all that the consensus
-depends on (`outer.gossip_stability`), is the same. Only the generator's raw stream is used, which
-does not change between versions of NumPy.
+Source: random disjoint groups of NoLoCo, arXiv 2506.10911.
+
+Differs from its code: one of a few partitions instead of any permutation. The chance of every pair
+is the same for pairs, and about the same for larger groups; the consensus depends on nothing else
+(`outer.gossip_stability`).
+
+Only the generator's raw stream is used, which does not change between versions of NumPy.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ def groups(round: int, seed: int, regions: int, group_size: int = 2) -> Groups:
     """Draw the groups of a round: a pure function, the same wherever it is called.
 
     Args:
-      round: 0-based number of the outer round.
-      seed: of the run.
+      round: number of the outer round, from 0.
+      seed: of the draws, a whole number from 0.
       regions: number of regions R.
       group_size: regions that average with one another, n.
 
@@ -117,7 +120,13 @@ def _whole(value: object, low: int, high: float = np.inf) -> bool:
 
 
 def raw_stream(seed: int, number: int, purpose: int) -> np.random.PCG64:
-    """Random numbers of this name; read them raw, see above."""
+    """A stream of random numbers for (seed, number, purpose).
+
+    Read it by `random_raw`, which does not change between versions of NumPy.
+
+    Args:
+      purpose: `RELABEL`, `DRAW` or `SEARCH`; `pipeline_paths.PATHS`.
+    """
     return np.random.PCG64(np.random.SeedSequence((int(seed), int(number), purpose)))
 
 

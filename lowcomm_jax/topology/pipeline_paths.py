@@ -1,17 +1,17 @@
 """Random pipeline routing: the one place where activations cross regions within a step.
 
-Between two stages a permutation of the regions says who takes on what a region hands on. It is
-drawn for every microbatch and every boundary between stages; gradients go the same way back,
-labels travel with the activations. Source: NoLoCo, arXiv 2506.10911, section 3, and its code.
+Between two stages a permutation of the regions says which region continues the microbatch of which.
+It is drawn for every microbatch and every boundary between stages. Gradients take the same way
+back; labels travel with the activations. Source: NoLoCo, arXiv 2506.10911, section 3, and its code.
 
 Differs from the paper in that a compiled program holds every transfer it may make. Microbatch m
 passes boundary s in tick t = m + s. A tick is one transfer over all boundaries at once and draws
 one row of a fixed table, which has a permutation for each boundary (`table`):
 
-- Rows of different ticks are independent. So are therefore the permutations along a microbatch's
-  path, and those of all microbatches at one boundary. Only microbatch m at boundary s and m - k at
-  s + k share a row: independent too where the table holds all combinations, otherwise as they
-  stand in it.
+- Rows of different ticks are independent. So are the permutations along a microbatch's path, and
+  those of all microbatches at one boundary. Only microbatch m at boundary s and m - k at s + k
+  share a row. Where the table holds all combinations these are independent too; else they are the
+  combinations that the table happens to hold.
 - Up to 4 regions a permutation is any of all R!, equally likely, as in the paper. From 5 regions
   on it is one of some random ones and their cyclic shifts: any two replicas of neighbouring stages
   are equally likely to meet, but most permutations are never drawn.
@@ -83,13 +83,13 @@ def _order(count: int, stream: np.random.PCG64) -> np.ndarray:
 
 
 def label(target_MxN: jax.Array, weight_MxN: jax.Array) -> jax.Array:
-    """int32 targets and fp32 weights as the one array that travels, int32 `[M, 2, N]`."""
+    """int32 targets and fp32 weights `[M, N]` as the one array that travels, int32 `[M, 2, N]`."""
     bits_MxN = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(weight_MxN), jnp.int32)
     return jnp.stack([target_MxN, bits_MxN], axis=1)
 
 
 def read_labels(came_Mx2xN: jax.Array, stages: int) -> tuple[jax.Array, jax.Array]:
-    """(targets, weights) that came to the last stage, told to all stages."""
+    """(targets int32, weights fp32), `[M, N]`, of the last stage, given to all stages."""
     came_Mx2xN = jnp.where(index() == stages - 1, came_Mx2xN, 0)
     target_MxN, bits_MxN = jnp.moveaxis(jax.lax.psum(came_Mx2xN, STAGE), 1, 0)
     return target_MxN, jax.lax.bitcast_convert_type(bits_MxN, jnp.float32)
@@ -97,11 +97,12 @@ def read_labels(came_Mx2xN: jax.Array, stages: int) -> tuple[jax.Array, jax.Arra
 
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """Ways of M microbatches through S stages of R regions; M + S - 1 ticks.
+    """Ways of M microbatches through S stages of R regions, in M + S - 1 ticks.
 
-    Microbatch m leaves stage s behind tick m + s. What idle stages compute crosses to no region.
+    Microbatch m leaves stage s after tick m + s. What idle stages compute goes to no region.
 
     Attributes:
+      regions, stages, microbatches: R, S, M.
       seed: of the table.
     """
 
@@ -119,7 +120,7 @@ class Paths:
         return table(self.regions, self.stages - 1, self.seed)
 
     def leaving(self, tick: int) -> range:
-        """Stages whose result of this tick goes on to the next stage."""
+        """Stages that pass their result of this tick on to the next stage."""
         return range(max(0, tick - self.microbatches + 1), min(tick, self.stages - 2) + 1)
 
     def draw(self, key_data: jax.Array) -> jax.Array:
@@ -128,13 +129,20 @@ class Paths:
         return jax.random.randint(key, (self.ticks,), 0, len(self.table))
 
     def agreed(self, key_data: jax.Array) -> jax.Array:
-        """`draw` from region 0's key, the same in all regions: 8 bytes a device cross, unbooked."""
+        """`draw` by region 0's key in all regions; the 8 bytes a device receives are not booked."""
         return self.draw(jax.lax.all_gather(key_data, REGION)[0])
 
     def hand_on(self, held: PyTree, tick: jax.Array, row_T: jax.Array) -> PyTree:
-        """What came to this stage from the stage before, of the region that the row says (traced).
+        """Move results one stage on, between regions as the row says (traced).
 
-        Zeros where nothing was sent; gradients go the same way back.
+        Args:
+          held: this stage's results.
+          tick: int32 scalar.
+          row_T: int32 `[T]`, of `draw`.
+
+        Returns:
+          What the stage before sent here, like `held`; zeros where nothing was sent. Its gradients
+          take the same way back.
         """
         transfers, number_TxP = _transfers(self)
         moves = [functools.partial(_move, pairs) for pairs in transfers]
@@ -144,8 +152,8 @@ class Paths:
         """Every transfer of a gradient step, in order: forward, then backward.
 
         Args:
-          row_T: as drawn, on the host.
-          activation, labels: bytes of one microbatch's.
+          row_T: int32 `[T]`, as drawn, on the host.
+          activation, labels: bytes of one microbatch's activations and labels.
         """
         ways_T = [_between_regions(self, self.leaving(t), int(row_T[t])) for t in range(self.ticks)]
         there = [Hop(ways, activation + labels) for ways, _ in ways_T if ways]
