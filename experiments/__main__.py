@@ -46,7 +46,14 @@ _OF_ITS_OWN = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; returns the exit code (2: refused, with every problem listed)."""
+    """Run one command.
+
+    Args:
+      argv: the command and its flags, without the program's name.
+
+    Returns:
+      The exit code; 2: refused, with every problem listed on stderr.
+    """
     command, *rest = argv or ["quick"]
     if command in ("help", "--help", "-h"):
         print(_overview())
@@ -67,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _module(command: str, argv: Sequence[str]) -> str:
-    """The module of a command; `plan --target` and `plan --goodput` are ones of their own."""
+    """The module of a command; `plan --target` and `plan --goodput` have modules of their own."""
     for flag in ("target", "goodput") if command == "plan" else ():
         if any(argument.startswith((f"--{flag}", f"-{flag}")) for argument in argv):
             return f"plan.{flag}"
@@ -95,7 +102,7 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
     path, overrides, others = split_config(argv)
     named, path = path is not None, path or _BY_CONFIG[command]
     options = Flags()
-    options.text("workdir", None, "where results go")
+    options.text("workdir", None, "folder of the results (default runs/COMMAND-CONFIG)")
     switches = getattr(module, "SWITCHES", {})
     for name, about in switches.items():
         options.switch(name, about)
@@ -106,7 +113,7 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
         return 0
     problems = [f"unexpected argument {argument!r}" for argument in rest]
     if path is None:
-        problems.append(f"which one? give --config=configs/{command}/....py")
+        problems.append(f"--config is missing: give --config=configs/{command}/....py")
         raise RefusedError(problems, command)
     config, found = load_config(path, overrides)
     if problems + found:

@@ -40,7 +40,14 @@ class RefusedError(Exception):
 
 
 def problems_of(build: Callable[[], Any], prefix: str = "") -> tuple[Any, list[str]]:
-    """Call `build`; return (result, []) or (None, the lines of the ValueError it raised)."""
+    """Call `build`, and turn the ValueError or TypeError that it raises into problems.
+
+    Args:
+      prefix: put before each problem.
+
+    Returns:
+      (its result, []) or (None, one line for each item of the error's list).
+    """
     try:
         return build(), []
     except (ValueError, TypeError) as error:
@@ -77,7 +84,7 @@ class Flags:
 
 
 def parse_flags(command: str, argv: Sequence[str], values: flags.FlagValues) -> list[str]:
-    """Parse a command's own flags; return the positional arguments.
+    """Parse a command's own flags, and add `--help`; return the positional arguments.
 
     Raises:
       RefusedError: an unknown flag (with suggestions) or a value of the wrong type.
@@ -114,7 +121,11 @@ def show_help(values: flags.FlagValues, docstring: str | None) -> None:
 
 
 def split_config(argv: Sequence[str]) -> tuple[str | None, list[tuple[str, str]], list[str]]:
-    """Separate `--config=PATH` and `--config.FIELD=VALUE` from the other arguments."""
+    """Separate `--config=PATH` and `--config.FIELD=VALUE` from the other arguments.
+
+    Returns:
+      (path or None, overrides as (field, text), the other arguments).
+    """
     path, overrides, others = None, [], []
     stream = iter(argv)
     for argument in stream:
@@ -168,14 +179,16 @@ def _function_in(file: str) -> Callable[..., ml_collections.ConfigDict]:
     """`get_config` of a config file, which is an ordinary Python module."""
     spec = importlib.util.spec_from_file_location(f"config{Path(file).stem}", file)
     if spec is None or spec.loader is None:
-        raise RefusedError([f"--config={file}: no Python file"])
+        raise RefusedError([f"--config={file}: no Python file; give one that ends in .py"])
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the file is anybody's code
         raise RefusedError([_raised_in(file, error)]) from error
     if "get_config" not in vars(module):
-        raise RefusedError([f"--config={file}: it defines no get_config()"])
+        raise RefusedError(
+            [f"--config={file}: it defines no get_config(); add one that returns a config"]
+        )
     return module.get_config
 
 

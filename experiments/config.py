@@ -25,40 +25,51 @@ def get_config() -> ConfigDict:
 
 
 def base(method: str, **knobs: Any) -> ConfigDict:
-    """The default config around one method; `knobs` are the keywords of the method's factory."""
+    """The default config around one method.
+
+    Args:
+      method: a name of `experiments.train.methods.METHODS`, or `module:function` of your own.
+      knobs: keywords of the method's factory, and parts of a method (`experiments.train.parts`).
+    """
     config = ConfigDict()
-    config.seed = 0  # of the initial weights, the regions' shards, the order of samples
+    config.seed = 0  # seeds the initial weights, the regions' shards and the order of samples
     config.steps = 600  # inner steps of the run; 0 = as many as `tokens` asks for
-    config.tokens = config_dict.placeholder(int)  # tokens of all regions together (with steps = 0)
-    config.regions = 4  # R
+    # Tokens of all regions together; the run makes as many steps (give steps=0).
+    config.tokens = config_dict.placeholder(int)
+    config.regions = 4  # number of regions, R
     config.batch = 4  # sequences a region trains on per step
-    config.accumulate = 1  # parts of a region's batch whose gradients are added up
-    # Microbatches that go through pipeline stages; 0 = of one sequence on every device of a stage.
+    config.accumulate = 1  # microbatches of a region's batch, whose gradients are averaged
+    # Microbatches of a region's batch in the pipeline; 0 = microbatches of one sequence on every
+    # device of a stage. Read with mesh.stage above 1.
     config.microbatches = 0
-    config.pipeline_schedule = "gpipe"  # or 1f1b: less memory, every stage goes forward twice
-    # Let every microbatch take a random path through the stages of all regions (NoLoCo).
+    # Order of a pipeline's microbatches: gpipe, or 1f1b (less memory; each stage computes its
+    # forward pass twice).
+    config.pipeline_schedule = "gpipe"
+    # Whether every microbatch takes a random path through the stages of all regions (NoLoCo).
     config.random_routing = False
-    config.weights = "equal"  # of regions in a mean: equal, tokens, or R numbers "0.5,0.2,0.3"
-    config.participation = 1.0  # chance of a region to take part in an exchange (seeded)
-    # Script of faults, or what happened to jobs (experiments/faults/fault.py, happened.py).
+    config.weights = "equal"  # weight of each region in a mean: equal, tokens, or "0.5,0.2,0.3"
+    config.participation = 1.0  # seeded chance that a region takes part in an exchange, in (0, 1]
+    # File with a script of faults (experiments/faults/fault.py), or with the record of what
+    # happened to separate jobs (happened.py).
     config.faults = config_dict.placeholder(str)
-    # Preset or file of the links between the regions: what the run would take there is booked on a
-    # virtual clock, and a method may draw T_c and T_s from it.
+    # Preset or file of the links between the regions. A virtual clock books the time that the run
+    # would take there; methods may read their T_c and T_s from it.
     config.network = config_dict.placeholder(str)
     _add_jobs(config)
-    config.replicas = "map"  # regions that share a device: map = one after another, vmap = batched
-    config.block = 16  # inner steps handed to the device at once
-    config.offload = False  # anchor, outer state, residuals and snapshots in pinned host memory
-    config.codec_error = False  # measure what compression loses; it takes another decoding
-    # Exchange payloads while inner steps run; None = with a method with a delay, on GPUs and TPUs.
+    config.replicas = "map"  # how regions that share a device run: map = in turn, vmap = batched
+    config.block = 16  # most inner steps in one call of the compiled program
+    config.offload = False  # keep anchor, outer state, residuals, snapshots in pinned host memory
+    config.codec_error = False  # measure the codec's error at each send; costs another decoding
+    # Exchange payloads in the program of the inner steps; None = on GPUs and TPUs, where the method
+    # has a delay.
     config.concurrent_exchange = config_dict.placeholder(bool)
-    config.frozen = ()  # regexes of parameter names that are not trained
+    config.frozen = ()  # regular expressions of parameter names that are not trained
 
     config.mesh = ConfigDict()  # devices; 0 = as many as there are and divide
-    config.mesh.region = 0
+    config.mesh.region = 0  # slots of regions on the mesh; 0 = as many as fit
     config.mesh.stage = 1  # pipeline stages inside a region
-    config.mesh.fsdp = 0
-    config.mesh.tensor = 1
+    config.mesh.fsdp = 0  # devices of a region that share parameters and batch; 0 = the rest
+    config.mesh.tensor = 1  # devices of a region that share each matrix (tensor parallelism)
 
     config.method = section(method, knobs)  # the keywords of the method's factory
     config.inner = _inner_section()
@@ -67,8 +78,10 @@ def base(method: str, **knobs: Any) -> ConfigDict:
 
     config.adaptive = _adaptive_section()
     config.guards = ConfigDict()
-    config.guards.outlier_factor = config_dict.placeholder(float)  # times the median norm
-    config.guards.max_update_norm = config_dict.placeholder(float)  # clip of the outer update
+    # Leave out a region whose pseudo-gradient is longer than this times the median; None = off.
+    config.guards.outlier_factor = config_dict.placeholder(float)
+    # Clip the outer update of a fragment to this L2 norm; None = off.
+    config.guards.max_update_norm = config_dict.placeholder(float)
 
     _add_upkeep(config)
     return config.lock()
@@ -77,7 +90,15 @@ def base(method: str, **knobs: Any) -> ConfigDict:
 def published(
     config: ConfigDict, *, model: str, regions: int, batch: int, steps: int
 ) -> ConfigDict:
-    """The setting the papers share: C4, sequences of 1024, AdamW 4e-4, 1000 steps of warm-up."""
+    """Set what most papers share: C4, sequences of 1024, AdamW 4e-4, 1000 steps of warm-up.
+
+    Args:
+      model: a name of `lowcomm_jax.models.PRESETS`; its computations then run in bfloat16.
+      regions, batch, steps: as in `base`.
+
+    Returns:
+      The same config, changed in place.
+    """
     config.model.preset = model
     config.model.compute_dtype = "bfloat16"
     config.regions, config.batch, config.steps = regions, batch, steps
@@ -92,31 +113,36 @@ def published(
 
 
 def _add_jobs(config: ConfigDict) -> None:
-    """How payloads travel, and what a job that is one region of several must know."""
-    # mesh: all regions in this program; one job per region: store (through the rendezvous) or peers
-    # (from job to job).
+    """How payloads travel, and the settings of a job that is one region of several."""
+    # How payloads travel. mesh: all regions are in this program. One job per region: store (through
+    # the rendezvous folder) or peers (from job to job).
     config.exchange = "mesh"
     config.region = config_dict.placeholder(int)  # which region this job is, from 0
-    # Folder of all jobs: file:///..., gs:// or s3://
+    # Folder that all jobs of the run share: file:///..., gs:// or s3://.
     config.rendezvous = config_dict.placeholder(str)
-    config.secret = config_dict.placeholder(str)  # of the jobs: file:PATH or env:NAME
-    config.address = "127.0.0.1:0"  # of this job, as the other peers reach it; port 0 = a free one
-    # Of payloads between peers. flight: Arrow Flight with mutual TLS (the extra `flight`). jax:
-    # plain text, and whoever can connect can end the job; loopback only, unless trusted_network.
+    config.secret = config_dict.placeholder(str)  # key that all jobs share: file:PATH or env:NAME
+    # Address at which the other jobs reach this one (exchange=peers); port 0 = a free one.
+    config.address = "127.0.0.1:0"
+    # Protocol of payloads between peers. flight: Arrow Flight with mutual TLS (the extra `flight`).
+    # jax: plain text, and any host that can connect can end the job; on the loopback only, unless
+    # trusted_network is set.
     config.transport = "flight"
-    config.trusted_network = False  # with transport=jax: nobody else can connect to `address`
-    # Folder with ca.crt, tls.crt and tls.key of this job; default: made when it starts.
+    config.trusted_network = False  # with transport=jax: only our jobs can connect to `address`
+    # Folder with ca.crt, tls.crt and tls.key of this job; default: the job makes them at its start.
     config.certificates = config_dict.placeholder(str)
-    config.wait_minutes = 10.0  # for the other jobs to appear
-    # Processes of this job, each with devices of its own, which share its mesh (jax.distributed):
-    # with exchange=mesh of the whole run, else of this region. 0 = as the launcher says (Slurm,
-    # Kubernetes, Open MPI, MPICH, TPU, JAX_PROCESS_ID). Default: 0 with exchange=mesh, else 1.
+    config.wait_minutes = 10.0  # longest wait for the other jobs at the start
+    # Number of processes of this job, which share its mesh (jax.distributed); each has devices of
+    # its own. With exchange=mesh the job is the whole run, else this region. 0 = as the launcher
+    # says (Slurm, Kubernetes, Open MPI, MPICH, TPU, JAX_PROCESS_ID). Default: 0 with exchange=mesh,
+    # else 1.
     config.processes = config_dict.placeholder(int)
-    config.process = config_dict.placeholder(int)  # which of them this is; process 0 leads
-    config.coordinator = config_dict.placeholder(str)  # HOST:PORT of process 0
-    # How late a living region may be before the others go on without it; default: as was observed.
+    config.process = config_dict.placeholder(int)  # number of this process, from 0; process 0 leads
+    config.coordinator = config_dict.placeholder(str)  # HOST:PORT where process 0 listens
+    # Seconds that the others wait for a region that is alive but late; default: learnt from the
+    # delays observed so far.
     config.deadline_s = config_dict.placeholder(float)
-    # Where anchors differ that must not: stop, or take that of the majority or the lowest region.
+    # What to do where anchors differ that must be equal: stop, or take that of the majority or of
+    # the lowest region.
     config.heal = "stop"
 
 
@@ -124,30 +150,36 @@ def _add_upkeep(config: ConfigDict) -> None:
     """When to evaluate, report and save."""
     config.eval = ConfigDict()
     config.eval.every = 100  # inner steps between evaluations; 0 = only at the start and the end
-    config.eval.sequences = 128  # spread over all validation documents, the same every time
-    config.eval.batch = 16  # sequences evaluated at once
-    config.eval.per_region = False  # also every region's own weights
+    # Validation sequences of an evaluation, spread over all documents and the same every time.
+    config.eval.sequences = 128
+    config.eval.batch = 16  # sequences evaluated in one call
+    config.eval.per_region = False  # whether to evaluate every region's own weights, too
 
     config.log = ConfigDict()
     config.log.every = 20  # inner steps between two lines of progress
-    config.log.tensorboard = False  # also event files in WORKDIR/tensorboard
-    config.log.wandb = config_dict.placeholder(str)  # also a run in this Weights & Biases project
-    # Also the newest numbers for Prometheus, on this port; with a job per region, port + region.
+    config.log.tensorboard = False  # also write event files to WORKDIR/tensorboard
+    config.log.wandb = config_dict.placeholder(str)  # also log to this Weights & Biases project
+    # Also serve the newest numbers to Prometheus on this port; with a job per region on port +
+    # region.
     config.log.prometheus = config_dict.placeholder(int)
 
     config.checkpoint = ConfigDict()
-    config.checkpoint.every = 200  # inner steps; 0 = only when interrupted and at the end
-    config.checkpoint.keep_last = 2
-    config.checkpoint.keep_best = True  # also the one of lowest evaluation loss
+    # Inner steps between checkpoints; 0 = only when interrupted and at the end.
+    config.checkpoint.every = 200
+    config.checkpoint.keep_last = 2  # newest checkpoints that are kept
+    config.checkpoint.keep_best = True  # whether the one of lowest evaluation loss is kept, too
 
 
 def _adaptive_section() -> ConfigDict:
     """For methods whose batches grow; `batch` is then the nominal one."""
     fields = ConfigDict()
-    fields.scaling = "none"  # of the learning rate with batch / nominal: none, sqrt, linear
-    fields.largest_microbatch = config_dict.placeholder(int)  # samples in memory at once
-    fields.memory_gb = config_dict.placeholder(float)  # of a device, to find it from
-    fields.stack_trainers = True  # steps of all of them in one program, not one call each
+    # How the learning rate grows with the batch over the nominal one: none, sqrt or linear.
+    fields.scaling = "none"
+    fields.largest_microbatch = config_dict.placeholder(int)  # most samples in memory at once
+    # GB of a device that a step may use, from which the largest microbatch is found.
+    fields.memory_gb = config_dict.placeholder(float)
+    # Whether one program makes the steps of all trainers; else one call each.
+    fields.stack_trainers = True
     return fields
 
 
@@ -161,8 +193,8 @@ def _model_section() -> ConfigDict:
     """A preset, starting weights, and any field of `TransformerConfig` to set differently."""
     fields = ConfigDict()
     fields.preset = "nano"  # a name of `lowcomm_jax.models.PRESETS`
-    # Folder of a LLaMA-shaped safetensors checkpoint, which then replaces the preset, or the
-    # workdir of another run, whose anchor fits the preset.
+    # Starting weights: a folder with a LLaMA-shaped safetensors checkpoint, which replaces the
+    # preset, or the workdir of another run of the same model; None = random ones.
     fields.init_from = config_dict.placeholder(str)
     types = typing.get_type_hints(TransformerConfig)
     for field in dataclasses.fields(TransformerConfig):
@@ -172,18 +204,20 @@ def _model_section() -> ConfigDict:
 
 
 def _data_section() -> ConfigDict:
-    """The fields of `lowcomm_jax.data.DataConfig` that are not settled elsewhere."""
+    """The fields of `lowcomm_jax.data.DataConfig` that no other section gives; described there."""
     fields = ConfigDict()
-    fields.corpus = "python"  # or text:PATH, hf:NAME, parquet:GLOB, arrayrecord:GLOB
-    fields.tokenizer = "bytes"  # or bpe:VOCAB, file:PATH
+    # python (the interpreter's standard library), text:PATH, hf:NAME, parquet:GLOB or
+    # arrayrecord:GLOB.
+    fields.corpus = "python"
+    fields.tokenizer = "bytes"
     fields.seq_len = 128
-    fields.sharding = "iid"  # topic, dirichlet
-    fields.alpha = 0.5  # of dirichlet
-    fields.packing = "stream"  # document
-    fields.val_fraction = 0.05  # of the documents
+    fields.sharding = "iid"
+    fields.alpha = 0.5
+    fields.packing = "stream"
+    fields.val_fraction = 0.05
     fields.split_seed = 0
-    fields.limit = config_dict.placeholder(int)  # documents read
-    fields.cache_dir = config_dict.placeholder(str)  # default: the user's cache folder
+    fields.limit = config_dict.placeholder(int)
+    fields.cache_dir = config_dict.placeholder(str)
     fields.text_column = "text"
     fields.topic_column = config_dict.placeholder(str)
     fields.split = "train"

@@ -30,8 +30,8 @@ class Run:
     Attributes:
       model: in pipeline stages where the mesh has some.
       exchange: with the other jobs; None where all regions are in this one.
-      rate_S: learning rate of every step.
-      fault_hooks: faults that this job does to itself; None = none.
+      rate_S: learning rate of every (nominal) step, float `[S]`.
+      fault_hooks: faults that this job injects into itself; None = none.
     """
 
     job: Job
@@ -45,7 +45,11 @@ class Run:
     fault_hooks: ScriptedFaults | None = None
 
     def close(self, needed: bool = True) -> None:
-        """Leave the other jobs; `needed`: not before they have what only this one can give them."""
+        """Leave the other jobs.
+
+        Args:
+          needed: whether to wait until they have what only this job can give them.
+        """
         if self.exchange is not None:
             self.exchange.close(**({} if needed else {"linger_s": 0.0}))
 
@@ -79,7 +83,7 @@ def assemble(job: Job) -> Run:
     """Read the corpus and build the parts.
 
     Raises:
-      RefusedError: what only the corpus, the tokenizer or the engine could tell.
+      RefusedError: problems that only the corpus, the tokenizer or the engine can show.
     """
     loaded, problems = problems_of(lambda: load(job.data), "data.")
     if problems:

@@ -51,11 +51,12 @@ LARGEST = {
     "data.seq_len": 10**7,
     "inner.muon_steps": 10**3,
 }
-"""Above these nothing is tried: memory would run out, or a folder be made, before that fails."""
+"""Larger numbers are refused at once: else memory runs out, or folders are made, before they fail.
+"""
 
 
 def extreme_problems(fields: Mapping[str, Any]) -> list[str]:
-    """Whole numbers that no run can have, by `LARGEST` of their name or their section."""
+    """Whole numbers above `LARGEST` of their name or their section."""
     found = []
     for name, value in dotted(dict(fields)).items():
         if not isinstance(value, int) or isinstance(value, bool):
@@ -81,7 +82,9 @@ def shape_problems(fields: Mapping[str, Any]) -> list[str]:
                 found.append(f"{label} is missing: start from experiments.config.base")
             elif isinstance(default, dict):
                 if not isinstance(given[key], Mapping):
-                    found.append(f"{label}={given[key]!r}: must be a section")
+                    found.append(
+                        f"{label}={given[key]!r}: must be a section of fields; set {label}.FIELD"
+                    )
                 elif label != "method":  # its fields are the factory's, see `make_method`
                     found += walk(given[key], default, f"{label}.")
             elif not _same_type(given[key], default, optional=label == "inner.clip_norm"):
@@ -127,7 +130,7 @@ def number_problems(fields: Mapping[str, Any]) -> list[str]:
         if value < 0
     ]
     if not 0 < fields["participation"] <= 1:
-        found.append(f"participation={fields['participation']}: a chance in (0, 1]")
+        found.append(f"participation={fields['participation']}: give a chance in (0, 1]")
     if not 0 <= fields["seed"] < 1 << 31:
         found.append(f"seed={fields['seed']}: give a whole number in [0, 2**31)")
     for pattern in fields["frozen"]:
@@ -151,7 +154,7 @@ def count_steps(fields: Mapping[str, Any]) -> tuple[int, list[str]]:
         return steps, [f"steps={steps} and tokens={tokens}: give one (--config.steps=0 for tokens)"]
     per_step = fields["regions"] * fields["batch"] * fields["data"]["seq_len"]
     if tokens < 1:
-        return 0, [f"tokens={tokens}: at least 1 is needed"]
+        return 0, [f"tokens={tokens}: at least 1 is needed; or give steps"]
     return math.ceil(tokens / max(per_step, 1)), []
 
 
@@ -165,7 +168,7 @@ def data_config(fields: Mapping[str, Any]) -> tuple[DataConfig, list[str]]:
 
 
 def model_config(fields: Mapping[str, Any]) -> tuple[TransformerConfig | None, bool, list[str]]:
-    """(the model's config or None, whether its vocabulary is settled, problems)."""
+    """(the model's config or None, whether its vocabulary size is known, problems)."""
     changes = {k: v for k, v in fields["model"].items() if v is not None}
     name, start = changes.pop("preset"), changes.pop("init_from", None)
     if start is not None and not Path(start, "checkpoints").is_dir():
@@ -205,7 +208,7 @@ def make_mesh_of(
     """(the mesh, or None if it cannot be made; problems); sizes of 0 are chosen to fit.
 
     Args:
-      target: accelerators whose devices it is made of; None = this machine's.
+      target: accelerators whose devices the mesh is made of; None = this machine's.
     """
     shape, regions = dict(fields["mesh"]), fields["regions"]
     devices = jax.device_count() if target is None else target.size
@@ -230,7 +233,7 @@ def make_mesh_of(
 
 
 def region_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -> list[str]:
-    """Guards, regions on the mesh, and batches that do not divide."""
+    """Guards out of range, regions that do not fit the mesh, and batches that do not divide."""
     found = [f"guards.{line}" for line in OutlierGuard(**fields["guards"]).violations()]
     batch, accumulate = fields["batch"], fields["accumulate"]
     if mesh is None or min(batch, accumulate, fields["regions"]) < 1:
@@ -239,7 +242,10 @@ def region_problems(fields: Mapping[str, Any], mesh: jax.sharding.Mesh | None) -
     found += Regions(here, mesh, fields["replicas"]).violations()
     fsdp = mesh.shape["fsdp"]
     if batch % accumulate:
-        found.append(f"batch={batch} does not divide into accumulate={accumulate} microbatches")
+        found.append(
+            f"batch={batch} does not divide into accumulate={accumulate} microbatches: use a "
+            "multiple"
+        )
     elif batch // accumulate % fsdp:
         found.append(
             f"batch={batch} in {accumulate} microbatch(es) does not divide over fsdp={fsdp} "
@@ -294,7 +300,7 @@ def stage_problems(
 
 
 def network_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
-    """A network that does not fit the regions, or one that is missing."""
+    """A network that does not fit the regions, or that the method needs and nobody gives."""
     if fields["network"] is None:
         needed = method is not None and method.schedule.needs_network
         fix = "name one, or give method.step_seconds and method.sync_seconds"
@@ -303,7 +309,7 @@ def network_problems(fields: Mapping[str, Any], method: Method | None) -> list[s
 
 
 def adaptive_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
-    """Settings of growing batches that nothing would read, or that cannot work."""
+    """Settings of growing batches that have no effect, or that cannot work."""
     if method is None:
         return []
     given = fields["adaptive"]

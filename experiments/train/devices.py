@@ -25,7 +25,7 @@ def provide(mesh: Mapping[str, int], processes: int | None = None) -> None:
       processes: of this job, which share the mesh; None = those that `jax.distributed` has found.
 
     Accelerators are left as they are, and so is a number that XLA_FLAGS or JAX's own setting gives.
-    JAX settles its devices when they are first used: later calls change nothing, and a mesh that
+    JAX fixes its devices when they are first used: later calls change nothing, and a mesh that
     does not fit is refused when it is made.
     """
     wanted = asked_for(mesh) // (processes or compat.process_count())

@@ -1,4 +1,4 @@
-"""Disks that are full: said in one line, where it can be foreseen before a checkpoint is begun."""
+"""Full disks: one line says so, before a checkpoint begins where the free space is known."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class FullDiskError(Exception):
     """A disk has no room for what was to be written.
 
     Args:
-      what: was to be written, and where.
-      steps: of the checkpoints that are there; None = nobody has looked.
+      what: a sentence on what was to be written, and where.
+      steps: steps of the complete checkpoints; None = not known.
     """
 
     def __init__(self, what: str, steps: Sequence[int] | None):
@@ -39,7 +39,11 @@ class FullDiskError(Exception):
 
 @contextlib.contextmanager
 def room(folder: Path, state: Any, steps: Sequence[int]) -> Iterator[None]:
-    """Save a state inside; `steps`: of the checkpoints that are there.
+    """A context in which a state is saved.
+
+    Args:
+      state: that is saved; the sizes of its arrays are checked before.
+      steps: steps of the complete checkpoints.
 
     Raises:
       FullDiskError: the disk has less room than the state's arrays need, or was filled meanwhile.
@@ -63,7 +67,7 @@ def room(folder: Path, state: Any, steps: Sequence[int]) -> Iterator[None]:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error, or what led to it, says that a disk is full; libraries say it in words."""
+    """Whether an error, or one that caused it, says that a disk is full, by number or in words."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     led = error.__cause__ or error.__context__

@@ -29,8 +29,8 @@ class Driver(Protocol):
     """Trains a run's state.
 
     Attributes:
-      waits: `advance` waits for the device, at least now and then. The loop then reads its history
-        at once, so that the records hold the time of their own steps.
+      waits: whether `advance` waits for the device at times. The loop then reads the history at
+        once, so that the records hold the time of their own steps.
     """
 
     waits: bool
@@ -44,27 +44,27 @@ class Driver(Protocol):
     def advance(
         self, state: Any, count: int, participants: Participants, stopping: Stopping
     ) -> tuple[Any, Any]:
-        """Train `count` nominal steps, or until it is time to stop; returns (state, history)."""
+        """Train `count` nominal steps, or until `stopping` says so; returns (state, history)."""
 
     def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
         """Learning rate of a step, the mean over regions.
 
         Args:
-          skipped_R: steps that each region has left out before; its optimizer did not count them.
+          skipped_R: steps that each region has skipped so far; its optimizer did not count them.
         """
 
     def traffic(self, state: Any) -> tuple[np.ndarray, np.ndarray]:
         """Bytes each region has sent and received, int64 `[R]`."""
 
     def positions(self, state: Any) -> list[int] | dict[str, list[int]]:
-        """Samples used of every stream, for whoever reads a checkpoint."""
+        """Samples used of every stream, as a checkpoint records them."""
 
 
 class FixedDriver:
     """One model, batches of one size, prepared ahead of their use."""
 
     def __init__(self, run: Run, fetching: Callable[[], Any]):
-        """`fetching`: a context in which a batch is waited for."""
+        """`fetching`: gives the context in which the driver waits for a batch."""
         self._run, self._fetching = run, fetching
         method = run.job.method
         reads = method.rank_energy is not None or method.schedule.statistic != "none"
@@ -152,7 +152,7 @@ class AdaptiveDriver:
         return state, history
 
     def _piece(self) -> int:
-        """Nominal steps to train before a signal is looked at: about a second of them."""
+        """Nominal steps to train before the driver checks for a signal: about a second of them."""
         return 1 if self._each is None else max(1, int(1 / self._each))
 
     def _source(self, trainer: int, start: int | np.ndarray, count: int) -> Any:

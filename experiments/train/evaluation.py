@@ -19,7 +19,7 @@ from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.state.train_state import TrainState
 
-# Validation sequences looked at when a few are chosen; bounds time and memory on large corpora.
+# Of so many validation sequences the few are chosen; it bounds time and memory on large corpora.
 _LOOKED_AT = 1 << 16
 
 
@@ -100,7 +100,7 @@ class Evaluator:
 
 
 def spread_sequences(data: EvalData, sequences: int, batch: int) -> dict[str, np.ndarray]:
-    """Take sequences at equal distances, so that few of them still touch many documents.
+    """Take sequences at equal distances, so that a few of them are from many documents.
 
     Returns:
       {"tokens": int32 [n, B, T+1], "mask": float32 [n, B, T], "document": int32 [n, B, T]}. The
@@ -121,7 +121,7 @@ def spread_sequences(data: EvalData, sequences: int, batch: int) -> dict[str, np
 
 
 def _weights_only(state: TrainState) -> TrainState:
-    """The state without what changes its structure over time: one compilation serves all steps."""
+    """The state without the parts whose structure changes, so that one compilation serves all."""
     return state.replace(
         outer=(), codec=(), landing=(), in_flight={}, inner=dataclasses.replace(state.inner, opt=())
     )

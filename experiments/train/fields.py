@@ -1,7 +1,7 @@
-"""What `train --help` says of every field, and what `--print-config` shows of a run.
+"""The description of every field in `train --help`, and the YAML of `--print-config`.
 
-A field's description stands once, where its default does: as a comment in `experiments/config.py`,
-or in the docstring of the dataclass that the section holds. It is read from there.
+A field is described once, where its default stands: in a comment in `experiments/config.py`, or in
+the docstring of the section's dataclass. This module reads it from there; a comment comes first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DOCUMENTED = re.compile(r"\s+((?:\w+, )*\w+): (.*)")
 
 
 def descriptions() -> dict[str, str]:
-    """Dotted name -> what the field is, for those that say more than their name."""
+    """Dotted name -> description, for the fields that have one."""
     found: dict[str, str] = {}
     for prefix, kind in _DATACLASSES.items():
         fields = {field.name for field in dataclasses.fields(kind)}

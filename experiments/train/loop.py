@@ -2,9 +2,9 @@
 
 `Loop.train` advances the state in chunks that end where an evaluation, a checkpoint or a log line
 is due. The loop reads and writes the metrics of a chunk only after it has dispatched the next one,
-so the device does not wait for the host. Drivers that wait (`Driver.waits`) are read at once. Long
-chunks are read before the next one: dispatching that waits for most of it (`batch_blocks.Pace`),
-and the records are to hold the time of their own steps.
+so that the device does not wait for the host. Chunks of drivers that wait (`Driver.waits`) are read
+at once. Long chunks are read before the next one is dispatched, since dispatching waits for most of
+them (`batch_blocks.Pace`) and the records are to hold the time of their own steps.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from lowcomm_jax.state.train_state import TrainState
 
 BEST = "anchor"  # the metric the best checkpoint is chosen by
 STUCK_STEPS = 50
-"""So many steps in a row that nobody learns anything from end a run."""
+"""A run ends after so many steps in a row from which no region learns anything."""
 LONG_S = 0.5
-"""Reading a chunk of so many seconds costs nothing beside it."""
+"""Seconds of a chunk from which on the time to read it does not count."""
 PHASES = ("data", "dispatch", "wait", "eval", "checkpoint")
 
 
 class StuckError(Exception):
-    """Nobody has learnt anything for long: gradients, or what they led to, were not finite."""
+    """No region has learnt anything for `STUCK` steps: gradients or values were not finite."""
 
     def __init__(self, steps: int, last: int):
         super().__init__(
-            f"no region has learnt anything since step {last - steps}: gradients were not finite, "
-            f"or what {steps} steps led to was not, so all of it was left out. Lower "
+            f"no region has learnt anything since step {last - steps}: in the last {steps} steps "
+            "gradients or pseudo-gradients were not finite, so that all were left out. Lower "
             "inner.learning_rate, or lengthen inner.warmup_steps, and begin in another --workdir"
         )
 
 
 class Loop:
-    """Trains one run from where its state stands.
+    """Trains one run on from a state.
 
     Attributes:
       state: the current training state.
@@ -98,7 +98,7 @@ class Loop:
         return time.perf_counter() - self._started
 
     def restore(self, extra: dict[str, Any]) -> None:
-        """Take over the host's counts from a checkpoint."""
+        """Take the host's counts from a checkpoint, where they are `extra`."""
         self.records.restore(extra["records"])
         self._started -= extra["seconds"]
         self._shown = self.progress, extra["seconds"]

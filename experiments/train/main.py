@@ -2,13 +2,15 @@
 
     python -m experiments train --config=configs/diloco.py --config.steps=2000 --workdir=runs/a
 
-Every field of experiments/config.py can be overridden with --config.FIELD=VALUE. SIGTERM or SIGINT
-(Ctrl-C) finishes the step, saves, and exits with code 75; the same command then continues. One of
-several jobs saves, too, and goes on to a step at which all stop. A run that learns nothing for 50
-steps, since numbers are not finite, ends with code 3, one whose disk is full with 74.
+Every field of experiments/config.py can be overridden with --config.FIELD=VALUE. The same command
+continues a run that was stopped.
 
-`--help` with a `--config` lists its fields; `--print-config` shows the checked config, what follows
-from it, and trains nothing.
+- `--help` with a `--config` lists that config's fields and values.
+- `--print-config` shows the checked config and what follows from it, and trains nothing.
+- SIGTERM or SIGINT (Ctrl-C) finishes the step, saves, and exits with code 75. One of several jobs
+  saves, then goes on to a step at which all of them stop.
+- Exit code 3: no region learnt anything for 50 steps, since numbers were not finite. 74: a disk is
+  full. 2: refused, with every problem listed.
 
 One program over several hosts: start the same command once a process, under Slurm, Kubernetes,
 mpirun or on TPU hosts; or by hand with --coordinator=HOST:PORT --process=I --processes=N.
@@ -53,7 +55,7 @@ from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.runtime.errors import Lost, Parted, StoreUnavailable
 
 EXIT_STUCK = 3
-"""Exit code of a run that ended because it learnt nothing any more."""
+"""Exit code of a run that ended because no region learnt anything any more."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,10 +68,10 @@ def main(argv: Sequence[str]) -> int:
         None,
         "folder of compiled programs, or off (default: xla in the cache folder)",
     )
-    options.switch("quiet", "no progress, only the report")
-    options.whole("processes", None, "of this program, each with devices of its own")
-    options.whole("process", None, "which of them this is, from 0")
-    options.text("coordinator", None, "HOST:PORT of process 0")
+    options.switch("quiet", "print no progress, only the report at the end")
+    options.whole("processes", None, "processes of this program, each with devices of its own")
+    options.whole("process", None, "number of this process, from 0")
+    options.text("coordinator", None, "HOST:PORT where process 0 listens")
     options.switch(
         "print_config", "show the checked config and what follows from it; train nothing"
     )
@@ -83,7 +85,9 @@ def main(argv: Sequence[str]) -> int:
         print("\n" + fields.listing(shown))
         return 0
     if path is None:
-        raise RefusedError(["which method? give --config=configs/diloco.py (or another)"], "train")
+        raise RefusedError(
+            ["--config is missing: give --config=configs/diloco.py, or another method's"], "train"
+        )
     config, problems = load_config(path, [*overrides, *_of_process(values)])
     problems += [f"unexpected argument {argument!r}" for argument in rest]
     workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
@@ -132,8 +136,8 @@ def _of_process(values) -> list[tuple[str, str]]:
 def train_and_heal(job: Job, console: Console, quiet: bool = False) -> bool:
     """`train`, again and again while the region has to rejoin with the others' state.
 
-    A region rejoins where its own state has become useless. Either its anchor differs from the
-    others', or it was cut off for so long that a payload it has to land is gone.
+    A region rejoins where its own state can no longer be used: its anchor differs from the others',
+    or it was cut off for so long that a payload which it must land is gone.
     """
     while True:
         try:
@@ -149,10 +153,10 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
 
     Args:
       quiet: print no progress.
-      display: shows the progress instead of the console, which then only hears of trouble.
+      display: shows the progress instead of the console, which then prints warnings only.
 
     Raises:
-      RefusedError: what only the corpus, the weights or the checkpoints could tell.
+      RefusedError: problems that only the corpus, the weights or the checkpoints can show.
     """
     quiet = quiet or display is not None
     if job.mesh.shape["stage"] > job.microbatches:
@@ -221,7 +225,7 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
     """Join the jobs of the other regions, if this is one of several; returns the state to train.
 
     Raises:
-      RefusedError: they do not appear, or are of another run.
+      RefusedError: the other jobs do not appear, or are of another run.
     """
     job, exchange = run.job, run.exchange
     if exchange is None:
@@ -254,8 +258,8 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
 def _idle(job: Job) -> str:
     count, few = job.mesh.shape["stage"], job.microbatches
     return (
-        f"{few} microbatches for {count} stages: each is idle {bubble(count, few):.0%} of the "
-        "time; raise config.microbatches, or the batch"
+        f"{few} microbatches for {count} stages: each stage is idle {bubble(count, few):.0%} of "
+        "the time; raise config.microbatches, or the batch"
     )
 
 
@@ -292,10 +296,11 @@ def _loop(
 
 
 def missing(newest: Mapping[str, Any] | None, step: int) -> str | None:
-    """What a metrics file lacks, in words, where a run goes on after a step; None = nothing.
+    """A sentence on the steps that a metrics file lacks; None = it lacks none.
 
     Args:
-      newest: the last step record that is there, or None.
+      newest: the last step record in the file, or None.
+      step: of the checkpoint, after which the run goes on.
     """
     last = 0 if newest is None else newest["step"]
     if last >= step:

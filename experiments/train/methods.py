@@ -22,7 +22,7 @@ from experiments.train.parts import METHOD, METHODS, OUTER, OWN, PARTS
 from lowcomm_jax import landing, methods
 from lowcomm_jax.compression import registry
 
-DERIVED = "stacked"  # a factory's keyword that the model settles, not the config
+DERIVED = "stacked"  # a factory's keyword that the model gives, not the config
 
 
 def find(name: str) -> Callable[..., methods.Method] | None:
@@ -67,9 +67,7 @@ def section(name: str, knobs: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 
 def _with_defaults(key: str, value: Any) -> Any:
-    """A section of an outer rule, of `adaptive`, or of a part of your own holds all its keywords:
-    each can be set.
-    """
+    """The value with all keywords of an outer rule, of `adaptive`, or of a part of your own."""
     if not isinstance(value, Mapping):
         return value
     name = value.get("name")

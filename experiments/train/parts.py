@@ -2,12 +2,11 @@
 
 `PARTS` has a row a part, and `METHOD` is the row of the method itself. A value is a name, or a
 mapping of `name` and settings: `codec={"name": "my_module:my_codec", "bits": 3}`. `build` makes the
-part, or says what is wrong with it, a line each: no such module or function, a setting that it does
-not have, or something of another kind than it should return. `put` gives a part to a method whose
-factory does not take it.
+part or lists what is wrong with it: no such module or function, an unknown setting, or a result of
+the wrong type. `put` gives a part to a method whose factory does not take it.
 
-A part that another file has put into one of the tables (registered by hand) is known to its own
-process alone: `portable` writes `module:function` in its place, so that other commands find it.
+A part that another file has added to one of these tables is known in that process only. `portable`
+writes `module:function` in its place, so that other commands find it.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ class Part:
     """A part of a method, as configs name it.
 
     Attributes:
-      known: name -> what makes it, of those in the package.
+      known: name -> function that makes it, of those in the package.
       kinds: types of which a function's result must be one.
-      what: these in words.
-      derived: keywords that the run settles, for functions that take them: `stacked` (path prefixes
-        of leaves with a leading layer axis), `seed`.
-      finish: what is done to the result.
-      gradient: whether methods that exchange a gradient at every step have it.
+      what: these types in words, for messages.
+      derived: keywords that the run gives to functions that take them: `stacked` (path prefixes of
+        leaves with a leading layer axis), `seed`.
+      finish: is applied to the result.
+      gradient: whether methods that exchange a gradient at every step have this part.
     """
 
     known: Mapping[str, Any]
@@ -105,7 +104,7 @@ PARTS = {
 
 
 def find(part: Part, name: str, label: str) -> Callable[..., Any] | None:
-    """What makes a part: by its name in the package, or `module:function`; None = unknown.
+    """The function that makes a part, by name or by `module:function`; None = unknown.
 
     Args:
       label: the field that names it, for the error.
@@ -146,8 +145,8 @@ def build(
     """
     part, label = PARTS[key], f"method.{key}"
     if not isinstance(value, str | Mapping):
-        fix = "name what makes it, as in 'my_module:my_function'"
-        return None, [f"{label} is a {type(value).__name__}, which no config.json holds: {fix}"]
+        fix = "name the function that makes it, as in 'my_module:my_function'"
+        return None, [f"{label} is a {type(value).__name__}, which config.json cannot hold: {fix}"]
     settings = {"name": value} if isinstance(value, str) else dict(value)
     name = settings.pop("name", None)
     if key == "codec" and OWN not in str(name):
@@ -173,7 +172,7 @@ def build(
 def call(
     part: Part, maker: Callable[..., Any], settings: Mapping[str, Any], label: str, name: str
 ) -> tuple[Any, list[str]]:
-    """Call what makes a part, once its settings fit; returns (part, []) or (None, problems)."""
+    """Call the function of a part, if its settings fit; returns (part, []) or (None, problems)."""
     problems = setting_problems(maker, settings, label, name)
     if problems:
         return None, problems
@@ -193,10 +192,10 @@ def setting_problems(
     name: str,
     settled: Sequence[str] = (),
 ) -> list[str]:
-    """Settings that a function does not have, and those that it needs.
+    """Settings that a function does not take, and those that it needs and does not get.
 
     Args:
-      settled: keywords that no config gives.
+      settled: keywords that the run gives, not the config.
     """
     parameters = _parameters(maker)
     if parameters is None:
@@ -218,7 +217,7 @@ def setting_problems(
 def derived(
     part: Part, maker: Callable[..., Any], stacked: Sequence[str], seed: int
 ) -> dict[str, Any]:
-    """Keywords of a function that the run settles."""
+    """Keywords of a function that the run gives."""
     values, takes = {"stacked": tuple(stacked), "seed": seed}, _parameters(maker) or {}
     return {key: values[key] for key in part.derived if key in takes}
 
@@ -241,7 +240,7 @@ def _whole_codec(
     """A codec of one leaf applied to all, with the settings that every such codec has."""
     if isinstance(made, Codec):
         if around:
-            only = "only a MatrixCodec takes it; leave it out"
+            only = "only a MatrixCodec takes this setting; leave it out"
             return None, [f"{label}it is a whole codec, {k}: {only}" for k in around]
         return made, []
 
@@ -266,7 +265,7 @@ def _whole_codec(
 def put(method: methods.Method, key: str, part: Any) -> tuple[methods.Method | None, list[str]]:
     """The method with one of its parts replaced; returns (method, []) or (None, problems).
 
-    What the part needs of the method, `Method.violations` says.
+    `Method.violations` says whether the part fits the method.
     """
     label = f"method.{key}: {method.name}"
     if method.signal == "gradient" and not PARTS[key].gradient:
@@ -310,8 +309,9 @@ def portable(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         there, found = problems_of(functools.partial(find, part, path, key))
         if found or there is not maker or path.startswith("__main__"):
             problems.append(
-                f"method.{key}={name!r} was registered by hand: sample, export and a restart do "
-                "not know it; put what makes it into a module, and name it module:function"
+                f"method.{key}={name!r} was added to a table in this process: sample, export and a "
+                "restart do not know it; put its function into a module, and name it "
+                "module:function"
             )
         elif section or decay is not None:
             given = {} if decay is None else {"error_feedback": decay}

@@ -28,17 +28,17 @@ from lowcomm_jax.mesh import launchers
 from lowcomm_jax.mesh.leader import ProcessLostError, leader
 
 EXIT_LOST = 1
-"""Exit code of a process whose job has lost another one."""
+"""Exit code of a process whose job has lost another process."""
 CANNOT_MEET = "cannot meet this job's processes"
 EXIT_REFUSED = 2
 MEET_S = 60.0
-"""How long the processes of one program wait for one another; a launcher starts them together."""
+"""Seconds that the processes of one program wait for one another; launchers start them together."""
 GRACE_S = 8.0
-"""How long a process may need to end by itself when it has lost another one."""
+"""Seconds that a process may need to end by itself when it has lost another one."""
 
 
 def process_problems(fields: Mapping[str, Any]) -> list[str]:
-    """Settings of processes that cannot work, or that nothing would read."""
+    """Settings of processes that cannot work, or that have no effect."""
     count, process, coordinator = (fields[k] for k in ("processes", "process", "coordinator"))
     if count is not None and count < 0:
         return [f"processes={count}: give how many this job has, 0 = as the launcher says"]
@@ -71,8 +71,8 @@ def start(fields: Mapping[str, Any]) -> None:
     """Meet the other processes of this job; with one process nothing happens.
 
     Raises:
-      RefusedError: it is not known which process this is, the launcher gives it devices that do not
-        divide, or the others do not come in time.
+      RefusedError: neither config nor launcher says which process this is, the devices do not
+        divide over the processes, or the others do not come in time.
     """
     if process_problems(fields) or not _several(fields):
         return  # `resolve` refuses, if anything is wrong
@@ -95,7 +95,7 @@ def start(fields: Mapping[str, Any]) -> None:
     if met is None:
         if count == 0:
             fix = "give processes, process and coordinator, the same coordinator in all of them"
-            raise RefusedError([f"processes=0: no launcher is known here; {fix}"])
+            raise RefusedError([f"processes=0: no known launcher started this process; {fix}"])
         return
     leader().end_when_lost(GRACE_S, EXIT_LOST)
 
@@ -123,7 +123,7 @@ def end(lost: ProcessLostError) -> NoReturn:
 
 
 def refuse(problems: Sequence[str], fields: Mapping[str, Any]) -> None:
-    """Refuse to start if one process of this job does, or if they differ; all of them call it.
+    """Refuse to start if one process of this job refuses, or if they differ; all of them call it.
 
     They compare config, versions, code and the number of their devices.
 
@@ -163,7 +163,7 @@ def refuse(problems: Sequence[str], fields: Mapping[str, Any]) -> None:
 
 
 def _refused(everyones: Sequence[Sequence[str]]) -> list[str]:
-    """Everyone's problems; those that not all have, with the process that has them."""
+    """The problems of all processes; where not all have one, it names the process."""
     common = [line for line in everyones[0] if all(line in own for own in everyones)]
     return common + [
         f"process {i}: {line}"
@@ -174,7 +174,7 @@ def _refused(everyones: Sequence[Sequence[str]]) -> list[str]:
 
 
 def code_digest() -> str:
-    """Of the source files of the package."""
+    """Digest of the source files of the package."""
     root = Path(lowcomm_jax.__file__).parent
     found = hashlib.blake2b(digest_size=8)
     for file in sorted(root.rglob("*.py")):
@@ -200,7 +200,7 @@ def require_equal(**values: Any) -> None:
 
 
 def describe(console: Console, fields: Mapping[str, Any]) -> None:
-    """Say how many devices were found, of how many, where there are several processes."""
+    """Print how many devices were found, of how many, where there are several processes."""
     count = jax.process_count()
     if count == 1:
         return

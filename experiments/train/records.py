@@ -10,18 +10,19 @@ import numpy as np
 
 
 class StepRecords:
-    """Makes one record per step and carries what adds up over a run.
+    """Makes one record per step and keeps the sums over a run.
 
     Attributes:
       tokens: tokens of all regions so far.
       sent, received: bytes of each region so far, int64 `[R]`.
-      skipped: steps each region has left out, its gradient not being finite, int64 `[R]`.
-      stuck: how many of the last steps nobody has learnt anything from. All regions have left them
-        out; or all who took part in the exchanges since were left out of them, and went back.
+      skipped: steps that each region skipped, its gradient not being finite, int64 `[R]`.
+      stuck: number of the last steps from which no region learnt anything. Either all regions
+        skipped them, or the guard left out all that took part in the exchanges since, so that they
+        went back to the anchor.
     """
 
     def __init__(self, regions: int, rate: Callable[[Mapping[str, Any], np.ndarray], float]):
-        """`rate`: a step's row, and the steps each region left out before -> its learning rate."""
+        """`rate`: (a step's row, steps each region skipped so far) -> learning rate of the step."""
         self.tokens = 0
         self.sent = np.zeros(regions, np.int64)
         self.received = np.zeros(regions, np.int64)

@@ -1,7 +1,7 @@
 """Check a training config and give the `Job`; nothing is compiled or started.
 
-`resolve` refuses everything that is visible without the corpus, in one message. What only the
-corpus, the tokenizer or the engine can tell, `assemble` refuses.
+`resolve` raises one error with all problems that it can find without the corpus. `assemble` refuses
+those that only the corpus, the tokenizer or the engine can show.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lowcomm_jax.params.layout import make_layout
 def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> Job:
     """Check a config and its work directory.
 
-    The first call also settles how many devices a processor is cut into (`devices.provide`).
+    The first call also cuts a processor into as many devices as the mesh needs (`devices.provide`).
 
     Args:
       target: accelerators whose devices the mesh is made of; None = this machine's.

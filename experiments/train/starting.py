@@ -42,6 +42,6 @@ def _anchor_that_fits(model: Model, workdir: str) -> Any:
     trained = load_trained(Path(workdir))
     wanted = jax.tree.map(lambda x: (x.shape, x.dtype), abstract_params(model))
     if jax.tree.map(lambda x: (x.shape, x.dtype), trained.params) != wanted:
-        fix = "that run trained another model; give its model settings"
+        fix = "that run trained another model; give this run the same model settings"
         raise RefusedError([f"model.init_from={workdir!r}: {fix}"])
     return trained.params

@@ -1,13 +1,14 @@
 """When a signal stops a run: at once, or, with several jobs, at a step that all agree on.
 
-A job that stopped at any other step would leave a payload that the others wait for.
-- All stop where the next payload lands of the job that first heard of the signal. No job can pass
-  that step without the payload, so all stop at the same step and lose nothing.
-- A region that trained on while it was cut off may be past that step. Then they stop at the next
-  landing of the furthest known region. Where earlier landings decide that step, they stop a whole
-  round past that region.
-- With gossip, a pair waits only for its partner: they stop two rounds past the furthest region.
-- A job that has passed the agreed step nevertheless agrees on a new one, and may stop alone.
+A job that stopped at any other step would leave a payload for which the others wait.
+
+- All jobs stop where the next payload lands that the first job with a signal sends. No job can pass
+  that step without the payload, so that all stop at one step and lose nothing.
+- A region that trained on while it was cut off may be past that step. Then all stop at the next
+  landing of the furthest region known. Where landings decide what is sent, they stop a whole round
+  past that region.
+- With gossip a region waits for its partner only: all stop two rounds past the furthest region.
+- A job that has passed the agreed step proposes a new one, and may stop alone.
 """
 
 from __future__ import annotations

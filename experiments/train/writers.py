@@ -38,7 +38,7 @@ class Writer(Protocol):
 
 
 class AllLogs:
-    """The metrics file, and what else listens; see `MetricsLog`."""
+    """The metrics file and all other writers; see `MetricsLog`."""
 
     def __init__(self, file: MetricsLog, writers: Sequence[Writer]):
         self._file, self._writers = file, writers
@@ -60,22 +60,22 @@ class AllLogs:
 
 
 class NoLog:
-    """Of a process that leaves writing to the first one of its job."""
+    """The log of a process that does not write, since the first one of its job does."""
 
     begun, newest = True, None
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def sync(self) -> None:
-        """At once."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """At once."""
+        """Do nothing."""
 
 
 def missing_packages(settings: Mapping[str, Any]) -> list[str]:
-    """What is asked for in the config's `log` section and not installed, a line each."""
+    """Packages that the config's `log` section needs and that are not installed, a line each."""
     return [
         f"log.{name}: the package {package} is missing: pip install 'lowcomm_jax[{name}]'"
         for name, package in _PACKAGES.items()
@@ -84,11 +84,11 @@ def missing_packages(settings: Mapping[str, Any]) -> list[str]:
 
 
 def open_log(job: Job, step: int) -> AllLogs | NoLog:
-    """Open everything that a run's records go to.
+    """Open all writers of a run's records.
 
     Args:
-      step: the run goes on after this step; what was written of later ones is dropped where the
-        writer can; -1 = it starts.
+      step: the run goes on after this step, and writers that can drop the records of later ones;
+        -1 = the run starts.
     """
     if not leader().leads:
         return NoLog()

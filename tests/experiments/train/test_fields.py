@@ -10,8 +10,8 @@ from experiments.train.fields import descriptions, listing
 def test_descriptions_come_from_where_the_defaults_stand():
     found = descriptions()
     assert found["batch"] == "sequences a region trains on per step"
-    assert found["microbatches"].startswith("Microbatches that go through pipeline stages; 0 = of")
-    assert found["data.val_fraction"] == "of the documents"
+    assert found["microbatches"].startswith("Microbatches of a region's batch in the pipeline; 0 =")
+    assert found["data.val_fraction"].startswith("expected share of documents held out")
     assert found["inner.learning_rate"].startswith("peak, per inner step.")
     assert "2502.16982, section 2.2" in found["inner.muon_rms"]  # over several lines
     assert found["inner.b1"] == found["inner.eps"] == "AdamW's moments."
