@@ -28,7 +28,7 @@ from lowcomm_jax.compression import Codec
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is measured.
+    """Settings of the benchmark.
 
     Attributes:
       codecs: names for `compression.make`; empty = all.
@@ -112,7 +112,7 @@ def _heavy_tailed(size: int) -> jax.Array:
 
 
 def _programs(codec: Codec, size: int) -> tuple[Callable, Callable]:
-    """Jitted encode, of a matrix, and decode, of what encode gives, by a region alone."""
+    """Jitted encode of a matrix, and decode of its payload, by a single region."""
     like = jax.ShapeDtypeStruct((size, size), jnp.float32)
     encode = jax.jit(codec.encode)
     decode = jax.jit(lambda payload: codec.decode(payload, like))
@@ -140,7 +140,7 @@ def _interleaved(programs, x: jax.Array, repeats: int) -> dict[str, list[float]]
 
 
 def _timed(program: Callable, argument: Any) -> tuple[float, Any]:
-    """Seconds of a call, and what it gives."""
+    """(seconds of a call, its result)."""
     start = time.perf_counter()
     result = jax.block_until_ready(program(argument))
     return time.perf_counter() - start, result

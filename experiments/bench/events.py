@@ -1,4 +1,4 @@
-"""What sends and landings cost, and what a step without either costs the host."""
+"""Cost of sends and landings, and host time of a step without either."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Speed and memory of training on the accelerator at hand, beside what its compiler foretells.
+"""Speed and memory of training on the accelerator at hand, beside its compiler's figures.
 
     python -m experiments bench gpu [--repeats=5] [--json=gpu.json]
 
-For 150M and 1.3B parameters, one region and four on the card: tokens a second, model FLOPs
-utilisation, the lower bound of a step's time (matrix products at the peak rate), and the memory
-that the program asks for against the most that was in use. Attention by kernel is compared with
-plain products first. On a processor a small model shows that all of it runs; it has no peak rate.
+For 150M and 1.3B parameters, with one region and with four on the card, it prints tokens a second,
+model FLOPs utilisation and a lower bound of a step's time (matrix products at the peak rate).
+Beside that stand the memory that the program asks for and the most that was in use. First it
+compares attention by kernel with plain products. On a CPU it runs a small model, without a peak
+rate.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ ON_PROCESSORS = tuple(Case("nano", 8 // regions, 64, regions) for regions in (1,
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
-    """One row: figures of training a case; those that the device has not are None."""
+    """One row: figures of training a case; None where the device does not give one."""
     device = jax.local_devices()[0]
     facts = accelerator_of(device)
     model = _model(case, device)

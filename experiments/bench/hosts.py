@@ -2,10 +2,10 @@
 
     python -m experiments bench hosts [--config=streaming_diloco] [--steps=240] [--repeats=3]
 
-Two regions on two processor devices each time, the same steps on the same cores: both devices in
+Two regions on two CPU devices make the same steps on the same cores in three ways: both devices in
 one process; a process for each in one program; a job for each region, which exchange through a
-folder. Rounds alternate. Tokens a second are those after the first quarter of the steps, in which
-programs compile.
+folder. The three take turns. Tokens a second are those after the first quarter of the steps, in
+which programs compile.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def tokens_per_second(name: str, given: Sequence[str], steps: int, work: Path) -
     """Train once; tokens of all regions a second.
 
     Raises:
-      RuntimeError: it did not end well; with what was printed last.
+      RuntimeError: a process failed; holds the end of its output.
     """
     output, commands = work / "output.txt", commands_of(name, given, work)
     children = []
@@ -100,7 +100,7 @@ def commands_of(name: str, given: Sequence[str], work: Path) -> list[list[str]]:
 
 
 def pace(folder: Path, after: int) -> float:
-    """Tokens a second behind a step, from the run's records."""
+    """Tokens a second after a step, from the run's records."""
     steps = [r for r in read_records(folder / METRICS) if r["kind"] == "step"]
     first, last = next(r for r in steps if r["step"] >= after), steps[-1]
     return (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])

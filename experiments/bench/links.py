@@ -3,8 +3,8 @@
 Each job has a core and a network namespace of its own; token buckets hold the link to the rate.
 Runs without a limit measure two inputs of the clock: seconds of a step without waiting, and of an
 exchange beside its bytes. There is one before and one after each limited run, since a machine's
-pace drifts within minutes. The clock must predict everything else. What a limit costs the cores
-beside that, the clock does not know.
+speed drifts within minutes. The clock must predict everything else. It does not know the CPU time
+that the limit itself costs.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class TrainedOverLink:
       period_S: measured seconds of every period after the warm-up.
       travel_N: seconds of every exchange after the warm-up, from the last payload being computed to
         everything being there.
-      waited_S: of every period, how long that region stood still for bytes whose payload was
-        computed last. What the other region waits beyond that, it waits for steps.
+      waited_S: of every period, how long that region waited for bytes whose payload was computed
+        last. The other region waits longer, for steps.
     """
 
     log: RunLog

@@ -18,9 +18,9 @@ NAMES = ("lowcomm0", "lowcomm1")
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 # What TCP with time stamps carries: of an Ethernet frame, and an answer to every sixth.
 GOODPUT = 1448 / (1514 + 66 / 6)
-# Bytes leave in pieces of 1 to 4 ms, and a full bucket lets as many through for free. With single
-# frames, each with a timer, splitting and merging them takes a share of each core that the
-# jobs should have: work that routers and network cards do elsewhere.
+# Bytes leave in pieces of 1 to 4 ms, and a full bucket lets as many through at once. Single frames,
+# each with a timer, would cost CPU time for splitting and merging that the jobs should have; on a
+# real link routers and network cards do that work.
 _BUCKET_SECONDS, _SMALLEST_BUCKET = 2e-3, 12_500
 _LARGEST_PIECE = 65_536
 _PIECE = 0.9  # of a bucket: the headers of its frames must fit, too, or the kernel splits it
@@ -50,13 +50,13 @@ def _has(name: str) -> bool:
 
 @contextlib.contextmanager
 def link(rate_mbit: float | None) -> Iterator[list[list[str]]]:
-    """Make the two places, and take them away in the end.
+    """Make the two network namespaces, and remove them at the end.
 
     Args:
       rate_mbit: Mbit/s in each direction, Ethernet headers included; None = not limited.
 
     Yields:
-      for each place, the command that runs another one there.
+      for each namespace, the words that run a command in it.
 
     Raises:
       RuntimeError: the system refuses, with what it says.
@@ -83,7 +83,7 @@ def link(rate_mbit: float | None) -> Iterator[list[list[str]]]:
 
 
 def _bucket(device: str, rate_mbit: float) -> list[list[str]]:
-    """A bucket small enough that what a payload gets for free out of a full one is milliseconds."""
+    """A bucket so small that a payload gains only milliseconds from a full one."""
     bytes_per_second = rate_mbit * 1e6 / 8
     burst = max(_SMALLEST_BUCKET, int(bytes_per_second * _BUCKET_SECONDS))
     queue = max(_SHORTEST_QUEUE, int(bytes_per_second * _QUEUE_SECONDS))

@@ -4,8 +4,8 @@
         python -m experiments bench pipeline [--stages=4] [--microbatches=8,16,32] [--repeats=5]
 
 Memory is what the compiler needs on a device beside arguments and results. Stages on virtual
-devices share the processor, so their seconds count all arithmetic, idle ticks included. What idle
-stages cost where each has a device of its own, these seconds do not say: that is the bubble.
+devices share the CPU, so that their seconds are those of all arithmetic, idle ticks included. Idle
+stages cost nothing here; with a device for each stage they cost the bubble, which the table shows.
 """
 
 from __future__ import annotations

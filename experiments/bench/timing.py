@@ -1,4 +1,4 @@
-"""Time alternatives side by side: all that is compared runs interleaved in one process."""
+"""Time alternatives side by side: all variants of a comparison run in turn in one process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Seconds of each variant over `repeats` rounds, one after the other within a round.
 
-    A variant returns what must be ready before its clock stops. Load on the machine then falls on
-    all variants alike, and ratios within a round can be compared.
+    Load on the machine then affects all variants alike, and ratios within a round can be compared.
+
+    Args:
+      variants: name -> function; its clock stops when the arrays that it returns are ready.
+      warm_up: rounds before, which are not counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for round_ in range(warm_up + repeats):

@@ -31,7 +31,7 @@ from lowcomm_jax import exchange
 from lowcomm_jax.runtime import streams, wire
 
 VARIANTS = {"flight": {}, "flight, 1 stream": {}, "jax": {"trusted_network": True}}
-"""Transports, with what `exchange.peers` is given beside."""
+"""Name -> keywords of `exchange.peers`."""
 _SECONDS_TO_END = 600
 _LOOK_S = 0.002
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     sizes, rates = _numbers(values.mib, wrong), _numbers(values.rates, wrong)
     wrong += [] if all(sizes) else ["--mib: give sizes of at least 1"]
-    wrong += [] if values.repeats > 0 else ["--repeats: at least 1"]
+    wrong += [] if values.repeats > 0 else [f"--repeats={values.repeats}: give at least 1"]
     if any(rates):
         wrong += netem.problems()
     if wrong:
@@ -101,7 +101,7 @@ def measure(variant: str, rate: int, sizes: Sequence[int], repeats: int) -> dict
 
 @contextlib.contextmanager
 def _places(rate: int) -> Iterator[list[tuple[list[str], str]]]:
-    """For each end: the command that runs another one there, and its host."""
+    """For each end: the words that run a command there, and its address."""
     if not rate:
         yield [([], "127.0.0.1")] * 2
         return

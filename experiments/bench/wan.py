@@ -1,15 +1,15 @@
-"""Real links against the virtual clock, and what the clock itself costs.
+"""Real links against the virtual clock, and the computing time of the clock.
 
     python -m experiments bench wan [--rates=25,100,500] [--methods=diloco,cocodc] [--periods=24]
         [--batch=16]
 
-First it measures what simulating costs: seconds at several sizes, and the exponent fitted over all.
-Beside the ratio of the seconds of neighbouring sizes stands that of the sizes; linear growth makes
-them equal. A table says how long regions stand idle with and without a global barrier.
+First it measures the simulation's own seconds at several sizes, and fits an exponent. Beside the
+ratio of the seconds of neighbouring sizes stands the ratio of the sizes; with linear growth they
+are equal. A table says how long regions are idle with and without a global barrier.
 
-Then, on Linux as root, two jobs train over links that are held to each rate (Mbit/s): how much of
-an exchange they wait for, and how far off the clock is (`links`). This takes some twenty minutes,
-on an otherwise idle machine with two cores.
+Then, on Linux as root, two jobs train over links that are limited to each rate (Mbit/s). It prints
+how much of an exchange they wait for, and the clock's error (`links`). This takes some twenty
+minutes, on an otherwise idle machine with two cores.
 """
 
 import dataclasses
@@ -126,7 +126,7 @@ def _chosen(values) -> tuple[list[float], list[str], list[str]]:
     if not rates or not all(0 < rate < np.inf for rate in rates):
         wrong.append(f"--rates={values.rates}: give Mbit/s above 0, with commas between them")
     wrong += [
-        f"--{name}={getattr(values, name)}: at least 1"
+        f"--{name}={getattr(values, name)}: give at least 1"
         for name in ("periods", "batch")
         if getattr(values, name) < 1
     ]

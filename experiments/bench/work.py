@@ -1,4 +1,4 @@
-"""What the engine benchmarks time: a model with batches, a plain loop, and the engine's loop."""
+"""What the engine benchmarks time: a model with batches, a plain loop, the engine's loop."""
 
 from __future__ import annotations
 

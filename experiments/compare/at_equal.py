@@ -1,4 +1,4 @@
-"""What methods trained on equal tokens had learned at equal time, and with equal bytes."""
+"""Losses at equal virtual time and at equal bytes, of methods trained on equal tokens."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def at_equal(
     networks: Mapping[str, Network],
     step_seconds: Pace,
 ) -> list[dict[str, Any]]:
-    """Every variant's loss when the first of them was done, by virtual time and by bytes.
+    """Every variant's loss when it had spent a common budget, by virtual time and by bytes.
 
-    The budget is the least that any variant spent, so that all have spent it. Between two
-    evaluations losses are read off a straight line; several seeds are averaged.
+    The budget is the least that any variant spent in all, so that every variant reached it. Between
+    two evaluations losses are interpolated linearly; several seeds are averaged.
 
     Args:
       logs: variant -> seed -> complete run.
-      networks: the time is that of the first; without one there is none.
+      networks: the time is that of the first network; without networks no time is given.
       step_seconds: see `Pace`.
 
     Returns:
-      For "time" (first: bytes can be saved by being slow) and "bytes": `of`, `network` (of bytes
-      None), `budget` (seconds, or bytes a region) and `losses`, variant -> nats per token. Empty
-      where fewer than two variants are complete. A variant with a loss that is not finite is left
-      out.
+      One entry for "time" (first, since a slow method may save bytes) and one for "bytes": `of`,
+      `network` (None for bytes), `budget` (seconds, or bytes a region) and `losses`, variant ->
+      nats per token. Empty where fewer than two variants are complete. A variant with a loss that
+      is not finite is left out.
     """
     spent = {"bytes": (None, bytes_at)}
     for name, network in list(networks.items())[:1]:
@@ -58,11 +58,11 @@ def at_equal(
 
 
 def sentence(found: Sequence[Mapping[str, Any]], baseline: str, seeds: int) -> str:
-    """The best of `at_equal` in one sentence; empty where there is nothing to compare.
+    """The best variants of `at_equal` in one sentence; empty where there is nothing to compare.
 
     Args:
-      baseline: named beside the best ones.
-      seeds: how many there are; of one nothing follows for others.
+      baseline: a variant that is named beside the best ones.
+      seeds: number of seeds; with one the sentence says that it is no ranking.
     """
     if not found:
         return ""
@@ -89,9 +89,9 @@ def _curve(run: RunLog, x: Sequence[float]) -> tuple[list[float], list[float]]:
 
 
 def loss_at(budget: float, x: Sequence[float], loss: Sequence[float]) -> float:
-    """The loss at a budget, from those at `x` on a straight line.
+    """The loss at a budget, interpolated linearly between the losses at `x`.
 
-    Where nothing is spent between two evaluations, the later one holds.
+    Where nothing is spent between two evaluations, the later loss counts.
     """
     last = max(i for i, spent in enumerate(x) if spent <= budget)
     if last + 1 == len(x):

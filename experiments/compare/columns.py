@@ -1,4 +1,4 @@
-"""Columns of the table of a comparison: what each variant learned and what that cost.
+"""Columns of the table of a comparison: the loss of each variant and its costs.
 
 The terminal table and the HTML page use the same columns.
 """
@@ -26,7 +26,7 @@ class Column:
 
 
 def columns(networks: Sequence[str]) -> dict[str, Column]:
-    """Heading -> column; those of a network's virtual time behind one another."""
+    """Heading -> column; the columns of one network follow one another."""
     found = {
         "eval loss": Column(lambda row: row["loss"]["mean"], _loss),
         "tokens": _known("tokens", lambda count: thousands(float(f"{count:.3g}"))),
@@ -44,10 +44,11 @@ def columns(networks: Sequence[str]) -> dict[str, Column]:
 
 
 def note(networks: Sequence[str], step_seconds: Pace, own: str) -> str:
-    """What the columns mean.
+    """A paragraph on what the columns mean.
 
     Args:
-      own: whose step lasts as it does where `step_seconds` is no number.
+      step_seconds: see `Pace`.
+      own: whose step time is used where `step_seconds` is no number, in words.
     """
     text = f"{ALLREDUCE}; fewer bytes than that; staleness: the largest, in inner steps."
     if not networks:
@@ -61,7 +62,7 @@ def note(networks: Sequence[str], step_seconds: Pace, own: str) -> str:
 
 
 def brief(seconds: float) -> str:
-    """A time for people, with digits where it is short."""
+    """A time in words; three digits of seconds below a minute."""
     return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
 
 
@@ -74,7 +75,7 @@ def plus_minus(found: Mapping[str, Any], form: str) -> str:
 
 
 def with_interval(row: Row) -> dict[str, Any]:
-    """The loss with its interval over seeds or, of one seed, over documents."""
+    """The loss with its interval over seeds; with one seed, over documents."""
     half = row["loss"]["half"]
     return {**row["loss"], "half": row["document_interval"] if half is None else half}
 

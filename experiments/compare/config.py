@@ -22,8 +22,8 @@ def comparison(
     Args:
       variants: name -> `variant(...)`; a name is also the name of a folder. Their order is that of
         the alphabet (as in every ConfigDict); a panel shows its own in the order it gives.
-      baseline: the variant that the others are held against.
-      changes: any other field, see below.
+      baseline: the variant that differences are taken from.
+      changes: any other field, see the comments below.
     """
     config = ConfigDict()
     config.title = "Comparison"  # of its report
@@ -56,8 +56,8 @@ def variant(config: str, **changes: Any) -> dict[str, Any]:
 
     Args:
       config: a file in configs/ or its bare name, `diloco`, `configs/cocodc.py:published`.
-      changes: fields of the train config; sections are dicts and are merged into the config's.
-        A rule of another name replaces the config's rule (`outer={"name": "sgd"}`).
+      changes: fields of the train config. Sections are dicts, which are merged into the config's
+        sections; a rule of another name replaces the config's rule (`outer={"name": "sgd"}`).
     """
     return {"config": config, "set": changes}
 
@@ -69,10 +69,10 @@ def panel(
 
     Args:
       title: its heading.
-      variants: those it shows, in this order.
-      baseline: what the differences are taken from; None = the comparison's.
-      equal_bytes: its variants of several regions are meant to send equally much, which is checked
-        on what they sent.
+      variants: names of the variants that it shows, in this order.
+      baseline: the variant that differences are taken from; None = the comparison's.
+      equal_bytes: whether its variants of several regions are meant to send equal bytes; the
+        comparison then reports those that did not.
     """
     return {
         "title": title,

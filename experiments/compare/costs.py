@@ -1,4 +1,4 @@
-"""What the runs of a comparison cost: bytes, staleness, and virtual time on each network."""
+"""Costs of the runs of a comparison: bytes, staleness, and virtual time on each network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowcomm_jax.network import Network
 
 
 def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> dict[str, Any]:
-    """What one run cost.
+    """Costs of one run.
 
     Args:
       networks: name -> network; the run's events are replayed on each.
@@ -49,10 +49,11 @@ def _virtual(run: RunLog, network: Network, step_seconds: Pace) -> dict[str, flo
 
 
 def mean_costs(rows: Sequence[Mapping[str, Any]], seeds: int) -> dict[str, Any]:
-    """The means over seeds; of the staleness the largest; of one seed its interval over documents.
+    """The means over seeds; of the staleness the largest; with one seed its document interval.
 
     Args:
-      rows: `costs` of every seed that is complete; seeds: how many there should be.
+      rows: `costs` of every seed that is complete.
+      seeds: how many seeds there should be.
     """
     stale = [row["staleness"] for row in rows if row["staleness"] is not None]
     names = rows[0]["networks"] if rows else ()
@@ -79,7 +80,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def document_difference(here: RunLog, there: RunLog) -> float | None:
     """Half the width of the 95 % interval of the difference of two last losses over documents.
 
-    Both were evaluated on the same documents, so a document's difference is what varies.
+    Both were evaluated on the same documents, so that the differences are paired by document. None
+    where an interval cannot be given.
     """
     sums = [np.array(run.evals[-1]["document_sum"], float) for run in (here, there)]
     return document_interval(sums[0] - sums[1], here.eval_count)

@@ -1,8 +1,8 @@
 """Choose the steps of every variant, for comparisons at equal bytes or equal virtual time.
 
-The baseline makes its configured steps; what it spends is the budget of all. `budgeted` measures
+The baseline makes its configured steps; its cost is the budget of all variants. `budgeted` measures
 the cost of a step of each variant in a pilot run of a few periods (WORKDIR/pilot). Each variant
-then gets as many whole periods as the budget pays for, and a learning-rate schedule of that length.
+then gets as many whole periods as the budget allows, and a learning-rate schedule of that length.
 
 Where batches grow or trainers merge, steps differ in cost, and the pilot is a run of the configured
 length. The variant gets the (nominal) steps at which the pilot had spent the budget. In the
@@ -27,7 +27,7 @@ from experiments.report.virtual import seconds_at
 from experiments.runlog import RunLog, nominal_steps, read_run
 
 PILOT = "pilot"
-_PERIODS = 4  # of a pilot; its cost per step is that of the second half, where nothing is special
+_PERIODS = 4  # of a pilot; its cost per step is that of the second half, past the start
 
 
 def budgeted(comparison: Comparison, console: Console) -> Comparison | None:
@@ -130,9 +130,9 @@ def _cost(comparison: Comparison, run: RunLog) -> _Cost:
 
 
 def _reached(comparison: Comparison, run: RunLog, budget: float) -> float:
-    """Nominal steps after which a run whose steps change had spent the budget.
+    """Nominal steps after which a run whose steps change in cost had spent the budget.
 
-    Beyond its end it is continued at the cost of its second half.
+    Steps beyond its end are taken to cost as much as those of its second half.
     """
     steps = [record["step"] for record in run.steps]
     nominal = [0.0, *(nominal_steps(run, record) for record in run.steps)]
@@ -154,7 +154,7 @@ def _spent_at(comparison: Comparison, run: RunLog, steps: Sequence[int]) -> list
 
 
 def _at_the_end(comparison: Comparison, run: RunLog) -> float:
-    """What the last synchronisation costs on top; the virtual clock ends before it."""
+    """Extra cost of the last synchronisation, which the virtual clock does not hold."""
     if comparison.equal != "bytes":
         return 0.0
     return bytes_at(run)[-1] - float(np.mean(run.steps[-1]["bytes_sent"]))
@@ -163,10 +163,10 @@ def _at_the_end(comparison: Comparison, run: RunLog) -> float:
 def budget_deviation(
     comparison: Comparison, variants: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, float]:
-    """By how much each variant missed the baseline's budget, as a share of it; empty if unknown.
+    """By which share each variant missed the baseline's budget; empty if unknown.
 
     Args:
-      variants: their rows in the result.
+      variants: name -> row of the result.
     """
     if comparison.equal not in BUDGETED:
         return {}

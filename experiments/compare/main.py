@@ -2,9 +2,10 @@
 
     python -m experiments compare --config=configs/compare/cocodc_vs_streaming.py --workdir=runs/b
 
-Run k of a variant lies in WORKDIR/VARIANT/seedK. Interrupted (Ctrl-C or SIGTERM: exit code 75) or
-failed (exit code 1), the same command continues: complete runs are kept, half ones go on. Writes
-compare.json, compare.png and report.html into WORKDIR. Fields: experiments/compare/config.py.
+Writes compare.json, compare.png and report.html into WORKDIR; the run of a variant with seed K lies
+in WORKDIR/VARIANT/seedK. Exit code 75: interrupted (Ctrl-C or SIGTERM); 1: runs failed. The same
+command continues: it keeps complete runs and goes on with the others. Fields:
+experiments/compare/config.py.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
 
 
 def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> list[Path]:
-    """Write the HTML report of what is complete; returns the file, if there was anything."""
+    """Write the HTML report of the complete runs; returns its path, or [] without any."""
     rows = in_order(result)
     entries = [Entry(name, tuple(logs[name].values())) for name in rows if logs[name]]
     if not entries:
@@ -105,7 +106,7 @@ def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> lis
 
 
 def describe(comparison: Comparison, console: Console) -> None:
-    """Say what is about to be trained."""
+    """Print what is about to be trained."""
     comparison.workdir.mkdir(parents=True, exist_ok=True)
     console.print(
         f"{len(comparison.variants)} variants x {len(comparison.seeds)} seeds = "

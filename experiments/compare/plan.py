@@ -121,10 +121,12 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
 
 
 def _of_size(fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The fields with those of the chosen size put in place."""
+    """(the fields with those of the chosen size merged in, problems)."""
     sizes, size = fields.pop("sizes"), fields["size"]
     if not sizes:
-        return fields, [] if size is None else [f"size={size!r}: this comparison has no sizes"]
+        return fields, (
+            [] if size is None else [f"size={size!r}: this comparison has no sizes; leave it out"]
+        )
     if size not in sizes:
         return fields, [f"size={size!r} is unknown{closest(str(size), list(sizes))}"]
     unknown = [
@@ -147,7 +149,7 @@ def _own_problems(fields: Mapping[str, Any]) -> list[str]:
     ]
     for name, entry in fields["variants"].items():
         if not isinstance(entry, Mapping) or set(entry) != {"config", "set"}:
-            found.append(f"{name}: must be made by experiments.compare.config.variant")
+            found.append(f"{name}: make it by experiments.compare.config.variant")
         elif "seed" in entry["set"] or "seed" in fields["common"]:
             found.append(f"{name}: sets seed, which is the comparison's: use `seeds`")
     whole = [s for s in seeds if isinstance(s, int) and not isinstance(s, bool) and s >= 0]
@@ -159,7 +161,7 @@ def _own_problems(fields: Mapping[str, Any]) -> list[str]:
         hint = closest(str(fields["baseline"]), names)
         found.append(f"baseline={fields['baseline']!r} is no variant{hint}")
     if fields["step_seconds"] is not None and fields["step_seconds"] <= 0:
-        found.append(f"step_seconds={fields['step_seconds']}: must be positive")
+        found.append(f"step_seconds={fields['step_seconds']}: give seconds above 0, or None")
     found += _budget_problems(fields)
     for key, entry in fields["panels"].items():
         given = [*entry["variants"], *([entry["baseline"]] if entry["baseline"] else [])]
@@ -218,7 +220,7 @@ def _variant(
 
 
 def _as_stored(run: RunSpec) -> RunSpec:
-    """A run whose steps follow from a budget: those it was started with, if it was."""
+    """A run whose steps follow from a budget, with the steps it was started with, if it was."""
     if not (run.workdir / CONFIG).is_file():
         return run
     steps = read_config(run.workdir)["steps"]
@@ -226,7 +228,7 @@ def _as_stored(run: RunSpec) -> RunSpec:
 
 
 def merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Put changes into a config; sections are merged, unless they name another rule."""
+    """A config with changes merged in; a section that names another rule replaces the old one."""
     out = dict(fields)
     for key, value in changes.items():
         here = out.get(key)
@@ -239,7 +241,7 @@ def merged(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def _unlike(jobs: Mapping[str, Job], equal: str) -> list[str]:
-    """Variants that could not be compared: other tokens, another corpus or evaluation."""
+    """Fields in which variants differ that must agree: tokens, corpus, evaluation."""
     asked = {}
     if equal == "tokens":
         asked["tokens"] = {name: job.steps * job.tokens_per_step for name, job in jobs.items()}
@@ -264,7 +266,7 @@ def _unlike(jobs: Mapping[str, Job], equal: str) -> list[str]:
 def _networks(
     fields: Mapping[str, Any], jobs: Mapping[str, Job]
 ) -> tuple[dict[str, Network], list[str]]:
-    """The networks by name, and what does not fit the variants."""
+    """(networks by name, problems: those that do not fit the variants)."""
     networks, problems = {}, []
     for name in fields["networks"]:
         networks[name], found = problems_of(lambda name=name: parse(name), f"networks: {name}: ")

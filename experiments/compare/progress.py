@@ -1,4 +1,4 @@
-"""What a person sees while the runs of a comparison train: a live table, and the time left."""
+"""The screen while the runs of a comparison train: a live table, and the time left."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from experiments.workdir import CHECKPOINTS
 _EVERY_SECONDS = 0.5
 _ROWS_KEPT_FREE = 8  # of a terminal: heading, lines above and below the table
 _COLUMNS = ("eval loss", "sent per region", "virtual time", "faster")
-_TELL_AGAIN = 0.25  # without a terminal: a guess that has moved by this share is told again
+_TELL_AGAIN = 0.25  # without a terminal: an estimate that changed by this share is printed again
 
 
 class TimeLeft:
-    """How long the runs of a comparison will take, from what their steps took so far.
+    """Estimates how long the runs of a comparison will take, from their steps so far.
 
-    A run's time is its set-up (start, corpus, compilation) and its steps, each at its own pace. A
-    run that has shown no pace yet takes the mean pace and set-up of those that have.
+    A run's time is its set-up (start, corpus, compilation) and its steps at its own pace. A run
+    without a pace yet is taken to have the mean pace and set-up of the others.
 
     Args:
-      steps: of every run that is to be trained, by name; None = not known before it tells. Until
-        then it counts as long as those that have told.
+      steps: name -> steps of every run that is to be trained; None = not known before it starts.
+        Until then it is taken to be as long as those that are known.
       parallel: how many train at once.
     """
 
@@ -46,11 +46,11 @@ class TimeLeft:
         self._ended: set[str] = set()
 
     def starts(self, name: str, now: float) -> None:
-        """A run has been started at `now`, in seconds of any clock that runs on."""
+        """Note that a run started at `now`, in seconds of any clock that never goes back."""
         self._started.setdefault(name, now)
 
     def at(self, name: str, step: int, now: float, steps: int | None = None) -> None:
-        """A run has made so many steps; of `steps`, where it tells."""
+        """Note that a run has made `step` steps at `now`, of `steps` if it says so."""
         if steps is not None:
             self._steps[name] = steps
         seen = self._seen.setdefault(name, [])
@@ -60,11 +60,11 @@ class TimeLeft:
                 seen.append((now, step))
 
     def ends(self, name: str) -> None:
-        """A run has ended, complete or not."""
+        """Note that a run has ended, complete or not."""
         self._ended.add(name)
 
     def pace(self, name: str) -> float | None:
-        """Seconds a step of a run, evaluations included; None before two looks at it."""
+        """Seconds a step of a run, evaluations included; None before it was noted twice."""
         seen = self._seen.get(name, [])
         if len(seen) < 2:
             return None
@@ -72,7 +72,7 @@ class TimeLeft:
         return (after - before) / (last - first)
 
     def left(self, now: float) -> float | None:
-        """Seconds until all have ended; None before any run has shown its pace."""
+        """Seconds until all have ended; None before any run has a pace."""
         paces = {name: self.pace(name) for name in self._steps}
         paces = {name: pace for name, pace in paces.items() if pace is not None}
         if not paces:
@@ -112,14 +112,14 @@ class _Row:
 
 
 class Progress:
-    """Where every run that trains stands, how it ended, and how long the others will take.
+    """Shows the step of every run that trains, how runs ended, and the time left.
 
     In a terminal: a table in which methods appear as they finish. Elsewhere: printed lines. Leave
     it through `close`, or use it as a context.
 
     Args:
       left: the runs that are not complete.
-      error_of: what a run's folder says it failed with, or None.
+      error_of: folder of a run -> the error it failed with, or None.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Progress:
         return _Line(lambda text: self._say(run, text))
 
     def look(self, outputs: dict[Path, RunSpec]) -> None:
-        """Show the last line of what other processes print; at most twice a second."""
+        """Show the last line of each process's output file; at most twice a second."""
         now = time.monotonic()
         if now - self._looked < _EVERY_SECONDS:
             return
@@ -180,7 +180,7 @@ class Progress:
             self._say(run, last_line(output) or "starts")
 
     def ended(self, run: RunSpec, seconds: float) -> None:
-        """Say how a run ended."""
+        """Print how a run ended."""
         name = self._name(run)
         self._left -= 1
         self._time.ends(name)
@@ -226,7 +226,7 @@ class Progress:
             self._tell(now)
 
     def _tell(self, now: float) -> None:
-        """Without a terminal: the time left once it is known, and again where it was wrong."""
+        """Without a terminal: print the time left once it is known, and again where it changed."""
         left = self._time.left(now)
         if left is None:
             return
@@ -276,7 +276,7 @@ class Progress:
         return out
 
     def _shown(self) -> list[tuple[str, _Row]]:
-        """All rows, or of many those that train and the newest others that fit."""
+        """All rows; where they do not fit, those that train and the newest others."""
         room = max(3, self.console.height - _ROWS_KEPT_FREE)
         rows = list(self._rows.items())
         if len(rows) <= room:
@@ -287,7 +287,7 @@ class Progress:
 
 
 def _shares(trained: Sequence[tuple[RunLog, float]], wall: float) -> str:
-    """How the time went: `wall` seconds, shared out as the runs spent theirs."""
+    """How `wall` seconds were spent, divided in proportion to the runs' own seconds."""
     training = evaluating = 0.0
     for log, _ in trained:
         found = summarise(log)
@@ -308,7 +308,7 @@ def _shares(trained: Sequence[tuple[RunLog, float]], wall: float) -> str:
 
 
 def _short(line: str) -> str:
-    """Of a run's line the step and the time left: the table has room for no more."""
+    """The step and the time left from a run's line: the table has room for no more."""
     first, *others = line.split("  ")
     return ", ".join([first, *(part for part in others if part.endswith(" left"))])
 

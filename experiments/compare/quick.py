@@ -2,10 +2,10 @@
 
     python -m experiments [--workdir=runs/quick] [--config.common.steps=100]
 
-Says at once what it will do and where the page will be; how long it takes, once the first steps
-have told. Ends with a table, a page (report.html), and the result at equal time and at equal bytes.
-Run again, it shows the same runs; interrupted (Ctrl-C or SIGTERM: exit code 75), the same command
-continues. What is compared: configs/compare/quick.py.
+Prints at once what it will do and where the page will be, and after the first steps how long it
+takes. Ends with a table, a page (report.html), and the result at equal time and at equal bytes.
+After an interruption (Ctrl-C or SIGTERM: exit code 75) the same command continues; after the end it
+shows the same runs again. The methods and settings: configs/compare/quick.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from experiments.compare.files import REPORT, RESULT
 
 
 def main(config: Any, workdir: str | Path) -> int:
-    """Say what is to come, compare, then say what came out; returns `compare.main`'s exit code."""
+    """Print what will be compared, compare, print the result; returns the exit code."""
     console = Console()
     _print(console, announcement(config, Path(workdir)))
     # What trains is slow to import: the lines above come first.
@@ -58,7 +58,7 @@ def announcement(config: Any, workdir: Path) -> str:
         f"{config['title']}: {', '.join(config['variants'])}\n"
         f"{runs} runs of {', '.join(sizes)} each, {config['parallel']} at once; virtual time"
         f"{where}\n"
-        f"how long that takes here is told after the first steps (minutes on two cores)\n"
+        f"the time left is printed after the first steps (minutes in all on two cores)\n"
         f"the page will be {(workdir / REPORT).absolute()}"
     )
 

@@ -27,7 +27,7 @@ Logs = dict[str, dict[int, RunLog]]  # variant -> seed -> run
 
 
 def read_logs(comparison: Comparison) -> tuple[Logs, list[dict[str, Any]]]:
-    """The complete runs of every variant, and what became of the others.
+    """(the complete runs of every variant, an entry for each run that failed).
 
     Raises:
       RefusedError: the runs were not evaluated on the same documents.
@@ -47,7 +47,7 @@ def read_logs(comparison: Comparison) -> tuple[Logs, list[dict[str, Any]]]:
 def collect(
     comparison: Comparison, logs: Logs, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Count, average and compare; nothing here is not in the metrics files."""
+    """The content of compare.json, computed from the metrics files alone."""
     target = _target(comparison, logs)
     variants = {name: _variant(comparison, runs, target) for name, runs in logs.items()}
     # Of one seed there is an interval over documents only; of several, that over seeds says more.

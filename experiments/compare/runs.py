@@ -54,7 +54,7 @@ def finished(workdir: Path) -> bool:
 
 
 def error_of(workdir: Path) -> str | None:
-    """The last line of what a run failed with, or None."""
+    """The last line of a run's `error.txt`, or None."""
     file = workdir / ERROR
     if not file.is_file():
         return None
@@ -65,7 +65,7 @@ def error_of(workdir: Path) -> str | None:
 def attempt(
     fields: Mapping[str, Any], workdir: Path, console: Console, display: Display | None = None
 ) -> bool:
-    """Train one run; returns False when a signal stopped it. What it raises goes to `error.txt`.
+    """Train one run; returns False when a signal stopped it. An error is written to `error.txt`.
 
     Args:
       display: shows its progress; None = lines on the console.
@@ -106,7 +106,7 @@ def _one_by_one(runs: list[RunSpec], comparison: Comparison, progress: Progress)
 
 
 def _side_by_side(runs: list[RunSpec], comparison: Comparison, progress: Progress) -> bool:
-    """Keep `parallel` processes busy; a signal is handed on to them, and they save."""
+    """Keep `parallel` processes busy; a signal is passed on to them, and they save."""
     waiting, busy = list(reversed(runs)), {}
     with Interrupt() as interrupt, ended_at_last(busy):
         while (waiting or busy) and not interrupt.requested:
@@ -134,7 +134,7 @@ def _start(run: RunSpec, compile_cache: str | None) -> subprocess.Popen:
 
 
 def _note_death(workdir: Path, code: int) -> None:
-    """A process that was killed, or did not come as far as training, wrote no error itself."""
+    """Write `error.txt` for a process that could not: it was killed, or ended before training."""
     if error_of(workdir) is None:
-        text = f"the process ended with code {code}; its last words are in {OUTPUT}\n"
+        text = f"the process ended with code {code}; its last output is in {OUTPUT}\n"
         (workdir / ERROR).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Print what a comparison found, a table per panel, and draw its picture."""
+"""Print the result of a comparison, a table per panel, and draw its picture."""
 
 from __future__ import annotations
 
@@ -82,16 +82,14 @@ def in_order(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def interval_of(result: Mapping[str, Any]) -> str:
-    """What the ± of a loss is."""
+    """A phrase that says what the ± of a loss is."""
     if len(result["seeds"]) == 1:
-        return (
-            "one seed: ± is a 95 % interval over these documents, and says nothing of other seeds"
-        )
+        return "one seed: ± is a 95 % interval over these documents, and holds for this seed only"
     return f"± is a 95 % t-interval over {len(result['seeds'])} seeds"
 
 
 def costs_table(result: Mapping[str, Any], network: str | None) -> Table:
-    """What every variant learned and what it cost, with its time on a network if there is one."""
+    """Every variant's loss and costs, with its time on a network if there is one."""
     title = "what it cost" if network is None else f"on the network {network}"
     out = Table(box=None, title=title, title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
     out.add_column("variant", no_wrap=True)
@@ -114,12 +112,12 @@ def _loss(row: Mapping[str, Any], seeds: int) -> str:
 
 
 def _close(text: str) -> str:
-    """Of one seed there are no verdicts below the numbers, and they fit on one line."""
+    """The text on one line: with one seed there are no verdicts below the numbers."""
     return text.replace(" ", "")
 
 
 def target_table(result: Mapping[str, Any]) -> Table:
-    """What it took to reach the target: tokens, bytes, and virtual time on every network."""
+    """Costs of reaching the target: tokens, bytes, and virtual time on every network."""
     title = f"to reach the loss {result['target']:.4f}"
     out = Table(box=None, title=title, title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
     out.add_column("variant", no_wrap=True)
@@ -178,9 +176,9 @@ def picture(result: Mapping[str, Any], path: Path) -> None:
 
 
 def _plot(axes, result: Mapping[str, Any], panel: Mapping[str, Any]) -> None:
-    early = []  # losses when half of the run is done: the first fall would take the picture
+    early = []  # losses at half of the run: the axis starts there, not at the first steep fall
     for number, name in enumerate(panel["differences"]):
-        # The evaluation before training says nothing of the method.
+        # The evaluation before training does not depend on the method.
         points = [p for p in result["variants"][name]["curve"] if p["step"]]
         curve = [p for p in points if p["mean"] is not None]
         if not curve:

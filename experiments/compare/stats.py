@@ -30,7 +30,7 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """What a difference with this interval says."""
+        """In words, whether a difference with this interval has a sign."""
         if self.mean is None:
             return "nothing to compare"
         if self.half is None:
@@ -144,11 +144,11 @@ class Margin:
 def against_margin(
     groups: Mapping[Any, Sequence[float]], margin: float, least: int = 2
 ) -> dict[Any, Margin]:
-    """t-tests of the means of several groups of values, which lend each other their spread.
+    """t-tests of the means of several groups of values against a margin, with a pooled variance.
 
     The variance of a group is the larger of its own and the pooled one, sum_g sum_i (x_gi - m_g)^2
-    over sum_g (n_g - 1), and the t-distribution has that many degrees of freedom. So three seeds a
-    group tell more than each group alone, and no group passes on the quiet of the others.
+    over sum_g (n_g - 1); the t-distribution has sum_g (n_g - 1) degrees of freedom. Pooling gives
+    groups of three seeds narrower intervals. No group gets a smaller variance than its own.
 
     Args:
       groups: name -> values, such as paired differences by seed.

@@ -1,4 +1,4 @@
-"""What a run spent until its loss first reached a target: steps, tokens, bytes, virtual time."""
+"""Costs of a run until its loss first reached a target: steps, tokens, bytes, virtual time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def seconds_on(network: str) -> str:
 
 
 def keys(networks: Mapping[str, Network]) -> tuple[str, ...]:
-    """What is counted: (nominal) inner steps, tokens of all regions, bytes per region, seconds."""
+    """Names of the costs: (nominal) inner steps, tokens of all regions, bytes a region, seconds."""
     return (STEPS, TOKENS, BYTES, *map(seconds_on, networks))
 
 
@@ -33,7 +33,7 @@ def to_target(
 ) -> Cost:
     """The cost of reaching the target, by `keys`; all None where it was not reached.
 
-    The loss is the anchor's. Between two evaluations everything is taken as a straight line.
+    The loss is the anchor's. Between two evaluations everything is interpolated linearly.
     """
     losses = [record["anchor"] for record in run.evals]
     found = None if target is None else crossing(losses, target)

@@ -1,4 +1,4 @@
-"""The short answer of a plan: what fits, what it costs, the best methods, what drives them."""
+"""The short answer of a plan: what fits, its cost, the best methods, the most important input."""
 
 from __future__ import annotations
 
@@ -30,13 +30,19 @@ def answer(request: PlanRequest, rows: Sequence[PlanRow]) -> dict[str, Any]:
 
     Returns:
         Plain values for plan.json:
+
         - `devices_per_region`, `device_gb`;
-        - `rows`: name -> `gb` (state and estimates of a device), `fits` (None: `device_gb` is not
-          given), `fits_with` (the smallest fsdp that would fit, where this one does not, else
-          None), `gpu_hours`, `price` (None, or `gpu`, `traffic` and `total` in the currency of the
-          given prices), `train` (fields of the training config: what `report --against` compares)
-          and `no_train` (why there are none);
-        - `best`: names of at most `BEST` rows. First come those that fit, then those whose
+        - `rows`: name -> a dict of
+
+          - `gb`: state and estimates of a device;
+          - `fits`: None where `device_gb` is not given;
+          - `fits_with`: the smallest fsdp that would fit, where this one does not, else None;
+          - `gpu_hours`;
+          - `price`: None, or `gpu`, `traffic` and `total` in the currency of the given prices;
+          - `train`: fields of the training config, which `report --against` compares;
+          - `no_train`: why there are none;
+
+        - `best`: names of at most `BEST` rows, sorted. Those that fit come first, then those whose
           published loss penalty is known and within the bound, then the cheapest (without prices:
           the fastest), then the smaller penalty, then fewer bytes.
     """
@@ -106,12 +112,12 @@ def _fsdp_that_fits(request: PlanRequest, method: PlanMethod) -> int | None:
 
 
 def explain(request: PlanRequest, row: PlanRow) -> dict[str, Any]:
-    """Which number drives the hours, the memory and the price of a row.
+    """Which input has the largest effect on the hours, the memory and the price of a row.
 
     Returns:
         - `changes`: list of (what is changed, hours then, their ratio to the plan's), the largest
           effect first: every input twice as good or as large, one at a time.
-        - `driver`: "devices", "links" or "delays": which of them, twice as good, saves most hours.
+        - `driver`: "devices", "links" or "delays": the one that, twice as good, saves most hours.
         - `memory`: (what, bytes a device) of the largest part; `price`: "gpu", "traffic" or None.
     """
     work, method = request.work, _allowed(row.method)
@@ -150,5 +156,5 @@ def _on(work: Workload, network: Any) -> Workload:
 
 
 def _allowed(method: PlanMethod) -> PlanMethod:
-    """Planned even where a changed link makes it fall behind."""
+    """The method, planned even where a changed link makes its payloads pile up."""
     return dataclasses.replace(method, stalls=True)

@@ -1,4 +1,4 @@
-"""Ask the compiler what a planned inner step needs, on the devices at hand and one mesh.
+"""Ask the compiler how much memory a planned inner step needs, on this machine's devices.
 
 `plan` imports this module only where a config asks: JAX and Flax are slow to import.
 """
@@ -26,13 +26,15 @@ STATE_BYTES = 12  # fp32 parameters and AdamW's two moments: what a train step t
 
 
 def compile_violations(model: PlanModel, mesh: Mapping[str, int], tokens: Any) -> list[str]:
-    """Say why the compiler cannot be asked here, each with its fix."""
+    """Why the compiler cannot be asked here, one line with its fix each."""
     if model.name not in PRESETS:
         return ["compile=True needs a program: name a preset of lowcomm_jax.models as the model"]
     found, count = [], mesh.get("fsdp", 1) * mesh.get("tensor", 1)
     if count > jax.device_count():
         have = jax.device_count()
-        found.append(f"compile=True: the mesh has {count} devices, here are {have}: use a smaller")
+        found.append(
+            f"compile=True: the mesh has {count} devices, here are {have}: use a smaller mesh"
+        )
     found += [f"compile=True: {line}" for line in whole("microbatch_tokens", tokens)]
     state = STATE_BYTES * max(held_elements(model.shapes.params, mesh))
     room = _device_bytes(jax.devices()[0])
@@ -54,7 +56,7 @@ def _device_bytes(device: Any) -> int:
 def compiled_bytes(
     name: str, mesh: Mapping[str, int], tokens: int, remat: bool
 ) -> dict[str, int | str]:
-    """Let the compiler say what one region's AdamW step needs.
+    """Compile one region's AdamW step and read the memory it needs; nothing is run.
 
     Args:
       name: a preset of `lowcomm_jax.models`.

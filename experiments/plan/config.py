@@ -46,7 +46,7 @@ DEFAULTS = {
     "published": "",
 }
 SPEED = ("devices_per_region", "flops_per_device", "mfu")
-MANY_LAYERS = 10**6  # where the model is wrong, methods are not blamed for it
+MANY_LAYERS = 10**6  # where the model is wrong, so that methods give no problems of its making
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
 def _compile_violations(
     fields: Mapping[str, Any], model: PlanModel, network: Network | None
 ) -> list[str]:
-    """Why the compiler cannot be asked; what it needs is slow to import."""
+    """Why the compiler cannot be asked; imports its modules, which is slow, only if needed."""
     mesh, tokens = fields["mesh"], fields["microbatch_tokens"]
     if mesh.get("stage", 1) == 1:
         from experiments.plan.compile import compile_violations

@@ -1,12 +1,12 @@
-"""Say what failures cost: goodput and uptime of DP, elastic DP, DiLoCo, Streaming and Decoupled.
+"""Compute what failures cost: goodput and uptime of DP, elastic DP, DiLoCo, Streaming, Decoupled.
 
     python -m experiments plan --goodput [--config=configs/plan/goodput_three_regions.py] \
         [--config.regions=512,512,512] [--config.region_mtbf_hours=99]
 
 Without --config: the published simulation of Decoupled DiLoCo beside ours. Goodput is the share of
 allocated chip time that does useful work, uptime the share of time at least one region advances.
-Seconds that links take are not part of it: multiply by the share "busy" of a plan. Writes
-goodput.json into the work directory. docs/plan.md says how every method takes a failure.
+The time of links is not in goodput: multiply by the share "busy" of a plan. Writes goodput.json
+into the work directory. docs/plan.md says how every method reacts to a failure.
 """
 
 from __future__ import annotations

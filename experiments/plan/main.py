@@ -2,15 +2,17 @@
 
     python -m experiments plan --config=configs/plan/dilocox_107b.py
 
-Answers in one screen: what fits, how long, how many bytes, what price, and the three best methods
-with the command that starts each. `--explain` says which number drives it, `--details` prints all
-tables. Writes `plan.json`, `plan.png` (utilisation against bandwidth; loss against hours) and a
-training config a method into the work directory; `report RUN --against=plan.json` then holds a run
-against the plan. Config fields: see `configs/plan/template.py`; llama_7b, llama_8b and llama_70b
-beside it are ready.
+Prints one screen: what fits, hours, bytes, price, and the three best methods with the command that
+starts each. `--explain` says which number matters most, `--details` prints all tables.
 
-With `--target=h100:2x8` and a training config it asks the compiler instead (`target.py` beside this
-file); with `--goodput` it says what failures cost (`goodput.py`).
+Writes `plan.json`, `plan.png` (utilisation against bandwidth; loss against hours) and a training
+config a method into the work directory. `report RUN --against=plan.json` later compares a run with
+the plan. Config fields: `configs/plan/template.py`; llama_7b, llama_8b and llama_70b beside it are
+ready to use.
+
+With `--target=h100:2x8` and a training config it compiles the run's programs for that target
+(`plan --target=h100:2x8 --help`). With `--goodput` it computes what failures cost
+(`plan --goodput --help`).
 """
 
 import dataclasses
@@ -127,7 +129,7 @@ def _plain(spec: Any) -> Any:
 
 
 def _compiled(request: PlanRequest) -> dict:
-    """What the compiler says; what it needs is slow to import."""
+    """The compiler's figures; imports its modules, which is slow, only if needed."""
     work, name = request.work, request.model.name
     if work.mesh.get("stage", 1) == 1:
         from experiments.plan.compile import compiled_bytes

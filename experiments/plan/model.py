@@ -15,11 +15,11 @@ from lowcomm_jax.planner.shapes import MODELS, Decoder, Shapes, from_tree
 
 @dataclasses.dataclass(frozen=True)
 class PlanModel:
-    """What is planned.
+    """The model of a plan.
 
     Attributes:
-      shapes: as the planner needs it.
-      name: given, maybe of `lowcomm_jax.models.PRESETS`; None for a model given by its sizes.
+      shapes: its arrays, as the planner needs them.
+      name: of the planner or of `lowcomm_jax.models.PRESETS`; None for a model given by its sizes.
     """
 
     shapes: Shapes

@@ -15,7 +15,7 @@ from lowcomm_jax.planner.plan import PlanRow
 
 
 def show_answer(result: Mapping[str, Any], rows: Sequence[PlanRow], console: Console) -> None:
-    """Print what is planned, a row a method, the commands of the best ones, and what is open."""
+    """Print the planned run, a row a method, the commands of the best ones, and open questions."""
     network, found = result["network"], result["answer"]
     regions, devices = len(network["regions"]), found["devices_per_region"]
     limit = found["device_gb"]
@@ -107,7 +107,7 @@ def _remarks(rows: Sequence[PlanRow], found: Mapping[str, Any], bound: float) ->
 def show_explanation(
     result: Mapping[str, Any], row: PlanRow, why: Mapping[str, Any], console: Console
 ) -> None:
-    """Print how the best row's hours come about, and what each input would change."""
+    """Print how the best row's hours are computed, and what each input would change."""
     name = row.method.name
     steps, step_s = result["steps"], result["step_s"]
     _say(
@@ -132,7 +132,7 @@ def show_explanation(
 
 
 def command(path: Path, name: str) -> str:
-    """What starts a planned method."""
+    """The command that starts a planned method."""
     return (
         f"python -m experiments train --config={path} "
         f"--config.data.corpus=text:my_texts/ --workdir=runs/{name}"

@@ -54,7 +54,7 @@ def _show_best(result: dict, console: Console) -> None:
 
 
 def show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Console) -> None:
-    """The compiler's figure beside ours; it knows the inner step only, no anchor and no payload."""
+    """Print the compiler's figure of the inner step (no anchor, no payload) beside ours."""
     if compiled is None:
         return
     if "pipeline" in compiled:
@@ -70,7 +70,7 @@ def show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Conso
 
 
 def _show_stages(compiled: dict, console: Console) -> None:
-    """The compiler's figures of DiLoCoX in stages: state included, nothing estimated."""
+    """Print the compiler's figures of DiLoCoX in stages: state included, nothing estimated."""
     console.print(
         "{stages} stages of {blocks_per_stage} blocks, {microbatches} microbatches ({schedule}): "
         "bubble {bubble:.1%}, padding {padding:.1%} of the parameters".format(
@@ -206,7 +206,7 @@ def picture(rows: Sequence[PlanRow], work: Workload, path: Path, title: str) -> 
 
 
 def lift_labels(figure, labels: Sequence) -> None:
-    """Move annotations up, each until it covers none of those before it.
+    """Move annotations up, until none covers another.
 
     Args:
         figure: whose layout is final.

@@ -1,4 +1,4 @@
-"""Ask the compiler what DiLoCoX in pipeline stages needs: inner step, send and landing.
+"""Ask the compiler how much memory DiLoCoX in pipeline stages needs: inner step, send, landing.
 
 Programs are lowered on shapes over regions x stages x fsdp x tensor devices; nothing is allocated.
 The devices are usually virtual (`XLA_FLAGS=--xla_force_host_platform_device_count=16`).
@@ -40,7 +40,7 @@ def staged_violations(
     step_tokens: Any,
     schedule: str = "gpipe",
 ) -> list[str]:
-    """Say why stages cannot be compiled here, each with its fix."""
+    """Why stages cannot be compiled here, one line with its fix each."""
     if name not in PRESETS:
         return ["compile=True needs a program: name a preset of lowcomm_jax.models as the model"]
     stages = mesh["stage"]
@@ -65,7 +65,7 @@ def staged_violations(
 def staged_bytes(
     name: str, work: Workload, rank: int, schedule: Schedule = "gpipe"
 ) -> dict[str, Any]:
-    """Let the compiler say what the programs of DiLoCoX need.
+    """Compile the programs of DiLoCoX and read the memory they need; nothing is run.
 
     Args:
       name: a preset of `lowcomm_jax.models`.

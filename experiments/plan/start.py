@@ -40,14 +40,16 @@ _STARTS: dict[str, tuple[str, dict[str, str], str | None]] = {
 
 
 def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | None, str]:
-    """Dotted fields of the training config that differ from its file's, and why there are none.
+    """Dotted fields of a training config for a planned method.
 
-    The file is the field `config`.
+    Returns:
+      (fields that differ from those of the file that the field `config` names, ""), or (None, why
+      there is no such config).
     """
     fields, work, method = request.fields, request.work, row.method
     preset = _preset_of(fields["methods"], method.name)
     if preset not in _STARTS:
-        return None, f"{method.name} is no preset of the planner"
+        return None, f"{method.name} is no preset of the planner, so no config is known for it"
     name, own, codec = _STARTS[preset]
     problem = _unlike(method, preset, own)
     if problem:
@@ -98,7 +100,7 @@ def _preset_of(spec: Any, name: str) -> str | None:
 
 
 def _unlike(method: PlanMethod, preset: str, own: Mapping[str, str]) -> str:
-    """What of a planned method no config says."""
+    """Why no config expresses a planned method; empty = one does."""
     codec = _STARTS[preset][2]
     if not isinstance(method.codec, str):
         return f"{method.name} is planned with {method.codec:g} bits, which is no codec"

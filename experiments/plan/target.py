@@ -1,12 +1,12 @@
-"""Compile a training config for accelerators that are not there, and say what each program needs.
+"""Compile a training config for accelerators that are not there, and print what its programs need.
 
     python -m experiments plan --target=h100:2x8 --config=configs/diloco.py \
         --config.model.preset=diloco_150m --config.model.vocab_size=32000 [--json=plan.json]
 
-Per program: memory of a device against what it has, arithmetic and a lower bound of its time,
-collectives (kind, axis, bytes, hidden or exposed), and large arrays that are whole on several
-devices. Nothing runs, and the corpus is read only where it settles the vocabulary. Needs the extra
-`aot`. docs/accelerators.md explains how to read it.
+Per program: memory needed of a device and memory it has, arithmetic and a lower bound of its time,
+collectives (kind, axis, bytes, hidden or exposed), and large arrays that lie whole on several
+devices. Nothing runs, and the corpus is read only where the vocabulary size depends on it. Needs
+the extra `aot`. docs/accelerators.md explains how to read the output.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ def main(argv: Sequence[str]) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     path, overrides, others = split_config(argv)
     options = Flags()
-    options.text("target", None, "h100:2x8, v5e:4x4x2slices, ... (slices x devices of each)")
+    options.text(
+        "target", None, "accelerators, slices x devices of each: h100:2x8, v5e:4x4x2slices, ..."
+    )
     options.text("json", None, "file to write the report to")
-    options.text("workdir", None, "not used: nothing but --json is written")
+    options.text("workdir", None, "has no effect: nothing but --json is written")
     values = options.values
     rest = parse_flags("plan", others, values)
     if values.help:
@@ -68,7 +70,7 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
     """Compile the programs of a training config for a target.
 
     Raises:
-      RefusedError: the config, the target, or what of them does not fit together.
+      RefusedError: the config or the target is wrong, or they do not fit together.
     """
     import jax
     import numpy as np
@@ -184,7 +186,7 @@ def _show_collectives(report: AheadOfTime, console: Console) -> None:
 
 
 def advice(report: AheadOfTime | None) -> list[str]:
-    """What to change where programs do not fit; None = a compiler refused one."""
+    """Changes that make programs fit; a report of None = the compiler refused a program."""
     less = "--config.model.remat=full keeps less; --config.accumulate=2 halves the batch"
     more = "more devices a region: a larger --config.mesh.fsdp or tensor, or stages"
     host = "--config.offload=True keeps anchor, momentum and residuals on the host"

@@ -46,7 +46,7 @@ def sweep(config: str, over: Sequence[str], **changes: Any) -> ConfigDict:
 def as_comparison(
     fields: Mapping[str, Any], points: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The fields of the comparison of all points; the first is what differences are taken from.
+    """The fields of the comparison of all points; differences are taken from the first.
 
     Args:
       fields: of the sweep, plain.

@@ -21,10 +21,11 @@ MARK = "*"
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """One price of the points.
+    """One cost of the points.
 
     Attributes:
-      heading: of its column; form: how a price is shown.
+      heading: of its column.
+      form: cost -> the text that is shown.
       of: name of the point -> price; None where the point has no complete run.
       edge: the points on the frontier, from the cheapest to the best.
     """
@@ -53,10 +54,10 @@ def costs_of(result: Mapping[str, Any]) -> list[Cost]:
 
 
 def frontier(loss: Mapping[str, float | None], cost: Mapping[str, float | None]) -> list[str]:
-    """The points no other dominates, from the cheapest to the best.
+    """The points that no other dominates, from the cheapest to the best.
 
     A point dominates another if it is no worse in both and better in one. Points without a loss or
-    a cost are left out. Intervals are not looked at: of two close points either may be better.
+    a cost are left out. Intervals are not used: of two close points either may be better.
     """
     known = [n for n in loss if loss[n] is not None and cost[n] is not None]
     best, found = float("inf"), []
@@ -80,7 +81,7 @@ def show(
     costs: list[Cost],
     console: Console,
 ) -> None:
-    """Print every point, best loss first; a price on its frontier is marked."""
+    """Print every point, best loss first; a cost on its frontier is marked."""
     loss = losses(result)
     out = Table(box=box.SIMPLE_HEAD, title="all points, best first", title_justify="left")
     for field in settings(next(iter(points.values()))):
@@ -97,8 +98,8 @@ def show(
         out.add_row(*map(str, settings(points[name]).values()), shown, *cells)
     console.print(out)
     console.print(
-        f"{MARK}: on the frontier, no other point has both a lower loss and a lower price. "
-        "Intervals are not looked at.",
+        f"{MARK}: on the frontier, no other point has both a lower loss and a lower cost. "
+        "Intervals are not used.",
         highlight=False,
     )
 
@@ -109,7 +110,7 @@ def write_csv(
     costs: list[Cost],
     path: Path,
 ) -> None:
-    """One row a point: its settings, loss, half interval, prices, and whether on each frontier."""
+    """Write a row a point: settings, loss, half interval, costs, and on which frontiers it is."""
     headings = [*settings(next(iter(points.values()))), "loss", "loss_half"]
     for cost in costs:
         headings += [cost.heading, f"on frontier: {cost.heading}"]
@@ -125,7 +126,7 @@ def write_csv(
 
 
 def picture(result: Mapping[str, Any], costs: list[Cost], path: Path) -> None:
-    """Draw loss against every price, the frontier joined."""
+    """Draw loss against every cost, with the points of the frontier joined by a line."""
     from matplotlib.figure import Figure  # slow to import
 
     loss = losses(result)

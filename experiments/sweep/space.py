@@ -16,12 +16,12 @@ from experiments.cli import closest, override
 from experiments.cli import fields as field_names
 
 _RANGE = re.compile(r"(log|uniform)\(([^,()]+),([^,()]+)\)")
-MOST = 1000  # points: more is a slip of the pen
+MOST = 1000  # points; more are taken for a mistake
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepAxis:
-    """A field and what it may be: texts of values, or a range `(low, high)`, log or uniform."""
+    """A field and its values: texts, or a range from `low` to `high`, log or uniform."""
 
     field: str
     values: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class SweepAxis:
     log: bool = False
 
     def draw(self, rng: np.random.Generator) -> str:
-        """A random value, as text; of a range with three digits."""
+        """A random value as text; from a range with three digits."""
         if self.values:
             return self.values[rng.integers(len(self.values))]
         if self.log:
@@ -42,7 +42,7 @@ def parse_axis(text: str) -> SweepAxis:
     """Read `field=1,2,3`, `field=log(1e-4,1e-2)` or `field=uniform(0,1)`.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: the text is none of these.
     """
     field, equals, given = (part.strip() for part in text.partition("="))
     if not equals or not field or not given:
@@ -70,7 +70,7 @@ def points(
       draws: random points, duplicates among them dropped; None = the whole grid.
 
     Raises:
-      ValueError: all that is wrong, a line each.
+      ValueError: every problem, a line each.
     """
     axes, problems = [], []
     for text in over:
@@ -120,7 +120,7 @@ def _axis_problems(base, axes: Sequence[SweepAxis], draws: int | None) -> list[s
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """The shortest ends of the field names that tell them apart."""
+    """The shortest ends of the field names that differ from one another."""
     for depth in range(1, 1 + max(name.count(".") + 1 for name in names)):
         short = ["_".join(name.split(".")[-depth:]) for name in names]
         if len(set(short)) == len(short):
@@ -129,7 +129,7 @@ def _labels(names: Sequence[str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """A value as part of a folder's name, without dots, which the config's keys cannot hold."""
+    """A value as part of a folder's name; keys of a config cannot hold dots."""
     return re.sub(r"[^\w+=-]", "_", text)
 
 

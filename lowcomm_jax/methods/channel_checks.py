@@ -35,7 +35,7 @@ def _unfit(method: Any) -> dict[str, bool]:
         "regions that exchange gradients are equal; use signal='progress'": (
             method.signal == "gradient"
         ),
-        "with this schedule regions make no step at some steps of the run; use another schedule": (
+        "regions at a pace of their own make no step at times; use another schedule": (
             method.schedule.uneven
         ),
         "batches that grow and trainers are not supported; leave them out": method.adapts,
