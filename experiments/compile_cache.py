@@ -14,8 +14,8 @@ from lowcomm_jax.data.config import cache_folder
 def default_folder() -> Path:
     """`xla/<machine>` in the user's cache folder of this project.
 
-    The name holds a digest of the processor's features: a home shared by unlike machines must not
-    hand one machine's code to another.
+    The name holds a digest of the CPU's features, so that machines of different kinds with one home
+    folder do not load each other's code.
     """
     features = platform.machine() + platform.processor()
     info = Path("/proc/cpuinfo")

@@ -23,11 +23,11 @@ def cores() -> int:
 
 
 SETTINGS = {
-    # The threads of OpenBLAS wait for one another by spinning. Where another process has the cores,
-    # the factorisations of a low-rank codec then take a hundred times as long.
+    # The threads of OpenBLAS wait for one another by spinning. Where another process uses the
+    # cores, the factorisations of a low-rank codec then take a hundred times as long.
     "OPENBLAS_NUM_THREADS": "1",
-    # XLA runs programs and transfers on as many threads as it sees cores: with a single one, what
-    # is to arrive while a job trains waits for its steps.
+    # XLA runs programs and transfers on as many threads as it sees cores: with a single thread, a
+    # payload that arrives while a job trains waits for its steps.
     "PJRT_NPROC": str(max(2, cores())),
 }
 
@@ -35,13 +35,13 @@ SETTINGS = {
 def start(
     module: str, arguments: Sequence[str], output: Path, before: Sequence[str] = ()
 ) -> subprocess.Popen:
-    """Run `python -m MODULE ARGUMENTS`, out of the reach of the terminal's Ctrl-C.
+    """Run `python -m MODULE ARGUMENTS` in a session that the terminal's Ctrl-C does not reach.
 
-    `SETTINGS` hold unless the environment has others.
+    It gets the environment, and those of `SETTINGS` that the environment does not have.
 
     Args:
-      output: what it prints is appended to this file.
-      before: a command that runs this one.
+      output: file to which its output is appended.
+      before: words of a command that runs this one.
     """
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     settings = {**SETTINGS, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -64,10 +64,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def ended_at_last(processes: Iterable[subprocess.Popen]) -> Iterator[None]:
-    """No process outlives the block: those left save, as after any SIGTERM, and are waited for.
+    """A context that ends processes: at its end those that live get SIGTERM, save, and are awaited.
 
     Args:
-      processes: looked at when the block is left.
+      processes: read when the block is left.
     """
     try:
         yield

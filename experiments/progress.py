@@ -14,9 +14,9 @@ from rich.text import Text
 
 @dataclasses.dataclass
 class Now:
-    """Where a run stands; `eval_loss` and `seconds_left` are None until known.
+    """The present state of a run; `eval_loss` and `seconds_left` are None until known.
 
-    `skipped`: steps left out, of all regions, their gradients not being finite.
+    `skipped`: steps that regions skipped, their gradients not being finite, over all regions.
     """
 
     step: int
@@ -45,7 +45,7 @@ class Now:
 
 
 def steps_of(line: str) -> tuple[int, int] | None:
-    """The step that a line of `Now.line` tells, and of how many; None of any other line."""
+    """(step, steps of the run) from a line of `Now.line`; None for any other line."""
     found = re.match(r"step (\d+)/(\d+) ", line)
     return (int(found[1]), int(found[2])) if found else None
 

@@ -41,18 +41,19 @@ class Summary:
     Attributes:
       loss, interval: last loss of the anchor, and half the width of its 95 % interval over the
         evaluation documents (`document_interval`).
-      best: lowest loss of the anchor at any evaluation; best_step: where.
+      best, best_step: lowest loss of the anchor at any evaluation, and its step.
       mean_loss: last loss of the mean of the regions.
       bytes_sent: per region, the mean over regions.
       compression: bytes of AllReduce (fp32 gradients, two-shot, every step) over `bytes_sent`.
       tokens_per_second: median over the steps after the first interval (which compiles).
-      staleness: largest; participation: mean share of the regions in the exchanges.
-      skipped: steps that regions left out, their gradients not being finite, of all of them.
+      staleness: the largest, in inner steps.
+      participation: mean share of the regions in the exchanges.
+      skipped: steps that regions skipped, their gradients not being finite, over all regions.
       virtual_seconds, utilisation: on the run's own network, if it was trained with one.
       region_losses: smallest and largest last loss of a single region, where they were evaluated.
       anchor_variance: of the regions' anchors at the last evaluation, where there are several.
-      contraction, expected_contraction: of the anchors' variance per round: as the regions saw it
-        in their groups, and in theory where gradients bring in nothing new (gossip).
+      contraction, expected_contraction: factor of the anchors' variance per round (gossip): as
+        measured in the groups, and in theory without gradients.
     """
 
     name: str
@@ -145,17 +146,17 @@ def _growth(run: RunLog) -> dict[str, Any]:
 
 
 def mean_batch(step: Mapping[str, Any]) -> float:
-    """What a trainer asks for, the mean over trainers."""
+    """Requested batch, the mean over trainers."""
     return float(np.mean([trainer["batch"] for trainer in step["trainers"].values()]))
 
 
 def exchanges(step: Mapping[str, Any]) -> int:
-    """1 if a payload was sent at this step; what a batch policy sends of its own is none."""
+    """1 if a payload was sent at this step; values that a batch policy sends do not count."""
     return int(any(e["kind"] == "send" and e["fragment"] >= 0 for e in step["events"]))
 
 
 def summarise(run: RunLog) -> Summary:
-    """Count, average and compare; nothing here is not in the metrics file."""
+    """The numbers of a run, computed from its metrics file alone."""
     last = run.end or (run.steps[-1] if run.steps else {"step": 0, "tokens": 0})
     steps = int(last["step"])
     sent = float(np.mean(last.get("bytes_sent", [0])))
@@ -216,10 +217,17 @@ def _contraction(run: RunLog, events: list[dict]) -> tuple[float | None, float |
 def document_interval(sum_D: np.ndarray, count_D: np.ndarray) -> float | None:
     """Half the width of the 95 % interval of a loss per token over documents.
 
-    Documents are the units that were drawn, and tokens of one document are alike. So the loss is
-    the ratio of two sums over documents, and its variance that of a linearised ratio estimator:
-    D / (D - 1) sum_d (s_d - L c_d)^2 / (sum_d c_d)^2, with Student's t for D - 1. None with fewer
-    than two documents. The interval covers the choice of documents, not that of the seed.
+    Documents are the units that were drawn; tokens of one document are correlated. The loss is the
+    ratio L of two sums over D documents. Its variance is that of a linearised ratio estimator,
+    D / (D - 1) sum_d (s_d - L c_d)^2 / (sum_d c_d)^2, with Student's t for D - 1.
+
+    Args:
+      sum_D: s, summed loss of each document, nats.
+      count_D: c, targets of each document.
+
+    Returns:
+      None with fewer than two documents. The interval covers the choice of documents, not that of
+      the seed.
     """
     documents = len(count_D)
     if documents < 2 or not np.isfinite(sum_D).all():

@@ -34,7 +34,7 @@ _HOUSEKEEPING = (
 
 
 def identity(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a config that makes a run what it is."""
+    """The part of a config that must not change when a run continues."""
     return {k: v for k, v in fields.items() if k not in _HOUSEKEEPING}
 
 
@@ -89,10 +89,10 @@ def write_config(workdir: Path, fields: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def occupied(workdir: Path) -> Iterator[None]:
-    """Keep other runs out of the folder; the kernel gives it back when this process ends.
+    """Lock the folder against other runs; the kernel frees it when this process ends.
 
     Raises:
-      RefusedError: another process trains there; says which, and on which host.
+      RefusedError: another process trains there; says which one, on which host.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / LOCK).open("a+", encoding="utf-8") as file:

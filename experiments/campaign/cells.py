@@ -23,7 +23,9 @@ class Cell:
     """One run.
 
     Attributes:
-      size, arm: names. rounds: of H steps. split: of the data over regions.
+      size, arm: names.
+      rounds: outer rounds, of H steps each.
+      split: of the data over regions.
       point: name of the learning rates, one of the arm's points.
       tunes: whether it chooses learning rates and is never reported.
     """
@@ -39,7 +41,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Short, and unlike that of every other cell of the campaign."""
+        """A short name, different from those of all other cells of its size and arm."""
         kind = "tune-" if self.tunes else ""
         scale = f"r{self.rounds:03}-m{self.regions:02}-{self.split}-s{self.seed}"
         return f"{kind}{scale}-{self.point}"
@@ -67,9 +69,9 @@ def fields_of(campaign: Campaign, cell: Cell) -> dict[str, Any]:
 
 
 def digest_of(fields: Mapping[str, Any]) -> str:
-    """Of all fields that decide numbers: equal on every machine, whatever the order of the keys.
+    """Digest of all fields that decide numbers, equal on every machine.
 
-    Unset fields (None) count as missing, so that records of before a field was there still join.
+    Unset fields (None) count as missing, so that a new field leaves older records valid.
     """
     data = {k: v for k, v in fields["data"].items() if k != "cache_dir"}
     kind = str(data["corpus"]).partition(":")[0]
@@ -86,6 +88,6 @@ def _set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def record_path(campaign: Campaign, cell: Cell, digest: str) -> Path:
-    """Where the record of a cell lies; a changed config gives another file."""
+    """Path of a cell's record; a changed config gives another file."""
     folder = campaign.records / cell.size / cell.arm
     return folder / f"{cell.name}-{digest[:_DIGITS]}.json"

@@ -24,9 +24,9 @@ def campaign(**changes: Any) -> ConfigDict:
     config.period = 30  # H, inner steps a round, of every method that has one
     config.evaluations = 6  # of a run that is reported, at equal distances
     config.sizes = {}  # name -> `size(...)`, from the smallest
-    config.arms = {}  # name -> `arm(...)`: a method as it is compared
+    config.arms = {}  # name -> `arm(...)`: a method as the campaign compares it
     config.claims = {}  # name -> `claim(...)`
-    # Key -> `stage(...)`. Nothing of a stage runs before what stages in front of it still lack.
+    # Key -> `stage(...)`. A stage runs when those before it lack nothing any more.
     config.stages = {}
     config.tuning = tuning(rungs=())
     # Virtual time is that of links of this kind between all regions, at `step_seconds` a step.
@@ -49,12 +49,12 @@ def size(params: float, batch: int, **fields: Any) -> dict[str, Any]:
 
 
 def arm(config: str, over: tuple[str, ...], **changes: Any) -> dict[str, Any]:
-    """A method as it is compared.
+    """A method as the campaign compares it.
 
     Args:
       config: a file in configs/ or its bare name.
-      over: what is tuned, and its values, as in a sweep: "inner.learning_rate=1e-3,2e-3". All arms
-        have equally many points.
+      over: fields that are tuned and their values, as in a sweep:
+        "inner.learning_rate=1e-3,2e-3". All arms have equally many points.
       changes: fields of the train config.
     """
     return {"config": config, "over": tuple(over), "set": changes}
@@ -70,13 +70,14 @@ def claim(
     published: str = "",
     stages: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What a paper says of two arms: the final loss of `here` is at most (1 + margin) of `there`.
+    """A paper's claim on two arms: the final loss of `here` is at most (1 + margin) of `there`.
 
     Args:
-      says: the claim in a sentence. source: arXiv id.
-      here, there: arms.
-      margin: relative. 0 = `here` is better; 0.01 = it loses at most one per cent.
-      mind: what would change our mind.
+      says: the claim in a sentence.
+      source: arXiv id.
+      here, there: names of arms.
+      margin: relative. 0 = `here` is better; 0.01 = `here` is at most one per cent worse.
+      mind: which result would change our mind, in words.
       published: the paper's own figure.
       stages: key of a stage -> fields that replace those of the stage for this claim; None in
         place of the fields = no part in it.
@@ -103,7 +104,9 @@ def stage(
     """A ladder of scales: all combinations, each with all seeds.
 
     Args:
-      sizes: names. rounds: outer rounds, of H inner steps each. regions: how many.
+      sizes: names of sizes.
+      rounds: outer rounds, of H inner steps each.
+      regions: numbers of regions.
       splits: of the data over regions, `data.sharding` of the train config.
       seeds: that are reported.
     """
@@ -120,9 +123,9 @@ def tuning(
     """Successive halving over each arm's points, anew for every size.
 
     Args:
-      rungs: (rounds, points) each: so many of the best of the rung before train for so long.
-      regions, split: of the runs.
-      seeds: that are never reported; the mean of their losses counts.
+      rungs: (rounds, points) each: the best `points` of the rung before train for `rounds`.
+      regions, split: of the tuning runs.
+      seeds: of the tuning runs, never reported; the mean of their losses counts.
     """
     return {
         "rungs": tuple(tuple(rung) for rung in rungs),

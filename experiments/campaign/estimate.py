@@ -1,4 +1,4 @@
-"""Core-seconds of a cell: a guess from its size, corrected by the runs that are recorded."""
+"""Core-seconds of a cell: an estimate from its size, corrected by the recorded runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FLOPS_A_PARAMETER = 6.0  # and token: forward and backward
 
 
 class Estimate:
-    """Core-seconds by cell: set-up, and a pace times the FLOPs of the run.
+    """Core-seconds by cell: set-up, and seconds a FLOP times the FLOPs of the run.
 
-    Both come from what runs took: those of the same arm and size, else of the size, else of all.
-    Runs of one length alone tell the set-up, and the pace stays the guess of one core.
+    Both are fitted to recorded runs: those of the same arm and size, else of the size, else of all.
+    Runs of a single length give the set-up only; the pace is then that of one core by default.
     """
 
     def __init__(self, campaign: Campaign, records: Iterable[Mapping[str, Any]] = ()):

@@ -1,12 +1,15 @@
-"""Run a campaign: the claims of papers over a ladder of scales, unattended and resumable.
+"""Run a campaign: the claims of papers at several scales, unattended and resumable.
 
     python -m experiments campaign --config=configs/campaign/scale.py --core_hours=8
 
 Every run leaves one small record in the campaign's folder of records, which is kept under version
-control; `results` makes tables, figures and a page of them. The same command goes on where the last
-one ended, on this machine or, with the records, on another. `--plan` prints what is left, in order,
-with its core-hours. `--shard=0/4` runs a quarter; other machines run the other quarters.
-`--core_hours` starts no run that would not fit. SIGTERM or Ctrl-C saves, with exit code 75.
+control; `results` makes tables, figures and a page of them. The same command continues, on this
+machine or, with the records, on another.
+
+- `--plan` prints the runs that are left, in order, with their core-hours.
+- `--shard=0/4` runs a quarter; other machines run the other quarters.
+- `--core_hours` is a budget: no run starts that would exceed it.
+- SIGTERM or Ctrl-C saves; exit code 75.
 """
 
 from __future__ import annotations
@@ -44,17 +47,17 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what is missing, as far as the budget goes; returns the exit code."""
+    """Run missing cells within the budget; returns the exit code."""
     path, overrides, others = split_config(argv)
     flags = Flags()
-    flags.text("workdir", "runs/campaign", "where runs in progress lie")
-    flags.text("shard", "0/1", "i/n: run every n-th part, from 0")
-    flags.text("only", None, "names of claims, separated by commas: run what these need")
-    flags.text("until", None, "the last stage that is run (default: the last of all)")
-    flags.real("core_hours", None, "start no run that would not fit (default: no limit)")
+    flags.text("workdir", "runs/campaign", "folder of runs in progress")
+    flags.text("shard", "0/1", "i/n: run part i of n, from 0")
+    flags.text("only", None, "names of claims, separated by commas: run only what these need")
+    flags.text("until", None, "last stage to run (default: the last of all)")
+    flags.real("core_hours", None, "budget; no run starts that would exceed it (default: none)")
     flags.text("compile_cache", None, "folder of compiled programs, or off")
-    flags.switch("plan", "print what is left and its core-hours; run nothing")
-    flags.switch("retry", "run again what failed")
+    flags.switch("plan", "print the runs that are left and their core-hours; run nothing")
+    flags.switch("retry", "run failed runs again")
     values = flags.values
     rest = parse_flags("campaign", others, values)
     if values.help:

@@ -1,8 +1,8 @@
-"""What a campaign runs next: the cells that bring the next verdict for the fewest core-hours.
+"""The next runs of a campaign: those that give the next verdict for the fewest core-hours.
 
-A step is all that one claim still lacks at one rung: its seeds of both arms, and the tuning of
-these arms at that size. Stages come one after another. Within a stage the cheapest step is first.
-Cells that claims share run once, so a step makes others cheaper.
+A step is every cell that one claim still lacks at one rung: its seeds of both arms, and the tuning
+of these arms at that size. Stages come one after another. Within a stage the cheapest step comes
+first. Cells that claims share run once, so that a step makes others cheaper.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNKNOWN = ""  # the point of a cell whose arm is not tuned yet
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What one claim lacks at one rung.
+    """The cells that one claim lacks at one rung.
 
     Attributes:
       tunes: cells that settle learning rates; of later rungs with any points.
@@ -100,7 +100,7 @@ def ordered(campaign: Campaign, ledger: Ledger, seconds: Seconds) -> Iterator[St
 
 
 def _lacking(campaign, ledger, points, tunes, claim: Claim, rung: Rung, seeds) -> list[Cell]:
-    """All that a claim lacks at a rung, each cell once; `tunes` keeps what arms lack."""
+    """The cells that a claim lacks at a rung, each once; `tunes` collects those of the tuning."""
     found = []
     for arm in dict.fromkeys((claim.here, claim.there)):
         key = arm, rung.size
@@ -125,7 +125,7 @@ def shard_of(campaign: Campaign, cell: Cell, shards: int) -> int:
     """Which of `shards` machines runs a cell.
 
     A machine takes whole (size, arm) pairs, because learning rates must be known before a cell is
-    reported. Those of a size are dealt in turn.
+    reported. The arms of a size are assigned to machines in turn.
     """
     pairs = [(size, arm) for size in campaign.sizes for arm in campaign.arms]
     return pairs.index((cell.size, cell.arm)) % shards

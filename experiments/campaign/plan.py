@@ -1,4 +1,4 @@
-"""Check a campaign's config and name what it consists of; nothing is started."""
+"""Check a campaign's config and give a `Campaign`; nothing is started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LISTS = ("sizes", "rounds", "regions", "splits", "seeds")
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """A method as it is compared; `points`: name -> the learning rates that it may get."""
+    """A method as the campaign compares it; `points`: name -> learning rates that it may get."""
 
     name: str
     base: dict[str, Any]
@@ -53,7 +53,7 @@ class Tuning:
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One scale at which a claim is looked at."""
+    """One scale at which a claim is tested."""
 
     size: str
     rounds: int
@@ -63,7 +63,7 @@ class Rung:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What a paper says of two arms; see `config.claim`.
+    """A paper's claim on two arms; see `config.claim`.
 
     Attributes:
       stages: stage -> its rungs, each with the seeds that stage asks for.

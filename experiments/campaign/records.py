@@ -26,19 +26,19 @@ VERSION = 1
 LARGEST_BYTES = 100_000
 CURVE = ("step", "tokens", "bytes", "seconds", "loss")  # of a record's curve, a row an evaluation
 _ROOT = Path(__file__).resolve().parents[2]
-_CODE = ("lowcomm_jax", "experiments", "configs")  # what decides numbers
+_CODE = ("lowcomm_jax", "experiments", "configs")  # the code that decides numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class Excluded:
-    """A record that no figure rests on, and why."""
+    """A record that no figure uses, and why."""
 
     file: str
     reason: str
 
 
 class Ledger:
-    """What has run: the records that count, by cell, and those that do not, each with its reason.
+    """The records of a campaign: those that count, by cell, and the others, each with a reason.
 
     A record counts if its config is still the campaign's (by digest), its run is complete, and its
     corpus is that of most records.
@@ -77,7 +77,7 @@ class Ledger:
             self.found[cell] = record
 
     def done(self, cell: Cell) -> bool:
-        """Whether there is nothing left to run, be it that the run failed."""
+        """Whether a cell has a record, also one of a run that failed."""
         return cell in self.found or cell in self.failed
 
     def loss(self, cell: Cell) -> float | None:
@@ -127,10 +127,10 @@ def read(campaign: Campaign) -> Ledger:
 
 
 def write(campaign: Campaign, cell: Cell, record: Mapping[str, Any]) -> Path:
-    """Store a record; a kill leaves no half of one.
+    """Store a record; a process that is killed leaves no partial file.
 
     Raises:
-      ValueError: it is larger than `LARGEST_BYTES`, or has numbers that JSON does not know.
+      ValueError: the record is larger than `LARGEST_BYTES`, or has numbers that JSON cannot hold.
     """
     text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n"
     text = _rows_on_lines(text)

@@ -1,4 +1,4 @@
-"""What a campaign prints: a line a run, and the table of what is left."""
+"""Output of a campaign: a line a run, and the table of runs that are left."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def left_table(
 
 
 def excluded_lines(ledger: Ledger) -> list[str]:
-    """Records that no figure rests on, by reason."""
+    """Lines on the records that no figure uses, by reason."""
     counts = Counter(entry.reason for entry in ledger.excluded)
     return [f"excluded: {count} records: {reason}" for reason, count in sorted(counts.items())]

@@ -44,7 +44,7 @@ def cells(
 
 
 def missing(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> list[Cell]:
-    """The cells that can run now; empty once the rates are settled."""
+    """The cells that can run now; empty once the rates are known."""
     return [c for rung in rungs(campaign, ledger, arm, size) for c in rung if not ledger.done(c)]
 
 
@@ -64,7 +64,7 @@ def settled(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> str | No
 
 
 def left(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> list[Cell]:
-    """What has to run until the rates are settled; of later rungs with any points."""
+    """The cells that have to run until the rates are known; of later rungs with any points."""
     known = rungs(campaign, ledger, arm, size)
     found = [cell for rung in known for cell in rung if not ledger.done(cell)]
     for rounds, kept in campaign.tuning.rungs[len(known) :]:

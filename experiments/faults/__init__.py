@@ -1,4 +1,4 @@
-"""Faults of regions: scripted, injected into real jobs, simulated in one process, and replayed.
+"""Faults of regions: from a script, injected into real jobs, simulated in one process, replayed.
 
 In: a script (`fault`), `random:SEED:COUNT`, or the happened.yaml of an earlier run.
 Out: killed, stopped, cut off or slowed jobs (`injector`, `rendezvous_cut`, `fault_hooks`); or, in

@@ -1,4 +1,4 @@
-"""Who is absent when, in a simulation: by a script, or as it happened to jobs."""
+"""Which regions take no part when, in a simulation: by a script, or as recorded from jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Absences(Protocol):
     """Which regions are absent when, and when they return.
 
     Attributes:
-      timed: absences go by time, so the step at which one begins is not known before.
+      timed: whether absences go by time; the step at which one begins is then not known before.
     """
 
     timed: bool
@@ -61,7 +61,7 @@ class ScriptedAbsences:
         """Nothing to prepare: only who takes part differs."""
 
     def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
-        """All but those that are dead for good: whatever else it was is over then."""
+        """All but those that are dead for good: every other fault is over at the end."""
         del fragment
         dead = [fault.region for fault in self._kills if fault.end == math.inf]
         return _without(dead, self._regions)

@@ -42,7 +42,7 @@ def read_faults(
 def _script_problems(
     fields: Mapping[str, Any], found: Sequence[Fault], method: Method | None
 ) -> list[str]:
-    """What a simulation cannot do."""
+    """Faults of a script that a simulation cannot apply, each with its fix."""
     if is_separate_job(fields):
         return []
     problems = []
@@ -69,7 +69,7 @@ def _rejoin_problems(
 
 
 def _replay_problems(fields: Mapping[str, Any], it: Happened, method: Method | None) -> list[str]:
-    """What one process cannot do as the jobs did."""
+    """What one process cannot repeat of the jobs' run, each with its fix."""
     if is_separate_job(fields):
         fix = "replay it with train and exchange=mesh"
         return [f"faults={fields['faults']!r} is what happened to jobs: {fix}"]

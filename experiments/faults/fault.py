@@ -1,4 +1,4 @@
-"""Faults by script: what happens to which region and when, in a simulation and to real jobs alike.
+"""Faults by script: which fault hits which region when, in a simulation and in real jobs alike.
 
 A script is a YAML list, or `random:SEED:COUNT` (`random_scripts`):
 
@@ -41,9 +41,9 @@ from typing import Any
 import numpy as np
 
 ABSENT = ("kill", "stop", "partition", "corrupt")
-"""Kinds whose region has no part in what is exchanged meanwhile."""
+"""Kinds whose region takes no part in exchanges meanwhile."""
 INSIDE = ("corrupt", "late", "slow", "straggle")
-"""Kinds that a region's job does to itself (`fault_hooks`)."""
+"""Kinds that a region's job injects into itself (`fault_hooks`)."""
 KINDS = (*ABSENT, "late", "slow", "straggle", "outage", "rejoin")
 FIELDS = ("step", "time", "kind", "region", "steps", "seconds", "delay", "mbit")
 
@@ -53,14 +53,14 @@ class Fault:
     """One fault; with `time` in the place of `step`, and `seconds` of `steps`, it goes by time.
 
     Attributes:
-      step: begins when the furthest region has made so many inner steps.
+      step: the fault begins when the furthest region has made this number of inner steps.
       kind: one of `KINDS`.
-      region: whose; None for an outage.
-      steps: ends so many steps later; a kill without is for good.
-      seconds: an outage's length, for whose end steps may wait.
+      region: that it hits; None for an outage.
+      steps: length in steps; a kill without it is for good.
+      seconds: length in seconds, of an outage or of a fault that goes by time.
       delay: seconds that payloads are late, or that a step takes longer.
       mbit: megabits a second of a slow link.
-      time: begins so many seconds after the run.
+      time: the fault begins this number of seconds after the run began.
     """
 
     step: int | None
@@ -84,7 +84,7 @@ class Fault:
 
     @property
     def length(self) -> float:
-        """Steps or seconds; 0 for an outage that begins at a step, whose end no step tells."""
+        """Steps or seconds; 0 for an outage that begins at a step, whose end is not at a step."""
         if self.kind == "outage" and not self.timed:
             return 0
         length = self.seconds if self.timed else self.steps
@@ -96,7 +96,7 @@ class Fault:
         return self.begin + self.length
 
     def on(self, step: int, seconds: float | None) -> bool:
-        """Whether it is at work at a step, and so many seconds after the run began."""
+        """Whether the fault is active at a step, or `seconds` after the run began."""
         if self.timed:
             return seconds is not None and self.begin <= seconds < self.end
         return self.begin <= step < self.end
@@ -111,7 +111,7 @@ class Fault:
 def participants(faults: Sequence[Fault], regions: int) -> Callable[..., np.ndarray]:
     """(inner step, seconds) -> bool `[R]`: who takes part in what is sent then.
 
-    A region that was killed comes back behind what is sent at the step of its return.
+    A region that was killed takes part again only after the sends of the step of its return.
     """
 
     def up(step: int, seconds: float | None = None) -> np.ndarray:

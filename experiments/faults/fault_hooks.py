@@ -1,4 +1,4 @@
-"""Faults that a region's job does to itself: damaged, late and slow payloads, and slow steps."""
+"""Faults that a region's job injects into itself: damaged, late and slow payloads, slow steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ScriptedFaults:
     """Implements `lowcomm_jax.runtime.context.FaultHooks`; a payload's step is that of its send.
 
     Attributes:
-      began: seconds since the epoch (Unix time) when the run did (`origin`); None = it has not.
+      began: Unix time in seconds at which the run began (`origin`); None = it has not begun.
     """
 
     def __init__(self, faults: Sequence[Fault], region: int):
@@ -35,7 +35,7 @@ class ScriptedFaults:
                 del self._steps[next(iter(self._steps))]
 
     def sent(self, key: str, data: bytes) -> bytes:
-        """Delay a payload, or flip one of its bits behind its digest; returns its bytes."""
+        """Delay a payload, or flip one bit of it after its digest was taken; returns its bytes."""
         for fault in self._of(key):
             if fault.kind == "late":
                 time.sleep(fault.delay)

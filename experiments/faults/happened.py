@@ -1,25 +1,25 @@
-"""happened.yaml: what became of a run of one job per region, for one process to repeat.
+"""happened.yaml: the record of a run of one job per region, which one process can repeat.
 
 `launch` writes WORKDIR/happened.yaml. `train --config.faults=WORKDIR/happened.yaml` then ends with
 the same anchors, bit for bit:
 
-    regions: 4                 # of which run it is: no other one can do the same
+    regions: 4                 # the run: only a run with these settings can repeat it
     steps: 2000
     method: diloco
     period: 30
     seed: 0
-    left_out:                  # of what was sent after a step: these regions
+    left_out:                  # step of the send: regions that were not counted
       12: [1]
       18: [1, 3]
-    kept_own:                  # were counted in it, but went on with their own values (an outage)
+    kept_own:                  # regions that were counted, but kept their own values (an outage)
       6: [0, 2]
-    left_out_at_the_end:       # of the last synchronisation, by fragment
+    left_out_at_the_end:       # fragment: regions not counted in the last synchronisation
       0: [2]
-    rejoined:                  # started from the anchor, behind what was sent at that step
+    rejoined:                  # started from the anchor, after the sends of that step
     - {step: 40, region: 1}
     - {step: 90, region: 3, moments_of: 60}  # with the optimizer's state of its checkpoint
 
-Who took part in an exchange is what its commit record says (`landings`).
+The commit record of an exchange says who took part (`landings`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ _TABLES = {"left_out": "left_out", "kept_own": "kept_own", "left_out_at_the_end"
 
 
 class Settings(NamedTuple):
-    """What tells one run from another; the jobs' other settings are not those of one process.
+    """The settings that identify a run; others differ between jobs and one process.
 
     Attributes:
-      method: its name; period: its keyword, None where it has none.
+      method: its name.
+      period: its keyword; None where it has none.
     """
 
     regions: int
@@ -51,7 +52,7 @@ class Settings(NamedTuple):
 
 
 def settings(fields: Mapping[str, Any], steps: int) -> Settings:
-    """Those of a config; steps: of the run."""
+    """The settings of a config, for a run of `steps` steps."""
     method = fields["method"]
     return Settings(
         fields["regions"], steps, method.get("name"), method.get("period"), fields["seed"]
@@ -75,11 +76,13 @@ class Rejoin:
 
 @dataclasses.dataclass(frozen=True)
 class Happened:
-    """See the module.
+    """The content of happened.yaml, see the module docstring.
 
     Attributes:
-      run: which one.
-      left_out, kept_own: step of the send -> regions; at_the_end: fragment -> regions.
+      run: the run it was recorded from.
+      left_out, kept_own: step of the send -> regions.
+      at_the_end: fragment -> regions.
+      rejoined: regions that started from the anchor.
     """
 
     run: Settings
@@ -110,11 +113,12 @@ _Lists.add_representer(
 
 
 def parsed(body: Mapping, name: str, run: Settings) -> tuple[Happened | None, list[str]]:
-    """(what stands in a file, what is wrong with it).
+    """(content of a file or None, problems).
 
     Args:
-      body: of the file; name: of the file, for messages.
-      run: the one that is to do the same.
+      body: the file's YAML.
+      name: of the file, for messages.
+      run: the run that is to repeat it.
     """
     fields = (*Settings._fields, *_TABLES, "rejoined")
     if set(body) != set(fields):

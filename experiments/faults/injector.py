@@ -1,7 +1,7 @@
 """Inject the faults of a script into real jobs: kill, stop and cut off regions, and undo it.
 
-The launcher calls `Injector.act` again and again. Faults that a job does to itself (`INSIDE`) are
-not injected here, but by `fault_hooks` in that job.
+The launcher calls `Injector.act` at intervals. Faults of kinds `INSIDE` are not injected here, but
+by `fault_hooks` in the region's own job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RegionTarget(Protocol):
     """One region's job.
 
     Attributes:
-      held: a fault is on it, so that its end is not a loss.
+      held: whether an injected fault is on it; its end then counts as no loss.
       code: exit code once it has ended for good.
     """
 
@@ -47,7 +47,7 @@ class RunMoment(NamedTuple):
     seconds: float | None
 
     def of(self, fault: Fault) -> float:
-        """What a fault goes by."""
+        """Step or seconds, whichever a fault goes by."""
         if not fault.timed:
             return self.step
         return -math.inf if self.seconds is None else self.seconds
@@ -56,15 +56,15 @@ class RunMoment(NamedTuple):
 class Injector:
     """Begins and ends faults as the run goes on.
 
-    A fault of a region begins only when that region and another one are in the run, the region
-    back from its last fault. Until then the fault waits, and lasts as long all the same. Where no
-    region makes a step for a minute, faults that end at a step end at once. After an interruption
-    of the run, faults that were over are not injected again; those that were on are.
+    A fault of a region begins only when that region, back from its last fault, and another one are
+    in the run. Until then the fault waits; its length stays the same. Where no region makes a step
+    for a minute, faults that end at a step end at once. After an interruption of the run, faults
+    that were over are not injected again; those that were active are.
 
     Args:
       targets: by region.
-      rendezvous: the folder where they meet; every region goes there by a link of its own
-        (`rendezvous_cut.region_link`).
+      rendezvous: folder in which the jobs meet; every region reaches it by a symbolic link of its
+        own (`rendezvous_cut.region_link`).
     """
 
     def __init__(self, faults: Sequence[Fault], targets: Sequence[RegionTarget], rendezvous: Path):
@@ -79,10 +79,13 @@ class Injector:
         self._moved = now.step, time.monotonic()
 
     def act(self, over: bool) -> list[str]:
-        """Do what is due; returns what was done, a line each.
+        """Begin and end the faults that are due.
 
         Args:
-          over: all regions that are up have ended, so that nothing goes on: end every fault.
+          over: whether all regions that are up have ended; every fault then ends.
+
+        Returns:
+          What was done, a line each.
         """
         if not self._waiting and not self._running:
             return []
@@ -112,7 +115,7 @@ class Injector:
         return said
 
     def end_all(self) -> None:
-        """Leave nothing stopped or away behind; what was killed stays so."""
+        """Let stopped regions run and restore links; killed regions stay dead."""
         for fault in self._running:
             if fault.kind != "kill":
                 self._end(fault, self._now())
@@ -169,7 +172,7 @@ class Injector:
         self._in_from[fault.region] = now.step + 1
 
     def _leave(self, fault: Fault) -> None:
-        """Nobody is there any more who could give a state to a region that was killed."""
+        """Give a killed region up: no region is left that could give it a state."""
         target = self._targets[fault.region]
         target.held = False
         target.code = 0 if fault.end == math.inf else -signal.SIGKILL

@@ -1,12 +1,12 @@
-"""What a region's job saw: who was counted in every exchange, and where the region came in itself.
+"""The record of a region's job: who was counted in every exchange, and when the region came in.
 
-The job writes one line of JSON each to WORKDIR/landings.jsonl, before the payload lands. So a job
-that is killed has recorded everything it acted on. `gathered` merges the files of all regions.
+The job writes one line of JSON each to WORKDIR/landings.jsonl, before the payload lands, so that a
+killed job has recorded everything it acted on. `gathered` merges the files of all regions.
 
-Every line has the epoch of the run in which the job saw it. Where all jobs die, those that return
-begin a new epoch at the step of the furthest checkpoint, with a line of their own. What an older
-epoch has after that step is undone in all regions, also in those that rejoin the new epoch later.
-What was in flight at that step is exchanged once more, and the newest epoch counts.
+Every line has the epoch of the run. Where all jobs die, those that return begin a new epoch at the
+step of the furthest checkpoint, and write a line for it. Events of an older epoch after that step
+are void in all regions, also in those that rejoin the new epoch later. Payloads in flight at that
+step are exchanged once more, and the record of the newest epoch counts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Landings:
     """One region's file, which the first of its processes writes.
 
     Args:
-      loop: of this region's engine; what arrives is noted from now on.
-      epoch: of the run, which this job has joined.
+      loop: of this region's engine; its landings are recorded from now on.
+      epoch: of the run that this job has joined.
     """
 
     def __init__(self, loop: JobLoop, workdir: Path, region: int, epoch: int):
@@ -45,7 +45,7 @@ class Landings:
         loop.witness = self._saw
 
     def begin(self, step: int) -> None:
-        """This region begins the epoch with a state of this step."""
+        """Record that this region begins the epoch with a state of this step."""
         self._write({"kind": "begin", "step": step})
 
     def _saw(self, counted: Counted) -> None:
@@ -67,7 +67,7 @@ class Landings:
         )
 
     def came(self, step: int, moments_of: int | None) -> None:
-        """This region has started from the anchor; moments_of: see `happened.Rejoin`."""
+        """Record that this region started from the anchor; moments_of: see `happened.Rejoin`."""
         record = {"kind": "rejoin", "step": step, "region": self._region}
         self._write(record | ({} if moments_of is None else {"moments_of": moments_of}))
 
@@ -83,13 +83,14 @@ def _line(record: Record) -> str:
 
 
 def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
-    """Merge what all regions of a run saw.
+    """Merge the records of all regions of a run.
 
     Args:
-      workdirs: of the regions, in order; run: which one.
+      workdirs: of the regions, in order.
+      run: its settings.
 
     Raises:
-      ValueError: two regions saw different things in one epoch; epochs do not follow one another,
+      ValueError: two regions have different records in one epoch; epochs do not follow one another,
         or are missing; a region that has been in the run has no file.
     """
     exchanges: dict[tuple, tuple[int, list[bool]]] = {}
@@ -120,7 +121,7 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
 
 
 def _standing(paths: Sequence[Path]) -> list[tuple[Path, Record]]:
-    """Records that no newer epoch has undone, newer epochs last, each behind its file."""
+    """(file, record) of the records that no newer epoch has made void, newer epochs last."""
     seen = [(path, record) for path in paths for record in _in_turn(path)]
     begun = {r["epoch"]: r["step"] for _, r in seen if r["kind"] == "begin"}
 

@@ -1,8 +1,8 @@
 """When a run of jobs began: the origin of the times in scripts of faults.
 
-The origin is the moment at which all regions first met. The first region to go on from there writes
-it to the rendezvous, and every region notes it in the header of its log. So the origin survives
-restarts and interruptions. The clocks of the hosts must agree as closely as the faults need.
+The origin is the moment at which all regions first met. The first region past it writes it to the
+rendezvous, and every region writes it to the header of its log, so that it survives restarts and
+interruptions. The clocks of the hosts must agree as closely as the faults need.
 """
 
 from __future__ import annotations

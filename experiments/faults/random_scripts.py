@@ -36,10 +36,10 @@ def last_begin(steps: int) -> int:
 
 
 def at_random(seed: int, count: int, regions: int, steps: int) -> list[Fault]:
-    """So many faults spread over the run, a pure function of all arguments.
+    """`count` faults spread over the run, a pure function of all arguments.
 
-    Each begins somewhere in its own part of the run. Those of different regions overlap; a region
-    has one at a time, and somebody always has none of `fault.ABSENT`.
+    Each begins at a random step of its own part of the run. Faults of different regions overlap; a
+    region has one at a time, and at every step some region has none of kinds `fault.ABSENT`.
 
     Args:
       count: `last_begin(steps)` at most.
@@ -61,6 +61,6 @@ def at_random(seed: int, count: int, regions: int, steps: int) -> list[Fault]:
 
 
 def _possible(on: Sequence[Fault], regions: int) -> list[str]:
-    """Kinds that leave a region, beside the faults that are on; every kill has its end."""
+    """Kinds that leave one region up beside the active faults; every kill has an end."""
     left = regions - sum(f.kind in ABSENT for f in on)
     return [k for k in KINDS if k != "rejoin" and (left > 1 or k not in ABSENT)]

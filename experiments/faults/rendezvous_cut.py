@@ -1,7 +1,7 @@
-"""Cut the rendezvous folder of jobs on one machine off from one region, or from all, and undo it.
+"""Cut one region, or all regions, on one machine off from the rendezvous folder, and undo it.
 
 Each region reaches the folder through a symbolic link of its own (WORKDIR/doors/region<i>).
-Pointing that link elsewhere cuts off one region; moving the folder away cuts off all.
+Pointing that link to nothing cuts off one region; moving the folder away cuts off all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def folder_problems(rendezvous: Path) -> list[str]:
-    """Problems: the folder and the one moved away are both there, and either may be the run's."""
+    """A problem where both the folder and the moved one exist: either may be the run's."""
     if not (rendezvous.is_dir() and _away(rendezvous).is_dir()):
         return []
     fix = f"remove the one that is not the run's, and call the other {rendezvous.name}"
@@ -21,7 +21,7 @@ def folder_problems(rendezvous: Path) -> list[str]:
 
 
 def make_ready(rendezvous: Path, regions: int) -> None:
-    """Make the folder, or undo what a killed launcher left of it, and link all regions to it."""
+    """Make the folder, or restore it after a killed launcher, and link all regions to it."""
     if _away(rendezvous).is_dir():
         reconnect_all(rendezvous)
     rendezvous.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def _away(folder: Path) -> Path:
 
 
 def cut_all(folder: Path) -> None:
-    """Put a file in the place of the folder: nothing can be read, listed or written there."""
+    """Move the folder away and put a file in its place, so that every access fails."""
     folder.rename(_away(folder))
     while not folder.is_file():
         # A write that was under way may have made the folder anew.

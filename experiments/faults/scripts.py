@@ -19,7 +19,7 @@ _WHOLE = ("step", "region", "steps")
 
 
 def read(script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]:
-    """(the faults in order, what is wrong with them).
+    """(the faults in order, problems).
 
     Args:
       script: a file, or "random:SEED:COUNT".
@@ -32,7 +32,7 @@ def read(script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]
 
 
 def load(script: str) -> tuple[Any, list[str]]:
-    """(what stands in a file, why it cannot be read)."""
+    """(content of a file, why it cannot be read)."""
     try:
         return yaml.safe_load(Path(script).read_text(encoding="utf-8")), []
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -40,7 +40,7 @@ def load(script: str) -> tuple[Any, list[str]]:
 
 
 def checked(entries: Any, script: str, regions: int, steps: int) -> tuple[list[Fault], list[str]]:
-    """See `read`; entries: what stands in the file."""
+    """See `read`; entries: the content of the file."""
     if not isinstance(entries, list):
         return [], [f"faults={script!r}: give a list of faults, each with some of {list(FIELDS)}"]
     problems = [p for n, e in enumerate(entries, 1) for p in _problems(n, e, regions, steps)]

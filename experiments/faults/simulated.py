@@ -18,8 +18,8 @@ class SimulatedFaults:
     """Applies a run's faults, and its chance to take part, to a simulation.
 
     Args:
-      run: nothing is simulated where it is one of several jobs.
-      state: of its engine.
+      run: where it is one of several jobs, nothing is simulated.
+      state: first state of its engine.
     """
 
     def __init__(self, run: Run, state: Any):
@@ -47,7 +47,7 @@ class SimulatedFaults:
         return {"participants": self._absences.takes_part_at_the_end}
 
     def begin(self, step: int, target: int) -> int:
-        """A chunk of steps begins; returns up to which one it may go, `target` at most."""
+        """Begin a chunk of steps; returns the step at which it must end, at most `target`."""
         self._began = self._now(step)
         if self._absences is None:
             return target
@@ -56,7 +56,7 @@ class SimulatedFaults:
         return int(min(target, self._absences.next_return(step)))
 
     def end(self, step: int, state: Any) -> Any:
-        """The chunk has ended: regions that return start from the anchor; returns the state."""
+        """End the chunk: returning regions start from the anchor; returns the state."""
         if self._absences is None:
             return state
         comes_R = self._absences.returning(self._began, self._now(step))

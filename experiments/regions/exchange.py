@@ -22,7 +22,7 @@ def open_exchange(job: Job, fault_hooks: ScriptedFaults | None = None) -> JobExc
     """Open the exchange of a checked job; it has not joined the others yet. None on a mesh.
 
     Args:
-      fault_hooks: faults that this job does to its own payloads; None = none.
+      fault_hooks: faults that this job injects into its own payloads; None = none.
 
     Raises:
       ValueError: the rendezvous or the secret cannot be used.
@@ -47,7 +47,7 @@ def open_exchange(job: Job, fault_hooks: ScriptedFaults | None = None) -> JobExc
 
 
 def run_id(fields: Mapping[str, Any]) -> str:
-    """Digest of the fields that all jobs of a run share; a job with another digest is refused."""
+    """Digest of the fields that all jobs of a run share; the others refuse a job with another."""
     shared = {k: v for k, v in identity(fields).items() if k not in _OWN}
     text = json.dumps(shared, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Regions as separate jobs: what the config says of their exchange, and what is wrong with it."""
+"""Regions as separate jobs: the config's fields of their exchange, and checks of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_separate_job(fields: Mapping[str, Any]) -> bool:
 
 
 def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
-    """Settings of the exchange that cannot work, or that nothing would read."""
+    """Settings of the exchange that cannot work, or that have no effect."""
     kind, count = fields["exchange"], fields["regions"]
     found = process_problems(fields)
     if kind == "mesh":
@@ -61,8 +61,8 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         found.append(f"wait_minutes={fields['wait_minutes']}: give a time above 0")
     if fields["participation"] != 1:
         found.append(
-            f"participation={fields['participation']}: with jobs of their own, regions are absent "
-            "when they are; leave it at 1"
+            f"participation={fields['participation']}: with separate jobs a region takes part "
+            "whenever its job runs; leave it at 1"
         )
     if method is None:
         return found

@@ -2,22 +2,24 @@
 
     python -m experiments launch --regions=4 --config=configs/diloco.py --workdir=runs/regions
 
-Every region is a program of its own, as it would be in another place.
-- WORKDIR/region<i> is its run folder; output.txt there is what it printed.
+Every region is a program of its own, as if it ran at another site.
+
+- WORKDIR/region<i> is its run folder; output.txt there holds its output.
 - WORKDIR/rendezvous is the folder through which the jobs find one another.
-- With --processes=N a region is N processes, which share a mesh as those on several hosts do;
-  output.1.txt is what the second one printed.
+- With --processes=N a region is N processes, which share a mesh as processes on several hosts do;
+  output.1.txt holds the output of the second one.
 - Overrides (--config.FIELD=VALUE) go to all regions.
 
 Ctrl-C lets every region save and exits with code 75; the same command then continues. A region that
-dies does not stop the others; with --restarts it is started again and catches up.
+dies does not stop the others; with --restarts the launcher starts it again, and it catches up.
 
 --faults=FILE injects faults by a script (experiments/faults/fault.py). They kill, stop and cut off
-regions, and damage, delay and slow what regions send. WORKDIR/faults.yaml is a copy of the script.
+regions, and damage, delay and slow the payloads that regions send. WORKDIR/faults.yaml is a copy of
+the script.
 
-WORKDIR/happened.yaml tells who took part in every exchange and who came back where. With
---config.faults=WORKDIR/happened.yaml, train repeats that in one process. Where the records of the
-regions do not tell it, there is no such file, and the exit code is not 0.
+WORKDIR/happened.yaml says who took part in every exchange, and which region came back at which
+step. `train --config.faults=WORKDIR/happened.yaml` repeats that in one process. Where the records
+of the regions are incomplete there is no such file, and the exit code is not 0.
 """
 
 from __future__ import annotations
@@ -56,11 +58,11 @@ def main(argv: Sequence[str]) -> int:
     """Start the jobs and wait for them; returns the exit code."""
     path, overrides, others = split_config(argv)
     options = Flags()
-    options.whole("regions", None, "how many jobs (default: the config's regions)")
-    options.whole("processes", None, "of every region (default: the config's, 1)")
+    options.whole("regions", None, "number of jobs (default: the config's regions)")
+    options.whole("processes", None, "processes of every region (default: the config's, 1)")
     options.text("exchange", "peers", f"how payloads travel: {' or '.join(EXCHANGES)}")
-    options.whole("restarts", 0, "times a region that died is started again")
-    options.text("faults", None, "script of faults, or random:SEED:COUNT")
+    options.whole("restarts", 0, "how often a region that died is started again")
+    options.text("faults", None, "file with a script of faults, or random:SEED:COUNT")
     options.text("workdir", None, "folder of the run (default runs/CONFIG-regions)")
     options.text("compile_cache", None, "folder of compiled programs, or off")
     values = options.values
@@ -69,7 +71,9 @@ def main(argv: Sequence[str]) -> int:
         show_help(values, __doc__)
         return 0
     if path is None:
-        raise RefusedError(["which method? give --config=configs/diloco.py (or another)"], "launch")
+        raise RefusedError(
+            ["--config is missing: give --config=configs/diloco.py, or another method's"], "launch"
+        )
     workdir = Path(values.workdir or f"runs/{Path(path.partition(':')[0]).stem}-regions").absolute()
     given = {name: values[name].value for name in ("regions", "processes", "faults")}
     shared = [*overrides, ("exchange", values.exchange)]
@@ -112,12 +116,16 @@ def _write_happened(job: Job, jobs: Sequence[RegionJob], path: Path, console: Co
 
 
 def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, int]:
-    """Refuse what any region would refuse, before any is started; (the job, processes of each)."""
+    """Refuse, before any region starts, what one of them would refuse.
+
+    Returns:
+      (the job, number of processes of each region).
+    """
     config, found = load_config(path, [*shared, ("region", "0")])
     problems = problems + found + process_problems(plain(config))
     count = 1 if config.processes is None else config.processes
     if count < 1:
-        problems.append(f"processes={count}: say how many of a region are to be started")
+        problems.append(f"processes={count}: give the number of processes of a region, from 1")
     # Looked at as one process with the devices of all.
     config.processes, mesh = 1, plain(config.mesh)
     devices.provide({**mesh, "fsdp": mesh["fsdp"] or max(count, 1)})
@@ -158,7 +166,7 @@ def run(jobs: list[RegionJob], console: Console, injector: Injector) -> int:
 
 
 def _ended(job: RegionJob, code: int, table: LiveTable) -> None:
-    """Start a job again that died, if that is wanted; else note how it ended."""
+    """Start a job that died again, if restarts are left; else note how it ended."""
     if code in (0, EXIT_INTERRUPTED):
         job.code = code
         return

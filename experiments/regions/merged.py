@@ -14,7 +14,7 @@ from experiments.metrics import read_records
 from experiments.workdir import METRICS
 
 _FOLDER = re.compile(r"region(\d+)")
-# What every region says of itself alone: lists of one entry, put side by side.
+# Fields in which every region records only itself: lists of one entry, which are concatenated.
 _OWN = ("loss", "grad_norm", "skipped", "ce", "accuracy")
 # Of an event, and what stands there for a region that has not seen it.
 _EVENT_OWN = {
@@ -46,11 +46,10 @@ def region_logs(workdir: Path) -> list[Path]:
 def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Records of one run from those of its regions.
 
-    A step's record has a row for every region, NaN for those that did not make it (`present` says
-    which did). Its tokens and bytes are those of all regions up to then. Evaluations and intervals
-    are those of the lowest region that has them and was not behind (`SyncCounters.behind`). That
-    is enough: anchors are the same everywhere. With gossip they differ, but no region knows how
-    far apart they are.
+    A step's record has a row for every region, NaN for those that did not make the step (`present`
+    says which did). Its tokens and bytes are those of all regions so far. Evaluations and intervals
+    are those of the lowest region that has them and was not behind (`SyncCounters.behind`), since
+    anchors are the same everywhere. With gossip anchors differ, and no region knows by how much.
     """
     logs = [_in_their_steps(read_records(path)) for path in paths]
     logs = [log for log in logs if log]
@@ -89,7 +88,7 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _in_their_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A region's records, with what it put off in an outage where the other regions have it."""
+    """A region's records, with deferred events at the steps of the other regions."""
     steps = {record["step"]: record for record in log if record["kind"] == "step"}
     for step, record in steps.items():
         off = [e for e in record["events"] if e["step"] != step and e["step"] in steps]
@@ -100,13 +99,13 @@ def _in_their_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
             then = steps[event["step"]]
             then["events"].append(event)
             if event["kind"] == "send":
-                # What is put off is sent by nobody here.
+                # A deferred send has no sender in this log.
                 then["participation"] = 0.0
     return log
 
 
 class _Totals:
-    """Carries what adds up over a run, region by region: a lost one keeps what it had."""
+    """Sums over a run, region by region; those of a lost region stay as they were."""
 
     def __init__(self, regions: Sequence[int]):
         self._regions = list(regions)

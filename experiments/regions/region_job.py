@@ -21,13 +21,15 @@ class RegionJob:
 
     Attributes:
       config, shared: config file and overrides of all regions.
-      region, count: its number, and how many processes it is.
-      folder: of the run; rendezvous: where this region meets the others.
+      region: its number.
+      count: its number of processes.
+      folder: of the run.
+      rendezvous: folder in which this region meets the others.
       more: further arguments.
       restarts: how many are left.
       processes: those that were started last.
       code: exit code once it has ended for good.
-      held: a fault is on it, so that its end is not a loss.
+      held: whether an injected fault is on it; its end then counts as no loss.
     """
 
     config: str

@@ -1,4 +1,4 @@
-"""Tokens, bytes and seconds a region has counted when it rejoins a run that went on without it."""
+"""Tokens, bytes and seconds that a region has counted when it rejoins a run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lowcomm_jax.state.train_state import TrainState
 def continue_counts(
     state: TrainState, newest: Mapping[str, Any] | None, extra: Mapping[str, Any] | None
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Let a region count on from its own newest record.
+    """Continue a region's counts from its own newest record.
 
-    The region made steps after its checkpoint, before it was lost. They were counted and nobody
-    repeats them, but the checkpoint does not know of them; the region's log does.
+    The region made steps after its checkpoint, before it was lost. No region repeats them, and the
+    checkpoint does not count them; the region's log does.
 
     Args:
       state: with which it has come in; its counters hold what the checkpoint had counted, and what

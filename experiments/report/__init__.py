@@ -1,4 +1,4 @@
-"""`python -m experiments report`: what finished or interrupted runs learned, and what they cost.
+"""`python -m experiments report`: losses and costs of finished or interrupted runs.
 
 In: work directories of runs, also of `launch`; a network, to replay their events on.
 Out: tables, pictures, one HTML page, CSV or JSON.

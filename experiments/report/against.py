@@ -1,4 +1,4 @@
-"""Hold a run against the plan that was made of it: `report RUN --against=plan.json`."""
+"""Compare a run with its plan: `report RUN --against=plan.json`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ _FREE = ("config", "steps", "tokens", "network", "accumulate", "model.compute_dt
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One figure. `planned` and `seen` are None where they are not known; `unit` for people.
+    """One figure of the comparison.
 
-    `judged`: a difference speaks against the plan; not so where the run was made elsewhere.
+    Attributes:
+      what, unit: in words.
+      planned, seen: None where it is not known.
+      judged: whether a difference is marked; False where the plan is of other hardware.
     """
 
     what: str
@@ -55,7 +58,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     """The content of a plan.json.
 
     Raises:
-      RefusedError: there is no such file, or it holds no plan that a run can be held against.
+      RefusedError: there is no such file, or it holds no plan that a run can be compared with.
     """
     file = path / "plan.json" if path.is_dir() else path
     try:
@@ -70,10 +73,10 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def planned_row(run: RunLog, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row of the plan that was made of the run's config.
+    """The row of the plan that has the run's config.
 
     Raises:
-      RefusedError: there is none; tells how the nearest one differs.
+      RefusedError: there is none; says how the nearest one differs.
     """
     nearest: tuple[int, str, list[str]] | None = None
     for row in plan["rows"]:
@@ -110,10 +113,10 @@ def _differences(train: Mapping[str, Any], run: RunLog) -> list[str]:
 
 
 def against(run: RunLog, plan: Mapping[str, Any]) -> list[Line]:
-    """Every figure that both know.
+    """Every figure that both the plan and the run have.
 
     Bytes and virtual time are those of whole periods. The virtual time is the run's events on the
-    plan's network, at the plan's seconds of a step: it holds the planner's formula against the
+    plan's network, at the plan's seconds of a step: it compares the planner's formula with the
     clock.
 
     Raises:
@@ -157,7 +160,7 @@ def _payload(run: RunLog) -> float | None:
 
 
 def table(name: str, lines: Sequence[Line]) -> Table:
-    """A row a figure, marked where they are apart."""
+    """A row a figure, marked where plan and run differ by more than `APART`."""
     out = Table(box=box.SIMPLE_HEAD, title=f"{name} against its plan", title_justify="left")
     for heading in ("", "planned", "seen", "seen / planned"):
         out.add_column(heading, justify="right" if heading else "left")

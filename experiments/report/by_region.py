@@ -18,11 +18,11 @@ class Region:
 
     Attributes:
       participation: share of the run's landings that counted its payload.
-      liveness: share of the run's steps so far that it has made itself.
-      progress: its last step as a share of those the run is to make.
-      waited_s: seconds it stood still for bytes.
-      travel_s: median seconds from a region's payload being computed to the last payload being
-        here; nan where the region saw no exchange.
+      liveness: share of the run's steps so far that this region has made itself.
+      progress: its last step as a share of the run's steps.
+      waited_s: seconds that it waited for bytes.
+      travel_s: median seconds from its payload being computed to the arrival of the last payload;
+        nan where the region saw no exchange.
     """
 
     participation: float
@@ -35,8 +35,8 @@ class Region:
 def by_region(run: RunLog) -> list[Region]:
     """The regions of a run of jobs, in order.
 
-    Empty for a run of one process, whose regions share one fate, and for the log of a single job,
-    which knows nothing of the others.
+    Empty for a run of one process, whose regions start and end together, and for the log of a
+    single job, which does not hold the others.
     """
     landings = [e for step in run.steps for e in step["events"] if "travel_seconds" in e]
     if not landings or "present" not in run.steps[0]:

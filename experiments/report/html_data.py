@@ -56,7 +56,7 @@ class Stale:
 def loss_curves(entries: Sequence[Entry], x_of: Callable[[RunLog], list[float]]) -> list[Curve]:
     """Evaluation loss of the anchor against `x_of(run)`, which has one value an evaluation.
 
-    The one before training is no part of a curve: every method begins with it.
+    The evaluation before training is left out: it is the same for every method.
     """
     return [curve for entry in entries if (curve := _loss_curve(entry, x_of)) is not None]
 
@@ -124,7 +124,7 @@ def utilisation_curves(
 def step_curves(
     entries: Sequence[Entry], value: Callable[[Mapping[str, Any]], float | None]
 ) -> list[Curve]:
-    """Means over windows of something that steps of an entry's first run report, over tokens."""
+    """Means over windows of a value of each step of an entry's first run, over tokens."""
     curves = []
     for entry in entries:
         rows = [(row["tokens"], value(row)) for row in entry.runs[0].steps]
@@ -137,20 +137,20 @@ def step_curves(
 
 
 def batch_of(row: Mapping[str, Any]) -> float | None:
-    """What a trainer asks for, the mean over them, where batches grow."""
+    """Requested batch, the mean over trainers; None where batches do not grow."""
     return mean_batch(row) if "trainers" in row else None
 
 
 def trainers_of(row: Mapping[str, Any]) -> float | None:
-    """How many trainers there are, where they may merge."""
+    """Number of trainers; None where they do not merge."""
     return float(len(row["trainers"])) if "trainers" in row else None
 
 
 def exchange_curves(entries: Sequence[Entry]) -> list[Curve]:
     """Exchanges so far against tokens, of each entry's first run; none unless some batches grow.
 
-    Beside each whose batches grow, what `batching.communications` expects of rounds that grow by
-    the run's own mean ratio.
+    Beside each run whose batches grow stands the number that `batching.communications` gives for
+    rounds that grow by the run's own mean ratio.
     """
     if not any(adapts(entry.runs[0]) for entry in entries):
         return []

@@ -2,10 +2,10 @@
 
     python -m experiments report runs/a [runs/b ...] [--network=us_4_regions] [--html=report.html]
 
-With `--network` the runs' events are replayed on it: hours, utilisation and a timeline per run.
-`--against=plan.json` holds a run against the plan of its config.
-`--html` writes everything into one page that opens without a network connection; `--csv` and
-`--json` write the numbers for other programs (a number a row, or everything).
+- `--network` replays the runs' events on a network: hours, utilisation and a timeline per run.
+- `--against=plan.json` compares a run with the plan of its config.
+- `--html` writes everything into one page that opens without a network connection.
+- `--csv` writes one number a row, `--json` all records, for other programs.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ from lowcomm_jax.network import BASELINE, Network
 def main(argv: Sequence[str]) -> int:
     """Show the runs of the command line; returns the exit code."""
     options = Flags()
-    options.text("png", None, "where the picture goes (default beside the first run)")
+    options.text("png", None, "file of the picture (default: beside the first run)")
     options.text(
         "network", None, "replay on a network: a preset's name, aws:A,B,... or a .yaml file"
     )
-    options.real("step_seconds", None, "seconds of a region's inner step there (default: as here)")
-    options.text("html", None, "where to write the page, if anywhere")
-    options.text("csv", None, "where to write the numbers as a table, if anywhere")
-    options.text("json", None, "where to write all records, if anywhere")
-    options.text("against", None, "plan.json (or its folder) to hold the runs against")
+    options.real(
+        "step_seconds", None, "seconds of a region's inner step there (default: as measured)"
+    )
+    options.text("html", None, "file to write the page to")
+    options.text("csv", None, "file to write the numbers to, one a row")
+    options.text("json", None, "file to write all records to")
+    options.text("against", None, "plan.json (or its folder) to compare the runs with")
     values = options.values
     folders = parse_flags("report", argv, values)
     if values.help:
@@ -170,7 +172,7 @@ def write_page(
 
 
 def unlike_names(workdirs: Sequence[Path]) -> list[str]:
-    """The shortest parts of the folders' paths that tell them apart.
+    """The shortest parts of the folders' paths that differ.
 
     Raises:
       RefusedError: a folder is named twice.
@@ -186,7 +188,7 @@ def unlike_names(workdirs: Sequence[Path]) -> list[str]:
 
 
 def virtual_table(names: Sequence[str], replayed: Sequence[Virtual]) -> Table:
-    """What the runs would have cost on the network; one column a run."""
+    """Costs of the runs on the network; one column a run."""
     out = Table(box=box.SIMPLE_HEAD, title=f"on the network {replayed[0].network}")
     out.add_column("")
     for name in names:

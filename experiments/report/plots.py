@@ -21,7 +21,7 @@ def loss_curves(runs: Sequence[RunLog], path: Path) -> None:
     if len(runs) == 1:
         _regions(axes, runs[0])
     for number, run in enumerate(runs):
-        # The evaluation before training says nothing of the method.
+        # The evaluation before training does not depend on the method.
         evals = [e for e in run.evals if e["step"]]
         tokens = [e["tokens"] for e in evals]
         colour = "black" if len(runs) == 1 else f"C{number % 10}"
@@ -43,7 +43,7 @@ def loss_curves(runs: Sequence[RunLog], path: Path) -> None:
 
 
 def _leave_out_the_first_fall(axes, runs: Sequence[RunLog]) -> None:
-    """Untrained losses would take most of the picture: start where 3 % of the run is done."""
+    """Start the axis at the losses after 3 % of the run; earlier ones would fill the picture."""
     start = [run.steps[len(run.steps) // 33]["loss_mean"] for run in runs if run.steps]
     seen = [loss for loss in start if loss is not None]
     if seen and all(len(run.steps) >= 100 for run in runs):

@@ -23,17 +23,18 @@ from lowcomm_jax.network import (
 )
 
 Pace = float | Literal["network"] | None
-"""Seconds of one region's inner step: a number, the median of the network's own, or None = as this
-run's machine needed for one region. Tables and figures of one report are given the same."""
+"""Seconds of one region's inner step: a number, `network` (the median of the network's own), or
+None = as the run's machine needed for one region. All tables and figures of a report use one."""
 PICTURE_STEPS = 60  # inner steps the timeline shows: more could not be told apart
 
 
 @dataclasses.dataclass(frozen=True)
 class Virtual:
-    """What a run would have cost on a network.
+    """Costs of a run on a network.
 
     Attributes:
-      network: its name; step_seconds: seconds of one region's inner step.
+      network: name of the network.
+      step_seconds: seconds of one region's inner step.
       clock: wall-clock, utilisation, waits, bytes.
       allreduce_s: wall-clock of `network.BASELINE` for as many (nominal) steps, on the same clock.
       uneven: whether regions made different numbers of inner steps.
@@ -62,7 +63,7 @@ def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
         ]
     problems += [f"{run.name} has made no step yet: leave it out" for run in runs if not run.steps]
     if step_seconds is not None and step_seconds <= 0:
-        problems.append(f"--step_seconds={step_seconds}: must be positive")
+        problems.append(f"--step_seconds={step_seconds}: must be positive; give seconds above 0")
     if problems:
         raise RefusedError(problems, "report")
     return network
@@ -93,7 +94,7 @@ def on_network(run: RunLog, network: Network, step_seconds: Pace, picture: Path 
 
 
 def last_steps(run: RunLog, network: Network, step_seconds: Pace) -> Timeline:
-    """Who did what in the last `PICTURE_STEPS` steps; see `on_network`."""
+    """The timeline of the last `PICTURE_STEPS` steps; see `on_network`."""
     network = _paced(run, network, step_seconds)
     return replay(network, run.steps, record_from=_shown_from(run)).timeline()
 
@@ -115,14 +116,14 @@ def _shown_from(run: RunLog) -> int:
 
 
 def _paced(run: RunLog, network: Network, step_seconds: Pace) -> Network:
-    """Of a network's own seconds only their ratios count, unless they are asked for."""
+    """The network at the given pace; of its own seconds only the ratios count, unless asked for."""
     if step_seconds == "network":
         return network
     return network.with_median_step(step_seconds or _own_step_seconds(run))
 
 
 def _own_step_seconds(run: RunLog) -> float:
-    """Regions that share a machine take turns, so one region's step is its share of the time."""
+    """Seconds of one region's step: regions of one process run in turn, so a share of the time."""
     speed = summarise(run).tokens_per_second
     if speed is None:
         problem = f"{run.name} is too short to know its speed: give --step_seconds"

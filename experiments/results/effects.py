@@ -1,4 +1,4 @@
-"""What each claim's records say at each rung: paired differences, their tests, and their price."""
+"""Each claim at each rung: paired differences, their tests, and bytes and time."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class Effect:
     Attributes:
       differences: seed -> loss of `here` over that of `there`, less 1.
       losses: mean final loss of (here, there) over these seeds, nats per token.
-      half: of the 95 % interval of the mean; p: two-sided against the claim's margin; adjusted: the
-        same, corrected over all rungs of all claims (Holm). None with fewer seeds than a verdict
-        needs.
+      half: half the width of the 95 % interval of the mean.
+      p: p-value, two-sided against the claim's margin.
+      adjusted: the same, corrected over all rungs of all claims (Holm). All three are None with
+        fewer seeds than a verdict needs.
       size_of_effect: Hedges' g of the differences.
-      bytes, seconds: sent by a region of `here` over that of `there`; virtual time likewise. None
-        where `there` has none.
-      fewer_bytes: of `here` than AllReduce sends.
+      bytes, seconds: bytes sent by a region of `here` over those of `there`, and virtual time
+        likewise. None where `there` has none.
+      fewer_bytes: bytes of AllReduce over those of `here`.
       at_equal_bytes, at_equal_time: difference where both had spent as much as the cheaper one,
         the mean over seeds; None where that is before the first evaluation of either.
       lacking: seeds that the campaign asks for and that are not recorded yet.

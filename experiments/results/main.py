@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     path, overrides, others = split_config(argv)
     flags = Flags()
     flags.text("docs", "docs", "folder of the page")
-    flags.switch("check", "write nothing; fail if the page does not agree with the records")
+    flags.switch("check", "write nothing; exit code 1 if the page differs from the records")
     values = flags.values
     rest = parse_flags("results", others, values)
     if values.help:
@@ -95,7 +95,7 @@ def pictures(evidence: Evidence) -> dict[str, list[Effect]]:
 
 
 def disagreements(evidence: Evidence, docs: Path) -> list[str]:
-    """What of the page is not what the records say; empty if all agrees."""
+    """Lines on what differs between page and records; empty if they agree."""
     file = docs / PAGE
     there = file.read_text(encoding="utf-8") if file.is_file() else ""
     here = page(evidence)

@@ -1,4 +1,4 @@
-"""What follows for a claim from its rungs: holds, holds from a scale on, not seen, contradicted."""
+"""The verdict on a claim from its rungs: holds, holds from a scale on, not seen, contradicted."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ ORDER = (CONTRADICTED, NOT_SEEN, HOLDS_FROM, HOLDS, NO_VERDICT)  # unflattering 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Of a claim on one split of the data.
+    """The verdict on a claim for one split of the data.
 
     Attributes:
-      word: one of `ORDER`. scale: that the word speaks of; None without a verdict.
-      scales: with a verdict, from the smallest.
+      word: one of `ORDER`.
+      scale: the scale that the word refers to; None without a verdict.
+      scales: those with a verdict, from the smallest.
       over_rounds, over_size: mean change of the difference, by seed and regions, from the fewest
         rounds to the most (of the smallest size to the largest), all else equal; in shares of the
         loss. `count` 0 where there is one only.
@@ -53,7 +54,7 @@ def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
       margin no smaller at the largest scale than at the smallest;
     - `not seen up to` the largest scale: everything else.
 
-    A rung without enough seeds says nothing.
+    A rung without enough seeds does not count.
     """
     order = list(campaign.sizes)
     by_scale: dict[Scale, list[Effect]] = {}

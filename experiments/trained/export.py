@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     options = Flags()
     options.text("workdir", None, "folder of the run")
     options.text("output", None, "folder to write")
-    options.text("dtype", "float32", "of the stored tensors, or bfloat16")
+    options.text("dtype", "float32", "type of the stored tensors: float32 or bfloat16")
     values = options.values
     rest = parse_flags("export", argv, values)
     if values.help:

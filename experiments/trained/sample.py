@@ -21,9 +21,9 @@ def main(argv: Sequence[str]) -> int:
     options = Flags()
     options.text("workdir", None, "folder of the run")
     options.text("prompt", "def ", "text to continue")
-    options.whole("length", None, "tokens to add (default: to the trained length)")
-    options.real("temperature", 0.8, "0 takes the likeliest token")
-    options.whole("top_k", None, "draw among so many likeliest tokens only")
+    options.whole("length", None, "tokens to add (default: up to the trained length)")
+    options.real("temperature", 0.8, "of the draws; 0 takes the likeliest token")
+    options.whole("top_k", None, "draw among this number of likeliest tokens only")
     options.whole("count", 1, "how many texts")
     options.whole("seed", 0, "of the draws")
     values = options.values

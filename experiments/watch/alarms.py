@@ -1,4 +1,4 @@
-"""What is wrong with a run that trains, in sentences."""
+"""Problems of a run that trains, a sentence each."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _silent(view: Mapping[str, Any], logs: Sequence[Log]) -> list[str]:
 
 
 def _interval(logs: Sequence[Log]) -> int:
-    """Steps between two records: within them nothing can be said of a region."""
+    """Steps between two records: a region is not late before these are over."""
     return max((log.interval[0] for log in logs if log.interval), default=1)
 
 

@@ -1,12 +1,14 @@
-"""Watch a run: loss, participation, staleness, bytes and link use per region, and what is wrong.
+"""Watch a run: loss, participation, staleness, bytes and link use per region, and alarms.
 
     python -m experiments watch runs/a [--port=8000] [--every=2]
 
 Reads the metrics files of a run, live or finished, of one process or of one job per region
-(`launch`); it may be started, ended and started again at any time, on any machine that sees the
-folder. In a terminal it shows what is new until the run is complete or Ctrl-C; elsewhere, or with
---once, it prints what stands there now. --port serves a page on this machine alone (127.0.0.1)
-until Ctrl-C; port 0 takes a free one.
+(`launch`), and writes nothing. It can start and end at any time, on any machine that sees the
+folder.
+
+- In a terminal it shows the newest state until the run is complete, or until Ctrl-C.
+- Elsewhere, or with --once, it prints the present state and ends.
+- --port serves a page on this machine alone (127.0.0.1) until Ctrl-C; port 0 takes a free one.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ def main(argv: Sequence[str]) -> int:
     """Watch the run of the command line; returns the exit code."""
     options = Flags()
     options.whole("port", None, "serve a page on this port of 127.0.0.1; 0 = a free one")
-    options.real("every", 2.0, "seconds between two looks at the files")
-    options.text("network", None, "virtual clock of a run in one process (default: its own)")
-    options.switch("once", "print what stands there now, and end")
+    options.real("every", 2.0, "seconds between two reads of the files")
+    options.text("network", None, "network for a run of one process (default: its own)")
+    options.switch("once", "print the present state, and end")
     values = options.values
     folders = parse_flags("watch", argv, values)
     if values.help:
@@ -39,9 +41,9 @@ def main(argv: Sequence[str]) -> int:
     if len(folders) != 1:
         problems.append("which run? name its folder: watch runs/a")
     if not values.every >= 0.1:
-        problems.append(f"--every={values.every}: at least 0.1 seconds")
+        problems.append(f"--every={values.every}: give at least 0.1 seconds")
     if values.port is not None and not 0 <= values.port < 1 << 16:
-        problems.append(f"--port={values.port}: 0 to 65535")
+        problems.append(f"--port={values.port}: give a port from 0 to 65535")
     network = None
     if values.network is not None:
         from lowcomm_jax.network import parse
@@ -68,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def live(watch: Watch, every: float, console: Console) -> None:
-    """Show what is new until the run is complete."""
+    """Show the newest state until the run is complete."""
     view = watch.look()
     with Live(screen(view), console=console, auto_refresh=False) as shown:
         while not view["complete"]:

@@ -1,4 +1,4 @@
-"""Serve a view as a page on this machine alone: `/`, and `/view.json`, which it asks for."""
+"""Serve a view as a page on this machine alone: `/`, which requests `/view.json` repeatedly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Server(http.server.ThreadingHTTPServer):
       every: seconds between two requests of the page.
 
     Raises:
-      RefusedError: the port is taken, or not ours to take.
+      RefusedError: the port is taken, or this user may not open it.
     """
 
     daemon_threads = True
@@ -59,7 +59,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        # A page of another site may be made to ask under a name that leads here.
+        # DNS rebinding: a page of another site may send requests under a name that resolves here.
         host = (self.headers.get("Host") or "").rpartition(":")[0]
         if host not in (HOST, "localhost"):
             return self._send(403, "text/plain", "this page is for this machine alone\n")
@@ -85,14 +85,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_) -> None:
-        """Say nothing for every request."""
+        """Print no line for a request."""
 
 
 def serve(watch: Watch, port: int, every: float, console: Console) -> None:
     """Serve until Ctrl-C.
 
     Raises:
-      RefusedError: the port cannot be had.
+      RefusedError: the port is taken, or this user may not open it.
     """
     with Server(watch, port, every) as server:
         text = f"{server.url} shows {watch.workdir}; Ctrl-C ends it"

@@ -1,4 +1,4 @@
-"""The page of `watch`: it asks for the view again and again, and draws it."""
+"""The page of `watch`: its script requests the view at intervals and draws it."""
 
 from experiments.report.html_page import colours
 

@@ -1,4 +1,4 @@
-"""Keep of a metrics file what a view needs: its size does not grow with the run."""
+"""The part of a metrics file that a view needs; its size does not grow with the run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Region:
 
 
 class Log:
-    """What one metrics file has told so far: of all regions, or of one."""
+    """What one metrics file holds so far: of all regions, or of one."""
 
     def __init__(self):
         self.header: dict[str, Any] | None = None

@@ -36,7 +36,7 @@ def screen(view: Mapping[str, Any]) -> RenderableType:
 
 
 def heading(view: Mapping[str, Any]) -> list[str]:
-    """Where the run stands, in two or three lines."""
+    """The state of the run in two or three lines."""
     state = f"step {view['step']:,} of {view['steps']:,}"
     if view["complete"]:
         state += ", complete"
@@ -61,7 +61,7 @@ def heading(view: Mapping[str, Any]) -> list[str]:
 
 
 def regions(view: Mapping[str, Any]) -> Table:
-    """A row a region; columns that nothing is known of are left out."""
+    """A row a region; columns without a value are left out."""
     out = Table(box=box.SIMPLE_HEAD)
     out.add_column("region", justify="right")
     shown = {name: [cell(row) for row in view["regions"]] for name, cell in COLUMNS.items()}
