@@ -1,16 +1,16 @@
 """Channels inside the program of the inner steps: what their sends and landings compute.
 
-Channels exchange often, SPARTA after every step. So their exchanges are part of the inner program,
-as those of gradients are (`gradient_exchange`): a block of steps is one call, whatever its channels
-do, and the host only counts (`channel_loop`). After inner step t, for each channel:
+Channels exchange often, SPARTA after every step. Their exchanges are therefore part of the inner
+program, as those of gradients are (`gradient_exchange`). A block of steps is one call whatever its
+channels do, and the host only counts (`channel_loop`). After inner step t, for each channel:
 
 1. Values sent at t - delay land: their mean overwrites the selected entries of the regions that
    took part in the send.
 2. If t is a multiple of `every`, values leave.
 3. Without a delay they land at once.
 
-With a delay the mean of what lands after a step reads nothing that the step computes. So the
-compiler may exchange it beside the step.
+With a delay the mean that lands after a step does not depend on that step, so that the compiler may
+exchange it beside the step.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class ChannelExchange:
     """The pure functions of one channel on one mesh.
 
     Attributes:
-      channel: what it averages, and when.
-      source: where the leaves are.
-      shapes, specs: of the source's leaves, one region's; where they lie inside it.
+      channel: which values are averaged, and when.
+      source: the leaves that hold them.
+      shapes, specs: shapes of these leaves in one region, and their PartitionSpecs inside it.
       exchange: takes payloads to everyone.
       functions: norms and the guard of the main exchange.
       seed: of the run; with the channel's name it decides which entries travel.
@@ -115,7 +115,7 @@ class ChannelExchange:
         return self.regions.everywhere(chosen)(number)
 
     def take(self, leaves: dict[str, jax.Array], indices) -> dict[str, jax.Array]:
-        """What travels of these entries, before the codec: fp32 `[R, ...]`."""
+        """The values of these entries before the codec: fp32 `[R, ...]`."""
         if self.whole:
             return {k: x.astype(jnp.float32) for k, x in leaves.items()}
         return {VALUES: take_entries(self.regions, *self._in_order(leaves, indices))}
@@ -152,10 +152,10 @@ class ChannelExchange:
         return payload, jnp.where(accepted_R, weight_R, 0.0), takes_part_R & ~accepted_R
 
     def mean(self, payload, weight_R) -> tuple[PyTree, dict[str, jax.Array]]:
-        """The mean over the regions that count, `[1, ...]`, and what was measured of it, `[R]`.
+        """The mean over the regions that count, `[1, ...]`, and its measurements, `[R]`.
 
-        `spread` is the root mean square distance of a region's values from the mean, 0 where they
-        do not count; not measured of coded payloads.
+        `spread` is the root mean square distance of a region's values from the mean, 0 for regions
+        that do not count; it is not measured where the channel has a codec.
         """
         mean = self._reduce(payload, weight_R)
         if self.exchange.codec is not None:
@@ -207,7 +207,7 @@ class ChannelExchange:
         return self.exchange.encode(values, state, self._lies)[0]
 
     def bring(self, flights, at: jax.Array) -> tuple[PyTree, dict[str, jax.Array]] | None:
-        """The mean of what lands after step `at`; None where nothing waits for a landing."""
+        """The mean of the payloads that land after step `at`; None for a channel without delay."""
         if not self.channel.delay:
             return None
         payload, weight = flights
@@ -223,10 +223,12 @@ class ChannelExchange:
         """Landing and send after step `at`.
 
         Args:
-          leaves: of the source; flights: (payload, weight), or () without a delay.
-          brought: what `bring` gave.
-          takes_part_R: bool `[R]`, who takes part in a send; lands_R: for whom the payload is
-            that is due; weight_R: float32 `[R]`.
+          leaves: of the source.
+          flights: (payload, weight), or () without a delay.
+          brought: result of `bring`.
+          takes_part_R: bool `[R]`, who takes part in a send.
+          lands_R: bool `[R]`, in which regions the due payload lands.
+          weight_R: float32 `[R]`.
 
         Returns:
           (leaves, flights, values `[R]`).
@@ -260,7 +262,7 @@ class ChannelExchange:
         return landed, flights, {"left_out": left_out, **values}
 
     def upcoming(self, step: jax.Array) -> jax.Array:
-        """The first step after `step` after which something lands or leaves (traced)."""
+        """The first step after `step` after which a payload lands or leaves (traced)."""
         every, delay = self.channel.every, self.channel.delay
         leaves = (step // every + 1) * every
         lands = jnp.maximum(((step - delay) // every + 1) * every, every) + delay
@@ -274,7 +276,7 @@ class ChannelExchange:
         return (sent // self.channel.every - 1) % self.channel.slots
 
     def _when(self, due: jax.Array, act: Callable[[], Any], otherwise: Any = None) -> Any:
-        """What `act` gives if it is due; else `otherwise`, or zeros. Always due: no branch."""
+        """`act()` if `due`; else `otherwise`, or zeros. Without a branch where it is always due."""
         if self.channel.every == 1:
             return act()
         if otherwise is None:
@@ -295,10 +297,13 @@ def make_channel_program(step: InnerStep, regions: Regions, channels: Sequence[C
 
     Returns:
       `block((inner, flights), frozen, batches, region_ids, takes_part, lands, weight, done, n,
-      single)`: the first n of S staged steps. `flights` and `lands` have an entry for each channel;
-      `takes_part` and every `lands` are bool `[R, S]`, `weight` is float32 `[R]`, `done` int32, the
-      steps made before. Returns ((inner, flights), metrics `[R, S]`, or `[R]` with the static
-      `single`); metrics of a channel are `<channel>_left_out` and `<channel>_spread`.
+      single)`, which runs the first n of S staged steps.
+
+      - `flights`, `lands`: an entry for each channel; every `lands`, and `takes_part`, bool
+        `[R, S]`.
+      - `weight`: float32 `[R]`; `done`: int32, the steps made before; `single`: static.
+      - Its result: ((inner, flights), metrics `[R, S]`, or `[R]` with `single`). Metrics of a
+        channel are `<channel>_left_out` and `<channel>_spread`.
     """
     parts = inner_block(step, regions)
 

@@ -1,7 +1,7 @@
-"""The host's part of channels: who takes part in what, what was sent, and the end of a run.
+"""The host's part of channels: who takes part, the bytes sent, and the end of a run.
 
-`build_channels` compiles the channels of a method into `ChannelPrograms`. `ChannelLoop` calls them
-for a block of steps and tells of every exchange by events.
+`build_channels` makes the programs of a method's channels (`ChannelPrograms`). `ChannelLoop` calls
+them for a block of steps and writes an event for every exchange.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ChannelPrograms:
 
     Attributes:
       exchanges: the channels' functions, in the method's order.
-      program: a block of inner steps with what channels do after them (`make_channel_program`).
+      program: a block of inner steps with the exchanges after them (`make_channel_program`).
       end: averages all parameters, for methods without an anchor (`ChannelExchange.average`).
     """
 
@@ -61,7 +61,7 @@ def build_channels(
       inner_out: (shardings of the inner state, of metrics).
 
     Raises:
-      ValueError: listing what cannot work with these parameters and this optimizer.
+      ValueError: lists the channels that cannot work with these parameters and this optimizer.
     """
     method, regions, shapes = config.method, config.regions, step.layout.train_shapes()
     if not method.channels:
@@ -105,7 +105,7 @@ def build_channels(
 
 
 def _with_codec(one: ChannelExchange, total: int) -> ChannelExchange:
-    """The channel with its codec as it travels with the fewest bytes."""
+    """The channel with its codec in the form that sends the fewest bytes (two-shot or not)."""
     codec = one.channel.codec
     if codec is None:
         return one
@@ -117,12 +117,12 @@ def _with_codec(one: ChannelExchange, total: int) -> ChannelExchange:
 
 
 class ChannelLoop:
-    """Runs blocks of inner steps with their channels, and books what these send.
+    """Runs blocks of inner steps with their channels, and books the bytes that these send.
 
     Attributes:
       programs: the compiled ones.
       weights: float32 `[R]`, of the regions in every mean.
-      first: number under which events tell of the first channel: behind the fragments.
+      first: number of the first channel in events, which follows those of the fragments.
     """
 
     def __init__(self, programs: ChannelPrograms, weights: np.ndarray, first: int):
@@ -180,10 +180,10 @@ class ChannelLoop:
         return [(c, item) for c, item in zip(self.programs.channels, items) if c.delay]
 
     def _book(self, state: TrainState, masks: Sequence[np.ndarray], capacity: int):
-        """Count what these steps send, and find who lands what.
+        """Count the bytes of these steps, and find in which regions payloads land.
 
         Returns:
-          (state, of each channel bool `[R, S]` for whom a payload lands, events).
+          (state, for each channel bool `[R, S]`: where a payload lands, events).
         """
         counters, count = state.counters.copy(), len(self.weights)
         waits = {name: f.takes_part.copy() for name, f in state.channels.items()}
@@ -245,16 +245,16 @@ class ChannelLoop:
     # -- where the main exchange meets channels -------------------------------------------------
 
     def adopted(self, state: TrainState, lands_R: np.ndarray) -> TrainState:
-        """The state after regions have adopted an anchor.
+        """The state after the regions of `lands_R` have adopted an anchor.
 
-        What is in flight of their parameters is older than the anchor, and does not land there.
+        Payloads of their parameters in flight are older than the anchor, and do not land there.
         """
         stale = {c.name for c in self.programs.channels if c.source == PARAMS}
         held = {k: f.left_by(lands_R) if k in stale else f for k, f in state.channels.items()}
         return state.replace(channels=held)
 
     def drained(self, state: TrainState) -> TrainState:
-        """The state before the last synchronisation: nothing in flight lands any more."""
+        """The state before the last synchronisation, without the channels' payloads in flight."""
         everyone = np.ones(len(self.weights), bool)
         return state.replace(channels=left_by(state.channels, everyone))
 

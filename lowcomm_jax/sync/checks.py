@@ -1,4 +1,4 @@
-"""What an engine refuses before any work starts, one line with its fix each."""
+"""Refusals of an engine before any work starts, one line with its fix each."""
 
 from __future__ import annotations
 
@@ -89,10 +89,12 @@ def mode_problems(
     hops: Any,
     loss_fn: Any,
 ) -> list[str]:
-    """Counts that are none; offloading, or routing, that does not fit the method or the mesh.
+    """Wrong counts; offloading, or routing, that does not fit the method or the mesh.
 
     Args:
       separate: whether this job is one region of several.
+      counts: name -> setting that must be a whole number from 1.
+      offload, hops, loss_fn: as given to the engine.
     """
     problems, name = counting_problems(**counts), method.name
     if offload and method.signal == "gradient":
@@ -111,14 +113,19 @@ def mode_problems(
             f"slot to slot: use a region axis of {regions.count}"
         )
     if method.signal == "gradient":
-        problems.append(f"hops: the regions of {name} are equal, paths would mix nothing")
+        problems.append(
+            f"hops: the regions of {name} are equal, paths would mix nothing; leave it out"
+        )
     if method.schedule.uneven:
-        problems.append(f"hops: regions of {name} stand still at times, and paths lead through all")
+        problems.append(
+            f"hops: regions of {name} stand still at times, and paths lead through all; leave it "
+            "out, or use another method"
+        )
     return problems
 
 
 def weight_problems(weights: Any, count: int) -> list[str]:
-    """`equal`, `tokens` or one finite number >= 0 per region, not all 0."""
+    """Problems unless weights are `equal`, `tokens` or a finite number >= 0 a region, not all 0."""
     if isinstance(weights, str):
         known = weights in ("equal", "tokens")
         return [] if known else [f"weights={weights!r}: use 'equal', 'tokens' or {count} numbers"]
@@ -130,7 +137,7 @@ def weight_problems(weights: Any, count: int) -> list[str]:
 
 
 def counting_problems(**counts: Any) -> list[str]:
-    """Settings that count something and must be whole numbers from 1."""
+    """Problems of settings that must be whole numbers from 1."""
     return [
         f"{name}={value}: a whole number, at least 1, is needed"
         for name, value in counts.items()
@@ -139,7 +146,7 @@ def counting_problems(**counts: Any) -> list[str]:
 
 
 def virtual_clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock | None, list[str]]:
-    """The clock of a network (None without one), and what keeps it from being used."""
+    """(the clock of a network, or None without one; problems)."""
     if network is None:
         return None, []
     try:

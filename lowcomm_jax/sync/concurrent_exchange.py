@@ -1,8 +1,8 @@
-"""Inner steps and the exchange of payloads in flight as one program, so that the wire hides.
+"""Inner steps and the exchange of payloads in flight as one program, so that they run at one time.
 
-A collective cannot span programs: what is started in one must end there. So the collectives of a
+A collective cannot span programs: it ends in the program that starts it. So the collectives of a
 payload in flight run in the program of the inner steps that follow its send. The first collective
-is started before the loop over the steps, and a barrier holds its raw buffers until after the loop;
+starts before the loop over the steps, and a barrier holds its raw buffers until after the loop;
 unpacking, decoding and the mean stay in the landing's program. A reduction of two collectives cuts
 the loop in two.
 
@@ -37,7 +37,12 @@ GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
 
 def is_concurrent(asked: bool | None, method: Method, regions: Regions, separate: bool) -> bool:
-    """Whether payloads are exchanged beside inner steps; `asked` None = where that hides them."""
+    """Whether payloads are exchanged beside inner steps.
+
+    Args:
+      asked: `Engine(concurrent_exchange=)`; None = on GPUs and TPUs, where the method has a delay.
+      separate: whether this job is one region of several.
+    """
     if asked is not None:
         return asked
     return regions.mesh.devices.flat[0].platform in (*_GPUS, "tpu") and not _unfit(
@@ -72,7 +77,7 @@ def _unfit(method: Method, regions: Regions, separate: bool) -> str | None:
 
 
 class Kind(NamedTuple):
-    """What a payload's exchange is compiled for; equal for fragments of equal leaves.
+    """The shapes that a payload's exchange is compiled for; equal for fragments of equal leaves.
 
     Attributes:
       leaves: (name, shape) of the fragment's leaves of one region.
@@ -91,7 +96,7 @@ class ConcurrentExchange:
     """Compiles and calls inner steps together with the exchange of payloads.
 
     Attributes:
-      exchange: what the landing reduces with.
+      exchange: reduces payloads at the landing.
       specs: leaf name -> PartitionSpec inside a region.
     """
 
@@ -130,7 +135,8 @@ class ConcurrentExchange:
           flights: (kind, payload `[R, ...]`, weight float32 `[R]`) of each payload.
 
         Returns:
-          ((inner, metrics), what the collectives brought of each payload: `MeshExchange.reduce`).
+          ((inner, metrics), result of each payload's collectives, `brought` of
+          `MeshExchange.reduce`).
         """
         kinds, payloads, weights = zip(*flights)
         program = self.program(tuple(kinds))
@@ -138,7 +144,7 @@ class ConcurrentExchange:
 
     @staticmethod
     def kind(like: PyTree, level: int) -> Kind:
-        """Of a fragment with leaves of these shapes."""
+        """The kind of a fragment with leaves of these shapes."""
         return Kind(tuple((name, leaf.shape) for name, leaf in sorted(like.items())), level)
 
     def _shapes(self, kind: Kind) -> tuple[PyTree, PyTree]:

@@ -1,4 +1,4 @@
-"""The end of training: drain what is in flight, then one last blocking synchronisation."""
+"""The end of training: land what is in flight, then one last blocking synchronisation."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ AtTheEnd = Callable[[int], Sequence[bool]] | None
 def finish(
     loop: SyncLoop, state: TrainState, participants: AtTheEnd = None
 ) -> tuple[TrainState, list[Event]]:
-    """Drain in send order, then synchronise every fragment once more, blocking.
+    """Land payloads in send order, then synchronise every fragment once more, blocking.
 
-    Where nothing is new momentum alone does not move the anchor, so that finishing twice is the
-    same as once. With gossip the last synchronisation is one more round in groups, no meeting of
-    all: every region ends on its own anchor, and the model is any of them or their mean. Without an
-    anchor (channels alone) every region ends on the mean of all. What channels have in flight is
-    older than what the regions hold, and is dropped.
+    A mean of exactly 0 does not move the anchor, so that finishing twice is the same as once. With
+    gossip the last synchronisation is one more round in groups: every region ends on its own
+    anchor, and the model is any of them or their mean. Without an anchor (channels alone) every
+    region ends on the mean of all. The channels' payloads in flight are older than the regions'
+    values, and are dropped.
 
     Args:
+      loop: of the state's layout.
+      state: is donated; use the returned one.
       participants: fragment -> bool `[R]`: who takes part in its last synchronisation; None =
         everyone.
 
     Returns:
-      (state, events): every region's trained leaves equal its anchor (with gradient exchange:
-      those of the regions that took part in the last step).
+      (state, events): every region's trained leaves equal its anchor. With gradient exchange the
+      state is returned as it is: leaves equal the anchor in regions that made the last step.
 
     Raises:
       exchange.Parted: regions that are jobs of their own end with different anchors.
@@ -77,12 +79,12 @@ def _last_round(
 
 
 def _all_adopted(loop: SyncLoop, state: TrainState, p: int, step: int) -> bool:
-    """Every region adopted the anchor as it is at this very step."""
+    """Whether every region adopted the anchor as it is at this very step."""
     return loop.method.landing_of(p) is None and loop.everyone_landed(state, p, step)
 
 
 def _drain(loop: SyncLoop, state, p: int, step: int, events, sent: int | None) -> TrainState:
-    """Land the payloads of fragment p sent at step `sent` (None: all), those who sent adopting."""
+    """Land payloads of fragment p sent at step `sent` (None: all); the regions that sent adopt."""
     for key, flight in in_send_order(state.in_flight):
         if flight.fragment != p or (sent is not None and flight.sent != sent):
             continue

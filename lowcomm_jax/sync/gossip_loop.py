@@ -1,8 +1,9 @@
 """The loop of methods whose regions average in small groups (NoLoCo).
 
-A fragment's rounds are counted by its sends; a round's groups follow from its number, so nothing
-beside the counters is remembered. Once anchors have moved they are sent ahead, to the partners of
-the next round, while the regions train on: only the pseudo-gradients are then waited for.
+A fragment's rounds are counted by its sends. A round's groups follow from its number, so that the
+state holds nothing beside the counters. Once anchors have moved, each region sends its own ahead to
+the partners of the next round and trains on; at the next boundary it waits for pseudo-gradients
+only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class GossipLoop(SyncLoop):
         return self.topology.partition(self.topology.draw(number, self.total), self.total)
 
     def draw(self, state: TrainState, flight: InFlight) -> Draw:
-        """What the landing program must know of the groups that exchanged this payload."""
+        """The groups that exchanged this payload, as the landing program takes them."""
         # A fragment in flight is not sent again, so its round is that of its last send.
         return Draw(self.exchange.draw(int(state.counters.sends[int(flight.fragment)]) - 1))
 
@@ -52,7 +53,7 @@ class GossipLoop(SyncLoop):
         return pair(nbytes, np.ones(self.total, bool), groups)
 
     def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
-        """Note a landing, and that the moved anchors are on their way to the next partners."""
+        """Book a landing, and the bytes of the moved anchors sent ahead to the next partners."""
         super().log_landing(state, p, key, lands, staleness, step, values, events)
         groups = self.groups(int(state.counters.sends[p]))
         traffic = self.anchors_ahead(4 * self.fragments.numel(p), groups)

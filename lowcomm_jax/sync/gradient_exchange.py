@@ -1,8 +1,8 @@
 """Inner steps of methods that exchange gradients at every step (`signal="gradient"`: DDP, DeMo).
 
-The reduced gradient plays the part of the mean pseudo-gradient, the inner optimizer (behind the
-method's outer rule, if it has one) that of the outer rule, and every region that takes part adopts
-the result: the only inner program that communicates across regions.
+The reduced gradient takes the place of the mean pseudo-gradient, and the inner optimizer (behind
+the method's outer rule, if it has one) that of the outer rule. Every region that takes part adopts
+the result. Values cross between regions inside the inner program, at every step.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
     """Build the program of the gradient-exchanging steps, not yet jitted.
 
     Returns:
-      `block(carry, frozen, batches, region_ids, takes_part, weight, n, single)` over a carry
-      (inner, anchor, outer state, codec state), with batch leaves `[R, S, b, ...]`, `takes_part`
-      bool `[R, S]` and `weight` float32 `[R]`, or None for the tokens of each step; it runs the
-      first n (traced) steps and returns (carry, metrics `[R, S]`, or `[R]` with the static
-      `single`).
+      `block(carry, frozen, batches, region_ids, takes_part, weight, n, single)`, which runs the
+      first n (traced) of S staged steps.
+
+      - `carry`: (inner, anchor, outer state, codec state).
+      - `batches`: leaves `[R, S, b, ...]`; `takes_part`: bool `[R, S]`.
+      - `weight`: float32 `[R]`, or None for the tokens of each step; `single`: static.
+      - Its result: (carry, metrics `[R, S]`, or `[R]` with `single`).
     """
     layout = step.layout
     averaged = [n for n, role in zip(layout.names, layout.roles) if role == "average"]
@@ -132,11 +134,11 @@ def run_gradient_steps(
     capacity: int,
     single: bool,
 ):
-    """The staged steps of `masks`, one mask `[R]` each; returns (state, events, metrics).
+    """Run the staged steps of `masks`, one mask bool `[R]` each; returns (state, events, metrics).
 
     Args:
       block: the compiled program (`make_gradient_program`).
-      traffic: bytes of one exchange, by who takes part, bool `[R]`.
+      traffic: bool `[R]`, who takes part -> bytes of one exchange.
       weight: float32 `[R]`, or None for the tokens of each step.
     """
     padded = np.ones((masks[0].size, capacity), bool)

@@ -26,7 +26,11 @@ PyTree = Any
 
 
 def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
-    """Build the training state from the user's parameters (any pytree of the known layout)."""
+    """Build the training state from the user's parameters.
+
+    Args:
+      params: the user's tree, of the programs' layout; its arrays are copied.
+    """
     config, layout = programs.config, programs.step.layout
     regions, k = config.regions, len(programs.fragments)
     shared = regions.sharding()
@@ -141,7 +145,7 @@ def _servers(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> dict[str,
 
 
 def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
-    """Where the groups' servers lie: every one in every region, cut inside it as the anchor is."""
+    """Shardings of the groups' servers: each is in every region, cut inside it as the anchor is."""
     regions, specs = programs.config.regions, programs.specs
     leaves = leaf_shardings(regions, None, specs)
     like = {
@@ -173,7 +177,7 @@ def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTre
 
 
 def codec_states(programs: RoundPrograms) -> tuple[PyTree, ...]:
-    """Of each fragment, leaves `[R, ...]`; residuals are sharded as what they are added to."""
+    """Codec state of each fragment, leaves `[R, ...]`; residuals are sharded as parameters are."""
     states = tuple(_codec_state(programs, p) for p in range(len(programs.fragments)))
     return stow(states) if programs.config.offload else states
 
@@ -188,7 +192,7 @@ def _codec_state(programs: RoundPrograms, p: int) -> PyTree:
 
 
 def codec_shardings(programs: RoundPrograms, p: int, state: PyTree) -> PyTree:
-    """Where fragment p's codec states `[R, ...]` lie; `state` is that of one region."""
+    """Shardings of fragment p's codec states `[R, ...]`; `state` is that of one region."""
     regions, like = programs.config.regions, programs.fragments.like(p)
     inside = {name: programs.specs[name] for name in like}
     specs = programs.exchange.rows.state_specs(state, like, inside)
@@ -213,7 +217,7 @@ def _landing_states(programs: RoundPrograms) -> list[PyTree]:
 def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
     """`initial_state` without arrays: leaves are `ShapeDtypeStruct`s with a sharding.
 
-    Counters have their values: the host reads them.
+    Counters hold their values, since the host reads them.
 
     Args:
       params: shapes of the user's parameters.
@@ -261,7 +265,7 @@ def _codec(programs: RoundPrograms, p: int, state_R: PyTree) -> PyTree:
 
 
 def outer_shardings(programs: RoundPrograms) -> list[PyTree]:
-    """Where each fragment's outer state lies."""
+    """Shardings of each fragment's outer state."""
     config, layout = programs.config, programs.step.layout
     cut, (_, axis) = programs.fragments, anchor_axis(programs)
     if config.method.signal == "gradient":

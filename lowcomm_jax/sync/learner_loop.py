@@ -1,9 +1,9 @@
 """The loop of independent learners: rounds with their own members, and recovery from a peer.
 
-A round takes the values of those who were admitted when it closed (`schedule.learners`). When it
-lands every learner that is up receives the fragment: its local values are replaced, whether it was
-admitted or not, and its counts for that fragment start again. A learner that is down receives
-nothing; when it comes back it copies a peer.
+A round takes the values of the learners that were admitted when it closed (`schedule.learners`).
+When it lands, every learner that is up, admitted or not, replaces its local values by the fragment,
+and its counts for that fragment start again. A learner that is down receives nothing; when it comes
+back it copies a peer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LearnerLoop(SyncLoop):
         self._now = 0  # the tick whose landings are done
 
     def events_at(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """Landings, sends, landings of delay 0, and what learners that come back copy."""
+        """Run landings, sends, landings of delay 0, then the copies of learners that come back."""
         state = super().events_at(state, mask, events)
         step = int(state.counters.step)
         for region in np.flatnonzero(self.schedule.returns(step, self.count)):
@@ -54,11 +54,11 @@ class LearnerLoop(SyncLoop):
         return state, tuple(found.fragment for found in rounds)
 
     def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """As `SyncLoop.send`, of those who are up: also at the end."""
+        """As `SyncLoop.send`, from the learners that are up, also at the end."""
         return super().send(state, p, step, mask & self.schedule.up(step, self.count), events)
 
     def waiting(self, mask: np.ndarray) -> np.ndarray:
-        """Everyone waits for what lands, whoever was admitted; `adopters` says who is up then."""
+        """Every learner waits for the landing, admitted or not; `adopters` says who is up then."""
         return np.ones_like(mask)
 
     def due_at(self, p: int, step: int) -> np.ndarray:

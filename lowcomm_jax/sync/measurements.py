@@ -1,6 +1,6 @@
-"""What regions measure for the schedule: taken at a send, reduced at the landing.
+"""Measurements for the schedule: taken by each region at a send, reduced at the landing.
 
-The numbers of every region travel in its payloads' headers, so that all regions see the same ones
+The numbers of every region travel in its payloads' headers, so that all regions get the same ones
 and decide alike.
 """
 
@@ -21,7 +21,7 @@ from lowcomm_jax.sync.round_programs import RoundPrograms
 
 
 class Measurements:
-    """Measures what the schedule of one engine asks for."""
+    """Takes the measurements that the schedule of one engine reads."""
 
     def __init__(self, programs: RoundPrograms):
         self.programs = programs
@@ -35,22 +35,22 @@ class Measurements:
         self._region = programs.config.regions.sharding(REGION)
 
     def starts(self) -> None:
-        """Inner steps are about to be dispatched."""
+        """Call before inner steps are dispatched."""
         if self.schedule.measured:
             self._stopwatch.starts()
 
     def computed(self, state: TrainState, steps: int) -> None:
-        """`steps` inner steps have been dispatched since the last call of `starts`."""
+        """Call after `steps` inner steps were dispatched, since the last call of `starts`."""
         if self.schedule.measured:
             self._stopwatch.computed(state.inner.step, steps)
 
     def synchronised(self, state: TrainState, events: int) -> None:
-        """A step's sends and landings have been dispatched."""
+        """Call after a step's sends and landings were dispatched."""
         if self.schedule.measured:
             self._stopwatch.synchronised(state.inner.params, events)
 
     def header(self, state: TrainState, step: int) -> dict[str, Any]:
-        """What every region sends along with a payload, float32 `[R, n]` by name."""
+        """Header of a payload that leaves now, float32 `[R, n]` by name."""
         header: dict[str, Any] = {}
         if self.schedule.statistic == "drift":
             age = np.maximum(1, step - np.maximum(0, state.counters.last_sent))
@@ -67,7 +67,7 @@ class Measurements:
         return header
 
     def landed(self, state: TrainState, flight: InFlight, values: dict[str, Any]) -> TrainState:
-        """Keep what the schedule chooses by; `values` of the landing get the reduced seconds."""
+        """Store the statistic that the schedule reads; puts reduced seconds into `values`."""
         if "seconds" in flight.header and flight.takes_part.any():
             # The slowest region's.
             seconds_R = np.asarray(readable(flight.header["seconds"]))
@@ -82,7 +82,7 @@ class Measurements:
         return state
 
     def _change_rate(self, state: TrainState, flight: InFlight, mean_norm: jax.Array):
-        """||mean Delta_p|| / sqrt(numel_p) / I_p, from reduced data only; nobody's says nothing."""
+        """||mean Delta_p|| / sqrt(numel_p) / I_p, of reduced data; unchanged if nobody counted."""
         p, counters = int(flight.fragment), state.counters
         interval = max(1, int(counters.last_sent[p]) - max(0, int(counters.previous_sent[p])))
         scale = np.float32(1 / (np.sqrt(self._numel[p]) * interval))
@@ -91,7 +91,7 @@ class Measurements:
 
 
 def make_measurements(programs: RoundPrograms) -> Measurements | None:
-    """None where the schedule asks for nothing."""
+    """The measurements of an engine; None where its schedule reads none."""
     schedule = programs.method.schedule
     return Measurements(programs) if schedule.measured or schedule.statistic != "none" else None
 
@@ -104,9 +104,9 @@ def _set_entry(vector: jax.Array, index, value: jax.Array, weight_R: jax.Array) 
 class Stopwatch:
     """Keeps the newest T_c (seconds per inner step) and T_s (seconds per sync).
 
-    Measuring waits for the device at every event, so it is done only for schedules that ask for it.
-    In one process the sends and landings run on the device that computes, so T_s is what they cost
-    there; no link lies in between.
+    Measuring waits for the device at every event, and is done only for schedules that need it. In
+    one process the sends and landings run on the device that computes: T_s is then their time on
+    that device, without a link.
     """
 
     def __init__(self) -> None:
@@ -115,9 +115,9 @@ class Stopwatch:
         self._sync_seconds: float | None = None
 
     def starts(self) -> None:
-        """Inner steps begin: what the host did since the last one (evaluating, saving) is none.
+        """Note that inner steps begin: time since the last ones (evaluating, saving) is left out.
 
-        The very first ones are not timed, since they compile.
+        The very first steps are not timed, since they compile.
         """
         if self._since is not None:
             self._since = time.perf_counter()
@@ -131,7 +131,7 @@ class Stopwatch:
         self._since = now
 
     def synchronised(self, waits_for: Any, events: int) -> None:
-        """Note that a step's sends and landings, two of which make a sync, are done."""
+        """Note that a step's sends and landings are done; two of them count as a sync."""
         jax.block_until_ready(waits_for)
         now = time.perf_counter()
         if events and self._since is not None:

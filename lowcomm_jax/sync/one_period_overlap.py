@@ -1,8 +1,8 @@
 """The loop of methods that overlap a whole period (eager, naive delay, DiLoCoX).
 
-At a round's boundary the new pseudo-gradient is sent first; then the payload of the round before
-moves the anchor, and every region that sent restarts from it. A region that sits out keeps its
-values: its progress has not been sent and is measured again at the next boundary.
+At a round's boundary regions send the new pseudo-gradient first; then the payload of the round
+before moves the anchor, and every region that sent restarts from the anchor. A region that takes no
+part keeps its values: its progress was not sent and is measured again at the next boundary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OnePeriodLoop(SyncLoop):
     """`SyncLoop` for schedules that land after the send (`Schedule.land_after_send`)."""
 
     def before_sends(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Nothing: the anchor must not move before the new pseudo-gradient is measured."""
+        """Do nothing: the anchor must not move before the new pseudo-gradient is measured."""
         del events
         return state
 
@@ -40,12 +40,12 @@ class OnePeriodLoop(SyncLoop):
         return state
 
     def in_flight_at(self, state: TrainState, step: int) -> frozenset[int]:
-        """Without what lands at this very step, after the send."""
+        """As `SyncLoop.in_flight_at`, without payloads that land at this step, after the send."""
         flights = state.in_flight.values()
         return frozenset(int(f.fragment) for f in flights if not bool((f.due <= step).all()))
 
     def decide(self, state: TrainState, events: list[Event]) -> TrainState:
-        """As `SyncLoop.decide`; what was sent at this boundary lands at the next one."""
+        """As `SyncLoop.decide`; a payload sent at this boundary lands at the next one."""
         decided, step = self.conclusions(state, events), int(state.counters.step)
         if decided is None:
             return state
@@ -91,8 +91,8 @@ class OnePeriodLoop(SyncLoop):
 def own_parts(late: InFlight | None, fresh: InFlight | None) -> PyTree:
     """Extra arguments of the eager rule: own fresh and own late part with their shares.
 
-    What is added as the fresh part at one boundary is subtracted as the late part at the next,
-    so that the anchors' disagreement telescopes.
+    The fresh part that is added at one boundary is the late part that is subtracted at the next, so
+    that differences between anchors do not add up.
     """
     some = late if fresh is None else fresh
     nothing = (some.payload, jnp.zeros_like(some.weight))  # a payload of weight 0 counts as 0
@@ -112,7 +112,7 @@ def _shares(weight_R: jax.Array) -> jax.Array:
 
 
 def _emptied(flight: InFlight | None) -> InFlight | None:
-    """A payload that nobody sent: with all weights 0 its mean is 0."""
+    """An empty payload: with all weights 0 its mean is 0."""
     if flight is None:
         return None
     return dataclasses.replace(flight, weight=jnp.zeros_like(flight.weight))

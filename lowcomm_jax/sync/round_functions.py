@@ -39,7 +39,7 @@ class RoundFunctions:
 
     Attributes:
       specs: leaf name -> PartitionSpec without the region or anchor axis.
-      codec_error: whether a send measures it, for which payloads are decoded once more.
+      codec_error: whether a send measures the codec's error, which decodes payloads once more.
       rules_K: (outer rule, landing rule) of each fragment, or of all of them.
     """
 
@@ -68,17 +68,19 @@ class RoundFunctions:
         """Encode every region's pseudo-gradient Delta = Theta - theta of one fragment.
 
         Args:
-          params: `[R, ...]`; base: what Delta is measured against, `[A, ...]` or `[R, ...]`.
+          params: leaves `[R, ...]`.
+          base: Theta, that Delta is measured against, `[A, ...]` or `[R, ...]`.
           codec_state: residuals `[R, ...]`.
-          takes_part_R: bool `[R]`; an absent region's residual stays as it is.
+          rows: row numbers of sliced leaves.
+          takes_part_R: bool `[R]`; the residual of a region that takes no part stays as it is.
           weight_R: float32 `[R]`, weight of each region if it takes part.
-          with_snapshot: whether the landing needs the local values of this moment.
+          with_snapshot: whether the landing needs a copy of the local values at the send.
           level: of the codec (`Codec.at`).
 
         Returns:
-          what `encode` returns, `snapshot` (None unless `with_snapshot`), and, if it is measured,
-          `codec_error` `[R]`: ||decoded - Delta|| / ||Delta||, what a residual added included. It
-          is not measured of codecs whose payloads are increments.
+          The dict of `encode`, with `snapshot` (None unless `with_snapshot`) and, if it is
+          measured, `codec_error` `[R]`: ||decoded - Delta|| / ||Delta||, with the residual's part
+          in it. It is not measured for codecs whose payloads are increments.
         """
         theta = fragmentation.take(params, rows)
         anchor = fragmentation.take(base, rows)
@@ -91,13 +93,17 @@ class RoundFunctions:
         return {**sent, "snapshot": jax.tree.map(jnp.copy, theta) if with_snapshot else None}
 
     def encode(self, delta_of, given, codec_state, takes_part_R, weight_R, level=0, measure=False):
-        """Encode what every region hands over; nothing is weighted yet.
+        """Encode values of every region, not weighted yet.
 
         The weights travel beside the payload, and `outer_step` applies them.
 
         Args:
-          delta_of: gives what to encode, fp32 leaves `[R, ...]`, of `given`; cheap, since it may be
-            called twice.
+          delta_of: `given` -> the values, fp32 leaves `[R, ...]`; cheap, since it may be called
+            twice.
+          codec_state: leaves `[R, ...]`.
+          takes_part_R: bool `[R]`; weight_R: float32 `[R]`.
+          level: of the codec.
+          measure: whether to measure `codec_error`.
 
         Returns:
           dict with payload, codec_state, `accepted` `[R]`, `weight` `[R]` (0 where not accepted),
@@ -134,10 +140,11 @@ class RoundFunctions:
         }
 
     def drift(self, params, anchor, rows_K, scale_K, *, names_K):
-        """How far every region's values are from the anchor, in every fragment.
+        """Distance of every region's values from the anchor, by fragment.
 
         Args:
-          params: trained leaves `[R, ...]`; anchor: `[1, ...]`, both of the whole model.
+          params: trained leaves of the whole model, `[R, ...]`.
+          anchor: the same leaves, `[1, ...]`.
           rows_K, names_K: `rows` and leaf names of each fragment.
           scale_K: float32 `[K]`, 1 / (age_p numel_p).
 
@@ -153,9 +160,9 @@ class RoundFunctions:
         return jnp.stack(columns, axis=1) * scale_K[None]
 
     def mean_header(self, values_RxN, weight_R, before_N):
-        """Mean over the regions whose payload counts, float32 `[N]`; `before_N` if there is none.
+        """Mean over the regions whose payload counts, float32 `[N]`; `before_N` if none counts.
 
-        A region of weight 0 is silenced whatever it sent.
+        Values of a region of weight 0 have no effect, even if they are not finite.
         """
         counts_R = weight_R > 0
         silenced = jnp.where(counts_R[:, None], values_RxN, 0.0)
@@ -183,12 +190,15 @@ class RoundFunctions:
         """Step 1 of a landing: Theta <- Theta + outer(merged Delta).
 
         Args:
-          anchor, outer_state: `[A, ...]`; payload: `[R, ...]`; weight_R: float32 `[R]`.
+          anchor, outer_state: leaves `[A, ...]`.
+          payload: leaves `[R, ...]`.
+          weight_R: float32 `[R]`.
+          rows: row numbers of sliced leaves.
           own: for methods with an anchor per region, extra arguments of the outer rule with
             leaves `[R, ...]` (`one_period_overlap.own_parts`).
           codec_state: `[R, ...]` of a personal codec (`compression.Codec.receive`), else None.
-          brought: what their collectives have brought (`MeshExchange.reduce`); None = nothing yet.
-          told: int32 `fragment`, `round` and `step`, which the outer rule is told.
+          brought: result of the payload's collectives (`MeshExchange.reduce`); None = none ran yet.
+          told: int32 `fragment`, `round` and `step`, keywords of the outer rule.
           if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
             not move it.
           level: of the codec, at which the payload was encoded.
@@ -231,7 +241,7 @@ class RoundFunctions:
         return fragmentation.put(anchor, rows, moved), *states, metrics
 
     def _merged(self, delta, weight, outer_state):
-        """What the merge rule makes of fp32 leaves `[R, ...]`, or of their mean: `[1, ...]`."""
+        """The merge rule's result for fp32 leaves `[R, ...]`, or for their mean: `[1, ...]`."""
         rule, momentum = self.method.merge, None
         if rule.momentum is not None:
             kept = optax.tree.get(outer_state, rule.momentum)
@@ -244,7 +254,7 @@ class RoundFunctions:
         return self.regions.everywhere(merge)(delta, weight, momentum)
 
     def _receive(self, mean, codec_state, weight_R):
-        """What every region makes of the mean, fp32 `[R, ...]`, and its codec's state."""
+        """(the mean as every region's codec receives it, fp32 `[R, ...]`; codec state)."""
         rows, specs = self.exchange.rows, self._specs(mean)
         shared = jax.tree.map(lambda x: x[0], rows.to_rows(mean, specs, lead=None))
         receive = self.regions.lift(self.exchange.codec.receive, (None, 0, 0))
@@ -287,7 +297,7 @@ class RoundFunctions:
         return jax.vmap(one_region)(outer_state, base, own)
 
     def _own_part(self, payload_R, weight_R, base, exchange):
-        """What every region's payload decodes to, fp32 `[R, ...]`; 0 for those left out."""
+        """Every region's decoded payload, fp32 `[R, ...]`; 0 for those left out."""
         decoded = payload_R
         if exchange.codec is not None:
             like = without_lead(base)
@@ -312,12 +322,18 @@ class RoundFunctions:
         """Step 2 of a landing: theta <- Theta' + T(theta - s; Theta' - s, tau) where `lands_R`.
 
         A region whose contribution was left out adopts Theta' itself, and so does every element
-        that would land on something not finite: what went wrong is not replayed.
+        that would otherwise land on a value that is not finite.
 
         Args:
+          params: theta, leaves `[R, ...]`.
+          snapshot: s, leaves `[R, ...]`; None = theta itself, where there is no delay.
+          anchor: Theta', leaves `[A, ...]`.
+          landing_state: of the landing rule, `[R, ...]`.
+          accepted_R, lands_R: bool `[R]`, whose contribution counted, and who adopts.
+          staleness_R: int32 `[R]`, tau.
           told: int32 `fragment`, `round` and `step` (inner steps done, for schedules of the inner
-            learning rate), which the landing rule is told.
-          outer_state: `[A, ...]`, for methods that hand out something else than the anchor.
+            learning rate), keywords of the landing rule.
+          outer_state: `[A, ...]`, for methods that hand out other values than the anchor.
           rules: which of `rules_K` apply.
 
         Returns:
@@ -342,7 +358,7 @@ class RoundFunctions:
         return fragmentation.put(params, rows, new), landing_state
 
     def handed_out(self, anchor, outer_state):
-        """What regions are given of an anchor `[A, ...]`; without an outer state, itself."""
+        """The values that regions receive, `[A, ...]`; without an outer state, the anchor."""
         if self.method.hands_out is None or outer_state is None:
             return anchor
         return jax.vmap(self.method.hands_out)(anchor, outer_state)
@@ -356,10 +372,12 @@ class RoundFunctions:
         }
 
     def mark_received(self, received, anchor, outer_state, rows, lands_R):
-        """Note what the regions of `lands_R` have just received of one fragment.
+        """Store the values that the regions of `lands_R` have just received of one fragment.
 
         Args:
-          received: leaves `[R, ...]`; anchor: `[A, ...]`; outer_state: as in `landing_step`.
+          received: leaves `[R, ...]`.
+          anchor: leaves `[A, ...]`.
+          outer_state: as in `landing_step`.
         """
         old = fragmentation.take(received, rows)
         given = self.handed_out(fragmentation.take(anchor, rows), outer_state)
@@ -428,13 +446,13 @@ class GossipRoundFunctions(RoundFunctions):
     ):
         """Step 1 of a landing: phi_i <- phi_i + outer(mean_G Delta; phi_i, mean_G phi).
 
-        The means run over the members of a region's group that take part. A region that does not
-        still moves by this rule; a group nobody of which takes part does nothing.
+        The means run over the members of a region's group that take part. The anchor of a member
+        that does not moves, too; in a group where no member takes part no anchor moves.
 
         Args:
           draw: of the round (`exchange.pairs.Draw`); the rest as in `RoundFunctions.outer_step`.
-          codec_state, brought, level: not used: gossip has no personal codecs, one level, and its
-            landings exchange.
+          codec_state, brought, level: have no effect: gossip has no personal codecs and one level,
+            and its landings do the exchange.
           told, rules: as in `RoundFunctions.outer_step`.
           if_news: leave the anchors of a group alone whose mean is exactly 0.
 
@@ -473,7 +491,7 @@ class GossipRoundFunctions(RoundFunctions):
 
 @dataclasses.dataclass(frozen=True)
 class OutlierGuard:
-    """Contributions that are not finite are always left out.
+    """Decides which contributions count; those that are not finite never do.
 
     Attributes:
       outlier_factor: leave out a region whose pseudo-gradient norm exceeds this multiple of the
@@ -489,9 +507,9 @@ class OutlierGuard:
         problems = []
         factor, norm = self.outlier_factor, self.max_update_norm
         if factor is not None and not (math.isfinite(factor) and factor > 1):
-            problems.append(f"outlier_factor={factor}: must exceed 1")
+            problems.append(f"outlier_factor={factor}: must exceed 1; or None for no bound")
         if norm is not None and not (math.isfinite(norm) and norm > 0):
-            problems.append(f"max_update_norm={norm}: must be positive")
+            problems.append(f"max_update_norm={norm}: must be positive; or None for no clipping")
         return problems
 
     def accepts(self, norm_R: jax.Array, takes_part_R: jax.Array) -> jax.Array:

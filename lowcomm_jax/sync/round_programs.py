@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """What the user asked for; the same for every parameter layout."""
+    """Settings of an engine, the same for every parameter layout; see `Engine` for the fields."""
 
     loss_fn: Callable
     inner: optax.GradientTransformation  # with gradient exchange, behind the method's outer rule
@@ -71,8 +71,10 @@ class RoundPrograms:
 
     Attributes:
       method: the config's, with its schedule settled (`Schedule.settle`).
-      step: one region's inner step; exchange: payloads to everyone and their mean.
-      fragments, specs: how trained leaves are cut, and lie inside a region.
+      step: one region's inner step.
+      exchange: takes payloads to everyone and computes their mean.
+      fragments: how trained leaves are cut.
+      specs: leaf name -> PartitionSpec inside a region.
       inner_program: a block of inner steps (`inner_step.make_inner_program`, or, for methods that
         exchange gradients, `gradient_exchange.make_gradient_program`).
       microbatch_program: the same for steps of several microbatches
@@ -124,9 +126,10 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
     """Make the programs for parameters of this layout; nothing is compiled yet.
 
     Raises:
-      ValueError: the parameters cannot be cut as the method asks (`params.partition`), what the
-        schedule draws from the network does not fit it, the mesh has stages that nothing lies in,
-        the codec cannot work in stages, or the outer rule does not sum up its increments.
+      ValueError: one of these. The parameters cannot be cut as the method asks
+        (`params.partition`). The network's timing does not fit the schedule. The mesh has stages,
+        and no leaf is cut over them. The codec cannot work in stages. The codec sends increments,
+        and the outer rule does not sum them up.
     """
     regions, method, shapes = config.regions, config.method, layout.train_shapes()
     schedule = method.schedule
@@ -220,7 +223,7 @@ def accumulating_program(
 
 
 def _inner_out(config: EngineConfig, step: InnerStep, specs: dict[str, P]):
-    """Where the results of inner steps lie: (inner state, metrics)."""
+    """Shardings of the results of inner steps: (inner state, metrics)."""
     layout = step.layout
     inner = inner_shardings(config, layout, layout.train_shapes(), specs)
     return inner, config.regions.sharding(REGION)
@@ -247,7 +250,7 @@ def default_specs(exchange: MeshExchange) -> SpecFn:
 
 
 def settled(method: Method, exchange: MeshExchange, cut: Fragments, config: EngineConfig) -> Method:
-    """The method with what its schedule draws from the network: T_c, and T_s of every payload.
+    """The method, its schedule settled by the network's timing: T_c, and T_s of every payload.
 
     Raises:
       ValueError: the settled schedule cannot work.
@@ -301,7 +304,7 @@ def coded(config: EngineConfig, likes: Sequence[PyTree]) -> Codec | None:
 
 
 def in_stages(config: EngineConfig, shapes: dict[str, jax.ShapeDtypeStruct], likes) -> Codec | None:
-    """The method's codec, at work in every pipeline stage on its own.
+    """The method's codec, applied in every pipeline stage by itself.
 
     Raises:
       ValueError: no leaf is cut over the stages.
@@ -324,7 +327,7 @@ def check_increments(method: Method, like: PyTree) -> None:
     """Refuse increments (`Codec.increments`) that the outer rule would take for the mean itself.
 
     Raises:
-      ValueError: with the fix.
+      ValueError: the outer rule has no `compression.integrate`.
     """
     if method.codec is None or not method.codec.increments:
         return
@@ -337,7 +340,7 @@ def check_increments(method: Method, like: PyTree) -> None:
 
 
 def warn_of_whole(method: Method, likes: Sequence[PyTree]) -> None:
-    """Say which matrices a sparse codec does not shrink: a silent loss of all compression."""
+    """Log a warning on matrices that a sparse codec sends whole."""
     codec = method.codec
     while isinstance(codec, Wrapper):
         codec = codec.codec

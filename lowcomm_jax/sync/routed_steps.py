@@ -1,4 +1,4 @@
-"""Booking of what a loss function moves between regions within a step: random pipeline routing."""
+"""Books bytes that a loss function moves between regions in a step (random pipeline routing)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHUNK = 256  # steps drawn at once: a draw waits its turn on the device's queue
 
 @dataclasses.dataclass
 class RouteEvent(Event):
-    """What one inner step moved between regions.
+    """The transfers between regions of one inner step.
 
     Attributes:
       hops: transfers one after the other; `nbytes` of the event is the most that a region sends.
@@ -48,7 +48,7 @@ class RoutedSteps:
     """The transfers of every inner step: a pure function of (seed, step, shapes of the batch)."""
 
     def __init__(self, hops: HopsFn, seed: int, accumulate: int, regions: int):
-        """`hops`: see `Engine`; `accumulate`: microbatches a step calls the loss function with."""
+        """`hops`: see `Engine`; `accumulate`: microbatches, calls of the loss function a step."""
         self._hops = hops
         self._accumulate = accumulate
         self._regions = regions
@@ -59,7 +59,7 @@ class RoutedSteps:
         """Count the transfers of these steps; `batches` are staged, `[R, S, b, ...]`.
 
         Returns:
-          (state, events): theirs stand before the others.
+          (state, events): the events of the transfers come first.
         """
         shapes = jax.tree.map(self._one, batches)
         found = [RouteEvent.of(t, self._at(t, shapes), self._regions) for t in steps]
@@ -79,7 +79,7 @@ class RoutedSteps:
         return [hop for hops in self._drawn[1][first : first + self._accumulate] for hop in hops]
 
     def _one(self, x: Any) -> jax.ShapeDtypeStruct:
-        """Shape of what one region's loss function is called with."""
+        """Shape of a batch leaf as one region's loss function gets it."""
         return jax.ShapeDtypeStruct((x.shape[2] // self._accumulate, *x.shape[3:]), x.dtype)
 
 

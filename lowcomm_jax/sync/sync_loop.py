@@ -1,8 +1,8 @@
 """The loop over a run's events: which fragments are due after a step, their sends and landings.
 
-Order after inner step t: land what was sent in earlier steps and is due, send, land what is due at
-once; then the schedule draws its conclusions. Everything here runs on the host and decides by the
-counters in the state; every numeric part is a compiled program (`round_programs`).
+Order after inner step t: land payloads of earlier steps that are due, send, land payloads without
+delay; then the schedule decides (`Schedule.decide`). Everything here runs on the host and decides
+by the counters in the state; every numeric part is a compiled program (`round_programs`).
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _SENT_VALUES = ("delta_norm", "left_out", "weight", "codec_error")
 class SyncLoop:
     """Runs the events of one engine whose regions are all in one program.
 
-    `OnePeriodLoop` and `GossipLoop` change the order of events, or who averages with whom;
-    `runtime.job_loop` has the same loops for a job that is one region of several.
+    `OnePeriodLoop`, `GossipLoop`, `LearnerLoop` and `TwoLevelLoop` change the order of events, or
+    who averages with whom. `runtime.job_loop` has loops for a job that is one region of several.
 
     Attributes:
       programs: the compiled programs.
       weights: float32 `[R]`, weights of the regions unless tokens decide (`by_tokens`).
-      total: number of regions of the run; `count`: of those in this job.
+      total: number of regions of the run.
+      count: number of regions in this job.
       sends_empty: whether a fragment is sent that no region takes part in.
     """
 
@@ -78,22 +79,22 @@ class SyncLoop:
     # -- due events -----------------------------------------------------------------------------
 
     def upcoming(self, state: TrainState) -> int:
-        """The first step after which something is still to be sent or to land."""
+        """The next step after which a fragment is to be sent or a payload to land."""
         done = state.counters.done_until
         dues = [int(f.due[f.waiting].min()) for f in state.in_flight.values()]
         return max(done + 1, min([self.schedule.next_send(done, state.counters), *dues]))
 
     def next_event(self, state: TrainState) -> int:
-        """Inner steps until something is sent or lands (at least 1)."""
+        """Inner steps until the next send or landing, at least 1."""
         if self.method.signal == "gradient":
             return np.iinfo(np.int32).max
         return max(1, self.upcoming(state) - int(state.counters.step))
 
     def after(self, state: TrainState, steps: int, mask: np.ndarray):
-        """Advance the counters by `steps` steps and do what is due then.
+        """Advance the counters by `steps` steps and run the events that are due then.
 
         Args:
-          mask: bool `[R]`: who takes part in what is sent.
+          mask: bool `[R]`: who takes part in the sends.
 
         Returns:
           (state, events).
@@ -110,7 +111,7 @@ class SyncLoop:
         return state, events
 
     def run_due(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """Do everything that is due up to the counters' step, in order; `events` are added to."""
+        """Run all events due up to the counters' step, in order; appends to `events`."""
         now = int(state.counters.step)
         while (at := self.upcoming(state)) <= now:
             state = self.events_at(as_of(state, at, behind=1), mask, events)
@@ -118,20 +119,20 @@ class SyncLoop:
         return as_of(state, now, behind=0)
 
     def events_at(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """What is due at the counters' step: landings, sends, landings of delay 0."""
+        """Run the events of the counters' step: landings, sends, landings of delay 0."""
         state = self.before_sends(state, events)
         state, sent = self.send_due(state, mask, events)
         state = self.after_sends(state, sent, mask, events)
         return self.decide(state, events)
 
     def before_sends(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Land what was sent in earlier steps, so that no progress is counted twice."""
+        """Land payloads of earlier steps first, so that no progress is counted twice."""
         return self.land_due(state, events)
 
     def after_sends(
         self, state: TrainState, sent: Sequence[int], mask: np.ndarray, events: list[Event]
     ) -> TrainState:
-        """Land what was just `sent` and has no delay."""
+        """Land the fragments just `sent` that have no delay."""
         del sent, mask
         return self.land_due(state, events)
 
@@ -150,14 +151,14 @@ class SyncLoop:
         return state, leaving
 
     def decide(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Let the schedule draw its conclusions from what has just landed."""
+        """Let the schedule decide from the step's landings, and store its decisions."""
         decided = self.conclusions(state, events)
         if decided is not None:
             state.counters.decided = decided
         return state
 
     def conclusions(self, state: TrainState, events: list[Event]) -> dict[str, np.ndarray] | None:
-        """What the schedule concludes; None = nothing changes."""
+        """The schedule's new decisions; None = nothing changes."""
         step = int(state.counters.step)
         landings = [e for e in events if e.kind == "land" and e.step == step]
         return self.schedule.decide(step, state.counters, landings)
@@ -210,9 +211,10 @@ class SyncLoop:
         return frozenset(int(f.fragment) for f in state.in_flight.values())
 
     def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """Send fragment p from the regions of `mask`; unless `sends_empty`, not if there are none.
+        """Send fragment p from the regions of `mask`.
 
-        With `base="received"` each region's contribution is a payload of its own.
+        An empty mask sends nothing, unless `sends_empty`. With `base="received"` each region's
+        contribution is a payload of its own.
         """
         if self.method.base == "received":
             for region in np.flatnonzero(mask):
@@ -270,11 +272,11 @@ class SyncLoop:
         return self._average(state, mask, flight) if p == 0 and self._averaged else state
 
     def waiting(self, mask: np.ndarray) -> np.ndarray:
-        """Bool `[R]`: who waits for what is sent to land, where `mask` sends."""
+        """Bool `[R]`: in which regions a payload sent by those of `mask` is to land."""
         return mask.copy()
 
     def due_at(self, p: int, step: int) -> np.ndarray:
-        """int64 `[R]`: when what is sent at `step` lands."""
+        """int64 `[R]`: the step after which a payload sent at `step` lands."""
         del p
         return step + self._delay
 
@@ -320,17 +322,20 @@ class SyncLoop:
     def collect(
         self, state: TrainState, key: str, last: bool = False, adopted: bool = True
     ) -> tuple[TrainState, InFlight]:
-        """The payloads of everyone who sent `key`: all of them are in this program's state.
+        """The payloads of all regions that sent `key`; on one mesh they are in the state.
 
         Args:
-          last: it is the last synchronisation of a run.
-          adopted: whether regions will adopt what comes of it.
+          last: whether it is the last synchronisation of a run.
+          adopted: whether regions will adopt the resulting anchor.
+
+        Returns:
+          (state, the flight with everyone's payloads).
         """
         del last, adopted
         return state, state.in_flight[key]
 
     def land_now(self, state, keys: list[str], step: int, events: list[Event]) -> TrainState:
-        """Land payloads in all regions that still wait for them, due or not."""
+        """Land payloads in all regions where they have not landed, due or not."""
         return self.land(_due_now(state, keys, step), keys, step, events)
 
     def _adopt_flight(self, state, key: str, step: int, values, events) -> TrainState:
@@ -356,10 +361,10 @@ class SyncLoop:
         return due_R
 
     def replay(self, adopting: Callable[[int], np.ndarray]) -> None:
-        """Do what separate jobs did: they send also with nobody, and not all adopt what lands.
+        """Repeat a run of separate jobs: these send even if nobody takes part, and not all adopt.
 
         Args:
-          adopting: step of a send -> bool `[R]`, who adopted what came of it.
+          adopting: step of a send -> bool `[R]`, who adopted the resulting anchor.
         """
         self.sends_empty = True
         self.adopters = lambda flight, due_R: due_R & adopting(int(flight.sent))
@@ -387,7 +392,7 @@ class SyncLoop:
         return state.replace(codec=with_item(state.codec, p, codec)) if personal else state, values
 
     def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
-        """What outer and landing rules are told of a payload that lands."""
+        """Keywords of the outer and landing rules for a payload that lands, int32."""
         step = state.counters.step
         told = {"fragment": flight.fragment, "round": round_of(state, flight), "step": step}
         return {name: np.int32(value) for name, value in told.items()}
@@ -417,11 +422,11 @@ class SyncLoop:
         return state.replace(landing=with_item(state.landing, p, landing))
 
     def mark_received(self, state, p: int, lands: np.ndarray, outer=None) -> TrainState:
-        """Note that the regions of `lands` have fragment p of the anchor as it is now.
+        """Store that the regions of `lands` hold fragment p of the current anchor.
 
         Args:
-          outer: the fragment's outer state, where regions are handed out something else than the
-            anchor; None = they have the anchor itself.
+          outer: the fragment's outer state, where regions receive other values than the anchor;
+            None = they hold the anchor itself.
         """
         received = self.fragments.leaves(state.received, p)
         anchor = self.fragments.leaves(state.anchor, p)
@@ -429,7 +434,7 @@ class SyncLoop:
         return state.replace(received={**state.received, **now})
 
     def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
-        """Note a landing in the counters and in the events."""
+        """Book a landing in the counters and append its event."""
         counters = state.counters
         counters.last_landed[p] = np.where(lands, step, counters.last_landed[p])
         counters.staleness[p] = np.where(lands, staleness, counters.staleness[p])
@@ -438,7 +443,7 @@ class SyncLoop:
     # -- the end --------------------------------------------------------------------------------
 
     def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Do what is due up to the counters' step, before the last synchronisation."""
+        """Run events due up to the counters' step, before the last synchronisation."""
         return self.run_due(state, np.ones(self.count, bool), events)
 
     def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
@@ -446,11 +451,11 @@ class SyncLoop:
         return bool((state.counters.last_landed[p] == step).all())
 
     def ended_before(self, state: TrainState) -> bool:
-        """Whether this state is of after the last synchronisation: nothing is left to be sent."""
+        """Whether the last synchronisation was before this state; nothing is then left to send."""
         return False
 
     def ended(self, state: TrainState) -> None:
-        """The last of all sends has landed."""
+        """Called when the last payload of the run has landed."""
 
 
 def due(state: TrainState, step: int) -> list[str]:
@@ -481,6 +486,6 @@ def _restart_count(tokens_RxK: jax.Array, mask_R: jax.Array, p: jax.Array) -> ja
 
 
 def _measured_by(landing_state: Any) -> dict[str, jax.Array]:
-    """What a landing rule measured: `correction_ratio` `[R]` of Taylor delay correction."""
+    """Measurements of a landing rule: `correction_ratio` `[R]` of Taylor delay correction."""
     ratio = optax.tree.get(landing_state, "correction_ratio", None)
     return {} if ratio is None else {"correction_ratio": jnp.copy(ratio)}

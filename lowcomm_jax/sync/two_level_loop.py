@@ -1,9 +1,10 @@
 """The loop of methods with two levels: workers and their group's server, servers and a global one.
 
-The anchor and its outer state are the global server's. The groups' servers are in
-`TrainState.servers`, every leaf `[G, ...]`: their `model` and its `outer` state, the model at the
-last merge (`merged`), and what is on its way to the global server (`update`) and back (`reply`).
-When what happens is decided by `schedule.two_levels`; every numeric part is a compiled program.
+The anchor and its outer state are the global server's. `TrainState.servers` holds the groups'
+servers, every leaf `[G, ...]`: `model` and its `outer` state; the model at the last merge
+(`merged`); the `update` on its way to the global server, and the `reply` on its way back. The loop
+asks `schedule.two_levels` when workers arrive and how long transfers take; every numeric part is a
+compiled program.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ NOTHING = -1
 class TwoLevelLoop(SyncLoop):
     """`SyncLoop` for methods with `Method.servers`.
 
-    Within a tick: what reaches the global server, group by group; what comes back; workers that
-    arrive, in region order, each answered at once; then again what travels for 0 ticks.
+    Order within a tick: updates that reach the global server, group by group; replies that come
+    back; workers that arrive, in region order, each answered at once; then again transfers that
+    take 0 ticks.
     """
 
     def __init__(self, programs: RoundPrograms, weights: str | np.ndarray):
@@ -101,11 +103,11 @@ class TwoLevelLoop(SyncLoop):
         return state
 
     def _host(self, group: int) -> int:
-        """The region beside which a group's server stands; beside group 0's is the global one."""
+        """The region at whose site a group's server is; the global server is at group 0's."""
         return self.groups_of[group][0]
 
     def _moved(self, state, key: str, source: int, target: int, events, way: str) -> None:
-        """Book what travels from one region to another, or `both` ways, and that it has arrived."""
+        """Book a transfer from one region to another, or `both` ways: a send and a landing."""
         who = np.isin(np.arange(self.count), (source, target))
         sent = np.zeros(self.count, np.int64)
         if source != target:
@@ -128,11 +130,11 @@ class TwoLevelLoop(SyncLoop):
         return self._travel(state, np.inf, events)
 
     def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
-        """Never of itself: servers may have news that no worker has."""
+        """False: servers may hold changes that no worker has."""
         return False
 
     def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """The last synchronisation: all workers with news arrive, all servers' news goes up."""
+        """The last synchronisation: workers arrive, then servers' changes reach the global one."""
         del p
         for region in np.flatnonzero(mask):
             g = self.schedule.group_of(int(region))
@@ -183,7 +185,7 @@ def _moved_by(rule, delta, model, outer, row):
 
 
 def _leave(servers, group):
-    """What has changed since the last merge leaves for the global server."""
+    """The change of a server's model since the last merge leaves for the global server."""
     news = {k: servers["merged"][k][group] - x[group] for k, x in servers["model"].items()}
     update = {k: x.at[group].set(news[k]) for k, x in servers["update"].items()}
     return {**servers, "update": update}
@@ -208,7 +210,7 @@ def _merge(blend, servers, group):
 
 
 def _start_anew(params, received, servers, anchor):
-    """Everyone has the global model; momenta stay."""
+    """All servers and workers take the global model; momenta stay."""
 
     def spread(tree):
         return {k: jnp.broadcast_to(anchor[k], x.shape).astype(x.dtype) for k, x in tree.items()}
