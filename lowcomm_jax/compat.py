@@ -1,4 +1,4 @@
-"""JAX names that are experimental or may move: this module alone uses them.
+"""JAX names that are experimental or may move; only this module uses them.
 
 Each has a test (`tests/test_compat.py`) that fails when an upgrade of JAX moves the name.
 """
@@ -29,7 +29,7 @@ def all_gather_invariant(x: jax.Array, axis_name: str | tuple[str, ...], *, axis
 
 
 def process_count() -> int:
-    """How many processes this job has; unlike `jax.process_count` it starts no backend."""
+    """Number of processes of this job; unlike `jax.process_count` it starts no backend."""
     return distributed.global_state.num_processes
 
 
@@ -80,8 +80,8 @@ class ByteServer:
         """Begin to pull the bytes offered under a number; returns at once.
 
         Returns:
-          uint8 `[nbytes]`; `is_ready()` when they are here or the connection broke, and then only
-          reading it raises RuntimeError. It never is when they are never offered.
+          uint8 `[nbytes]`; `is_ready()` once the bytes are here or the connection broke; reading
+          it then raises RuntimeError in the second case. It never is ready if they are not offered.
         """
         sharding = jax.sharding.SingleDeviceSharding(self._device)
         struct = jax.ShapeDtypeStruct((nbytes,), np.uint8, sharding=sharding)

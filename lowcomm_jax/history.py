@@ -1,4 +1,4 @@
-"""What happened, as numbers: events and per-step metrics, fetched from devices lazily."""
+"""Events and metrics of a run's steps, fetched from devices when they are read."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ def readable(values: Any) -> Any:
 
 @dataclasses.dataclass
 class Event:
-    """One send or landing of a fragment, or what a learner copies that comes back.
+    """One send or landing of a fragment, or the copy of a learner that comes back.
 
     Attributes:
-      kind: `send`, `land`, or `recover`, which concerns no fragment (-1) and the one learner.
-      step: inner step after which it was due, which is when it happened unless a job deferred it.
-      fragment: index of the fragment.
-      key: name of the payload (`state.flight_key`); None for a landing of which nothing was due.
-      participants: bool `[R]`, the regions it concerns.
-      staleness: int64 `[R]`, landing: land step - send step; -1 for regions it does not concern.
+      kind: `send`, `land`, or `recover` (a learner copies a peer).
+      step: inner step after which it was due; it happened there unless a job deferred it.
+      fragment: index of the fragment; -1 for `recover`.
+      key: name of the payload (`state.flight_key`); None for a landing without a payload.
+      participants: bool `[R]`, regions that send, that land, or that copy.
+      staleness: int64 `[R]`, landing: land step - send step; -1 for other regions.
       nbytes: bytes of one region's payload; 0 in landings.
-      bytes_sent, bytes_received: int64 `[R]`, what the collective moves; 0 in landings.
-      route: collective the bytes were counted for.
+      bytes_sent, bytes_received: int64 `[R]`, bytes that the collective moves; 0 in landings.
+      route: collective that the bytes were counted for.
       groups: send: the groups that exchange, None = one of all. Landing: the groups that the moved
         anchors were sent ahead to, those of the next round.
       ahead: landing: bytes of one region's anchor sent ahead; `bytes_sent` and `bytes_received`
         then count it.
-      values: fp32 device arrays: send `delta_norm` `[R]`, `left_out` `[R]`, `weight` `[R]`, with a
-        codec `codec_error` `[R]`;
-        landing `mean_norm` `[A]` or `[1]`, `update_norm` `[A]`, with gossip `pull_norm` `[R]`.
+      values: device arrays. Send: `delta_norm`, `left_out`, `weight`, and with
+        `Engine(codec_error=True)` `codec_error`, all `[R]`. Landing: `mean_norm` `[A]` or `[1]`,
+        `update_norm` `[A]`, with gossip `pull_norm` `[R]`; others by method (`rank`, `seconds`,
+        `correction_ratio`).
     """
 
     kind: str
@@ -78,7 +79,7 @@ class Event:
         return cls("land", step, fragment, key, lands.copy(), stale, *nothing, readable(values))
 
     def sending_ahead(self, traffic: Traffic, groups: Groups) -> Event:
-        """This landing, followed at once by the moved anchors' way to the next groups."""
+        """This landing, with the bytes of the moved anchors that are sent to the next groups."""
         return dataclasses.replace(
             self,
             bytes_sent=traffic.sent,
@@ -97,9 +98,9 @@ class Event:
 
 @dataclasses.dataclass
 class ChannelEvent(Event):
-    """A send or landing of a channel; `fragment` is its number behind those of the fragments.
+    """A send or landing of a channel; channels are numbered after the fragments in `fragment`.
 
-    What was measured stands in the metrics of every step, `<channel>_left_out` and `_spread`.
+    Its measurements are metrics of every step, `<channel>_left_out` and `<channel>_spread`.
     """
 
     channel: str = ""
@@ -111,10 +112,11 @@ class ChannelEvent(Event):
 
 
 def with_pace(metrics: dict[str, Any], pace: dict[str, np.ndarray], single: bool) -> dict[str, Any]:
-    """Add who made an inner step, where not every region did.
+    """Add to the metrics which regions made an inner step, where not all did.
 
     Args:
-      pace: bool `[R, S]`: `active` (uneven regions) or `away` (left out of a gradient exchange).
+      pace: bool `[R, S]` by name: `active` (regions of different speed) or `away` (took no part in
+        a gradient exchange).
       single: whether the metrics are of one step, `[R]`.
     """
     return {**metrics, **{k: mask[:, 0] if single else mask for k, mask in pace.items()}}

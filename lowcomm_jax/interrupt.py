@@ -1,7 +1,7 @@
 """Turns SIGTERM and SIGINT into a flag, so that a run can finish its step, save and exit.
 
-A training loop asks `Interrupt.requested`. In a job of several processes a signal to any of them is
-passed on to the leader, which decides for all.
+A training loop asks `Interrupt.requested`. In a job of several processes the one that gets a signal
+passes it on to the leader, which decides for all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXIT_INTERRUPTED = 75
 
 
 AT_ONCE_S = 0.5
-"""How long the main thread may take to act on a second signal."""
+"""Seconds that the main thread may take to act on a second signal."""
 log = logging.getLogger(__name__)
 
 
@@ -59,15 +59,15 @@ class Interrupt:
     exits with `EXIT_INTERRUPTED`. A second signal puts the previous handlers back and is raised
     again: SIGINT becomes KeyboardInterrupt, SIGTERM ends the process.
 
-    Python calls handlers in the main thread only, which may be waiting for the device. So a thread
-    says at once that a signal has come, and ends the process (128 + its number) where the main
-    thread has not acted on the second one within `AT_ONCE_S`.
+    Python calls handlers in the main thread only, which may be waiting for the device. So a second
+    thread logs at once that a signal has come. It ends the process (exit code 128 + the signal's
+    number) if the main thread has not acted on the second signal within `AT_ONCE_S`.
 
-    One inside another shares the first signal: what runs many loops, one after the other, hears of
-    a signal that came in the last steps of one, and a loop that begins after a signal stops.
+    A context inside another shares the first signal. So a program that runs many loops in turn
+    learns of a signal in the last steps of one, and a loop that begins after a signal stops.
 
     Args:
-      act: called in the place of setting the flag.
+      act: called instead of setting the flag.
       wake: called on another thread, with a signal that another process of this job has received;
         default: sets the flag.
 
@@ -114,7 +114,7 @@ class Interrupt:
         self._put_back()
 
     def _listen(self) -> None:
-        """Let the interpreter tell a thread of every signal, as it comes."""
+        """Let the interpreter notify a thread of every signal as it comes."""
         self._acted = False
         ours, self._heard = socket.socketpair()
         self._heard.setblocking(False)
@@ -153,15 +153,14 @@ class Interrupt:
                 outer.signal = self.signal
 
     def _outer(self, *numbers: int) -> Iterator[Interrupt]:
-        """The one around this one, if it keeps a flag, for each of these signals."""
+        """The `Interrupt` around this one, if it keeps a flag, for each of these signals."""
         for number in numbers:
             owner = getattr(self._previous.get(number), "__self__", None)
             if isinstance(owner, Interrupt) and owner._act is None:
                 yield owner
 
     def _hear(self, number: int) -> None:
-        """Of a signal that another process has received: it is none of our own, so that one which
-        comes later is the first."""
+        """Handle a signal of another process; the next one here still counts as the first."""
         if self._passed_on:
             return
         self._passed_on = True

@@ -1,12 +1,12 @@
-"""Inner optimizers: what a region does between two exchanges.
+"""Inner optimizers: the steps of a region between two exchanges.
 
 In: an `InnerConfig`, the number of inner steps of the run, and which leaves stack layers. Out: an
 Optax transform (`make_optimizer`): AdamW (arXiv 1711.05101), Muon (arXiv 2502.16982) or plain
-descent, which suits methods that hand over a direction, such as DeMo's sign. It clips by the global
-norm, follows a learning-rate schedule in inner steps, and decays matrices only. Raises ValueError
-with every setting that cannot work.
+descent, which suits methods whose gradient is a direction already, such as DeMo's sign. The
+transform clips by the global norm, follows a learning-rate schedule in inner steps, and decays
+matrices only. `make_optimizer` raises ValueError with every setting that cannot work.
 
-`at_step` lets the schedule of a region that joins a run later go on from the run's step.
+`at_step` sets the schedule of a region that joins a run later to the run's step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HEAD = re.compile(r"(?:^|[/_.])(?:lm_head|head|unembed\w*)(?:$|[/_.])", re.IGNO
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InnerConfig:
-    """Describes an inner optimizer; nothing is checked before `violations` is asked.
+    """Settings of an inner optimizer; `violations` checks them.
 
     Attributes:
       optimizer: "adamw", "muon" for matrices with AdamW for the rest, or "sgd" without momentum.
@@ -75,7 +75,7 @@ class InnerConfig:
     muon_rms: float = 0.2
 
     def violations(self, steps: int) -> list[str]:
-        """What cannot work in a run of `steps` inner steps, one line with its fix each."""
+        """Settings that cannot work in a run of `steps` inner steps, one line with its fix each."""
         found = []
         for name, choices in (
             ("optimizer", get_args(Optimizer)),
@@ -153,7 +153,7 @@ def make_optimizer(
 def learning_rate(config: InnerConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
     """The learning rate as a function of the inner steps done before (an array of any shape).
 
-    The first step of a warm-up of W steps uses 1/W of the peak, not 0: no step is lost.
+    The first step of a warm-up of W steps uses 1/W of the peak, not 0, which would be a lost step.
     """
     peak, last = config.learning_rate, config.final_fraction
     warmup = config.warmup_steps
@@ -193,7 +193,7 @@ def kind_of(name: str, leaf: Any, stacked: Sequence[str] = ()) -> Kind:
 def at_step(opt: PyTree, step: int, comes_R: np.ndarray) -> PyTree:
     """Set the learning-rate schedules of regions that come into a run to the run's step.
 
-    Moments stay as they are: their own counts correct for how young they are.
+    Moments stay as they are, with their own counts for the bias correction.
 
     Args:
       opt: state of an Optax optimizer, leaves `[R, ...]`; schedules are those of

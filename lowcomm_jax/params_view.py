@@ -23,15 +23,15 @@ class State(Protocol):
     """A `TrainState`, or several trainers' (`AdaptiveEngine`)."""
 
     def whole(self) -> TrainState:
-        """One training state to look at."""
+        """One training state; several trainers are merged."""
 
 
 def global_params(state: State) -> PyTree:
-    """The anchor Theta in the user's tree structure (mean over anchors if there are several).
+    """The model to evaluate and export: the anchor Theta in the user's tree structure.
 
-    This is what you would ship and evaluate; fp32 for trained leaves. Methods without a main
-    exchange have no anchor: the mean of the regions then. Non-trainable leaves come from region 0.
-    Several trainers are weighted by the batches they ask for.
+    With an anchor per region it is their mean. Methods without a main exchange have no anchor; it
+    is then the mean of the regions whose values are finite. Several trainers are weighted by their
+    requested batches. Trained leaves are fp32; non-trainable ones come from region 0.
     """
     state = state.whole()
     anchor = {k: x.mean(axis=0) for k, x in anchors(state).items()}

@@ -5,7 +5,7 @@ In: a number of regions and JAX's devices. Out:
 - `regions`: `Regions` lifts one region's function to all regions, and takes the mean over them;
 - `stages`: collectives between the pipeline stages of a region, and GPipe's schedule;
 - `arrays` and `offload`: arrays placed on the mesh, fetched from it, or kept in host memory;
-- `launchers`: which process of how many this is, and how they meet;
+- `launchers`: the number of this process and of all processes, and how they meet;
 - `leader` (with `serialization`): in a job of several processes the first one decides for all.
 """
 

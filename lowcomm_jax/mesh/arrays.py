@@ -1,8 +1,9 @@
 """Moves arrays between the host and a mesh whose devices belong to several processes.
 
-`place` puts host values on the mesh, `place_parts` what every process has read of them.
-`replicated` and `whole` give arrays of which every process holds a part, `fetch` copies them to the
-host. All processes of the mesh call them together. `fetch_boxes` copies what this process holds.
+`place` puts host values on the mesh that all processes have; `place_parts` those of which each
+process has its part. `replicated` and `whole` make arrays readable of which every process holds a
+part; `fetch` copies them to the host. All processes of the mesh call these together. `fetch_boxes`
+copies the parts that this process holds.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class Part(NamedTuple):
     """Which part of an array this process's devices hold, the smallest box around it.
 
     Attributes:
-      first: where it begins, along every leading axis; `length`: how much of it there is; both in
-        units of `of`, the number of equal pieces the axis is cut into.
+      first: where the part begins, along every leading axis, in pieces.
+      length: its pieces along every leading axis.
+      of: number of equal pieces that each axis is cut into.
     """
 
     first: tuple[int, ...]
@@ -57,7 +59,7 @@ class Part(NamedTuple):
 
 
 def part_here(sharding: NamedSharding, pieces: tuple[int, ...]) -> Part:
-    """The part of an array whose leading axes are cut into so many `pieces`."""
+    """This process's part of an array whose leading axes are cut into `pieces` each."""
     held = sharding.addressable_devices_indices_map(pieces).values()
     spans = [[s.indices(n) for s, n in zip(index, pieces)] for index in held]
     first = [min(one[a][0] for one in spans) for a in range(len(pieces))]
@@ -140,7 +142,7 @@ def fetch(named: dict[str, Any], here: bool = True) -> dict[str, np.ndarray]:
     """Copy arrays to the host: the devices' own may be donated right afterwards.
 
     Args:
-      here: False = only take part in what the other processes fetch; returns nothing.
+      here: False = only take part in the other processes' fetch, and return an empty dict.
     """
     for leaf in named.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
@@ -175,7 +177,7 @@ def fetch_boxes(named: dict[str, Any], leads: bool) -> dict[str, list[Box]]:
     Every element is in one box of one process: replicas are left out.
 
     Args:
-      leads: whether this process holds what every process has whole, on its host or its devices.
+      leads: whether this process copies the arrays that every process holds whole.
     """
     mine = {name: _boxes(leaf, leads) for name, leaf in named.items()}
     for found in mine.values():

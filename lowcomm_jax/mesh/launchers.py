@@ -1,8 +1,8 @@
-"""Which process of how many this is, and how the processes of one program meet.
+"""The place of this process among those of its program, and how they meet.
 
-`connect_processes` starts `jax.distributed` with what the caller gives, and for the rest with what
-the launcher says: Slurm, a Kubernetes JobSet or Indexed Job, Open MPI, MPICH, or the TPU runtime.
-It differs from JAX's own detection where that one is wrong for training:
+`connect_processes` starts `jax.distributed`. What the caller does not give it reads from the
+launcher: Slurm, a Kubernetes JobSet or Indexed Job, Open MPI, MPICH, or the TPU runtime. It differs
+from JAX's own detection where that one is wrong for training:
 
 - A task that has its node for itself takes all GPUs of it. JAX takes one.
 - The Jobs of a JobSet are one program. JAX makes one of each Job.
@@ -34,14 +34,16 @@ TPU = "the TPU runtime"
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Which process of how many this is; None = not known.
+    """The place of a process among those of its program; fields are None where not known.
 
     Attributes:
-      launcher: who says so.
-      processes, process: how many there are, and the number of this one.
+      launcher: name of the launcher that says so.
+      processes: how many there are.
+      process: the number of this one, from 0.
       coordinator: HOST:PORT of process 0.
-      neighbours: processes on this machine, this one included; `local`: its number among them.
-      own_devices: whether the launcher shows this process its own GPUs alone.
+      neighbours: processes on this machine, this one included.
+      local: number of this process among its neighbours.
+      own_devices: whether the launcher shows this process only its own GPUs.
     """
 
     launcher: str
@@ -54,7 +56,7 @@ class Placement:
 
 
 def placement(env: Mapping[str, str] | None = None) -> Placement | None:
-    """What the launcher of this process says; None where there is none, or one process alone.
+    """The placement by this process's launcher; None without a launcher, or with one process.
 
     Args:
       env: environment variables; None = those of this process.
@@ -180,7 +182,7 @@ def _mpich(env: Mapping[str, str]) -> Placement | None:
 
 
 def _port(job: str) -> int:
-    """The same port in all processes of a job, and probably another one in another job."""
+    """A port derived from the job's name: equal in all its processes, mostly another in others."""
     number = int.from_bytes(hashlib.blake2b(job.encode(), digest_size=4).digest(), "little")
     return PORTS[0] + number % PORTS[1]
 
@@ -207,7 +209,7 @@ def _by_hand(env: Mapping[str, str]) -> Placement | None:
 
 
 def visible_gpus(env: Mapping[str, str] | None = None) -> int:
-    """GPUs that this process is shown; no driver is asked."""
+    """Number of GPUs that this process may see, without a call of the driver."""
     env = os.environ if env is None else env
     shown = env.get("CUDA_VISIBLE_DEVICES")
     if shown is not None:
@@ -246,18 +248,18 @@ def connect_processes(
 
     Args:
       coordinator: HOST:PORT of process 0, which listens there.
-      processes, process: how many there are; which one this is. What is None, the launcher says.
-      timeout_s: how long to wait for the others.
-      heartbeat_s: how long a process that is cut off counts as alive.
+      processes: how many there are.
+      process: number of this one, from 0. Arguments that are None come from the launcher.
+      timeout_s: seconds to wait for the others.
+      heartbeat_s: seconds for which a process that is cut off counts as alive.
 
     Returns:
-      What was used; None where there is no launcher and nothing is given: one process, alone.
+      The placement used; None without a launcher and arguments: this is the only process.
 
     Raises:
-      ValueError: what is given and what the launcher says do not make a place, with what is
-        missing.
-      TimeoutError: the others, or the coordinator, do not answer in time; it says who is missing
-        where. This process can then only end.
+      ValueError: arguments and launcher together do not give a place; names what is missing.
+      TimeoutError: other processes, or the coordinator, do not answer in time; names who is
+        missing. This process can then only end.
     """
     known = placement()
     if known is None and coordinator is None and processes is None and process is None:
@@ -271,7 +273,7 @@ def connect_processes(
             said = "no launcher is known here" if known is None else f"{known.launcher} does not"
             raise ValueError(f"{', '.join(missing)} must be given: {said} say it")
     devices = devices_of(place, visible_gpus())
-    # SIGTERM belongs to the training loop: what it starts, all processes agree on.
+    # SIGTERM belongs to the training loop, which agrees with all processes on what to do.
     jax.config.update("jax_enable_preemption_service", False)
     given = {
         "coordinator_address": place.coordinator,

@@ -1,13 +1,13 @@
 """Lock-step of the processes of one job: the first one, the leader, decides for all.
 
 All processes run the same program and launch the same device programs in the same order. That order
-may depend on what only the host knows: what has arrived, who is alive, a signal, the time, a file.
-The leader finds it out and sends it to the others (`Leader.broadcast_from_leader`).
+may depend on facts of one host: an arrival, who is alive, a signal, the time, a file. The leader
+decides by its own and sends the decision to the others (`Leader.broadcast_from_leader`).
 
-`leader()` gives this process's `Leader`. Of a job of one process it does everything at once.
+`leader()` gives this process's `Leader`. In a job of one process every method returns at once.
 
-Messages go over TCP (`Channel`), not by collectives of the devices: a collective waits for what the
-devices have still to compute, and a message must not.
+Messages go over TCP (`Channel`), not by collectives of the devices: a collective would wait for the
+programs queued on the devices.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class ProcessLostError(RuntimeError):
 
 
 class Channel:
-    """One process's end of the connections: what it sends goes to all its peers, in order.
+    """One process's end of the connections: each message goes to all its peers, in order.
 
-    The first process has all others as peers; each of these has the first one. A peer has shown
-    that it knows a key which only the processes of this job were given. Messages hold what
+    The first process has all others as peers; each of these has the first one. A peer has proved
+    that it knows a key which only the processes of this job were given. Messages hold values that
     `serialization` can encode.
 
     Args:
@@ -77,7 +77,7 @@ class Channel:
         self._outbox.put(serialization.encode(message))
 
     def close(self, wait_s: float = 10.0) -> None:
-        """Send what is left, for `wait_s` at most, and close this end."""
+        """Send remaining messages, for at most `wait_s` seconds, and close this end."""
         self.say("bye")
         self._outbox.put(None)
         self._sender.join(wait_s)
@@ -140,7 +140,7 @@ def open_channel(hear: Hear) -> Channel:
 
 
 class Leader:
-    """This process among those of its job; a single process does everything at once.
+    """This process among those of its job; in a job of one process methods return at once.
 
     All processes call the same methods in the same order, each from one thread.
 
@@ -149,7 +149,8 @@ class Leader:
 
     Attributes:
       leads: whether this is the first process, the leader, which decides.
-      count, index: of the processes.
+      count: number of processes.
+      index: number of this one, from 0.
     """
 
     def __init__(
@@ -176,10 +177,10 @@ class Leader:
     # -- decisions ----------------------------------------------------------------------------
 
     def broadcast_from_leader(self, what: str, act: Callable[[], T]) -> T:
-        """Give all processes what `act` returns, or raises, in the leader.
+        """Give all processes the value that `act` returns in the leader, or the error it raises.
 
-        The other processes do not call `act`. Inside of `act` a nested call sends nothing: the
-        whole of it is one decision.
+        The other processes do not call `act`. A nested call inside `act` sends nothing: all of it
+        is one decision.
 
         Args:
           what: names the decision; the same in all processes.
@@ -228,7 +229,7 @@ class Leader:
         return result
 
     def _next(self, timeout_s: float | None = None) -> tuple:
-        """What the leader sends next: (what, result, error)."""
+        """The leader's next message: (what, result, error)."""
         _, (kind, *rest) = self._inbox.get(timeout=timeout_s)
         if kind != "decided":
             self._note_failure(0, kind, rest)
@@ -247,7 +248,7 @@ class Leader:
     # -- failures -----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Return if all processes live, as far as this one knows.
+        """Return if no process is known to have ended.
 
         Raises:
           ProcessLostError: a process has ended, or failed; says which, and why.
@@ -263,16 +264,16 @@ class Leader:
         return error
 
     def on_failure(self, act: Callable[[Exception], None]) -> None:
-        """Set what the leader calls, on another thread, when a process fails while it decides."""
+        """Set a function that the leader calls, on another thread, if a process fails meanwhile."""
         self._on_failure = act
 
     def end_when_lost(self, grace_s: float, code: int) -> None:
-        """Let this process end when another one has ended without a word.
+        """Let this process end when another one has ended without a message.
 
-        Its main thread may hang for ever, in a collective that the other one takes no part in.
+        Its main thread may wait for ever, in a collective without the other one.
 
         Args:
-          grace_s: how long it may take to end by itself.
+          grace_s: seconds in which this process may end by itself.
           code: its exit code.
         """
         self._when_lost = grace_s, code
@@ -286,10 +287,10 @@ class Leader:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Leave the block together: an error in one process is raised in all of them.
+        """A context that all processes leave together: an error in one is raised in all.
 
-        In the others it is a `ProcessLostError` that names it, at the next decision. Behind the
-        block all are in step again, if they live.
+        In the others it is a `ProcessLostError` that names it, at the next decision. After the
+        block all living processes are at the same point.
         """
         try:
             yield
@@ -348,7 +349,7 @@ class Leader:
     # -- signals ------------------------------------------------------------------------------
 
     def on_signal(self, act: Callable[[int], None] | None) -> None:
-        """Set what is called, on another thread, with a signal that another process passes on."""
+        """Set a function that is called, on another thread, with a signal from another process."""
         self._on_signal = act
 
     def pass_on(self, number: int) -> None:

@@ -1,7 +1,7 @@
 """Keeps state that is read once a round in pinned host memory instead of on the device.
 
-For the program that needs them, `around` copies anchor, outer state, residuals and snapshots to the
-device, a fragment at a time, and back behind it.
+Before a program that needs them, `around` copies a fragment's anchor, outer state, residuals and
+snapshot to the device, and after it back to the host.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def around(
 
 
 def stow_sent(out: dict[str, Any]) -> dict[str, Any]:
-    """Of what a send returns, residuals and snapshot go to the host; the payload travels."""
+    """The result of a send with residuals and snapshot on the host; the payload stays."""
     return {**out, "codec_state": stow(out["codec_state"]), "snapshot": stow(out["snapshot"])}
 
 
 def stow_anchor_update(out: tuple) -> tuple:
-    """Of what an anchor update returns, anchor, outer and codec state go to the host."""
+    """The result of an anchor update with anchor, outer and codec state on the host."""
     *state, metrics = out
     return *stow(tuple(state)), metrics

@@ -38,8 +38,9 @@ def make_mesh(
     parallelism; `region` is made manual by `Regions.lift`.
 
     Args:
+      region, stage, fsdp, tensor: sizes of the axes.
       devices: in the order of the mesh, the last axis fastest; None = all of this program, slice by
-        slice and process by process, so that a region is of neighbours.
+        slice and process by process, so that a region's devices are close to one another.
 
     Raises:
       ValueError: fewer devices than the shape needs.
@@ -68,7 +69,7 @@ def all_devices() -> list[jax.Device]:
 def slice_of(device: jax.Device) -> int:
     """Number of the TPU slice a device belongs to.
 
-    Of GPUs JAX counts the hosts so; a region may well be several of them.
+    0 for other devices: for GPUs JAX counts hosts as slices, and a region may be several hosts.
     """
     return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
@@ -113,7 +114,7 @@ class Regions:
     def _misplaced(self) -> list[str]:
         """Processes of the program without a device of the mesh, and regions over several slices.
 
-        Every process runs every program, and a program without devices of its own it cannot run.
+        Every process runs every program, and cannot run one on a mesh without its own devices.
         """
         devices, problems = list(self.mesh.devices.flat), []
         idle = set(range(jax.process_count())) - {d.process_index for d in devices}
@@ -133,7 +134,7 @@ class Regions:
         return problems
 
     def stacked(self, replicas: int) -> Regions:
-        """So many replicas of every region as regions of their own, region by region."""
+        """`replicas` replicas of every region as regions of their own, region by region."""
         return dataclasses.replace(self, count=self.count * replicas)
 
     def sharding(self, *spec) -> NamedSharding:
@@ -153,7 +154,7 @@ class Regions:
 
         Returns:
           A function over the same arguments; every output leaf carries a leading axis R. Inside,
-          `region` is a manual axis, so that no collective across regions can slip in.
+          `region` is a manual axis, so that the compiler adds no collective across regions.
         """
         in_specs = tuple(P() if a is None else P(REGION) for a in in_axes)
 
@@ -162,7 +163,7 @@ class Regions:
     def everywhere(self, fn: Callable) -> Callable:
         """Turn a pure function of shared values into one that every region evaluates for itself.
 
-        The compiler would be free to spread it over the regions, and to talk across them.
+        Without this the compiler may spread it over the regions, and communicate between them.
         """
         if self.mesh.size == 1:
             return fn
@@ -219,11 +220,11 @@ class Regions:
     def mean(self, tree_R: PyTree, weight_R: jax.Array, specs: PyTree) -> PyTree:
         """Weighted fp32 mean over regions, summed in region order.
 
-        Bit-identical for every mesh: each device exchanges slices of its own shard with the same
-        shard of the other regions, adds them in region order and gathers the sums back (two-shot
-        reduction; `psum` would promise no order). Devices of a region that hold the same shard
-        take a share each, so that nothing crosses twice. Regions of weight 0 contribute nothing,
-        even when their values are not finite. With all weights 0 the mean is 0.
+        Bit-identical for every mesh. Each device exchanges slices of its own shard with the same
+        shard of the other regions, adds them in region order and gathers the sums back: a two-shot
+        reduction, since `psum` promises no order. Devices of a region that hold the same shard
+        exchange a share each, so that no value crosses twice. Regions of weight 0 contribute
+        nothing, even when their values are not finite. With all weights 0 the mean is 0.
 
         Args:
           tree_R: leaves `[R, ...]`, any float dtype.
@@ -267,13 +268,13 @@ def ordered_mean(x_RxN: jax.Array, weight_R: jax.Array) -> jax.Array:
 
 
 def mean_scale(weight_R: jax.Array) -> jax.Array:
-    """What makes a mean of a `weighted_sum`, float32 `[]`; 0 where all weights are."""
+    """Factor that makes a mean of a `weighted_sum`, float32 `[]`; 0 where all weights are 0."""
     total = _ordered_sum(weight_R)
     return jax.numpy.where(total > 0, 1.0 / jax.numpy.where(total > 0, total, 1.0), 0.0)
 
 
 def weighted_sum(x_RxN: jax.Array, weight_R: jax.Array) -> jax.Array:
-    """fp32 sum over regions of weight * value, in region order; weight 0 silences NaN and inf."""
+    """fp32 sum over regions of weight * value, in region order; with weight 0 NaN counts as 0."""
     shape = (-1,) + (1,) * (x_RxN.ndim - 1)
     weight = weight_R.reshape(shape)
     terms = jax.numpy.where(weight > 0, x_RxN.astype(jax.numpy.float32) * weight, 0.0)

@@ -1,7 +1,7 @@
 """Messages between the processes of a job, as bytes and back.
 
 `encode` takes plain values, arrays, and this package's own records and errors by name. `decode`
-builds nothing else: no byte that arrives names code to be run, as a pickle's do.
+builds nothing else: unlike a pickle, received bytes cannot name code to be run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def decode(structure: bytes, receive: Callable[[int], bytearray]) -> Any:
     """Inverse of `encode`.
 
     Args:
-      receive: gives the next array's bytes, so many.
+      receive: number of bytes -> the next array's bytes.
 
     Raises:
       ValueError: bytes that `encode` does not make.
@@ -144,7 +144,7 @@ def _named(module: str, name: str, fits: Callable[[type], bool]) -> type:
     else:
         found = None
     if not (isinstance(found, type) and found.__module__ == module and fits(found)):
-        raise ValueError(f"{module}.{name} is nothing that processes tell one another")
+        raise ValueError(f"{module}.{name} is no type that processes send one another")
     return found
 
 

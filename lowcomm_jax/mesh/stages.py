@@ -25,7 +25,7 @@ def over_stages(fn: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -
     """`shard_map` of one stage's function over the stages of `mesh`.
 
     Args:
-      fn: sees its own part of whatever a spec gives to `stage`, and all of the rest.
+      fn: gets its own part of a leaf whose spec names `stage`, and the whole of other leaves.
       mesh: used where no other `shard_map` surrounds the call; inside one, its mesh is.
       in_specs, out_specs: `PartitionSpec`s that name `stage` alone (`stage_part`). A result
         without `stage` must be equal in all stages, such as a `total`; nothing proves that it is.
@@ -39,7 +39,7 @@ def over_stages(fn: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -
             in_specs=in_specs,
             out_specs=out_specs,
             axis_names={STAGE},
-            # Proofs of equality end at values that come from another region (`routing`).
+            # Values that come from another region (`pipeline_paths`) cannot be proved equal.
             check_vma=False,
         )(*args)
 
@@ -81,12 +81,12 @@ def whole(part: jax.Array) -> jax.Array:
 
 
 def pass_on(x: jax.Array, stages: int) -> jax.Array:
-    """What the stage before this one has as `x`; zeros in the first stage."""
+    """`x` of the stage before this one; zeros in the first stage."""
     return jax.lax.ppermute(x, STAGE, [(s, s + 1) for s in range(stages - 1)])
 
 
 def hand_back(x: jax.Array, stages: int) -> jax.Array:
-    """What the stage behind this one has as `x`; zeros in the last stage."""
+    """`x` of the stage after this one; zeros in the last stage."""
     return jax.lax.ppermute(x, STAGE, [(s + 1, s) for s in range(stages - 1)])
 
 
@@ -98,8 +98,8 @@ def gpipe(
 ) -> PyTree:
     """Pass M microbatches through the stages, from within one of them.
 
-    In tick t stage s works on microbatch t - s and hands what comes out to stage s + 1; the
-    backward pass runs the same ticks in reverse, written by differentiation. M + S - 1 ticks, of
+    In tick t stage s works on microbatch t - s and passes its result to stage s + 1. The backward
+    pass, made by differentiation, runs the same ticks in reverse. There are M + S - 1 ticks, of
     which S - 1 are idle for each stage (`bubble`). Every device runs the same program: in its idle
     ticks a stage computes on zeros, and nothing reads the result.
 
@@ -108,13 +108,13 @@ def gpipe(
     Args:
       apply: this stage's layers, from one microbatch to values of its shape and dtype; finite on
         zeros, and so must its derivatives be.
-      x_M: inputs of the first stage, leaves `[M, ...]`; the others look at their shape alone.
+      x_M: inputs of the first stage, leaves `[M, ...]`; the other stages read their shape only.
       stages: S.
-      hand_on: (values, int32 tick) -> what the stage before this one has as values; default
-        `pass_on`. `pipeline_paths.Paths.hand_on` takes it from another region.
+      hand_on: (values, int32 tick) -> values of the stage before this one; default `pass_on`.
+        `pipeline_paths.Paths.hand_on` takes them from another region.
 
     Returns:
-      Leaves `[M, ...]`: in the last stage what has been through all of them; elsewhere of no use.
+      Leaves `[M, ...]`: in the last stage the results of all stages; elsewhere without meaning.
     """
     first = index() == 0
     hand_on = hand_on or (lambda y, tick: pass_on(y, stages))

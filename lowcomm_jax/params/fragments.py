@@ -1,10 +1,15 @@
 """Static partition of a parameter pytree into fragments that travel one at a time.
 
-A *unit* is the smallest part a fragment is made of: all leaves of one transformer block (found by
-the integer in their path, `blocks/3/...`), one row of a scanned stack (leaves under a path named in
-`stacked`, leading axis = layers), or any other single leaf. Where the stack is cut over S pipeline
-stages, a unit is one row of every stage, so that no fragment moves rows between stages. Fragments
-of equal shape inside one stack share one compiled program, since the row numbers are traced.
+A *unit* is the smallest part that a fragment is made of:
+
+- all leaves of one transformer block, found by the integer in their path (`blocks/3/...`);
+- one row of a scanned stack (leaves under a path named in `stacked`, leading axis = layers). Where
+  the stack is cut over S pipeline stages, a unit is one row of every stage, so that no fragment
+  moves rows between stages;
+- any other single leaf.
+
+Fragments of equal shape inside one stack share one compiled program, since the row numbers are
+traced.
 """
 
 from __future__ import annotations
@@ -129,12 +134,12 @@ def partition(
     Args:
       shapes: leaf name -> shape and dtype of one region's leaf.
       fragments: K.
-      pattern: `sequential` (consecutive units), `strided` (unit l to fragment l mod K; arXiv
-        2501.18512), `balanced` (largest first into the lightest fragment, by bytes),
-        `balanced_tensors` (the same of single tensors, not of whole blocks), or a sequence of K
-        regular expressions, each naming the leaves of one fragment.
-      rest: leaves outside the blocks (embeddings, head, norms): their `own` fragment (the last
-        one), or `dealt` among the fragments like blocks.
+      pattern: one of these. `sequential`: consecutive units. `strided`: unit l to fragment l mod K
+        (arXiv 2501.18512). `balanced`: the largest unit first, into the fragment with the fewest
+        bytes. `balanced_tensors`: the same for single tensors, not whole blocks. Or a sequence of
+        K regular expressions, each of which matches the leaves of one fragment.
+      rest: where leaves outside the blocks go (embeddings, head, norms): into their `own` fragment
+        (the last one), or `dealt` to the fragments like blocks.
       stacked: path prefixes whose leaves carry a leading layer axis (scanned blocks).
       stages: parts of that axis that lie in different pipeline stages; it divides by them.
 

@@ -24,9 +24,12 @@ Roles = PyTree | Callable[[str, Any], Role] | None
 class Layout:
     """Static description of the user's tree: its structure, leaf names and leaf roles.
 
-    Roles: `train` leaves are optimised and exchanged; `frozen` ones are neither, and one copy
-    serves all regions; `local` and `average` leaves are non-trainable state that a step may
-    replace (batch statistics, counters): kept per region, or averaged when fragment 0 is sent.
+    Roles:
+
+    - `train`: optimised and exchanged.
+    - `frozen`: neither; one copy serves all regions.
+    - `local`, `average`: non-trainable state that a step may replace (batch statistics, counters).
+      `local` leaves stay in their region; `average` ones are averaged when fragment 0 is sent.
     """
 
     treedef: Any
@@ -77,8 +80,8 @@ def inferred_roles(params: PyTree) -> tuple[dict[str, Role], list[str]]:
     """Roles of leaves that Flax keeps apart from its trained parameters: (by name, problems).
 
     Running statistics (Linen's collection `batch_stats`, NNX's `BatchStat`) are averaged, caches
-    stay local. Of any other collection or variable type with float leaves nobody but the user knows
-    the role.
+    stay local. Any other collection or variable type with float leaves is a problem: the user must
+    give its role.
     """
     kinds, found, problems = _flax_kinds(params), {}, []
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:

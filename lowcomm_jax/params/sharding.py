@@ -1,4 +1,4 @@
-"""Where parameters and optimizer state lie inside a region."""
+"""Shardings of parameters and optimizer state inside a region."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fsdp_specs(devices: int) -> SpecFn:
 
 
 def longest_axis(shape: Sequence[int], devices: int) -> int:
-    """The longest dimension that divides over so many devices; -1 = none, or one device."""
+    """The longest dimension that divides over `devices`; -1 = there is none, or one device."""
     fitting = [i for i, n in enumerate(shape) if n and n % devices == 0]
     return -1 if devices == 1 or not fitting else max(fitting, key=lambda i: shape[i])
 
@@ -44,7 +44,7 @@ def optimizer_shardings(
     regions: Regions,
     lead: str | None,
 ) -> PyTree:
-    """Optimizer state lies where its parameters lie; counters are replicated inside a region.
+    """Shardings of an optimizer's state: those of its parameters; counters are replicated.
 
     Args:
       like: shapes of the parameters without the leading axis; `specs` has the same structure.

@@ -2,7 +2,7 @@
 
 In: an engine and this region's state. Out: the state at the others' step, from which it trains on.
 
-- `rejoin`: the way into a run of separate jobs (`enter`), and what is owed to others at the end.
+- `rejoin`: joins a run of separate jobs (`enter`), and gives the state to others at the end.
 - `precompile`: compiles all programs of the loop before, so that a newcomer is not far behind.
 - `rejoin_sim`: the same where all regions are in one process.
 """

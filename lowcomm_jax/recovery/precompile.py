@@ -1,7 +1,7 @@
-"""`precompile`: runs all that happens between inner steps once, without others, to compile it.
+"""`precompile`: runs all sends and landings once, without other regions, to compile them.
 
-A region that joins a run is as far behind as it takes to compile after it was given a state: where
-steps take milliseconds, thousands of them. So it compiles before it asks for a state.
+A region that compiles after it was given a state falls behind meanwhile: by thousands of steps
+where a step takes milliseconds. So it compiles before it asks for a state.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _ROUNDS_AHEAD = 100
 
 
 def precompile(engine: Engine, state: TrainState) -> TrainState:
-    """Send and land every fragment, with others that send what this region does.
+    """Send and land every fragment, with this region's own payloads as those of the others.
 
-    This uses the very arrays that a newcomer replaces by those of another region
-    (`rejoin.install`): a second set might not fit beside the first.
+    It uses the arrays that a newcomer later replaces by those of another region
+    (`rejoin.install`), since a second set might not fit beside the first.
 
     Args:
       state: is donated; use the returned one.
 
     Returns:
-      the state. Its anchor, outer state and parameters mean nothing; codecs are as at step 0; all
-      else is as it was.
+      The state. Its anchor, outer state and parameters have no meaning; codecs are as at step 0;
+      the rest is unchanged.
     """
     loop = engine.sync_loop(state)
     loopback = _loopback_loop(engine, loop)
@@ -55,13 +55,13 @@ def precompile(engine: Engine, state: TrainState) -> TrainState:
 
 
 def _loopback_loop(engine: Engine, loop: JobLoop) -> JobLoop:
-    """A loop with the same programs, whose payloads go nowhere."""
+    """A loop with the same programs, which gets its own payloads back."""
     delivery = loop.delivery.loopback()
     return job_loop(loop.programs, engine.weights, delivery)
 
 
 def _rounds(loop: JobLoop, done: int) -> int:
-    """How many rounds compile everything: at least 2, until groups of every size have met."""
+    """Number of rounds that compile everything: at least 2, until groups of every size occurred."""
 
     def sizes(rounds: int) -> set[int]:
         drawn = (loop.groups(done + i) for i in range(rounds))

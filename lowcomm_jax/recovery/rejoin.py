@@ -1,12 +1,12 @@
 """How a region joins a run that goes on: `enter` at the beginning, `serve` at the end.
 
 `enter` compiles (`precompile`), takes the newest state of another region (`install`), compares its
-anchor with the others', and lands what it has missed since (`catch_up`). Then the region makes
-steps of its own. The regions that train do not wait for it meanwhile.
+anchor with the others', and lands the payloads it has missed since (`catch_up`). Then the region
+makes steps of its own. The regions that train do not wait for it, until it is close.
 
-What a lost region had not sent is lost. It starts from the anchor, with codecs as at step 0
-(residuals of 0) and the inner optimizer state it brings: that of its checkpoint, or a fresh one.
-`enter` raises `Lost` where nobody gave a state, `Parted` where the state does not hold.
+Progress that a lost region had not sent is lost. It starts from the anchor, with codecs as at step
+0 (residuals of 0) and its own inner optimizer state: that of its checkpoint, or a fresh one.
+`enter` raises `Lost` where no region gave a state, `Parted` where the state is not the others'.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COMPARE_SECONDS = 10.0  # regions tell at their next landing, perhaps after the
 def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     """Join a run that goes on, after `exchange.join`; returns at once at the run's beginning.
 
-    Where the others have ended, and are gone, their result is taken.
+    Where the others have ended, and are gone, it takes their result.
 
     Args:
       state: fresh, or restored from a checkpoint of this region; is donated.
@@ -54,9 +54,9 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
       the state at the others' step.
 
     Raises:
-      Lost: nobody gave a state.
-      Parted: the given state is not what the others have.
-      Rejected: the others have ended, and what they left is damaged.
+      Lost: no region gave a state.
+      Parted: anchors differ, and that of the given state is not the one that is kept.
+      Rejected: the others have ended, and the state they left is damaged.
     """
     exchange, loop = engine.delivery.exchange, engine.sync_loop(state)
     if exchange.awaited:
@@ -94,10 +94,10 @@ def _newest(exchange: JobExchange) -> State:
 
 
 def _compare(loop: JobLoop, state: TrainState) -> None:
-    """Check that the anchor is the one that the regions which train have had at that version.
+    """Check that the anchor is the one that the training regions had at that version.
 
     Raises:
-      Parted: it is not, or it does not hold.
+      Parted: anchors differ, and this region's is not the one that is kept (`heal`).
     """
     exchange, until = loop.delivery.exchange, time.monotonic() + _COMPARE_SECONDS
     own = loop.delivery.anchor_history.terms(state.anchor, loop.fragments)
@@ -115,9 +115,9 @@ def _compare(loop: JobLoop, state: TrainState) -> None:
 
 
 def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
-    """After the end: give the state to regions that are joining now, for `linger_s` at most.
+    """After the end, give the state to regions that join now, for at most `linger_s` seconds.
 
-    It is left in the store, if some region is not there at the end.
+    It also stays in the store, if some region was absent at the end.
     """
     delivery, until = engine.delivery, time.monotonic() + linger_s
     while leader().broadcast_from_leader(
@@ -136,7 +136,11 @@ def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
 def install(
     loop: JobLoop, state: TrainState, arrays: dict[str, np.ndarray], document: dict
 ) -> TrainState:
-    """Replace what regions have in common by another region's; `state` comes from `precompile`.
+    """Replace the arrays that regions have in common by another region's.
+
+    Args:
+      state: of `precompile`.
+      arrays, document: another region's state, as `runtime.state_transfer` gives it.
 
     Raises:
       ValueError: the arrays are of another model or method; lists every difference.
@@ -183,13 +187,13 @@ def _spectator(loop: JobLoop, record: dict):
 
 
 def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
-    """Land what has landed elsewhere, up to the step where the others are, and start there.
+    """Land the payloads that the others landed, up to their step, and start there.
 
-    At first the others train on; then, when this region is close, they wait for it. In groups they
-    wait from the beginning, since a region does not learn what other groups exchange.
+    At first the others train on; when this region is close, they wait for it. With gossip they wait
+    from the beginning, since a region does not see the exchanges of other groups.
 
     Args:
-      least: start at this step or later: this region's checkpoint and log go so far.
+      least: start at this step or later, up to which this region's checkpoint and log go.
     """
     delivery, loop = engine.delivery, engine.sync_loop(state)
     # The others waited for it in vain at the step where it was lost: they must see it is past that.

@@ -19,10 +19,11 @@ from lowcomm_jax.sync.sync_loop import SyncLoop
 def rejoin_regions(
     loop: SyncLoop, state: TrainState, fresh: TrainState, comes_R: np.ndarray
 ) -> TrainState:
-    """Let regions start from the anchor; all else is as at step 0, but for the learning rate.
+    """Let regions start from the anchor, with the rest of their state as at step 0.
 
-    Their payloads in flight still count, but these regions do not adopt them: they started from an
-    anchor, and have made no progress since the send. With an anchor per region they take their own.
+    Only their learning rate is that of the run's step. Their payloads in flight still count, but
+    these regions do not adopt them: they started from an anchor, and have made no progress since
+    the send. With an anchor per region each takes its own.
 
     Args:
       state: after the events of a step; is donated.

@@ -1,4 +1,4 @@
-"""What a channel has sent and not landed yet (`lowcomm_jax.channels`)."""
+"""Payloads that a channel has sent and not landed yet (`lowcomm_jax.channels`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ChannelFlights:
     """Payloads in flight of one channel with a delay, in its slots (`Channel.slot`).
 
     Attributes:
-      payload: what travels, leaves `[R, slots, ...]`.
+      payload: encoded values, leaves `[R, slots, ...]`.
       weight: float32 `[R, slots]`, weight of each region in the mean; 0 for those not accepted.
       takes_part: bool `[R, slots]`, regions that took part in the send and still wait for the
         landing; on the host (NumPy).

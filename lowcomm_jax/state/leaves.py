@@ -5,10 +5,10 @@ of each payload in flight. Names are paths in `TrainState`, such as `inner/opt/0
 `in_flight/1@8/payload/b`; a field that was renamed in code keeps its saved name (`saved_name`).
 With several trainers all names start with the trainer's, `trainer_<i>/inner/params/a`.
 
-`split_by_region` puts everything with a region axis into `region_<i>/`: inner state, residuals,
-landing state, what is in flight (of channels, too), the anchor as received, the region's column of
-the counters, and anchors and outer states of methods that keep one per region (R > 1). The rest
-goes to `shared/`. `gather` is its inverse.
+`split_by_region` puts everything with a region axis into `region_<i>/`. That is inner state,
+residuals, landing state, payloads in flight (of channels, too), the anchor as received, and the
+region's column of the counters; with R > 1 also anchors and outer states of methods that keep one
+per region. The rest goes to `shared/`. `gather` is its inverse.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ FLIGHT_ARRAYS = ("payload", "snapshot", "accepted", "weight", "header", "kept")
 
 
 def saved_name(field: str) -> str:
-    """Under which name a field of `TrainState` is saved."""
+    """The name under which a field of `TrainState` is saved."""
     return _SAVED_NAMES.get(field, field)
 
 
 def trainer_prefix(number: int | str) -> str:
-    """What the names of a trainer's arrays start with."""
+    """The start of the names of a trainer's arrays, `trainer_<i>/`."""
     return f"trainer_{number}/"
 
 
@@ -73,7 +73,7 @@ def own_name(name: str) -> str:
 
 
 def field_of(name: str) -> str:
-    """`inner` for `inner/params/a`, of whatever trainer."""
+    """The field in an array's name: `inner` for `inner/params/a`, of any trainer."""
     return own_name(name).partition("/")[0]
 
 
@@ -109,7 +109,7 @@ def named_leaves(prefix: str, tree: PyTree) -> Named:
 
 
 def state_leaves(state: TrainState) -> Named:
-    """All arrays of the state by name; what `in_flight` counts is in `flight_records`."""
+    """All arrays of the state by name; the scalars of `in_flight` are in `flight_records`."""
     named: Named = {}
     for field in dataclasses.fields(state):
         if field.name not in ("layout", "in_flight"):
@@ -121,7 +121,7 @@ def state_leaves(state: TrainState) -> Named:
 
 
 def flight_records(state: TrainState) -> list[dict]:
-    """What a checkpoint says of each payload in flight, in send order; JSON-able."""
+    """A checkpoint's record of each payload in flight, in send order, as JSON values."""
     return [
         {
             "key": key,

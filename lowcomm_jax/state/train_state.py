@@ -1,7 +1,7 @@
-"""What training carries from step to step. Everything here is saved in a checkpoint.
+"""What training carries from step to step; checkpoints save all of it but `InFlight.brought`.
 
-The functions at the end replace a part of a state. Arrays are never changed in place; the counters
-are, by a loop that has copied them (`sync_loop.as_of`).
+The functions at the end replace a part of a state. Arrays are never changed in place. A loop
+changes the counters in place, after it has copied them (`sync_loop.as_of`).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class InFlight:
     and the rest with the last; `OnePeriodLoop.cross_boundary` drops its own.
 
     Attributes:
-      payload: what travels, leaves `[R, ...]` of the codec's wire type.
-      snapshot: float leaves `[R, ...]`, the local values at the send; None when the landing rule
-        does not look at the progress made in flight.
+      payload: encoded pseudo-gradients, leaves `[R, ...]` of the codec's wire type.
+      snapshot: float leaves `[R, ...]`, the local values at the send; None where the landing rule
+        does not need the progress made in flight.
       accepted: bool `[R]`, regions whose contribution counts.
       weight: float32 `[R]`, weight of each region in the mean; 0 for those not accepted.
       fragment: index of the fragment.
@@ -61,12 +61,12 @@ class InFlight:
         jobs, once everyone's payload is here: those that the commit record counts.
       anchor_updated: whether the anchor has already moved by this payload.
       level: of the codec, at which the payload is encoded (`Codec.at`).
-      header: float32 `[R, n]` by name, what each region measured and sends along; reduced at the
+      header: float32 `[R, n]` by name, measurements that each region sends along; reduced at the
         landing, so that all regions decide alike.
-      kept: between jobs, the fragment's codec state `[R, ...]` from before it was encoded. It comes
-        back where the others did not count this region's payload. None on one mesh: who counts is
-        known there when the payload is encoded.
-      brought: what its collectives have already brought, beside inner steps
+      kept: between jobs, the fragment's codec state `[R, ...]` from before it was encoded. The loop
+        restores it where the others did not count this region's payload. None on one mesh: there
+        the program that encodes knows who counts.
+      brought: results of its collectives, where they ran beside inner steps
         (`sync.concurrent_exchange`); None = none yet. Not saved: a restart exchanges once more.
     """
 
@@ -88,7 +88,7 @@ class InFlight:
     def waiting(self) -> np.ndarray:
         """Bool `[R]`: regions that have something to do at its landing.
 
-        Those that took part; where nobody here did, all of them wait for the anchor to move.
+        These are the regions that took part; where none here did, all, for the anchor's move.
         """
         return self.takes_part if self.takes_part.any() else np.ones_like(self.takes_part)
 
@@ -102,8 +102,8 @@ class SyncCounters:
 
     Attributes:
       step: inner steps done by the run.
-      behind: of these the last so many, after which sends and landings are still to be done; 1
-        while those of this step are done. More only in a job that defers them (`runtime.job_loop`).
+      behind: number of the last steps whose sends and landings are still to be done; 1 while the
+        loop does those of this step. More only in a job that defers them (`runtime.job_loop`).
       last_sent, previous_sent: int64 `[K]`, step of the last and the last but one send; -1 = never.
       last_landed: int64 `[K, R]`, step of each region's last landing; -1 = never.
       staleness: int64 `[K, R]`, land step - send step of the last landing; -1 = never.
@@ -145,16 +145,16 @@ class SyncCounters:
 
     @property
     def done_until(self) -> int:
-        """The step up to which all that was due is done."""
+        """The step up to which all due sends and landings are done."""
         return int(self.step - self.behind)
 
     def number(self, fragment: int, sent: int) -> int:
-        """Which of the fragment's sends, from 0, left at this step: the last, or the one before."""
+        """Number, from 0, of the fragment's send at this step: its last, or the one before."""
         later = 1 if sent == self.last_sent[fragment] else 2
         return int(self.sends[fragment]) - later
 
     def sends_until(self, step: int) -> int:
-        """All sends up to this step, since which no fragment has left more than twice."""
+        """Number of all sends up to a step, after which no fragment was sent more than twice."""
         later = (self.last_sent > step).sum() + (self.previous_sent > step).sum()
         return int(self.sends.sum() - later)
 
@@ -182,7 +182,7 @@ class TrainState:
       layout: static; the user's tree structure and the roles of its leaves.
       servers: of methods with two levels, the groups' servers, leaves `[G, ...]`
         (`sync.two_level_loop`); else empty.
-      channels: what channels with a delay have in flight, by name.
+      channels: payloads in flight of channels with a delay, by name.
     """
 
     inner: Inner
@@ -203,7 +203,7 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
     def whole(self) -> TrainState:
-        """One state to look at: itself. (A state of several trainers merges them.)"""
+        """This state. (A state of several trainers returns the merged one.)"""
         return self
 
 
@@ -219,7 +219,7 @@ def in_send_order(in_flight: dict[str, InFlight]) -> list[tuple[str, InFlight]]:
 
 
 def round_of(state: TrainState, flight: InFlight) -> int:
-    """Which of its fragment's rounds, from 0, a payload in flight belongs to.
+    """Number, from 0, of the round of its fragment that a payload in flight belongs to.
 
     Where contributions are applied one by one, each is a round.
     """

@@ -1,4 +1,4 @@
-"""The inner steps: what one region does between two exchanges.
+"""The inner steps: the training of one region between two exchanges.
 
 In: a loss function, an inner optimizer and batches. Out: one region's pure train step and the
 compiled program that runs it in all regions (`inner_step`), blocks of batches on the device

@@ -1,7 +1,8 @@
-"""Blocks of host batches: as many steps as fit before something is sent or lands.
+"""Blocks of host batches: as many steps as fit before the next send or landing.
 
 `BlockStager` takes a stream of batches and gives `BatchBlock`s of one fixed capacity, so that the
-inner program never recompiles. `MicrobatchCut` says how batches of changing size are cut.
+inner program never recompiles. `MicrobatchCut` says how batches of changing size are cut. `Pace`
+limits how far the host runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class BlockStager:
         """The next steps, none of them past the event; None when the stream has ended.
 
         Args:
-          room: steps (cut: microbatches) that the block may hold, at least one step; None = all
-            that are staged at once.
+          steps_to_event: most steps, at least 1.
+          room: steps (with `microbatch`: microbatches) that the block may hold, at least one step;
+            None = the capacity.
 
         Raises:
           ValueError: a batch that is not a whole number of microbatches, or is more of them than
@@ -103,13 +105,13 @@ class BlockStager:
 
 
 class Pace:
-    """Keeps the device at most about two seconds behind the host, by what steps have taken so far.
+    """Keeps at most about two seconds of steps queued on the device, by the time steps took so far.
 
-    Whoever stops a run waits for what was handed over. Blocks are as long as that allows, since
-    every call of a program moves the state in and out of its loop.
+    A run that is to stop must wait for the queued steps. Within that limit blocks are as long as
+    possible, since every call of a program moves the state into and out of its loop.
 
     Args:
-      seconds: of work, handed over and not done; a step that takes longer is handed over by itself.
+      seconds: most seconds of queued work; a step that takes longer is queued by itself.
     """
 
     def __init__(self, seconds: float = 2.0):
@@ -130,11 +132,11 @@ class Pace:
         return steps
 
     def handed_over(self, steps: int, result: jax.Array) -> None:
-        """Take note of a block; waits for the very first.
+        """Note a block that was queued; waits for the very first one.
 
         Args:
-          steps: in it, at least 1.
-          result: any that the block computes.
+          steps: of the block, at least 1.
+          result: any array that the block computes.
         """
         if self._each is None:
             self._begun = time.perf_counter()  # it was compiled before
@@ -153,7 +155,7 @@ class Pace:
         return sum(steps for steps, _, _ in self._under_way)
 
     def _wait(self) -> None:
-        """Until the block has ended that was handed over first."""
+        """Wait until the oldest queued block has ended."""
         steps, result, started = self._under_way.popleft()
         jax.block_until_ready(result)
         now = time.perf_counter()
@@ -200,7 +202,7 @@ class MicrobatchCut:
         """int32 `[R]`, microbatches of a step of each region; `stride` are in the batch.
 
         Raises:
-          ValueError: a region is to train on more microbatches than there are.
+          ValueError: `counts_R` asks for more microbatches than the batch has.
         """
         if self.counts_R is None:
             return np.full(regions, stride, np.int32)
@@ -253,8 +255,9 @@ def check_batch(shape: tuple[int, ...], count: int, cut: int, accumulate: int) -
     """Refuse staged batch leaves that do not fit; cheap enough for every call.
 
     Args:
-      shape: of a leaf, [R, S, b, ...].
-      count: R; cut: devices that a region's samples are cut over.
+      shape: of a leaf, `[R, S, b, ...]`.
+      count: R.
+      cut: devices that a region's samples are cut over.
       accumulate: microbatches of a step.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Keeps what a loss function computes cut over the samples of a region's `fsdp` devices.
+"""Keeps the activations of a loss function cut over the samples of a region's `fsdp` devices.
 
-Left alone, the compiler may follow the parameters instead: it then computes the whole batch on
-every device and sums activations over `fsdp`. A loss function of one's own has two ways:
+By itself the compiler may follow the parameters' sharding instead: it then computes the whole batch
+on every device and sums activations over `fsdp`. A loss function of your own has two ways:
 
 - `shard_batch_loss(loss_fn)`: nothing to change in it, and every device holds all weights whole;
 - `shard_batch(x)` on the tokens, on the activations between layers, and on the logits: weights are
@@ -42,12 +42,12 @@ def shard_batch(x: jax.Array, *rest: str | None) -> jax.Array:
 def shard_batch_loss(loss_fn: Callable) -> Callable:
     """A loss function whose batch is cut over `fsdp`: each device takes its own samples.
 
-    The loss is the mean over the devices, weighted by the aux entry `tokens`, or by samples where
-    there is none; so it equals `loss_fn` of the whole batch if that is such a mean. Aux entries are
-    averaged alike, `tokens` is summed, new values of `updates` are averaged with equal weights.
-    Each device draws from a key of its own. Weights are gathered before the first layer, and
-    gradients are summed and scattered behind the last: a device needs room for all of both. The
-    loss of a device whose samples have no tokens must be finite.
+    The loss is the mean over the devices, weighted by the aux entry `tokens`, or by samples without
+    one. It equals `loss_fn` of the whole batch if that is such a mean. Aux entries are averaged
+    alike, `tokens` is summed, new values of `updates` are averaged with equal weights. Each device
+    draws from a key of its own. Weights are gathered before the first layer, and gradients are
+    summed and scattered after the last: a device needs memory for all of both. The loss of a device
+    whose samples have no tokens must be finite.
 
     Args:
       loss_fn: `loss_fn(params, batch, rng)` -> scalar, or (scalar, aux dict), as for `Engine`.
@@ -99,7 +99,7 @@ def by_sample(fn: Callable, shared: PyTree, batch: PyTree, lies: PyTree | None =
     Each device gathers all of `shared`; the gradients of the devices are summed and scattered.
 
     Args:
-      batch: leaves `[samples or tokens, ...]`, and so is what `fn` returns: cut over `fsdp`.
+      batch: leaves `[samples or tokens, ...]`, cut over `fsdp`; results of `fn` are cut alike.
       lies: the dimension of each leaf of `shared` that is cut over `fsdp`, -1 = none; default: as
         `params.sharding.fsdp_specs` cuts it.
     """
@@ -147,7 +147,7 @@ def summed_over_batch(fn: Callable, axis: int, *batch: PyTree) -> PyTree:
     """`fn(*batch)` of every `fsdp` device's own samples, summed over the devices and scattered.
 
     Args:
-      axis: of what `fn` returns; the sum is cut along it over `fsdp`, -1 = whole on every device.
+      axis: of the results of `fn`, along which the sum is cut over `fsdp`; -1 = whole everywhere.
     """
     if automatic_axes().get(FSDP, 1) == 1:
         return fn(*batch)

@@ -1,6 +1,6 @@
 """One region's pure train step, and the programs that run it in all regions.
 
-The step knows nothing of other regions. `Regions.lift` runs it in each of them inside `shard_map`
+The step reads no other region's values. `Regions.lift` runs it in each region inside `shard_map`
 with a manual `region` axis, so that the program cannot communicate across regions.
 """
 
@@ -33,8 +33,8 @@ class InnerStep:
       layout: structure and roles of the user's tree.
       seed: seed of the run; a step's key is a pure function of (seed, region, step).
       accumulate: microbatches a step's batch is cut into (`accumulated`).
-      skip_nonfinite: leave the region as it was when its gradient is not finite, so that a bad
-        batch cannot poison parameters and moments for ever.
+      skip_nonfinite: leave the region as it was when its gradient is not finite; else one bad batch
+        makes parameters and moments NaN for good.
     """
 
     loss_fn: LossFn
@@ -110,7 +110,7 @@ class InnerStep:
         return grads, buffers, {**metrics, "tokens": tokens}
 
     def apply(self, inner: Inner, grads, buffers, tokens) -> Inner:
-        """Let the inner optimizer step."""
+        """The region's state after a step of the inner optimizer along these gradients."""
         tree = self.layout.tree(inner.params)
         updates, opt = self.optimizer.update(self.layout.tree(grads), inner.opt, tree)
         params = self.layout.select(optax.apply_updates(tree, updates), "train")
@@ -129,7 +129,7 @@ class InnerStep:
         return self.follow(inner, *found)
 
     def follow(self, inner: Inner, grads, buffers, metrics) -> tuple[Inner, dict[str, jax.Array]]:
-        """Step along a gradient, unless it is not finite and such are to be skipped."""
+        """Step along a gradient, unless it is not finite and `skip_nonfinite` holds."""
         metrics["grad_norm"] = optax.tree.norm(grads).astype(jnp.float32)
         new = self.apply(inner, grads, buffers, metrics["tokens"])
         if not self.skip_nonfinite:
@@ -152,7 +152,8 @@ def weighted_mean(
     any tokens the mean is 0.
 
     Args:
-      one: `(i, buffers) -> (float leaves, tokens, buffers)` of microbatch i; buffers are handed on.
+      one: `(i, buffers) -> (float leaves, tokens, buffers)` of microbatch i, which gets the buffers
+        of the one before.
       buffers: before microbatch 0.
       count: at least 1; may be traced.
 
@@ -251,11 +252,11 @@ def make_inner_program(step: InnerStep, regions: Regions):
     """Build the program of the inner phase, not yet jitted.
 
     Returns:
-      `block(inner, frozen, batches, region_ids, active, n, single)`: runs the first n of S staged
-      steps in every region, n traced so that its value never recompiles. Batch leaves are
-      `[R, S, b, ...]`; `active` is None or bool `[R, S]`: inactive regions stand still. Returns
-      (inner, metrics), metric leaves `[R, S]`, or `[R]` with the static `single` (S = 1): steps
-      taken one by one and in blocks are bit-identical.
+      `block(inner, frozen, batches, region_ids, active, n, single)`, which runs the first n of S
+      staged steps in every region; n is traced, so that its value never recompiles. Batch leaves
+      are `[R, S, b, ...]`; `active` is None or bool `[R, S]`, the regions that make a step. Its
+      result: (inner, metrics `[R, S]`, or `[R]` with the static `single`, S = 1). Steps taken one
+      by one and in blocks are bit-identical.
     """
     parts = inner_block(step, regions)
 
@@ -298,10 +299,10 @@ def make_accumulating_program(step: InnerStep, regions: Regions, apart: bool = F
         all. With `vmap` that costs a few percent.
 
     Returns:
-      `block(inner, frozen, batches, region_ids, active, counts_R, stride, n)`: runs the first n
-      steps of a staged buffer of C microbatches, leaves `[R, C, m, ...]`. Step t of region r takes
-      the microbatches [t stride, t stride + counts_R[r]); n, stride and counts_R are traced.
-      `active` is None or bool `[R, C]` (by step). Returns (inner, metrics `[R, C]` by step).
+      `block(inner, frozen, batches, region_ids, active, counts_R, stride, n)`, which runs the first
+      n steps of a staged buffer of C microbatches, leaves `[R, C, m, ...]`. Step t of region r
+      takes microbatches t stride to t stride + counts_R[r] - 1; n, stride and counts_R are traced.
+      `active` is None or bool `[R, C]` (by step). Its result: (inner, metrics `[R, C]` by step).
     """
     own = 0 if apart else None
 
