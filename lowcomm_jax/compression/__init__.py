@@ -1,11 +1,11 @@
-"""Codecs: what travels between regions, with its true bytes. One codec a file.
+"""Codecs: how pseudo-gradients are encoded for the way between regions. One codec a file.
 
 In: a tree of fp32 arrays, a region's pseudo-gradient of one fragment, and the codec's state. Out: a
-payload of arrays of the true wire size, the new state, and what every receiver decodes (`Codec`).
+payload, whose arrays have the size that travels, the new state, and the decoded values (`Codec`).
 `make` builds a codec from a name or a mapping. A codec of one leaf is a `MatrixCodec`; `PerTensor`
 gives each leaf its own; `ErrorFeedback`, `EF21`, `DecoupledMomentum` and `CodecLevels` wrap codecs.
-`Sliced` and `Staged` code slices and pipeline stages. `windows` and `row_sharding` say how a leaf
-that is sharded inside a region is coded where it lies.
+`Sliced` and `Staged` encode slices and pipeline stages. `windows` and `row_sharding` let each
+device of a region encode its own part of a sharded leaf.
 """
 
 from lowcomm_jax.compression.base import Codec

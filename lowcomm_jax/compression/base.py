@@ -16,16 +16,16 @@ PyTree = Any
 
 
 class Codec(abc.ABC):
-    """One region's side of the wire, as pure functions; subclasses are frozen dataclasses.
+    """Encoding and decoding of one region, as pure functions; subclasses are frozen dataclasses.
 
     Every function is jit-able and vmap-able with static shapes; the arithmetic is fp32. `like` is
     a pytree of arrays or `jax.ShapeDtypeStruct`.
 
     Attributes:
-      personal: whether regions make something of their own of the mean (`receive`), so that each
+      personal: whether each region changes the mean by its own state (`receive`), so that each
         needs an anchor of its own.
-      increments: whether payloads decode to changes of what receivers already hold (`ef21`), which
-        the outer rule must sum up.
+      increments: whether payloads decode to changes of values that receivers hold (`ef21`); the
+        outer rule must then sum them up.
     """
 
     personal: bool = False
@@ -42,7 +42,7 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        """Turn float leaves into (payload, new state); the payload's buffers are what travels."""
+        """Turn float leaves into (payload, new state); the payload's buffers travel as they are."""
 
     def encode_if(self, accepted: jax.Array, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         """`encode`, but where `accepted` (bool scalar) is False the state stays as it was."""
@@ -71,19 +71,19 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, payload: PyTree, like: PyTree) -> PyTree:
-        """fp32 leaves in the shapes of `like`: exactly what every receiver decodes."""
+        """The values that every receiver decodes: fp32 leaves in the shapes of `like`."""
 
     @abc.abstractmethod
     def nbytes(self, like: PyTree) -> int:
         """Bytes of one payload, known before encoding."""
 
     def aggregate(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
-        """Weighted fp32 mean of what the payloads decode to.
+        """Weighted fp32 mean of the decoded payloads.
 
         Args:
           payload_R: payloads with a leading region axis.
-          weight_R: float32 `[R]`, not negative, not normalised; 0 = absent, and silences whatever
-            that payload holds.
+          weight_R: float32 `[R]`, not negative, not normalised; 0 = absent, and the payload then
+            has no effect, even if it is not finite.
           like: shapes of one region's tree.
 
         Returns:
@@ -105,7 +105,7 @@ class Codec(abc.ABC):
         return False
 
     def with_layout(self, cuts: Mapping[str, RowCut]) -> Codec:
-        """The codec, told how the leaves of these paths are cut inside a region."""
+        """The codec for leaves that are cut inside a region, given how, by path."""
         del cuts
         return self
 
@@ -132,10 +132,11 @@ class Codec(abc.ABC):
         return None
 
     def receive(self, mean: PyTree, state: PyTree, sent: jax.Array) -> tuple[PyTree, PyTree]:
-        """What one region's outer rule gets of the mean, and the state after it; see `personal`.
+        """(values for one region's outer rule, its new state), made of the mean; see `personal`.
 
         Args:
-          mean: what `aggregate` gave; state: of this region, after `encode`.
+          mean: result of `aggregate`.
+          state: of this region, after `encode`.
           sent: bool scalar, whether this region's payload is in the mean.
         """
         del sent
@@ -144,7 +145,7 @@ class Codec(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Codec):
-    """A codec around another that changes what is encoded, not what travels.
+    """A codec around another that changes the values before they are encoded, not the payload.
 
     A subclass has a `name`, `init` and `encode`, and says `in_slices`.
 

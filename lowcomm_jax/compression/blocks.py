@@ -1,8 +1,7 @@
 """Cuts a stack of matrices into 1-D blocks (one scale each) and 2-D chunks (top-k), and back.
 
 `to_blocks` also takes a leaf in windows (`row_sharding.InWindows`), of which each device of a
-region holds whole blocks; `sent` and `received` are what travels of such blocks.
-
+region holds whole blocks; `sent` and `received` convert such blocks to the payload and back.
 """
 
 from __future__ import annotations
@@ -57,9 +56,10 @@ class Blocks(NamedTuple):
 def cut(shape: Shape, block: int | None) -> Blocks:
     """Choose the blocks of a matrix: about `block` values each, a row each when None.
 
-    Blocks lie inside rows of 16 values or more, so that shards cut along rows hold whole blocks:
-    as wide as the largest divisor of M where one lies between block / 4 and block, else as few
-    equal ones as fit (fewer padding values than blocks). Shorter rows are cut as one flat matrix.
+    In rows of 16 values or more, blocks lie inside rows, so that shards cut along rows hold whole
+    blocks. A block is as wide as the largest divisor of M between block / 4 and block. Where there
+    is none, a row gets as few equal blocks as fit (fewer padding values than blocks). Shorter rows
+    are cut as one flat matrix.
 
     >>> cut((1, 8, 768), 256)[:2], cut((1, 3, 67), 64)[:2], cut((1, 9, 32), 256)[:2]
     ((24, 256), (6, 34), (9, 32))
@@ -133,7 +133,7 @@ def from_blocks(x_LxBxW: jax.Array, shape: Shape, by_row: bool) -> jax.Array:
 
 
 def sent(x_LxB: jax.Array, size: int, turned: bool = False) -> jax.Array:
-    """What travels of `[L, blocks, ...]`: a leaf in windows leaves its spare room out.
+    """The part of `[L, blocks, ...]` that travels; for a leaf in windows without its spare room.
 
     Args:
       size: values of a unit (`unit`).

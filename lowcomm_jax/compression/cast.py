@@ -21,7 +21,7 @@ class Cast(MatrixCodec):
     """Round every value to a float format; the bits travel as integers of the same width.
 
     Integers, because some compilers widen narrow floats on the way through a collective. fp16
-    saturates at 65504 instead of overflowing, and loses values below 6e-8.
+    saturates at 65504 instead of overflowing; values below about 3e-8 become 0.
 
     Attributes:
       format: `fp32`, `bf16` or `fp16`.

@@ -13,8 +13,8 @@ Source: the quantiser of INTELLECT-1 (arXiv 2412.01152, 8 bits), MuLoCo (2505.23
 and SparseLoCo (2508.15706, 2 bits on the kept values).
 
 Differs from the papers: with 8 bits only the two end bins, which hold everything beyond the range,
-travel as means; the other 254 decode to their centres (off by about 1 % of the rounding error),
-which saves 1 KiB per group. An empty bin decodes to its centre.
+travel as means. The other 254 decode to their centres, which saves 1 KiB per group (and is off by
+about 1 % of the rounding error). An empty bin decodes to its centre.
 """
 
 from __future__ import annotations

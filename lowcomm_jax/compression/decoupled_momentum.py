@@ -1,19 +1,19 @@
-r"""Decoupled momentum: the part of a momentum that travels is put back averaged over regions.
+r"""Decoupled momentum: regions send a part of their momentum, and put its mean back in its place.
 
 $$m_r \leftarrow \beta m_r + \Delta_r, \qquad \text{send } C(m_r), \qquad
   m_r \leftarrow m_r - D(C(m_r)) + q, \qquad q = \mathrm{mean}_r\, D(C(m_r))$$
 
-The outer rule gets $\Delta_r + \beta m_r$, Nesterov's look-ahead, in which the region's own
-$\Delta_r$ stands unaveraged: the regions' anchors differ.
+The outer rule gets $\Delta_r + \beta m_r$, Nesterov's look-ahead. It holds the region's own
+$\Delta_r$, not averaged, so that the regions' anchors differ.
 
 | symbol | meaning |
 | --- | --- |
-| $\Delta_r$ | what region r hands over, unscaled; kept until the mean is there |
+| $\Delta_r$ | pseudo-gradient of region r, unscaled; kept until the mean is there |
 | $m_r$ | momentum of region r, fp32, starts at zero |
 | $\beta$ | `decay` |
 
-Source: the authors' code of arXiv 2510.03371. For one region, and whatever the codec, this is
-Nesterov momentum.
+Source: the authors' code of arXiv 2510.03371. For one region this is Nesterov momentum with every
+codec.
 
 Differs from the code: learning rates stay outside; a region that sends nothing has no $\Delta_r$
 in this round, its momentum does not decay, and it adds $q$ like all others.
@@ -35,7 +35,7 @@ PyTree = Any
 
 
 class DecoupledMomentumState(NamedTuple):
-    """Momentum as the residual of `error_feedback`, and what was handed over last, fp32."""
+    """Momentum, the residual of `error_feedback`, and the last pseudo-gradient, both fp32."""
 
     feedback: ErrorFeedbackState
     own: PyTree
@@ -77,7 +77,7 @@ class DecoupledMomentum(Wrapper):
 
 
 def decoupled_momentum(codec: Codec, decay: float = 0.95) -> DecoupledMomentum:
-    """Give a codec a momentum whose travelling part is averaged over the regions (see the module).
+    """Give a codec a momentum, whose sent part is averaged over the regions (see the module).
 
     Args:
       codec: any codec; its payload and bytes stay as they are.

@@ -1,4 +1,4 @@
-r"""EF21: send the compressed difference to what the receivers already hold.
+r"""EF21: send the compressed difference to the copy that the receivers hold.
 
 $$c_r = C(\Delta_r - h_r), \qquad h_r \leftarrow h_r + D(c_r), \qquad
   \bar h \leftarrow \bar h + \mathrm{mean}_r\, D(c_r)$$
@@ -9,11 +9,13 @@ $$c_r = C(\Delta_r - h_r), \qquad h_r \leftarrow h_r + D(c_r), \qquad
 | $\bar h$ | mean of the copies; state of `integrate`, the direction the outer rule descends along |
 
 Payloads decode to *increments*: chain `integrate()` before the outer rule. The mean is over all
-regions, of equal weight: the copy of one that is absent stays as it is, and so does its share in
-the running mean, which is therefore exact whoever takes part. A region that is absent for long
-keeps pulling in its old direction, and the mean of another number of regions is another sum: a run
-that is to go on with more or fewer of them is refused, and so is EF21 between jobs, where a region
-that comes back after a loss starts from a copy of 0.
+regions, with equal weights. The copy of an absent region stays as it is, and so does its share in
+the running mean, which is therefore exact whichever regions take part. An absent region's old
+direction keeps its share of the mean.
+
+Two uses are refused. The mean over another number of regions is another sum, so that a run may not
+go on with more or fewer of them. Between jobs a region that comes back after a loss would start
+from a copy of 0.
 
 Source: arXiv 2106.05203, Algorithm 2.
 """

@@ -1,10 +1,10 @@
-r"""Error feedback: what a codec loses is added to what it encodes next.
+r"""Error feedback: the values that a codec loses are added to those it encodes next.
 
 $$p = \Delta + \beta e, \qquad \text{send } C(p), \qquad e \leftarrow p - D(C(p))$$
 
 | symbol | meaning |
 | --- | --- |
-| $\Delta$ | what the caller hands over, unscaled: no learning rate enters the residual |
+| $\Delta$ | values to encode, unscaled: no learning rate enters the residual |
 | $e$ | residual, fp32, per region, starts at zero |
 | $\beta$ | `decay`: 1 loses nothing; 0.9 to 0.95 forgets slowly |
 
@@ -62,7 +62,7 @@ class ErrorFeedback(Wrapper):
 
 
 def error_feedback(codec: Codec, decay: float = 1.0) -> ErrorFeedback:
-    """Give a codec a residual that carries over what it did not send.
+    """Give a codec a residual, which carries over the values that it did not send.
 
     Args:
       codec: any codec; its payload and bytes stay as they are.

@@ -9,12 +9,12 @@ Source: PowerSGD, arXiv 1905.13727, Algorithm 1; with int4 factors the compresso
 2506.21263.
 
 Differs from the papers: every region sends factors of its own matrix, with its own warm $Q$, in one
-exchange. So the mean over R regions has rank up to r R, and no region waits in between. The papers
-reduce $P$ first and then $Q'$, in two phases with one shared basis, and their mean keeps rank r.
+exchange. The mean over R regions therefore has rank up to r R, and no region waits in between. The
+papers reduce $P$ first and then $Q'$, in two phases with one shared basis; their mean has rank r.
 
 Where the devices of a region hold rows of $M$, $P$ is gathered and $Q'$ summed; for columns it is
-the other way round. That moves r (N + M) fp32 values a matrix, besides what `factors` regroups. $M$
-stays where it lies.
+the other way round. That moves r (N + M) fp32 values a matrix, besides those that `factors`
+regroups. $M$ itself is not moved.
 
 Columns of the kept $Q$ are scaled to unit size. A column that came out zero keeps its old value, so
 that a round of zeros does not lose the basis.
@@ -58,9 +58,9 @@ class LowRank(MatrixCodec):
       factors: codec of P (`[L, N, r]`) and Q' (`[L, M, r]`, both transposed on the wire, so that
         its blocks and rows lie within columns).
       dense: codec of leaves that factors would not shrink by `least` times.
-      least: smallest compression r (N + M) -> N M worth the trouble.
-      basis: columns of Q kept between rounds, at least r (default r): codecs that differ in rank
-        alone share a state, and decide alike which tensors are factored.
+      least: smallest compression N M / (r (N + M)) at which a matrix is factored.
+      basis: columns of Q kept between rounds, at least r (default r). Codecs of equal `basis` that
+        differ in rank share a state, and factor the same tensors.
 
     Raises:
       ValueError: a setting out of range.
@@ -181,8 +181,8 @@ class LowRank(MatrixCodec):
 def power_iteration(x_LxNxM: jax.Array, q_LxMxR: jax.Array) -> tuple[jax.Array, jax.Array]:
     """One step of subspace iteration: orthonormal P `[L, N, r]` and Q' = X^T P `[L, M, r]`.
 
-    Devices of a region that hold parts of X hold parts of N rows of P and of M rows of Q'. What a
-    product needs of the other factor is gathered some columns at a time.
+    Devices of a region that hold parts of X hold parts of N rows of P and of M rows of Q'. The
+    other factor of a product is gathered some columns at a time.
     """
     largest = jnp.max(cutting.largest_magnitude(x_LxNxM), axis=1)
     chunks = column_chunks(x_LxNxM.shape, q_LxMxR.shape[2])

@@ -72,10 +72,10 @@ class MatrixCodec(abc.ABC):
         """Bytes of the payload of a stack of this shape."""
 
     def rows_together(self, shape: Shape) -> int:
-        """How many of the N rows are coded together.
+        """Number of the N rows that are encoded together.
 
-        A device of a region that holds a multiple of them codes what it holds; statistics of the
-        whole are summed over the devices. 0 = none, and columns may be cut as well.
+        A device of a region that holds a multiple of it encodes its own rows; statistics of the
+        whole are summed over the devices. 0 = rows are independent, and columns may be cut as well.
         """
         del shape
         return 1

@@ -1,7 +1,7 @@
-"""Code the values that one codec has kept with another codec, as a leaf of their own.
+"""Encode the values that one codec has kept by another codec, as a leaf of their own.
 
-`encode` and `decode` are those of the inner codec. Inside a region the values lie as
-`Windows.drop_filling` left them; these functions tell the inner codec so.
+`encode` and `decode` are those of the inner codec. Inside a region the values are laid out as
+`Windows.drop_filling` returns them; these functions give the inner codec that layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PyTree = Any
 
 
 def encode(codec: MatrixCodec, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
-    """As `codec.encode`; x of a leaf in windows is what `Windows.drop_filling` returned."""
+    """As `codec.encode`; for a leaf in windows, x is a result of `Windows.drop_filling`."""
     if leaf_windows() is None:
         return codec.encode(x_LxNxM, state)
     cut = _cut(codec, x_LxNxM.shape)
@@ -29,7 +29,7 @@ def encode(codec: MatrixCodec, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTre
 
 
 def decode(codec: MatrixCodec, payload: PyTree, shape: Shape) -> jax.Array:
-    """As `codec.decode`; of a leaf in windows, what `Windows.restore_filling` takes."""
+    """As `codec.decode`; for a leaf in windows, an argument of `Windows.restore_filling`."""
     if leaf_windows() is None:
         return codec.decode(payload, shape)
     cut = _cut(codec, shape)

@@ -1,4 +1,4 @@
-"""Codecs as Optax transforms: updates in, what receivers decode out.
+"""Codecs as Optax transforms: updates in, their decoded values out.
 
 `optax.chain(compress("int4"), optax.sgd(0.7, momentum=0.9, nesterov=True))` is an outer update
 whose pseudo-gradient has been through the wire, and works in any Optax program.
@@ -32,7 +32,7 @@ class CompressState(NamedTuple):
 def compress(
     codec: Codec | str, error_feedback: Feedback = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Replace updates by what a receiver would decode.
+    """Replace updates by the values that a receiver would decode.
 
     Args:
       codec: a codec or a name for `make`.
@@ -40,8 +40,8 @@ def compress(
         then the receivers' copy); None for none.
 
     Returns:
-      A transform of any tree of floats; fp32 arithmetic, updates keep their dtype. What rounding to
-      that dtype loses enters the residual, too.
+      A transform of any tree of floats; fp32 arithmetic, updates keep their dtype. The error of
+      rounding to that dtype enters the residual, too.
 
     Raises:
       ValueError: unknown codec name, a codec that needs the mean of all regions, decay out of

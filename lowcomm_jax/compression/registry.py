@@ -90,11 +90,11 @@ def make(
     Args:
       spec: a name of `names()`, a mapping with `name` and any keyword of this function, or a codec,
         which is returned as it is.
-      rules: a name of `rules.PRESETS`, or (regular expression, name or codec) pairs: what leaves
-        with such paths get instead.
+      rules: a name of `rules.PRESETS`, or (regular expression, name or codec) pairs: leaves whose
+        path matches get that codec instead.
       stacked: path prefixes of leaves with a leading layer axis.
       seed: of random starts and choices.
-      error_feedback: decay; None = what belongs to the name (`_ef` names have one).
+      error_feedback: decay; None = the name decides (names that end in `_ef` have one).
       reduce: how payloads are averaged (`PerTensor.reduce`).
       settings: fields of the codec, e.g. `k`, `bits`, `block`, `rank`; codecs inside (`values`,
         `factors`, `dense`) by name.
@@ -132,7 +132,7 @@ def make(
 
 
 def _unknown(name: str, settings: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a name and its settings, one line with its fix each."""
+    """Problems of a name and its settings, one line with its fix each."""
     if name not in CODECS:
         return [f"{name!r} is unknown: choose one of {', '.join(CODECS)}"]
     fields = inspect.signature(CODECS[name][0]).parameters

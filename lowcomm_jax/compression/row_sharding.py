@@ -1,12 +1,12 @@
-"""Tells a codec how the leaf it codes is sharded inside a region, and runs functions on own rows.
+"""Gives a codec the sharding of its leaf inside a region, and runs functions on each device's rows.
 
-The exchange says with `rows_cut` how a leaf is cut while its codec is traced. The codec reads that
-through the functions of this module and needs to know nothing else of devices.
+The exchange sets with `rows_cut` how a leaf is cut while its codec is traced. The codec reads that
+through the functions of this module.
 
-Within `Regions.lift` the axes inside a region are Auto: the compiler places what communicates. That
-is right for sums and products. Gathers, scatters and sorts are not: the compiler gathers their
-operands, and with two sharded axes inside a manual one it aborts the process. So they run on every
-device's own rows instead (`on_rows`).
+Within `Regions.lift` the axes inside a region are Auto: the compiler places the communication. That
+is right for sums and products. For gathers, scatters and sorts the compiler gathers the operands,
+and with two sharded axes inside a manual one it aborts the process. So they run on every device's
+own rows instead (`on_rows`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def leaf_windows() -> Any:
 
 
 def axes_inside() -> dict[str, int]:
-    """Sizes of the Auto mesh axes, of more than one device, around what is being traced."""
+    """Sizes of the Auto mesh axes of more than one device around the function being traced."""
     mesh = jax.sharding.get_abstract_mesh()
     kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types or ())
     return {name: size for name, size, kind in kinds if size > 1 and kind == AxisType.Auto}
@@ -134,7 +134,6 @@ def on_rows(fn: Callable, groups: int, cut: PyTree, whole: PyTree = ()) -> PyTre
       groups: of neighbouring rows that `fn` keeps together. Where they do not divide over the
         devices, every device works on all of them.
       cut: leaves `[L, rows, ...]`; a row is a row of the matrix, a block or a chunk.
-
       whole: the same on all devices.
     """
     axes = axes_inside()

@@ -110,7 +110,7 @@ class PerTensor(Codec):
         return next((c for pattern, c in self.rules if re.search(pattern, path)), self.default)
 
     def leaf_codecs(self, like: PyTree) -> dict[str, MatrixCodec]:
-        """path -> codec, for a look at what the rules do."""
+        """path -> codec of each leaf, to check the rules."""
         paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(like)]
         return {path: self.codec_of(path) for path in paths}
 

@@ -1,7 +1,7 @@
-"""Runs a codec in every pipeline stage: each stage codes its own part of a tree, and nothing else.
+"""Runs a codec in every pipeline stage: each stage encodes only its own part of a tree.
 
-No codec then sees, or moves, what lies in another stage. A table cut over the stages is coded slice
-by slice: low-rank factors, and scales of whole tensors, are those of a slice.
+No values then move between stages. A table cut over the stages is encoded slice by slice: low-rank
+factors, and scales of whole tensors, are those of a slice.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Staged(Codec):
         return self.codec.name
 
     def rows_together(self, path, shape):
-        """Of a stage's part, which is what `shape` is of."""
+        """As `MatrixCodec.rows_together`, of a stage's part; `shape` is that of the part."""
         return self.codec.rows_together(path, shape)
 
     def splits_over(self, path, shape, devices):
@@ -114,7 +114,7 @@ class Staged(Codec):
         return self.stages * self.codec.nbytes(self.part(like))
 
     def mean_rank(self, payload_R, weight_R, like, energy):
-        """The mean over the stages of what each measures."""
+        """The mean over the stages of the rank that each measures."""
 
         def one(codec, payload_R, weight_R):
             own = _own(payload_R, axis=1)

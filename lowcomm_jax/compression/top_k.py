@@ -254,7 +254,7 @@ def in_bands(fn: Callable[[PyTree], PyTree], each: int, values: int, tree: PyTre
     """`fn(tree)`; a CPU runs it on one band of rows at a time and copies no whole matrix.
 
     Args:
-      fn: maps leaves `[L, n, ...]` to such leaves and treats rows alike.
+      fn: maps leaves `[L, n, ...]` to such leaves, each row by itself.
       each: how many of the n make up one row.
       values: number of values in one row, before or after coding.
     """

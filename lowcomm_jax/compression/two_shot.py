@@ -1,13 +1,12 @@
 """Chooses between two ways to reduce coded payloads, and cuts trees into slices for the second.
 
 `route` takes a codec and the shapes of the fragments. It returns the way that sends fewer bytes,
-with the codec that encodes for it, and raises ValueError where two-shot is asked for but cannot be.
+with the codec that encodes for it. It raises ValueError where two-shot is asked for and impossible.
 
-* all-gather: every region hands its payload to all others, who decode and average. One
+* all-gather: every region sends its payload to all others, which decode and average. One
   quantisation; each region sends (R - 1) payloads.
 * two-shot: regions exchange slices, decode, average in fp32, encode again and gather. Each region
-  sends 2 (R - 1) / R payloads. What arrives has been quantised twice, the second time without
-  error feedback.
+  sends 2 (R - 1) / R payloads. Values are quantised twice, the second time without error feedback.
 
 `Sliced` is the codec of a two-shot reduction: it encodes each slice of a tree on its own.
 """
@@ -35,13 +34,13 @@ Shape = tuple[int, ...]
 
 
 class Route(NamedTuple):
-    """How payloads are best reduced.
+    """The way in which payloads are reduced.
 
     Attributes:
       name: `all_gather` or `two_shot`, as in `exchange.traffic`.
-      all_gather, two_shot: bytes sent by one of R regions; two_shot is None where encoding the mean
-        again makes no sense (sparse, low-rank, sign) or loses track of a copy (EF21).
-      codec: what encodes for this route.
+      all_gather, two_shot: bytes sent by one of R regions. two_shot is None where the mean cannot
+        be encoded again: sparse, low-rank and sign codecs, and EF21, whose copies would differ.
+      codec: that encodes for this route.
     """
 
     name: str
@@ -53,16 +52,15 @@ class Route(NamedTuple):
 def route(codec: Codec, likes: Sequence[PyTree], regions: int, devices: int = 1) -> Route:
     """Choose how payloads of these shapes travel: by `PerTensor.reduce`, else by fewer bytes.
 
-    The all-gather, quantised once, wins ties.
+    With equal bytes it is the all-gather, which quantises once.
 
     Args:
-      codec: as the method has it.
+      codec: of the method.
       likes: shapes of every fragment.
       devices: devices of a region that rows may be cut over.
 
-
     Raises:
-      ValueError: two-shot is asked for where it makes no sense; a wrapper does not say whether it
+      ValueError: two-shot is asked for and impossible; or a wrapper does not say whether two-shot
         works (`wrapper_problem`).
     """
     if (problem := wrapper_problem(codec)) is not None:
@@ -82,7 +80,7 @@ def route(codec: Codec, likes: Sequence[PyTree], regions: int, devices: int = 1)
 
 
 def wrapper_problem(codec: Codec) -> str | None:
-    """Why nobody can tell whether payloads of this codec may be cut into slices; None = one can."""
+    """A problem if a wrapper does not say whether payloads may be cut into slices, else None."""
     if isinstance(codec, Wrapper):
         if codec.in_slices is None:
             return (
@@ -244,7 +242,7 @@ class Sliced(Wrapper):
         return self.codec.splits_over(path, layout.slice, layout.groups)
 
     def _of_slices(self, like: PyTree) -> PerTensor:
-        """The codec, told how slices are cut: along rows or values, where their leaf is cut."""
+        """The codec with the layout of slices: cut along rows or values, as their leaf is."""
         cuts = {}
 
         def one(path, leaf):

@@ -1,20 +1,20 @@
 """Split a sharded leaf over the devices of a region so that every device holds whole units.
 
-In: one leaf, seen flat as `[L, T]`, as it is sharded inside a region. Out: its units `[L, D n, w]`,
-room for n whole units on each of D devices; or matrices cut along columns; or strips of chunks.
-Every function has an inverse. `UnitSplit.works` says beforehand whether a split is possible.
+In: one leaf, flat as `[L, T]`, as it is sharded inside a region. Out: its units `[L, D n, w]`, room
+for n whole units on each of D devices; or matrices cut along columns; or strips of chunks. Every
+function has an inverse. `UnitSplit.works` says beforehand whether a split is possible.
 
-A unit is what a codec codes together: a block, a row of chunks, a group, a row. The leaf moves in
-two steps:
+A unit is a group of values that a codec encodes together: a block, a row of chunks, a group, a row.
+The leaf moves in two steps:
 
 1. `Windows.flatten` cuts the leaf into D equal windows of T / D values, one a device. That is one
    all-to-all of each device's own shard; nothing moves where the first axis is the sharded one.
-2. `Windows.to_units` moves the borders between windows to where units begin. Neighbours hand one
-   another the values in between, at most two units.
+2. `Windows.to_units` moves the borders between windows to where units begin. Neighbours exchange
+   the values in between, at most two units.
 
 Where the units do not divide over the devices, `UnitSplit` gives some devices one more than others,
-and every device fills its room up to the same number. So no device ever holds the whole leaf. What
-fills the room up does not travel between regions (`Windows.drop_filling`).
+and every device fills its room up to the same number. No device ever holds the whole
+leaf. The filling does not travel between regions (`Windows.drop_filling`).
 
 Everything here is traced inside a region (`Regions.lift`), where the region's axes are Auto.
 """
@@ -153,10 +153,10 @@ class Windows:
         return self._over(local, (), P(self.axes))()
 
     def drop_filling(self, x: jax.Array, unit: int, turned: bool = False) -> jax.Array:
-        """Remove what fills the room of devices up, so that only the U units are left.
+        """Remove the filling of the devices' rooms, so that only the U units are left.
 
         Nothing moves where units divide over the devices. Else the last axis is cut instead of the
-        axis of units, by one all-to-all; where it does not divide, every device gets everything.
+        axis of units, by one all-to-all; where it does not divide, every device gets the whole.
 
         Args:
           x: `[L, D n k, ...]`, k entries for entries place.
@@ -205,7 +205,7 @@ class Windows:
         return self._over(fn, self._along(1), self._along(1))
 
     def without_filling(self, shape: Shape) -> Windows | None:
-        """The windows of what `drop_filling` returns, of this shape; None = all on every device."""
+        """The windows of a result of `drop_filling` of this shape; None = whole on every device."""
         axis = 1 if shape[1] % self.devices == 0 else 2 if self._swaps(shape) else None
         return None if axis is None else self.cut_along(shape, axis)
 
@@ -282,7 +282,7 @@ class Windows:
         return jax.lax.dynamic_slice_in_dim(x, start, split.size // split.devices, axis=1)
 
     def _from_neighbour(self, x: jax.Array, step: int) -> jax.Array:
-        """What the device `step` windows before sends; zeros where there is none."""
+        """Values from the device `step` windows before; zeros where there is none."""
         if x.shape[1] == 0:
             return x
         at = self._in_mesh()
@@ -362,7 +362,7 @@ class UnitSplit:
 
     @property
     def behind(self) -> int:
-        """Most values that any device's units take from the window behind its own."""
+        """Most values that any device's units take from the window after its own."""
         ends = self.shifts[:-2] + self.each * self.unit - self.size // self.devices
         return max(0, int(ends.max(initial=0)))
 
@@ -373,7 +373,7 @@ class UnitSplit:
 
     @property
     def late(self) -> int:
-        """Most values of any window that belong to the units of the device behind."""
+        """Most values of any window that belong to the units of the next device."""
         return max(0, -int(self.shifts[1:].min()))
 
     def works(self) -> bool:
