@@ -2,10 +2,10 @@
 
 In: a description of a network (`parse`, `preset`), and the sends and landings of a run (`drive`,
 `replay`). Out: `VirtualClock` gives the seconds every region computes and waits. Its `Ledger`
-counts bytes by region, link and fragment. `sync_seconds` and `derive_tau` answer what a schedule
-asks.
+counts bytes by region, link and fragment. `sync_seconds` and `derive_tau` give a schedule its T_s
+and tau.
 
-NumPy only, deterministic, seeded. The clock is the only clock: the counters of training are
+NumPy only, deterministic, seeded. "Clock" means this virtual clock; the counters of training are
 `state.SyncCounters`.
 """
 

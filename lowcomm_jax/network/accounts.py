@@ -1,4 +1,4 @@
-"""What a run cost: `summarise` gives a `ClockReport`; `usage_of` what a collective uses alone."""
+"""Costs of a run (`summarise` gives a `ClockReport`) and of one collective alone (`usage_of`)."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from lowcomm_jax.network.links import BYTES_PER_GBIT, Network
 
 @dataclass(frozen=True, eq=False)
 class ClockReport:
-    """What a run cost so far. Seconds are virtual; arrays are float64 [R].
+    """Costs of a run so far. Seconds are virtual; arrays are float64 [R].
 
     Attributes:
         wall_s: time of the last region.
         compute_R, peers_R, exposed_R, absent_R: seconds computing, waiting for slower peers,
-            waiting for bytes, and away; what is missing to wall_s is idling behind the last region.
+            waiting for bytes, and away; the rest of wall_s a region waits for the last one to end.
         utilisation_R, utilisation: compute / wall per region, and their mean.
         sent_R, received_R, control_R: payload and control bytes.
         mean_gbps_R, peak_gbps_R: sending rate over the wall-clock, and the largest at any moment.
@@ -71,7 +71,7 @@ def summarise(
 
 
 def usage_of(network: Network, shape: Profile) -> tuple[dict, np.ndarray]:
-    """Give what a collective uses while alone.
+    """Give the links that a collective uses while alone.
 
     Returns:
         The share of every link and of every limited egress and ingress, and each member's bytes per

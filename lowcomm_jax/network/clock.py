@@ -1,10 +1,10 @@
-"""Runs training in virtual time: the engine reports events, the clock says how long regions wait.
+"""Runs training in virtual time: the engine reports events, the clock computes regions' waits.
 
 Event interface (on the host; plain numbers in, plain numbers out):
 
     clock = VirtualClock(network, seed=0)
     clock.inner_step(step)                   every region computes one inner step
-    clock.send(step, key, nbytes_R, route)   a collective starts; nobody waits
+    clock.send(step, key, nbytes_R, route)   a collective starts; no region waits
     stall_R = clock.land(step, key)          its members wait until the bytes are there
 
 The engine reports the events of a step in its own order: inner step, landings of earlier sends,
@@ -43,7 +43,7 @@ class VirtualClock:
         now_R: virtual seconds of each region, float64 [R].
         peers_R, exposed_R, absent_R: of these, waiting for slower peers, for bytes, and away.
         ledger: bytes booked by `send`.
-        transit: what is under way.
+        transit: transfers under way.
     """
 
     def __init__(self, network: Network, seed: int = 0, record: bool = False) -> None:
@@ -84,12 +84,12 @@ class VirtualClock:
 
         Args:
             step: 1-based inner step; picks the jitter draw.
-            active: bool [R], who makes an inner step; None = all. The time of the others stands
-                still: a slow region's step spans several steps of the run.
-            away: bool [R], regions that are absent; None = none. They do not compute and are
-                carried along to the time of the slowest region that does.
-            work: how many times the network's step this one is (a larger batch, several trainers),
-                of each region or of all; None = once.
+            active: bool [R], regions that make an inner step; None = all. The time of the others
+                does not advance: a slow region's step spans several steps of the run.
+            away: bool [R], regions that are absent; None = none. They do not compute; their time
+                becomes that of the slowest region that does.
+            work: this step's work as a multiple of the network's step (a larger batch, several
+                trainers), of each region or of all; None = 1.
 
         Raises:
             ValueError: `active` or `away` has another length.
@@ -160,18 +160,18 @@ class VirtualClock:
 
         Args:
             step: inner step of the send.
-            key: name of what travels, in flight at most once: an int, a string, or a tuple of
-                those.
+            key: name of the payload, in flight at most once: an int, a string, or a tuple of those.
             nbytes_R: bytes of each region's payload buffers; one number when all are equal.
             route: one of `routes.ROUTES`.
             participants_R: bool [R]; None = all. Others do not send.
             groups: disjoint tuples of region ids that exchange among themselves; None = one group
                 of all. Absent members are left out; a group of one transfers nothing.
             announced: payload bytes as the codec announces them, for the ledger's analytic figure.
-            listeners_R: bool [R]; None = none. Regions that send nothing but receive what the
-                participants do; with one participant the send is one-to-all. They wait for it in
+            listeners_R: bool [R]; None = none. Regions that send nothing but receive the same as
+                participants; with one participant the send is one-to-all. They wait for it in
                 `catch_up`.
-            label: what the ledger books it under (a fragment), see `Transit.open`; None = the key.
+            label: name under which the ledger books it (a fragment), see `Transit.open`; None = the
+                key.
 
         Raises:
             ValueError: the key is still in flight, or the collective is malformed.
@@ -218,11 +218,13 @@ class VirtualClock:
         return stall_R
 
     def catch_up(self, regions: Iterable[int]) -> np.ndarray:
-        """Make regions wait for what they listened to and others have landed; give each region's
-        stall in seconds, float64 [R].
+        """Make regions wait for payloads that they listened to and others have landed.
 
-        A landing adopts an anchor that holds everything landed so far, so a region calls this
-        whenever it lands something.
+        A landing adopts an anchor that holds everything landed so far, so that a region calls this
+        whenever it lands a payload.
+
+        Returns:
+            Each region's stall in seconds, float64 [R].
         """
         stall_R = np.zeros(self.network.size)
         if self.transit.owed:
@@ -233,7 +235,7 @@ class VirtualClock:
         return stall_R
 
     def _skip_what_is_there(self) -> None:
-        """Drop owed waits for what has arrived: of a region that never lands they would pile up."""
+        """Drop owed waits for arrived transfers; a region that never lands would keep all."""
         if not self.transit.owed:
             return
         for flight in self.transit.owed:

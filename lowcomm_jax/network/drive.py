@@ -55,11 +55,11 @@ def drive(
 
 
 def follow(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
-    """Let the clock run through the sends and landings of one step.
+    """Advance the clock by the sends and landings of one step.
 
-    Regions that take no part in a send receive the result all the same, as the exchange counts it;
-    so do all others when one region's contribution travels alone (asynchronous arrivals). Who
-    lands something holds everything landed before, and waits for it.
+    Regions that take no part in a send receive the result, too, as the exchange counts it; so do
+    all others when one region's contribution travels alone (asynchronous arrivals). A region that
+    lands a payload holds everything landed before, and waits for that.
 
     Args:
       clock: is updated in place.
@@ -67,7 +67,7 @@ def follow(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
       events: each a `history.Event` of this step, in the order they happened.
 
     Raises:
-      ValueError: a payload travels by a route the clock does not know from the exchange.
+      ValueError: an event has a route that the clock does not know.
     """
     for kind, group in itertools.groupby(events, key=lambda event: event.kind):
         if kind == "send":
@@ -131,15 +131,15 @@ def every_step(
 ) -> None:
     """Advance by steps first, ..., first + count - 1, each with one exchange all regions wait for.
 
-    Gives the times (up to rounding) of that many `inner_step`, `send` and `land`, with the engine's
-    keys. All but the first step are worked out together, unless transfers are jittered, bars are
-    recorded or something else is under way.
+    The times are (up to rounding) those of that many `inner_step`, `send` and `land`, with the
+    engine's keys. All but the first step are computed together, unless transfers are jittered, bars
+    are recorded or another transfer is under way.
 
     Args:
         clock: is updated in place.
         nbytes: payload bytes of each region.
         route: one of `routes.ROUTES`.
-        fragment: what the ledger books it under.
+        fragment: under which the ledger books it.
     """
     one_by_one = min(1, count)  # the first step may pay for links that are new
     busy = clock.transit.payloads or clock.transit.owed
@@ -183,8 +183,8 @@ def _send(clock: VirtualClock, step: int, event: Any) -> None:
 def _route(clock: VirtualClock, step: int, event: Any) -> None:
     """Activations that regions pass on within a step: one transfer after the other.
 
-    The next tick needs what the last one passed on, so who receives waits; that all of the step's
-    computing is booked before its first transfer changes no sum.
+    A tick needs the transfers of the one before, so that receivers wait. All of the step's
+    computing is booked before its first transfer, which changes no sum.
     """
     for number, (ways, nbytes) in enumerate(event.hops):
         keys = [f"{ACTIVATIONS}{number}.{i}" for i in range(len(ways))]
@@ -196,7 +196,7 @@ def _route(clock: VirtualClock, step: int, event: Any) -> None:
 
 
 def _recover(clock: VirtualClock, step: int, event: Any) -> None:
-    """A learner that comes back waits for what a peer sends it."""
+    """A learner that comes back waits for a peer's state."""
     sent_R = np.asarray(event.bytes_sent, float)
     region, peer = int(np.flatnonzero(event.participants)[0]), int(np.argmax(sent_R))
     key = f"{RECOVERY}@{step}/{region}"
@@ -206,7 +206,7 @@ def _recover(clock: VirtualClock, step: int, event: Any) -> None:
 
 @functools.cache
 def _rings(way: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Who passes on to whom, r to way[r], as closed rings; who stays is in none."""
+    """The transfers r to way[r] as closed rings; a region with way[r] = r is in none."""
     found, left = [], {r for r, target in enumerate(way) if r != target}
     while left:
         ring = [min(left)]
@@ -238,7 +238,7 @@ def _land(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
 
 
 def _label(event: Any) -> Hashable:
-    """What the ledger books an event under: channel, or fragment, of one of several trainers."""
+    """Name under which the ledger books an event: channel or fragment, with its trainer if any."""
     if event.channel is not None:
         return event.channel
     return event.fragment if event.trainer is None else (event.trainer, event.fragment)

@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class ViolationsError(ValueError):
-    """Everything that is wrong with an input.
+    """Every violation of an input.
 
     Attributes:
-        lines: one sentence each: what is wrong and the smallest change that would work.
+        lines: one sentence each: the violation and the smallest change that would work.
     """
 
     def __init__(self, subject: str, lines: Sequence[str]) -> None:
@@ -29,7 +29,7 @@ def raise_all(subject: str, violations: Sequence[str]) -> None:
     """Raise one error that lists all violations, or return when there are none.
 
     Args:
-        subject: what was checked, named in the first line.
+        subject: the input that was checked, named in the first line.
         violations: one sentence each.
 
     Raises:
@@ -40,10 +40,10 @@ def raise_all(subject: str, violations: Sequence[str]) -> None:
 
 
 def collect(found: list[str], where: str, build: Callable[[], T]) -> T | None:
-    """Build something; note its violations, each behind `where`, instead of raising them.
+    """Call `build`; collect the violations it raises, each after `where`, instead of raising them.
 
     Returns:
-        What `build` returns, or None when it refuses.
+        The result of `build`, or None when it refuses.
     """
     try:
         return build()
@@ -56,13 +56,13 @@ def collect(found: list[str], where: str, build: Callable[[], T]) -> T | None:
 
 
 def whole(label: str, value: Any, least: int = 1) -> list[str]:
-    """Refuse what is no whole number of at least `least`."""
+    """A violation unless the value is a whole number of at least `least`."""
     fine = isinstance(value, Integral) and not isinstance(value, bool) and value >= least
     return [] if fine else [f"{label} is {value!r}: use a whole number of at least {least}"]
 
 
 def above_zero(label: str, value: Any, most: float = math.inf) -> list[str]:
-    """Refuse what is no number in (0, most]."""
+    """A violation unless the value is a number in (0, most]."""
     if _is_number(value) and 0 < value <= most:
         return []
     limit = "" if most == math.inf else f" and at most {most:g}"
@@ -70,7 +70,7 @@ def above_zero(label: str, value: Any, most: float = math.inf) -> list[str]:
 
 
 def not_negative(label: str, value: Any) -> list[str]:
-    """Refuse what is no number of 0 or more."""
+    """A violation unless the value is a number of 0 or more."""
     fine = _is_number(value) and value >= 0
     return [] if fine else [f"{label} is {value!r}: use a number of 0 or more"]
 

@@ -82,7 +82,7 @@ def simulate(network: Network, flows: Sequence[Flow]) -> FlowTimes:
 
     Args:
         network: links, delays and limits.
-        flows: what moves; `after` may only name earlier indices.
+        flows: the transfers; `after` may only name earlier indices.
 
     Returns:
         Times in seconds, one entry a flow.

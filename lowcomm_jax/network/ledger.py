@@ -74,7 +74,7 @@ class Ledger:
         listeners: Sequence[int] = (),
         times: int = 1,
     ) -> None:
-        """Count collectives that are all alike.
+        """Count equal collectives.
 
         Args:
             key: the fragment (or any label) it carried.

@@ -312,7 +312,7 @@ def _vector(label: str, value: Any, count: int, found: list[str]) -> np.ndarray:
 
 
 def _matrix(label, value, count: int, symmetric: bool, names, found: list[str]) -> np.ndarray:
-    """Read a number or a square matrix; note what does not parse."""
+    """Read a number or a square matrix; add a violation where it cannot be read."""
     filler_RxR = np.ones((count, count)) if label == "bandwidth_gbps" else np.zeros((count, count))
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
         return np.full((count, count), float(_number(label, value, found)))

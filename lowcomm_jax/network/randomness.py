@@ -43,7 +43,7 @@ class Jitter:
         return rng.uniform(1.0 - self.scale, 1.0 + self.scale, shape)
 
     def violations(self, where: str) -> list[str]:
-        """List what is wrong with this jitter, each with its fix."""
+        """List the violations of this jitter, each with its fix."""
         found = []
         if self.kind not in KINDS:
             found.append(f"{where}.kind {self.kind!r} is unknown: use one of {', '.join(KINDS)}")

@@ -1,4 +1,4 @@
-"""Which bytes an exchange puts on which links.
+"""The bytes that an exchange puts on each link.
 
 Routes (n members, b_i payload bytes of member i, b when all are equal):
 
@@ -15,7 +15,7 @@ Routes (n members, b_i payload bytes of member i, b when all are equal):
 A ring, two_shot, tree and star carry values that can be added on the way, so all members' payloads
 have one size; the second leg of two_shot carries re-encoded slices of the same size.
 
-Listeners contribute nothing but receive what the members do: every payload of an all_gather, every
+Listeners contribute nothing but receive the same as members: every payload of an all_gather, every
 reduced slice of a two_shot. One member with listeners is a one-to-all send: its whole payload to
 each of them.
 """

@@ -1,4 +1,4 @@
-"""Who did what when: bars per region over virtual time, and their picture.
+"""A timeline of activities: bars per region over virtual time, and their picture.
 
 A clock that records owns a `Recorder`, which gives a `Timeline` of `Bar`s. `draw` and
 `save_picture` turn it into a picture with matplotlib.
@@ -39,7 +39,7 @@ class Bar:
         kind: one of `KINDS`; "send" lasts from the start of the transfer until this region has the
             result and overlaps with the others; "land" is a moment.
         start_s, end_s: virtual seconds.
-        label: what travels.
+        label: name of the payload.
     """
 
     region: int
@@ -93,7 +93,7 @@ class Recorder:
             self.bars.append(Bar(member, "send", begin, ready, label))
 
     def landing(self, label: str, members: np.ndarray, start_s: float, now_M, peers_M, ready_M):
-        """Note when bytes travelled, who waited for peers and for bytes, and the landings."""
+        """Record the transfers, the waits for peers and for bytes, and the landings."""
         self.travel(label, members, start_s, ready_M)
         rows = zip(
             members.tolist(), now_M.tolist(), peers_M.tolist(), ready_M.tolist(), strict=True

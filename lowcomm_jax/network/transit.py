@@ -1,12 +1,12 @@
 """Collectives between their send and their last landing.
 
-`Transit` takes sends (`open`, `launch`) and says when each member has the result (`ready`). A
+`Transit` takes sends (`open`, `launch`) and computes when each member has the result (`ready`). A
 collective starts once its last sender has sent, and then shares the network with the others
-(`transfers.Fabric`). A member has the result when its share of the volume is through, plus the
-latency of its own path.
+(`transfers.Fabric`). A member has the result when its share of the volume has been transferred,
+plus the latency of its own path.
 
-Listeners (see `routes`) have no landing of their own. What they heard is due once a sender has
-landed it, and they wait for it at their own next landing.
+Listeners (see `routes`) have no landing of their own. A payload they listened to is due once a
+sender has landed it, and they wait for it at their own next landing.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -28,13 +28,13 @@ class Flight:
     """One collective as some of its regions wait for it.
 
     Attributes:
-        key: name of what travels.
+        key: name of the payload.
         number: of its transfer.
         members: region ids.
         start_s: when its last sender had sent.
         latency_M: seconds of each member's path that bandwidth cannot shorten.
         share_M: share of the volume after which each member has the result.
-        waiting_M: who has not landed yet.
+        waiting_M: bool, members that have not landed yet.
     """
 
     key: Hashable
@@ -48,13 +48,13 @@ class Flight:
 
 @dataclass
 class Payload:
-    """What travels under one key.
+    """The flights of one key.
 
     Attributes:
-        label: what the ledger books it under.
-        sent: one flight a group, of those that sent.
+        label: name under which the ledger books it.
+        sent: one flight a group, of the members that sent.
         heard: flights of the listeners.
-        landing: whether somebody has landed it.
+        landing: whether a member has landed it.
     """
 
     label: Hashable
@@ -160,7 +160,7 @@ class Transit:
         return extra
 
     def payload(self, key: Hashable) -> Payload:
-        """Give what travels under a key.
+        """Give the payload of a key.
 
         Raises:
             ValueError: nothing is in flight under this key.
@@ -184,7 +184,7 @@ class Transit:
             self._tidy(now_s)
 
     def drop_landed(self, now_s: float) -> None:
-        """Drop the flights that nobody waits for any more."""
+        """Drop the flights for which no region waits any more."""
         self.owed = [flight for flight in self.owed if flight.waiting_M.any()]
         self._tidy(now_s)
 
@@ -210,7 +210,7 @@ def sender_groups(
     participants_R: Sequence[bool] | None,
     groups: Iterable[Sequence[int]] | None,
 ) -> list[tuple[int, ...]]:
-    """List who exchanges with whom: absent regions left out, empty groups dropped.
+    """List the groups of regions that exchange, without absent regions and empty groups.
 
     Raises:
         ValueError: groups that overlap, or name regions that do not exist.

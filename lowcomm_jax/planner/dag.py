@@ -27,7 +27,7 @@ TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class DagSchedule:
-    """What a method sends when.
+    """When a method sends which layers.
 
     Attributes:
         period: inner steps between two sends of the same layer (1 = every step).
@@ -101,7 +101,7 @@ def utilisation(
         layers: how many layers a step has.
         step_s: compute seconds of one step.
         layer_link_s: float [B]: seconds one layer occupies the link, at each of B bandwidths.
-        schedule: what is sent when.
+        schedule: when which layers are sent.
         latency_s: seconds between the end of a layer's transfer and its arrival (does not occupy
             the link).
         periods: how many periods are measured, after one period and tau steps of running in.

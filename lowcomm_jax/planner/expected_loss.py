@@ -1,18 +1,18 @@
 """Published figures for a planned run's loss, in nats: scaling laws, and penalties of settings.
 
 `law` gives the loss of the published DiLoCo scaling laws, `domain_reasons` says why a setting lies
-outside their domain. The `*_penalty` functions give what a setting costs by published ablations;
-their `nats` is None where nothing is published. `plan.expected_loss` puts the two together.
+outside their domain. The `*_penalty` functions give a setting's loss penalty by published
+ablations; their `nats` is None where nothing is published. `plan.expected_loss` combines the two.
 
 The laws: arXiv 2503.09799 (C4, 20 tokens per parameter, sequence length 2048, H = 30, outer
 Nesterov 0.9, tuned learning rates). Data parallel: L = 18.129 N^-0.0953. DiLoCo with M replicas:
 L = 19.226 N^-0.0985 M^0.0116 (the joint fit, which the paper recommends over the separate ones).
-Fitted on 35M to 2.4B. Against the paper's own table (`TABLE`) these forms are within 0.03 nats from
-90M to 2.4B, 0.06 low at 35M with M = 8, 0.02 to 0.04 low at 4B and 0.07 to 0.10 low at 10B. (The
-paper's better form has an additive constant whose value we do not have.) So the domain here ends at
-the fitted range.
+Fitted on 35M to 2.4B. These forms are within 0.03 nats of the paper's own table (`TABLE`) from 90M
+to 2.4B. They are 0.06 low at 35M with M = 8, 0.02 to 0.04 low at 4B and 0.07 to 0.10 low at 10B.
+(The paper's better form has an additive constant whose value we do not have.) The domain here
+therefore ends at the fitted range.
 
-The penalties: each carries its source and confidence. Figures are upper ends of what was reported.
+The penalties: each carries its source and confidence. Figures are upper ends of reported ranges.
 `total` adds them, which is itself an assumption: the papers vary one thing at a time.
 """
 

@@ -1,15 +1,16 @@
 """Goodput under failures: the share of allocated chip time that does useful work.
 
-`Fleet` says what there is and what breaks; `goodput_simulation.plan_goodput` gives a `Goodput` for
-each of `METHODS`.
-A job is what stops together: all regions under data parallelism, one region else. An interrupt is
-a failed chip (its slice drops out until it is repaired), or a region that is away altogether. What
-a stopped region means for the others sets the methods apart (`Reaction`).
+`Fleet` holds chips and failure rates; `goodput_simulation.plan_goodput` gives a `Goodput` for each
+of `METHODS`.
 
-Published beside it: the goodput simulation of Decoupled DiLoCo (arXiv 2604.21428), read second-hand
-in two notes that agree. `FITTED` has two values for its elastic and decoupled columns and two for
-data parallelism; both pairs are fitted to that table and appear in no source. Goodput there, as
-here, is about failures alone: seconds that links take are the plan's utilisation.
+A job is the set of chips that stops together: all regions under data parallelism, one region else.
+An interrupt is a failed chip (its slice drops out until it is repaired), or a whole region that is
+away. The methods differ in how a stopped region affects the others (`Reaction`).
+
+Source: the goodput simulation of Decoupled DiLoCo (arXiv 2604.21428), read second-hand in two notes
+that agree; its table stands beside ours. `FITTED` has two values for its elastic and decoupled
+columns and two for data parallelism; both pairs are fitted to that table and appear in no source.
+Goodput there, as here, counts failures alone: the time of links is in the plan's utilisation.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ DP, ELASTIC_DP, DECOUPLED = "dp", "elastic_dp", "decoupled"
 
 
 class Reaction:
-    """What a stopped region means for the others.
+    """How a stopped region affects the others.
 
     ONE_JOB: there is one job over all regions: everything stops.
-    WAIT: the others train until they need its payload, then wait. Nothing of its work is lost.
-    ABSENT: nobody waits. What it had not sent is lost; it takes the others' state and starts with
-        them after the next synchronisation. The runtime of this project does so: a heartbeat that
-        stands still for 4 s is a death (docs/regions.md). Those 4 s are not counted.
-    INDEPENDENT: nobody waits, and it starts as soon as it has a peer's state.
+    WAIT: the others train until they need its payload, then wait. None of its work is lost.
+    ABSENT: the others do not wait. Work that it had not sent is lost; it takes the others' state
+        and starts with them after the next synchronisation. The runtime of this project does so, 4
+        s after the last heartbeat (docs/regions.md). Those 4 s are not counted.
+    INDEPENDENT: the others do not wait, and it starts as soon as it has a peer's state.
     """
 
     ONE_JOB, WAIT, ABSENT, INDEPENDENT = "one job", "wait", "absent", "independent"
@@ -97,13 +98,13 @@ PUBLISHED: Mapping[int, Mapping[str | int, float]] = {
 
 @dataclass(frozen=True)
 class Fleet:
-    """What trains, and what breaks. Times in seconds.
+    """The chips of a run, and their failures. Times in seconds.
 
     Attributes:
         regions: chips that train in each region.
         chip_mtbf_s: mean time between interrupts of one chip; one for all regions, or one each.
-        stop_s: what an interrupt costs an elastic job, and what taking chips back costs it: it
-            stands still, or does again what it had not saved.
+        stop_s: seconds that an elastic job loses by an interrupt, and by taking chips back: it
+            stops, or repeats work that it had not saved.
         restart_s: the same of a job that is not elastic, such as DP, once all its chips are there.
         repair_s: until a failed chip's slice is back.
         slice_chips: chips that drop out together.
@@ -111,13 +112,14 @@ class Fleet:
             over all regions shares them.
         outage_mtbf_s: mean time between outages of a whole region; None = there are none.
         outage_s: how long a region is away.
-        overhead, restart_overhead: share that is lost whatever fails; of elastic jobs, of others.
-        elastic_regions: whether a region's job goes on with fewer chips; else it stands until all
+        overhead, restart_overhead: share of time lost without any failure; of elastic jobs, and of
+            others.
+        elastic_regions: whether a region's job goes on with fewer chips; else it waits until all
             are there and restarts, as DP does.
         period_s: seconds of training between two synchronisations of the same parameters.
         fragments, overlap_s: of Streaming; the overlap is seconds from a send to its landing.
-        decoupled_period_s: the same as `period_s` of Decoupled, which sends a fragment every step;
-            0 = what a learner had not sent is counted in `stop_s`.
+        decoupled_period_s: the same as `period_s` for Decoupled, which sends a fragment every step;
+            0 = work that a learner had not sent is counted in `stop_s`.
     """
 
     regions: tuple[int, ...]
@@ -159,11 +161,11 @@ class Fleet:
         return given if isinstance(given, tuple) else (given,) * len(self.regions)
 
     def overhead_of(self, method: str) -> float:
-        """Give the share that a method loses whatever fails."""
+        """Give the share of time that a method loses without any failure."""
         return self.overhead if self.elastic(method) else self.restart_overhead
 
     def stop_of(self, method: str) -> float:
-        """Give what an interrupt costs a job of a method."""
+        """Give the seconds that a job of a method loses by an interrupt."""
         return self.stop_s if self.elastic(method) else self.restart_s
 
     def elastic(self, method: str) -> bool:
@@ -173,7 +175,7 @@ class Fleet:
         return how.elastic if one_job else self.elastic_regions
 
     def violations(self) -> list[str]:
-        """List what cannot be simulated, each with its fix."""
+        """List the settings that cannot be simulated, each with its fix."""
         if not self.regions:
             return ["regions is empty: give the chips of each, such as (512, 512, 512)"]
         found = [line for n in self.regions for line in whole("chips of a region", n)]
@@ -214,13 +216,13 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Goodput:
-    """What becomes of the allocated chip time of one method. Shares in [0, 1].
+    """How the allocated chip time of one method is used. Shares in [0, 1].
 
     Attributes:
         method: of `METHODS`.
         goodput: share that does useful work.
         uptime: share of time at least one region advances.
-        lost: {what: share}; with `goodput` they sum to 1.
+        lost: {cause: share}; with `goodput` they sum to 1.
         error: standard error of `goodput`.
         closed_form: `expected` of the same fleet; None where there is none.
     """
@@ -245,8 +247,9 @@ def closed_form(mtbf_s: float, stop_s: float, overhead: float) -> float:
 def expected(fleet: Fleet, method: str) -> float | None:
     """Give the closed form of a method, or None where none is exact.
 
-    There is one for jobs that do not meet (DP, elastic DP, Decoupled) as long as failed chips are
-    back before the job is, no region is away, and nothing that was not sent is lost.
+    There is one for jobs that do not wait for one another (DP, elastic DP, Decoupled), on three
+    conditions: failed chips are back before the job is, no region is away, and no work that was not
+    sent is lost.
     """
     how = METHODS[method]
     if how.reaction in (Reaction.WAIT, Reaction.ABSENT) or fleet.outage_mtbf_s is not None:

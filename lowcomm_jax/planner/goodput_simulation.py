@@ -1,9 +1,9 @@
-"""Event simulation of interrupts, repairs and synchronisations; `planner.goodput` says of what.
+"""Event simulation of interrupts, repairs and synchronisations of a `planner.goodput.Fleet`.
 
-`plan_goodput` is what to call. Many fleets are simulated side by side, one array operation an
-event. `interruptions` draws what happens to every job by itself: when it stops, and with how many
-chips it runs. Interrupts come in real time, whether a region trains or waits, so what happens to a
-region does not depend on the others. `waiting` then lets regions meet.
+Call `plan_goodput`. Many fleets are simulated side by side, one array operation an event.
+`interruptions` draws for every job by itself when it stops, and with how many chips it runs.
+Interrupts come in real time, whether a region trains or waits, so that those of a region do not
+depend on the others. `waiting` then adds the waits of regions for one another.
 
 Shapes: R = fleets simulated side by side, J = jobs of a fleet, E = events of a job, C = R x J
 columns, K = kinds of failure (a slice, a region).
@@ -28,13 +28,13 @@ SLICE, REGION = 0, 1
 
 @dataclass(frozen=True)
 class Interruptions:
-    """What happened to every job in [0, horizon_s].
+    """The interrupts of every job in [0, horizon_s].
 
     Attributes:
-        start_RxJxE, end_RxJxE: when a job stopped, and when it trained again; the same time is an
-            event that did not stop it.
+        start_RxJxE, end_RxJxE: when a job stopped, and when it trained again; equal for an event
+            that did not stop it.
         share_RxJxE: share of its chips that trained before that stop.
-        horizon_s: end of what is measured.
+        horizon_s: end of the measured time.
     """
 
     start_RxJxE: np.ndarray
@@ -77,12 +77,12 @@ def plan_goodput(
     """Simulate methods on a fleet; equal arguments give equal figures.
 
     Args:
-        fleet: what there is, and what breaks.
+        fleet: chips and failures.
         methods: of `METHODS`.
         seed: of the interrupts.
 
     Raises:
-        ViolationsError: everything that cannot be simulated.
+        ViolationsError: lists everything that cannot be simulated.
     """
     found = [
         f"method {name!r} is unknown: use {', '.join(METHODS)}"
@@ -143,7 +143,7 @@ def simulate(fleet: Fleet, method: str, seed: int) -> Goodput:
 
 
 def sent(trained: np.ndarray, between: float, fragments: int) -> np.ndarray:
-    """Of seconds trained from a synchronisation to a stop, give what had been sent.
+    """Give the seconds of work already sent, of those from a synchronisation to a stop.
 
     After n sends the fragment that left j sends ago has kept n - j of them (none below 0); the mean
     over fragments counts.
@@ -198,7 +198,7 @@ class _Failed:
         self._first += due_CxK
 
     def _make_room(self) -> None:
-        """Drop what is back, and double what is left if that is most of it."""
+        """Drop chips that are back, and double the room if most of it is still used."""
         size = self._back.shape[2]
         place = np.minimum(self._first[..., None] + np.arange(size), size - 1)
         self._back = np.take_along_axis(self._back, place, axis=2)
@@ -280,10 +280,10 @@ class _Jobs:
 
 
 def interruptions(fleet: Fleet, method: str, seed: int, grid_s: float = 0.0) -> Interruptions:
-    """Draw what happens to every job of a fleet by itself.
+    """Draw the interrupts of every job of a fleet by itself.
 
     Args:
-        fleet, method: what is simulated.
+        fleet, method: that are simulated.
         seed: of the draws.
         grid_s: a stopped job trains again at the next multiple; 0 = at once.
     """
@@ -370,7 +370,7 @@ class _TrainingClock:
         return np.interp(shifted, self._edges, self._trained) - self._shift
 
     def after(self, time_RxJ: np.ndarray, seconds: float) -> np.ndarray:
-        """When a region has trained for so many seconds more."""
+        """The time at which a region has trained for a number of seconds more."""
         wanted = self.trained(time_RxJ) + seconds + self._shift
         return np.interp(wanted, self._trained, self._edges) - self._shift
 

@@ -18,8 +18,8 @@ class MemoryPlan:
     """Bytes on the fullest device.
 
     Attributes:
-        state: {what: bytes}: exact for the given shapes, shardings and dtypes.
-        estimates: {what: bytes}: buffers in flight and activations; not exact.
+        state: {name: bytes}: exact for the given shapes, shardings and dtypes.
+        estimates: {name: bytes}: buffers in flight and activations; not exact.
         stage: the pipeline stage that is fullest.
         stage_bytes: state bytes of a device of each stage.
     """
@@ -64,8 +64,8 @@ def plan_memory(
 
     Args:
         held: from `held_elements`.
-        bytes_per_param: {what: bytes per parameter element}, held in the parameters' own sharding.
-        estimates: {what: bytes per device} of anything else.
+        bytes_per_param: {name: bytes per parameter element}, held in the parameters' own sharding.
+        estimates: {name: bytes per device} of anything else.
     """
     fullest = max(range(len(held)), key=lambda k: held[k])
     state = {what: round(held[fullest] * each) for what, each in bytes_per_param.items() if each}

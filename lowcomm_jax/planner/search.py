@@ -44,9 +44,9 @@ def search(work: Workload, bound_nats: float) -> tuple[Choice | None, list[Choic
         bound_nats: largest acceptable loss penalty beside H = 30, dense, without overlap.
 
     Returns:
-        The best setting (None: nothing is within the bound), all settings tried (best first), and
-        how many were left out because nothing is published about them, their penalty is above the
-        bound, or they never catch up with the link.
+        The best setting (None: none is within the bound), all settings tried (best first), and the
+        number of those left out. A setting is left out where no penalty is published, where it is
+        above the bound, or where payloads would pile up on the link.
 
     Raises:
         ViolationsError: the bound is negative.
@@ -84,7 +84,7 @@ def _within(nats: float | None, bound: float) -> bool:
 
 
 def _try(methods: list[PlanMethod], work: Workload) -> list[Choice]:
-    """Simulate settings that differ only in their codec, and travel alike, together."""
+    """Simulate settings together that differ only in their codec and use one route."""
     model = work.model
     times = [exchange_seconds(method, work) for method in methods]
     link_B = np.array([volume for volume, _ in times]) / model.layers

@@ -85,7 +85,7 @@ class Decoder:
     tied: bool = False
 
     def violations(self) -> list[str]:
-        """List what is wrong with the sizes, each with its fix."""
+        """List the violations of the sizes, each with its fix."""
         found = []
         for field in ("layers", "width", "mlp", "heads", "vocab"):
             found += whole(field, getattr(self, field))
@@ -169,7 +169,7 @@ def from_tree(
         specs: pytree of PartitionSpec of the same structure (missing trailing dimensions are
             unsharded).
         stacked: names of top-level entries whose leaves have a leading layer axis.
-        end: names of top-level entries behind the last layer; all others lie before the first.
+        end: names of top-level entries after the last layer; all others come before the first.
 
     Raises:
         ValueError: the structures differ.
