@@ -1,7 +1,8 @@
 """Runs Orbax outside a job of several processes, in a child of one of them.
 
 Inside such a job Orbax synchronises all processes by collectives of the devices, at every save.
-Here each writes its own part, or the leader all, beside the training; nobody waits for a device.
+Here each process writes its own part, or the leader all of it, beside the training and without
+waiting for a device.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ T = TypeVar("T")
 
 
 def outside_job(act: Callable[..., T], *args: Any) -> T:
-    """`act(*args)`; where this job is several processes, in a child process that is none of them.
+    """Call `act(*args)`; where this job is several processes, in a child process.
 
     Args:
       act: a function of a module.
 
     Raises:
-      RuntimeError: the child process ended without an answer; and whatever `act` raises.
+      RuntimeError: the child process ended without an answer. An error of `act` is raised here.
     """
     if jax.process_count() == 1:
         return act(*args)
@@ -57,7 +58,7 @@ def in_child_process(act: Callable[..., T], *args: Any) -> T:
 
 
 def main() -> None:
-    """Do what is asked for on stdin; whatever prints goes to stderr."""
+    """Serve the request on stdin; prints of the called function go to stderr."""
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     act, args = _read(sys.stdin.buffer)

@@ -38,11 +38,11 @@ _TOKEN_S = 2.0  # a network's file system may show it a little late
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What `Checkpoints.restore` returns.
+    """A restored checkpoint, see `Checkpoints.restore`.
 
     Attributes:
       state: the training state, on the engine's mesh; of an `AdaptiveEngine` with its trainers.
-      extra: what was saved beside it.
+      extra: the JSON values saved beside the state.
       step: inner steps done.
       skipped: (step, reason) of newer checkpoints that could not be used.
     """
@@ -63,23 +63,23 @@ class Checkpoints:
       counters, its payloads and snapshots in flight with their weight; its anchor and outer state
       where every region has its own; the residuals from before a send where the region is a job;
     - JSON: format, package versions, config, extra, metrics, method, the steps of every fragment's
-      last send and landing, what is in flight, the digest of every array.
+      last send and landing, payloads in flight, the digest of every array.
 
     It appears under its name when it is complete.
 
     In a job of several `jax.distributed` processes all call the same methods. Where all reach the
-    directory, each writes what its devices hold, and the leader makes one checkpoint of the parts.
-    Else the leader writes alone, and its host holds the whole state meanwhile. The leader reads for
-    all. How many processes wrote a checkpoint does not matter to those who restore it.
+    directory, each writes the parts that its devices hold, and the leader makes one checkpoint of
+    them. Else the leader writes alone, and its host holds the whole state meanwhile. The leader
+    reads for all. Any number of processes can restore a checkpoint.
 
-    One job writes at a time. Use it as a context manager, or call `close`: a save that still
-    runs when the interpreter ends is lost.
+    Only one job may write at a time. Use it as a context manager, or call `close`: a save that
+    still runs when the interpreter ends is lost.
 
     Args:
       directory: local path or any path Orbax can write to; made if need be.
       keep_last: newest checkpoints to keep.
       keep_best: name of a metric; the checkpoint where it is lowest is kept too.
-      asynchronous: write in a background thread; only the copy to the host is waited for.
+      asynchronous: write in a background thread; `save` waits for the copy to the host only.
 
     Raises:
       ValueError: `keep_last` below 1.
@@ -160,7 +160,7 @@ class Checkpoints:
             self.wait()
 
     def _all_reach(self) -> bool:
-        """Whether this job is several processes and all of them see what the leader writes."""
+        """Whether this job is several processes, all of which can read the leader's files."""
         if leader().count == 1:
             return False
         if self._shared is None:
@@ -206,7 +206,7 @@ class Checkpoints:
         self._clean(document["step"])
 
     def _clean(self, newest: int) -> None:
-        """Delete what need not be kept, and what interrupted saves have left."""
+        """Delete checkpoints that need not be kept, and files of interrupted saves."""
         for _, path in store.leftovers(self.directory):
             store.remove(path)
         found = store.steps(self.directory)
@@ -285,7 +285,7 @@ class Checkpoints:
         return min(scores, key=lambda s: (scores[s], -s), default=None)
 
     def document(self, step: int | None = None) -> dict:
-        """What a checkpoint says of itself: `config`, `extra`, `metrics`, `method`, ...
+        """The JSON document of a checkpoint: `config`, `extra`, `metrics`, `method`, ...
 
         Raises:
           ValueError: there is no such step.
@@ -358,7 +358,7 @@ class Checkpoints:
         return None
 
     def _found(self, step: int | None) -> tuple[dict[int, epath.Path], list]:
-        """(checkpoints by step, what interrupted saves have left)."""
+        """(checkpoints by step, paths left by interrupted saves)."""
         wanted = store.steps(self.directory) if step is None else {step: self._path(step)}
         return wanted, store.leftovers(self.directory)
 

@@ -1,11 +1,11 @@
 """One checkpoint on disk: written atomically, every array verified by its digest when read.
 
 Layout of `<step>/`: `shared/` and `region_<i>/` hold arrays, `document/` JSON (config, positions,
-what is in flight, the digest of every array); all are Orbax checkpointables.
+payloads in flight, the digest of every array); all are Orbax checkpointables.
 
-Where several processes write together (`write_part`, `seal_parts`), `<step>/part_<i>/` holds what
-the devices of process i hold, and `<step>/sealed/` the document. Both are Orbax checkpoints. Any
-number of processes can read either layout.
+Where several processes write together (`write_part`, `seal_parts`), `<step>/part_<i>/` holds the
+array parts on the devices of process i, and `<step>/sealed/` the document. Both are Orbax
+checkpoints. Any number of processes can read either layout.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def digest(data: bytes | np.ndarray) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What `value` becomes when it is written as JSON and read again.
+    """`value` as it is after it was written as JSON and read again.
 
     Raises:
-      TypeError: something in it cannot be written as JSON.
+      TypeError: a part of it cannot be written as JSON.
     """
     return json.loads(json.dumps(value))
 
@@ -126,7 +126,7 @@ def read_document(path: epath.Path) -> dict:
     """Read and verify the document of a checkpoint.
 
     Raises:
-      DamagedError: there is none, it is not what was written, or that of another step.
+      DamagedError: there is none, its digest differs, or it is that of another step.
     """
     document = _read_document(path / SEALED if (path / SEALED).exists() else path)
     name = _STEP.fullmatch(path.name)
@@ -228,7 +228,7 @@ def parts_of(path: epath.Path) -> epath.Path:
 
 
 def begin_parts(path: epath.Path) -> None:
-    """Make an empty folder for a step's parts; what an interrupted save has left is deleted."""
+    """Make an empty folder for a step's parts; deletes files of an interrupted save."""
     parts = parts_of(path)
     if parts.exists():
         parts.rmtree()
@@ -236,7 +236,7 @@ def begin_parts(path: epath.Path) -> None:
 
 
 def write_part(path: epath.Path, process: int, boxes: dict[str, list[Box]]) -> None:
-    """Write what one process holds of a step whose parts are collected in `parts_of(path)`."""
+    """Write one process's part of a step; parts are collected in `parts_of(path)`."""
     index, filled = {}, {}
     for name, found in boxes.items():
         index[name] = [[list(box.first), *_entry(box.values)] for box in found]
@@ -306,7 +306,7 @@ def _read_boxes(part: epath.Path) -> Arrays:
 
 
 def steps(directory: epath.Path) -> dict[int, epath.Path]:
-    """Checkpoints in a directory by step, ascending; complete as far as their names tell."""
+    """Checkpoints in a directory by step, ascending; by their names they are complete."""
     found: dict[int, epath.Path] = {}
     for path in sorted(directory.iterdir(), key=lambda p: p.name) if directory.exists() else ():
         match = _STEP.fullmatch(path.name)
@@ -317,7 +317,7 @@ def steps(directory: epath.Path) -> dict[int, epath.Path]:
 
 
 def leftovers(directory: epath.Path) -> list[tuple[int, epath.Path]]:
-    """What interrupted saves and deletions have left behind: (step, path)."""
+    """Files left by interrupted saves and deletions: (step, path)."""
     used = set(steps(directory).values())
     found = []
     for path in sorted(directory.iterdir(), key=lambda p: p.name) if directory.exists() else ():

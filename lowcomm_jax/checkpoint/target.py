@@ -29,7 +29,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What is to be filled.
+    """The arrays that a restore fills.
 
     Attributes:
       state: the engine's state with a `jax.ShapeDtypeStruct` (and its sharding) for every array.

@@ -1,8 +1,8 @@
 """Checkpoints of runs with several trainers: each is a training state under a name of its own.
 
-The arrays of trainer i are called `trainer_<i>/...`. What the host knows of it (batch, request,
-place in its stream, the policy's memory) is in the document under `trainers`. Of trainers that were
-merged away only their bytes are saved.
+The arrays of trainer i are called `trainer_<i>/...`. Its host-side values (batch, request, place in
+its stream, the policy's state) are in the document under `trainers`. Of trainers that were merged
+away only the byte counts are saved.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def all_leaves(states: dict[str, TrainState]) -> leaves.Named:
 
 
 def describe(state: State) -> dict | None:
-    """What the host knows beside the training states, JSON-able; None for a single one."""
+    """Host-side values beside the training states, as JSON values; None for a single trainer."""
     if isinstance(state, TrainState):
         return None
     return {

@@ -16,9 +16,9 @@ def open_or_build(path: Path, build: Callable[[Path], None]) -> Path:
     """Return the folder `path`, built by `build(empty_folder)` if it is not there yet.
 
     The build happens in a temporary folder beside `path` that is renamed when all its files are on
-    disk, so a process killed half-way leaves no `path`, and of two processes that build at the same
-    time one wins and both read the same files. A folder whose files do not have the sizes recorded
-    at build time is reported in the log and built anew.
+    disk. A process that is killed half-way therefore leaves no `path`; of two processes that build
+    at the same time, both read the files of the first to rename. A folder whose files do not have
+    the sizes recorded at build time is reported in the log and built anew.
     """
     if path.is_dir():
         damage = _damage(path)

@@ -1,4 +1,4 @@
-"""What to read and how to cut it: the one description a data pipeline is built from."""
+"""`DataConfig`: the description of a data pipeline, from corpus to shards."""
 
 import dataclasses
 import os

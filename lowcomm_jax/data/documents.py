@@ -53,8 +53,8 @@ class Documents:
 def materialise(corpus: Corpus, limit: int | None, cache: Path) -> Documents:
     """Read the first `limit` documents of a corpus (None = all) into `cache`, or find them there.
 
-    Documents of white space alone are dropped. This is what makes samples of a stream without
-    random access a pure function: after the first read everything comes from this copy.
+    Documents of white space alone are dropped. After the first read all samples come from this
+    copy, so that they are a pure function even of a stream without random access.
 
     Raises:
         ValueError: the corpus has no documents.

@@ -3,14 +3,14 @@
 `tokenise` puts the tokens of all documents on disk, each document followed by the end token. `pack`
 cuts them into sequences.
 
-The documents of a group (a region's shard, the validation set) stand one after another, each with
-its end token, and an end token is read before the first. `stream` cuts that row every T tokens.
-Neighbouring sequences share one token, so every token (end tokens included) is the target exactly
-once. `document` does the same for every document alone. Either way the last sequence is shorter: it
-is kept, filled with padding and masked, so no token is dropped.
+The documents of a group (a region's shard, the validation set) follow one another, each with its
+end token, and an end token is read before the first. `stream` cuts that row every T tokens.
+Neighbouring sequences share one token, so that every token (end tokens included) is the target
+exactly once. `document` does the same for every document by itself. The last sequence is shorter:
+it is kept, filled with padding and masked, so that no token is dropped.
 
-First-fit packing of whole documents is not offered. Without separate attention per document it
-hides no document from another, and it would need the whole epoch's plan where `stream` needs none.
+First-fit packing of whole documents is missing. Without separate attention per document, documents
+of a sequence attend to one another just the same, and a plan of the whole epoch would be needed.
 """
 
 import dataclasses

@@ -10,9 +10,9 @@ _DRAWS = 100
 def validation_mask(key_D: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Choose the validation documents; bool [D].
 
-    A document is chosen when the seeded hash of its text falls below `fraction`, so documents that
-    come or go elsewhere never move it, and equal texts land on the same side. Where none (or all)
-    would be chosen, the document with the smallest hash validates (the largest trains).
+    A document is chosen when the seeded hash of its text falls below `fraction`. The choice does
+    not depend on other documents, and equal texts are on the same side. Where none (or all) would
+    be chosen, the document with the smallest hash validates (the largest trains).
     """
     hash_D = salted(key_D, "split", seed)
     chosen_D = hash_D < np.uint64(int(fraction * (1 << 64)))
@@ -60,13 +60,14 @@ def shard(
     alpha: float,
     seed: int,
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Deal documents to regions: every one to exactly one region, each in a seeded order.
+    """Assign every document to exactly one region, in a seeded order for each region.
 
-    `iid`: slices of the shuffled row with equal token counts. `topic`: the topic with the most
-    tokens goes to the region with the fewest, and so on; which region is which is drawn from the
-    seed. `dirichlet`: for every topic, the regions' shares of its tokens are drawn from
-    Dirichlet(alpha, ..., alpha) (Hsu et al., arXiv 1909.06335, per topic as in Yurochkin et al.,
-    arXiv 1905.12022); drawn again where a region stays empty.
+    - `iid`: slices of the shuffled row with equal token counts.
+    - `topic`: the topic with the most tokens goes to the region with the fewest, and so on; the
+      numbers of the regions are drawn from the seed.
+    - `dirichlet`: for every topic, the regions' shares of its tokens are drawn from
+      Dirichlet(alpha, ..., alpha), and drawn again where a region stays empty (Hsu et al., arXiv
+      1909.06335; per topic as in Yurochkin et al., arXiv 1905.12022).
 
     Returns:
         (document numbers of each region, violations); with violations the list is empty.

@@ -127,8 +127,8 @@ def open_tokenizer(
 
     Args:
         name: `bytes`, `bpe:VOCAB` or `file:PATH`, checked by `DataConfig.violations`.
-        documents: what BPE is trained on, all of it (validation too: the vocabulary then depends
-            on the corpus alone, not on a seed), at most the first 64 MiB.
+        documents: that BPE is trained on: all of them, validation too, at most the first 64 MiB.
+            The vocabulary then depends on the corpus alone, not on a seed.
         cache: folder that holds trained tokenizers, by corpus digest and vocabulary size.
         eos_token: end-of-document token of a file; None = found by its usual names.
 

@@ -16,19 +16,21 @@ Batch = dict[str, np.ndarray]
 class TrainData:
     """Sequences of every region's shard, in a seeded order, without end.
 
-    Sample number i of a stream (region, trainer) is fixed for ever: epoch by epoch (i divided by
-    the sequences of the shard) all sequences of the shard in an order drawn from (seed, region,
-    trainer, epoch). The object holds no position: whoever trains keeps how many samples of each
-    stream were used, and asks for the following ones. (config, positions) is all a restart needs.
+    Sample number i of a stream (region, trainer) never changes. Each epoch (i divided by the
+    sequences of the shard) has all sequences of the shard, in an order drawn from (seed, region,
+    trainer, epoch). The object holds no position: the caller counts the samples used of each stream
+    and asks for the next ones. A restart needs only (config, positions).
 
     The order is that of Grain's `MapDataset.shuffle`. Should another Grain version draw another
     one, `identity` changes with it.
 
     Attributes:
-        regions: R. trainers: disjoint parts of each region's shard. seq_len: T.
-        identity: digest of everything the samples depend on: compare it before positions are
-            taken over from a checkpoint. Equal identity, equal samples.
-        summary: what was read, for reports: corpus, digests, counts, topics a region.
+        regions: R.
+        trainers: disjoint parts of each region's shard.
+        seq_len: T.
+        identity: digest of everything the samples depend on. Compare it before positions are taken
+            from a checkpoint: with equal identities samples are equal.
+        summary: figures of the corpus for reports: its name, digests, counts, topics a region.
     """
 
     def __init__(

@@ -125,9 +125,9 @@ def kernel_for(config: TransformerConfig, device: jax.Device) -> str:
 def on_shards(attend: Callable[[Array, Array, Array], Array]) -> Callable:
     """`attend(q, k, v)` on every device's own samples and heads; [B, H, T, E] to [B, T, H, E].
 
-    A kernel that the compiler cannot partition (cuDNN, Pallas) would be refused, or computed whole
-    on every device. Its forward pass is not run again by the backward pass: what it keeps goes from
-    one `shard_map` to the other, and lies where it was made.
+    Without it a kernel that the compiler cannot partition (cuDNN, Pallas) would be refused, or
+    computed whole on every device. The backward pass does not repeat the forward pass: values kept
+    for it go from one `shard_map` to the other, on the devices that computed them.
     """
 
     def call(q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array) -> Array:

@@ -34,12 +34,16 @@ _SIZES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Holds the shape of a decoder-only transformer and how it is computed.
+    """The shape of a decoder-only transformer, and how it is computed.
 
     Attributes:
       vocab_size: rows of the embedding table.
-      layers, width, heads, kv_heads, head_dim, mlp_width: the shape; `heads * head_dim` need not
-        equal `width` (DiLoCo's 60M has 16 heads of 64 on a width of 896).
+      layers: transformer blocks.
+      width: of the residual stream.
+      heads, kv_heads: query heads, and key-value heads (grouped-query attention).
+      head_dim: width of a head; `heads * head_dim` need not equal `width` (DiLoCo's 60M has 16
+        heads of 64 on a width of 896).
+      mlp_width: hidden width of the MLP.
       max_seq_len: longest sequence the model is meant for, in tokens; a bound, not a size.
       mlp: "swiglu" (three matrices) or "gelu" (two matrices).
       rope_theta: base of the rotary wavelengths.
@@ -55,10 +59,10 @@ class TransformerConfig:
         "dots" (everything but matrix products with weights).
       compute_dtype: dtype of activations and matrix products; parameters, norms, softmax and loss
         stay float32.
-      attention: "xla" (scores in memory), "cudnn" (flash attention on GPUs), "splash" (the kernel
-        that JAX ships for TPUs; sequences that are no multiple of 128 take "xla"), or "auto": what
-        the device has, decided when the model is built (`attention.kernel_for`). Kernels take
-        bfloat16 only.
+      attention: "xla" (scores in memory), "cudnn" (flash attention on GPUs) or "splash" (the kernel
+        that JAX ships for TPUs; sequences that are no multiple of 128 take "xla"). "auto" picks
+        the device's kernel when the model is built (`attention.kernel_for`). Kernels take bfloat16
+        only.
 
     Raises:
       ValueError: lists every violated rule at once, each with its fix.
@@ -100,10 +104,11 @@ def param_count(config: TransformerConfig) -> int:
 def flops_per_token(config: TransformerConfig, seq_len: int) -> float:
     """Counts the floating-point operations of one training step per token.
 
-    `6 N + 6 layers heads head_dim seq_len`: a multiply and an add per weight in the forward pass
-    and twice that backward, where N counts the weights of matrix products (blocks and output
-    layer; the embedding look-up is no product); plus the two products of attention, where a
-    causal token sees seq_len / 2 others on average. Recomputation (remat) is not counted.
+    `6 N + 6 layers heads head_dim seq_len`. The first term is a multiply and an add per weight in
+    the forward pass and twice that backward; N counts the weights of matrix products (blocks and
+    output layer, without the embedding look-up). The second term is the two products of attention,
+    where a causal token attends to seq_len / 2 others on average. Recomputation (remat) is not
+    counted.
     """
     weights = config.layers * _block_matrix_entries(config) + config.vocab_size * config.width
     attention = 6 * config.layers * config.heads * config.head_dim * seq_len

@@ -104,7 +104,7 @@ def build(config: TransformerConfig, device: jax.Device | None = None) -> Model:
     """Builds the model of `config`, with "auto" resolved for a device.
 
     Args:
-      device: what the model will run on, present or not (`aot.Target.devices`); default: the first
+      device: that the model will run on, present or not (`aot.Target.devices`); default: the first
         device of the default backend.
     """
     device = device or jax.local_devices()[0]
@@ -123,7 +123,7 @@ def build(config: TransformerConfig, device: jax.Device | None = None) -> Model:
 def masked_cross_entropy(
     logits_NxV: Array, target_N: Array, mask_N: Array, z_loss: float
 ) -> tuple[Array, dict[str, Array]]:
-    """Returns the mean loss over the targets with mask 1, and what it is made of.
+    """Returns the mean loss over the targets with mask 1, and its parts.
 
     Args:
       logits_NxV: float32.
@@ -152,7 +152,7 @@ def weighted_loss(found: Scores, weight_N: Array, z_loss: float) -> tuple[Array,
 
 
 class Scores(NamedTuple):
-    """What a loss needs of the logits, float32 `[N]`: highest, log-partition, the target's."""
+    """Parts of the logits that a loss needs, float32 `[N]`: highest, log-partition, target's."""
 
     top_N: Array
     partition_N: Array
@@ -209,7 +209,7 @@ def generate(
       top_k: draw among the `top_k` most likely tokens only; None draws among all.
 
     Returns:
-      int32 [P + length]: the prompt and what follows it.
+      int32 [P + length]: the prompt and the sampled tokens.
 
     Raises:
       ValueError: lists every argument out of range, with its fix.

@@ -1,8 +1,8 @@
-"""Says how each parameter is laid out over the devices of one region.
+"""How each parameter is laid out over the devices of one region.
 
 Column-parallel matrices (into heads, into the MLP, into the vocabulary) split their outputs over
-`tensor` and their inputs over `fsdp`; row-parallel ones (back to the residual stream) the other
-way round, so that a block needs one reduction over `tensor` after attention and one after the MLP
+`tensor` and their inputs over `fsdp`. Row-parallel ones (back to the residual stream) do the
+reverse. A block then needs one reduction over `tensor` after attention and one after the MLP
 (arXiv 1909.08053). Norm scales are replicated.
 """
 

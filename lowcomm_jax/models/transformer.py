@@ -1,10 +1,10 @@
 """The decoder-only transformer in Flax NNX: table, blocks, final norm, output layer.
 
 Activations are [N, D] with N = batch * time: on CPU a plain matrix product is about twice as fast
-as one with a batch axis, and elsewhere it is the same. Weights are [in, out].
+as one with a batch axis, and elsewhere as fast. Weights are [in, out].
 
-Shape suffixes: B batch, T time, N = B * T, D width, V vocabulary, S cache length, I / O inputs /
-outputs of a projection, H query heads, K key heads, E head width, F MLP width.
+Shape suffixes: B batch, T time, N = B * T, D width, V vocabulary, S cache length. I and O are
+inputs and outputs of a projection, H query heads, K key heads, E head width, F MLP width.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _ATTENTION = {
 
 
 class Context(NamedTuple):
-    """Carries what every block of one forward pass shares."""
+    """Values that all blocks of one forward pass share."""
 
     batch: int  # sequences folded into the token axis
     rope: tuple[Array, Array]  # cosines and sines [T, E / 2], float32
 
 
 class Cache(NamedTuple):
-    """Holds the keys and values of one layer seen so far, in the compute dtype."""
+    """The keys and values of one layer for the tokens so far, in the compute dtype."""
 
     key_BxKxSxE: Array
     value_BxKxSxE: Array
@@ -81,7 +81,7 @@ class Transformer(nnx.Module):
         """Sends activations through the blocks.
 
         Args:
-          real_L: bool, with "scan" only: blocks that are not real hand on what they get.
+          real_L: bool, with "scan" only: blocks that are not real (padding) return their input.
         """
         layer = _rematerialised(lambda block, x: block(x, context), policy=self.config.remat)
         if self.config.layer_loop == "unrolled":
@@ -132,7 +132,7 @@ class Transformer(nnx.Module):
         return x_NxD, self.context(tokens_BxT.shape[0], positions_T)
 
     def context(self, batch: int, positions_T: Array) -> Context:
-        """What all blocks share in a pass over `batch` sequences at these positions."""
+        """The `Context` of a pass over `batch` sequences at these positions."""
         rope = rope_tables(positions_T, self.config.head_dim, self.config.rope_theta)
         return Context(batch=batch, rope=rope)
 

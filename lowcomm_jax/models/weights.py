@@ -74,7 +74,8 @@ def save_llama(
       dtype: "float32" or "bfloat16", the dtype of the stored tensors.
 
     Raises:
-      ValueError: lists what a LLaMA checkpoint cannot express (QK-norm, GELU), or a bad dtype.
+      ValueError: lists the settings that a LLaMA checkpoint cannot express (QK-norm, GELU), and a
+        wrong dtype.
     """
     config = model.config
     problems = []

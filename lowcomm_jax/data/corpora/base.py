@@ -1,4 +1,4 @@
-"""What a corpus is: an ordered source of documents with topics."""
+"""The contract of a corpus: an ordered source of documents with topics."""
 
 import dataclasses
 import hashlib
@@ -35,7 +35,9 @@ class Source:
     """A corpus spec taken apart, with the columns to read.
 
     Attributes:
-        name: the whole spec. kind: what stands before the first colon. rest: what stands after.
+        name: the whole spec.
+        kind: its part before the first colon.
+        rest: its part after the first colon.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Source:
 
 
 def fingerprint_of(*parts: object) -> str:
-    """Return the SHA-256 of the parts, told apart by their lengths."""
+    """Return the SHA-256 of the parts; their lengths are hashed, too."""
     digest = hashlib.sha256()
     for part in parts:
         encoded = str(part).encode("utf-8", "surrogatepass")

@@ -84,9 +84,9 @@ class ArrayRecordCorpus:
 class HubCorpus:
     """Rows of a Hugging Face data set, streamed in its own order; needs the package datasets.
 
-    The reader stops after `limit` documents and keeps them on disk, so nothing later depends on
-    the network or on the order of a stream. The fingerprint holds the name, not the content: a
-    changed data set behind an unchanged name is read anew only after the cache is removed.
+    The reader stops after `limit` documents and keeps them on disk, so that later reads depend on
+    neither the network nor the order of a stream. The fingerprint holds the name, not the content:
+    a data set that changed under the same name is read anew only after the cache is removed.
     """
 
     name: str
@@ -121,7 +121,7 @@ class HubCorpus:
 
 
 def open_parquet(source: Source) -> tuple[ParquetCorpus | None, list[str]]:
-    """Return the corpus `parquet:GLOB`, or what is wrong with the spec."""
+    """Return the corpus `parquet:GLOB`, or the spec's violations."""
     files, found = _files(source)
     found += _needs(source, "pyarrow", "pyarrow")
     if found:
@@ -130,14 +130,14 @@ def open_parquet(source: Source) -> tuple[ParquetCorpus | None, list[str]]:
 
 
 def open_arrayrecord(source: Source) -> tuple[ArrayRecordCorpus | None, list[str]]:
-    """Return the corpus `arrayrecord:GLOB`, or what is wrong with the spec."""
+    """Return the corpus `arrayrecord:GLOB`, or the spec's violations."""
     files, found = _files(source)
     found += _needs(source, "array_record", "array_record")
     return (None, found) if found else (ArrayRecordCorpus(source.name, files), [])
 
 
 def open_hub(source: Source) -> tuple[HubCorpus | None, list[str]]:
-    """Return the corpus `hf:NAME[:CONFIG]`, or what is wrong with the spec."""
+    """Return the corpus `hf:NAME[:CONFIG]`, or the spec's violations."""
     dataset, _, config = source.rest.partition(":")
     found = [] if dataset else [f"corpus={source.name!r}: write hf:NAME or hf:NAME:CONFIG"]
     found += _needs(source, "datasets", "the extra hf (pip install lowcomm_jax[hf])")

@@ -67,11 +67,11 @@ class PythonCorpus:
 class TextCorpus:
     """A text file cut into sections, or a folder of text files.
 
-    A single file becomes the sections of `cut_into_sections`, all of one topic. In a folder (read
-    recursively in the order of the names, hidden ones left out) a file of up to
-    `LONGEST_WHOLE_FILE` characters is one document and a longer one is cut the same way; the topic
-    is the first folder below `root`, or the file's stem for files directly in it. A file that is
-    not UTF-8 is left out with a warning in the log.
+    A single file becomes the sections of `cut_into_sections`, all of one topic. A folder is read
+    recursively in the order of the names, without hidden files. A file of up to
+    `LONGEST_WHOLE_FILE` characters is one document; a longer one is cut the same way. The topic is
+    the first folder below `root`, or the file's stem for files directly in it. A file that is not
+    UTF-8 is left out with a warning in the log.
     """
 
     name: str
@@ -99,7 +99,7 @@ class TextCorpus:
 
 
 def open_python(source: Source) -> tuple[PythonCorpus | None, list[str]]:
-    """Return the corpus `python` or `python:tests`, or what is wrong with the spec."""
+    """Return the corpus `python` or `python:tests`, or the spec's violations."""
     if source.rest not in ("", "tests"):
         return None, [f"corpus={source.name!r}: write python or python:tests"]
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -109,7 +109,7 @@ def open_python(source: Source) -> tuple[PythonCorpus | None, list[str]]:
 
 
 def open_text(source: Source) -> tuple[TextCorpus | None, list[str]]:
-    """Return the corpus `text:PATH`, or what is wrong with the spec."""
+    """Return the corpus `text:PATH`, or the spec's violations."""
     root = Path(source.rest).expanduser()
     if not source.rest or not root.exists():
         return None, [f"corpus={source.name!r}: there is no such path; give a file or a folder"]

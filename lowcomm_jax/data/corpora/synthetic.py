@@ -57,8 +57,8 @@ class MarkovCorpus:
     def entropy_per_character(self) -> float:
         """Return the source's entropy rate in nats per character, averaged over the topics.
 
-        No model that does not know the future can have a lower expected loss per character, up to
-        the first symbol, the end of the document and guessing the topic.
+        It is the lower bound of a model's expected loss per character, apart from the first symbol,
+        the end of the document and the unknown topic.
         """
         length_S = np.array([len(symbol) for symbol in self.symbols], np.float64)
         rates = []
@@ -101,7 +101,7 @@ def _words() -> tuple[str, ...]:
 
 
 def open_synthetic(source: Source) -> tuple[MarkovCorpus | None, list[str]]:
-    """Return a generated corpus by name, or what is wrong with the spec.
+    """Return a generated corpus by name, or the spec's violations.
 
     `synthetic:letters`: 27 letters (a to z and space), 8 topics, 512 documents of 1,024 characters.
     `synthetic:words`: 64 words of one to three syllables, 8 topics, 512 documents of 256 words.

@@ -1,8 +1,8 @@
 """How the parameters of a scanned transformer are cut into pipeline stages.
 
-Stage s of S holds blocks [s C, (s+1) C) with C = ceil(L / S), and slice s of the vocabulary. What
-does not divide is filled up with zeros: blocks that pass on what they get, tokens that nobody
-draws. Both stay zero: no gradient reaches them.
+Stage s of S holds blocks [s C, (s+1) C) with C = ceil(L / S), and slice s of the vocabulary. Where
+L or the vocabulary does not divide, zeros fill it up: blocks that return their input, and tokens
+that are never drawn. No gradient reaches these, so that they stay zero.
 """
 
 from __future__ import annotations

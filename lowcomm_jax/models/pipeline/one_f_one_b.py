@@ -28,14 +28,14 @@ PyTree = Any
 
 
 class Carry(NamedTuple):
-    """What goes from tick to tick.
+    """The values that one tick passes to the next.
 
     Attributes:
-      ahead: what the stage before has just handed on.
-      behind: gradient that the stage behind has just handed back.
+      ahead: activations that the stage before has just passed on.
+      behind: gradient that the next stage has just passed back.
       kept: inputs of this stage, `[2 S - 1, ...]`; that of tick t lies at t mod (2 S - 1).
       grads: fp32, like the parameters.
-      sums: what `leave` gave so far.
+      sums: sums of the results of `leave` so far.
     """
 
     ahead: jax.Array

@@ -1,18 +1,18 @@
 """A transformer cut into pipeline stages, trained by one of two schedules.
 
-`Pipeline` offers a `Model` in stages as pure functions, like the model itself. `StagePart` is what
-one stage computes, from within it; sums go over all stages. `pipeline_problems` and
-`schedule_problems` say what a pipeline refuses before any work starts.
+`Pipeline` offers a `Model` in stages as pure functions, like the model itself. `StagePart` holds
+the computation of one stage, with sums over all stages. `pipeline_problems` and `schedule_problems`
+list refusals before any work starts.
 
-GPipe's schedule (`stages.gpipe`, arXiv 1811.06965, section 2) keeps what the backward pass needs of
-all M microbatches. 1F1B (`one_f_one_b`) keeps the stage's inputs of 2 S - 1 of them, at the same
-bubble, and goes forward through a stage once more (`experiments bench pipeline` compares them).
-Stages as in DiLoCoX, arXiv 2506.21263.
+GPipe's schedule (`stages.gpipe`, arXiv 1811.06965, section 2) keeps the activations of all M
+microbatches for the backward pass. 1F1B (`one_f_one_b`) keeps the stage's inputs of 2 S - 1 of
+them, with the same bubble, and computes each stage's forward pass twice (`experiments bench
+pipeline` compares them). Stages as in DiLoCoX, arXiv 2506.21263.
 
 Differs from the papers: embedding and output layer are not part of the first and last stage, which
 would then be the slowest. Each stage holds a slice of the vocabulary and works on all microbatches
-with it. So stages are balanced for any depth and vocabulary, and none is idle. The price is one
-fp32 sum of activations over the stages per microbatch.
+with it, so that stages are balanced for any depth and vocabulary. This costs one fp32 sum of
+activations over the stages per microbatch.
 
 Shape suffixes: M microbatches, B sequences of one, T time, N = B * T, D width, C the stage's part
 of the vocabulary, L the stage's blocks.
@@ -59,9 +59,9 @@ class Pipeline:
       mesh: with the axes of `regions.AXES`; its `stage` axis gives S.
       microbatches: M, into which a region's batch is cut.
       routed: in the loss, let every microbatch take a random path through the regions' stages
-        (NoLoCo, arXiv 2506.10911, section 3): a stage sees the data of all regions, and regions
-        drift apart less. For an engine whose regions have a slot of the mesh each, and that books
-        the traffic (`hops=`). `logits` takes the fixed path. With GPipe's schedule alone.
+        (NoLoCo, arXiv 2506.10911, section 3), so that a stage trains on the data of all regions.
+        Needs GPipe's schedule, and an engine whose regions have a slot of the mesh each and that
+        books the traffic (`hops=`). `logits` takes the fixed path.
       schedule: of the loss's gradients. With 1F1B those of its aux are taken as 0.
       seed: of the permutations that paths are made of (`pipeline_paths.table`).
 
@@ -104,7 +104,7 @@ class Pipeline:
         return Paths(regions, self.layout.stages, self.microbatches, self.seed)
 
     def hops(self, batch: Mapping[str, Any], keys_N: Array) -> list[list[Hop]]:
-        """What `loss_fn` and its gradient move between regions, where microbatches are routed.
+        """Transfers of `loss_fn` and its gradient between regions, where microbatches are routed.
 
         Args:
           batch: one region's, or its shapes.
@@ -120,7 +120,7 @@ class Pipeline:
         return [self.paths.hops(row_T, sizes, tokens * LABEL_BYTES) for row_T in row_NxT]
 
     def report(self) -> dict[str, Any]:
-        """What a run reports; `bubble` and `padding` are shares of ticks and of parameters."""
+        """Figures of a run's report; `bubble` and `padding` are shares of ticks and parameters."""
         layout = self.layout
         return {
             "stages": layout.stages,
@@ -245,10 +245,7 @@ class Pipeline:
         return jax.lax.map(lambda hidden: part.logits(module, hidden), hidden_MxNxD)
 
     def _hidden(self, module, tokens_MxBxT, labels_M=None, hand_on=None):
-        """Activations behind the last block, [M, N, D], and the labels that came with them.
-
-        Of use in the last stage alone.
-        """
+        """Activations after the last block, [M, N, D], and labels; of use in the last stage."""
         part, (count, batch, length) = self._part, tokens_MxBxT.shape
         x_MxNxD = part.enter(module, tokens_MxBxT.reshape(-1)).reshape(count, batch * length, -1)
 
@@ -316,7 +313,7 @@ class StagePart:
 
 
 def pipeline_problems(config: Any, count: int, microbatches: int) -> list[str]:
-    """What keeps a model of `config` from running in `count` stages, with its fix."""
+    """Why a model of `config` cannot run in `count` stages, with its fix."""
     found = []
     if config.layer_loop != "scan":
         found.append(
