@@ -7,6 +7,6 @@ In: a method with a batch policy (`batching`), trainers, or both, and a source o
 - `noise_measurement`: measures a trainer's gradient noise and decides its next batch;
 - `plans`: from a requested batch to microbatches of every region;
 - `trainer_steps`: the inner steps, sequential or stacked;
-- `trainer_merge`: who merges, and into what;
-- `lr_scaling`: the learning rate by samples consumed and batch; `checks`: what is refused.
+- `trainer_merge`: which trainers merge, and the merged state;
+- `lr_scaling`: the learning rate by samples consumed and batch; `checks`: refusals.
 """

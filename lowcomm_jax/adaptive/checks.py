@@ -1,4 +1,4 @@
-"""What an adaptive engine refuses before any work starts, one line with its fix each."""
+"""Refusals of an adaptive engine before any work starts, one line with its fix each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def policy_and_trainers(method: Method) -> tuple[Any, Trainers]:
 
 
 def stripped(method: Method) -> Method:
-    """What is left for the ordinary engine of every trainer."""
+    """The method without batch policy and trainers, for the ordinary engine of every trainer."""
     return dataclasses.replace(method, inner_batching=None, trainers=None)
 
 
@@ -38,7 +38,7 @@ def problems(
     stack_trainers: Any,
     engine: Mapping[str, Any],
 ) -> list[str]:
-    """What the adaptive part itself cannot do with these settings."""
+    """Problems of the adaptive part with these settings, one line with its fix each."""
     found = []
     if method.inner_batching is None:
         fix = "give inner_batching, a policy of lowcomm_jax.batching, or use lc.Engine"
@@ -64,7 +64,7 @@ def problems(
 
 
 def size_problems(method: Method, regions: int, largest_microbatch: Any, memory: Any) -> list[str]:
-    """What is wrong with the sizes of microbatches."""
+    """Problems of the sizes of microbatches, one line with its fix each."""
     found = []
     if largest_microbatch is not None and memory is not None:
         found.append("largest_microbatch and memory: give one of the two")
@@ -81,7 +81,7 @@ def size_problems(method: Method, regions: int, largest_microbatch: Any, memory:
 
 
 def engine(make: Callable[[], Engine]) -> tuple[Engine | None, list[str]]:
-    """The ordinary engine, and the lines of what it refuses."""
+    """(the ordinary engine or None, the problems that it raises)."""
     try:
         return make(), []
     except ValueError as error:
@@ -96,7 +96,7 @@ def refuse(found: list[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """Where a run ends: at a step, or at the first one with so many samples."""
+    """Where a run ends: at a step, or at the first one by which `samples` were consumed."""
 
     step: int | None
     samples: int | None
@@ -117,7 +117,7 @@ class Goal:
 def goal(
     state: AdaptiveState, period: int, rounds: int | None, steps: int | None, samples: int | None
 ) -> Goal:
-    """Where a run of so many rounds, steps or samples from here ends.
+    """Where a run of a number of rounds, steps or samples from here ends.
 
     Raises:
       ValueError: not exactly one is given, or it is no whole number from 0.

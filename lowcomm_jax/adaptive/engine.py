@@ -155,10 +155,10 @@ class AdaptiveEngine:
         participants: Participants = None,
         evaluate: Callable[[PyTree], float] | None = None,
     ) -> tuple[AdaptiveState, AdaptiveHistory]:
-        """Train for one of: so many rounds, inner steps, or samples of all trainers and regions.
+        """Train for a number of rounds, of inner steps, or of samples of all trainers and regions.
 
-        A run may end anywhere in a round and go on there. Of a number of samples (tokens are
-        samples times the tokens of one) the last step is a whole one.
+        Give exactly one of the three. A run may end anywhere in a round and go on there. With
+        `samples` (tokens divided by the tokens of a sample) the last step is a whole one.
 
         Args:
           state: is donated; use the returned one.
@@ -242,7 +242,7 @@ class AdaptiveEngine:
         return source(number, int(start_R[0]) if even else start_R, count)
 
     def _warmed(self, state: AdaptiveState, source: Source) -> AdaptiveState:
-        """Compile everything that growing batches of so many trainers will need, once."""
+        """Compile, once, everything that growing batches of this number of trainers need."""
         if self._begun and self._trainer_steps.ready(len(state.trainers)):
             return state
         example = source(next(iter(state.trainers)), 0, 1)

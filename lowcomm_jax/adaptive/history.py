@@ -1,4 +1,4 @@
-"""What several trainers reported, as one row a step; reading rows fetches from the devices."""
+"""The history of several trainers, one row a step; reading rows fetches from the devices."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class TrainerEvent(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one trainer does at every step of a segment.
+    """One trainer's part of a segment.
 
     Attributes:
-      history: its own.
+      history: of the trainer's own steps.
       plan: of every step.
       rate: gives the factor on the learning rate at every step, `[steps]`.
-      exchanges: sends and landings of the batch policy's own numbers.
+      exchanges: sends and landings of the batch policy's statistics.
     """
 
     history: History
@@ -52,8 +52,8 @@ class Segment:
       steps: how many.
       shares: by trainer.
       work_SxR: each region's seconds of each step, as multiples of a step of the reference batch.
-      merges: tried before the first step.
-      looks: by trainer, what the batch policy saw before the first step, and decided.
+      merges: those tried before the first step.
+      looks: by trainer, the statistics of the batch policy before the first step, and its decision.
     """
 
     start: int

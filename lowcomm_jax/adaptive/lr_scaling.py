@@ -2,12 +2,15 @@ r"""Scales the learning rate by the samples consumed, and by how large the batch
 
 $$\theta \leftarrow \theta + s(N) \cdot f(b / b_0) \cdot u$$
 
-with u the inner optimizer's update (at its own, peak learning rate), s the schedule over the
-samples N that all trainers of all regions have consumed, f = 1, the square root or the identity,
-b the batch of a region's step and b_0 the batch that the peak was chosen for.
+with
 
-`scale_lr` is the last transform of the inner optimizer's chain, so that decoupled weight decay
-scales along, as with any learning rate. `set_lr_scale` sets its state from the host.
+- u: the inner optimizer's update at its own, peak learning rate;
+- s: the schedule over the samples N that all trainers of all regions have consumed;
+- f: 1, the square root or the identity;
+- b: the batch of a region's step; b_0: the batch that the peak was chosen for.
+
+`scale_lr` is the last transform of the inner optimizer's chain, so that it also scales decoupled
+weight decay, as a learning rate does. `set_lr_scale` sets its state from the host.
 """
 
 from __future__ import annotations

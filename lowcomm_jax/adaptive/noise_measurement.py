@@ -4,13 +4,13 @@
 into the trainer's next request. `Probe` is the compiled measurement.
 
 The measured microbatches are the first samples of the round, which the trainer then trains on: a
-measurement costs compute and no data. The decision is for the next round, so the scalars travel
-with the round's own exchange. With scope `across` the gradient's reduction blocks the round's first
-step.
+measurement costs compute and no data. Its decision is for the next round, so that the scalars
+travel with the round's own exchange. With scope `across` the gradient's reduction blocks the
+round's first step.
 
-The measurement is a program of its own, so that inner steps pay nothing for it. All gradients are
-taken at one point, the anchor, and in two passes: the mean, then the deviations from it. One pass
-that subtracts ||gbar||^2 from ||g_j||^2 would lose the difference in fp32. A measurement of M
+The measurement is a program of its own, without cost for inner steps. All gradients are taken at
+one point, the anchor, and in two passes: the mean, then the deviations from it. In one pass, as
+||g_j||^2 - ||gbar||^2, the difference would be lost to fp32 rounding. A measurement of M
 microbatches costs a region 2 M forward and backward passes.
 """
 
@@ -72,7 +72,7 @@ class NoiseMeasurement:
         draw: Callable[[int], PyTree],
         mask_R: np.ndarray | None,
     ) -> Measurement | None:
-        """Start a measurement; None when there is nothing to measure, or nobody to.
+        """Start a measurement; None where the policy needs none, or no region takes part.
 
         Args:
           draw: number of samples -> the round's first ones.
@@ -104,7 +104,7 @@ class NoiseMeasurement:
     def exchange(
         self, state: TrainState, steps: range, period: int, mask_R: np.ndarray | None
     ) -> tuple[TrainState, list[Event]]:
-        """Book what a measurement sends between regions, if that falls into these steps.
+        """Book the bytes that a measurement sends between regions, if it does so in these steps.
 
         Args:
           steps: 1-based, of one round of `period` steps.
@@ -128,11 +128,12 @@ class NoiseMeasurement:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What the regions measured, still on the device; `statistics` waits for the values.
+    """The regions' measurements, still on the device; `statistics` waits for the values.
 
     Attributes:
       values_R: float32 `[R]` by name, see `batching.pooled`.
-      scope, microbatches, samples: of the probe, and of a microbatch.
+      scope, microbatches: of the probe.
+      samples: of a microbatch.
       takes_part_R: bool `[R]`.
     """
 

@@ -47,7 +47,7 @@ class StepPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Planner:
-    """Plans the steps of one engine; a pure function of the request, alike in every region.
+    """Plans the steps of one engine; a pure function of the request, the same in every region.
 
     Attributes:
       switch: decides between a larger microbatch and more of them.

@@ -1,7 +1,7 @@
-"""What a run with several trainers and growing batches carries from round to round.
+"""The state of a run with several trainers and growing batches, carried from round to round.
 
-`AdaptiveState` holds a `Trainer` each, and the bytes of trainers that are gone. `merged` gives all
-trainers as one state to look at; `mix` is the weighted mean that merging uses, too.
+`AdaptiveState` holds the `Trainer`s, and the byte counts of trainers that were merged away.
+`merged` gives all trainers as one state; `mix` is its weighted mean, which merging uses, too.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Trainer:
 
     Attributes:
       state: its ordinary training state.
-      batch: samples per region and step that it asks for in this round.
-      request: those it will ask for in the next one.
-      used_R: int64 `[R]`, samples of its streams that the regions have trained on: the following
-        step takes the samples from there on.
-      policy: what the batch policy remembers, JSON-able.
+      batch: requested samples per region and step in this round.
+      request: the same for the next round.
+      used_R: int64 `[R]`, samples of its streams that the regions have trained on; the next step
+        takes those that follow.
+      policy: the batch policy's state, JSON values.
     """
 
     state: TrainState
@@ -78,7 +78,7 @@ class AdaptiveState:
 
     @property
     def requests(self) -> dict[int, int]:
-        """What every trainer asks for in the next round."""
+        """Every trainer's requested batch for the next round."""
         return {number: trainer.request for number, trainer in self.trainers.items()}
 
     @property
@@ -115,7 +115,7 @@ def merged(trainers: Sequence[Trainer]) -> TrainState:
 
 
 def seen(state: TrainState) -> dict[str, PyTree]:
-    """What merging and evaluation look at."""
+    """The arrays that merging and evaluation read."""
     return {
         "anchor": state.anchor,
         "params": state.inner.params,

@@ -1,7 +1,7 @@
 """Trainers that merge: when, which two, and the weighted mean that the survivor becomes.
 
-`TrainerMerge` acts before a round. Two trainers merge if it is time, and what every trainer asked
-for becomes its batch. `StateMerge` computes the merged state with compiled programs.
+`TrainerMerge` acts before a round. Two trainers merge if the round is due for it, and every
+trainer's request becomes its batch. `StateMerge` computes the merged state with compiled programs.
 
 Merged are anchors, the regions' values, floating-point buffers, residuals of error feedback and, if
 asked for, the inner optimizer's moments. The survivor keeps its outer state, its other codec state
@@ -37,9 +37,11 @@ class Merge:
 
     Attributes:
       round: 0-based, the round that follows.
-      survivor, retired: numbers of the trainers; batches: what each asked for.
-      before: loss of each alone; after: of the merged one. None without an evaluation.
-      accepted: False when it hurt more than `Trainers.hurt_bound` and was undone.
+      survivor, retired: numbers of the trainers.
+      batches: requested batch of each.
+      before: loss of each alone; None without an evaluation.
+      after: loss of the merged one; None without an evaluation.
+      accepted: False where the loss rose by more than `Trainers.hurt_bound`, and it was undone.
     """
 
     round: int
@@ -63,7 +65,8 @@ class TrainerMerge:
     """Merges the trainers of one engine.
 
     Args:
-      trainers: who merges when; period: H, inner steps of a round.
+      trainers: which trainers merge, and when.
+      period: H, inner steps of a round.
     """
 
     def __init__(self, trainers: Trainers, period: int):
@@ -106,7 +109,7 @@ class TrainerMerge:
         return _retire(state, survivor, retired, merged), merge
 
     def all_into_one(self, state: AdaptiveState, programs: RoundPrograms) -> AdaptiveState:
-        """Merge whoever is left; the result is the mean weighted by all requests."""
+        """Merge all trainers into one: the mean, weighted by all requests."""
         while len(state.trainers) > 1:
             survivor, retired = self.trainers.pair(state.requests)
             weight = state.requests[survivor] + state.requests[retired]

@@ -5,20 +5,20 @@ program. Both take a `Task` a trainer and give its new state and history, with t
 (The AdLoCo paper runs trainers in parallel; which order is faster depends on the machine.)
 
 Stacked: row r of trainer i's leaves `[R, ...]` is row r T + i of the stack's `[RT, ...]`, so that a
-region's trainers lie where the region does. To the program of inner steps a trainer is one more
-replica in the region's slot of the mesh (`Regions.replicas`). With `map` the replicas run one after
-the other inside the program and give what they give alone, bit for bit. With `vmap` they are
-batched, equal but for rounding, and each waits for the one with the most microbatches.
+region's trainers lie on the region's devices. The program of inner steps treats a trainer as one
+more replica in the region's slot of the mesh (`Regions.replicas`). With `map` the replicas run one
+after the other inside the program, with bit-identical results. With `vmap` they are batched, equal
+but for rounding, and each waits for the one with the most microbatches.
 
 The tasks of stacked trainers may differ: counts, strides and steps are traced, per trainer. A
 program has one size of microbatches. Where trainers need several sizes, `Stacked` makes one call
-for each, in which the trainers of another size make no step. So what is compiled depends on the
-size and on how many trainers live.
+for each, in which the trainers of another size make no step. The number of compiled programs
+therefore depends on the sizes and on the number of trainers.
 
-Between segments trainers are states of their own, which exchange, merge and are saved as ever.
-Stacking and unstacking copies their inner state, once between two events.
+Between segments trainers are separate states, which exchange, merge and are saved as such. Stacking
+and unstacking copies their inner state, once between two events.
 
-`step_bytes` says how much memory a step of a given microbatch needs, by the compiler's analysis.
+`step_bytes` gives the memory that a step of a microbatch needs, by the compiler's analysis.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What one trainer does in a segment.
+    """One trainer's work in a segment.
 
     Attributes:
-      state: before it; is donated.
+      state: before the segment; is donated.
       batches: host batches `[R, b, ...]` of its steps, all of one size.
       steps: how many; those of all trainers are equal.
       plan: of every step.
@@ -131,7 +131,7 @@ class Stacked:
     def warm(
         self, states: Sequence[TrainState], batch: PyTree, sizes: Sequence[int]
     ) -> list[TrainState]:
-        """Also compiles what stacks of fewer trainers are copied by; see `Sequential.warm`."""
+        """As `Sequential.warm`; also compiles the copies of stacks of fewer trainers."""
         self._warm.add(len(states))
         if len(states) == 1:
             return self._sequential.warm(states, batch, sizes)
@@ -173,7 +173,7 @@ class Stacked:
         return dict(zip(tasks, zip(states, records)))
 
     def nbytes(self, state: TrainState, batch: PyTree, microbatch: int, trainers: int) -> int:
-        """The larger of what steps need, and what stacking needs; see `Sequential.nbytes`."""
+        """Bytes of the steps, or of stacking if that needs more; see `Sequential.nbytes`."""
         if trainers == 1:
             return self._sequential.nbytes(state, batch, microbatch, trainers)
         copied = device_bytes((state.replace(counters=None), state.inner)) * trainers
@@ -233,7 +233,7 @@ class Stacked:
         return stack, metrics
 
     def _events(self, loop: SyncLoop, states, participants: Participants, steps: int):
-        """What follows the last of these steps: (state, events) of every trainer."""
+        """Run the events after the last of these steps: (state, events) of every trainer."""
         step = int(states[0].counters.step) + steps
         count = self.engine.regions.count
         mask = participants_mask(participants and participants(step), count)
@@ -335,10 +335,10 @@ def step_bytes(
 ) -> int:
     """Bytes on the fullest device while inner steps of one microbatch size run.
 
-    The compiler's sum of arguments (inner state of the regions a device holds, and the staged
-    buffer), results and temporaries, and beside it the state that only sends and landings touch.
-    What sends and landings need themselves, while no activations are alive, is not counted. Each
-    call compiles a step and keeps nothing of it.
+    It is the compiler's sum of arguments (inner state of the regions that a device holds, and the
+    staged buffer), results and temporaries, plus the state that only sends and landings use. The
+    temporaries of sends and landings, which run without activations, are not counted. Each call
+    compiles a step and keeps nothing of it.
 
     Args:
       batch: host batch `[R, b, ...]`; its shapes and dtypes count, its b does not.

@@ -4,9 +4,9 @@ In: an engine on the mesh of a `Target`, and shapes. Out: `AheadOfTime`: memory,
 collectives of every program.
 
 - `targets`: the accelerators and their limits.
-- `programs`: compiles what an engine's period calls.
+- `programs`: compiles the programs that a period of an engine calls.
 - `hlo`: reads a compiled program's text; `collectives` and `arithmetic` count in it.
-- `report`: puts it together.
+- `report`: combines the results.
 """
 
 from lowcomm_jax.aot.report import AheadOfTime, ahead_of_time

@@ -1,8 +1,8 @@
 """Floating-point operations of a compiled program on one device: its matrix products.
 
-Counted are `dot`, `convolution` (what a TPU makes of a product), and attention kernels, whose
-arithmetic follows from their shapes; in fusions and in loops, as often as they run. XLA's own cost
-analysis counts the body of a loop once, and has none for a GPU that is absent.
+Counted are `dot`, `convolution` (a product on a TPU), and attention kernels, whose arithmetic
+follows from their shapes; in fusions and in loops, as often as they run. XLA's own cost analysis
+counts the body of a loop once, and is missing for a GPU that is absent.
 """
 
 from __future__ import annotations

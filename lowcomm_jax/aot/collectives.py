@@ -1,9 +1,9 @@
-"""What a compiled program moves between devices: by kind, mesh axis, bytes, exposed or hidden.
+"""Transfers of a compiled program between devices: kind, mesh axis, bytes, exposed or hidden.
 
-Bytes are those one device sends: all-gather (D - 1) operands, reduce-scatter and all-to-all
-(D - 1) / D of the operand, all-reduce 2 (D - 1) / D of it, a permute all of it, in groups of D
-devices. Asynchronous pairs count once. Between the slices of TPUs a collective is a send and a
-recv, whose attributes tell its kind.
+Bytes are those that one device sends, in groups of D devices. An all-gather sends (D - 1) operands,
+a reduce-scatter or all-to-all (D - 1) / D of the operand, an all-reduce 2 (D - 1) / D of it, and a
+permute all of it. Asynchronous pairs count once. Between the slices of TPUs a collective is a send
+and a recv, whose attributes name its kind.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ class Collective:
     Attributes:
       kind: HLO's name.
       axes: mesh axes along which the devices of a group differ.
-      arrays: what one device puts in.
+      arrays: operands of one device.
       group: number of devices that exchange with one another.
-      nbytes: bytes one device sends each time it runs (see above).
+      nbytes: bytes that one device sends each time it runs (see the module docstring).
       times: how often it runs; a loop whose number of rounds is traced counts once.
       hidden: whether other work is scheduled between its start and its end: a loop, a call, a
-        product, or fusions that make at least as many bytes as it moves.
-      computation: where it stands; op_name, source: what it comes from.
+        product, or fusions that write at least as many bytes as it moves.
+      computation: the HLO computation that holds it.
+      op_name, source: JAX's name of the operation, and the line of Python it comes from.
     """
 
     kind: str
@@ -243,7 +244,7 @@ def _is_product(program: Program, one: Instruction) -> bool:
 
 
 def _ends(order: Sequence[Instruction], start: Instruction, done: Instruction) -> bool:
-    """Whether one instruction waits for what another has started."""
+    """Whether one instruction ends the transfer that another has started."""
     if start.base != "send":
         return done.opcode == f"{start.base}-done" and start.name in done.operands
     if done.opcode != "recv-done":

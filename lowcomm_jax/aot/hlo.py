@@ -1,6 +1,7 @@
 """Reads a compiled program's text: its computations, how often each runs, its instructions.
 
-Only what `collectives` and `arithmetic` need of XLA's optimised HLO, for GPU, TPU and CPU.
+It reads only the parts of XLA's optimised HLO that `collectives` and `arithmetic` need, for GPU,
+TPU and CPU.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Instruction:
 
     Attributes:
       result: its type, as written; a tuple's begins with a bracket.
-      operands: names of what it reads.
-      attributes: all that stands behind the operands.
+      operands: names of the instructions that it reads.
+      attributes: the text after the operands.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Every program of an engine, compiled on shapes alone, for devices that need not exist.
 
-The engine's own loop hands the arguments over (`SyncLoop._send`, `update_anchor`, `adopt`), so that
-what is compiled here is what a run calls.
+The engine's own loop passes the arguments (`SyncLoop._send`, `update_anchor`, `adopt`), so that the
+programs compiled here are those that a run calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CompiledProgram:
     """One program of an engine, for one target.
 
     Attributes:
-      name: what it does, such as `inner step` or `send of fragment 0`.
+      name: such as `inner step` or `send of fragment 0`.
       compiled: JAX's compiled program.
       brought: bytes a device of arguments that do not lie there between programs (`offload`).
       seconds: that compiling took.
@@ -77,7 +77,7 @@ class CompiledEngine:
 def compile_engine(
     engine: Engine, params: PyTree, batch: PyTree, options: Any = None
 ) -> CompiledEngine:
-    """Compile what a period runs: inner step, and the largest fragment's send and landing.
+    """Compile the programs of a period: inner step, and the largest fragment's send and landing.
 
     Args:
       engine: on the mesh of a target; its loss function is traced, nothing runs.
@@ -86,7 +86,8 @@ def compile_engine(
       options: XLA compiler options.
 
     Raises:
-      TooLargeError: a TPU's compiler refuses a program; a GPU's compiles it, and it does not fit.
+      TooLargeError: a TPU's compiler refuses a program that is too large. (A GPU's compiles it; the
+        report then says that it does not fit.)
     """
     layout = make_layout(params, engine.roles)
     config = dataclasses.replace(engine.config, offload=False)

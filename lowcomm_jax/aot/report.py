@@ -1,7 +1,7 @@
-"""What an engine's programs need on a target: memory, arithmetic, collectives.
+"""Needs of an engine's programs on a target: memory, arithmetic, collectives.
 
-`ahead_of_time` compiles them and gives an `AheadOfTime`; nothing of the target need be there. Sizes
-are bytes of one device, in units of 1; times are lower bounds, in seconds.
+`ahead_of_time` compiles them and gives an `AheadOfTime`, without a device of the target. Sizes are
+bytes of one device; times are lower bounds, in seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Replicated:
     """A large array that every device along some axes holds whole.
 
     Attributes:
-      what: its type and shape, on one device.
+      what: its type and shape on one device, as text.
       axes: mesh axes along which it is the same.
       source: the argument's path, or the line of Python that asks for it.
     """
@@ -47,8 +47,8 @@ class ProgramReport:
 
     Attributes:
       memory: `arguments`, `outputs`, `temporaries`, `aliased` (outputs in the place of arguments).
-      needs: bytes a device must have while it runs: the resident state, what is brought from the
-        host, temporaries, and outputs in places of their own.
+      needs: bytes that a device must have while it runs: the resident state, arguments brought from
+        the host, temporaries, and outputs in places of their own.
       flops: of matrix products; a loop whose rounds are traced counts one.
       seconds: lower bounds: `compute` (products at the peak rate), `memory` (arguments and outputs
         once, at the memory's rate) and `exposed` (collectives inside a region that no work hides).
@@ -98,13 +98,14 @@ class ProgramReport:
 
 @dataclasses.dataclass(frozen=True)
 class AheadOfTime:
-    """What a period of an engine needs on a target.
+    """Needs of a period of an engine on a target.
 
     Attributes:
       mesh: sizes of the axes.
       programs: in the order in which a period calls them.
       resident: bytes a device of state that lies there between programs, one payload in flight
-        included; stowed: of state that `offload` keeps on the host.
+        included.
+      stowed: bytes of state that `offload` keeps on the host.
       announced: bytes that the ledger books for a region when everyone sends the largest fragment.
       flops_used: arithmetic of the model's step on a device, without recomputation; None = unknown.
     """
@@ -259,9 +260,9 @@ def _read(
 def _replicated(
     program: Program, found: CompiledProgram, moved: list[Collective], shape: Mapping[str, int]
 ) -> list[Replicated]:
-    """Arguments that lie whole along an axis, and what collectives make whole.
+    """Arguments that lie whole along an axis, and results of collectives that do.
 
-    Whatever else is whole on several devices was computed from one of them.
+    All other arrays that are whole on several devices were computed from these.
     """
     large = []
     inside = [axis for axis in AXES[1:] if shape[axis] > 1]

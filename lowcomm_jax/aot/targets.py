@@ -30,8 +30,10 @@ class Accelerator:
     """Public facts of one device.
 
     Attributes:
-      platform: `gpu` or `tpu`; kind: as JAX names the device.
-      memory_bytes: what the driver gives a program; room: of that, what a program may use.
+      platform: `gpu` or `tpu`.
+      kind: JAX's name of the device.
+      memory_bytes: memory that the driver gives a process.
+      room: the part of it that a program may use.
       flops: peak bfloat16 matrix operations a second, dense.
       memory_rate: bytes a second from its own memory.
       link_rate: bytes a second and direction to the other devices of its region (NVLink, ICI).
@@ -63,7 +65,7 @@ def _gpu(
     rate: float,
     link: float,
 ) -> Accelerator:
-    """A data-centre GPU; what is not given is the same from Ampere to Blackwell."""
+    """A data-centre GPU; the other facts are the same from Ampere to Blackwell."""
     shared = {8: 167936, 9: 233472, 10: 233472}[major]
     config = f"""
 gpu_device_info {{
@@ -211,7 +213,7 @@ class Target:
     def mesh(
         self, region: int | None = None, stage: int = 1, fsdp: int | None = None, tensor: int = 1
     ) -> Mesh:
-        """A mesh over all devices; `region` defaults to the slices, `fsdp` to what is left.
+        """A mesh over all devices; `region` defaults to the slices, `fsdp` to the other devices.
 
         Raises:
           ValueError: the sizes do not use every device, or a region spans several slices.
