@@ -1,10 +1,10 @@
 """How payloads travel between regions inside one program, and how many bytes that takes.
 
-In: every region's pseudo-gradient of one fragment, the codec, and who takes part. Out: what the
-regions that took part average to, and the bytes announced for it (`Traffic`). `MeshExchange`
-averages over all regions, `GroupExchange` over small groups; `rows` lays leaves out for their
-codec, `shares` moves buffers. What travels between separate jobs is in `runtime`; its public names
-(`store`, `peers`, errors) resolve here too.
+In: every region's pseudo-gradient of one fragment, the codec, and who takes part. Out: the mean
+over the regions that took part, and the bytes announced for it (`Traffic`). `MeshExchange` averages
+over all regions, `GroupExchange` over small groups; `rows` lays leaves out for their codec,
+`entries` takes selected entries (channels), `shares` moves buffers. Exchanges between separate jobs
+are in `runtime`; its public names (`store`, `peers`, errors) resolve here, too.
 """
 
 from __future__ import annotations

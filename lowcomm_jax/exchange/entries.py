@@ -4,9 +4,9 @@ In: leaves `[R, ...]`, and for each leaf the indices of some of its entries, the
 region. Out: their values side by side (`take_entries`), or the leaves with new values in these
 places (`put_entries`).
 
-Where a region's leaves are cut over its devices, every device reads and writes what it holds. To
-take, the devices of a region add up the values they found (zeros elsewhere): so values cross inside
-the region, as many as are selected, and never a leaf. To put, nothing crosses.
+Where a region's leaves are cut over its devices, every device reads and writes its own part. To
+take, the devices of a region sum the values they found (zeros elsewhere), so that only selected
+values cross inside the region, never a leaf. To put, nothing crosses.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def take_entries(
 
     Args:
       leaves_R: `[R, ...]`, any float dtype.
-      indices: of each leaf int32 `[n]`, in one region's flattened leaf. What lies behind its end
-        gives 0.
+      indices: of each leaf int32 `[n]`, in one region's flattened leaf. An index past its end gives
+        0.
       specs: `PartitionSpec` of each leaf inside a region.
     """
 

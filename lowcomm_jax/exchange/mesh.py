@@ -5,9 +5,9 @@ the weights of a round (`reduce`). Out: the weighted mean, and the bytes announc
 (`traffic`).
 
 It serves simulations on one machine, and several slices in one `jax.distributed` job. Its
-collectives are part of the anchor update, and the device waits for them; or they run beside the
+collectives are part of the anchor update, and the device waits for them. Or they run beside the
 inner steps of a payload's delay (`begin`, `go_on`; `sync.concurrent_exchange` makes that program),
-and `reduce` takes what they brought.
+and `reduce` takes their results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PyTree = Any
 
 
 class Reduced(NamedTuple):
-    """What all regions make of their payloads.
+    """The reduction of all regions' payloads.
 
     Attributes:
       mean: fp32 leaves `[1, ...]`.
@@ -136,7 +136,7 @@ class MeshExchange:
         return placed, rows.place(new_state_R, lies), missed_R
 
     def decode(self, payload_R: PyTree, like: PyTree, specs: PyTree) -> PyTree:
-        """What every region's payload decodes to, fp32 `[R, ...]` (traced); see `encode`."""
+        """Every region's decoded payload, fp32 `[R, ...]` (traced); see `encode`."""
         codec = self.rows.codec_with_layout(like, specs)
 
         def decode(payload):
@@ -163,16 +163,16 @@ class MeshExchange:
         energy: float | None = None,
         brought: Sequence[jax.Array] | None = None,
     ) -> Reduced:
-        """Weighted mean of what the payloads decode to; fp32 leaves `[1, ...]` (traced).
+        """Weighted mean of the decoded payloads; fp32 leaves `[1, ...]` (traced).
 
-        Dense payloads are reduced slice by slice; coded ones are handed to everyone, decoded, and
-        added in region order, or reduced slice by slice and encoded a second time.
+        Dense payloads are reduced slice by slice. Encoded ones are sent to every region, decoded,
+        and added in region order; or reduced slice by slice and encoded a second time.
 
         Args:
           payload_R: leaves `[R, ...]`, or `InSlices`.
-          energy: of the rank to measure (`Codec.mean_rank`); None = do not.
-          brought: what the last of the `collectives` has brought; None = they are done here. Of
-            `payload_R` only the shapes count then.
+          energy: of the rank to measure (`Codec.mean_rank`); None = do not measure it.
+          brought: result of the last of the `collectives`; of `payload_R` only the shapes are then
+            used. None = the collectives run here.
         """
         if self.codec is None:
             mean = self._dense_mean(payload_R, weight_R, specs, brought)
@@ -221,7 +221,7 @@ class MeshExchange:
         specs: PyTree,
         brought: Sequence[jax.Array] | None = None,
     ) -> PyTree:
-        """What the payloads of all regions decode to, in every region: fp32 `[R, ...]` (traced).
+        """The decoded payloads of all regions, in every region: fp32 `[R, ...]` (traced).
 
         Args: as in `reduce`.
         """

@@ -3,10 +3,10 @@
 In: every region's payload and anchor, the weights of a round, and the round's groups
 (`GroupExchange.draw`). Out: for every region the mean payload and the mean anchor of its group.
 
-Where the regions lie on several slots of the mesh, the partitions a round may draw are branches of
-one program (`lax.switch`), each with the `ppermute`s of its groups. So a new round does not compile
-anew, and no collective of all regions occurs. On one slot the groups are an array of indices.
-
+Where the regions lie on several slots of the mesh, the partitions that a round may draw are
+branches of one program (`lax.switch`), each with the `ppermute`s of its groups. A new round then
+compiles nothing, and no collective of all regions occurs. On one slot the groups are an array of
+indices.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MOST_PERMUTES = 4096  # in one program: some minutes of compilation
 
 
 class Draw(NamedTuple):
-    """What a landing program must know of a round's groups.
+    """A round's groups, as a landing program takes them.
 
     Attributes:
-      members: what `GroupExchange.draw` returned.
-      anchors: fp32 leaves `[n, ...]`, anchors of the members of this region's group, where those
-        of other regions are not at hand (separate jobs); None = all anchors are at hand.
+      members: result of `GroupExchange.draw`.
+      anchors: fp32 leaves `[n, ...]`, anchors of the members of this region's group, for separate
+        jobs; None = the program holds all anchors.
     """
 
     members: Any
@@ -60,10 +60,10 @@ class GroupExchange:
     stacked: tuple[str, ...] = ()
 
     def draw(self, round: int) -> np.ndarray:
-        """What the compiled program must know of a round's groups.
+        """A round's groups, as the compiled program takes them.
 
         Returns:
-          on one slot the members of each region's group, int32 `[R, n]`; else the partition's
+          On one slot the members of each region's group, int32 `[R, n]`; else the partition's
           number, int32.
         """
         count = self.regions.count
@@ -73,9 +73,9 @@ class GroupExchange:
         return self._table(number)
 
     def violations(self) -> list[str]:
-        """What cannot be compiled in a sensible time, with its fix.
+        """Partitions that would take too long to compile, with the fix.
 
-        Asked when `topology` has no violations of its own.
+        Call it where `topology` has no violations of its own.
         """
 
         count, slots = self.regions.count, self.regions.slots
@@ -97,14 +97,16 @@ class GroupExchange:
         exactly.
 
         Args:
-          payload_R: what travels, leaves `[R, ...]`; anchor_R: fp32 leaves `[R, ...]`.
+          payload_R: leaves `[R, ...]`.
+          anchor_R: fp32 leaves `[R, ...]`.
           weight_R: float32 `[R]`, not negative, not normalised.
           draw: see `draw`.
-          like: shapes of one region's fragment; specs: `PartitionSpec` of its leaves.
+          like: shapes of one region's fragment.
+          specs: `PartitionSpec` of its leaves.
 
         Returns:
-          (mean of what the payloads decode to, mean of the anchors, bool `[R]`: somebody in the
-          group has a weight); fp32 leaves `[R, ...]`, 0 where nobody has.
+          (mean of the decoded payloads, mean of the anchors, bool `[R]`: whether a member of the
+          region's group has a weight above 0); fp32 leaves `[R, ...]`, 0 where none has.
         """
         dense = {"anchor": anchor_R, "weight": weight_R}
         dense_specs = {"anchor": specs, "weight": P()}
@@ -169,7 +171,7 @@ def _relative(weight_RxN: jax.Array) -> jax.Array:
 
 
 def _weighted_mean(members: list[PyTree], weight_RxN: jax.Array) -> PyTree:
-    """Mean over the n members, one after the other; weight 0 silences NaN and inf."""
+    """Mean over the n members, one after the other; with weight 0 NaN counts as 0."""
     total_R = functools.reduce(jnp.add, weight_RxN.T)
     scale_R = jnp.where(total_R > 0, 1.0 / jnp.where(total_R > 0, total_R, 1.0), 0.0)
 

@@ -1,20 +1,20 @@
-"""Lays leaves out inside a region while they are coded, so that every device codes what it holds.
+"""Lays leaves out inside a region for encoding, so that every device encodes its own part.
 
-In: a fragment's leaves, the layouts they have, and the codec. Out: the same leaves by rows
-(`to_rows`) and back (`from_rows`); layouts of payloads and codec states; and the codec, told how
-leaves are cut (`codec_with_layout`). `RowPlan` is the decision for one leaf:
+In: a fragment's leaves, their layouts, and the codec. Out: the same leaves by rows (`to_rows`) and
+back (`from_rows`); layouts of payloads and codec states; and the codec with the layout of its
+leaves (`codec_with_layout`). `RowPlan` is the decision for one leaf:
 
-- A codec's blocks and chunks are cut on the global shape, along rows. So a matrix whose columns are
-  sharded is spread by rows before it is encoded, with one all-to-all inside the region. A device
-  hands on all but one n-th of its own shard, and none holds the whole matrix.
-- Codecs that code value by value, or by matrix products, take a matrix as it lies
+- A codec's blocks and chunks are cut on the global shape, along rows. A matrix whose columns are
+  sharded is therefore spread by rows before it is encoded, with one all-to-all inside the region. A
+  device sends all but one n-th of its own shard, and none holds the whole matrix.
+- Codecs that encode value by value, or by matrix products, take a matrix in its own layout
   (`Codec.rows_together` of 0).
-- Other leaves, such as vectors, stay as they lie. Their codec splits them into whole blocks or
+- Other leaves, such as vectors, keep their layout. Their codec splits them into whole blocks or
   chunks (`compression.windows`).
 - Leaves with too few blocks or chunks for the devices are gathered inside the region.
 
-What lies in a pipeline stage stays there. A stage's part of a leaf is laid out as a leaf of its own
-(`compression.Staged`), and leaves of payloads and states carry the stages in front.
+Values of a pipeline stage stay in it. A stage's part of a leaf is laid out as a leaf of its own
+(`compression.Staged`), and leaves of payloads and states have a leading stage axis.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Rows:
         )
 
     def coded_specs(self, like: PyTree, specs: PyTree) -> PyTree:
-        """Layout of every leaf while it is coded: by rows, behind the stages."""
+        """Layout of every leaf while it is encoded: by rows, after the stage axis."""
 
         def one(name, leaf, spec):
             return self._with_stage(self._plan(name, leaf.shape, spec).spec, spec)
@@ -91,7 +91,7 @@ class Rows:
         return (STAGE,) if isinstance(self.codec, Staged) else ()
 
     def codec_with_layout(self, like: PyTree, specs: PyTree) -> Codec:
-        """The codec, told how these leaves are cut."""
+        """The codec with the layout of these leaves."""
 
         def cut(name, leaf, spec):
             plan = self._plan(name, leaf.shape, spec)
@@ -101,7 +101,7 @@ class Rows:
         return self.codec.with_layout(dict(pairs))
 
     def first(self, otherwise: SpecFn) -> SpecFn:
-        """Layout that cuts rows over `fsdp` where every device then codes what it holds."""
+        """Layout that cuts rows over `fsdp`, where every device can then encode its own part."""
 
         def spec(name: str, leaf: jax.ShapeDtypeStruct) -> P:
             by_rows = P(*(None,) * self._row(name), "fsdp")
@@ -125,7 +125,7 @@ class Rows:
         return self._reshard(tree, specs, lead, back=True)
 
     def payload_specs(self, payload: PyTree, like: PyTree, specs: PyTree, lead: int = 1) -> PyTree:
-        """How payload leaves lie behind their first `lead` axes.
+        """Layout of payload leaves after their first `lead` axes.
 
         They are cut like the rows, or the rows and columns, that they encode. Where no axis of a
         payload leaf divides, it is replicated inside the region.
@@ -152,17 +152,16 @@ class Rows:
         return self._map(leaf, like, specs, payload)
 
     def place(self, tree_R: PyTree, specs: PyTree) -> PyTree:
-        """Pin leaves `[R, ...]` to `specs` of what stands behind the region axis (traced)."""
+        """Constrain leaves `[R, ...]` to `specs`, which are without the region axis (traced)."""
         leaves, treedef = jax.tree.flatten(tree_R)
         where = [self.regions.sharding(REGION, *s) for s in treedef.flatten_up_to(specs)]
         return treedef.unflatten(jax.lax.with_sharding_constraint(leaves, where))
 
     def state_specs(self, state: PyTree, like: PyTree, specs: PyTree) -> PyTree:
-        """How a codec's state of one region lies.
+        """Layout of a codec's state of one region.
 
-        Residuals lie by rows. Of a state that has a row for each row or column of a leaf's matrices
-        (the basis of `LowRank`) every device that holds a part of the leaf holds a part. The rest
-        is whole on every device of the region.
+        Residuals lie by rows. A state with a row for each row or column of a leaf's matrices (the
+        basis of `LowRank`) is cut like the leaf. The rest is whole on every device of the region.
 
         Raises:
           ValueError: an array of more than a few values belongs to no leaf, by its path, while

@@ -1,12 +1,12 @@
 """Moves payloads between regions as flat buffers, of which each device moves its own share.
 
 In: trees of leaves `[R, ...]` and their layouts inside a region. Out: every region's payload
-everywhere (`gather`), one slice of every region's (`exchange_slices`), or whatever a collective on
-the buffers makes of them (`run_on_shares`). `Packing` has the steps one by one, for who lets other
-work run between a collective and what is made of it.
+everywhere (`gather`), one slice of every region's (`exchange_slices`), or the result of a
+collective on the buffers (`run_on_shares`). `Packing` has the steps one by one, for callers that
+run other work between a collective and the use of its result.
 
-Devices of a region that hold the same values cut them into shares. So what crosses between regions
-is one payload a region, however many devices the region has. Padding comes on top: for each dtype
+Devices of a region that hold the same values cut them into shares. One payload a region therefore
+crosses between regions, however many devices the region has. Padding comes on top: for each dtype
 and layout in the payload, fewer values than a region has devices.
 """
 
@@ -39,7 +39,7 @@ _INSIDE = AXES[1:]
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How a tree of payloads becomes flat buffers, and comes back.
+    """Packs a tree of payloads into flat buffers, and unpacks it.
 
     A buffer has the first `lead` axes of the leaves, then the shares of all devices of a region
     side by side; there is one for each dtype and layout.
@@ -47,11 +47,11 @@ class Packing:
     Attributes:
       like: the tree, arrays or shapes, leaves `[R, ...]`.
       specs: `PartitionSpec` of each leaf behind its first `lead` axes.
-      lead: number of leading axes that are no part of what moves, the region axis included.
-      merged: make one buffer of all; where dtypes differ, of bytes, or of words (4 bytes, the last
-        filled up) with a `lead` of 2. Compilers let work run beside one collective where they do
-        not beside several; those of TPUs beside an all-to-all of words and a gather of bytes, and
-        not the other way round.
+      lead: number of leading axes that the buffers keep, the region axis included.
+      merged: make one buffer of all. Where dtypes differ it is of bytes, or, with a `lead` of 2, of
+        words (4 bytes, the last one filled up). Compilers let work run beside one collective where
+        they do not beside several; those of TPUs beside an all-to-all of words and a gather of
+        bytes, and not the other way round.
     """
 
     regions: Regions
@@ -121,7 +121,7 @@ def run_on_shares(
       args: arrays, the same on all devices.
 
     Returns:
-      trees like `tree_R`, one for each result.
+      Trees like `tree_R`, one for each result.
     """
     packing, cut = Packing(regions, tree_R, specs), P(REGION, _INSIDE)
     given = (cut, *(P() for _ in args))
@@ -147,13 +147,13 @@ def gather_buffers(regions: Regions, buffers: list[jax.Array]) -> list[jax.Array
 
 
 def exchange_slices(regions: Regions, tree_R: PyTree, specs: PyTree) -> PyTree:
-    """Hand region s slice s of every region: leaves `[R regions, R slices, ...]` swap axes.
+    """Send region s slice s of every region: leaves `[R regions, R slices, ...]` swap axes.
 
     Args:
-      specs: of what stands behind both axes.
+      specs: of the axes after these two.
 
     Returns:
-      leaves `[R slices, R regions, ...]`, sharded over the region axis.
+      Leaves `[R slices, R regions, ...]`, sharded over the region axis.
     """
     if regions.slots == 1:
         return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree_R)
@@ -173,7 +173,7 @@ def swap_buffers(regions: Regions, buffers: list[jax.Array]) -> list[jax.Array]:
 
 
 def unpack_slices(packing: Packing, buffers: list[jax.Array]) -> PyTree:
-    """What `swap_buffers` brought, leaves `[R slices, R regions, ...]`."""
+    """Unpack the result of `swap_buffers`: leaves `[R slices, R regions, ...]`."""
     tree = packing.unpack(buffers, (None, REGION))
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
 
@@ -218,7 +218,7 @@ def _mapped(regions: Regions, fn: Callable, given: Sequence[Any], made: Any) -> 
 
 
 def _kinds(leaves: Sequence[jax.Array], idle: Sequence[tuple[str, ...]]) -> list[tuple]:
-    """What decides which leaves share a buffer: dtype, and along which axes they are equal."""
+    """Leaves that share a buffer: those of one dtype that are equal along the same axes."""
     return [(x.dtype, axes) for x, axes in zip(leaves, idle)]
 
 
@@ -241,7 +241,7 @@ def _sizes(like, idle, lead: int) -> list[tuple[Any, int]]:
 
 
 def _merge(buffers: Sequence[jax.Array], word: int) -> list[jax.Array]:
-    """One buffer of several, side by side; of unsigned words of so many bytes if dtypes differ."""
+    """One buffer of several, side by side; if dtypes differ, of unsigned words of this size."""
     if len({x.dtype for x in buffers}) == 1:
         return [jnp.concatenate(buffers, axis=-1)]
     merged = jnp.concatenate([_as(x, jnp.dtype("uint8")) for x in buffers], axis=-1)
@@ -275,7 +275,7 @@ def _as(x: jax.Array, dtype: np.dtype) -> jax.Array:
 def _unpack(buffers, like, idle, lead: int) -> list[jax.Array]:
     """Inverse of `_pack`, for buffers whose first `lead` axes may have other lengths.
 
-    What a buffer has behind its leaves is left out.
+    Values of a buffer after its leaves are left out.
     """
     kinds, parts = _kinds(like, idle), {}
     for buffer, kind in zip(buffers, dict.fromkeys(kinds)):

@@ -1,4 +1,4 @@
-"""Counts the bytes each region sends and receives, for the collective that the code really runs.
+"""Counts the bytes that each region sends and receives, for the collective that the code runs.
 
 In: bytes of one participant's payload, and bool `[R]`, who takes part. Out: `Traffic`, which the
 virtual clock and the ledger book.
@@ -57,7 +57,7 @@ def two_shot(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
 
 
 def in_halves(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
-    """`two_shot` between jobs, where whoever takes no part still reduces a slice of the others'.
+    """`two_shot` between jobs, where a region that takes no part still reduces a slice.
 
     Args:
       nbytes: of a payload in as many equal slices as there are regions.
@@ -84,7 +84,7 @@ def all_gather(nbytes: int, takes_part_R: np.ndarray) -> Traffic:
 
 
 def pair(nbytes: int, takes_part_R: np.ndarray, groups: Groups) -> Traffic:
-    """`all_gather` inside each group: to its partners, and to nobody else."""
+    """`all_gather` inside each group: each member sends to its partners only."""
     part = np.asarray(takes_part_R, bool)
     total = _nothing("pair", nbytes, part)
     for group in groups:

@@ -33,7 +33,7 @@ class AnchorCheck:
         self._since: dict[str, Terms] = {}  # since somebody asks: a state may travel for long
 
     def tell_soon(self, versions: AnchorVersions) -> None:
-        """Call `tell` on a thread of its own, if somebody asks and there is news."""
+        """Call `tell` on a thread of its own, if a region asks and there is a new version."""
         asking = self._state_transfer.asking()
         told = tuple(versions), tuple(asking.items())
         busy = self._thread is not None and self._thread.is_alive()
@@ -63,7 +63,7 @@ class AnchorCheck:
             self._thread.join()
 
     def tell(self, versions: AnchorVersions) -> None:
-        """Overwrite this region's record, keeping all versions told since somebody asked.
+        """Overwrite this region's record, with all versions written since a region asked.
 
         Raises:
           StoreUnavailable: try again later.
@@ -81,14 +81,15 @@ class AnchorCheck:
         """Compare this region's anchor with those of all regions that train, of the same version.
 
         Args:
-          step, version: of the state; own: its terms.
-          at_last: do not wait for regions that have told nothing yet; they have no vote.
+          step, version: of the state.
+          own: its terms.
+          at_last: do not wait for regions that have written nothing yet; they have no vote.
 
         Returns:
-          True: all regions that train have told, or `at_last`.
+          True: all regions that train have written theirs, or `at_last`.
 
         Raises:
-          Parted: this region's anchor does not hold.
+          Parted: anchors differ, and this region's is not the one that is kept (`heal`).
           StoreUnavailable: try again later.
         """
         known, missing = {}, False

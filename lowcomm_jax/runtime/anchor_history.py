@@ -26,11 +26,11 @@ Terms = dict[str, jax.Array]
 
 
 class AnchorHistory:
-    """Remembers digests of the anchor; they stay on the device until somebody asks.
+    """Keeps digests of past anchors; they stay on the device until they are read.
 
     Attributes:
-      shared: all regions have one anchor. Where each has its own, nothing is compared.
-      past: what `terms` gave, by `anchor_version`, ascending.
+      shared: whether all regions have one anchor. Where each has its own, nothing is compared.
+      past: results of `terms`, by `anchor_version`, ascending.
     """
 
     def __init__(self, shared: bool):

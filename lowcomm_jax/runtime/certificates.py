@@ -1,8 +1,8 @@
 """Certificates of regions, for mutual TLS between them: made at start, or read from files.
 
 A region that makes its own is its own authority. It signs a certificate (a pass) for the key of
-every other region, and lets in only who shows one. So its port needs nothing new when a region
-comes back with another key, and no private key ever leaves its process, not even to a disk.
+every other region, and accepts only connections with such a pass. Its port therefore stays as it is
+when a region comes back with another key. No private key leaves its process, not even to a disk.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _ENDS = datetime.datetime(9999, 12, 31, 23, 59, 59)
 
 
 class Credentials(NamedTuple):
-    """What one end of a connection with mutual TLS needs, all as PEM.
+    """The credentials of one end of a connection with mutual TLS, all as PEM.
 
     Attributes:
-      roots: the authorities that it believes.
+      roots: the authorities that it trusts.
       chain: its own certificate, and those between it and the other end's roots.
       key: its private key.
     """
@@ -100,7 +100,8 @@ def read_credentials(folder: str) -> Credentials:
     """The files of a folder (`FILES`).
 
     Raises:
-      ValueError: lists what is missing, is no certificate or key, or does not belong together.
+      ValueError: lists files that are missing, hold no certificate or key, or do not belong
+        together.
     """
     wrong, found = [], {}
     for kind, name in FILES.items():

@@ -1,8 +1,9 @@
 """`CommitLog`: announcements, confirmations, and the one record that says who took part.
 
-Who took part must be agreed, not observed: one region may have a late payload in time and another
-not, and their anchors would differ for good. So each exchange has one commit record. Any region may
-write it; the first record is valid, and every region lands what it names.
+Regions must agree on who took part: a late payload may be in time for one region and not for
+another, and their anchors would then differ from there on. So each exchange has one commit record.
+Any region may write it; the first record is valid, and every region lands the payloads that it
+names.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ class PayloadRecord:
     """A payload by its content.
 
     Attributes:
-      digest, nbytes: SHA-256 in hex, and bytes.
+      digest: SHA-256 in hex.
+      nbytes: its size.
       slices: of a payload that is reduced in slices, one for each region of the run, which reduces
-        it; None in the place of the sender's own, which nobody else needs.
+        it; None for the sender's own slice, which no other region needs.
     """
 
     digest: str
@@ -129,13 +131,13 @@ class CommitLog:
         self._store.write(key, self._seal.close(key, body))
 
     def confirmed(self, name: str, region: int) -> dict[int, str] | None:
-        """What a region has confirmed that it holds; None = nothing yet."""
+        """The payloads that a region has confirmed to hold; None = it has confirmed nothing yet."""
         key = f"held/{name}/{region}"
         body = self._open(key, self._store.read(key))
         return None if body is None else {int(r): digest for r, digest in body.items()}
 
     def forget(self, name: str, region: int) -> None:
-        """Remove what a region has written for an exchange that has a commit record."""
+        """Remove a region's keys of an exchange that has a commit record."""
         self._store.delete(announcement_key(name, region))
         self._store.delete(f"held/{name}/{region}")
 
@@ -157,7 +159,7 @@ class CommitLog:
             self._store.create(key, self._seal.close(key, dataclasses.asdict(commit)))
 
     def agree(self, name: str, proposal: dict) -> dict:
-        """What was proposed first under this name."""
+        """The value that was proposed first under this name."""
         for number in itertools.count():
             key = f"agreed/{name}/{number}"
             self._store.create(key, self._seal.close(key, proposal))
@@ -170,8 +172,8 @@ class CommitLog:
     def _committed(self, name: str) -> tuple[Commit | None, str]:
         """(the commit record, or None and the key it can be created under).
 
-        A record that is not signed counts for nobody, so the next number takes its place: junk
-        cannot stand in for a commit, nor keep regions from making one.
+        All regions ignore a record that is not signed, and use the next number: such a record can
+        neither replace a commit nor keep regions from making one.
         """
         for number in itertools.count():
             key = f"commit/{name}/{number}"

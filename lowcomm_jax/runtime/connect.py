@@ -53,22 +53,23 @@ def store(
     heal: Heal = "stop",
     mishaps: FaultHooks | None = None,
 ) -> RemoteExchange | LockstepExchange:
-    """Exchange whose payloads go through the key-value store; regions need no route to another.
+    """Exchange whose payloads go through the key-value store; jobs need no route to one another.
 
     Where this job is several `jax.distributed` processes, all of them call this function with the
     same arguments; only the first one takes part in the exchange (`LockstepExchange`).
 
     Args:
       url: folder of the store: "file:///...", "gs://bucket/..." or "s3://bucket/...".
-      region: which one we are, 0-based; count: how many there are.
+      region: number of this region, from 0.
+      count: number of regions.
       run_id: names the run; a run keeps its id when it is continued.
       secret: shared by the regions: bytes, "env:NAME" or "file:PATH"; None = records are checked
-        for damage only, and whoever can write to the store can join.
+        for damage only, and any program that can write to the store can join.
       timing: how long regions wait for one another.
       keep: exchanges whose payloads stay for regions that are late; more than may be in flight at
         once. With several fragments a round has an exchange for each.
-      heal: what happens when regions that must have the same anchor have not. "stop": all stop.
-        "majority", "lowest": the anchor of most regions, or of the lowest one, holds; the others
+      heal: what to do where anchors differ that must be equal. "stop": all regions stop.
+        "majority", "lowest": the anchor of most regions, or of the lowest one, is kept; the others
         stop, and take that anchor when they come back.
       mishaps: faults on purpose (`FaultHooks`); None = none.
 
@@ -107,12 +108,12 @@ def peers(
       url, region, count, run_id, secret, timing, heal, mishaps: see `store`.
       address: "host:port" under which the other regions reach this one; port 0 takes any.
       transport: the same in all regions. "flight": Arrow Flight with mutual TLS (the extra
-        `flight`); only regions of the run are let in. "jax": JAX's transfer server, plain text,
-        and **whoever can connect to it can end this process**.
-      certificates: of "flight": folder with `tls.crt`, `tls.key` and the authority's `ca.crt`;
+        `flight`), which accepts only regions of the run. "jax": JAX's transfer server, plain text;
+        **any host that can connect to it can end this process**.
+      certificates: for "flight": folder with `tls.crt`, `tls.key` and the authority's `ca.crt`;
         None = every region makes its own when it starts. The same choice in all regions.
-      trusted_network: of "jax": allow an address that is not this machine's loopback, since nobody
-        else can connect to it.
+      trusted_network: for "jax": allow an address that is not this machine's loopback, where only
+        hosts of the run can connect to it.
       keep: keys whose payloads of all regions stay in this host's memory for regions that are
         late; more than may be in flight at once.
 
@@ -277,7 +278,7 @@ def _context_parts(
     """The fields of `ExchangeContext` but for the transport; checks all arguments first.
 
     Args:
-      wrong: what was found to be wrong already.
+      wrong: problems found so far.
     """
     timing = timing or Timing()
     wrong = [*wrong, *timing.violations()]

@@ -24,15 +24,21 @@ class ExchangeContext:
     """The parts of one region's exchanges.
 
     Attributes:
-      run_id: names the run; region: this one, 0-based; count: how many there are.
-      timing: how long regions wait for one another; pace: deadlines from what was observed.
-      heal: what holds when anchors have parted.
+      run_id: names the run.
+      region: number of this one, from 0.
+      count: number of regions.
+      timing: how long regions wait for one another.
+      pace: deadlines, from observed delays.
+      heal: which anchor is kept where anchors differ.
       counter: counts bytes, rejected records and outages.
-      store: the shared keys; seal: signs and checks records.
-      commit_log: announcements and commit records; heartbeat: who is alive.
+      store: the shared keys.
+      seal: signs and checks records.
+      commit_log: announcements and commit records.
+      heartbeat: which regions are alive.
       transport: moves payloads.
-      fault_hooks: called where a test or an experiment may interfere.
-      closing: set when this region leaves; halted: set when its exchanges end without an outcome.
+      fault_hooks: called where a test or an experiment may inject faults.
+      closing: set when this region leaves.
+      halted: set when its exchanges end without an outcome.
     """
 
     run_id: str

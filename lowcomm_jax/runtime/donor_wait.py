@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 
 class DonorWait:
-    """Waits, and gives up when no donor was seen for a while: they may be cut off for a moment.
+    """Waits for donors, and gives up when none was seen for a while.
 
-    Regions that ask for a state themselves do not count: they would wait for one another for ever.
+    The while covers short outages. Regions that ask for a state themselves are no donors, since
+    they would wait for one another for ever.
     """
 
     def __init__(self, exchange: JobExchange):
@@ -28,9 +29,11 @@ class DonorWait:
         self._seen = time.monotonic()
 
     def check(self, awaited: str) -> None:
-        """
+        """Look for donors once.
+
         Raises:
-          Lost: no donor was seen for 10 s; `awaited` names what was waited for.
+          Lost: no donor was seen for 10 s; the message names what this region waits for
+            (`awaited`).
         """
         now = time.monotonic()
         if self._exchange.donors():

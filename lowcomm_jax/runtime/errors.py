@@ -1,4 +1,4 @@
-"""What can go wrong between jobs: one class for each way in which a caller must react."""
+"""Errors between jobs: one class for each way in which a caller must react."""
 
 
 class StoreUnavailable(Exception):
@@ -6,7 +6,7 @@ class StoreUnavailable(Exception):
 
 
 class Rejected(Exception):
-    """Bytes are not what they claim to be (altered, cut, of another run): treat them as missing."""
+    """Bytes fail their check (altered, cut, of another run): treat them as missing."""
 
 
 class Missing(Exception):
@@ -14,14 +14,14 @@ class Missing(Exception):
 
 
 class Lost(Exception):
-    """What this region needs is gone with all regions that had it: this one must join again."""
+    """A payload or state that this region needs is gone from all regions: it must join again."""
 
 
 class Parted(Exception):
     """Regions have different anchors or decisions; the message says what each of them has.
 
     Attributes:
-      heals: other regions go on; this one can join again and take their state.
+      heals: whether other regions go on, so that this one can join again and take their state.
     """
 
     def __init__(self, message: str, heals: bool):

@@ -46,9 +46,9 @@ class Fetch:
     """A payload on its way here, piece after piece.
 
     Attributes:
-      region: whose.
-      got: arrays of the pieces that are here and verified, in their order.
-      refused: why a piece is not what this exchange needs; final, since its content names it.
+      region: whose payload it is.
+      got: arrays of the pieces that have arrived and were verified, in their order.
+      refused: why a piece does not fit this exchange; final, since pieces are named by content.
 
     An error of any other kind ends the whole exchange (`Heartbeat.fail`).
     """
@@ -60,7 +60,7 @@ class Fetch:
         pieces: Sequence[PayloadPiece],
         news: threading.Event | None = None,
     ):
-        """`news`: set when this fetch is over."""
+        """`news`: is set when this fetch is over."""
         self.region = region
         self.got: list[dict[str, np.ndarray]] = []
         self.refused: Rejected | None = None
@@ -116,10 +116,10 @@ class Fetch:
         """Wait for the first piece.
 
         Args:
-          check: called again and again; may raise.
+          check: called at intervals; may raise.
 
         Raises:
-          Rejected: the piece is not what is needed.
+          Rejected: the piece does not fit this exchange.
           Missing: no reachable region has had it for a while.
         """
         patience_s = 2 * self._context.timing.answer_s

@@ -1,7 +1,8 @@
-"""The state that a run has ended with, left in the store for regions that come back after that.
+"""The final state of a run, kept in the store for regions that come back after the end.
 
-Regions that train give their state to one that returns (`StateTransfer`). Where nobody is left, the
-one that returns would begin the run anew, alone. So who ends without a region leaves the result.
+Regions that train give their state to one that returns (`StateTransfer`). With no region left, one
+that returns would begin the run anew, by itself. So regions that end while another one is absent
+leave their final state in the store.
 """
 
 from __future__ import annotations

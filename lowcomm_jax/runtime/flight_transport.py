@@ -1,12 +1,12 @@
 """`FlightTransport`: payloads go from region to region by Arrow Flight, with mutual TLS.
 
-A process of its own serves what this region holds (`PayloadServer`); threads here pull what others
-hold (`Streams`). Whoever holds a verified payload serves it to those that come later.
+A process of its own serves this region's payloads (`PayloadServer`); threads here pull those of
+others (`Streams`). A region that holds a verified payload serves it to later ones.
 
-Where no certificates are given, a region makes a key and a certificate when it starts. It tells the
-certificate with its heartbeats, and so does every other region the pass that it has issued for that
-key (`Authority.issue`). Heartbeats are signed records: who knows the run's secret can make them,
-nobody else. Payloads are never in the store, and no private key is.
+Without given certificates a region makes a key and a certificate when it starts. Its heartbeats
+carry the certificate; those of every other region carry the pass that it has issued for that key
+(`Authority.issue`). Heartbeats are signed records, which only holders of the run's secret can make.
+Neither payloads nor private keys are in the store.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class FlightTransport:
             streams.close()
 
     def start(self) -> None:
-        """Tell the others our address and certificate, and let them in."""
+        """Publish this region's address and certificate, and accept connections."""
         self._heartbeat.update(
             address=f"{SCHEME}{self._server.address}", certificate=self._certificate
         )
@@ -134,17 +134,17 @@ class FlightTransport:
     # -- serving ------------------------------------------------------------------------------
 
     def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
-        """Hold the bytes for whoever asks; the heartbeats say all that readers must know."""
+        """Hold the bytes for other regions; heartbeats carry all that readers need."""
         self.keep(name, data)
         return {}
 
     def keep(self, name: str, data: bytes) -> None:
-        """Hold the bytes for whoever asks; nobody can be given none."""
+        """Hold the bytes for other regions; empty ones cannot be held."""
         if data:
             self._server.hold(name, data)
 
     def drop(self, name: str, shared: bool) -> None:
-        """Let go of the bytes, and of what has arrived of them."""
+        """Drop the bytes, and parts of them that have arrived."""
         self._server.drop(name)
         with self._lock:
             self._partials.pop(name, None)
@@ -176,10 +176,10 @@ class FlightTransport:
         """Pull the bytes from the first of these regions that is alive and has them.
 
         Raises:
-          Rejected: nobody has them, not even the region that announced them.
-          Missing: nobody who can be reached has them just now.
-          StoreUnavailable: somebody has them, over a link that became slower; try again, there is
-            more time then, and what has arrived is not asked for again.
+          Rejected: no region has them, not even the one that announced them.
+          Missing: no region that can be reached has them now.
+          StoreUnavailable: a region has them, over a link that became slower. Try again: the next
+            try has more time, and asks only for the rest.
           ValueError: the other region's payloads travel by another transport.
         """
         me, denied, slow = self._heartbeat.region, set(), None
@@ -205,7 +205,7 @@ class FlightTransport:
         raise Missing(f"no region that is alive and can be reached has {name}")
 
     def _take_partial(self, name: str, nbytes: int) -> Partial:
-        """What has arrived of a payload so far, which is then ours alone; forgets old ones."""
+        """Take over the part of a payload that has arrived so far; drops those of old payloads."""
         now = time.monotonic()
         with self._lock:
             for old in [n for n, p in self._partials.items() if now - p.touched_s > _FORGOTTEN_S]:
@@ -279,7 +279,7 @@ class FlightTransport:
         return made
 
     def _pass(self, holder: int, certificate: str) -> str | None:
-        """The certificate with which that region lets us in, once it has told it."""
+        """The pass that a region has issued for this one; None before its heartbeat carries it."""
         until, ours = time.monotonic() + self._timing.answer_s, fingerprint(self._certificate)
         while time.monotonic() < until and self._alive(holder):
             beat = self._heartbeat.latest()[holder]

@@ -1,9 +1,9 @@
-"""`Heartbeat`: who is alive, how far, and asks for what; `WaitList`: whom an exchange waits for.
+"""`Heartbeat`: which regions are alive, and their progress; `WaitList`: whom an exchange waits for.
 
 Every region overwrites one record of its own with a counter that rises. Clocks of different
-machines are never compared: an observer judges by its own clock how long a counter stood still, and
-only while the observer could look. So neither an outage of the store nor a pause of the observer
-makes the others look dead.
+machines are never compared: an observer measures by its own clock how long a counter did not
+change, and only while it could read the store. So an outage of the store, or a pause of the
+observer, does not make other regions count as dead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-    """What a region says about itself.
+    """A region's record about itself.
 
     Attributes:
       incarnation: rises with every job that takes the region's place.
@@ -35,14 +35,15 @@ class Beat:
       step: the step of its last send or landing.
       trained: inner steps it has made; more than `step` where it could not reach the others.
       epoch: of the run that it takes part in; 0 while it joins.
-      awaited: the others shall wait for its payloads.
-      wants: it asks for a state.
-      leaving: it has ended in good order.
-      paused: it has saved its state, and waits for the others to do so.
-      passed: the newest key of which it has everything, or "".
+      awaited: whether the others shall wait for its payloads.
+      wants: whether it asks for a state.
+      leaving: whether it has ended in good order.
+      paused: whether it has saved its state, and waits for the others to do so.
+      passed: the newest key of which it has all payloads, or "".
       address: where its payloads can be pulled from, or "".
       certificate: of its port, where it has made that itself (PEM), or "".
-      passes: what lets other regions in there (PEM), by the fingerprint of their certificate.
+      passes: certificates (PEM) with which other regions may connect to it, by the fingerprint of
+        their own.
     """
 
     incarnation: int
@@ -62,7 +63,7 @@ class Beat:
 
 @dataclasses.dataclass
 class _Seen:
-    """What is known of a region: its newest beat, and for how long that did not change."""
+    """A region's newest beat, and for how long that did not change."""
 
     beat: Beat
     silent_s: float = 0.0
@@ -116,7 +117,7 @@ class Heartbeat:
         self._thread.start()
 
     def update(self, at_once: bool = True, **changes) -> None:
-        """Change what our beat says; the others learn it now, or with the next beat."""
+        """Change fields of this region's beat, and publish them now, or with the next beat."""
         with self._lock:
             self._own = dataclasses.replace(self._own, **changes)
         if at_once:
@@ -174,10 +175,10 @@ class Heartbeat:
             time.sleep(self._timing.beat_s / _LOOKS_PER_BEAT / 2)
 
     def living(self, certain: bool = True) -> set[int]:
-        """Regions whose beat was seen to change lately, ourselves included.
+        """Regions whose beat changed lately, this one included.
 
         Args:
-          certain: False = also those that we have not watched for long enough to know.
+          certain: False = also those not observed for long enough to know.
         """
         with self._lock:
             alive = {
@@ -190,14 +191,14 @@ class Heartbeat:
         return alive | {self.region}
 
     def latest(self) -> dict[int, Beat]:
-        """The newest beat of every region that was ever seen, ours included."""
+        """The newest beat of every region observed so far, this one included."""
         with self._lock:
             return {r: seen.beat for r, seen in self._seen.items()} | {self.region: self._own}
 
     # -- the thread ---------------------------------------------------------------------------
 
     def run_guarded(self, *acts: Callable[[], None]) -> None:
-        """Call these on a thread that nobody waits for: `check` raises their errors."""
+        """Call these functions on a thread of its own; `check` raises their errors."""
         try:
             for act in acts:
                 act()
@@ -260,10 +261,10 @@ class Heartbeat:
         self._store.write(key, self._seal.close(key, body))
 
     def _look(self, passed_s: float) -> None:
-        """Read everyone's beat; `passed_s` have passed since the last look.
+        """Read every region's beat; `passed_s` have passed since the last read.
 
-        While the store was away, or this process stood still, nobody was observed: that time counts
-        for one beat at most, so that no region is taken for dead because of it.
+        Time in which the store was away, or this process paused, counts for one beat at most: no
+        region was observed then, and none is taken for dead because of it.
         """
         found = {region: self._read(region) for region in range(self._count)}
         own = found.pop(self.region)
@@ -305,15 +306,15 @@ def _order(beat: Beat) -> tuple[int, int]:
 
 
 class WaitList:
-    """Tells which living regions an exchange waits for.
+    """Decides which living regions an exchange waits for.
 
-    A region is waited for if it began the membership epoch with us; one that joined later, from its
-    first payload on. A region that asks for a state is not waited for. Nor is one that was waited
-    for in vain, until it has caught up.
+    An exchange waits for the regions that began the membership epoch together with this one; for
+    one that joined later, from its first payload on. It does not wait for a region that asks for a
+    state, nor for one that missed an earlier exchange, until that has caught up.
 
     Attributes:
       roster: incarnation of the regions that began the membership epoch.
-      behind: whether the last finished exchange went on without us.
+      behind: whether the last finished exchange went on without this region.
     """
 
     def __init__(self, heartbeat: Heartbeat):
@@ -332,16 +333,16 @@ class WaitList:
         return expected and not self.left_behind(region)
 
     def left_behind(self, region: int) -> bool:
-        """Whether another region was waited for in vain, and has not caught up."""
+        """Whether another region missed an exchange, and has not caught up."""
         beat = self._heartbeat.latest().get(region)
         return beat is not None and beat.step <= self._silent_at.get(region, -1)
 
     def note(self, others: set[int], result: ExchangeResult) -> None:
-        """Note who announced, and who was waited for in vain, in an exchange that is over.
+        """Note the regions that announced, and those that missed an exchange which is over.
 
-        A region that was waited for in vain is waited for again once its step is past ours of now.
-        Equal is not enough: it may stand still there. Nor is our step of later asked for: a region
-        as fast as we are would never reach that.
+        Later exchanges wait for a region that missed one once its step is past this region's step
+        of now. An equal step is not enough, since it may have stopped there. A later step of this
+        region is not used, since a region of the same speed would never reach it.
         """
         self.behind = self._heartbeat.region not in result.commit.present
         # With those whose announcement only the writer of the record has seen.

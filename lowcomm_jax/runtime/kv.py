@@ -1,11 +1,13 @@
-"""`Store`: the key-value store that regions share; `MetricsCounter`: what its users count.
+"""`Store`: the key-value store that regions share; `MetricsCounter`: counters of its users.
 
-Gives create-only keys, reads, lists, and pauses between looks; raises `StoreUnavailable`. Built on
-TensorStore's kvstore. Coordination needs three guarantees: a key is created by one writer only, a
-value is read whole or not at all, and what was created is seen by the next read. Folders give them
-(of one machine, or a shared mount with hard links and no caches), and Google Cloud Storage. Of
-S3-like stores those with conditional writes do (If-None-Match; Amazon's has them).
-`AWS_ENDPOINT_URL`, as for Amazon's own tools, names an S3-like store elsewhere.
+`Store` has create-only keys, reads, lists, and pauses between reads; it raises `StoreUnavailable`.
+It is built on TensorStore's kvstore. Coordination needs three guarantees: one writer only creates a
+key, a value is read whole or not at all, and a created key is in the next read.
+
+- Folders give them: of one machine, or a shared mount with hard links and no caches.
+- Google Cloud Storage gives them.
+- S3-like stores give them if they have conditional writes (If-None-Match; Amazon's has them).
+  `AWS_ENDPOINT_URL`, as for Amazon's own tools, names a store elsewhere.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Store:
         self._anchor = key
 
     def read(self, key: str, nbytes: int = 0) -> bytes | None:
-        """The value of a key; None = there is none. `nbytes`: how large it is, if that matters."""
+        """The value of a key; None = there is none. `nbytes`: its size, for the time allowed."""
         found = self._get(key, nbytes)
         if found.state != "value":
             self._check_anchor()
@@ -134,7 +136,7 @@ class Store:
     def numbers(self, prefix: str) -> list[int]:
         """The numbers of keys `<prefix><number>`, ascending; counts others as "unknown_key".
 
-        Whoever can write to the folder may leave such files there, an editor or a sync tool too.
+        Other programs that write to the folder, such as a sync tool, may leave such files there.
         """
         found = []
         for key in self.list(prefix):
@@ -164,7 +166,7 @@ class Store:
             raise StoreUnavailable(f"{self.root}: the run's record {self._anchor!r} is not there")
 
     def _answer(self, future: ts.Future, nbytes: int = 0):
-        """The result of an operation that moves so many bytes."""
+        """The result of an operation that moves `nbytes` bytes."""
         try:
             return future.result(timeout=self._timeout_s + nbytes / SLOWEST_BYTES_PER_S)
         except Exception as error:
@@ -187,7 +189,7 @@ class MetricsCounter:
             self._counts[name] += amount
 
     def take(self, name: str) -> int:
-        """What was added since it was last taken."""
+        """The counts since the last call."""
         with self._lock:
             taken = f"{name} taken"
             new = self._counts[name] - self._counts[taken]
@@ -206,7 +208,7 @@ def segment(text: str) -> str:
 
 
 def _spec(root: str) -> str | dict[str, str]:
-    """What TensorStore opens for a url."""
+    """TensorStore's spec for a url."""
     endpoint, place = os.environ.get(ENDPOINT), urllib.parse.urlsplit(root)
     if place.scheme != "s3" or not endpoint:
         return root

@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 
 
 class PayloadServer:
-    """Serves bytes from another process, which is started anew when it ends.
+    """Serves bytes from another process, which it starts again if that ends.
 
     The bytes lie in memory that both share.
 
     Attributes:
-      address: "host:port" where others connect to.
+      address: "host:port" that others connect to.
 
     Args:
       address: the same; port 0 takes any.
-      credentials: whose roots have signed the certificates of those who are let in.
+      credentials: their roots must have signed the certificates of clients.
       sent: called with a number of bytes before they leave.
 
     Raises:
@@ -97,7 +97,7 @@ class PayloadServer:
             self._tell({"drop": name})
 
     def close(self) -> None:
-        """End the process, whoever still fetches from it."""
+        """End the process, even while others fetch from it."""
         with self._lock:
             self._closed = True
             self._process.end()

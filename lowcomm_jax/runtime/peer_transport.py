@@ -1,11 +1,11 @@
 """`PeerTransport`: payloads go from region to region over `jax.experimental.transfer`.
 
-For networks in which nobody else can connect: that server ends its process on a few malformed
-bytes, and sends plain text. `FlightTransport` is the one for all others.
+Only for networks in which no other host can connect: that server ends its process on a few
+malformed bytes, and sends plain text. Use `FlightTransport` in all others.
 
-A region offers its payload at once to every living region, under numbers that travel in the
-announcement. A region that holds a verified payload serves it to those that come later: they ask
-through the store, and get an answer there. Addresses travel with the heartbeats.
+A region offers its payload at once to every living region, under numbers in the announcement. A
+region that holds a verified payload serves it to later ones, which ask through the store and get an
+answer there. Addresses are in the heartbeats.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PeerTransport:
         )
 
     def start(self) -> None:
-        """Tell the others our address, and answer their questions."""
+        """Publish this region's address, and answer requests."""
         self._heartbeat.update(address=self._server.address)
         self._thread.start()
 
@@ -103,7 +103,7 @@ class PeerTransport:
         return hint
 
     def keep(self, name: str, data: bytes) -> jax.Array | None:
-        """Hold the bytes for whoever asks; nobody can be given none."""
+        """Hold the bytes for other regions; empty ones cannot be held."""
         if not data:
             return None
         array = self._server.array(data)
@@ -112,7 +112,7 @@ class PeerTransport:
         return array
 
     def drop(self, name: str, shared: bool) -> None:
-        """Let go of the bytes, and withdraw what was offered to regions that are gone."""
+        """Drop the bytes, and withdraw the offers to regions that are gone."""
         with self._lock:
             array = self._held.pop(name, None)
             offers = self._offers.pop(name, {})
@@ -145,7 +145,7 @@ class PeerTransport:
             self._closing.wait(next(pauses))
 
     def _answer(self, key: str) -> None:
-        """Offer what is asked for, if we have it, and say which."""
+        """Offer the requested bytes, if this region has them, and answer with their number."""
         data = self._store.read(key)
         self._store.delete(key)
         try:
@@ -167,10 +167,10 @@ class PeerTransport:
         """Pull the bytes from the first of these regions that is alive and has them.
 
         Raises:
-          Rejected: nobody has them, not even the region that announced them.
-          Missing: nobody who can be reached has them just now.
-          StoreUnavailable: somebody has them, over a link that became slower; try again, there is
-            more time then.
+          Rejected: no region has them, not even the one that announced them.
+          Missing: no region that can be reached has them now.
+          StoreUnavailable: a region has them, over a link that became slower. Try again: the next
+            try has more time.
           ValueError: the other region's payloads travel by another transport.
         """
         me, denied, slow = self._heartbeat.region, set(), None

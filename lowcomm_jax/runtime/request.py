@@ -1,7 +1,7 @@
-"""What an exchange is asked for, and what it returns.
+"""The request for an exchange, and its result.
 
 `RemoteExchange` makes an `ExchangeRequest`; `WholeExchange` and `TwoShotExchange` turn it into an
-`ExchangeResult`; `arrange` puts that into rows, the `Arrived` that users get.
+`ExchangeResult`; `arrange` puts that into rows, the `Arrived` that callers get.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from lowcomm_jax.runtime.wire import Reduction, side_by_side
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeRequest:
-    """What one exchange is asked for.
+    """The request for one exchange.
 
     Attributes:
       key, name: its name for the caller, and in the store.
       members: regions of the group, ascending.
       arrays: of this region, without a region axis.
       takes_part: publish them, or announce absence.
-      terms: what must be the same in all regions that take part (`terms`).
+      terms: values that must be the same in all regions that take part (`terms`).
       joins: False = only read a commit record that exists.
-      reduction: how payloads are reduced in slices; None = everyone gets all of everything.
+      reduction: how payloads are reduced in slices; None = every region gets all payloads.
       like: shapes of each region's payload; None = those of this region's payload, if it has one.
-      follows: it continues another exchange, so that no region computes before it.
-      patience_s: how much longer than usual other regions may compute.
+      follows: whether it continues another exchange, so that no region computes before it.
+      patience_s: seconds that other regions may compute longer than usual.
     """
 
     key: str
@@ -58,10 +58,10 @@ class ExchangeResult:
       commit: the record that says who took part.
       arrays: payloads of the regions that took part.
       announced: the regions that announced.
-      unanswered: those that were waited for to the end, and did not announce.
-      seconds: from our payload being computed to everything being here.
+      unanswered: regions that this one waited for to the end, and that did not announce.
+      seconds: from this region's payload being computed to the arrival of the last payload.
       reduced: `[parts, ...]`, the reduced slices, if payloads are reduced so; `arrays` are then
-        what came beside the slices.
+        the arrays beside the slices.
     """
 
     commit: Commit
@@ -74,16 +74,16 @@ class ExchangeResult:
 
 @dataclasses.dataclass(frozen=True)
 class Arrived:
-    """The end of an exchange, in rows: the same in every region but for what was measured.
+    """The end of an exchange, in rows; the same in every region, apart from bytes and seconds.
 
     Attributes:
       participants: bool `[R]`, as the commit record says; False outside the group.
       arrays: `[R, ...]` each; zeros for regions that did not take part.
-      reduced: `[parts, ...]`, of payloads that were reduced in slices; `arrays` are then what came
-        beside them.
+      reduced: `[parts, ...]`, of payloads that were reduced in slices; `arrays` are then the arrays
+        beside the slices.
       bytes_sent, bytes_received: payload bytes this region has moved since the last `Arrived`.
-      seconds: from our payload being computed to everything being here.
-      waited: of these, how long `finish` was blocked.
+      seconds: from this region's payload being computed to the arrival of the last payload.
+      waited: of these, the seconds for which `finish` was blocked.
     """
 
     participants: np.ndarray
@@ -136,6 +136,6 @@ def arrange(
 
 
 def nothing(like: dict[str, jax.ShapeDtypeStruct], count: int) -> Arrived:
-    """An exchange in which nobody took part."""
+    """An exchange in which no region took part."""
     arrays = side_by_side({}, count, wire.shapes_of(like))
     return Arrived(np.zeros(count, bool), arrays, None, 0, 0, 0.0, 0.0)

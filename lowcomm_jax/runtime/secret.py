@@ -1,8 +1,8 @@
 """`Seal`: signs and checks every record between regions with a shared secret (HMAC-SHA256).
 
-A record is signed together with the run and the key it stands under, so that a copy elsewhere is
-rejected. Payloads need no signature: records name them by their SHA-256. Records are not encrypted.
-Whoever may write to the store can destroy a run, but cannot alter what regions believe.
+A record is signed together with the run and its key, so that a copy under another key is rejected.
+Payloads need no signature: records name them by their SHA-256. Records are not encrypted. A program
+that may write to the store can destroy a run, but cannot make regions accept false records.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """The process that serves one region's payloads by Arrow Flight with mutual TLS.
 
-`PayloadServer` starts this file beside the training, and speaks with it over a socket that it
-inherits. Strangers who connect to the region's port reach this process alone. What they could do to
-it, by a fault of gRPC, or by holding all descriptors that a process may have, ends or hinders no
-training. It imports nothing of ours, so that it starts at once and stays small.
+`PayloadServer` starts this file beside the training, and communicates with it over an inherited
+socket. Other hosts that connect to the region's port reach this process only. An attack on it,
+through a fault of gRPC or by using up its descriptors, does not stop or slow the training. It
+imports no module of this package, so that it starts at once and stays small.
 
 The other end sends one JSON object at a time, some with a descriptor, and waits for its answer:
     {"host", "port", "roots", "chain", "key"} -> {"port"} or {"error"}: listen; the first of all.
     {"hold": name, "nbytes"} and a descriptor of the payload's bytes -> {}: serve it.
     {"drop": name} -> {}: serve it no more.
-Unasked, it is told {"sent": nbytes} before such bytes leave. When it closes its end, this ends.
+This process also sends {"sent": nbytes} before such bytes leave. It ends when the other end closes
+the socket.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SCHEMA = pa.schema([("bytes", pa.uint8())])
 
 
 class Line:
-    """What goes back over the socket, one JSON object a line; several threads may send."""
+    """Sends messages back over the socket, one JSON object a line; from several threads."""
 
     def __init__(self, connection: socket.socket):
         self._connection, self._lock = connection, threading.Lock()
@@ -45,7 +46,7 @@ class Line:
 
 
 class Served(flight.FlightServerBase):
-    """Gives ranges of held payloads to whoever was let in.
+    """Serves ranges of held payloads to accepted clients.
 
     Attributes:
       held: payloads by name.

@@ -48,15 +48,15 @@ def padded_nbytes(exchange: MeshExchange, like: PyTree, regions: int) -> int:
 class Slicing:
     """The `wire.Reduction` of one fragment's payloads.
 
-    Dense payloads are cut flat, padded with zeros, and added, weighted; the landing divides. Coded
-    ones are cut by their codec, averaged, and coded again.
+    Dense payloads are cut flat, padded with zeros, and summed by weight; the landing divides.
+    Encoded ones are cut by their codec, averaged, and encoded again.
 
     Attributes:
       codec: in slices, or None for dense fp32.
       fragment: shapes of the fragment's leaves.
-      payload: shapes and dtypes `[1, ...]` of what travels of it, a tree.
-      rest: dtypes and shapes of what travels beside it, by name; with "weight" `[1]`.
-      parts: how many slices.
+      payload: shapes and dtypes `[1, ...]` of its payload, a tree.
+      rest: shapes and dtypes of the arrays beside it, by name; with "weight" `[1]`.
+      parts: number of slices.
     """
 
     codec: Sliced | Staged | None
@@ -119,7 +119,7 @@ class Slicing:
         return named(jax.tree.map(lambda *xs: jnp.stack(xs), *stages))
 
     def join(self, slices: Arrays) -> InSlices:
-        """What the landing takes of all reduced slices, `[parts, ...]` by name."""
+        """All reduced slices as the landing takes them, `[parts, ...]` by name."""
         leaves, treedef = jax.tree.flatten(self.payload)
         if self.codec is not None:
             return InSlices(treedef.unflatten(slices[name] for name in self.like))

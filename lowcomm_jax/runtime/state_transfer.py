@@ -1,7 +1,7 @@
 """`StateTransfer`: gives a region that comes back the state of one that trained on.
 
-A donor removes its older states. What it leaves when it dies is removed by the job that takes its
-place, or while there is none, by the lowest living region; never while somebody may be fetching.
+A donor removes its older states. The states of a donor that died are removed by the job that takes
+its place, or while there is none, by the lowest living region; never while a region may fetch them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ State = tuple[int, dict[str, np.ndarray], dict]
 
 
 def shared_state(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict]:
-    """What a newcomer needs of a state: (step, arrays by name, what is in flight).
+    """The part of a state that a newcomer needs: (step, arrays by name, records of payloads).
 
     Only the first process of a job gets the arrays.
     """
@@ -90,7 +90,7 @@ class StateTransfer:
         """Publish a state for the regions that ask; a donor keeps its two newest ones.
 
         Returns:
-          False: this step's state was given already to all who ask.
+          False: all regions that ask were given this step's state already.
 
         Raises:
           StoreUnavailable: try again later.
@@ -129,7 +129,7 @@ class StateTransfer:
         return True
 
     def sweep(self) -> None:
-        """Remove what dead donors have left; called after an exchange."""
+        """Remove the states of dead donors; called after an exchange."""
         living = self._context.heartbeat.living(certain=False)
         if self.asking() or self._context.heartbeat.own.wants:
             self._swept_for = None
@@ -176,10 +176,10 @@ class StateTransfer:
         return heartbeat.own.awaited and not (others and self._wait_list.behind) and not lower
 
     def newest(self) -> State | None:
-        """The state of the highest step that can be had whole and undamaged; None = there is none.
+        """The state of the highest step that is complete and undamaged; None = there is none.
 
-        While this region asks, only states given since count: the payloads that follow an older
-        one may be gone.
+        While this region asks, only states given since then count: the payloads that follow an
+        older one may be gone.
 
         Raises:
           StoreUnavailable: try again later.
@@ -209,7 +209,7 @@ class StateTransfer:
         return {r for r in others if latest[r].awaited and not latest[r].wants}
 
     def _free(self, step: int, asking: dict[int, int]) -> str | None:
-        """A key for a state of this step; None = there is one for all who ask."""
+        """A key for a state of this step; None = all regions that ask have one."""
         store, start = self._context.store, f"{self._prefix}{step:012d}."
         stand = store.list(start)
         for key in stand:

@@ -1,8 +1,8 @@
 """`Streams`: gets a payload from a server of `serving`, over several connections at once.
 
-One TCP connection does not fill a long link, so a payload is cut into as many ranges as there are
-streams. What has arrived of a range stays (`Partial`), and the next try asks for the rest, of the
-same region or of another one that holds the payload.
+One TCP connection does not use a long link fully, so that a payload is cut into as many ranges as
+there are streams. The part of a range that has arrived is kept (`Partial`), and the next try asks
+for the rest, from the same region or from another one that holds the payload.
 """
 
 from __future__ import annotations
@@ -125,12 +125,12 @@ class Streams:
         """Get the rest of a payload; returns whether it is complete.
 
         Args:
-          allowed_s: how long no stream may bring anything.
-          check: waits so many seconds; False = give up.
+          allowed_s: longest time without progress of any stream, seconds.
+          check: called with seconds to wait; False = give up.
 
         Raises:
           DeniedError: the server does not hold it.
-          TimeoutError: nothing came for `allowed_s`.
+          TimeoutError: no byte came for `allowed_s`.
         """
         reads = [
             _Read(self, number, name, partial, part, allowed_s)
@@ -156,10 +156,10 @@ class Streams:
         return partial.complete
 
     def probe(self, within_s: float) -> None:
-        """Ask for a payload that nobody holds.
+        """Test a server by asking for a payload that does not exist.
 
         Raises:
-          ConnectionError: the server cannot be reached, or does not let us in.
+          ConnectionError: the server cannot be reached, or refuses this region.
         """
         ask = {"name": "", "nbytes": 0, "start": 0, "stop": 0, "chunk": 1}
         options = flight.FlightCallOptions(timeout=within_s)

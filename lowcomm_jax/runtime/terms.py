@@ -1,8 +1,8 @@
-"""Terms of an exchange: what must be the same in all regions that take part.
+"""Terms of an exchange: values that must be the same in all regions that take part.
 
-A region announces what it has decided (which fragment leaves at which step, at which level) and
-from which anchor; the commit record has everyone's terms. `check` raises `Parted` in a region that
-decided otherwise, or computed other numbers; nothing that such a region sends counts.
+A region announces its decisions (which fragment leaves at which step, at which level) and the
+digest of its anchor; the commit record has the terms of all. `check` raises `Parted` in a region
+with other decisions or numbers; payloads of such a region do not count.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ def counting(terms: Mapping[int, Terms], heal: Heal) -> set[int]:
 
 
 def check(what: str, terms: Mapping[int, Terms], region: int, own: Terms, heal: Heal) -> None:
-    """Check that this region's terms hold.
+    """Check that this region's terms are those that are kept.
 
     Args:
       what: the exchange, for the message.
-      terms: by region, as a record has them; own: of this region, which may not be in it.
+      terms: by region, as a record has them.
+      own: of this region, which may not be in the record.
 
     Raises:
-      Parted: ours do not hold, or none do; with all terms that differ.
+      Parted: terms differ, and `heal` keeps others or none; lists all terms that differ.
     """
     # Where the record has terms of this region, too, they may be those of a job before it.
     known = {**terms, region: own}
@@ -73,7 +74,7 @@ def _holding(terms: Mapping[int, Terms], heal: Heal) -> Terms | None:
 
 
 def _message(what: str, terms: Mapping[int, Terms]) -> str:
-    """What all have in common, and what each region has of what differs."""
+    """The message: the terms common to all, and those of each region that differ."""
     names = sorted({name for one in terms.values() for name in one})
     known = {name: {one[name] for one in terms.values() if name in one} for name in names}
     common = "".join(

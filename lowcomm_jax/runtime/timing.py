@@ -1,4 +1,4 @@
-"""`Timing`: how long regions wait for one another; `Pace`: deadlines from what was observed."""
+"""`Timing`: how long regions wait for one another; `Pace`: deadlines from observed delays."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Timing:
 
     Attributes:
       beat_s: between two heartbeats of a region.
-      dead_after_s: a region whose heartbeat did not change for so long is dead.
-      deadline_s: how long a region that is alive may be late with its payload before the others go
-        on without it; None = derived from what was observed (`Pace`).
+      dead_after_s: a region counts as dead when its heartbeat did not change for this time.
+      deadline_s: how late a living region's payload may be before the others go on without it;
+        None = derived from observed delays (`Pace`).
       floor_s: least derived deadline.
-      first_s: deadline while too little was observed, which covers compiling.
+      first_s: deadline before enough delays were observed; covers compiling.
       answer_s: least time a region gets to answer, or a transfer to make progress.
     """
 
@@ -33,7 +33,7 @@ class Timing:
     answer_s: float = 5.0
 
     def violations(self) -> list[str]:
-        """What is wrong with these settings, with its fix."""
+        """Problems of these settings, with their fixes."""
         wrong = [
             f"{field.name}={value} must be a positive number of seconds"
             for field in dataclasses.fields(self)
@@ -71,7 +71,7 @@ class Pace:
             self._bytes_per_s.append(nbytes / max(seconds, 1e-6))
 
     def transfer_s(self, nbytes: int) -> float:
-        """Expected seconds for so many bytes; 0 while nothing was observed."""
+        """Expected seconds for a number of bytes; 0 while nothing was observed."""
         with self._lock:
             seen = list(self._bytes_per_s)
         return nbytes / statistics.median(seen) if seen else 0.0

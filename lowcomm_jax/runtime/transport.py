@@ -10,14 +10,12 @@ from lowcomm_jax.runtime.kv import MetricsCounter, Store
 
 
 class Transport(Protocol):
-    """Moves bytes that are named by what they hold; it verifies nothing.
+    """Moves bytes that are named by their content; it verifies nothing.
 
-    Counts the bytes "sent" and "received".
+    Counts the bytes "sent" and "received". Methods raise `StoreUnavailable` when the store is away.
 
     Attributes:
-      lingers: whether others can only get payloads while this region is there.
-
-    Methods raise `StoreUnavailable` when the store is.
+      lingers: whether others can get payloads only while this region runs.
     """
 
     lingers: bool
@@ -37,14 +35,14 @@ class Transport(Protocol):
 
         Raises:
           Missing: none of them has the bytes, or can be reached.
-          Rejected: not even the first one has what it has published.
+          Rejected: not even the first one has the bytes that it has published.
         """
 
     def keep(self, name: str, data: bytes) -> Any:
         """Bytes of another region that were verified: they may be served to others."""
 
     def drop(self, name: str, shared: bool) -> None:
-        """Nobody needs these bytes any more; `shared`: remove what is stored for all, too."""
+        """Drop bytes that no region needs any more; `shared`: also those stored for all."""
 
     def close(self) -> None:
         """Stop serving."""
@@ -68,7 +66,7 @@ class StoreTransport:
         return {}
 
     def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
-        """Read the bytes, whoever wrote them."""
+        """Read the bytes, of any writer."""
         data = self._store.read(f"blob/{name}", nbytes)
         if data is None:
             raise Missing(f"no blob {name} in the store")

@@ -28,15 +28,14 @@ _AVERAGES, _WHOLE = "averages", "whole"
 class TwoShotExchange:
     """Runs one exchange whose payloads are reduced in slices; used like a `WholeExchange`.
 
-    In a first exchange slice s of every payload goes to region s, and what all regions need beside
-    the slices goes to everyone. Its commit record says who takes part, and who is present to
-    average; another region averages the slice of one that is not. A second exchange carries the
-    averages.
+    In a first exchange slice s of every payload goes to region s, and the arrays beside the slices
+    go to every region. Its commit record says who takes part, and who is present to average;
+    another region averages the slice of one that is not. A second exchange carries the averages.
 
-    Where a region is lost in between, the second record lacks its slices, for everyone alike. Then
-    the others exchange whole payloads in a third exchange, and average all slices themselves. So
-    the lost region counts in no slice. The result is bit for bit as if that region had been left
-    out from the beginning.
+    Where a region is lost in between, the second record lacks its slices, in every region. Then the
+    others exchange whole payloads in a third exchange, and average all slices themselves. The lost
+    region then counts in no slice. The result is bit for bit as if that region had been left out
+    from the beginning.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class TwoShotExchange:
         }
 
     def _owes_averages(self, commit: Commit) -> Callable[[int], bool]:
-        """Tells whether to wait for a region's averages: it is alive, and still the same job."""
+        """Whether to wait for a region's averages: it is alive, and still the same job."""
         heartbeat, announced = self._context.heartbeat, self._first.inbox.announcements
 
         def owes(region: int) -> bool:
@@ -205,14 +204,14 @@ class TwoShotExchange:
         return {name: np.stack([one[name] for one in averages]) for name in self._like}
 
     def _average(self, slices: dict[int, Arrays], rest: dict[int, Arrays]) -> Arrays:
-        """The average of one slice, given by region; `rest`: what came beside the slices."""
+        """The average of one slice, given by region; `rest`: the arrays beside the slices."""
         count, how = self._context.count, self.request.reduction
         rows = side_by_side(slices, count, how.like), side_by_side(rest, count, how.rest)
         return how.reduce(*rows, np.isin(np.arange(count), list(slices)))
 
 
 def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:
-    """Whether an exchange is over for those who take part: all its commit records are there."""
+    """Whether an exchange is over for its participants: all its commit records exist."""
     first = commit_log.committed(request.name)
     if first is None or request.reduction is None or not first.payloads:
         return first is not None

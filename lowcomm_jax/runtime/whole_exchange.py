@@ -1,31 +1,32 @@
-"""`WholeExchange`: one exchange of one key, from publishing our payload to having everyone's.
+"""`WholeExchange`: one exchange of one key: publishes this region's payload, and gets all others'.
 
 It gives an `ExchangeResult`, the same in every region. It raises `Parted` where terms differ, and
 `Lost` where an agreed payload is gone.
 
-What the others do when a region does not answer, in the order of calls:
+When a region does not answer, the others do this, in the order of calls:
 
 1. `_agree` calls `_propose` until there is a commit record; `_propose` first calls `_confirm`.
-2. `_confirm` asks `Inbox.is_final` for each member. One that has announced nothing is waited for as
-   long as `WaitList.awaited` (heartbeat.py) says so; without a heartbeat for `dead_after_s` it is
-   dead, and is not. One that lives is waited for until `Pace.deadline_s` (timing.py): derived from
-   earlier exchanges, `first_s` in the first three, and more after an outage (`patience_s`). It ends
-   sooner where all others who announced have confirmed without that region (`_passed_over`). Then
-   `_confirm` tells the others which payloads this region holds.
+2. `_confirm` asks `Inbox.is_final` for each member. For one that has announced nothing it waits as
+   long as `WaitList.awaited` (heartbeat.py) says so. Without a heartbeat for `dead_after_s` that
+   region is dead, and the wait ends. For a living one it waits until `Pace.deadline_s` (timing.py):
+   derived from earlier exchanges, `first_s` in the first three, and more after an outage
+   (`patience_s`). The wait ends sooner where all others that announced have confirmed without that
+   region (`_passed_over`). Then `_confirm` publishes which payloads this region holds.
 3. `_propose` waits for the confirmations of the others, two deadlines at most. `participants`
-   leaves out what not all of them hold. `CommitLog.commit` (commits.py) writes the one record.
-4. `_complete` fetches what the record names. No region counts a payload that it does not name.
-5. `WaitList.note` (heartbeat.py; `RemoteExchange._done` calls it) remembers who did not answer:
-   later exchanges do not wait for it until it has caught up.
+   leaves out payloads that not all of them hold. `CommitLog.commit` (commits.py) writes the one
+   record.
+4. `_complete` fetches the payloads that the record names. No region counts any other payload.
+5. `WaitList.note` (heartbeat.py; `RemoteExchange._done` calls it) stores which region did not
+   answer: later exchanges do not wait for it until it has caught up.
 
-What becomes of the region itself:
+The region that did not answer does this:
 
-- Late, but alive: it reads the record when it gets here and lands what the others landed. Its own
-  values and its residual stay as if it had not sent (`JobDelivery._uncount`, job_delivery.py).
-  Where the fragment was sent again since (DiLoCoX), that payload is lost.
+- Late, but alive: it reads the record when it gets there and lands the payloads that the others
+  landed. Its own values and its residual stay as if it had not sent (`JobDelivery._uncount`,
+  job_delivery.py). Where the fragment was sent again since (DiLoCoX), that payload is lost.
 - Dead, and started again: it takes a state from another region (recovery/rejoin.py).
-- A payload of the record is gone with all who had it: `Lost`, and a state is taken, too.
-- Cut off from the store: it trains on, and does later what was due (`JobLoop.run_due`).
+- A payload of the record is gone from all regions: it raises `Lost`, and takes a state, too.
+- Cut off from the store: it trains on, and runs the deferred events later (`JobLoop.run_due`).
 
 `two_shot_exchange` does the same for slices, in two exchanges one after the other.
 """
@@ -62,9 +63,9 @@ class WholeExchange:
 
     Attributes:
       outcome: the result, when it is there.
-      host_payload: our own arrays, once they are on the host.
-      began: when they were (`time.monotonic`).
-      inbox: what the others announced, and what is fetched of that.
+      host_payload: this region's arrays, once they are on the host.
+      began: the time at which they were (`time.monotonic`).
+      inbox: the others' announcements, and the payloads that are fetched.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class WholeExchange:
 
     @property
     def published(self) -> dict[str, dict[int, list[str]]]:
-        """Digests of what was published for this exchange, by name and region, as far as known."""
+        """Known digests of the payloads published for this exchange, by name and region."""
         return {self.request.name: self.inbox.published}
 
     @property
@@ -180,7 +181,7 @@ class WholeExchange:
     # -- 2: agree on who took part ------------------------------------------------------------
 
     def _agree(self) -> Commit:
-        """Wait for a commit record; write it as soon as nobody has to be waited for."""
+        """Wait for a commit record; write it as soon as there is no region to wait for."""
         context, pauses, known = self._context, self._context.store.pauses(), None
         while True:
             self.check()
@@ -200,7 +201,7 @@ class WholeExchange:
 
     @property
     def _known(self) -> tuple[int, int, int]:
-        """Grows with all news: announcements, payloads, and confirmations."""
+        """A number that grows with each announcement, payload and confirmation."""
         return *self.inbox.known, len(self._held or ())
 
     def _propose(self) -> Commit | None:
@@ -234,7 +235,7 @@ class WholeExchange:
         return context.commit_log.commit(self.request.name, commit)
 
     def _confirm(self) -> bool:
-        """Look for payloads; once no more are waited for, confirm what we hold, and return True."""
+        """Look for payloads; True once this region waits for none, and has confirmed its own."""
         context, request, inbox = self._context, self.request, self.inbox
         if inbox.look():
             self._late_s = self._waited_s
@@ -278,7 +279,7 @@ class WholeExchange:
     def _waited_enough(
         self, waiting: list[int], deadlines: int = 1, patience_s: float = 0.0
     ) -> bool:
-        """Whether waiting is over: for nobody any more, or for too long."""
+        """Whether the wait is over: there is no region to wait for, or the deadline has passed."""
         me, announced = self._context.region, self.inbox.announcements.values()
         nbytes = sum(one.payload.nbytes_for(me) for one in announced if one.payload)
         deadline_s = deadlines * self._context.pace.deadline_s(nbytes) + patience_s
@@ -312,15 +313,15 @@ class WholeExchange:
 
 
 class Inbox:
-    """Who announced in one exchange, and the payloads that this region fetches.
+    """The announcements of one exchange, and the payloads that this region fetches.
 
     Only the thread of the exchange changes it.
 
     Attributes:
       announcements: by region, this one included.
       fetches: the payloads that are fetched, by region.
-      shapes: of our own arrays, once they are known; None = there are none.
-      news: set when a payload has come.
+      shapes: of this region's arrays, once they are known; None = there are none.
+      news: set when a payload has arrived.
     """
 
     def __init__(
@@ -338,9 +339,9 @@ class Inbox:
 
     @property
     def own(self) -> PayloadRecord | None:
-        """What this job has published; None = nothing.
+        """This job's announcement; None = there is none.
 
-        Not what an earlier job in this region's place has: our arrays may be others.
+        That of an earlier job in this region's place does not count, since its arrays may differ.
         """
         announcement = self.announcements.get(self._context.region)
         ours = announcement and announcement.incarnation == self._context.heartbeat.own.incarnation
@@ -359,7 +360,7 @@ class Inbox:
         return len(self.announcements), sum(fetch.complete for fetch in self.fetches.values())
 
     def look(self, ours: bool = True) -> bool:
-        """Look for announcements, and fetch what they announce; returns whether any is new.
+        """Look for announcements, and fetch their payloads; returns whether any is new.
 
         Args:
           ours: also fetch the slices that this region reduces, if there are any.
@@ -376,7 +377,7 @@ class Inbox:
         return found
 
     def _outdated(self, region: int) -> bool:
-        """Whether what a region announced is gone with a job that another job has replaced."""
+        """Whether a region's announcement is of a job that another job has replaced."""
         fetch = self.fetches.get(region)
         return fetch is not None and fetch.missing_s is not None and self.replaced(region)
 
@@ -411,7 +412,7 @@ class Inbox:
         return self.fetches[region]
 
     def _fetch(self, region: int, payload: PayloadRecord, hint: dict, ours: bool) -> None:
-        """Begin to fetch a payload, from its region or from whoever else has it."""
+        """Begin to fetch a payload, from its region or from another one that has it."""
         if region in self.fetches:
             self.fetches[region].cancel()
         # A job that was here before us has not sent the slice that it was to reduce itself.
@@ -449,14 +450,14 @@ class Inbox:
 def participants(published: Holdings, held: Mapping[int, Holdings]) -> list[int]:
     """The regions whose payloads every one of them holds, ascending.
 
-    So a region that dies, or whose payload was damaged on its way, takes nothing with it that the
-    others need. While a region lacks a payload, the one that the fewest hold is left out; of
-    several, that of the highest region.
+    The death of a region, or damage to its payload on the way, then leaves the others with all
+    payloads that they need. While a region lacks a payload, the one that the fewest hold is left
+    out; of several, that of the highest region.
 
     Args:
       published: digests of the payloads.
-      held: what each region holds that has confirmed; others are taken to hold everything, since
-        they have no part in this decision and fetch later.
+      held: payloads held by each region that has confirmed. Others are taken to hold all of them,
+        since they have no part in this decision and fetch later.
     """
     within = set(published)
 

@@ -42,7 +42,7 @@ def unpack(
     """The arrays of a payload.
 
     Args:
-      like: what it must hold; None = whatever it says it does.
+      like: shapes and dtypes that it must hold; None = those in its own header.
 
     Raises:
       Rejected: cut or malformed, of another run, key or region, or not `like`.
@@ -100,7 +100,7 @@ class Reduction(Protocol):
     rest: Shapes
 
     def split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
-        """One region's arrays as (what every region needs, slices `[parts, ...]`)."""
+        """One region's arrays as (arrays for every region, slices `[parts, ...]`)."""
 
     def reduce(self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray) -> Arrays:
         """Average or sum, `like`, of every region's slice of one number.
