@@ -83,9 +83,9 @@ class Engine:
       regions: number of regions R.
       mesh: mesh with axes region, stage, fsdp, tensor; default: `mesh.default_mesh`.
       replicas: how a mesh slot runs the replicas it holds (`mesh.Regions`).
-      exchange: how payloads travel: `mesh` (collectives inside one program), or what
-        `exchange.store` and `exchange.peers` return: this job is then one region of several, its
-        mesh lies inside that region, and states, batches and metrics have that one row.
+      exchange: how payloads travel: `mesh` (collectives inside one program), or a result of
+        `exchange.store` or `exchange.peers`. This job is then one region of several: its mesh lies
+        inside that region, and states, batches and metrics have that one row.
       network: a `network.Network`, preset name or spec. The engine then books the run on a virtual
         clock, `engine.clock`; what the clock says changes no step. Before the first step a
         schedule may read the network's timing once (`Schedule.settle`): CoCoDC its slots,

@@ -37,10 +37,10 @@ class Event:
         anchors were sent ahead to, those of the next round.
       ahead: landing: bytes of one region's anchor sent ahead; `bytes_sent` and `bytes_received`
         then count it.
-      values: device arrays. Send: `delta_norm`, `left_out`, `weight`, and with
-        `Engine(codec_error=True)` `codec_error`, all `[R]`. Landing: `mean_norm` `[A]` or `[1]`,
-        `update_norm` `[A]`, with gossip `pull_norm` `[R]`; others by method (`rank`, `seconds`,
-        `correction_ratio`).
+      values: device arrays by name. A send has `delta_norm`, `left_out`, `weight`, and with
+        `Engine(codec_error=True)` `codec_error`, all `[R]`. A landing has `mean_norm` `[A]` or
+        `[1]`, `update_norm` `[A]`, with gossip `pull_norm` `[R]`; others by method (`rank`,
+        `seconds`, `correction_ratio`).
     """
 
     kind: str

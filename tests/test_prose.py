@@ -1,6 +1,9 @@
 """What keeps README, docs/ and docstrings readable, and their code blocks true.
 
-- No sentence of more than 35 words; a cell of a table, a list item and a heading end a sentence.
+- No sentence of more than 35 words, also in docstrings; a cell of a table, a list item, an entry of
+  `Args:` and a heading end a sentence.
+- Sections of docstrings (`Args:` ...) have a line for each name: the reference shows one entry for
+  `period: H; every: K`.
 - No module, public class or code span bears an old name of `docs/renames.md`'s table.
 - Links inside the repository lead to a file, and to a heading where they name one.
 - Names of functions on the pages that name many (`NAMING`) exist in the code.
@@ -12,6 +15,7 @@
 
 import ast
 import doctest
+import functools
 import inspect
 import re
 import shlex
@@ -88,11 +92,56 @@ def test_sentences_are_short(page):
     assert not found, "\n- ".join([f"{page.name}: split these", *found])
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def docstrings(path: Path):
+    """(place, text) of every docstring of a file."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(tree(path)):
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+            yield f"{path.relative_to(ROOT)}:{node.body[0].lineno}", text
+
+
+# What ends a sentence in a docstring without a full stop: an empty line, an item, an entry of a
+# section. Formulas, examples and tables are no sentences.
+_ENTRY = re.compile(r"[*\w.,`<> -]+: |[-*] |\d+\. ")
+_NO_PROSE = re.compile(r"\||=+( |$)|>>>|\.\.\. |\.\. |\$\$|\\|.*\S  +\S")
+
+
+def paragraphs(text: str):
+    """The prose of a docstring, an item or paragraph each."""
+    now: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        line = line.strip()
+        if not line or _ENTRY.match(line) or _NO_PROSE.match(line):
+            yield " ".join(now)
+            now = []
+        if line and not _NO_PROSE.match(line):
+            now.append(line)
+
+
+_TWO_ENTRIES = re.compile(r" +\w+(, \w+)*: [^:`(]*[;.] (?!default|None|else)\w+: ")
+
+
+def test_docstrings_have_short_sentences_and_an_entry_a_name():
+    found = []
+    for path in SOURCES:
+        for place, text in docstrings(path):
+            for paragraph in paragraphs(text):
+                found += [f"{place}: {len(s.split())} words: {s}" for s in too_long(paragraph)]
+            entries = filter(_TWO_ENTRIES.match, text.splitlines())
+            found += [f"{place}: give each name a line: {entry.strip()}" for entry in entries]
+    assert not found, "\n- ".join(["split these", *found])
+
+
 def test_no_old_name_is_left():
     modules = {path.stem for path in SOURCES} & OLD_NAMES
     assert not modules
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
                 assert node.name not in OLD_NAMES, f"{path}: {node.name}"
 

@@ -2,11 +2,14 @@
 
     python -m experiments bench gpu [--repeats=5] [--json=gpu.json]
 
-For 150M and 1.3B parameters, with one region and with four on the card, it prints tokens a second,
-model FLOPs utilisation and a lower bound of a step's time (matrix products at the peak rate).
-Beside that stand the memory that the program asks for and the most that was in use. First it
-compares attention by kernel with plain products. On a CPU it runs a small model, without a peak
-rate.
+For 150M and 1.3B parameters, with one and with four regions on the card, it prints:
+
+- tokens a second, model FLOPs utilisation, and a lower bound of a step's time (matrix products at
+  the peak rate);
+- the memory that the program asks for, and the most that was in use.
+
+First it compares attention by kernel with plain products. On a CPU it runs a small model, without a
+peak rate.
 """
 
 from __future__ import annotations

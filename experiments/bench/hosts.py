@@ -2,10 +2,13 @@
 
     python -m experiments bench hosts [--config=streaming_diloco] [--steps=240] [--repeats=3]
 
-Two regions on two CPU devices make the same steps on the same cores in three ways: both devices in
-one process; a process for each in one program; a job for each region, which exchange through a
-folder. The three take turns. Tokens a second are those after the first quarter of the steps, in
-which programs compile.
+Two regions on two CPU devices make the same steps on the same cores in three ways, in turn:
+
+- both devices in one process;
+- a process for each device, in one program;
+- a job for each region; the jobs exchange through a folder.
+
+Tokens a second are those after the first quarter of the steps, in which programs compile.
 """
 
 from __future__ import annotations

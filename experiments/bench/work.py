@@ -29,7 +29,9 @@ class Work(NamedTuple):
     """The model and batches that are timed.
 
     Attributes:
-      batch: sequences of a region's step; context: tokens of a sequence; steps: of one run.
+      batch: sequences of a region's step.
+      context: tokens of a sequence.
+      steps: of one run.
     """
 
     model: Model

@@ -133,7 +133,8 @@ class Margin:
     """A mean against a margin.
 
     Attributes:
-      mean, half: of the 95 % t-interval. p: two-sided, that the true mean is the margin.
+      mean, half: of the 95 % t-interval.
+      p: two-sided p-value that the true mean is the margin.
     """
 
     mean: float

@@ -61,8 +61,9 @@ def write(
 
     Args:
       path: of the file.
-      title: its heading; about: sentences below the table.
-      entries: what is plotted, in the order of its colours.
+      title: its heading.
+      about: sentences below the table.
+      entries: the runs or variants that are plotted, in the order of their colours.
       rows: name -> row of the table, as in compare.json's `variants`.
       networks: name -> network that the runs are replayed on.
       step_seconds: see `virtual.on_network`.

@@ -38,18 +38,22 @@ class Series:
 
 
 class Region:
-    """What one region has reported.
+    """The numbers that one region has reported.
 
     Attributes:
-      step, loss, loss_step: newest inner step; its newest finite loss, and where that was.
+      step: newest inner step.
+      loss, loss_step: newest finite loss, and its step.
       finite: whether the loss of the newest step was finite.
       sent, received: bytes so far.
       rate: bytes sent per second of real time, between the newest two log intervals.
-      counted, exchanges: exchanges that counted it, of so many; missed: so many in a row did not.
+      counted, exchanges: exchanges that counted it, of all.
+      missed: number of the last exchanges in a row that did not count it.
       staleness, stalest: inner steps between send and landing, of the newest landing and at most.
-      waited, travel: seconds it stood still for bytes so far; of the newest exchange from its
-        payload being ready to the last one being here. None where regions share a process.
-      skipped: steps whose gradients were not finite; left_out: payloads that were not counted.
+      waited: seconds that it waited for bytes so far; None where regions share a process.
+      travel: seconds of the newest exchange, from its payload being ready to the arrival of the
+        last one; None where regions share a process.
+      skipped: steps whose gradients were not finite.
+      left_out: payloads that were not counted.
     """
 
     def __init__(self, number: int):

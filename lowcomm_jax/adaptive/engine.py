@@ -1,13 +1,13 @@
 """Training with growing batches and several trainers that merge (AdLoCo, arXiv 2508.18182).
 
 A round is the H inner steps between two exchanges. Before a round trainers may merge. At its first
-step the engine measures every trainer's gradient noise, where all its regions stand on the anchor.
-From the noise the batch policy decides how large the batch of the *next* round is. The engine
-fetches the decision while this round's steps already run, so nothing waits for it.
+step the engine measures every trainer's gradient noise, where all its regions hold the anchor's
+values. From the noise the batch policy decides how large the batch of the *next* round is. The
+engine fetches the decision while this round's steps already run, so that no step waits for it.
 
 Differs from the paper's code: statistics come from a common point instead of the last gradients of
-drifted replicas; the inner moments are kept across rounds; above the cap gradients accumulate, so
-that memory is bounded.
+drifted replicas. Inner moments are kept across rounds. Above the cap gradients accumulate, so that
+memory is bounded.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ augmented              max(inner product, w / (nu^2 ||g||^2))
 ====================== =========================================
 
 `within` a region that is the batch of one region's step. `across` regions the mean over R regions
-is tested, and each region's batch is 1 / R of it; with one microbatch of b samples a region (M = R)
-that is the published form, T = b/(M-1) S / (M eta^2 ||gbar||^2).
+is tested, and each region's batch is 1 / R of it. With one microbatch of b samples a region (M = R)
+the latter is the published form, T = b/(M-1) S / (M eta^2 ||gbar||^2).
 
 Differs from the paper: ||gbar||^2 is debiased. (Of the ||gbar||^4 of the inner-product test one
 factor normalises the direction and stays; `debias=False` leaves both as published.) The statistics

@@ -60,8 +60,8 @@ class Checkpoints:
 
     - `shared/`: anchor, outer states, change rates, frozen leaves, counters;
     - one `region_<i>/` per region: inner state, residuals, landing state, its column of the
-      counters, its payloads and snapshots in flight with their weight; its anchor and outer state
-      where every region has its own; the residuals from before a send where the region is a job;
+      counters, its payloads and snapshots in flight with their weight. Where every region has its
+      own, also anchor and outer state; where the region is a job, the residuals from before a send;
     - JSON: format, package versions, config, extra, metrics, method, the steps of every fragment's
       last send and landing, payloads in flight, the digest of every array.
 

@@ -16,7 +16,9 @@ class EvalData:
     of documents chosen at random. Every token of the validation documents is a target once.
 
     Attributes:
-        seq_len: T. documents: number of validation documents. targets: tokens predicted in all.
+        seq_len: T.
+        documents: number of validation documents.
+        targets: tokens predicted in all.
     """
 
     def __init__(self, packed: Packed):

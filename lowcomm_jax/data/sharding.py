@@ -66,8 +66,8 @@ def shard(
     - `topic`: the topic with the most tokens goes to the region with the fewest, and so on; the
       numbers of the regions are drawn from the seed.
     - `dirichlet`: for every topic, the regions' shares of its tokens are drawn from
-      Dirichlet(alpha, ..., alpha), and drawn again where a region stays empty (Hsu et al., arXiv
-      1909.06335; per topic as in Yurochkin et al., arXiv 1905.12022).
+      Dirichlet(alpha, ..., alpha), and drawn again where a region stays empty. Source: Hsu et al.,
+      arXiv 1909.06335; per topic as in Yurochkin et al., arXiv 1905.12022.
 
     Returns:
         (document numbers of each region, violations); with violations the list is empty.

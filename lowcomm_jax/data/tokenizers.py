@@ -31,9 +31,12 @@ class Tokenizer(Protocol):
     """Text to int32 tokens and back.
 
     Attributes:
-        name: as written in the config. size: numbers in use are below it.
+        name: as written in the config.
+        size: numbers in use are below it.
         vocab_size: `size` rounded up to a multiple of 64; the model's vocabulary.
-        eos_id: end of document. pad_id: padding. digest: changes when any encoding may.
+        eos_id: end of document.
+        pad_id: padding.
+        digest: changes when the encoding of any text may change.
     """
 
     name: str

@@ -24,9 +24,9 @@ class Merge(abc.ABC):
     A rule is a frozen dataclass of its settings, so that checkpoints can describe it.
 
     Attributes:
-      reads: `payloads`: the rule needs them one by one, so that every region receives those of all
-        others; or `mean`: only their weighted mean, which the exchange reduces, with the bytes of
-        a method without a rule.
+      reads: `payloads` or `mean`. With `payloads` the rule needs them one by one, so that every
+        region receives those of all others. With `mean` it needs only their weighted mean; the
+        bytes are then those of a method without a rule.
       momentum: name of the entry of the outer state (such as `trace` of `optax.sgd`) that the rule
         reads; None = none.
     """

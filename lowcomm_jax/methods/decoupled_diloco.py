@@ -67,8 +67,9 @@ def decoupled_diloco(
     """Train learners that never wait for one another.
 
     Args:
-      period: H; fragments: P <= H; None = H, one fragment a step, as published.
-      overlap: tau < H.
+      period: H, inner steps of the fastest learner between rounds of a fragment.
+      fragments: P <= H; None = H, one fragment a step, as published.
+      overlap: tau < H, ticks from a round's quorum to its landing.
       quorum: K, from 1 to the number of regions; all of them = everyone is waited for.
       grace: gamma, in [0, 1); 0 = a round closes at its quorum.
       speeds: inner steps per second of each learner, any unit; None = all equal.

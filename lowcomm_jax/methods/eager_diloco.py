@@ -11,7 +11,8 @@ subtracts, so that replicas never drift apart. At the first boundary nothing has
 g_r = Delta_r / R.
 
 Differs from the paper: in place of 1/R stands the region's share of the round that the part belongs
-to (0 for a region that took no part), and what is subtracted is exactly what others decoded.
+to (0 for a region that took no part). The late part that is subtracted is exactly the value that
+others decoded.
 """
 
 from __future__ import annotations

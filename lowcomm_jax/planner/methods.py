@@ -80,10 +80,11 @@ class PlanMethod:
 
     @property
     def travels(self) -> str:
-        """Give the route, as the exchange does (`compression.two_shot.route`, where two-shot sends
-        less from three regions on): dense and quantised payloads are reduced by slices; sparse and
-        low-rank payloads, codecs known by their bytes alone, and payloads of which a region uses
-        its own part are handed to everyone.
+        """Give the route, as the exchange does (`compression.two_shot.route`).
+
+        Dense and quantised payloads are reduced by slices (two-shot), which sends less from three
+        regions on. Three kinds go to every region: sparse and low-rank payloads, codecs known by
+        their bytes alone, and payloads of which a region uses its own part.
         """
         if self.route is not None:
             return self.route

@@ -1,10 +1,12 @@
 """Our figure beside every published one, with the error; nothing is fitted unless it says so.
 
 Each `*_table` function gives `PublishedFigure`s: ours, the published range, its source. The first
-half of the file holds the published figures, each with its source and how far it may be trusted:
-"found" = read in the source; "second-hand" = from an independent summary; "recalled" = from memory
-of the paper, not checked against it. Nothing marked "recalled" is used as a fact: it is shown
-beside our figure with the error.
+half of the file holds the published figures, each with its source and confidence:
+
+- "found": read in the source;
+- "second-hand": from an independent summary;
+- "recalled": from memory of the paper, not checked against it. Such a figure is never used as a
+  fact; it is shown beside ours with the error.
 """
 
 from dataclasses import dataclass, replace
@@ -329,7 +331,7 @@ def dilocox_table(tokens_per_step: float = 32768.0) -> list[PublishedFigure]:
     with each other.
 
     Their own ratios imply a compression of about 4.6 (exposed time without overlap against time
-    without compression), while rank 2048 with int4 gives far more by its shapes; so no setting
+    without compression). Rank 2048 with int4 gives far more by its shapes. No setting therefore
     reproduces all rows, and none is tuned to.
     """
     work = dilocox_workload(tokens_per_step)
@@ -360,10 +362,13 @@ def dilocox_table(tokens_per_step: float = 32768.0) -> list[PublishedFigure]:
 def dilocox_workload(tokens_per_step: float = 32768.0) -> Workload:
     """Build DiLoCoX's 107B run on two clusters joined by one 1 Gbit/s link each.
 
-    Assumptions, none of which we could check in the paper: two clusters (its figure 1), one 1
-    Gbit/s link per cluster, fp32 AllReduce, a global batch of 16 x 2048 tokens per step, and
-    compute as fast as its fully overlapped
-    run: 3,728 tokens/s. Everything else follows from bytes and seconds.
+    Assumptions, none of which we could check in the paper:
+
+    - two clusters (its figure 1), one 1 Gbit/s link per cluster, fp32 AllReduce;
+    - a global batch of 16 x 2048 tokens per step;
+    - compute as fast as its fully overlapped run: 3,728 tokens/s.
+
+    The rest follows from bytes and seconds.
     """
     rate = DILOCOX_ROWS[1].tokens_per_s
     network = uniform(

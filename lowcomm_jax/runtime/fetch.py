@@ -27,7 +27,8 @@ class PayloadPiece(NamedTuple):
     """Bytes to fetch.
 
     Attributes:
-      key: of the exchange; name: under which the bytes were packed.
+      key: of the exchange.
+      name: under which the bytes were packed.
       payload: names them by their content.
       like: shapes they must hold; None = any.
       holders: the regions that may have them, tried in turn.

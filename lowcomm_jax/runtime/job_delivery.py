@@ -48,7 +48,8 @@ class PendingExchange:
     """A payload under way.
 
     Attributes:
-      name: the key of its exchange; terms: of its exchange (`RemoteExchange.start`).
+      name: the key of its exchange.
+      terms: of its exchange (`RemoteExchange.start`).
       members: the regions that exchange it, ascending.
       like: shapes and dtypes of what comes from each region, by name.
       listens_only: this region sends nothing.
@@ -73,7 +74,8 @@ class JobDelivery:
     Attributes:
       exchange: the exchange with the other jobs.
       anchor_history: digests of the anchors this region has had.
-      total: how many regions there are; region: this one.
+      total: number of regions.
+      region: number of this one, from 0.
       listens_only: take what the others exchange, and send nothing (`rejoin.catch_up`).
       never_defers: wait for the others also while the store is away.
       trained: inner steps this region has made.
@@ -110,7 +112,8 @@ class JobDelivery:
         """Begin the exchange of a flight's payload.
 
         Args:
-          key: of the flight; number: of the send, the same in all regions.
+          key: of the flight.
+          number: of the send, the same in all regions.
           groups: who exchanges; None = all regions.
           again: the payload was sent before, by a job that has ended.
         """

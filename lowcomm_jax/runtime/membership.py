@@ -37,7 +37,8 @@ class Membership:
     """The part of a `RemoteExchange` that is about regions, not about payloads.
 
     Attributes:
-      region: which one we are; count: how many there are.
+      region: number of this one, from 0.
+      count: number of regions.
     """
 
     def __init__(self, context: ExchangeContext, kind: str, keep: int):

@@ -142,7 +142,8 @@ class _Process:
     """One process, and our end of the socket.
 
     Attributes:
-      pid: its number; port: where it listens.
+      pid: its number.
+      port: where it listens.
       ended: whether it is known to have ended.
     """
 

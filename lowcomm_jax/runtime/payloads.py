@@ -30,7 +30,8 @@ class HostPayload:
 
     Attributes:
       whole: all of them.
-      rest: those that every region needs; slices: the others, `[parts, ...]`.
+      rest: those that every region needs.
+      slices: the others, `[parts, ...]`.
     """
 
     whole: Arrays

@@ -52,10 +52,11 @@ class Range:
 
 
 class Partial:
-    """A payload of which some has arrived.
+    """A payload of which a part has arrived.
 
     Attributes:
-      nbytes: of the whole; chunk: bytes that are asked for at a time.
+      nbytes: of the whole.
+      chunk: bytes that are asked for at a time.
       ranges: one for each stream.
       touched_s: when it was last asked for or added to, by `time.monotonic`.
     """

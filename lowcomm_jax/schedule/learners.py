@@ -24,9 +24,14 @@ that a fragment needs to travel.
 
 All of this follows from the settings and the step, so that the state remembers nothing else.
 
-Our reading, where the source is ambiguous or was not read whole: what counts as a report; that a
-round opens while the one before is still in its window; that all waiting is counted in ticks; one
-average for all learners, with a decay of 0.9. gamma was not found in the source.
+Our reading, where the source is ambiguous or was not read whole:
+
+- the definition of a report;
+- a round opens while the one before is still in its window;
+- all waiting is counted in ticks;
+- one average for all learners, with a decay of 0.9.
+
+gamma was not found in the source.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ With several trainers all names start with the trainer's, `trainer_<i>/inner/par
 
 `split_by_region` puts everything with a region axis into `region_<i>/`. That is inner state,
 residuals, landing state, payloads in flight (of channels, too), the anchor as received, and the
-region's column of the counters; with R > 1 also anchors and outer states of methods that keep one
-per region. The rest goes to `shared/`. `gather` is its inverse.
+region's column of the counters. With R > 1 it is also anchors and outer states of methods that keep
+one per region. The rest goes to `shared/`. `gather` is its inverse.
 """
 
 from __future__ import annotations

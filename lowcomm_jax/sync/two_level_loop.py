@@ -1,10 +1,13 @@
 """The loop of methods with two levels: workers and their group's server, servers and a global one.
 
 The anchor and its outer state are the global server's. `TrainState.servers` holds the groups'
-servers, every leaf `[G, ...]`: `model` and its `outer` state; the model at the last merge
-(`merged`); the `update` on its way to the global server, and the `reply` on its way back. The loop
-asks `schedule.two_levels` when workers arrive and how long transfers take; every numeric part is a
-compiled program.
+servers, every leaf `[G, ...]`:
+
+- `model` and its `outer` state; `merged`, the model at the last merge;
+- `update`, on its way to the global server; `reply`, on its way back.
+
+The loop asks `schedule.two_levels` when workers arrive and how long transfers take; every numeric
+part is a compiled program.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ class MarkovCorpus:
 
     Attributes:
         symbols: S different texts, none the beginning of another, so that a text has one reading.
-        topics: K. documents_per_topic: documents of each. length: symbols a document.
+        topics: K.
+        documents_per_topic: documents of each topic.
+        length: symbols a document.
         sharpness: the larger, the fewer likely successors a symbol has.
     """
 
