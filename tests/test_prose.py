@@ -100,8 +100,11 @@ def tree(path: Path) -> ast.Module:
 def docstrings(path: Path):
     """(place, text) of every docstring of a file."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(tree(path)):
-        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+    nodes: list[ast.AST] = [tree(path)]
+    while nodes:
+        node = nodes.pop()
+        nodes += [child for child in node.body if isinstance(child, kinds)]
+        if text := ast.get_docstring(node):
             yield f"{path.relative_to(ROOT)}:{node.body[0].lineno}", text
 
 
