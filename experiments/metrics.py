@@ -77,7 +77,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: no text ({error})") from error
+        raise ValueError(f"{path}: it is no text file ({error})") from error
     records = []
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
@@ -90,7 +90,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         except RecursionError:
             raise ValueError(f"{where}: nested too deeply for a record") from None
         if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-            raise ValueError(f"{where}: no record, which has a kind")
+            raise ValueError(f"{where}: not a record, since it has no field kind")
         records.append(record)
     return records
 

@@ -19,7 +19,9 @@ def coordinator_host() -> str:
     """
     address = distributed.global_state.coordinator_address
     if address is None:
-        raise RuntimeError("jax.distributed.initialize() was not called")
+        raise RuntimeError(
+            "jax.distributed.initialize() was not called; call it (lc.connect_processes) first"
+        )
     return address.rpartition(":")[0].strip("[]")
 
 

@@ -252,7 +252,7 @@ def _stage_problems(stage: Mapping[str, Any], fields: Mapping[str, Any]) -> list
         for name in stage["splits"]
         if name not in SHARDINGS
     ]
-    found += [f"rounds: {count}: at least 1" for count in stage["rounds"] if count < 1]
+    found += [f"rounds: {count}: give at least 1" for count in stage["rounds"] if count < 1]
     for regions in stage["regions"]:
         uneven = [n for n in stage["sizes"] if n in sizes and fields["sizes"][n]["batch"] % regions]
         if uneven:
@@ -277,11 +277,14 @@ def _tuning_problems(fields: Mapping[str, Any], arms: Mapping[str, Arm]) -> list
         return [*found, "tuning: give at least one rung and one seed"]
     kept = [count for _, count in rungs]
     if counts and kept[0] != max(counts.values()):
-        found.append(f"tuning.rungs: the first takes {kept[0]} points, the arms have {counts}")
+        found.append(
+            f"tuning.rungs: the first takes {kept[0]} points, the arms have {counts}: make them "
+            "equal"
+        )
     if any(later >= earlier for earlier, later in itertools.pairwise(kept)) or kept[-1] < 1:
         found.append(f"tuning.rungs: points must become fewer from rung to rung, not {kept}")
     if any(rounds < 1 for rounds, _ in rungs):
-        found.append("tuning.rungs: at least 1 round")
+        found.append("tuning.rungs: give at least 1 round each")
     if given["split"] not in SHARDINGS:
         found.append(f"tuning.split: {given['split']!r} is unknown{closest('', SHARDINGS)}")
     return found

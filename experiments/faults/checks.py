@@ -99,8 +99,9 @@ def _replay_problems(fields: Mapping[str, Any], it: Happened, method: Method | N
         )
     if it.left_out and method.schedule.land_after_send:
         found.append(
-            f"faults: with {method.name} jobs lose what was left out, a simulation keeps it: {fix}"
+            f"faults: with {method.name} jobs lose payloads that were left out, a simulation keeps "
+            f"them: {fix}"
         )
     if it.left_out and fields["weights"] == "tokens":
-        found.append(f"faults: jobs count tokens of what was left out as sent: {fix}")
+        found.append(f"faults: jobs count tokens of payloads that were left out as sent: {fix}")
     return found

@@ -106,8 +106,8 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
             before = exchanges.get(name)
             if before is not None and before[0] == epoch and before[1] != counted:
                 raise ValueError(
-                    f"{path}: in epoch {epoch}, of what was sent at step {step} ({record}), others "
-                    f"saw counted {before[1]}"
+                    f"{path}: in epoch {epoch}, for the send at step {step} ({record}), others saw "
+                    f"counted {before[1]}"
                 )
             exchanges[name] = epoch, counted
             took_part = counted[members.index(regions[path])]
@@ -142,7 +142,9 @@ def _in_turn(path: Path) -> list[Record]:
     for record in records:
         epoch = record.get("epoch")
         if epoch is None:
-            raise ValueError(f"{path} was begun by an older version: lines have no epoch")
+            raise ValueError(
+                f"{path} was begun by an older version: lines have no epoch; begin another run"
+            )
         if epoch < newest or (epoch == newest and record["kind"] == "begin"):
             raise ValueError(
                 f"{path}: epoch {epoch} comes after epoch {newest}: the run went on in another "

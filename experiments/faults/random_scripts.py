@@ -24,8 +24,8 @@ def read_random(script: str, regions: int, steps: int) -> tuple[list[Fault], lis
     if count > fits:
         fix = f"give steps={next(n for n in range(count, 3 * count + 9) if last_begin(n) >= count)}"
         return [], [
-            f"faults={script!r}: {count} faults, each from a step of its own, and all before the "
-            f"last tenth of {steps} steps, so that everyone can come back: {fix}, or {fits} faults"
+            f"faults={script!r}: each of {count} faults begins at a step of its own, before the "
+            f"last tenth of {steps} steps, so that all regions can come back: {fix}, or {fits} faults"
         ]
     return at_random(seed, count, regions, steps), []
 

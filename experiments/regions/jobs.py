@@ -46,7 +46,9 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
     if region is None or not 0 <= region < count:
         found.append(f"region={region}: say which of the {count} this job is, 0 to {count - 1}")
     if not url:
-        found.append("rendezvous is missing: a folder all jobs reach, file:///..., gs:// or s3://")
+        found.append(
+            "rendezvous is missing: give a folder that all jobs reach, file:///..., gs:// or s3://"
+        )
     if kind == "peers":
         found += transport_problems(**{name: fields[name] for name in PEERS})
     else:

@@ -151,7 +151,9 @@ def refuse(problems: Sequence[str], fields: Mapping[str, Any]) -> None:
                 for line in differences(first[name], other[name])
             ]
         if other["code"] != first["code"]:
-            found.append(f"code: process {i} runs another lowcomm_jax than process 0")
+            found.append(
+                f"code: process {i} runs another lowcomm_jax than process 0; install the same one"
+            )
     most = max(one["devices"] for one in everyones)
     found += [
         f"devices: process {i} has found {one['devices']} of {most}; all need as many"

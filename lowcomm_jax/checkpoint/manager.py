@@ -300,7 +300,8 @@ class Checkpoints:
         found = store.steps(self.directory)
         if step not in found:
             raise ValueError(
-                f"no checkpoint of step {step} in {self.directory}; it holds {[*found]}"
+                f"no checkpoint of step {step} in {self.directory}; it holds {[*found]}: use "
+                "one of these, or no step for the newest"
             )
         return found[step]
 

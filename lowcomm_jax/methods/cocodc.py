@@ -125,7 +125,7 @@ def _syncs_problems(syncs, gamma, step_seconds, sync_seconds, measured: bool) ->
     if given and measured:
         problems.append("T_c and T_s are given and measured: remove one or the other")
     if gamma is not None and not 0 < gamma <= 1:
-        problems.append(f"gamma={gamma}: the share of the link lies in (0, 1]")
+        problems.append(f"gamma={gamma}: give a share of the link in (0, 1]")
     if not all(0 < x < math.inf for x in given):
         problems.append(
             f"step_seconds={step_seconds}, sync_seconds={sync_seconds}: give positive numbers"

@@ -67,7 +67,7 @@ def streaming_diloco(
     """
     problems = []
     if not 0 <= alpha <= 1:
-        problems.append(f"alpha={alpha}: the weight of the local value lies in [0, 1]")
+        problems.append(f"alpha={alpha}: give a weight of the local value in [0, 1]")
     rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
     return Method(
         name="streaming_diloco",

@@ -58,7 +58,9 @@ def load_llama(path: str | pathlib.Path, **changes) -> tuple[Model, Params]:
     model = build(config_from_llama(described, **changes))
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"no *.safetensors file in {path}")
+        raise FileNotFoundError(
+            f"no *.safetensors file in {path}: give the folder of a LLaMA-shaped checkpoint"
+        )
     return model, _assemble(model, _read(files))
 
 

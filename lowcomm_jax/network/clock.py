@@ -179,7 +179,10 @@ class VirtualClock:
         found = sender_groups(self.network.size, participants_R, groups)
         listeners = () if listeners_R is None else tuple(np.flatnonzero(listeners_R).tolist())
         if listeners and groups is not None:
-            raise ValueError(f"send of {key!r} at step {step}: groups have no listeners")
+            raise ValueError(
+                f"send of {key!r} at step {step}: groups have no listeners; leave groups or "
+                "listeners_R out"
+            )
         label = key if label is None else label
         self.transit.open(key, label)
         even = isinstance(nbytes_R, int | float)

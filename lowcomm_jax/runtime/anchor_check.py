@@ -47,7 +47,7 @@ class AnchorCheck:
                 self.tell(versions)
                 self._told = told
             except StoreUnavailable as error:
-                log.info("what anchors we have is told later: %s", error)
+                log.info("this region publishes its anchors later: %s", error)
 
         self._thread = threading.Thread(
             target=self._context.heartbeat.run_guarded,

@@ -129,7 +129,9 @@ class Fetch:
             if self.refused is not None:
                 raise self.refused
             if self.missing_s is not None and self.missing_s > patience_s:
-                raise Missing(f"the payload of region {self.region} is gone with all who had it")
+                raise Missing(
+                    f"the payload of region {self.region} is gone: no living region has it"
+                )
             self._arrived.wait(self._context.store.poll_s[1])
         return self.got[0]
 
@@ -181,7 +183,7 @@ class Fetch:
         data = context.transport.get(payload.digest, payload.nbytes, piece.holders, piece.hint)
         context.fault_hooks.received(piece.key, len(data))
         if wire.digest(data) != payload.digest:
-            raise Rejected(f"what came for {payload.digest} was damaged")
+            raise Rejected(f"the bytes received for payload {payload.digest} are damaged")
         self._missing_since_s = None
         nbytes, seconds = self._moved
         self._moved = nbytes + len(data), seconds + time.monotonic() - began

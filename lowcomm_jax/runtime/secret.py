@@ -37,7 +37,7 @@ def read_secret(source: bytes | str | None) -> bytes:
         where = f"secret {source!r}" if kind in ("env", "file") else where
         if kind == "env":
             if name not in os.environ:
-                raise ValueError(f"{where}: there is no such variable in the environment")
+                raise ValueError(f"{where}: there is no such variable in the environment; set it")
             source = os.environ[name].encode().strip()
         elif kind == "file":
             try:

@@ -138,7 +138,7 @@ class StateTransfer:
                 self._remove_left(living)
                 self._swept_for = living
             except StoreUnavailable as error:
-                log.info("what is left of states is removed later: %s", error)
+                log.info("old states are removed later: %s", error)
             finally:
                 self._busy.release()
 

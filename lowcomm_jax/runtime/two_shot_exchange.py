@@ -170,7 +170,7 @@ class TwoShotExchange:
             if payload == self._first.inbox.own:
                 found[region] = one_slice(self._first.host_payload.slices, number)
             elif region == self._context.region:
-                raise Missing("a job that was here before us has sent it")
+                raise Missing("a job of this region that was here before us has sent it")
             elif number == self._context.region and fetch is not None and fetch.complete:
                 found[region] = fetch.got[1]
             else:

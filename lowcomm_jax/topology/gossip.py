@@ -56,7 +56,7 @@ def groups(round: int, seed: int, regions: int, group_size: int = 2) -> Groups:
     gossip = Gossip(group_size, seed)
     problems = gossip.violations(regions)
     if not _whole(round, 0):
-        problems.append(f"round={round}: rounds are counted from 0")
+        problems.append(f"round={round}: rounds are counted from 0; give a whole number")
     if problems:
         raise ValueError("these groups cannot be drawn:\n- " + "\n- ".join(problems))
     return gossip.partition(gossip.draw(round, regions), regions)
