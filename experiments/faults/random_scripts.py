@@ -25,7 +25,8 @@ def read_random(script: str, regions: int, steps: int) -> tuple[list[Fault], lis
         fix = f"give steps={next(n for n in range(count, 3 * count + 9) if last_begin(n) >= count)}"
         return [], [
             f"faults={script!r}: each of {count} faults begins at a step of its own, before the "
-            f"last tenth of {steps} steps, so that all regions can come back: {fix}, or {fits} faults"
+            f"last tenth of {steps} steps, so that all regions can come back: {fix}, or "
+            f"{fits} faults"
         ]
     return at_random(seed, count, regions, steps), []
 

@@ -165,14 +165,17 @@ class Target:
 
     @property
     def is_gpu(self) -> bool:
+        """Whether the devices are GPUs."""
         return self.accelerator.platform == "gpu"
 
     @property
     def devices_per_slice(self) -> int:
+        """Number of devices in a slice."""
         return math.prod(self.shape)
 
     @property
     def size(self) -> int:
+        """Number of devices in all."""
         return self.slices * self.devices_per_slice
 
     @functools.cached_property

@@ -76,6 +76,7 @@ class Adaptive(abc.ABC):
         """The test's parameters by name."""
 
     def violations(self, regions: int) -> list[str]:
+        """Settings that cannot work, one line with its fix each."""
         found = size_violations(self.start, self.cap, self.shares, regions)
         for name, value in self.tolerances().items():
             if not (math.isfinite(value) and value > 0):
@@ -102,6 +103,7 @@ class Adaptive(abc.ABC):
         return []
 
     def init(self) -> State:
+        """Averages of nothing: all values, and their weight, are 0."""
         return {"weight": 0.0, "along": 0.0, "across": 0.0, "signal": 0.0}
 
     def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:

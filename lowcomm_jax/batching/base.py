@@ -56,19 +56,24 @@ class Fixed:
 
     @property
     def cap(self) -> int:
+        """`start`: the batch never grows."""
         return self.start
 
     @property
     def adapts(self) -> bool:
+        """False: no statistics are needed."""
         return False
 
     def violations(self, regions: int) -> list[str]:
+        """Settings that cannot work, one line with its fix each."""
         return size_violations(self.start, None, self.shares, regions)
 
     def init(self) -> State:
+        """Nothing: there is no state."""
         return {}
 
     def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:
+        """The state and batch as they are."""
         del statistics
         return state, batch
 

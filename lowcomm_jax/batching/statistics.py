@@ -47,6 +47,7 @@ class Statistics:
 
     @property
     def finite(self) -> bool:
+        """Whether all statistics are finite."""
         return all(map(math.isfinite, (self.gbar2, self.spread, self.along)))
 
     @property

@@ -79,6 +79,7 @@ class Statistical(MatrixCodec):
 
     @property
     def bins(self) -> int:
+        """B, number of bins."""
         return 2**self.bits
 
     def _total(self, x_LxNxM: jax.Array) -> jax.Array:

@@ -43,6 +43,7 @@ class Staged(Codec):
 
     @property
     def stages(self) -> int:
+        """S, number of pipeline stages."""
         return self.mesh.shape[STAGE]
 
     @property

@@ -68,6 +68,7 @@ class Admission:
     weights: Literal["token_rate", "given"] = "token_rate"
 
     def violations(self, regions: int) -> list[str]:
+        """Settings that cannot work, one line with its fix each."""
         found = []
         if not 1 <= self.quorum <= regions:
             found.append(
