@@ -4,7 +4,7 @@ After each of its inner steps a learner, without waiting for anybody:
 
 1. lands what has arrived, in the order of rounds: the anchor moves by the payloads that the commit
    record names, and the learner's values of the fragment are replaced, admitted or not. What it
-   reported itself lands no sooner than tau of its steps later.
+   reported itself lands no sooner than tau ticks later: steps of its own, or of whoever is faster.
 2. reports to every open round that it can: whose fragment's last round has landed here, with a step
    made since. Two learners have then encoded against the same anchor.
 3. opens the next round, where it has made as many steps as lie between two rounds (with P = H: one)
@@ -132,7 +132,7 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
     def _land_arrived(self, state: TrainState, now: int, events: list[Event]) -> TrainState:
         while self.until is None or self.landed < self.until:
             flight = self._own(state, self.landed)
-            if flight is not None and now < int(flight[1].due[0]):
+            if flight is not None and not self._is_due(flight[1], now):
                 return state
             arrived = self.rounds.take(self.landed)
             if arrived is None:
@@ -143,6 +143,11 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
             self.rounds.landed(self.landed)
             self.landed += 1
         return state
+
+    def _is_due(self, flight: InFlight, now: int) -> bool:
+        """Whether the report of the next round is tau ticks old: by own steps, or by rounds."""
+        ticks = self.schedule.opens(self.rounds.newest) - self.schedule.opens(self.landed)
+        return now >= int(flight.due[0]) or ticks >= self.schedule.delay
 
     def _own(self, state: TrainState, number: int) -> tuple[str, InFlight] | None:
         """This learner's report of a round: (key, flight); None = it has not reported."""
@@ -320,7 +325,7 @@ def learner_state(state: TrainState) -> State:
 def start_from_peer(
     loop: LearnerJobLoop, state: TrainState, arrays: dict[str, np.ndarray], document: dict
 ) -> TrainState:
-    """The state of a learner that has copied a peer (`learner_state`).
+    """The state of a learner that has copied a peer (`learner_state`); its codec state is as at step 0.
 
     It is at the peer's round. Its own step stays, or becomes the peer's if that is later, so that
     no sample is read twice. Counts since a fragment was received start again.

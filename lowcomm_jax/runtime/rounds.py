@@ -30,6 +30,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -78,7 +79,9 @@ class RoundTimes:
         return overlap * step_s - (self.quorum_s or 0.0) - (self.sync_s or 0.0)
 
     def window_s(self, grace: float, overlap: int) -> float:
-        """How long a round that has its quorum waits for others."""
+        """How long a round that has its quorum waits for others; without end before the first step."""
+        if grace and self.step_s is None:
+            return math.inf
         return grace * max(0.0, self.slack_s(overlap))
 
 
@@ -262,6 +265,7 @@ class RoundExchange:
         """
         news = self._publish()
         news |= self._find()
+        self._note_reads()
         news |= self._close()
         if self.first > self._swept:
             self._swept = self.first
@@ -393,19 +397,20 @@ class RoundExchange:
             return found.own[1]
         fetch = found.fetches.get(region)
         here = fetch is not None and fetch.payload == payload and fetch.complete
-        began_s = found.began_s.pop(region, None) if here else None
-        if began_s is not None:
-            self._note_sync(found.write_s + self._clock() - began_s)
         return fetch.got[0] if here else None
 
     def _hopeless(self, found: _Round, region: int) -> bool:
         fetch = found.fetches.get(region)
         return fetch is not None and fetch.hopeless
 
-    def _note_sync(self, seconds: float) -> None:
-        self.times.note("sync_s", seconds)
+    def _note_reads(self) -> None:
+        """Note how long the payloads took that have just come."""
+        for found in list(self._rounds.values()):
+            for region in [r for r in found.began_s if found.fetches[r].complete]:
+                read_s = self._clock() - found.began_s.pop(region)
+                self.times.note("sync_s", found.write_s + read_s)
         step_s = self.times.step_s
-        if not self._slow and step_s and self.times.sync_s > self._overlap * step_s:
+        if not self._slow and step_s and (self.times.sync_s or 0) > self._overlap * step_s:
             self._slow = True
             log.warning(
                 "writing a payload and reading one takes %.3g s, %d inner steps take %.3g s: rounds "
