@@ -8,6 +8,8 @@ A job that stopped at any other step would leave a payload that the others wait 
   round past that region.
 - With gossip, a pair waits only for its partner: they stop two rounds past the furthest region.
 - A job that has passed the agreed step nevertheless agrees on a new one, and may stop alone.
+- Independent learners have no steps in common: they stop before a round, further ahead than any of
+  them can have opened one.
 """
 
 from __future__ import annotations
@@ -41,12 +43,18 @@ class Stopping:
             return False
         if self._run.exchange is None:
             return True
+        if self._run.job.by_rounds:
+            step = self._run.engine.sync_loop(state).landed
         if self._last is None:
             try:
                 self._last = self._agree(step, state)
             except StoreUnavailable:
                 return False  # asked again after the next steps
         return step >= self._last
+
+    def rounds(self, whole: int) -> int:
+        """Before which round a learner stops; `whole`: rounds of the run."""
+        return whole if self._last is None else min(self._last, whole)
 
     def begins(self) -> bool:
         """Whether the run goes on for a while after a signal; true once, so that it is saved."""
@@ -66,6 +74,9 @@ class Stopping:
         """Where the first payload lands that is sent after `step`."""
         loop = self._run.engine.sync_loop(state)
         schedule = loop.schedule
+        if self._run.job.by_rounds:
+            newest = step if loop.rounds is None else loop.rounds.newest
+            return newest + 2 * schedule.fragments
         furthest = max([step, *self._run.exchange.steps().values()])
         if loop.groups(0) is not None:
             return (furthest // schedule.period + 3) * schedule.period

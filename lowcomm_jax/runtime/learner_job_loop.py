@@ -173,6 +173,7 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
         state = self.adopt(state, p, flight, np.ones(1, bool), now)
         told = {"round": np.array(self.landed), "admitted": admitted.copy()}
         told["travel_seconds"] = np.array([arrived.seconds], np.float32)
+        told["waited_seconds"] = np.zeros(1, np.float32)
         staleness = now - int(flight.sent)
         SyncLoop.log_landing(
             self, state, p, key, np.ones(1, bool), staleness, now, {**values, **told}, events
@@ -335,7 +336,9 @@ def start_from_peer(
     """
     trees = {field: getattr(state, field) for field in (*SHARED, "landing")}
     trees |= {f"inner/{field}": getattr(state.inner, field) for field in COPIED}
-    like = {name: x for prefix, tree in trees.items() for name, x in named_leaves(prefix, tree).items()}
+    like = {
+        name: x for prefix, tree in trees.items() for name, x in named_leaves(prefix, tree).items()
+    }
     wrong = [
         f"{name}: {arrays[name].shape if name in arrays else 'missing'} -> {x.shape}"
         for name, x in like.items()

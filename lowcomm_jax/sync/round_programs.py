@@ -293,7 +293,9 @@ def coded(config: EngineConfig, likes: Sequence[PyTree]) -> Codec | None:
     `likes`: shapes of every fragment, or of a stage's part of it.
     """
     method, size = config.method, config.regions.mesh.shape
-    whole = config.separate_jobs and isinstance(method.schedule, Learners)  # they get payloads whole
+    whole = config.separate_jobs and isinstance(
+        method.schedule, Learners
+    )  # they get payloads whole
     if method.codec is None or not method.reduces_all or whole:
         return method.codec
     # Jobs of different meshes exchange the same slices.

@@ -23,9 +23,7 @@ R, MOST = 3, 60
 
 
 def method(quorum=1, grace=0.0, period=3, overlap=2, **more):
-    return lc.methods.decoupled_diloco(
-        period, 3, overlap, quorum, grace, pattern=PATTERN, **more
-    )
+    return lc.methods.decoupled_diloco(period, 3, overlap, quorum, grace, pattern=PATTERN, **more)
 
 
 def table(regions=R):

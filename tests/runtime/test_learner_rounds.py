@@ -213,7 +213,12 @@ def test_payloads_stay_until_all_that_live_have_passed_them(learners):
     assert_equal(jobs)
     for one in jobs:
         one.exchange._context.heartbeat.refresh()
-    until(lambda: (look(jobs), [x.loop.rounds._gc.sweep() for x in jobs], len(store.list("blob/")))[2] <= R)
+    until(
+        lambda: (
+            (look(jobs), [x.loop.rounds._gc.sweep() for x in jobs], len(store.list("blob/")))[2]
+            <= R
+        )
+    )
 
 
 def test_settings_that_cannot_be_between_jobs_are_listed(store_party):
