@@ -21,7 +21,7 @@ import numpy as np
 from experiments.train.assemble import Run
 from lowcomm_jax.interrupt import Interrupt
 from lowcomm_jax.runtime.errors import StoreUnavailable
-from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.state.train_state import TrainState, rounds_landed
 
 
 class Stopping:
@@ -44,7 +44,7 @@ class Stopping:
         if self._run.exchange is None:
             return True
         if self._run.job.by_rounds:
-            step = self._run.engine.sync_loop(state).landed
+            step = max(self._run.engine.sync_loop(state).landed, rounds_landed(state))
         if self._last is None:
             try:
                 self._last = self._agree(step, state)

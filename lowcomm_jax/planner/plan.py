@@ -236,7 +236,9 @@ def store_requests(method: PlanMethod, work: Workload) -> StoreRequests | None:
 def _overlap_violations(method: PlanMethod, work: Workload) -> list[str]:
     if method.stalls:
         return []
-    if (asked := store_requests(method, work)) and asked.exchange_s > method.tau_steps * work.step_s:
+    if (
+        asked := store_requests(method, work)
+    ) and asked.exchange_s > method.tau_steps * work.step_s:
         steps = math.ceil(asked.exchange_s / work.step_s)
         return [
             f"{method.name}: writing, committing and fetching a fragment takes "

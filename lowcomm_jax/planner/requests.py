@@ -9,17 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lowcomm_jax.network.collectives import STORE_LOOK_S, store_seconds
 from lowcomm_jax.network.links import Network
 
-SHORTEST_S, GROWTH = 0.05, 1.5
-"""Pause between two looks at a store that is not a folder: `kv.POLL_FAR_S`, `Store.pauses`."""
+GROWTH = 1.5
+"""How pauses between two looks grow while there is no news (`runtime.kv.Store.pauses`)."""
 
 BEAT_S, LOOKS_PER_BEAT = 1.0, 4
 """Heartbeats: written once, and all others' read four times (`runtime.heartbeat`)."""
-
-TRIPS = 10
-"""Requests one after the other until a round can land: payload written (1), announced (2); seen
-(1), read (1); the record checked and created (4), and read (1)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class StoreRequests:
 
 def looks(round_s: float) -> int:
     """Looks at the store in one round without news: pauses grow until there are any."""
-    return math.ceil(math.log1p(round_s * (GROWTH - 1) / SHORTEST_S) / math.log(GROWTH))
+    return math.ceil(math.log1p(round_s * (GROWTH - 1) / STORE_LOOK_S) / math.log(GROWTH))
 
 
 def per_round(regions: int, idle_looks: int) -> dict[str, float]:
@@ -69,15 +66,9 @@ def per_round(regions: int, idle_looks: int) -> dict[str, float]:
 def learner_requests(
     network: Network, fragment_nbytes: float, period: int, fragments: int, step_s: float
 ) -> StoreRequests:
-    """What one learner asks of the store, and how long a round takes.
-
-    The store is taken to be as far away as the two regions that are furthest apart, and as fast as
-    the slowest link; a learner writes its payload and reads all others'.
-    """
+    """What one learner asks of the store, and how long a round takes (`store_seconds`)."""
     regions, round_s = network.size, period / fragments * step_s
     counted = {kind: n / round_s for kind, n in per_round(regions, looks(round_s)).items()}
     beats = (1 + LOOKS_PER_BEAT * regions) / BEAT_S
-    trip_s = 2 * float(network.delay_RxR.max())
-    moved_s = regions * fragment_nbytes * 8e-9 / network.slowest_gbps
-    exchange_s = TRIPS * trip_s + 2 * SHORTEST_S + moved_s + network.sync_constant_s
+    exchange_s = store_seconds(network, fragment_nbytes)
     return StoreRequests(round_s, **counted, beats=beats, exchange_s=exchange_s)

@@ -326,7 +326,7 @@ def learner_state(state: TrainState) -> State:
 def start_from_peer(
     loop: LearnerJobLoop, state: TrainState, arrays: dict[str, np.ndarray], document: dict
 ) -> TrainState:
-    """The state of a learner that has copied a peer (`learner_state`); its codec state is as at step 0.
+    """The state of a learner that has copied a peer (`learner_state`).
 
     It is at the peer's round. Its own step stays, or becomes the peer's if that is later, so that
     no sample is read twice. Counts since a fragment was received start again.

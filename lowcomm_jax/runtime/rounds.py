@@ -79,7 +79,7 @@ class RoundTimes:
         return overlap * step_s - (self.quorum_s or 0.0) - (self.sync_s or 0.0)
 
     def window_s(self, grace: float, overlap: int) -> float:
-        """How long a round that has its quorum waits for others; without end before the first step."""
+        """How long a round that has its quorum waits for others; inf before the first step."""
         if grace and self.step_s is None:
             return math.inf
         return grace * max(0.0, self.slack_s(overlap))
@@ -222,7 +222,7 @@ class RoundExchange:
         with self._lock:
             found = self._rounds.pop(number)
             self.first = number + 1
-        for fetch in found.fetches.values():
+        for fetch in list(found.fetches.values()):
             fetch.cancel()
         published = {r: x.payload.digests for r, x in found.announced.items() if x.payload}
         if found.own is not None:
@@ -258,7 +258,7 @@ class RoundExchange:
             self._wake.clear()
 
     def look(self) -> bool:
-        """One pass: publish, look for reports, close what can be closed; returns whether any is new.
+        """One pass: publish, look for reports, close what can be closed; whether any is new.
 
         Raises:
           StoreUnavailable: try again later.
@@ -413,9 +413,9 @@ class RoundExchange:
         if not self._slow and step_s and (self.times.sync_s or 0) > self._overlap * step_s:
             self._slow = True
             log.warning(
-                "writing a payload and reading one takes %.3g s, %d inner steps take %.3g s: rounds "
-                "land later than overlap=%d says; use a larger overlap, or a nearer store",
-                *(self.times.sync_s, self._overlap, self._overlap * step_s, self._overlap),
+                "writing a payload and reading one takes %.3g s, but overlap=%d inner steps take "
+                "%.3g s: rounds land later; use a larger overlap, or a nearer store",
+                *(self.times.sync_s, self._overlap, self._overlap * step_s),
             )
 
     def _check_lost(self, number: int, found: _Round) -> None:

@@ -26,6 +26,7 @@ from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.mesh.stages import STAGE, stage_axis
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import Network, step_seconds, sync_seconds
+from lowcomm_jax.network.collectives import store_seconds
 from lowcomm_jax.params.fragments import Fragments, partition
 from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
@@ -253,10 +254,13 @@ def settled(method: Method, exchange: MeshExchange, cut: Fragments, config: Engi
       ValueError: the settled schedule cannot work.
     """
     network = config.network
+    apart = config.separate_jobs and isinstance(method.schedule, Learners)
     if network is None:
         return method
 
     def seconds(fragment: int, level: int) -> float:
+        if apart:
+            return store_seconds(network, exchange.at(level).nbytes(cut.like(fragment)))
         everyone, like = np.ones(config.regions.count, bool), cut.like(fragment)
         traffic = config.traffic(exchange.at(level), like, everyone, None, 0)
         return sync_seconds(network, traffic.nbytes, traffic.route)

@@ -3,20 +3,22 @@
 from dataclasses import replace
 
 import pytest
-from runtime.learners import R, TIMING, ByHand, Learner, by_hand, method, run, table
+from runtime.learners import TIMING, ByHand, Learner, R, by_hand, method, run, table
 from runtime.party import Party, at_once
 
 from experiments.plan.screen import requests_line
 from lowcomm_jax import exchange
 from lowcomm_jax.network import uniform
+from lowcomm_jax.network.collectives import STORE_TRIPS
 from lowcomm_jax.network.errors import ViolationsError
 from lowcomm_jax.planner.methods import PRESETS
 from lowcomm_jax.planner.plan import Workload, plan
-from lowcomm_jax.planner.requests import TRIPS, learner_requests, looks, per_round
+from lowcomm_jax.planner.requests import learner_requests, looks, per_round
 from lowcomm_jax.planner.shapes import MODELS
 from lowcomm_jax.runtime.kv import POLL_FAR_S, Store
 
 
+@pytest.mark.slow
 def test_a_rounds_requests_are_those_that_a_run_makes(tmp_path, monkeypatch):
     """Everyone reports to every round; looks are counted, since a script decides on them here."""
     by_hand(monkeypatch)
@@ -69,7 +71,7 @@ def test_requests_grow_with_rounds_and_learners():
     while waited < 1.0:
         waited, pause, number = waited + pause, 1.5 * pause, number + 1
     assert looks(1.0) == number
-    assert asked.exchange_s == pytest.approx(TRIPS * 0.1 + 0.1 + 4 * 0.8)
+    assert asked.exchange_s == pytest.approx(STORE_TRIPS * 0.1 + 0.1 + 4 * 0.8)
 
 
 def test_tau_must_hide_a_round():

@@ -46,7 +46,6 @@ class Live(Learner):
             return self.gave
 
         with jax.numpy_dtype_promotion("standard"):
-            self.loop  # of the layout that was just made
             self.one.delivery.gives = give
             if not self.exchange.awaited:
                 batch = next(self.batches())

@@ -1,4 +1,4 @@
-"""Decoupled DiLoCo between jobs: quorum, grace, late learners, replay; against NumPy and the mesh."""
+"""Decoupled DiLoCo between jobs: quorum, grace, late ones, replay; against NumPy and the mesh."""
 
 import contextlib
 
@@ -10,9 +10,9 @@ from engine.test_oracle import close
 from runtime.learners import (
     MOST,
     PATTERN,
-    R,
     TIMING,
     Learner,
+    R,
     by_hand,
     derive,
     finish,
@@ -28,6 +28,7 @@ from runtime.together import engine
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.network import uniform
 
 ROUNDS, SPEEDS = 14, (1.0, 0.62, 0.8)
 SGD = oracle.Momentum(0.05, 0.8)
@@ -63,7 +64,12 @@ def assert_equal(learners, what="anchor"):
             np.testing.assert_array_equal(first[key], other[key], key)
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = "quorum 2"
+
+
+@pytest.mark.parametrize(
+    "name", [QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in CASES if x != QUICK)]
+)
 def test_anchors_are_those_of_the_records_replayed(name, learners):
     given, speeds, away = CASES[name]
     jobs = learners(method(*given))
@@ -107,6 +113,7 @@ def test_with_everyone_equal_they_are_the_mesh_bit_for_bit(learners):
             )
 
 
+@pytest.mark.slow
 def test_a_grace_window_admits_who_is_half_a_step_behind(learners):
     """Learner 1 steps at ticks 2, 4, ...: a round of tick 1 waits for it, as overlap hides that."""
     made, speeds = [method(1, g, 4, 3) for g in (0.0, 0.9)], (1.0, 0.5)
@@ -119,6 +126,7 @@ def test_a_grace_window_admits_who_is_half_a_step_behind(learners):
     assert set(alone) == {(0,)} and patient.count((0, 1)) >= 7
 
 
+@pytest.mark.slow
 def test_who_is_late_is_replaced_and_weighs_more_next_time(learners):
     jobs = learners(method(1, 0.0))
     run(jobs, 8, (1.0, 1.0, 0.3))
@@ -156,6 +164,7 @@ def test_who_dies_between_report_and_record_counts_and_nobody_waits(learners):
             close(value, before[one.region][key], key)
 
 
+@pytest.mark.slow
 def test_records_replayed_from_the_start_give_the_same_bits(learners, store_party):
     """A learner without anything lands all rounds that were committed, in their order."""
     jobs = learners(method(1, 0.0))
@@ -174,6 +183,7 @@ def test_records_replayed_from_the_start_give_the_same_bits(learners, store_part
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_all_stop_with_reports_under_way_and_go_on_bit_for_bit(learners, tmp_path):
     made, at = method(2, 0.0, codec={"name": "int4", "error_feedback": 0.9}), 7
     whole = learners(made, run_id="whole")
@@ -202,6 +212,7 @@ def test_all_stop_with_reports_under_way_and_go_on_bit_for_bit(learners, tmp_pat
                 np.testing.assert_array_equal(value, getattr(theirs, what)()[key], key)
 
 
+@pytest.mark.slow
 def test_payloads_stay_until_all_that_live_have_passed_them(learners):
     jobs = learners(method(1, 0.0), keep=1)
     run(jobs, ROUNDS, (1.0, 1.0, 1.0), away=((2, 3, MOST),), last=9)
@@ -230,7 +241,7 @@ def test_settings_that_cannot_be_between_jobs_are_listed(store_party):
         engine(wrong, R, own)
     for part in ("speeds=(1, 1, 1)", "outages=", "overlap=0"):
         assert part in str(error.value)
-    with pytest.raises(ValueError, match="use exchange.store"):
+    with pytest.raises(ValueError, match=r"use exchange\.store"):
         engine(method(), R, exchange.peers(store_party.url, 0, R, "other"))
     with pytest.raises(ValueError, match="regions count steps here"):
         one = engine(lc.methods.diloco(4), 2)
@@ -242,3 +253,11 @@ def test_a_run_that_has_not_landed_its_rounds_cannot_end(learners):
     run(jobs, 5, (1.0,), last=2)
     with pytest.raises(ValueError, match="rounds have landed here, of 5"):
         jobs[0].one.finish(jobs[0].state)
+
+
+def test_an_overlap_that_cannot_hide_a_round_is_refused_at_the_start(store_party):
+    own, network = store_party.region(0, R), uniform(R, 1.0, 0.05, compute_s=0.4)
+    with pytest.raises(ValueError, match="writing, committing and fetching") as error:
+        engine(method(), R, own, network=network).init(oracle.make_params())
+    assert "overlap=2" in str(error.value) and "use overlap >= 3" in str(error.value)
+    engine(method(1, 0.0, 4, 3), R, own, network=network).init(oracle.make_params())
