@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
+from runtime.faults import outage
 from runtime.learners import PATTERN, Learner, table
 from runtime.party import TIMING, at_once, until
 from runtime.together import rows
@@ -29,12 +30,13 @@ class Live(Learner):
     def __init__(self, region, own, made, step_s, dies=None):
         super().__init__(region, own, made, table())
         self.step_s, self.dies = step_s, dies
-        self.gave, self.came = None, None
+        self.gave, self.came, self.at = None, None, 0
 
     def batches(self):
         for number in range(self.step_number, 100_000):
             if self.dies is not None and number >= self.dies:
                 raise Killed
+            self.at = number
             time.sleep(self.step_s)
             yield rows(oracle.step_batch(self.data, number % 60 + 1), self.region)
 
@@ -119,3 +121,23 @@ def test_a_second_job_in_its_place_ends_the_first(store_party):
         x.fail(RuntimeError("the test is over"))
     for thread in threads:
         thread.join(30.0)
+
+
+def test_they_train_on_while_the_folder_is_away_and_rounds_go_on_when_it_is_back(store_party):
+    made = lc.methods.decoupled_diloco(3, 3, 2, 1, 0.8, pattern=PATTERN)
+    jobs = [Live(x.region, x, made, 0.05) for x in store_party.run(2)]
+    seen = {}
+
+    def watch(_):
+        until(lambda: all(one.loop.landed > 4 for one in jobs), 60.0)
+        with outage(store_party):
+            time.sleep(1.5)
+            seen["away"] = [(one.at, one.loop.landed) for one in jobs]
+            time.sleep(1.0)
+            seen["still"] = [(one.at, one.loop.landed) for one in jobs]
+
+    at_once(lambda act: act(None) if act is watch else act.live(), [*jobs, watch])
+    for (step, landed), (later, still) in zip(seen["away"], seen["still"], strict=True):
+        assert later > step and still == landed < ROUNDS
+    for key, value in jobs[0].before.items():
+        np.testing.assert_array_equal(value, jobs[1].before[key], key)

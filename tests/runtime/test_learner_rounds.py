@@ -261,3 +261,26 @@ def test_an_overlap_that_cannot_hide_a_round_is_refused_at_the_start(store_party
         engine(method(), R, own, network=network).init(oracle.make_params())
     assert "overlap=2" in str(error.value) and "use overlap >= 3" in str(error.value)
     engine(method(1, 0.0, 4, 3), R, own, network=network).init(oracle.make_params())
+
+
+@pytest.mark.slow
+def test_who_is_not_admitted_keeps_its_residual_as_if_it_had_not_sent(learners):
+    """Its report changed the residual; the others went on without it."""
+    made = method(1, 0.0, codec={"name": "int4", "error_feedback": 0.9})
+    one, other = learners(made, 2)
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(2):
+            one.step(ROUNDS), other.step(ROUNDS)
+            look([one])  # alone: the other one has looked at nothing, and is late
+        assert records(one, 2) == {0: (0,), 1: (0,)}
+        look([one, other])
+        for _ in range(3):
+            other.step(ROUNDS)
+    assert other.log[:2] == [(1, "report", 0), (2, "report", 1)]
+    landed = [k for _, kind, k in other.log if kind == "land"]
+    assert landed[:2] == [0, 1] and 1 not in other.admitted[0]
+    for p in (0, 1):
+        if p + 3 in [k for _, kind, k in other.log if kind == "report"]:
+            continue
+        assert all(not np.any(x) for x in jax.tree.leaves(other.state.codec[p]))
+    assert any(np.any(x) for p in (0, 1) for x in jax.tree.leaves(one.state.codec[p]))
