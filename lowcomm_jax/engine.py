@@ -31,7 +31,9 @@ from lowcomm_jax.params.sharding import SpecFn
 from lowcomm_jax.runtime.checks import exchange_problems
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.job_delivery import JobDelivery
-from lowcomm_jax.runtime.job_loop import JobLoop, job_loop
+from lowcomm_jax.runtime.job_loop import JobLoop
+from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
+from lowcomm_jax.runtime.make_loop import job_loop
 from lowcomm_jax.schedule import Learners
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs
@@ -290,6 +292,7 @@ class Engine:
         *,
         microbatch: int | None = None,
         counts_R: Sequence[int] | None = None,
+        rounds: int | None = None,
     ) -> tuple[TrainState, history.History]:
         """Train on every batch of `batches`: the compiled fast path.
 
@@ -307,6 +310,9 @@ class Engine:
             before, up to `block` microbatches: only another m compiles (`warm`).
           counts_R: microbatches each region trains on at a step, `[R]`; the rest of its samples is
             not read. None = all.
+          rounds: for independent learners that are jobs of their own, which have no steps in
+            common: train until so many rounds of the run have landed here. `batches` may be
+            endless.
 
         Returns:
           (state, history): metrics and events of these steps, fetched from the device only when
@@ -314,9 +320,14 @@ class Engine:
 
         Raises:
           ValueError: a state of another engine; batches of the wrong shape, or that cannot be cut;
-            `microbatch` with a method or network that needs batches of one size.
+            `microbatch` with a method or network that needs batches of one size; `rounds` where
+            steps count.
         """
         loop = self.sync_loop(state)
+        if rounds is not None:
+            if not isinstance(loop, LearnerJobLoop):
+                raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
+            batches = loop.until_rounds(state, rounds, batches)
         cut = self._cut(microbatch, counts_R)
         record = history.History(int(state.counters.step))
         stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
@@ -596,8 +607,8 @@ class BlockRunner:
     def active(self, steps: range, capacity: int) -> np.ndarray | None:
         """Bool `[R, S]`: which regions make an inner step; None = all of them, always."""
         schedule = self.method.schedule
-        if not schedule.uneven:
-            return None
+        if not schedule.uneven or self.count < self.total:
+            return None  # a job that is one region makes all of its own steps
         active = np.zeros((self.count, capacity), bool)
         for i, t in enumerate(steps):
             active[:, i] = schedule.active(t, self.count)

@@ -161,7 +161,7 @@ def _network_entry(network: Network) -> dict:
 
 def _row_entry(row: PlanRow) -> dict:
     method = {k: v for k, v in dataclasses.asdict(row.method).items() if k != "state"}
-    others = ("method", "memory", "loss", "scales", "curve", "needed_gbps", "warnings")
+    others = ("method", "memory", "loss", "scales", "curve", "needed_gbps", "warnings", "requests")
     return {
         **{k: v for k, v in vars(row).items() if k not in others},
         "method": {**method, "route": row.method.travels},
@@ -170,6 +170,7 @@ def _row_entry(row: PlanRow) -> dict:
         "loss_with_penalty": row.loss.total,
         "loss_with_penalty_label": row.loss.total_label,
         "warnings": list(row.warnings),
+        "requests": row.requests and {**vars(row.requests), "total": row.requests.total},
         "scales": row.scales.tolist(),
         "curve": row.curve.tolist(),
         "needed_gbps": {f"{target:.0%}": gbps for target, gbps in row.needed_gbps.items()},

@@ -97,11 +97,24 @@ def _remarks(rows: Sequence[PlanRow], found: Mapping[str, Any], bound: float) ->
             "price: give --config.price_per_gpu_hour=2.5 and --config.price_per_gb=0.02 (sent)"
         )
     lines += [f"warning: {warning}" for row in rows for warning in row.warnings]
+    lines += [requests_line(row) for row in rows if row.requests is not None]
     lines.append(
         f"best: fits, published loss penalty within {bound:g} nats (? = none published), then "
         "cheapest or fastest. More: --explain (which number drives it), --details (all tables)"
     )
     return lines
+
+
+def requests_line(row: PlanRow) -> str:
+    """What independent learners ask of the store they meet through."""
+    asked, tau = row.requests, row.method.tau_steps
+    hidden_s = tau * asked.round_s * row.method.fragments / row.method.period
+    return (
+        f"{row.method.name}: a round every {asked.round_s:.3g} s; each learner asks the store "
+        f"{asked.total:.3g} times a second ({asked.writes:.2g} writes, {asked.reads:.2g} reads, "
+        f"{asked.deletes:.2g} deletes, {asked.beats:.2g} for heartbeats); writing, committing and "
+        f"fetching takes {asked.exchange_s:.2g} s of the {hidden_s:.2g} s that tau = {tau} hides"
+    )
 
 
 def show_explanation(

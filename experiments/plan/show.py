@@ -7,6 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from experiments.plan.screen import requests_line
 from lowcomm_jax.planner.dag import TARGETS
 from lowcomm_jax.planner.memory import INNER_BYTES
 from lowcomm_jax.planner.plan import PlanRow, Workload
@@ -32,6 +33,9 @@ def show(result: dict, rows: Sequence[PlanRow], console: Console) -> None:
     _show_bandwidth(rows, console)
     for warning in (w for row in rows for w in row.warnings):
         console.print(f"[yellow]warning[/yellow] {warning}")
+    for row in rows:
+        if row.requests is not None:
+            console.print(requests_line(row), soft_wrap=True)
     for label in dict.fromkeys(row.loss.total_label for row in rows if row.loss.total is None):
         console.print(f"no expected loss: {label}")
     _show_best(result, console)

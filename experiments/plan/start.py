@@ -28,6 +28,11 @@ _STARTS: dict[str, tuple[str, dict[str, str], str | None]] = {
         {"period": "period", "fragments": "fragments", "overlap": "tau_steps"},
         None,
     ),
+    "decoupled_diloco": (
+        "decoupled_jobs",
+        {"period": "period", "fragments": "fragments", "overlap": "tau_steps"},
+        None,
+    ),
     "dilocox": ("dilocox", {"period": "period", "rank": "rank"}, LOW_RANK),
     "noloco": ("noloco", {"period": "period"}, None),
     "sparseloco": ("sparseloco", {"period": "period"}, SPARSE),

@@ -8,9 +8,10 @@ from typing import Any, get_args
 from experiments.train.processes import process_problems
 from lowcomm_jax import exchange
 from lowcomm_jax.methods import Method
-from lowcomm_jax.runtime.checks import job_problems
+from lowcomm_jax.runtime.checks import job_problems, learner_needs
 from lowcomm_jax.runtime.connect import transport_problems
 from lowcomm_jax.runtime.terms import Heal
+from lowcomm_jax.schedule import Learners
 from lowcomm_jax.sync.round_functions import OutlierGuard
 
 EXCHANGES = {"store": exchange.store, "peers": exchange.peers}
@@ -28,6 +29,11 @@ PEERS = {
 def is_separate_job(fields: Mapping[str, Any]) -> bool:
     """Whether this job trains one region, and other jobs the others."""
     return fields["exchange"] in EXCHANGES
+
+
+def ends_by_rounds(fields: Mapping[str, Any], method: Method) -> bool:
+    """Whether this job is an independent learner: jobs have rounds in common, but no steps."""
+    return is_separate_job(fields) and isinstance(method.schedule, Learners)
 
 
 def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
@@ -68,4 +74,8 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         )
     if method is None:
         return found
+    if isinstance(method.schedule, Learners) and (
+        kind != "store" or fields["processes"] not in (None, 1)
+    ):
+        found.append(learner_needs(method.name))
     return found + job_problems(method, count, OutlierGuard(**fields["guards"]))

@@ -96,7 +96,8 @@ def main(argv: Sequence[str]) -> int:
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)
-    known = _write_happened(job, jobs, workdir / happened.FILE, console)
+    # Learners of unlike steps cannot be repeated by steps in one process.
+    known = job.by_rounds or _write_happened(job, jobs, workdir / happened.FILE, console)
     return code if known else code or EXIT_LOST
 
 

@@ -127,7 +127,8 @@ class _Totals:
         rows = list(found.values())
         record = {**rows[0], **self._sum()}
         for name in [name for name in _OWN if name in rows[0]]:
-            record[name] = [found[r][name][0] if r in found else math.nan for r in self._regions]
+            none = 0.0 if name == "skipped" else math.nan
+            record[name] = [found[r][name][0] if r in found else none for r in self._regions]
         record["present"] = [r in found for r in self._regions]
         record["loss_mean"] = float(np.nanmean(record["loss"]))
         record["tokens_per_second"] = sum(row["tokens_per_second"] or 0.0 for row in rows)

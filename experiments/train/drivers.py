@@ -7,6 +7,7 @@ a run follow nominal steps, so that runs compare at equal tokens.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from lowcomm_jax.adaptive.history import AdaptiveHistory
 from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.history import History
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.state.train_state import TrainState, rounds_landed
 
 Participants = Callable[[int], Any] | None
 
@@ -79,17 +80,21 @@ class FixedDriver:
 
     def advance(self, state: TrainState, count: int, participants, stopping: Stopping):
         if self._batches is None:
-            job, done = self._run.job, self.step(state)
-            regions, samples = self._run.engine.own_batch(job.batch)
-            self._batches = self._run.data.batches(
-                done * job.batch,
-                job.batch,
-                steps=job.steps - done,
-                regions=[job.here[i] for i in regions],
-                samples=samples,
-            )
+            self._batches = self._open(state, self._run.job.steps - self.step(state))
         batches = self._next_batches(state, count, stopping)
         return self._run.engine.run(state, batches, participants)
+
+    def _open(self, state: TrainState, steps: int | None) -> Iterator[Any]:
+        """The next so many batches; None = without end."""
+        job, done = self._run.job, self.step(state)
+        regions, samples = self._run.engine.own_batch(job.batch)
+        return self._run.data.batches(
+            done * job.batch,
+            job.batch,
+            steps=steps,
+            regions=[job.here[i] for i in regions],
+            samples=samples,
+        )
 
     def _next_batches(self, state: TrainState, count: int, stopping: Stopping) -> Iterator[Any]:
         done = self.step(state)
@@ -110,6 +115,52 @@ class FixedDriver:
 
     def positions(self, state: TrainState) -> list[int]:
         return [self.step(state) * self._run.job.batch] * len(self._run.job.here)
+
+
+class LearnerDriver(FixedDriver):
+    """An independent learner that is a job: a nominal step is a tick, of the fastest learner.
+
+    A run of N ticks ends with the last round that opens until then, after as many steps of its own
+    as that takes this learner.
+    """
+
+    waits = True
+
+    def __init__(self, run: Run, fetching: Callable[[], Any]):
+        super().__init__(run, fetching)
+        self._schedule = run.job.method.schedule
+        self._rounds = self._schedule.rounds_by(run.job.steps)
+
+    def progress(self, state: TrainState) -> int:
+        landed = rounds_landed(state)
+        return self._run.job.steps if landed >= self._rounds else self._schedule.opens(landed - 1)
+
+    def advance(self, state: TrainState, count: int, participants, stopping: Stopping):
+        loop, landed = self._run.engine.sync_loop(state), rounds_landed(state)
+        goal = self._schedule.rounds_by(self.progress(state) + count)
+        goal = min(max(goal, landed + 1), self._rounds)
+        loop.landed, loop.until = landed, stopping.rounds(self._rounds)
+        batches = self._until(state, goal, stopping)
+        return self._run.engine.run(state, batches, participants)
+
+    def _until(self, state: TrainState, goal: int, stopping: Stopping) -> Iterator[Any]:
+        """Batches until so many rounds have landed, or until it is time to stop."""
+        if self._batches is None:
+            self._batches = self._open(state, None)
+        loop = self._run.engine.sync_loop(state)
+        for step in itertools.count(self.step(state)):
+            if loop.landed >= goal or stopping.at(step, state):
+                return
+            loop.until = stopping.rounds(self._rounds)
+            if self._run.fault_hooks is not None:
+                self._run.fault_hooks.steps(step + 1)
+            with self._fetching():
+                batch = next(self._batches)
+            yield batch
+
+    def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
+        last = len(self._run.rate_S)
+        return super().rate({"step": min(row["step"], last)}, skipped_R)
 
 
 class AdaptiveDriver:

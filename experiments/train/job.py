@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from experiments.faults.checks import Faults
-from experiments.regions.jobs import is_separate_job
+from experiments.regions.jobs import ends_by_rounds, is_separate_job
 from experiments.train import checks
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.data import DataConfig
@@ -62,6 +62,11 @@ class Job:
         return (
             [self.config["region"]] if is_separate_job(self.config) else list(range(self.regions))
         )
+
+    @property
+    def by_rounds(self) -> bool:
+        """Whether it ends, stops and evaluates by rounds: `steps` are those of the fastest job."""
+        return ends_by_rounds(self.config, self.method)
 
     @property
     def batch(self) -> int:

@@ -52,7 +52,9 @@ from lowcomm_jax.mesh.leader import ProcessLostError, leader
 from lowcomm_jax.mesh.stages import bubble
 from lowcomm_jax.models import Pipeline
 from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.runtime.errors import Lost, Parted, StoreUnavailable
+from lowcomm_jax.state.train_state import rounds_landed
 
 EXIT_STUCK = 3
 """Exit code of a run that ended because no region learnt anything any more."""
@@ -230,29 +232,43 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
     job, exchange = run.job, run.exchange
     if exchange is None:
         return state
+    if job.by_rounds:
+        # Learners wait for nobody: one that has compiled first would end a short run alone.
+        apart = precompile(run.engine, run.engine.init(starting_params(run)))
+        run.engine.warm(apart, _one_batch(run))
     if not quiet:
         console.print(f"region {exchange.region} waits for the others ...", highlight=False)
     try:
-        exchange.join(job.config["wait_minutes"] * 60, state.counters.done_until)
+        done = rounds_landed(state) if job.by_rounds else state.counters.done_until
+        exchange.join(job.config["wait_minutes"] * 60, done)
     except (ValueError, TimeoutError, StoreUnavailable) as error:
         raise RefusedError([str(error)], "cannot meet the other regions") from error
     if run.fault_hooks is not None:
         run.fault_hooks.began = origin.agreed(exchange, job.workdir)
-    landings = Landings(run.engine.sync_loop(state), job.workdir, exchange.region, exchange.epoch)
+    landings = None
+    if not job.by_rounds:  # learners' landings stand in their metrics, and in the records
+        loop = run.engine.sync_loop(state)
+        landings = Landings(loop, job.workdir, exchange.region, exchange.epoch)
     if exchange.awaited:
-        landings.begin(state.counters.done_until)
+        if landings is not None:
+            landings.begin(state.counters.done_until)
         if restored is not None:
             run.engine.reconnect(state)
         return state
     evaluator(state)  # compiled now, not while the others wait for this region
-    own = {"regions": job.here, "samples": run.engine.own_batch(job.batch)[1]}
-    batch = next(run.data.batches(0, job.batch, steps=1, **own, prefetch=0))
-    state = rejoin.enter(run.engine, state, batch)
+    state = rejoin.enter(run.engine, state, _one_batch(run))
     step = int(state.counters.step)
-    landings.came(step, restored and restored.step)
+    if landings is not None:
+        landings.came(step, restored and restored.step)
     if not quiet:
         console.print(f"came into the run at step {step}", highlight=False)
     return state
+
+
+def _one_batch(run: Run) -> Any:
+    """A batch to compile with."""
+    own = {"regions": run.job.here, "samples": run.engine.own_batch(run.job.batch)[1]}
+    return next(run.data.batches(0, run.job.batch, steps=1, **own, prefetch=0))
 
 
 def _idle(job: Job) -> str:

@@ -9,6 +9,8 @@ A job that stopped at any other step would leave a payload for which the others 
   past that region.
 - With gossip a region waits for its partner only: all stop two rounds past the furthest region.
 - A job that has passed the agreed step proposes a new one, and may stop alone.
+- Independent learners have no steps in common: they stop before a round, further ahead than any of
+  them can have opened one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 from experiments.train.assemble import Run
 from lowcomm_jax.interrupt import Interrupt
 from lowcomm_jax.runtime.errors import StoreUnavailable
-from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.state.train_state import TrainState, rounds_landed
 
 
 class Stopping:
@@ -42,12 +44,18 @@ class Stopping:
             return False
         if self._run.exchange is None:
             return True
+        if self._run.job.by_rounds:
+            step = max(self._run.engine.sync_loop(state).landed, rounds_landed(state))
         if self._last is None:
             try:
                 self._last = self._agree(step, state)
             except StoreUnavailable:
                 return False  # asked again after the next steps
         return step >= self._last
+
+    def rounds(self, whole: int) -> int:
+        """Before which round a learner stops; `whole`: rounds of the run."""
+        return whole if self._last is None else min(self._last, whole)
 
     def begins(self) -> bool:
         """Whether the run goes on for a while after a signal; true once, so that it is saved."""
@@ -67,6 +75,9 @@ class Stopping:
         """Where the first payload lands that is sent after `step`."""
         loop = self._run.engine.sync_loop(state)
         schedule = loop.schedule
+        if self._run.job.by_rounds:
+            newest = step if loop.rounds is None else loop.rounds.newest
+            return newest + 2 * schedule.fragments
         furthest = max([step, *self._run.exchange.steps().values()])
         if loop.groups(0) is not None:
             return (furthest // schedule.period + 3) * schedule.period

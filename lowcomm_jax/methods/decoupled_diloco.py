@@ -30,9 +30,10 @@ against the round's Theta_p, not the learner's own copy; the landed fragment's A
 kept; whoever comes back takes its peer's optimizer state, too. Outer rates and gamma were not
 found: 0.7 / 0.9 and 0.8 are those of implementations.
 
-Here speeds and outages are scripted, and time is counted in ticks, so that a run is deterministic
-and can be resumed. The source has a server that may itself be made of several; here every region
-holds the anchor and the outer state, which are the same everywhere.
+On one mesh speeds and outages are scripted, and time is counted in ticks, so that a run is
+deterministic and can be resumed. Between jobs nothing is scripted; the commit records say who was
+admitted (`runtime.learner_job_loop`). The source has a server that may itself be made of several;
+here every region holds the anchor and the outer state, which are the same everywhere.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def decoupled_diloco(
       overlap: tau < H, ticks from a round's quorum to its landing.
       quorum: K, from 1 to the number of regions; all of them = everyone is waited for.
       grace: gamma, in [0, 1); 0 = a round closes at its quorum.
-      speeds: inner steps per second of each learner, any unit; None = all equal.
-      outages: (region, first tick, last tick) for each time that a learner is down.
+      speeds: inner steps per second of each learner, any unit; None = all equal. On one mesh.
+      outages: (region, first tick, last tick) for each time that a learner is down. On one mesh.
       merge: a rule of `lowcomm_jax.merge` or its name. This one reads payloads, so that everyone
         receives all of them. None = the weighted mean, which is reduced on the way.
       weights: `token_rate`, or `given` for those of the engine.

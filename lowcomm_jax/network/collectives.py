@@ -91,6 +91,28 @@ def profile(
     )
 
 
+STORE_TRIPS = 10
+"""Requests one after the other until a round of learners can land (`runtime.rounds`): payload
+written (1), announced (2); seen (1), read (1); the record checked and created (4), and read (1)."""
+
+STORE_LOOK_S = 0.05
+"""Shortest pause between two looks at a store that is no folder (`runtime.kv.POLL_FAR_S`)."""
+
+
+def store_seconds(network: Network, nbytes: float) -> float:
+    """Give the seconds to write, commit and fetch one fragment through a store, without jitter.
+
+    The store is taken to be as far away as the two regions that are furthest apart, and as fast as
+    the slowest link; a region writes its payload and reads all others'.
+
+    Args:
+        nbytes: of one region's payload.
+    """
+    trip_s = 2 * float(network.delay_RxR[~np.eye(network.size, dtype=bool)].max(initial=0.0))
+    moved_s = network.size * nbytes * 8e-9 / network.slowest_gbps
+    return STORE_TRIPS * trip_s + 2 * STORE_LOOK_S + moved_s + network.sync_constant_s
+
+
 def sync_seconds(
     network: Network, nbytes: float, route: str, regions: Sequence[int] | None = None
 ) -> float:

@@ -55,6 +55,8 @@ class PlanMethod:
         state: {what: bytes per parameter} kept beside the inner optimizer.
         payload_nbytes: bytes of one payload of the whole model as a real codec announces them;
             overrides `codec`.
+        learners: independent learners (Decoupled DiLoCo), which meet through a store: its requests
+            are planned, and tau must hide a round.
     """
 
     name: str
@@ -72,6 +74,7 @@ class PlanMethod:
     stalls: bool = False
     state: Mapping[str, float] | None = None
     payload_nbytes: int | None = None
+    learners: bool = False
 
     @property
     def tau_steps(self) -> int:
@@ -154,7 +157,7 @@ class PlanMethod:
             if value is not None and not isinstance(value, str):
                 found.append(f"{field} is {value!r}: use a name, or leave it out")
         found += above_zero("critical", self.critical, 1.0)
-        for field in ("eager", "stalls"):
+        for field in ("eager", "stalls", "learners"):
             if not isinstance(getattr(self, field), bool):
                 found.append(f"{field} is {getattr(self, field)!r}: use True or False")
         if self.payload_nbytes is not None:
@@ -224,6 +227,15 @@ PRESETS = {
         PlanMethod("muloco", period=30, codec="int4", state={**OUTER, **RESIDUAL}),
         PlanMethod("isoloco", period=30, state=OUTER),
         PlanMethod("restarted_diloco", period=64, state=OUTER),
+        PlanMethod(
+            "decoupled_diloco",
+            period=12,
+            fragments=12,
+            tau=2,
+            route="all_gather",
+            learners=True,
+            state=OUTER,
+        ),
         # The residual is the momentum; there are no Adam moments.
         PlanMethod("demo", codec=COSINE, state={"adam m": 0.0, "adam v": 0.0, **RESIDUAL}),
         PlanMethod("decoupled_momentum", period=30, codec=COSINE, state={**ANCHOR, **RESIDUAL}),

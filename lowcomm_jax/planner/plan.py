@@ -44,6 +44,7 @@ from lowcomm_jax.planner.memory import (
     plan_memory,
 )
 from lowcomm_jax.planner.methods import AUTO, DATA_PARALLEL, PRESETS, PlanMethod
+from lowcomm_jax.planner.requests import StoreRequests, learner_requests
 from lowcomm_jax.planner.shapes import Shapes
 
 SCALES = np.logspace(-3, 4, 176)  # bandwidth factors of the utilisation curve
@@ -124,6 +125,7 @@ class PlanRow:
         penalty_nats: published penalty of the setting beside H = 30, None = unknown.
         penalty_label: its confidence and source.
         warnings: what holds the method up, with the smallest change that would not.
+        requests: of the store, of independent learners; None = others.
     """
 
     method: PlanMethod
@@ -143,6 +145,7 @@ class PlanRow:
     penalty_nats: float | None
     penalty_label: str
     warnings: tuple[str, ...]
+    requests: StoreRequests | None = None
 
 
 def plan(work: Workload, methods: Sequence[PlanMethod]) -> list[PlanRow]:
@@ -222,9 +225,27 @@ def dag_schedule(method: PlanMethod, layers: int) -> DagSchedule:
     return streaming(layers, method.period, method.fragments, method.tau_steps)
 
 
+def store_requests(method: PlanMethod, work: Workload) -> StoreRequests | None:
+    """Give what independent learners ask of their store; None = they are none."""
+    if not method.learners:
+        return None
+    nbytes = method.payload_bytes(work.model.params) / method.fragments
+    return learner_requests(work.network, nbytes, method.period, method.fragments, work.step_s)
+
+
 def _overlap_violations(method: PlanMethod, work: Workload) -> list[str]:
     if method.stalls:
         return []
+    if (
+        asked := store_requests(method, work)
+    ) and asked.exchange_s > method.tau_steps * work.step_s:
+        steps = math.ceil(asked.exchange_s / work.step_s)
+        return [
+            f"{method.name}: writing, committing and fetching a fragment takes "
+            f"{asked.exchange_s:.3g} s, and tau = {method.tau_steps} hides "
+            f"{method.tau_steps * work.step_s:.3g} s: use tau >= {steps}; stalls=True plans later "
+            "landings"
+        ]
     behind = [f"{line}; stalls=True plans its waits" for line in never_catches_up(method, work)]
     if behind or method.tau_steps <= method.period:
         return behind
@@ -308,6 +329,7 @@ def _row(method: PlanMethod, work: Workload, baseline: float) -> PlanRow:
         penalty_nats=penalty.nats,
         penalty_label=f"{penalty.confidence}: {penalty.source}",
         warnings=tuple(never_catches_up(method, work)),
+        requests=store_requests(method, work),
     )
 
 

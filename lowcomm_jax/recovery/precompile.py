@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.engine import Engine
-from lowcomm_jax.runtime.job_loop import JobLoop, job_loop
+from lowcomm_jax.runtime.job_loop import JobLoop
+from lowcomm_jax.runtime.make_loop import job_loop
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import codec_states
 

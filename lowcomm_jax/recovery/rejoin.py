@@ -7,6 +7,9 @@ makes steps of its own. The regions that train do not wait for it, until it is c
 Progress that a lost region had not sent is lost. It starts from the anchor, with codecs as at step
 0 (residuals of 0) and its own inner optimizer state: that of its checkpoint, or a fresh one.
 `enter` raises `Lost` where no region gave a state, `Parted` where the state is not the others'.
+
+An independent learner (`LearnerJobLoop`) copies a peer instead, its parameters and optimizer state
+included.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.job_loop import JobLoop
-from lowcomm_jax.runtime.state_transfer import SHARED, State, shared_state
+from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop, start_from_peer
+from lowcomm_jax.runtime.state_transfer import SHARED, State
 from lowcomm_jax.state.leaves import named_leaves
 from lowcomm_jax.state.train_state import TrainState, with_inner
 
@@ -64,6 +68,8 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     own = int(state.counters.step)
     state = engine.warm(precompile(engine, state), batch)
     result = exchange.result()
+    if isinstance(loop, LearnerJobLoop):
+        return _copy_peer(loop, state, result)
     if result is not None:
         _, arrays, document = result
         return start_from_anchor(loop, install(loop, state, arrays, document))
@@ -78,6 +84,21 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
         # The run has come to another level of its codec, which has other programs.
         state = precompile(engine, state)
         compiled.add(_level(loop, state))
+
+
+def _copy_peer(loop: LearnerJobLoop, state: TrainState, result: State | None) -> TrainState:
+    """An independent learner copies a peer, or the result of those that have ended.
+
+    What was committed since the peer gave its state it lands by itself: payloads stay meanwhile.
+    Its anchor is compared with those of the others at every round it lands.
+    """
+    exchange = loop.delivery.exchange
+    _, arrays, document = _newest(exchange) if result is None else result
+    state = start_from_peer(loop, state, arrays, document)
+    exchange.beat(loop.delivery.position(state))
+    if result is None:
+        exchange.come_in()
+    return state
 
 
 def _level(loop: JobLoop, state: TrainState) -> int:
@@ -125,8 +146,8 @@ def serve(engine: Engine, state: TrainState, linger_s: float = 30.0) -> None:
     ):
         delivery.answer(state)
         time.sleep(_POLL_SECONDS)
-    if delivery.exchange.misses(int(state.counters.step)):
-        result = shared_state(state)
+    if delivery.exchange.misses(delivery.position(state)):
+        result = delivery.gives(state)
         try:
             delivery.exchange.leave_result(result)
         except StoreUnavailable as error:

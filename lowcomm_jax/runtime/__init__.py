@@ -9,5 +9,6 @@ exchange, although regions die, return, or lose the store. What to open for what
 - How its bytes travel: `transport`, then `flight_transport` (`payload_server`, `streams`).
 - A region does not answer: the docstring of `whole_exchange`; the store does not: `job_loop`.
 - A region takes another one's state: `state_transfer`, `anchor_check`, and the room `recovery`.
-- What an engine's loop calls: `job_loop`, `job_delivery`.
+- What an engine's loop calls: `make_loop`, `job_loop`, `job_delivery`.
+- Independent learners, which wait for nobody: `learner_job_loop`, `rounds`.
 """

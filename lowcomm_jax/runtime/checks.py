@@ -11,6 +11,7 @@ from lowcomm_jax.compression import Codec
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.schedule import Learners
 from lowcomm_jax.sync.round_functions import OutlierGuard
 
 
@@ -31,7 +32,17 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
             f"the mesh has {mesh.shape[REGION]} region slots, but this job is one region: use "
             "region=1, and fsdp or tensor for its devices"
         )
+    if isinstance(method.schedule, Learners) and getattr(exchange, "kind", None) != "store":
+        found.append(learner_needs(method.name))
     return found + job_problems(method, regions, guard)
+
+
+def learner_needs(name: str) -> str:
+    """Why learners need the exchange that they need."""
+    return (
+        f"{name} between jobs: payloads must outlive who wrote them, and one process a region "
+        "meets the others; use exchange.store (exchange=store) in a job of one process"
+    )
 
 
 def job_problems(method: Method, regions: int, guard: OutlierGuard) -> list[str]:
@@ -68,7 +79,9 @@ def _method_problems(method: Method) -> list[str]:
         refuse("it exchanges at every step", "use exchange='mesh'")
     if method.channels:
         refuse("channels exchange inside the inner steps' program", "use exchange='mesh'")
-    if method.base == "received" or schedule.uneven:
+    if isinstance(schedule, Learners):
+        found += _learner_problems(method, schedule)
+    elif method.base == "received" or schedule.uneven:
         refuse("regions at a pace of their own are simulated only", "use exchange='mesh'")
     if method.anchors == "per_region" and method.topology is None:
         refuse("it applies a region's own part apart from the others'", "use exchange='mesh'")
@@ -80,4 +93,20 @@ def _method_problems(method: Method) -> list[str]:
         )
     if np.ndim(schedule.delay):
         refuse("one overlap for all regions is needed", "give a single number")
+    return found
+
+
+def _learner_problems(method: Method, schedule: Learners) -> list[str]:
+    """Settings of independent learners that cannot be where each is a job."""
+    found = [
+        f"{name}={value}: between jobs learners are as fast, and as often away, as they are; leave "
+        "it out"
+        for name, value in (("speeds", schedule.speeds), ("outages", schedule.outages))
+        if value
+    ]
+    if not np.ndim(schedule.delay) and schedule.delay < 1:
+        found.append(
+            f"overlap={schedule.delay}: between jobs a round is written, committed and read beside "
+            "the training; use at least 1"
+        )
     return found

@@ -8,7 +8,7 @@ raises `Parted` where the regions have different anchors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -33,9 +33,9 @@ from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
 from lowcomm_jax.runtime.loopback_exchange import LoopbackExchange
 from lowcomm_jax.runtime.request import Arrived, nothing
 from lowcomm_jax.runtime.slicing import Slicing, goes_in_slices, named, padded_nbytes
-from lowcomm_jax.runtime.state_transfer import shared_state
+from lowcomm_jax.runtime.state_transfer import State, shared_state
 from lowcomm_jax.runtime.wire import shapes_of
-from lowcomm_jax.state.train_state import InFlight, TrainState, with_item
+from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed, with_item
 from lowcomm_jax.topology.gossip import Groups, member_table
 
 PyTree = Any
@@ -79,13 +79,16 @@ class JobDelivery:
       listens_only: take what the others exchange, and send nothing (`rejoin.catch_up`).
       never_defers: wait for the others also while the store is away.
       trained: inner steps this region has made.
+      by_rounds: regions have rounds in common, but no steps (`learner_job_loop`).
+      gives: what a region that asks is given of a state.
     """
 
     def __init__(self, exchange: JobExchange | LoopbackExchange, shared: bool):
         """`shared`: all regions have one anchor, not one each."""
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
-        self.listens_only = self.never_defers = False
+        self.listens_only = self.never_defers = self.by_rounds = False
+        self.gives: Callable[[TrainState], State] = shared_state
         self.trained = 0
         self._pending: dict[str, PendingExchange] = {}
         self._anchors: dict[str, PyTree] = {}
@@ -120,9 +123,11 @@ class JobDelivery:
         p = int(flight.fragment)
         members, like = self.own_group(groups), fragments.like(p)
         # Named by its number: a region that decided on another fragment or step must find out.
-        name, arrays = str(number), self._arrays_to_send(flight, anchor, like)
+        name, arrays = str(number), self.arrays_to_send(flight, anchor, like)
         # Sent again: the anchor may have moved since, and does not tell which one it was.
         terms = decided(flight) | ({} if again else self.anchor_history.sent(anchor, fragments, p))
+        if self.by_rounds:
+            del terms["step"]
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
         slicing = None
         if groups is None and goes_in_slices(exchange, self.total):
@@ -135,7 +140,7 @@ class JobDelivery:
             how = {"members": members, "terms": terms, "reduction": slicing}
             self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)
 
-    def _arrays_to_send(
+    def arrays_to_send(
         self, flight: InFlight, anchor: dict[str, Any], like: PyTree
     ) -> dict[str, Any]:
         """The arrays that travel, `[1, ...]` by name."""
@@ -279,7 +284,7 @@ class JobDelivery:
         """Give a newcomer what it asks for: digests of anchors, and the state if we owe it."""
         self.exchange.announce_anchors(self.anchor_history.past)
         if self.exchange.owes_state():
-            self.exchange.give_state(*shared_state(state))
+            self.exchange.give_state(*self.gives(state))
 
     def ended_before(self, state: TrainState) -> bool:
         """Whether others compared final anchors after as many sends as this state has.
@@ -288,7 +293,7 @@ class JobDelivery:
         """
         if not self.anchor_history.shared:
             return False
-        agreed = self.exchange.agreed_terms(_final(state))
+        agreed = self.exchange.agreed_terms(self._final(state))
         sends = int(state.counters.sends.sum())
         return bool(agreed) and all(one["sends"] == sends for one in agreed.values())
 
@@ -302,7 +307,7 @@ class JobDelivery:
             return
         self.anchor_history.note(state, fragments)
         # No later send would notice. `heals` is False: no run goes on that one could join again.
-        name = _final(state)
+        name = self._final(state)
         terms = self.anchor_history.terms(state.anchor, fragments)
         terms["sends"] = int(state.counters.sends.sum())
         self.exchange.start(name, {}, takes_part=False, terms=terms)
@@ -310,6 +315,14 @@ class JobDelivery:
             self.exchange.finish(name, {})
         except Parted as error:
             raise Parted(str(error), heals=False) from error
+
+    def position(self, state: TrainState) -> int:
+        """How far a state is, in what all regions have in common: steps, or rounds."""
+        return rounds_landed(state) if self.by_rounds else int(state.counters.step)
+
+    def _final(self, state: TrainState) -> str:
+        """Key of the exchange that compares anchors at the end."""
+        return f"{self.position(state)}.end"
 
     def _uncount(self, state: TrainState, key: str) -> TrainState:
         """The state as if this region had not sent at all: the others went on without it."""
@@ -357,11 +370,6 @@ class JobDelivery:
             not self.listens_only
         )  # who only listens reduces no slice either
         return traffic._replace(sent=sent, received=traffic.received[own])
-
-
-def _final(state: TrainState) -> str:
-    """Key of the exchange that compares anchors at the end."""
-    return f"{state.counters.step}.end"
 
 
 def decided(flight: InFlight) -> dict[str, int]:

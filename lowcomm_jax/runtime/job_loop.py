@@ -1,4 +1,4 @@
-"""`JobLoop`: the loop over events of a job that is one region; `job_loop` picks its kind.
+"""`JobLoop`: the loop over events of a job that is one region; `make_loop` picks its kind.
 
 A send hands the payload to `JobDelivery`; a landing waits for everyone's. While a job cannot reach
 the other regions, `run_due` defers events, and the job keeps training; `SyncCounters.behind` counts
@@ -24,7 +24,6 @@ import numpy as np
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.history import Event
-from lowcomm_jax.methods.base import Method
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.state.train_state import InFlight, TrainState, flight_key, in_send_order
 from lowcomm_jax.sync.gossip_loop import GossipLoop
@@ -268,12 +267,3 @@ class GossipJobLoop(JobLoop, GossipLoop):
     def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
         """A job does not learn of other groups: there every region that could have sent counts."""
         return bool(state.counters.last_sent[p] == step)
-
-
-def job_loop(programs: RoundPrograms, weights, delivery: JobDelivery) -> JobLoop:
-    """The loop that this job's method needs: `JobLoop`, one period late, or in groups."""
-    method: Method = programs.config.method
-    if method.topology is not None:
-        return GossipJobLoop(programs, weights, delivery)
-    kind = OnePeriodJobLoop if method.schedule.land_after_send else JobLoop
-    return kind(programs, weights, delivery)

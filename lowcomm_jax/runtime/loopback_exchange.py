@@ -78,3 +78,38 @@ class LoopbackExchange:
 
     def announce_anchors(self, versions: Any) -> None:
         """Does nothing: nobody asks."""
+
+    def rounds(self, admission: Any, overlap: int, like_K: Any, first: int) -> LoopbackRounds:
+        del admission, overlap
+        return LoopbackRounds(self, like_K, first)
+
+
+class LoopbackRounds:
+    """What `LearnerJobLoop` needs of a `RoundExchange`: a round is over when it is reported to."""
+
+    def __init__(self, exchange: LoopbackExchange, like_K: Any, first: int):
+        self.committed = first
+        self.newest = first - 1
+        self._exchange, self._like_K = exchange, like_K
+
+    def report(self, number: int, arrays: dict[str, Any], terms: Any) -> None:
+        del terms
+        self._exchange.start(str(number), arrays)
+        self.newest, self.committed = number, number + 1
+
+    def take(self, number: int) -> Arrived | None:
+        if number >= self.committed:
+            return None
+        return self._exchange.finish(str(number), self._like_K[number % len(self._like_K)])
+
+    def compare(self, number: int, ours: Any) -> None:
+        """Does nothing: there is nobody else."""
+
+    def landed(self, number: int) -> None:
+        """Does nothing: nothing is kept."""
+
+    def stepped(self) -> None:
+        """Does nothing: nobody waits."""
+
+    def check(self) -> None:
+        """Does nothing: nothing can end it."""

@@ -18,6 +18,7 @@ from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
 from lowcomm_jax.runtime.heartbeat import Beat, WaitList
 from lowcomm_jax.runtime.payloads import PayloadGC
+from lowcomm_jax.runtime.rounds import RoundExchange
 from lowcomm_jax.runtime.state_transfer import State, StateTransfer
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
@@ -39,16 +40,17 @@ class Membership:
     Attributes:
       region: number of this one, from 0.
       count: number of regions.
+      kind: `store` or `peers`, how payloads travel.
     """
 
     def __init__(self, context: ExchangeContext, kind: str, keep: int):
-        self.region, self.count = context.region, context.count
-        self._context, self._kind = context, kind
+        self.region, self.count, self.kind = context.region, context.count, kind
+        self._context = context
         self._payload_gc = PayloadGC(context, keep)
         self._wait_list = WaitList(context.heartbeat)
         self._state_transfer = StateTransfer(context, self._wait_list)
         self._anchor_check = AnchorCheck(context, self._state_transfer)
-        self._running: list[WholeExchange | TwoShotExchange] = []
+        self._running: list[WholeExchange | TwoShotExchange | RoundExchange] = []
 
     def join(self, wait_s: float, step: int = 0) -> None:
         """Register, begin to beat, and wait until all regions of a new run are there.
@@ -68,7 +70,7 @@ class Membership:
         """
         atexit.register(self._end)
         context, until = self._context, time.monotonic() + wait_s
-        retry(context, until, lambda: register(context, self._kind))
+        retry(context, until, lambda: register(context, self.kind))
         retry(context, until, self._payload_gc.adopt)
         self._wait_list.roster = rendezvous(context, until, step)
 

@@ -147,6 +147,8 @@ class PayloadGC:
     records stay: they are small, and without one a late region could make another.
     """
 
+    for_all = False  # keep them for all that are waited for, however far behind they are
+
     def __init__(self, context: ExchangeContext, keep: int):
         self._context, self._keep = context, keep
         self._positions: dict[str, int] = {}
@@ -171,13 +173,20 @@ class PayloadGC:
         with self._lock:
             self._positions.setdefault(key, len(self._positions))
 
-    def done(self, key: str, published: dict[str, dict[int, list[str]]]) -> None:
-        """Note that we have everything of this key; `published`: digests by name and region."""
+    def done(
+        self, key: str, published: dict[str, dict[int, list[str]]], at_once: bool = True
+    ) -> None:
+        """Note that we have everything of this key.
+
+        Args:
+          published: digests by name and region.
+          at_once: tell the others now, or with the next heartbeat.
+        """
         with self._lock:
             for name, digests in published.items():
                 self._done[name] = _Done(self._positions[key], digests)
             self._reach(self._context.region, key)
-        self._context.heartbeat.update(passed=key)
+        self._context.heartbeat.update(at_once=at_once, passed=key)
 
     def all_have_ours(self) -> bool:
         """Whether every living region has told that it has what we have."""
@@ -222,7 +231,8 @@ class PayloadGC:
 
         def needs(region: int) -> bool:
             since = max(seen.get(region, -1) for seen in (self._reached, self._asked))
-            return latest[region].wants or (latest[region].awaited and since >= place - self._keep)
+            near = self.for_all or since >= place - self._keep
+            return latest[region].wants or (latest[region].awaited and near)
 
         needing = filter(needs, living)
         slowest = min((self._reached.get(region, -1) for region in needing), default=-1)

@@ -9,7 +9,7 @@ that twice (`TwoShotExchange`). All work is on threads.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
 
@@ -22,11 +22,13 @@ from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.membership import Membership
 from lowcomm_jax.runtime.request import Arrived, ExchangeRequest, arrange, problems
+from lowcomm_jax.runtime.rounds import Like, RoundExchange
 from lowcomm_jax.runtime.state_transfer import State
 from lowcomm_jax.runtime.terms import Terms
 from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange, is_committed
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 from lowcomm_jax.runtime.wire import Reduction
+from lowcomm_jax.schedule import Admission
 
 
 class RemoteExchange(Membership):
@@ -183,6 +185,24 @@ class RemoteExchange(Membership):
         held = [context.commit_log.confirmed(name, region) for region in others]
         passed = any(one is not None and self.region not in one for one in held)
         return passed and context.commit_log.committed(name) is None
+
+    # -- rounds of learners ---------------------------------------------------------------------
+
+    def rounds(
+        self, admission: Admission, overlap: int, like_K: Sequence[Like], first: int
+    ) -> RoundExchange:
+        """Begin to take part in the rounds of independent learners; see `RoundExchange`.
+
+        Args:
+          overlap: tau; like_K: shapes of what is sent of each fragment.
+          first: the first round that has not landed here.
+        """
+        self._context.heartbeat.check()
+        given = (self._wait_list.awaited, admission, overlap, like_K, first)
+        found = RoundExchange(self._context, self._payload_gc, *given)
+        self._running.append(found)
+        found.begin()
+        return found
 
     # -- states -------------------------------------------------------------------------------
 

@@ -163,6 +163,18 @@ class Learners(Schedule):
 
     # -- rounds -----------------------------------------------------------------------------------
 
+    def opens(self, number: int) -> int:
+        """The tick at which a round opens, unless its fragment is still on its way."""
+        return (number + 1) * self.period // self.fragments
+
+    def gap(self, number: int) -> int:
+        """Ticks from the opening of the round before to that of this one."""
+        return self.opens(number) - self.opens(number - 1)
+
+    def rounds_by(self, step: int) -> int:
+        """How many rounds open until a tick, itself included."""
+        return -(-(step + 1) * self.fragments // self.period) - 1
+
     def rounds_closing(self, step: int, regions: int) -> list[Round]:
         """The rounds that close at this tick, oldest first."""
         return _rounds(self, regions).closing(step)
@@ -251,14 +263,9 @@ class _Rounds:
             self.rounds.append(found)
             self.closes.append(found.closes)
 
-    def _gap(self, k: int) -> int:
-        """Ticks between the openings of rounds k - 1 and k."""
-        period, p = self.schedule.period, self.schedule.fragments
-        return (k + 1) * period // p - k * period // p
-
     def _next(self) -> Round:
         schedule, k = self.schedule, len(self.rounds)
-        gap = self._gap(k)
+        gap = schedule.gap(k)
         opens = gap + (self.rounds[-1].opens if k else 0)
         since = opens - gap
         if k >= schedule.fragments:

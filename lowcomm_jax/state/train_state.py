@@ -229,6 +229,11 @@ def round_of(state: TrainState, flight: InFlight) -> int:
     return int(state.counters.sends[p]) - later
 
 
+def rounds_landed(state: TrainState) -> int:
+    """Rounds of all fragments that have landed, where what is in flight has not."""
+    return int(state.counters.sends.sum()) - len(state.in_flight)
+
+
 def _order(flight: InFlight) -> tuple[int, int, int]:
     return int(flight.sent), int(flight.fragment), int(np.argmax(flight.takes_part))
 

@@ -26,10 +26,11 @@ from lowcomm_jax.mesh.regions import REGION, Regions
 from lowcomm_jax.mesh.stages import STAGE, stage_axis
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import Network, step_seconds, sync_seconds
+from lowcomm_jax.network.collectives import store_seconds
 from lowcomm_jax.params.fragments import Fragments, partition
 from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.params.sharding import SpecFn, fsdp_specs, leaf_shardings, optimizer_shardings
-from lowcomm_jax.schedule import Timing
+from lowcomm_jax.schedule import Learners, Timing
 from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
@@ -256,10 +257,13 @@ def settled(method: Method, exchange: MeshExchange, cut: Fragments, config: Engi
       ValueError: the settled schedule cannot work.
     """
     network = config.network
+    apart = config.separate_jobs and isinstance(method.schedule, Learners)
     if network is None:
         return method
 
     def seconds(fragment: int, level: int) -> float:
+        if apart:
+            return store_seconds(network, exchange.at(level).nbytes(cut.like(fragment)))
         everyone, like = np.ones(config.regions.count, bool), cut.like(fragment)
         traffic = config.traffic(exchange.at(level), like, everyone, None, 0)
         return sync_seconds(network, traffic.nbytes, traffic.route)
@@ -296,7 +300,10 @@ def coded(config: EngineConfig, likes: Sequence[PyTree]) -> Codec | None:
     `likes`: shapes of every fragment, or of a stage's part of it.
     """
     method, size = config.method, config.regions.mesh.shape
-    if method.codec is None or not method.reduces_all:
+    whole = config.separate_jobs and isinstance(
+        method.schedule, Learners
+    )  # they get payloads whole
+    if method.codec is None or not method.reduces_all or whole:
         return method.codec
     # Jobs of different meshes exchange the same slices.
     devices = 1 if config.separate_jobs else size["fsdp"] * size["tensor"]

@@ -14,6 +14,7 @@ from oracle.compressed import (
     run_sparseloco,
 )
 from oracle.decoupled import run_decoupled_diloco
+from oracle.decoupled_jobs import run_learner_jobs
 from oracle.demo import run_demo
 from oracle.dilocox import Adaptation, int4_rows, run_dilocox
 from oracle.gossip import run_noloco
@@ -92,6 +93,7 @@ __all__ = [
     "run_eager",
     "run_halos",
     "run_heloco",
+    "run_learner_jobs",
     "run_local_sgd",
     "run_muloco",
     "run_noloco",

@@ -1,0 +1,21 @@
+"""`job_loop`: which loop over events a job that is one region needs."""
+
+from __future__ import annotations
+
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.runtime.job_loop import GossipJobLoop, JobLoop, OnePeriodJobLoop
+from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
+from lowcomm_jax.schedule import Learners
+from lowcomm_jax.sync.round_programs import RoundPrograms
+
+
+def job_loop(programs: RoundPrograms, weights, delivery: JobDelivery) -> JobLoop:
+    """`JobLoop`, one period late, in groups, or that of an independent learner."""
+    method: Method = programs.config.method
+    if method.topology is not None:
+        return GossipJobLoop(programs, weights, delivery)
+    if isinstance(method.schedule, Learners):
+        return LearnerJobLoop(programs, weights, delivery)
+    kind = OnePeriodJobLoop if method.schedule.land_after_send else JobLoop
+    return kind(programs, weights, delivery)

@@ -1,0 +1,434 @@
+r"""`RoundExchange`: rounds of learners that meet through a store alone, seen from one of them.
+
+Nobody leads and nobody waits. `look` is one pass over the store; a thread repeats it beside the
+training. Round k handles fragment k mod P. A round, in keys of the store:
+
+1. A learner *reports*: it writes its payload (`blob/`), then announces it (`said/<k>/<region>`)
+   with its terms: round, fragment, and the digest of the anchor that the payload was encoded
+   against. The first announcement opens the round. Steps are no terms: every learner has its own.
+2. All others see it and fetch the payload at once.
+3. A learner that holds the payloads of a quorum waits for the grace window, or until nobody that
+   lives is missing. Then it writes `commit/<k>`, which can be created once. Who is named there is
+   *admitted*. Rounds are committed in their order, each by whoever comes first.
+4. Everyone reads the record, has its payloads, and lands the round (`take`, `landed`); also who
+   reported too late or not at all. Payloads stay until all that live have passed them.
+
+A report stays when its learner dies, and counts. Where the reporter dies before the record, any
+other learner writes it. The writer has read and verified all payloads that it names, its own aside.
+
+The window is eq. 3 of arXiv 2604.21428, in seconds that this learner has observed:
+
+.. math::
+   \gamma \max(0,\; \tau \xi_{\text{step}} - \xi_{\text{quorum}} - \xi_{\text{sync}})
+
+with averages (decay 0.9) of its step, of the time from opening to quorum, and of the time to write
+its own payload and to read another one. Learners may differ in it; what counts is the record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from lowcomm_jax.runtime import payloads, terms, wire
+from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord, name_of
+from lowcomm_jax.runtime.context import ExchangeContext
+from lowcomm_jax.runtime.errors import Lost, StoreUnavailable
+from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
+from lowcomm_jax.runtime.payloads import PayloadGC
+from lowcomm_jax.runtime.request import Arrived, ExchangeResult, arrange
+from lowcomm_jax.schedule import Admission
+
+_DECAY = 0.9
+Like = dict[str, jax.ShapeDtypeStruct]
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class RoundTimes:
+    """What one learner has observed, in seconds: averages, None before the first.
+
+    Attributes:
+      step_s: of its inner steps.
+      quorum_s: from the opening of a round to its quorum.
+      sync_s: to write its payload, and to read another one.
+    """
+
+    step_s: float | None = None
+    quorum_s: float | None = None
+    sync_s: float | None = None
+
+    def note(self, name: str, seconds: float) -> None:
+        """Add one observation."""
+        before = getattr(self, name)
+        now = seconds if before is None else _DECAY * before + (1 - _DECAY) * seconds
+        setattr(self, name, now)
+
+    def slack_s(self, overlap: int) -> float:
+        """What the overlap leaves over; below 0 where it hides less than an exchange takes."""
+        step_s = self.step_s or 0.0
+        return overlap * step_s - (self.quorum_s or 0.0) - (self.sync_s or 0.0)
+
+    def window_s(self, grace: float, overlap: int) -> float:
+        """How long a round that has its quorum waits for others; inf before the first step."""
+        if grace and self.step_s is None:
+            return math.inf
+        return grace * max(0.0, self.slack_s(overlap))
+
+
+@dataclasses.dataclass
+class _Round:
+    """A round that has not landed here.
+
+    Attributes:
+      name: in the store; seen_s, quorum_s: when it was seen to be open, and to have its quorum.
+      announced: by region. fetches, began_s: of the others' payloads, and when they began.
+      own: our payload, and its arrays; write_s: how long it took to write.
+      commit: its record; None = not known.
+    """
+
+    name: str
+    announced: dict[int, Announcement] = dataclasses.field(default_factory=dict)
+    fetches: dict[int, Fetch] = dataclasses.field(default_factory=dict)
+    began_s: dict[int, float] = dataclasses.field(default_factory=dict)
+    seen_s: float | None = None
+    quorum_s: float | None = None
+    own: tuple[PayloadRecord, wire.Arrays] | None = None
+    write_s: float = 0.0
+    commit: Commit | None = None
+
+
+class RoundExchange:
+    """One learner's side of all rounds.
+
+    `look` runs on one thread; all else is called from the training thread, and returns at once.
+
+    Attributes:
+      first: the first round that has not landed here.
+      committed: the first round of which no record is known.
+      newest: the newest round that is known to be open; `committed - 1` if none is.
+      times: what this learner has observed.
+    """
+
+    def __init__(
+        self,
+        context: ExchangeContext,
+        payload_gc: PayloadGC,
+        awaited: Callable[[int], bool],
+        admission: Admission,
+        overlap: int,
+        like_K: Sequence[Like],
+        first: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """
+        Args:
+          awaited: whether a learner that lives is waited for (`WaitList.awaited`).
+          overlap: tau.
+          like_K: shapes of what a learner sends of each fragment.
+          first: rounds before this one have landed here.
+          clock: seconds.
+        """
+        self.first = self.committed = first
+        self.newest = first - 1
+        self.times = RoundTimes()
+        self._context, self._gc, self._awaited = context, payload_gc, awaited
+        self._admission, self._overlap, self._like_K = admission, overlap, like_K
+        self._clock, self._stepped_s, self._slow = clock, None, False
+        self._rounds: dict[int, _Round] = {}
+        self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any]]] = deque()
+        self._swept = first
+        self._lock = threading.Lock()
+        payload_gc.for_all = True
+        self._wake = threading.Event()
+        act = (self._run,)
+        self._thread = threading.Thread(
+            target=context.heartbeat.run_guarded, args=act, name="lowcomm-rounds", daemon=True
+        )
+
+    # -- the training thread --------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the thread that looks."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises what ended the thread, or what `Heartbeat.check` raises."""
+        self._context.heartbeat.check()
+
+    def stepped(self) -> None:
+        """An inner step is done."""
+        now, before = self._clock(), self._stepped_s
+        self._stepped_s = now
+        if before is not None:
+            self.times.note("step_s", now - before)
+
+    def report(self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any]) -> None:
+        """Send this learner's payload of a round; opens the round if nobody has.
+
+        Args:
+          arrays: of any shape, without an axis of regions; must not be donated meanwhile.
+          terms: what all that take part must agree on (`runtime.terms`).
+        """
+        for x in arrays.values():
+            if isinstance(x, jax.Array):
+                x.copy_to_host_async()
+        self._reports.append((number, arrays, terms))
+        self.newest = max(self.newest, number)
+        self._wake.set()
+
+    def take(self, number: int) -> Arrived | None:
+        """What came of a round, once all its payloads are here; None = not yet.
+
+        Raises:
+          Lost: a payload of the record is gone with all who had it.
+          Rejected: a payload is not what this learner would have sent.
+        """
+        self.check()
+        found = self._rounds.get(number)
+        if found is None or found.commit is None:
+            return None
+        arrays = {r: self._held(found, r, x) for r, x in found.commit.payloads.items()}
+        if None in arrays.values():
+            self._check_lost(number, found)
+            return None
+        announced = frozenset(found.announced)
+        seconds = self._clock() - (found.seen_s or self._clock())
+        result = ExchangeResult(found.commit, arrays, announced, frozenset(), seconds)
+        like, count = self._like_K[number % len(self._like_K)], self._context.count
+        return arrange(result, like, count, 0.0, self._context.counter)
+
+    def compare(self, number: int, ours: Mapping[str, Any]) -> None:
+        """Compare our terms of a round that has closed with those of its record.
+
+        Raises:
+          Parted: ours do not hold, or none do.
+        """
+        context, commit = self._context, self._rounds[number].commit
+        record = terms.as_record(ours)
+        terms.check(f"round {number}", commit.terms, context.region, record, context.heal)
+
+    def landed(self, number: int) -> None:
+        """Note that a round has landed here: its payloads may go once all others have it, too."""
+        with self._lock:
+            found = self._rounds.pop(number)
+            self.first = number + 1
+        for fetch in list(found.fetches.values()):
+            fetch.cancel()
+        published = {r: x.payload.digests for r, x in found.announced.items() if x.payload}
+        if found.own is not None:
+            published[self._context.region] = found.own[0].digests
+        self._gc.done(str(number), {found.name: published}, at_once=False)
+        self._wake.set()
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the thread, which ends when the exchange closes or halts."""
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for found in list(self._rounds.values()):
+            for fetch in found.fetches.values():
+                fetch.cancel()
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        context, pauses = self._context, self._context.store.pauses()
+        while not (context.closing.is_set() or context.halted.is_set()):
+            try:
+                if self.look():
+                    pauses = context.store.pauses()
+            except StoreUnavailable as error:
+                log.info("rounds: %s", error)  # the heartbeat reports it
+            self._wake.wait(next(pauses))
+            self._wake.clear()
+
+    def look(self) -> bool:
+        """One pass: publish, look for reports, close what can be closed; whether any is new.
+
+        Raises:
+          StoreUnavailable: try again later.
+        """
+        news = self._publish()
+        news |= self._find()
+        self._note_reads()
+        news |= self._close()
+        if self.first > self._swept:
+            self._swept = self.first
+            self._gc.sweep()
+        return news
+
+    @property
+    def fetching(self) -> bool:
+        """Whether payloads are on their way here."""
+        rounds = list(self._rounds.values())
+        return any(fetch.running for found in rounds for fetch in list(found.fetches.values()))
+
+    def _publish(self) -> bool:
+        """Write the reports that wait, but those of rounds that are over."""
+        context, news = self._context, False
+        while self._reports:
+            number, arrays, given = self._reports[0]
+            if number >= self.committed:
+                found, key = self._round(number), str(number)
+                record = terms.as_record(given)
+                context.fault_hooks.begins(key, record)
+                host_payload = payloads.on_host(arrays, None)
+                began_s = self._clock()  # until now the device was computing
+                packed = payloads.pack(context, found.name, host_payload)
+                hint = payloads.publish(context, key, packed, (), lambda act: act())
+                own = context.heartbeat.own.incarnation
+                announcement = Announcement(context.region, own, packed.payload, record, hint)
+                context.commit_log.announce(found.name, announcement)
+                found.own = packed.payload, host_payload.rest
+                found.write_s = self._clock() - began_s
+                self._note(found, announcement)
+                news = True
+            self._reports.popleft()
+        return news
+
+    def _find(self) -> bool:
+        """Look for reports of the rounds that are open, and whether another one was opened."""
+        news, context = False, self._context
+        for number in itertools.count(self.committed):
+            found = self._round(number)
+            for region in set(range(context.count)) - {context.region} - found.announced.keys():
+                announcement = context.commit_log.announcement(found.name, region)
+                if announcement is not None and announcement.payload is not None:
+                    self._note(found, announcement)
+                    self._fetch(number, region, announcement.payload, announcement.hint)
+                    news = True
+            if not found.announced and number > self.newest:
+                return news
+            self.newest = max(self.newest, number)
+        raise AssertionError("numbers never end")
+
+    def _note(self, found: _Round, announcement: Announcement) -> None:
+        found.announced[announcement.region] = announcement
+        if found.seen_s is None:
+            found.seen_s = self._clock()
+
+    def _close(self) -> bool:
+        """Read the records of rounds that are over; write that of the next one if it is time."""
+        commit_log, news = self._context.commit_log, False
+        while True:
+            number = self.committed
+            found = self._round(number)
+            commit = commit_log.committed(found.name)
+            if commit is None and (chosen := self._admitted(found)):
+                known = {r: found.announced[r].terms for r in chosen}
+                named = {r: found.announced[r].payload for r in chosen}
+                ours = Commit(named, known, self._context.region, tuple(chosen))
+                commit = commit_log.commit(found.name, ours)
+            if commit is None:
+                return news
+            for region, payload in commit.payloads.items():
+                self._fetch(number, region, payload, {})
+            found.commit = commit
+            self.newest, self.committed = max(self.newest, number), number + 1
+            news = True
+
+    def _admitted(self, found: _Round) -> list[int]:
+        """Who is admitted if the round closes now; nobody = it does not."""
+        holding = {r: x for r, x in found.announced.items() if self._has(found, r)}
+        if not holding:
+            return []
+        counting = terms.counting({r: x.terms for r, x in holding.items()}, self._context.heal)
+        if len(counting) < self._admission.quorum:
+            return []
+        now = self._clock()
+        if found.quorum_s is None:
+            found.quorum_s = now
+            self.times.note("quorum_s", now - found.seen_s)
+        window_s = self.times.window_s(self._admission.grace, self._overlap)
+        others = set(range(self._context.count)) - holding.keys()
+        missing = [r for r in others if self._awaited(r) and not self._hopeless(found, r)]
+        if missing and now < found.quorum_s + window_s:
+            return []
+        return sorted(counting)
+
+    def _round(self, number: int) -> _Round:
+        with self._lock:
+            if number not in self._rounds:
+                context, everyone = self._context, tuple(range(self._context.count))
+                epoch = context.heartbeat.own.epoch
+                self._gc.begin(str(number))
+                self._rounds[number] = _Round(name_of(epoch, str(number), everyone, context.count))
+            return self._rounds[number]
+
+    # -- payloads -------------------------------------------------------------------------------
+
+    def _fetch(self, number: int, region: int, payload: PayloadRecord, hint: dict) -> None:
+        """Fetch a payload unless it is ours, or is fetched."""
+        found = self._rounds.get(number)
+        if found is None or (found.own is not None and found.own[0] == payload):
+            return
+        before = found.fetches.get(region)
+        if before is not None:
+            if before.payload == payload:
+                return
+            before.cancel()  # of a job that was here before, and was replaced
+        like = wire.shapes_of(self._like_K[number % len(self._like_K)])
+        piece = PayloadPiece(str(number), found.name, payload, like, [region], hint)
+        found.began_s[region] = self._clock()
+        found.fetches[region] = Fetch(self._context, region, [piece], self._wake)
+
+    def _has(self, found: _Round, region: int) -> bool:
+        """Whether what a region has announced is here and verified."""
+        payload = found.announced[region].payload
+        return payload is not None and self._held(found, region, payload) is not None
+
+    def _held(self, found: _Round, region: int, payload: PayloadRecord) -> wire.Arrays | None:
+        if found.own is not None and found.own[0] == payload:
+            return found.own[1]
+        fetch = found.fetches.get(region)
+        here = fetch is not None and fetch.payload == payload and fetch.complete
+        return fetch.got[0] if here else None
+
+    def _hopeless(self, found: _Round, region: int) -> bool:
+        fetch = found.fetches.get(region)
+        return fetch is not None and fetch.hopeless
+
+    def _note_reads(self) -> None:
+        """Note how long the payloads took that have just come."""
+        for found in list(self._rounds.values()):
+            for region in [r for r in found.began_s if found.fetches[r].complete]:
+                read_s = self._clock() - found.began_s.pop(region)
+                self.times.note("sync_s", found.write_s + read_s)
+        step_s = self.times.step_s
+        if not self._slow and step_s and (self.times.sync_s or 0) > self._overlap * step_s:
+            self._slow = True
+            log.warning(
+                "writing a payload and reading one takes %.3g s, but overlap=%d inner steps take "
+                "%.3g s: rounds land later; use a larger overlap, or a nearer store",
+                *(self.times.sync_s, self._overlap, self._overlap * step_s),
+            )
+
+    def _check_lost(self, number: int, found: _Round) -> None:
+        """Raise what keeps payloads of the record from ever being here."""
+        patience_s = 2 * self._context.timing.answer_s
+        for region, payload in found.commit.payloads.items():
+            fetch = found.fetches.get(region)
+            if fetch is None or fetch.payload != payload:
+                continue  # the next look begins it
+            if fetch.refused is not None:
+                raise fetch.refused
+            if fetch.missing_s is not None and fetch.missing_s > patience_s:
+                raise Lost(
+                    f"the payload of region {region} for round {number} is agreed on, but gone: "
+                    "copy a peer"
+                )

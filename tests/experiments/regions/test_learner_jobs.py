@@ -1,0 +1,108 @@
+"""Decoupled DiLoCo with a process a learner: to the end; killed and back; stopped and continued."""
+
+import pytest
+from launched import Jobs
+from pytest import approx
+
+from experiments.__main__ import main
+from experiments.metrics import read_records
+from experiments.regions.region_job import RegionJob
+from experiments.runlog import read_run, summarise
+from experiments.workdir import METRICS
+
+PERIOD, FRAGMENTS = 6, 3
+METHOD = {
+    "method.period": PERIOD,
+    "method.fragments": FRAGMENTS,
+    "method.overlap": 4,
+    "method.grace": 0.5,
+    "log.every": 6,
+}
+
+
+def fields(tiny, root, **more):
+    wanted = [a for a in tiny.arguments(root) if a.startswith("--config.")]
+    given = [a.removeprefix("--config.").split("=", 1) for a in wanted]
+    return {**dict(given), **METHOD, **more}
+
+
+def ends(workdirs):
+    """(records, last evaluation) of each region."""
+    logs = [read_records(workdir / METRICS) for workdir in workdirs]
+    return logs, [next(r for r in log if r["kind"] == "eval" and r["final"]) for log in logs]
+
+
+def landed(log):
+    """Rounds that have landed, in order, and who was admitted to each."""
+    events = [e for r in log if r["kind"] == "step" for e in r["events"] if e["kind"] == "land"]
+    return [e["round"] for e in events], {e["round"]: e["admitted"] for e in events}
+
+
+def test_peers_are_refused_before_any_job_starts(tiny, root, capsys):
+    given = [f"--config.{k}={v}" for k, v in fields(tiny, root).items()]
+    command = ["launch", "--regions=2", "--config=configs/decoupled_jobs.py", *given]
+    assert main([*command, f"--workdir={root / 'refused'}"]) == 2
+    assert "use exchange.store (exchange=store)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_three_processes_end_with_one_model(tiny, root, capfd):
+    given = [f"--config.{k}={v}" for k, v in fields(tiny, root, steps=60).items()]
+    command = ["launch", "--regions=3", "--exchange=store", "--config=configs/decoupled_jobs.py"]
+    assert main([*command, *given, f"--workdir={root / 'three'}"]) == 0, capfd.readouterr().out
+    logs, last = ends([root / "three" / f"region{r}" for r in range(3)])
+    assert len({one["anchor"] for one in last}) == 1
+    told = [landed(log) for log in logs]
+    assert all(numbers == list(range(30)) for numbers, _ in told)
+    assert told[0][1] == told[1][1] == told[2][1]
+    assert summarise(read_run(root / "three")).loss == approx(last[0]["anchor"])
+
+
+class Learners(Jobs):
+    """Learners of the nano model."""
+
+    def __init__(self, tiny, root, count, **more):
+        (root / "run").mkdir()
+        given = fields(tiny, root, regions=count, exchange="store", **more)
+        where, rest = (root / "run", root / "run" / "meet"), [f"--compile_cache={root / 'cache'}"]
+        config = "configs/decoupled_jobs.py"
+        super().__init__(
+            [RegionJob(config, [*given.items()], r, 1, *where, rest, 0) for r in range(count)]
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_killed_and_back_then_all_stopped_and_continued(tiny, root):
+    with Learners(tiny, root, 2, steps=4000, batch=4) as run:
+        for region in (0, 1):
+            run.reached(region, 12)
+        run.jobs[1].signal(9)
+        run.jobs[1].processes[0].wait()
+        run.start(1)
+        at = run.entered(1)
+        run.reached(1, at + 12)
+        for job in run.jobs:
+            job.signal(15)
+        assert run.exits() == [75, 75], [run.shown(r) for r in (0, 1)]
+        logs = [read_records(job.workdir / METRICS) for job in run.jobs]
+        stopped = [landed(log)[0][-1] for log in logs]
+        assert stopped[0] == stopped[1]
+        again = landed([r for r in logs[1] if r.get("step", 0) > at])
+        assert any(who[1] for who in again[1].values()), "it is admitted again"
+        for job in run.jobs:
+            job.shared = [(k, v) for k, v in job.shared]
+            job.start()
+        run.until(
+            lambda: all(
+                landed(read_records(job.workdir / METRICS))[0][-1] > stopped[0] + 6
+                for job in run.jobs
+            )
+        )
+        for job in run.jobs:
+            job.signal(15)
+        assert run.exits() == [75, 75], [run.shown(r) for r in (0, 1)]
+    for (_, mine), (_, theirs) in [[landed(read_records(j.workdir / METRICS)) for j in run.jobs]]:
+        shared = mine.keys() & theirs.keys()
+        assert shared and all(mine[k] == theirs[k] for k in shared)

@@ -1,0 +1,86 @@
+"""Requests of learners that meet through a store: planned, and counted while a run makes them."""
+
+from dataclasses import replace
+
+import pytest
+from runtime.learners import TIMING, ByHand, Learner, R, by_hand, method, run, table
+from runtime.party import Party, at_once
+
+from experiments.plan.screen import requests_line
+from lowcomm_jax import exchange
+from lowcomm_jax.network import uniform
+from lowcomm_jax.network.collectives import STORE_TRIPS
+from lowcomm_jax.network.errors import ViolationsError
+from lowcomm_jax.planner.methods import PRESETS
+from lowcomm_jax.planner.plan import Workload, plan
+from lowcomm_jax.planner.requests import learner_requests, looks, per_round
+from lowcomm_jax.planner.shapes import MODELS
+from lowcomm_jax.runtime.kv import POLL_FAR_S, Store
+
+
+@pytest.mark.slow
+def test_a_rounds_requests_are_those_that_a_run_makes(tmp_path, monkeypatch):
+    """Everyone reports to every round; looks are counted, since a script decides on them here."""
+    by_hand(monkeypatch)
+    party = Party(exchange.store, f"file://{tmp_path}/meet")
+    regions = [party.region(r, R, timing=TIMING, keep=1000) for r in range(R)]
+    at_once(lambda x: x.join(20.0), regions)
+    jobs = [Learner(x.region, x, method(3, 0.0), table()) for x in regions]
+    run(jobs, 6)
+    counts = {"reads": 0, "writes": 0, "looks": 0}
+
+    def count(name, kinds, skip=("beat/", "epoch/", "run")):
+        before = getattr(Store, name)
+
+        def call(self, key, *given):
+            if not key.startswith(skip):
+                for kind in kinds:
+                    counts[kind] += 1
+            return before(self, key, *given)
+
+        monkeypatch.setattr(Store, name, call)
+
+    count("read", ["reads"])
+    count("write", ["writes"])
+    count("create", ["reads", "writes"])
+    look = ByHand.look
+
+    def one_look(self):
+        counts["looks"] += 1
+        return look(self)
+
+    monkeypatch.setattr(ByHand, "look", one_look)
+    landed = jobs[0].loop.landed
+    run(jobs, 30, first=jobs[0].step_number + 1)
+    rounds = jobs[0].loop.landed - landed
+    party.close()
+    planned = per_round(R, 0)
+    assert rounds == 24 and counts["writes"] == pytest.approx(R * rounds * planned["writes"], abs=R)
+    by_looks = counts["looks"] * R  # the next record, and two reports that are not there yet
+    rest = R * rounds * (planned["reads"] - (2 + R - 1) * R)
+    assert counts["reads"] == pytest.approx(by_looks + rest, rel=0.25)
+
+
+def test_requests_grow_with_rounds_and_learners():
+    far = uniform(4, 1.0, 0.05, compute_s=1.0)
+    asked = learner_requests(far, 1e8, 12, 12, 1.0)
+    slow = learner_requests(far, 1e8, 12, 3, 1.0)
+    assert asked.round_s == 1.0 and slow.round_s == 4.0 and asked.writes == 4 * slow.writes
+    assert asked.beats == slow.beats == 17.0
+    pause, waited, number = POLL_FAR_S[0], 0.0, 0
+    while waited < 1.0:
+        waited, pause, number = waited + pause, 1.5 * pause, number + 1
+    assert looks(1.0) == number
+    assert asked.exchange_s == pytest.approx(STORE_TRIPS * 0.1 + 0.1 + 4 * 0.8)
+
+
+def test_tau_must_hide_a_round():
+    network = uniform(3, 1.0, 0.05, compute_s=0.5)
+    work = Workload(MODELS["550m"].shapes(), 11e9, 5e5, network)
+    wanted = replace(PRESETS["decoupled_diloco"], codec="int4")
+    with pytest.raises(ViolationsError, match="writing, committing and fetching a fragment") as e:
+        plan(work, [wanted])
+    least = int(str(e.value).split("use tau >= ")[1].split(";")[0])
+    (row,) = plan(work, [replace(wanted, tau=least)])
+    assert row.requests.exchange_s <= least * 0.5
+    assert "times a second" in requests_line(row)
