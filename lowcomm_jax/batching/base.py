@@ -24,24 +24,37 @@ class BatchPolicy(Protocol):
       scope: what they are measured around, see `Statistics`.
     """
 
-    start: int
-    cap: int | None
-    shares: Sequence[float] | None
-    microbatches: int
-    scope: Scope
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def cap(self) -> int | None: ...
+
+    @property
+    def shares(self) -> Sequence[float] | None: ...
+
+    @property
+    def microbatches(self) -> int: ...
+
+    @property
+    def scope(self) -> Scope: ...
 
     @property
     def adapts(self) -> bool:
         """Whether `decide` needs statistics; else nothing is measured."""
+        ...
 
     def violations(self, regions: int) -> list[str]:
         """Settings that cannot work, one line with its fix each."""
+        ...
 
     def init(self) -> State:
         """What the policy remembers, plain floats by name."""
+        ...
 
     def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:
         """The next batch (samples a region and step); a pure function of reduced data."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

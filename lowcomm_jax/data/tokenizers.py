@@ -36,21 +36,35 @@ class Tokenizer(Protocol):
         eos_id: end of document. pad_id: padding. digest: changes when any encoding may.
     """
 
-    name: str
-    size: int
-    vocab_size: int
-    eos_id: int
-    pad_id: int
-    digest: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_id(self) -> int: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, int32 [n], without end token."""
+        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return `encode` of every text."""
+        ...
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of tokens; end, padding and unused numbers give nothing."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ $$m \leftarrow \mu\, m + (1 - \mu)\,\bar\Delta, \qquad
 Source: HeLoCo, its published code. `outer.nesterov` differs in that its momentum is a sum.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -75,7 +76,7 @@ def momentum_average(
     return in_fp32(optax.GradientTransformationExtraArgs(init, update))
 
 
-def look_ahead(learning_rate: float, momentum: float):
+def look_ahead(learning_rate: float, momentum: float) -> Callable[[PyTree, PyTree], PyTree]:
     """What a method hands out instead of the anchor: the anchor a momentum step on.
 
     Returns:

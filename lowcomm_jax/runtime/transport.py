@@ -24,6 +24,7 @@ class Transport(Protocol):
 
     def start(self) -> None:
         """Begin to serve; called once, when the region has joined."""
+        ...
 
     def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
         """Publish bytes of our own, which these regions will want at once.
@@ -31,6 +32,7 @@ class Transport(Protocol):
         Returns:
           small JSON that spares readers a question, for `get`.
         """
+        ...
 
     def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
         """Fetch bytes from one of these regions, tried in turn; the first has published them.
@@ -39,15 +41,19 @@ class Transport(Protocol):
           Missing: none of them has the bytes, or can be reached.
           Rejected: not even the first one has what it has published.
         """
+        ...
 
     def keep(self, name: str, data: bytes) -> Any:
         """Bytes of another region that were verified: they may be served to others."""
+        ...
 
     def drop(self, name: str, shared: bool) -> None:
         """Nobody needs these bytes any more; `shared`: remove what is stored for all, too."""
+        ...
 
     def close(self) -> None:
         """Stop serving."""
+        ...
 
 
 class StoreTransport:
