@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from lowcomm_jax.batching.statistics import Scope, Statistics
 
@@ -64,8 +64,13 @@ class Fixed:
     start: int
     shares: Sequence[float] | None = None
 
-    microbatches: ClassVar[int] = 0
-    scope: ClassVar[Scope] = "within"
+    @property
+    def microbatches(self) -> int:
+        return 0
+
+    @property
+    def scope(self) -> Scope:
+        return "within"
 
     @property
     def cap(self) -> int:
