@@ -161,7 +161,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         processes.describe(console, job.config)
         console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
     with leader().together():
-        run = assemble(job)
+        run = assemble(job, quiet)
         processes.require_equal(corpus=run.data.identity)
     keep = job.config["checkpoint"]
     checkpoints = Checkpoints(

@@ -17,7 +17,7 @@ import tokenizers as hf
 from lowcomm_jax.data.cache import open_or_build
 from lowcomm_jax.data.config import refuse
 from lowcomm_jax.data.corpora.base import fingerprint_of
-from lowcomm_jax.data.documents import Documents
+from lowcomm_jax.data.documents import Documents, Progress, counted
 
 _MULTIPLE = 64
 _EOS, _PAD = "<|end|>", "<|pad|>"
@@ -135,7 +135,11 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def open_tokenizer(
-    name: str, documents: Documents, cache: Path, eos_token: str | None = None
+    name: str,
+    documents: Documents,
+    cache: Path,
+    eos_token: str | None = None,
+    progress: Progress | None = None,
 ) -> Tokenizer:
     """Return the tokenizer a config names; `bpe:VOCAB` is trained on `documents` at first use.
 
@@ -145,6 +149,7 @@ def open_tokenizer(
             on the corpus alone, not on a seed), at most the first 64 MiB.
         cache: folder that holds trained tokenizers, by corpus digest and vocabulary size.
         eos_token: end-of-document token of a file; None = found by its usual names.
+        progress: told of the documents that BPE has read; see `load`.
 
     Raises:
         ValueError: the file is no tokenizer, or has no end-of-document token.
@@ -157,13 +162,13 @@ def open_tokenizer(
     key = fingerprint_of("bpe-1", hf.__version__, documents.digest, int(rest))[:32]
 
     def build(folder: Path) -> None:
-        _train_bpe(documents, int(rest)).save(str(folder / "tokenizer.json"))
+        _train_bpe(documents, int(rest), progress).save(str(folder / "tokenizer.json"))
 
     folder = open_or_build(cache / "tokenizers" / key, build)
     return _open_file(name, folder / "tokenizer.json", _EOS)
 
 
-def _train_bpe(documents: Documents, vocab_size: int) -> hf.Tokenizer:
+def _train_bpe(documents: Documents, vocab_size: int, progress: Progress | None) -> hf.Tokenizer:
     backend = hf.Tokenizer(hf.models.BPE())
     backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = hf.decoders.ByteLevel()
@@ -175,7 +180,9 @@ def _train_bpe(documents: Documents, vocab_size: int) -> hf.Tokenizer:
     )
     last = int(np.searchsorted(documents.offset_E, _TRAINING_BYTES, side="right"))
     count = min(max(last - 1, 1), len(documents))
-    backend.train_from_iterator((documents.text(i) for i in range(count)), trainer)
+    texts = (documents.text(i) for i in range(count))
+    texts = counted(texts, "reads text for the tokenizer", count, progress, lambda _: 1)
+    backend.train_from_iterator(texts, trainer)
     return backend
 
 
