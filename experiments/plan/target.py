@@ -51,7 +51,10 @@ def main(argv: Sequence[str]) -> int:
     config, found = load_config(path, overrides)
     if problems + found:
         raise RefusedError(problems + found, "plan")
+    from experiments.train.checks import fit_warm_up
     from lowcomm_jax.aot.programs import TooLargeError
+
+    fit_warm_up(config, overrides)
 
     try:
         job, report = compiled(config, values.target)

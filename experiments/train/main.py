@@ -35,6 +35,7 @@ from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
 from experiments.train import fields, processes
 from experiments.train.assemble import Run, assemble
+from experiments.train.checks import fit_warm_up
 from experiments.train.disk import EXIT_FULL, FullDiskError, is_full
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import header
@@ -80,11 +81,13 @@ def main(argv: Sequence[str]) -> int:
         shown, problems = load_config(path or "diloco", overrides)
         if problems:
             raise RefusedError(problems, "train")
+        fit_warm_up(shown, overrides)
         print("\n" + fields.listing(shown))
         return 0
     if path is None:
         raise RefusedError(["which method? give --config=configs/diloco.py (or another)"], "train")
     config, problems = load_config(path, [*overrides, *_of_process(values)])
+    shortened = "" if problems else fit_warm_up(config, overrides)
     problems += [f"unexpected argument {argument!r}" for argument in rest]
     workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
     settings = plain(config)
@@ -101,6 +104,8 @@ def main(argv: Sequence[str]) -> int:
             return 0
         compile_cache.enable(values.compile_cache)
         console = Console(quiet=not leader().leads, markup=False)
+        if shortened and not values.quiet:
+            console.print(shortened, highlight=False)
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
     except ProcessLostError as error:
         processes.end(error)
