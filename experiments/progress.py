@@ -1,15 +1,25 @@
-"""Show the progress of one run: a live line in a terminal, plain lines elsewhere."""
+"""Show how far work is: a live line in a terminal, plain lines elsewhere.
+
+`open_display` is for the steps of a run. `Work` is for all other work that may take long; it is
+shown on stderr, so that tables and JSON on stdout stay what they are.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Protocol
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar, Protocol, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
+
+PLAIN_SECONDS = 10  # between two lines of work where there is no terminal
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -99,6 +109,118 @@ class _Plain:
 
     def close(self) -> None:
         pass
+
+
+class Work:
+    """Shows how many parts of a piece of work are done, and the time to go; a context.
+
+    In a terminal a bar, which goes when the work ends; elsewhere a line now and then, and none of
+    work that ends within `PLAIN_SECONDS`. Work inside of other work has a bar of its own. The parts
+    left are taken to last as long as those that are done, unless `seconds_left` is told.
+
+    Args:
+      what: the work, in a few words.
+      total: number of parts; None = not known.
+      console: where it is shown; None = stderr.
+      quiet: show nothing.
+    """
+
+    _open: ClassVar[list[Work]] = []
+
+    def __init__(
+        self,
+        what: str,
+        total: int | None = None,
+        console: Console | None = None,
+        quiet: bool = False,
+    ):
+        self.what, self.total, self.done = what, total, 0
+        self._console, self._quiet = console or Console(stderr=True), quiet
+        self._started = self._told = time.monotonic()
+        self._before = 0  # parts done when the clock was started
+        self._bars: Progress | None = None
+        self._bar = None
+
+    def __enter__(self) -> Work:
+        if self._quiet:
+            return self
+        if self._console.is_terminal:
+            outer = next((work._bars for work in self._open if work._bars is not None), None)
+            self._bars = outer or self._new_bars()
+            self._bar = self._bars.add_task(self.what, total=self.total, now="", left="")
+        self._open.append(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._quiet:
+            return
+        self._open.remove(self)
+        if self._bars is None:
+            return
+        self._bars.remove_task(self._bar)
+        if not any(work._bars is self._bars for work in self._open):
+            self._bars.stop()
+
+    def _new_bars(self) -> Progress:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[now]}"),
+        )
+        # What is printed meanwhile stands above the bars; but a file or a pipe keeps its stdout.
+        bars = Progress(
+            *columns,
+            console=self._console,
+            transient=True,
+            refresh_per_second=2,  # benchmarks run meanwhile
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        bars.start()
+        return bars
+
+    def at(
+        self,
+        now: str,
+        done: int,
+        total: int | None = None,
+        seconds_left: float | None = None,
+    ) -> None:
+        """So many parts are done, of `total` where it is told, and `now` comes next."""
+        if done < self.done:  # other parts than before
+            self._started, self._before, self.total = time.monotonic(), done, None
+        self.done, self.total = done, self.total if total is None else total
+        if self._quiet:
+            return
+        left = self._left(seconds_left)
+        if self._bars is not None:
+            self._bars.update(self._bar, completed=done, total=self.total, now=now, left=left)
+        elif time.monotonic() - self._told >= PLAIN_SECONDS:
+            self._told = time.monotonic()
+            of = "" if self.total is None else f"/{self.total}"
+            line = "  ".join(filter(None, (f"{self.what}: {done}{of}", left, now)))
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _left(self, seconds: float | None) -> str:
+        if seconds is None and self.done > self._before and self.total is not None:
+            a_part = (time.monotonic() - self._started) / (self.done - self._before)
+            seconds = a_part * max(self.total - self.done, 0)
+        return "" if seconds is None else f"{duration(seconds)} left"
+
+
+def tracked(
+    items: Iterable[T],
+    what: str,
+    name: Callable[[T], str] = lambda item: "",
+    quiet: bool = False,
+) -> Iterator[T]:
+    """Yield the items, each a part of the work `what`; `name` names the one that comes next."""
+    items = list(items)
+    with Work(what, len(items), quiet=quiet) as work:
+        for number, item in enumerate(items):
+            work.at(name(item), number)
+            yield item
 
 
 class _Silent:

@@ -156,7 +156,7 @@ class Engine:
         separate = isinstance(exchange, JobExchange)
         here = 1 if separate else regions
         mesh = mesh or default_mesh(here if isinstance(here, int) and here > 0 else 1)
-        self.regions = Regions(here, mesh, replicas)
+        self.regions: Regions = Regions(here, mesh, replicas)
         self.method = method
         self.roles = roles
         self.block = block
@@ -172,8 +172,10 @@ class Engine:
         problems += mode_problems(method, self.regions, separate, counts, offload, hops, loss_fn)
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
-        self.delivery = JobDelivery(exchange, method.anchors == "shared") if separate else None
-        self.config = EngineConfig(
+        self.delivery: JobDelivery | None = (
+            JobDelivery(exchange, method.anchors == "shared") if separate else None
+        )
+        self.config: EngineConfig = EngineConfig(
             loss_fn=loss_fn,
             inner=optax.with_extra_args_support(behind_outer(method, inner)),
             method=method,
@@ -201,7 +203,9 @@ class Engine:
         self._batch_sharding = self.regions.sharding(REGION, None, "fsdp")
         self._given_parts = batches == "own" and jax.process_count() > 1
         routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
-        self.runner = BlockRunner(method, self.regions.sharding(REGION), ids_R, regions, routed)
+        self.runner: BlockRunner = BlockRunner(
+            method, self.regions.sharding(REGION), ids_R, regions, routed
+        )
         self._loops: dict[Any, SyncLoop] = {}
         self._paces: dict[int | None, batch_blocks.Pace] = {}  # by microbatch
 
@@ -578,7 +582,12 @@ class BlockRunner:
         return state.replace(inner=inner), first_step(metrics) if single else metrics
 
     def channel_steps(
-        self, loop: SyncLoop, state: TrainState, block: BatchBlock, masks: list, single: bool
+        self,
+        loop: SyncLoop,
+        state: TrainState,
+        block: BatchBlock,
+        masks: list[np.ndarray],
+        single: bool,
     ):
         """The inner steps of a block with their channels: (state, metrics, the channels' events).
 
@@ -615,7 +624,9 @@ class BlockRunner:
         return active
 
 
-def book(clock: VirtualClock, steps: range, events: list[Event], pace: dict) -> None:
+def book(
+    clock: VirtualClock, steps: range, events: list[Event], pace: dict[str, np.ndarray]
+) -> None:
     """Advance the virtual clock by these steps and their events.
 
     Args:

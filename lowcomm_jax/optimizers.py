@@ -102,7 +102,7 @@ class InnerConfig:
         if not 0 <= self.warmup_steps < max(steps, 1):
             found.append(
                 f"warmup_steps={self.warmup_steps}: must lie between 0 and the {steps} steps of "
-                "the run; shorten the warm-up or train longer"
+                f"the run; use warmup_steps={steps // 10} (a tenth), or train longer"
             )
         return found
 

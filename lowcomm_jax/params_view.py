@@ -24,6 +24,7 @@ class State(Protocol):
 
     def whole(self) -> TrainState:
         """One training state; several trainers are merged."""
+        ...
 
 
 def global_params(state: State) -> PyTree:

@@ -96,6 +96,12 @@ def _offered(room: str) -> dict[str, object]:
     return {name: getattr(module, name) for name in names}
 
 
+def offered_names() -> dict[str, object]:
+    """All public names with their rooms, and what they stand for."""
+    rooms = (*ROOMS, "lowcomm_jax.consensus")
+    return {f"{room}.{name}": thing for room in rooms for name, thing in _offered(room).items()}
+
+
 def public_names() -> list[str]:
     """One line a public name, sorted by room and name."""
     lines = []

@@ -22,6 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from experiments.progress import tracked
 from lowcomm_jax import compression
 from lowcomm_jax.compression import Codec
 
@@ -128,13 +129,14 @@ def _interleaved(programs, x: jax.Array, repeats: int) -> dict[str, list[float]]
     copy = jax.jit(jnp.copy)
     taken = {name: [[] for _ in pair] for name, pair in programs.items()}
     copies = []
-    for _ in range(1 + repeats):
-        for name, (encode, decode) in programs.items():
-            copies.append(_timed(copy, x)[0])
-            of_encode, coded = _timed(encode, x)
-            of_decode, _ = _timed(decode, coded)
-            for times, seconds in zip(taken[name], (of_encode, of_decode)):
-                times.append(seconds)
+    parts = [name for _ in range(1 + repeats) for name in programs]
+    for name in tracked(parts, "bench codec", str):
+        encode, decode = programs[name]
+        copies.append(_timed(copy, x)[0])
+        of_encode, coded = _timed(encode, x)
+        of_decode, _ = _timed(decode, coded)
+        for times, seconds in zip(taken[name], (of_encode, of_decode)):
+            times.append(seconds)
     medians = {name: [float(np.median(t[1:])) for t in pair] for name, pair in taken.items()}
     return {"copy": [float(np.median(copies[len(programs) :]))], **medians}
 

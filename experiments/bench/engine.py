@@ -25,6 +25,7 @@ from experiments.bench import events, gossip, torch_loop, trainers
 from experiments.bench.timing import interleave, median, ratio
 from experiments.bench.work import SIZES, EngineRow, engine_loop, make_work, plain_loop
 from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.progress import tracked
 
 
 def throughput(size: str, repeats: int, with_torch: bool) -> list[EngineRow]:
@@ -135,11 +136,15 @@ def main(argv: Sequence[str]) -> int:
         problems.append(f"--size={values.size}: use {' or '.join(SIZES)}")
     if problems:
         raise RefusedError(problems, "bench engine")
-    rows = throughput(values.size, values.repeats, values.torch)
-    rows += memory(values.size)
-    rows += events.rows(make_work(values.size, steps=1), values.repeats)
-    rows += trainers.rows(make_work(values.size, steps=1), values.repeats)
-    rows += gossip.rows(values.repeats)
+    size, repeats = values.size, values.repeats
+    parts = {
+        "throughput": lambda: throughput(size, repeats, values.torch),
+        "memory": lambda: memory(size),
+        "events": lambda: events.rows(make_work(size, steps=1), repeats),
+        "trainers": lambda: trainers.rows(make_work(size, steps=1), repeats),
+        "gossip": lambda: gossip.rows(repeats),
+    }
+    rows = [row for name in tracked(parts, "bench engine", str) for row in parts[name]()]
     show(rows, f"engine ({values.size}): {machine()}")
     if values.json:
         record = {"machine": machine(), "rows": [row._asdict() for row in rows]}

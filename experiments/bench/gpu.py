@@ -31,6 +31,7 @@ import lowcomm_jax as lc
 from experiments.bench.engine import machine
 from experiments.bench.timing import interleave, median
 from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.progress import tracked
 from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.hlo import parse
 from lowcomm_jax.aot.targets import accelerator_of
@@ -172,7 +173,8 @@ def main(argv: Sequence[str]) -> int:
     if problems:
         raise RefusedError(problems, "bench gpu")
     cases = ON_PROCESSORS if jax.default_backend() == "cpu" else ON_CARDS
-    rows, error = [measure(case, values.repeats) for case in cases], attention_error()
+    shown = tracked(cases, "bench gpu", lambda case: f"{case.preset}, {case.regions} regions")
+    rows, error = [measure(case, values.repeats) for case in shown], attention_error()
     show(rows, error, Console())
     if values.json:
         found = {"machine": machine(), "attention_error": error, "rows": rows}

@@ -24,6 +24,7 @@ from rich.table import Table
 from experiments.cli import Flags, RefusedError, parse_flags, show_help
 from experiments.metrics import read_records
 from experiments.processes import ended_at_last, free_port, start
+from experiments.progress import tracked
 from experiments.workdir import METRICS
 
 ONE, SEVERAL, JOBS = "one process, two devices", "two processes", "a job a region"
@@ -61,12 +62,12 @@ def main(argv: Sequence[str]) -> int:
     ]
     found: dict[str, list[float]] = {ONE: [], SEVERAL: [], JOBS: []}
     with tempfile.TemporaryDirectory() as folder:
-        for round_ in range(values.repeats):
-            for name, measured in found.items():
-                work = Path(folder) / f"{round_}.{list(found).index(name)}"
-                work.mkdir()
-                measured.append(tokens_per_second(name, given, values.steps, work))
-                console.print(f"{name}: {measured[-1]:,.0f} tokens/s", highlight=False)
+        parts = [(round_, name) for round_ in range(values.repeats) for name in found]
+        for round_, name in tracked(parts, "bench hosts", lambda part: part[1]):
+            work = Path(folder) / f"{round_}.{list(found).index(name)}"
+            work.mkdir()
+            found[name].append(tokens_per_second(name, given, values.steps, work))
+            console.print(f"{name}: {found[name][-1]:,.0f} tokens/s", highlight=False)
     console.print(table(found))
     return 0
 

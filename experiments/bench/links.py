@@ -25,6 +25,7 @@ from rich.table import Table
 from experiments.bench import netem
 from experiments.metrics import read_records
 from experiments.processes import ended_at_last, start
+from experiments.progress import tracked
 from experiments.report.virtual import seconds_at
 from experiments.runlog import RunLog, read_run
 from experiments.workdir import METRICS
@@ -99,9 +100,13 @@ def rows(
     Raises:
       RuntimeError: a job failed, with the end of what it printed.
     """
-    for method in methods:
-        after = costs(train(method, None, periods, batch))
-        for rate in rates:
+    # Before and after every limited run, one without a limit.
+    parts = [(method, rate) for method in methods for rate in (None, *rates)]
+    after = (0.0, 0.0)
+    for method, rate in tracked(parts, "bench wan: runs over real links", _named):
+        if rate is None:
+            after = costs(train(method, None, periods, batch))
+        else:
             before, trained = after, train(method, rate, periods, batch)
             after = costs(train(method, None, periods, batch))
             (step, step_after), (fixed, fixed_after) = zip(before, after, strict=True)
@@ -111,6 +116,11 @@ def rows(
                 "ms an exchange"
             )
             yield row(method, rate, trained, (step + step_after) / 2, (fixed + fixed_after) / 2)
+
+
+def _named(part: tuple[str, float | None]) -> str:
+    method, rate = part
+    return f"{method}, " + ("no limit" if rate is None else f"{rate:g} Mbit/s")
 
 
 def costs(free: TrainedOverLink) -> tuple[float, float]:

@@ -24,6 +24,7 @@ from rich.table import Table
 import lowcomm_jax as lc
 from experiments.bench.timing import interleave, median
 from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.progress import tracked
 from experiments.train.header import machine
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.planner.memory import memory_of
@@ -122,7 +123,8 @@ def main(argv: Sequence[str]) -> int:
     problems += _unfit(values.stages)
     if problems:
         raise RefusedError(problems, "bench pipeline")
-    found = [row for n in counts for row in rows(values.stages, int(n), values.repeats)]
+    each = tracked(counts, "bench pipeline: microbatches", str)
+    found = [row for n in each for row in rows(values.stages, int(n), values.repeats)]
     show(found)
     if values.json:
         record: dict[str, Any] = {"machine": machine(), "rows": [row._asdict() for row in found]}

@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from experiments.progress import Work
+
 
 def interleave(
     variants: Mapping[str, Callable[[], Any]], repeats: int, warm_up: int = 1
@@ -22,10 +24,12 @@ def interleave(
       warm_up: rounds before, which are not counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for round_ in range(warm_up + repeats):
-        for name, run in variants.items():
+    parts = [(round_, name) for round_ in range(warm_up + repeats) for name in variants]
+    with Work("timed", len(parts)) as work:
+        for done, (round_, name) in enumerate(parts):
+            work.at(name, done)
             start = time.perf_counter()
-            jax.block_until_ready(run())
+            jax.block_until_ready(variants[name]())
             if round_ >= warm_up:
                 seconds[name].append(time.perf_counter() - start)
     return seconds

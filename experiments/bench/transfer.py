@@ -27,6 +27,7 @@ from rich.table import Table
 from experiments.bench import netem
 from experiments.cli import Flags, RefusedError, parse_flags, show_help
 from experiments.processes import ended_at_last, start
+from experiments.progress import tracked
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import streams, wire
 
@@ -57,11 +58,11 @@ def main(argv: Sequence[str]) -> int:
     table = Table(title="payloads from job to job")
     for heading in ("Mbit/s", "transport", "MiB", "seconds", "MB/s"):
         table.add_column(heading, justify="left" if heading == "transport" else "right")
-    for rate in rates:
-        for variant in VARIANTS:
-            for mib, seconds in measure(variant, rate, sizes, values.repeats).items():
-                rows = f"{rate or 'loopback'}", variant, f"{mib}", f"{seconds:.3f}"
-                table.add_row(*rows, f"{mib * 2**20 / seconds / 1e6:.0f}")
+    parts = [(f"{rate or 'loopback'}", variant, rate) for rate in rates for variant in VARIANTS]
+    for link, variant, rate in tracked(parts, "bench transfer", lambda part: ", ".join(part[:2])):
+        for mib, seconds in measure(variant, rate, sizes, values.repeats).items():
+            rows = link, variant, f"{mib}", f"{seconds:.3f}"
+            table.add_row(*rows, f"{mib * 2**20 / seconds / 1e6:.0f}")
     Console().print(table)
     return 0
 

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from experiments.bench import links, netem
 from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.progress import tracked
 from lowcomm_jax.network import Jitter, VirtualClock, every_step, uniform
 from lowcomm_jax.network.randomness import generator
 from lowcomm_jax.planner.noloco_latency import idle_table
@@ -143,12 +144,12 @@ def measure(
     console = console or Console()
     result: dict = {"clock": [], "idle": [], "exponent": {}, "step": []}
     for label, timed, factor in (("clock", noloco_seconds, 1), ("idle", idle_seconds, 10)):
-        for size in sizes:
+        for size in tracked(sizes, f"bench wan: {label}", lambda size: f"{size} regions"):
             best = min(timed(size * factor, rounds) for _ in range(repeats))
             result[label].append({"regions": size * factor, "rounds": rounds, "seconds": best})
         result["exponent"][label] = fitted_exponent(result[label])
         _show(label, result[label], result["exponent"][label], console)
-    for every in (1, 10, 100):
+    for every in tracked((1, 10, 100), "bench wan: a step of the clock"):
         best = min(clock_microseconds(every) for _ in range(repeats))
         result["step"].append({"sync_every": every, "microseconds": best})
         console.print(
@@ -157,7 +158,10 @@ def measure(
     best = min(together_microseconds() for _ in range(repeats))
     result["together"] = best
     console.print(f"clock, 8 regions, data parallel steps together: {best:.2f} us per inner step")
-    result["shares"] = [dataclasses.asdict(idle_table(size, 100)) for size in IDLE_SIZES]
+    result["shares"] = [
+        dataclasses.asdict(idle_table(size, 100))
+        for size in tracked(IDLE_SIZES, "bench wan: idle shares", lambda size: f"{size} regions")
+    ]
     _show_idle(result["shares"], console)
     return result
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,12 +26,13 @@ from rich.console import Console
 from experiments import compile_cache
 from experiments.campaign.cells import Cell
 from experiments.campaign.estimate import Estimate
-from experiments.campaign.order import Step, ordered, runnable, shard_of
+from experiments.campaign.order import Step, ordered, own, runnable, shard_of
 from experiments.campaign.plan import TITLE, Campaign, plan
 from experiments.campaign.records import Ledger, code_version, read, write
 from experiments.campaign.run import train_cell
 from experiments.campaign.show import excluded_lines, left_table, line_of
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.progress import Work
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 DEFAULT = "configs/campaign/scale.py"
@@ -102,15 +104,20 @@ def run(campaign: Campaign, ledger: Ledger, options: Options, console: Console) 
     """Train cell after cell; returns False when a signal ended it."""
     code_version()  # of the code that is running
     estimate = Estimate(campaign, ledger.found.values())
-    spent = 0.0
-    with Interrupt() as interrupt:
+    spent, began, done = 0.0, time.monotonic(), 0
+    with Interrupt() as interrupt, Work("campaign: runs") as work:
         while not interrupt.requested:
             cell = _next(campaign, ledger, estimate, options, spent)
             if cell is None:
                 return True
+            runs, core_seconds = _to_go(campaign, ledger, estimate, options, spent)
+            pace = (time.monotonic() - began) / spent if spent else 1.0
+            name = f"{cell.size} {cell.arm} {cell.name}"
+            work.at(name, done, done + runs, seconds_left=pace * core_seconds)
             record = train_cell(campaign, cell, options.workdir)
             if record is None:
                 break
+            done += 1
             file = write(campaign, cell, record)
             ledger.add(file.name, record)
             estimate.learn(record)
@@ -118,6 +125,18 @@ def run(campaign: Campaign, ledger: Ledger, options: Options, console: Console) 
             console.print(line_of(cell, record, spent, options.core_hours))
             jax.clear_caches()  # hundreds of programs would fill the memory
     return False
+
+
+def _to_go(
+    campaign: Campaign, ledger: Ledger, estimate: Estimate, options: Options, spent: float
+) -> tuple[int, float]:
+    """(runs of this shard, core-seconds they will take within the budget)."""
+    runs, seconds = 0, 0.0
+    for step in ordered(campaign, ledger, estimate.seconds):
+        mine = own(campaign, (*step.cells, *step.tunes), options.shard, options.shards)
+        runs, seconds = runs + len(mine), seconds + sum(map(estimate.seconds, mine))
+    left = float("inf") if options.core_hours is None else 3600 * options.core_hours - spent
+    return runs, min(seconds, left)
 
 
 def _next(

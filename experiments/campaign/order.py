@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from experiments.campaign import tuning
 from experiments.campaign.cells import Cell
@@ -119,6 +119,11 @@ def runnable(campaign: Campaign, ledger: Ledger, step: Step) -> Iterator[Cell]:
     for arm, size in dict.fromkeys((cell.arm, cell.size) for cell in step.tunes):
         yield from tuning.missing(campaign, ledger, arm, size)
     yield from (cell for cell in step.cells if cell.point != UNKNOWN)
+
+
+def own(campaign: Campaign, cells: Sequence[Cell], shard: int, shards: int) -> list[Cell]:
+    """The cells that are a shard's."""
+    return [cell for cell in cells if shard_of(campaign, cell, shards) == shard]
 
 
 def shard_of(campaign: Campaign, cell: Cell, shards: int) -> int:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from experiments.campaign.cells import Cell
 from experiments.campaign.estimate import Seconds
-from experiments.campaign.order import Step, shard_of
+from experiments.campaign.order import Step, own
 from experiments.campaign.plan import Campaign
 from experiments.campaign.records import Ledger
 
@@ -38,10 +38,7 @@ def left_table(
         out.add_column(heading, justify="right", no_wrap=True)
     total = 0.0
     for step in steps:
-        cells, tunes = (
-            [cell for cell in part if shard_of(campaign, cell, shards) == shard]
-            for part in (step.cells, step.tunes)
-        )
+        cells, tunes = (own(campaign, part, shard, shards) for part in (step.cells, step.tunes))
         if not cells and not tunes:
             continue
         hours = sum(map(seconds, (*cells, *tunes))) / 3600

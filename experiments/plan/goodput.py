@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.progress import tracked
 from lowcomm_jax.network.errors import above_zero, not_negative, raise_all, whole
 from lowcomm_jax.planner.goodput import (
     CONFIDENCE,
@@ -98,7 +99,10 @@ def answer(config: Mapping[str, Any], workdir: str | Path, console: Console) -> 
     request = read(config)
     seed = request.fields["seed"]
     rows = {key: [] for key in request.fleets}
-    for (chips, regions), fleet in request.fleets.items():
+    fleets = tracked(
+        request.fleets.items(), "goodput: fleets", lambda f: f"{f[0][0]:,} chips, {f[0][1]} regions"
+    )
+    for (chips, regions), fleet in fleets:
         rows[chips, regions] = plan_goodput(fleet, _methods(request, chips, regions), seed)
     result = {
         "name": request.fields["name"],

@@ -31,6 +31,7 @@ from experiments.plan.config import COMPARISONS, PlanRequest, read
 from experiments.plan.screen import command, show_answer, show_explanation
 from experiments.plan.show import picture, show, show_compiled
 from experiments.plan.start import write_start
+from experiments.progress import Work
 from lowcomm_jax.network import BASELINE
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.planner.methods import PlanMethod
@@ -68,7 +69,8 @@ def main(
     request = read(config if isinstance(config, Mapping) else config.to_dict())
     fields, work = request.fields, request.work
     rows = plan(work, request.methods)
-    best, tried, left_out = search(work, fields["loss_bound"])
+    with Work("plan: settings tried") as shown:
+        best, tried, left_out = search(work, fields["loss_bound"], progress=shown.at)
     comparisons = COMPARISONS[fields["published"]]()
     seconds = time.perf_counter() - started
     compiled = None

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.progress import Work
 
 if TYPE_CHECKING:
     from experiments.train.job import Job
@@ -52,7 +53,10 @@ def main(argv: Sequence[str]) -> int:
     config, found = load_config(path, overrides)
     if problems + found:
         raise RefusedError(problems + found, "plan")
+    from experiments.train.checks import fit_warm_up
     from lowcomm_jax.aot.programs import TooLargeError
+
+    fit_warm_up(config, overrides)
 
     try:
         job, report = compiled(config, values.target)
@@ -95,7 +99,8 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
     job = resolve(config, "plan", target)
     model_config = job.model
     if not job.vocab_settled:
-        tokenizer = load(job.data)[2]
+        with Work("data") as work:
+            tokenizer = load(job.data, progress=work.at)[2]
         model_config = dataclasses.replace(model_config, vocab_size=tokenizer.vocab_size)
     model = make_model(job, model_config)
     engine, problems = problems_of(lambda: plain_engine(make_engine(job, model)))
@@ -107,7 +112,9 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
     replicas = job.regions // job.mesh.shape["region"]
     used = model.flops_per_token(length) * job.batch * length * replicas / devices
     params = abstract_params(model)
-    return job, ahead_of_time(engine, params, batch, target, flops_used=used)
+    with Work(f"{target}: programs compiled") as work:
+        report = ahead_of_time(engine, params, batch, target, flops_used=used, progress=work.at)
+    return job, report
 
 
 def show(job: Job, report: AheadOfTime, console: Console) -> None:

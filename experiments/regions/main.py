@@ -44,6 +44,7 @@ from experiments.regions.jobs import EXCHANGES
 from experiments.regions.region_job import RegionJob
 from experiments.report import main as report
 from experiments.train import devices
+from experiments.train.checks import fit_warm_up
 from experiments.train.job import Job
 from experiments.train.processes import process_problems
 from experiments.train.resolve import resolve
@@ -124,6 +125,8 @@ def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, 
     """
     config, found = load_config(path, [*shared, ("region", "0")])
     problems = problems + found + process_problems(plain(config))
+    if not found:
+        fit_warm_up(config, shared)
     count = 1 if config.processes is None else config.processes
     if count < 1:
         problems.append(f"processes={count}: give the number of processes of a region, from 1")

@@ -19,6 +19,7 @@ from experiments.campaign.main import DEFAULT
 from experiments.campaign.plan import plan
 from experiments.campaign.records import Ledger, read
 from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.progress import tracked
 from experiments.results import figures
 from experiments.results.effects import Effect, effects
 from experiments.results.page import FOLDER, OVERVIEW, Evidence, page
@@ -79,7 +80,7 @@ def write(evidence: Evidence, docs: Path) -> list[Path]:
     for file in (docs / FOLDER).glob("*.png"):
         if file.name not in wanted:
             file.unlink()
-    for name, shown in wanted.items():
+    for name, shown in tracked(wanted.items(), "results: pictures", lambda item: item[0]):
         if name == OVERVIEW:
             figures.overview(evidence.campaign, evidence.effects, docs / FOLDER / name)
         else:

@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.cli import RefusedError, problems_of
 from experiments.faults.fault_hooks import ScriptedFaults
+from experiments.progress import Work
 from experiments.regions.exchange import open_exchange
 from experiments.regions.jobs import is_separate_job
 from experiments.train.evaluation import Evaluator
@@ -79,13 +80,14 @@ class Run:
         )
 
 
-def assemble(job: Job) -> Run:
-    """Read the corpus and build the parts.
+def assemble(job: Job, quiet: bool = False) -> Run:
+    """Read the corpus and build the parts; `quiet` shows no progress of the corpus.
 
     Raises:
       RefusedError: problems that only the corpus, the tokenizer or the engine can show.
     """
-    loaded, problems = problems_of(lambda: load(job.data), "data.")
+    with Work("data", quiet=quiet) as work:
+        loaded, problems = problems_of(lambda: load(job.data, progress=work.at), "data.")
     if problems:
         raise RefusedError(problems)
     train, evaluation, tokenizer = loaded

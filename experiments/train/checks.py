@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,29 @@ def count_steps(fields: Mapping[str, Any]) -> tuple[int, list[str]]:
     if tokens < 1:
         return 0, [f"tokens={tokens}: at least 1 is needed; or give steps"]
     return math.ceil(tokens / max(per_step, 1)), []
+
+
+def fit_warm_up(config: Any, overrides: Sequence[tuple[str, str]]) -> str:
+    """Shorten a warm-up that the run is too short for, where nobody asked for it.
+
+    A tenth of the steps takes the place of the config file's own, in `config`. One that an override
+    names stays, and is refused where it does not fit.
+
+    Returns:
+      A sentence that says so; empty where nothing has changed.
+    """
+    given = {name for name, _ in overrides}
+    if "inner.warmup_steps" in given or not given & {"steps", "tokens"}:
+        return ""
+    steps, problems = count_steps(plain(config))
+    warm_up = config.inner.warmup_steps
+    if problems or steps < 1 or warm_up < steps:
+        return ""
+    config.inner.warmup_steps = steps // 10
+    return (
+        f"warm-up: {steps // 10} of {steps} steps; the config's {warm_up} do not fit "
+        "(--config.inner.warmup_steps=N sets it)"
+    )
 
 
 def data_config(fields: Mapping[str, Any]) -> tuple[DataConfig, list[str]]:

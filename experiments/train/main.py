@@ -37,6 +37,7 @@ from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
 from experiments.train import fields, processes
 from experiments.train.assemble import Run, assemble
+from experiments.train.checks import fit_warm_up
 from experiments.train.disk import EXIT_FULL, FullDiskError, is_full
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import header
@@ -84,6 +85,7 @@ def main(argv: Sequence[str]) -> int:
         shown, problems = load_config(path or "diloco", overrides)
         if problems:
             raise RefusedError(problems, "train")
+        fit_warm_up(shown, overrides)
         print("\n" + fields.listing(shown))
         return 0
     if path is None:
@@ -91,6 +93,7 @@ def main(argv: Sequence[str]) -> int:
             ["--config is missing: give --config=configs/diloco.py, or another method's"], "train"
         )
     config, problems = load_config(path, [*overrides, *_of_process(values)])
+    shortened = "" if problems else fit_warm_up(config, overrides)
     problems += [f"unexpected argument {argument!r}" for argument in rest]
     workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
     settings = plain(config)
@@ -107,6 +110,8 @@ def main(argv: Sequence[str]) -> int:
             return 0
         compile_cache.enable(values.compile_cache)
         console = Console(quiet=not leader().leads, markup=False)
+        if shortened and not values.quiet:
+            console.print(shortened, highlight=False)
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
     except ProcessLostError as error:
         processes.end(error)
@@ -167,7 +172,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
         processes.describe(console, job.config)
         console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
     with leader().together():
-        run = assemble(job)
+        run = assemble(job, quiet)
         processes.require_equal(corpus=run.data.identity)
     keep = job.config["checkpoint"]
     checkpoints = Checkpoints(

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from experiments.cli import Flags, RefusedError, parse_flags, problems_of, show_help
+from experiments.progress import Work
 from experiments.trained.anchor import Trained, load_trained
 from lowcomm_jax.data.tokenizers import to_hugging_face
 from lowcomm_jax.models.weights import save_llama
@@ -37,14 +38,18 @@ def main(argv: Sequence[str]) -> int:
     problems += [f"--{name} is missing" for name in ("workdir", "output") if not values[name].value]
     if problems:
         raise RefusedError(problems, "export")
-    trained = load_trained(Path(values.workdir))
-    params = jax.tree.map(np.asarray, trained.params)
-    _, problems = problems_of(
-        lambda: save_llama(values.output, trained.run.whole, params, values.dtype)
-    )
-    if problems:
-        raise RefusedError(problems, "export")
-    _save_tokenizer(Path(values.output), trained)
+    with Work("export", 3) as work:
+        work.at("reads the newest checkpoint", 0)
+        trained = load_trained(Path(values.workdir))
+        work.at("writes the weights", 1)
+        params = jax.tree.map(np.asarray, trained.params)
+        _, problems = problems_of(
+            lambda: save_llama(values.output, trained.run.whole, params, values.dtype)
+        )
+        if problems:
+            raise RefusedError(problems, "export")
+        work.at("writes the tokenizer", 2)
+        _save_tokenizer(Path(values.output), trained)
     print(f"step {trained.step} written to {values.output}")
     return 0
 

@@ -34,10 +34,12 @@ from lowcomm_jax.adaptive.plans import Planner, StepPlan
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
 from lowcomm_jax.adaptive.trainer_merge import TrainerMerge
 from lowcomm_jax.adaptive.trainer_steps import Sequential, Stacked, Task
-from lowcomm_jax.batching import Switch, find_cap
+from lowcomm_jax.batching import BatchPolicy, Switch, find_cap
+from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.network import drive, follow
+from lowcomm_jax.network import VirtualClock, drive, follow
 from lowcomm_jax.sync.checks import microbatch_problems, virtual_clock
 from lowcomm_jax.sync.finish import finish
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -78,6 +80,19 @@ class AdaptiveEngine:
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
     """
+
+    engine: Engine
+    method: Method
+    regions: Regions
+    clock: VirtualClock | None
+    policy: BatchPolicy
+    trainers: Trainers
+    period: int
+    reference_batch: int
+    trainer_merge: TrainerMerge
+    probe: Probe | None
+    planner: Planner
+    noise: NoiseMeasurement
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class Segment:
     merges: list[Merge]
     looks: dict[int, dict[str, Any]]
 
-    def events(self, step: int) -> list[Event]:
+    def events(self, step: int) -> list[TrainerEvent]:
         """Events of one step (1-based) of all trainers; of several, all sends come first.
 
         They leave together and share the links; the order of one trainer's own stays.

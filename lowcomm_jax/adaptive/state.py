@@ -40,7 +40,7 @@ class Trainer:
     used_R: np.ndarray
     policy: Any
 
-    def replace(self, **changes) -> Trainer:
+    def replace(self, **changes: Any) -> Trainer:
         return dataclasses.replace(self, **changes)
 
 
@@ -59,7 +59,7 @@ class AdaptiveState:
     retired_sent: np.ndarray
     retired_received: np.ndarray
 
-    def replace(self, **changes) -> AdaptiveState:
+    def replace(self, **changes: Any) -> AdaptiveState:
         return dataclasses.replace(self, **changes)
 
     def whole(self) -> TrainState:

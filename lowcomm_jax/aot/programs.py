@@ -27,6 +27,8 @@ from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 PyTree = Any
+Progress = Callable[[str, int, int], None]
+USUAL_PROGRAMS = 4  # of a method with an anchor: inner step, send, anchor update, landing
 HOST_ARGUMENTS = {
     "payload_program": (1, 2),
     "outer_program": (0, 1, 6),
@@ -75,7 +77,11 @@ class CompiledEngine:
 
 
 def compile_engine(
-    engine: Engine, params: PyTree, batch: PyTree, options: Any = None
+    engine: Engine,
+    params: PyTree,
+    batch: PyTree,
+    options: Any = None,
+    progress: Progress | None = None,
 ) -> CompiledEngine:
     """Compile the programs of a period: inner step, and the largest fragment's send and landing.
 
@@ -84,6 +90,7 @@ def compile_engine(
       params: shapes of the parameters, the user's tree.
       batch: shapes of one region's batch of a step, `[b, ...]`.
       options: XLA compiler options.
+      progress: see `ahead_of_time`.
 
     Raises:
       TooLargeError: a TPU's compiler refuses a program that is too large. (A GPU's compiles it; the
@@ -94,7 +101,7 @@ def compile_engine(
     programs = round_programs.build(config, layout)
     state = abstract_state(programs, params)
     found: list[CompiledProgram] = []
-    recording = _recording(programs, found, options, engine.config.offload)
+    recording = _recording(programs, found, options, engine.config.offload, progress)
     loop = engine.loop_of(recording)
     staged = region_batch(programs, batch)
     ids = jax.ShapeDtypeStruct((loop.count,), np.int32, sharding=config.regions.sharding(REGION))
@@ -162,7 +169,13 @@ def _record_gradient_step(recording, state: TrainState, staged: PyTree, ids: Any
     recording.inner_program(*given, single=False)
 
 
-def _recording(programs: RoundPrograms, found: list, options: Any, offload: bool) -> RoundPrograms:
+def _recording(
+    programs: RoundPrograms,
+    found: list,
+    options: Any,
+    offload: bool,
+    progress: Progress | None,
+) -> RoundPrograms:
     """The programs, each of which compiles when it is called, and returns shapes."""
     names = {
         "inner_program": "inner step",
@@ -183,6 +196,9 @@ def _recording(programs: RoundPrograms, found: list, options: Any, offload: bool
 
     def recording(program: Any, name: str, host: tuple[int, ...] = ()) -> Callable:
         def call(*args, **kwargs):
+            if progress is not None:
+                usual = USUAL_PROGRAMS if programs.method.has_anchor else 1
+                progress(name, len(found), max(usual, len(found) + 1))
             start = time.perf_counter()
             lowered = program.lower(*args, **kwargs)
             try:

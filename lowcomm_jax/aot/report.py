@@ -16,7 +16,7 @@ import jax
 from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.collectives import Collective, across_regions, collectives
 from lowcomm_jax.aot.hlo import Program, parse
-from lowcomm_jax.aot.programs import CompiledProgram, compile_engine
+from lowcomm_jax.aot.programs import CompiledProgram, Progress, compile_engine
 from lowcomm_jax.aot.targets import Target
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.regions import AXES, REGION
@@ -183,6 +183,7 @@ def ahead_of_time(
     target: Target | str,
     *,
     flops_used: float | None = None,
+    progress: Progress | None = None,
 ) -> AheadOfTime:
     """Compile an engine's programs for a target that need not be there, and read them.
 
@@ -192,6 +193,8 @@ def ahead_of_time(
       batch: shapes (or values) of one region's batch of a step, leaves `[b, ...]`.
       target: see `Target.parse`.
       flops_used: see `AheadOfTime`; for the bound of MFU.
+      progress: told before every program: its name, how many are compiled, and about how many
+        there are.
 
     Raises:
       ValueError: the engine's mesh is of other devices.
@@ -206,7 +209,7 @@ def ahead_of_time(
             "mesh=target.mesh(...)"
         )
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
-    found = compile_engine(engine, *shapes, options=compiler_options(target))
+    found = compile_engine(engine, *shapes, options=compiler_options(target), progress=progress)
     reports = [_read(program, target, mesh.shape, found.resident) for program in found.programs]
     return AheadOfTime(
         target,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from lowcomm_jax.batching.statistics import Scope, Statistics
 
@@ -24,24 +24,37 @@ class BatchPolicy(Protocol):
       scope: the mean that deviations are measured from, see `Statistics`.
     """
 
-    start: int
-    cap: int | None
-    shares: Sequence[float] | None
-    microbatches: int
-    scope: Scope
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def cap(self) -> int | None: ...
+
+    @property
+    def shares(self) -> Sequence[float] | None: ...
+
+    @property
+    def microbatches(self) -> int: ...
+
+    @property
+    def scope(self) -> Scope: ...
 
     @property
     def adapts(self) -> bool:
         """Whether `decide` needs statistics; else nothing is measured."""
+        ...
 
     def violations(self, regions: int) -> list[str]:
         """Settings that cannot work, one line with its fix each."""
+        ...
 
     def init(self) -> State:
         """What the policy remembers before the first decision, plain floats by name."""
+        ...
 
     def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:
         """The next batch (samples a region and step); a pure function of reduced data."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +64,13 @@ class Fixed:
     start: int
     shares: Sequence[float] | None = None
 
-    microbatches: ClassVar[int] = 0
-    scope: ClassVar[Scope] = "within"
+    @property
+    def microbatches(self) -> int:
+        return 0
+
+    @property
+    def scope(self) -> Scope:
+        return "within"
 
     @property
     def cap(self) -> int:

@@ -44,7 +44,7 @@ class Channel:
     selection: Selection = _ALL
     codec: Any = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.codec, str | Mapping):
             object.__setattr__(self, "codec", make(self.codec))
 

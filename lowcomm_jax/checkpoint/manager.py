@@ -48,7 +48,7 @@ class Restored:
     """
 
     state: State
-    extra: dict
+    extra: dict[str, Any]
     step: int
     skipped: Skipped
 
@@ -87,7 +87,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        directory: str | os.PathLike,
+        directory: str | os.PathLike[str],
         *,
         keep_last: int = 3,
         keep_best: str | None = None,
@@ -98,7 +98,7 @@ class Checkpoints:
             problems.append(f"keep_last={keep_last}: keep at least 1")
         if problems:
             raise ValueError("checkpoints cannot work like this:\n- " + "\n- ".join(problems))
-        self.directory = epath.Path(directory).absolute()
+        self.directory: epath.Path = epath.Path(directory).absolute()
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.asynchronous = asynchronous
@@ -114,8 +114,8 @@ class Checkpoints:
         self,
         state: State,
         *,
-        extra: dict,
-        config: dict,
+        extra: dict[str, Any],
+        config: dict[str, Any],
         metrics: dict[str, float] | None = None,
         method: Method | None = None,
     ) -> None:
@@ -251,7 +251,7 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- reading what is there ----------------------------------------------------------------
@@ -284,7 +284,7 @@ class Checkpoints:
                 scores[step] = score
         return min(scores, key=lambda s: (scores[s], -s), default=None)
 
-    def document(self, step: int | None = None) -> dict:
+    def document(self, step: int | None = None) -> dict[str, Any]:
         """The JSON document of a checkpoint: `config`, `extra`, `metrics`, `method`, ...
 
         Raises:
@@ -313,7 +313,7 @@ class Checkpoints:
         params: PyTree,
         *,
         step: int | None = None,
-        config: dict | None = None,
+        config: dict[str, Any] | None = None,
         ignore: Sequence[str] = (),
         change_regions: bool = False,
     ) -> Restored | None:

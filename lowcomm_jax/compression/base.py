@@ -163,25 +163,27 @@ class Wrapper(Codec):
     def increments(self) -> bool:
         return self.codec.increments
 
-    def decode(self, payload, like):
+    def decode(self, payload: PyTree, like: PyTree) -> PyTree:
         return self.codec.decode(payload, like)
 
-    def aggregate(self, payload_R, weight_R, like):
+    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
         return self.codec.aggregate(payload_R, weight_R, like)
 
-    def nbytes(self, like):
+    def nbytes(self, like: PyTree) -> int:
         return self.codec.nbytes(like)
 
-    def rows_together(self, path, shape):
+    def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
         return self.codec.rows_together(path, shape)
 
-    def splits_over(self, path, shape, devices):
+    def splits_over(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
         return self.codec.splits_over(path, shape, devices)
 
-    def with_layout(self, cuts):
+    def with_layout(self, cuts: Mapping[str, RowCut]) -> Codec:
         return dataclasses.replace(self, codec=self.codec.with_layout(cuts))
 
-    def mean_rank(self, payload_R, weight_R, like, energy):
+    def mean_rank(
+        self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, energy: float
+    ) -> jax.Array | None:
         return self.codec.mean_rank(payload_R, weight_R, like, energy)
 
 

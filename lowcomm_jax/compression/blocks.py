@@ -120,7 +120,7 @@ def to_blocks(x_LxNxM: jax.Array | InWindows, blocks: Blocks) -> jax.Array:
     return x.reshape(layers, count, width)
 
 
-def from_blocks(x_LxBxW: jax.Array, shape: Shape, by_row: bool) -> jax.Array:
+def from_blocks(x_LxBxW: jax.Array, shape: Shape, by_row: bool) -> jax.Array | InWindows:
     """Inverse of `to_blocks`."""
     layers, rows, columns = shape
     if leaf_windows() is not None:

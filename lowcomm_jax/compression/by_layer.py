@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.compression.row_sharding import RowCut, axes_inside
 
-PyTree = Any
 LARGEST = 1 << 27  # bytes
 
 
@@ -48,16 +46,23 @@ class ByLayer(MatrixCodec):
     def requantizable(self) -> bool:
         return self.codec.requantizable
 
-    def init(self, shape, seed):
+    def init(self, shape: Shape, seed: int) -> PyTree:
         return self.codec.init(shape, seed)
 
-    def encode(self, x_LxNxM, state):
+    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         def one(given):
             return _first(self.codec.encode(*_stacked(given)))
 
         return jax.lax.map(one, (x_LxNxM, state))
 
-    def encode_with_residual(self, x_LxNxM, state, residual_LxNxM, decay, accepted):
+    def encode_with_residual(
+        self,
+        x_LxNxM: jax.Array,
+        state: PyTree,
+        residual_LxNxM: jax.Array,
+        decay: float,
+        accepted: jax.Array | None,
+    ) -> tuple[PyTree, PyTree, jax.Array]:
         def one(residual_LxNxM, given):
             layer, x, state = given
             # Read and written in place: the loop holds one residual, not an old and a new one.
@@ -72,11 +77,11 @@ class ByLayer(MatrixCodec):
         residual, coded = jax.lax.scan(one, residual_LxNxM, (layers, x_LxNxM, state))
         return *coded, residual
 
-    def decode(self, payload, shape):
+    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
         one = (1, *shape[1:])
         return jax.lax.map(lambda coded: self.codec.decode(_stacked(coded), one)[0], payload)
 
-    def aggregate(self, payload_R, weight_R, shape):
+    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> Leaf:
         one = (1, *shape[1:])
 
         def mean(coded_R):
@@ -85,7 +90,9 @@ class ByLayer(MatrixCodec):
 
         return jax.lax.map(mean, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), payload_R))
 
-    def mean_rank(self, payload_R, weight_R, shape, energy):
+    def mean_rank(
+        self, payload_R: PyTree, weight_R: jax.Array, shape: Shape, energy: float
+    ) -> jax.Array | None:
         one = (1, *shape[1:])
 
         def rank(coded_R):
@@ -97,16 +104,16 @@ class ByLayer(MatrixCodec):
             return None
         return jnp.mean(jax.lax.map(rank, by_layer_R))
 
-    def rows_together(self, shape):
+    def rows_together(self, shape: Shape) -> int:
         return self.codec.rows_together(shape)
 
-    def unit(self, shape):
+    def unit(self, shape: Shape) -> int:
         return self.codec.unit(shape)
 
-    def splits_over(self, shape, devices):
+    def splits_over(self, shape: Shape, devices: int) -> bool:
         return self.codec.splits_over(shape, devices)
 
-    def nbytes(self, shape):
+    def nbytes(self, shape: Shape) -> int:
         return self.codec.nbytes(shape)
 
 

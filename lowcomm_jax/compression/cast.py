@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.outer.checks import one_of, raise_all
 
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -34,14 +34,14 @@ class Cast(MatrixCodec):
     requantizable = True
     layers_apart = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         raise_all("Cast", [one_of("format", self.format, tuple(WIDTHS))])
 
     @property
     def name(self) -> str:
         return self.format
 
-    def encode(self, x_LxNxM, state):
+    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         if self.format == "fp32":
             return x_LxNxM, state
         if self.format == "fp16":
@@ -50,13 +50,13 @@ class Cast(MatrixCodec):
             narrow = x_LxNxM.astype(jnp.bfloat16)
         return jax.lax.bitcast_convert_type(narrow, jnp.uint16), state
 
-    def decode(self, payload, shape):
+    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
         if self.format == "fp32":
             return payload
         dtype = jnp.float16 if self.format == "fp16" else jnp.bfloat16
         return jax.lax.bitcast_convert_type(payload, dtype).astype(jnp.float32)
 
-    def rows_together(self, shape):
+    def rows_together(self, shape: Shape) -> int:
         return 0
 
     def nbytes(self, shape: Shape) -> int:

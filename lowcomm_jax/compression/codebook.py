@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.blocks import Blocks
-from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
 from lowcomm_jax.compression.row_sharding import axes_inside, leaf_windows, on_rows
 from lowcomm_jax.outer.checks import in_range, one_of, raise_all
@@ -63,7 +63,7 @@ class Statistical(MatrixCodec):
     requantizable = True
     layers_apart = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         raise_all(
             "Statistical",
             [
@@ -127,7 +127,7 @@ class Statistical(MatrixCodec):
         at = self._positions(x, mean, step)
         return (at >= 1.0).astype(jnp.float32) + (at >= self.bins - 1.0).astype(jnp.float32)
 
-    def encode(self, x_LxNxM, state):
+    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         shape = x_LxNxM.shape
         if self._rows_apart(shape):
             rows = cutting.to_blocks(x_LxNxM, Blocks(*shape[1:], by_row=True))
@@ -170,7 +170,7 @@ class Statistical(MatrixCodec):
         ends = jnp.where(counts[..., 0:3:2] > 0, means[..., 0:3:2], centres[..., :: self.bins - 1])
         return jnp.concatenate([grid.mean, grid.step, ends], axis=2)
 
-    def decode(self, payload, shape):
+    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
         _, width, by_row = self._blocks(shape)
         codes, book = cutting.received(payload["codes"], self.unit(shape)), payload["book"]
         if self._rows_apart(shape):
@@ -202,10 +202,10 @@ class Statistical(MatrixCodec):
             return found
         return Blocks(shape[1], shape[2], by_row=True)
 
-    def rows_together(self, shape):
+    def rows_together(self, shape: Shape) -> int:
         return 1 if self._blocks(shape).by_row else shape[1]
 
-    def unit(self, shape):
+    def unit(self, shape: Shape) -> int:
         return shape[2] if self._rows_apart(shape) else cutting.unit(shape, self._blocks(shape))
 
     def nbytes(self, shape: Shape) -> int:

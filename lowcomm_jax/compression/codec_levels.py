@@ -6,10 +6,11 @@ The schedule of an adaptive method (`Schedule.level`) names the level that a pay
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 
-from lowcomm_jax.compression.base import Codec, Wrapper
+from lowcomm_jax.compression.base import Codec, PyTree, Wrapper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,7 @@ class CodecLevels(Wrapper):
       others: the codecs of levels 1, 2, ...
     """
 
-    in_slices = False  # a level is named for every payload
+    in_slices: ClassVar[bool | None] = False  # a level is named for every payload
 
     others: tuple[Codec, ...] = ()
 
@@ -31,7 +32,7 @@ class CodecLevels(Wrapper):
     def at(self, level: int) -> Codec:
         return (self.codec, *self.others)[level]
 
-    def init(self, like):
+    def init(self, like: PyTree) -> PyTree:
         """The common state.
 
         Raises:
@@ -46,5 +47,5 @@ class CodecLevels(Wrapper):
             )
         return self.codec.init(like)
 
-    def encode(self, tree, state):
+    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         return self.codec.encode(tree, state)

@@ -47,10 +47,10 @@ class DCTTopK(TopK):
         values = "" if self.values == FP32 else f"_{self.values.name}"
         return f"dct_topk{self.k}{values}"
 
-    def _forward(self, x_LxCxS, chunks: Chunks):
+    def _forward(self, x_LxCxS: jax.Array, chunks: Chunks) -> jax.Array:
         return _transform(x_LxCxS, chunks, dct_matrix(chunks.height), dct_matrix(chunks.width))
 
-    def _back(self, rows, chunks: Chunks):
+    def _back(self, rows: jax.Array, chunks: Chunks) -> jax.Array:
         chunks = chunks._replace(down=rows.shape[1])
         coefficients = cutting.to_chunks(super()._back(rows, chunks), chunks)
         down, across = dct_matrix(chunks.height).T, dct_matrix(chunks.width).T

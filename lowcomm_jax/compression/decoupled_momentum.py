@@ -22,7 +22,7 @@ in this round, its momentum does not decay, and it adds $q$ like all others.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,30 +45,30 @@ class DecoupledMomentumState(NamedTuple):
 class DecoupledMomentum(Wrapper):
     """See `decoupled_momentum`."""
 
-    in_slices = False  # a region makes something of its own of the mean
+    in_slices: ClassVar[bool | None] = False  # a region makes something of its own of the mean
 
     decay: float = 0.95
     personal = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         raise_all("decoupled_momentum", [in_range("decay", self.decay, 0.0, 1.0, open_high=True)])
 
     @property
     def name(self) -> str:
         return f"{self.codec.name}_dm"
 
-    def init(self, like):
+    def init(self, like: PyTree) -> PyTree:
         feedback = ErrorFeedback(self.codec, self.decay).init(like)
         return DecoupledMomentumState(feedback, jax.tree.map(jnp.zeros_like, feedback.residual))
 
-    def encode(self, tree, state):
+    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         # Before the mean comes back, this is error feedback.
         encode = ErrorFeedback(self.codec, self.decay).encode
         payload, feedback = encode(tree, state.feedback)
         own = jax.tree.map(lambda x: x.astype(jnp.float32), tree)
         return payload, DecoupledMomentumState(feedback, own)
 
-    def receive(self, mean, state, sent):
+    def receive(self, mean: PyTree, state: PyTree, sent: jax.Array) -> tuple[PyTree, PyTree]:
         momentum = jax.tree.map(jnp.add, state.feedback.residual, mean)
         direction = jax.tree.map(
             lambda x, m: jnp.where(sent, x, 0.0) + self.decay * m, state.own, momentum

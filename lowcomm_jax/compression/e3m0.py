@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
-from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
 from lowcomm_jax.outer.checks import in_range, raise_all
 
@@ -42,14 +42,14 @@ class E3M0(MatrixCodec):
     requantizable = True
     layers_apart = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         raise_all("E3M0", [in_range("block", self.block, 1, float("inf"))])
 
     @property
     def name(self) -> str:
         return "e3m0"
 
-    def encode(self, x_LxNxM, state):
+    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         x = cutting.to_blocks(x_LxNxM, cutting.cut(x_LxNxM.shape, self.block))
         scale = cutting.largest_magnitude(x) * (1.0 / LARGEST)
         magnitude = jnp.abs(x) * cutting.reciprocal(scale)[..., None]
@@ -62,7 +62,7 @@ class E3M0(MatrixCodec):
         payload, size = {"codes": pack(code, 4), "scale": scale}, self.unit(x_LxNxM.shape)
         return {k: cutting.sent(x, size) for k, x in payload.items()}, state
 
-    def decode(self, payload, shape):
+    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
         payload = {k: cutting.received(x, self.unit(shape)) for k, x in payload.items()}
         _, width, by_row = cutting.cut(shape, self.block)
         codes = unpack(payload["codes"], 4, width).astype(jnp.int32)
@@ -72,10 +72,10 @@ class E3M0(MatrixCodec):
         x = jnp.where(codes >= SIGN, -magnitude, magnitude) * payload["scale"][..., None]
         return cutting.from_blocks(x, shape, by_row)
 
-    def rows_together(self, shape):
+    def rows_together(self, shape: Shape) -> int:
         return cutting.rows_together(shape, self.block)
 
-    def unit(self, shape):
+    def unit(self, shape: Shape) -> int:
         return cutting.unit(shape, cutting.cut(shape, self.block))
 
     def nbytes(self, shape: Shape) -> int:

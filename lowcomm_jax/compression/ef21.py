@@ -23,7 +23,7 @@ Source: arXiv 2106.05203, Algorithm 2.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,28 +45,31 @@ class EF21State(NamedTuple):
 class EF21(Wrapper):
     """See `ef21`."""
 
-    increments = True
-    in_slices = False  # a mean that is encoded again loses track of the copies
+    in_slices: ClassVar[bool | None] = False  # encoded again, a mean loses track of the copies
+
+    @property
+    def increments(self) -> bool:
+        return True
 
     @property
     def name(self) -> str:
         return f"{self.codec.name}_ef21"
 
-    def init(self, like):
+    def init(self, like: PyTree) -> PyTree:
         copy = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
         return EF21State(copy, self.codec.init(like))
 
     def _change(self, tree: PyTree, state: EF21State) -> PyTree:
         return jax.tree.map(lambda x, h: x.astype(jnp.float32) - h, tree, state.copy)
 
-    def encode(self, tree, state):
+    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         change = self._change(tree, state)
         payload, inner = self.codec.encode(change, state.codec)
         # As in error feedback: add the very bits that receivers decode.
         received = jax.lax.optimization_barrier(self.codec.decode(payload, change))
         return payload, EF21State(jax.tree.map(jnp.add, state.copy, received), inner)
 
-    def aggregate(self, payload_R, weight_R, like):
+    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
         """The increment of the mean over all regions; weights are 1, or 0 of those left out."""
         mean = self.codec.aggregate(payload_R, weight_R, like)
         share = jnp.sum(weight_R) / weight_R.shape[0]

@@ -15,7 +15,7 @@ Source: EF-SGD, arXiv 1901.09847 (beta = 1); SparseLoCo, arXiv 2508.15706, and M
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,24 +37,24 @@ class ErrorFeedbackState(NamedTuple):
 class ErrorFeedback(Wrapper):
     """See `error_feedback`."""
 
-    in_slices = True
+    in_slices: ClassVar[bool | None] = True
     decay: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         raise_all("error_feedback", [in_range("decay", self.decay, 0.0, 1.0)])
 
     @property
     def name(self) -> str:
         return f"{self.codec.name}_ef"
 
-    def init(self, like):
+    def init(self, like: PyTree) -> PyTree:
         residual = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
         return ErrorFeedbackState(residual, self.codec.init(like))
 
-    def encode(self, tree, state):
+    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         return self.encode_if(None, tree, state)
 
-    def encode_if(self, accepted, tree, state):
+    def encode_if(self, accepted: jax.Array, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         payload, inner, residual = self.codec.encode_with_residual(
             tree, state.codec, state.residual, self.decay, accepted
         )

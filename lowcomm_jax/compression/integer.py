@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
-from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
 from lowcomm_jax.outer.checks import in_range, raise_all
 
@@ -40,7 +41,7 @@ class Integer(MatrixCodec):
     requantizable = True
     layers_apart = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         raise_all(
             "Integer",
             [
@@ -53,7 +54,7 @@ class Integer(MatrixCodec):
     def name(self) -> str:
         return f"int{self.bits}" + ("_affine" if self.affine else "")
 
-    def encode(self, x_LxNxM, state):
+    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         # No code needs clipping: |steps| exceeds its bound by a few ulp at most, far from the half
         # that would reach the next code. (A clip costs five times the rest on CPU.)
         x = cutting.to_blocks(x_LxNxM, cutting.cut(x_LxNxM.shape, self.block))
@@ -74,7 +75,7 @@ class Integer(MatrixCodec):
         size = self.unit(x_LxNxM.shape)
         return {k: cutting.sent(x, size) for k, x in payload.items()}, state
 
-    def decode(self, payload, shape):
+    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
         payload = {k: cutting.received(x, self.unit(shape)) for k, x in payload.items()}
         _, width, by_row = cutting.cut(shape, self.block)
         codes = unpack(payload["codes"], self.bits, width).astype(jnp.float32)
@@ -85,10 +86,10 @@ class Integer(MatrixCodec):
             x = (codes - 2.0 ** (self.bits - 1)) * scale
         return cutting.from_blocks(x, shape, by_row)
 
-    def rows_together(self, shape):
+    def rows_together(self, shape: Shape) -> int:
         return cutting.rows_together(shape, self.block)
 
-    def unit(self, shape):
+    def unit(self, shape: Shape) -> int:
         return cutting.unit(shape, cutting.cut(shape, self.block))
 
     def nbytes(self, shape: Shape) -> int:

@@ -33,7 +33,7 @@ from jax.custom_batching import sequential_vmap
 from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression.base import fold_regions
 from lowcomm_jax.compression.cast import FP32
-from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.compression.row_sharding import (
     axes_inside,
     axes_of_matrix,
@@ -72,7 +72,7 @@ class LowRank(MatrixCodec):
     least: float = 2.0
     basis: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         raise_all(
             "LowRank",
             [
@@ -105,14 +105,14 @@ class LowRank(MatrixCodec):
         layers, n, m = shape
         return (layers, self.rank, n), (layers, self.rank, m)
 
-    def init(self, shape, seed):
+    def init(self, shape: Shape, seed: int) -> PyTree:
         if not self.factored(shape):
             return self.dense.init(shape, seed)
         p, q = self._factor_shapes(shape)
         start = jax.random.normal(jax.random.key(seed), (shape[0], shape[2], self.width))
         return {"q": start, "coding": (self.factors.init(p, seed), self.factors.init(q, seed + 1))}
 
-    def encode(self, x_LxNxM, state):
+    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         if not self.factored(x_LxNxM.shape):
             return self.dense.encode(x_LxNxM, state)
         basis, spare = state["q"][..., : self.rank], state["q"][..., self.rank :]
@@ -125,7 +125,7 @@ class LowRank(MatrixCodec):
         new_state = {"q": kept, "coding": (coding_p, coding_q)}
         return {"p": sent_p, "q": sent_q}, new_state
 
-    def decode(self, payload, shape):
+    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
         if not self.factored(shape):
             return self.dense.decode(payload, shape)
         p, q = self._factors(payload, shape)
@@ -146,7 +146,9 @@ class LowRank(MatrixCodec):
         q = self.factors.decode(payload["q"], shape_q)
         return pin_split(p, 1), pin_split(q, 1)
 
-    def mean_rank(self, payload_R, weight_R, shape, energy):
+    def mean_rank(
+        self, payload_R: PyTree, weight_R: jax.Array, shape: Shape, energy: float
+    ) -> jax.Array | None:
         """The rank of the product of the regions' factors side by side, the mean; at most r."""
         if not self.factored(shape):
             return None
@@ -161,15 +163,15 @@ class LowRank(MatrixCodec):
         ranks = jax.vmap(lambda a, b: measured_rank(a.T, b.T, energy))(p, q)
         return jnp.mean(jnp.minimum(ranks, self.rank).astype(jnp.float32))
 
-    def rows_together(self, shape):
+    def rows_together(self, shape: Shape) -> int:
         # The compiler sums products with M over whatever axis is cut.
 
         return 0 if self.factored(shape) else self.dense.rows_together(shape)
 
-    def unit(self, shape):
+    def unit(self, shape: Shape) -> int:
         return self.dense.unit(shape)
 
-    def splits_over(self, shape, devices):
+    def splits_over(self, shape: Shape, devices: int) -> bool:
         return self.dense.splits_over(shape, devices)
 
     def nbytes(self, shape: Shape) -> int:

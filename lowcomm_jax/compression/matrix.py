@@ -14,9 +14,11 @@ from typing import Any
 import jax
 
 from lowcomm_jax.compression.base import encode_with_residual, weighted_mean
+from lowcomm_jax.compression.row_sharding import InWindows
 from lowcomm_jax.compression.windows import UnitSplit
 
 PyTree = Any
+Leaf = jax.Array | InWindows  # fp32 `[L, N, M]`
 Shape = tuple[int, int, int]
 
 
@@ -64,7 +66,7 @@ class MatrixCodec(abc.ABC):
         return encode_with_residual(self.encode, decode, *given)
 
     @abc.abstractmethod
-    def decode(self, payload: PyTree, shape: Shape) -> jax.Array:
+    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
         """fp32 `[L, N, M]`."""
 
     @abc.abstractmethod
@@ -97,7 +99,7 @@ class MatrixCodec(abc.ABC):
         del shape
         return False
 
-    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> jax.Array:
+    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> Leaf:
         """Weighted mean over regions, fp32 `[L, N, M]`; see `Codec.aggregate`."""
         return weighted_mean(lambda payload: self.decode(payload, shape), payload_R, weight_R)
 

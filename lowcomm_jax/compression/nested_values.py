@@ -28,7 +28,7 @@ def encode(codec: MatrixCodec, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTre
         return codec.encode(x, state)
 
 
-def decode(codec: MatrixCodec, payload: PyTree, shape: Shape) -> jax.Array:
+def decode(codec: MatrixCodec, payload: PyTree, shape: Shape) -> jax.Array | InWindows:
     """As `codec.decode`; for a leaf in windows, an argument of `Windows.restore_filling`."""
     if leaf_windows() is None:
         return codec.decode(payload, shape)

@@ -21,7 +21,7 @@ from lowcomm_jax.compression import blocks as cutting
 from lowcomm_jax.compression import nested_values
 from lowcomm_jax.compression.blocks import Blocks
 from lowcomm_jax.compression.cast import FP32
-from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.outer.checks import in_range, raise_all
 
 
@@ -43,7 +43,7 @@ class RandomK(MatrixCodec):
     values: MatrixCodec = FP32
     unbiased: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         raise_all("RandomK", [in_range("one_in", self.one_in, 1, float("inf"))])
 
     @property
@@ -58,7 +58,7 @@ class RandomK(MatrixCodec):
     def _kept(self, shape: Shape) -> Shape:
         return shape[0], 1, self._groups(shape).count
 
-    def init(self, shape, seed):
+    def init(self, shape: Shape, seed: int) -> PyTree:
         key = np.array([seed % 2**32, 0], np.uint32)
         return {"key": jnp.asarray(key), "values": self.values.init(self._kept(shape), seed)}
 
@@ -69,7 +69,7 @@ class RandomK(MatrixCodec):
         at = jax.random.randint(rng, (layers, groups.count, 1), 0, groups.width)
         return cutting.received(at, groups.width) == jnp.arange(groups.width)[None, None]
 
-    def encode(self, x_LxNxM, state):
+    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         shape, key = x_LxNxM.shape, state["key"]
         groups = self._groups(shape)
         x = cutting.to_blocks(x_LxNxM, groups)
@@ -80,7 +80,7 @@ class RandomK(MatrixCodec):
         after = {"key": key + jnp.array([0, 1], jnp.uint32), "values": inner}
         return {"key": key, "values": values}, after
 
-    def decode(self, payload, shape):
+    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
         values = nested_values.decode(self.values, payload["values"], self._kept(shape))
         values = cutting.received(values[:, 0, :, None], self.one_in)
         if self.unbiased:
@@ -95,10 +95,10 @@ class RandomK(MatrixCodec):
         real = cutting.real(shape, groups)
         return at < shape[1] * shape[2] if real is None else real
 
-    def rows_together(self, shape):
+    def rows_together(self, shape: Shape) -> int:
         return self.one_in // math.gcd(self.one_in, shape[2])
 
-    def unit(self, shape):
+    def unit(self, shape: Shape) -> int:
         return self.one_in
 
     def nbytes(self, shape: Shape) -> int:

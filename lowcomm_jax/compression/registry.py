@@ -78,7 +78,7 @@ def make_matrix(spec: str | MatrixCodec, **settings: Any) -> MatrixCodec:
 def make(
     spec: str | Mapping[str, Any] | Codec,
     *,
-    rules: str | tuple = "none",
+    rules: str | tuple[tuple[str, str | MatrixCodec], ...] = "none",
     stacked: tuple[str, ...] = (),
     seed: int = 0,
     error_feedback: float | None = None,

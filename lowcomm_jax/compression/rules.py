@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -96,7 +96,7 @@ class PerTensor(Codec):
     reduce: Literal["auto", "all_gather", "two_shot"] = "auto"
     cuts: tuple[tuple[str, RowCut], ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         problems = [_broken(pattern) for pattern, _ in self.rules]
         problems.append(one_of("reduce", self.reduce, ("auto", "all_gather", "two_shot")))
         raise_all("PerTensor", problems)
@@ -131,15 +131,15 @@ class PerTensor(Codec):
         """Whether the leaf of this path carries a leading layer axis."""
         return any(name == s or name.startswith(f"{s}/") for s in self.stacked)
 
-    def rows_together(self, path, shape):
+    def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
         leaf = self._named(path, shape)
         return leaf.codec.rows_together(leaf.matrices)
 
-    def splits_over(self, path, shape, devices):
+    def splits_over(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
         leaf = self._named(path, shape)
         return leaf.codec.splits_over(leaf.matrices, devices)
 
-    def with_layout(self, cuts):
+    def with_layout(self, cuts: Mapping[str, RowCut]) -> PerTensor:
         return dataclasses.replace(self, cuts=tuple(cuts.items()))
 
     def _leaf(self, path, leaf) -> _Leaf:
@@ -165,12 +165,12 @@ class PerTensor(Codec):
                 results.append(fn(leaf, *row))
         return results
 
-    def init(self, like):
+    def init(self, like: PyTree) -> PyTree:
         states = self._map(lambda leaf: leaf.codec.init(leaf.matrices, leaf.seed), like)
         # A codec without arrays has the state (), not a tree of empty leaves.
         return tuple(states) if jax.tree.leaves(states) else ()
 
-    def encode(self, tree, state):
+    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         treedef, states = jax.tree.structure(tree), self._states(tree, state)
 
         def one(leaf, x, own):
@@ -180,7 +180,14 @@ class PerTensor(Codec):
         payload = treedef.unflatten([c[0] for c in coded])
         return payload, (tuple(c[1] for c in coded) if state != () else ())
 
-    def encode_with_residual(self, tree, state, residual, decay, accepted):
+    def encode_with_residual(
+        self,
+        tree: PyTree,
+        state: PyTree,
+        residual: PyTree,
+        decay: float,
+        accepted: jax.Array | None,
+    ) -> tuple[PyTree, PyTree, PyTree]:
         if not any(self._map(lambda leaf: isinstance(leaf.codec, ByLayer), tree)):
             return super().encode_with_residual(tree, state, residual, decay, accepted)
         treedef = jax.tree.structure(tree)
@@ -199,31 +206,36 @@ class PerTensor(Codec):
         treedef = jax.tree.structure(tree)
         return treedef.unflatten(state if state != () else ((),) * treedef.num_leaves)
 
-    def decode(self, payload, like):
+    def decode(self, payload: PyTree, like: PyTree) -> PyTree:
         def one(leaf, coded):
             return leaf.shaped(leaf.codec.decode(coded, leaf.matrices))
 
         return jax.tree.structure(like).unflatten(self._map(one, like, payload))
 
-    def aggregate(self, payload_R, weight_R, like):
+    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
         def one(leaf, coded_R):
             return leaf.shaped(leaf.codec.aggregate(coded_R, weight_R, leaf.matrices))
 
         return jax.tree.structure(like).unflatten(self._map(one, like, payload_R))
 
-    def mean_rank(self, payload_R, weight_R, like, energy):
+    def mean_rank(
+        self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, energy: float
+    ) -> jax.Array | None:
         def one(leaf, coded_R):
             rank = leaf.codec.mean_rank(coded_R, weight_R, leaf.matrices, energy)
             return None if rank is None else (rank, math.prod(leaf.shape))
 
         found = [r for r in self._map(one, like, payload_R) if r is not None]
         total = sum(numel for _, numel in found)
-        return sum(rank * (numel / total) for rank, numel in found) if found else None
+        if not found:
+            return None
+        first, *rest = (rank * (numel / total) for rank, numel in found)
+        return sum(rest, first)
 
-    def nbytes(self, like):
+    def nbytes(self, like: PyTree) -> int:
         return sum(self._map(lambda leaf: leaf.codec.nbytes(leaf.matrices), like))
 
-    def requantizable(self, like) -> bool:
+    def requantizable(self, like: PyTree) -> bool:
         """Whether every leaf may be encoded a second time (see `MatrixCodec.requantizable`)."""
         return all(self._map(lambda leaf: leaf.codec.requantizable, like))
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
-from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
 
 
@@ -26,7 +27,7 @@ class Sign(MatrixCodec):
     def name(self) -> str:
         return "sign"
 
-    def encode(self, x_LxNxM, state):
+    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         shape, blocks = x_LxNxM.shape, self._blocks(x_LxNxM.shape)
         x, real = cutting.to_blocks(x_LxNxM, blocks), cutting.real(shape, blocks)
         magnitude = jnp.abs(x_LxNxM) if real is None else jnp.where(real, jnp.abs(x), 0.0)
@@ -34,7 +35,7 @@ class Sign(MatrixCodec):
         codes = pack((x >= 0).astype(jnp.uint8), 1)
         return {"codes": cutting.sent(codes, self.unit(shape)), "scale": scale}, state
 
-    def decode(self, payload, shape):
+    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
         _, width, by_row = self._blocks(shape)
         codes = cutting.received(payload["codes"], self.unit(shape))
         positive = unpack(codes, 1, width).astype(jnp.float32)
@@ -45,10 +46,10 @@ class Sign(MatrixCodec):
     def _blocks(self, shape: Shape) -> cutting.Blocks:
         return cutting.cut(shape, cutting.PACKING_BLOCK)
 
-    def rows_together(self, shape):
+    def rows_together(self, shape: Shape) -> int:
         return cutting.rows_together(shape, cutting.PACKING_BLOCK)
 
-    def unit(self, shape):
+    def unit(self, shape: Shape) -> int:
         return cutting.unit(shape, self._blocks(shape))
 
     def nbytes(self, shape: Shape) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.base import Codec
+from lowcomm_jax.compression.row_sharding import RowCut
 from lowcomm_jax.compression.two_shot import slices_of
 from lowcomm_jax.mesh.stages import STAGE, over_stages, stage_axis, stage_part, total
 
@@ -58,23 +60,23 @@ class Staged(Codec):
     def name(self) -> str:
         return self.codec.name
 
-    def rows_together(self, path, shape):
+    def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
         """As `MatrixCodec.rows_together`, of a stage's part; `shape` is that of the part."""
         return self.codec.rows_together(path, shape)
 
-    def splits_over(self, path, shape, devices):
+    def splits_over(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
         return self.codec.splits_over(path, shape, devices)
 
-    def with_layout(self, cuts):
+    def with_layout(self, cuts: Mapping[str, RowCut]) -> Codec:
         return dataclasses.replace(self, codec=self.codec.with_layout(cuts))
 
-    def at(self, level):
+    def at(self, level: int) -> Codec:
         return dataclasses.replace(self, codec=self.codec.at(level))
 
-    def init(self, like):
+    def init(self, like: PyTree) -> PyTree:
         return self._spread(self.codec.init(self.part(like)))
 
-    def encode(self, tree, state):
+    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         def one(codec, tree, state):
             payload, state = codec.encode(tree, _own(state))
             return _behind(payload, self._at), _behind(state)
@@ -82,7 +84,7 @@ class Staged(Codec):
         out = (self._payload_spec(), P(STAGE))
         return self._over((self._cut(tree), P(STAGE)), out, one)(tree, state)
 
-    def encode_if(self, accepted, tree, state):
+    def encode_if(self, accepted: jax.Array, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         def one(codec, accepted, tree, state):
             payload, state = codec.encode_if(accepted, tree, _own(state))
             return _behind(payload, self._at), _behind(state)
@@ -90,19 +92,19 @@ class Staged(Codec):
         out = (self._payload_spec(), P(STAGE))
         return self._over((P(), self._cut(tree), P(STAGE)), out, one)(accepted, tree, state)
 
-    def decode(self, payload, like):
+    def decode(self, payload: PyTree, like: PyTree) -> PyTree:
         def one(codec, payload):
             return codec.decode(_own(payload, self._at), self.part(like))
 
         return self._over((self._payload_spec(),), self._cut(like), one)(payload)
 
-    def aggregate(self, payload_R, weight_R, like):
+    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
         def one(codec, payload_R, weight_R):
             return codec.aggregate(_own(payload_R, axis=1), weight_R, self.part(like))
 
         return self._over((P(None, STAGE), P()), self._cut(like), one)(payload_R, weight_R)
 
-    def reduce_slice(self, slice_R, weight_R, like):
+    def reduce_slice(self, slice_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
         """`Sliced.reduce_slice` in every stage; leaves `[R, S, ...]` -> `[S, ...]`."""
 
         def one(codec, slice_R, weight_R):
@@ -111,10 +113,12 @@ class Staged(Codec):
 
         return self._over((P(None, STAGE), P()), P(STAGE), one)(slice_R, weight_R)
 
-    def nbytes(self, like):
+    def nbytes(self, like: PyTree) -> int:
         return self.stages * self.codec.nbytes(self.part(like))
 
-    def mean_rank(self, payload_R, weight_R, like, energy):
+    def mean_rank(
+        self, payload_R: PyTree, weight_R: jax.Array, like: PyTree, energy: float
+    ) -> jax.Array | None:
         """The mean over the stages of the rank that each measures."""
 
         def one(codec, payload_R, weight_R):
@@ -124,7 +128,7 @@ class Staged(Codec):
 
         return self._over((P(None, STAGE), P()), P(), one)(payload_R, weight_R)
 
-    def receive(self, mean, state, sent):
+    def receive(self, mean: PyTree, state: PyTree, sent: jax.Array) -> tuple[PyTree, PyTree]:
         def one(codec, mean, state, sent):
             mean, state = codec.receive(mean, _own(state), sent)
             return mean, _behind(state)

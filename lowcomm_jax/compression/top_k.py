@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,11 @@ from lowcomm_jax.compression import nested_values, windows
 from lowcomm_jax.compression.base import fold_regions
 from lowcomm_jax.compression.blocks import Blocks, Chunks
 from lowcomm_jax.compression.cast import FP32
-from lowcomm_jax.compression.matrix import MatrixCodec, Shape
+from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
 from lowcomm_jax.compression.row_sharding import InWindows, axes_inside, leaf_windows, on_rows
 from lowcomm_jax.outer.checks import in_range, one_of, raise_all
 
-PyTree = Any
 BAND = 2**18  # values in a band, at least
 
 
@@ -54,7 +53,7 @@ class TopK(MatrixCodec):
     values: MatrixCodec = FP32
     mean: Literal["regions", "senders"] = "regions"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         raise_all(
             type(self).__name__,
             [
@@ -72,14 +71,14 @@ class TopK(MatrixCodec):
     def name(self) -> str:
         return f"topk{self.k}" + ("" if self.values == FP32 else f"_{self.values.name}")
 
-    def init(self, shape, seed):
+    def init(self, shape: Shape, seed: int) -> PyTree:
         chunks = cutting.tile(shape, self.block)
         return self.values.init(self._kept(shape, chunks), seed)
 
     def _kept(self, shape: Shape, chunks: Chunks) -> Shape:
         return shape[0], chunks.count, min(self.k, chunks.size)
 
-    def encode(self, x_LxNxM, state):
+    def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         shape, chunks = x_LxNxM.shape, self._chunks(x_LxNxM.shape)
         # A leaf in windows comes with spare rows.
         if self._in_strips(shape):
@@ -105,7 +104,7 @@ class TopK(MatrixCodec):
         narrow = index.astype(jnp.uint8 if bits == 8 else jnp.uint16)
         return {"values": kept, "index": pack(narrow, bits)}
 
-    def decode(self, payload, shape):
+    def decode(self, payload: PyTree, shape: Shape) -> Leaf:
         chunks = cutting.tile(shape, self.block)
         at, values, chunks = self._kept_of(payload, shape)
         placed = self._on_chunks(
@@ -113,7 +112,7 @@ class TopK(MatrixCodec):
         )
         return self._joined(placed, shape, chunks)
 
-    def aggregate(self, payload_R, weight_R, shape):
+    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, shape: Shape) -> Leaf:
         if self.mean == "regions":
             return super().aggregate(payload_R, weight_R, shape)
         chunks = self._chunks(shape)
@@ -172,16 +171,16 @@ class TopK(MatrixCodec):
         """`fn` of the kept values and indices of some rows of chunks."""
         return _on_rows(fn, chunks, chunks.across, payload | {"values": values_LxCxK})
 
-    def sends_all(self, shape):
+    def sends_all(self, shape: Shape) -> bool:
         return cutting.tile(shape, self.block).size <= self.k
 
-    def rows_together(self, shape):
+    def rows_together(self, shape: Shape) -> int:
         return cutting.tile(shape, self.block).height
 
-    def unit(self, shape):
+    def unit(self, shape: Shape) -> int:
         return _bands(cutting.tile(shape, self.block)).width
 
-    def splits_over(self, shape, devices):
+    def splits_over(self, shape: Shape, devices: int) -> bool:
         if self._has_rows(shape, devices):
             return super().splits_over(shape, devices)
         return windows.strips_work(shape, cutting.tile(shape, self.block).width, devices)

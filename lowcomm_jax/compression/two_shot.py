@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -141,7 +141,7 @@ class Sliced(Wrapper):
       cuts: how leaves are cut inside a region, as the exchange says (`with_layout`).
     """
 
-    in_slices = False  # it is the codec of the slices
+    in_slices: ClassVar[bool | None] = False  # it is the codec of the slices
     codec: PerTensor
     parts: int
     devices: int = 1
@@ -151,20 +151,20 @@ class Sliced(Wrapper):
     def name(self) -> str:
         return self.codec.name
 
-    def init(self, like):
+    def init(self, like: PyTree) -> PyTree:
         return self.codec.init(self.slice_like(like))
 
-    def encode(self, tree, state):
+    def encode(self, tree: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         codec = self._of_slices(tree)
         encode = jax.vmap(lambda one: codec.encode(one, ())[0])
         return encode(self._map(self._cut, tree)), state
 
-    def decode(self, payload, like):
+    def decode(self, payload: PyTree, like: PyTree) -> PyTree:
         one, codec = self.slice_like(like), self._of_slices(like)
         slices = jax.vmap(lambda coded: codec.decode(coded, one))(payload)
         return self._map(self._join, like, slices)
 
-    def aggregate(self, payload_R, weight_R, like):
+    def aggregate(self, payload_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
         return Codec.aggregate(self, payload_R, weight_R, like)
 
     def reduce_slice(self, slice_R: PyTree, weight_R: jax.Array, like: PyTree) -> PyTree:
@@ -172,10 +172,10 @@ class Sliced(Wrapper):
         one, codec = self.slice_like(like), self._of_slices(like)
         return codec.encode(codec.aggregate(slice_R, weight_R, one), ())[0]
 
-    def nbytes(self, like):
+    def nbytes(self, like: PyTree) -> int:
         return self.parts * self.codec.nbytes(self.slice_like(like))
 
-    def rows_together(self, path, shape):
+    def rows_together(self, path: str, shape: tuple[int, ...]) -> int:
         stacked, together = self.codec.is_stacked(path), self.codec.rows_together(path, shape)
         layout = self._layout(shape, stacked)
         if layout.count % layout.groups:
@@ -190,7 +190,7 @@ class Sliced(Wrapper):
             return self.parts * max(together, 1)
         return 1 if together and self._codes_parts(path, layout) else together
 
-    def splits_over(self, path, shape, devices):
+    def splits_over(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
         layout = self._layout(shape, self.codec.is_stacked(path))
         if layout.groups == 1:
             lies = layout.row[0] % devices if layout.row else layout.count % (self.parts * devices)
@@ -201,7 +201,7 @@ class Sliced(Wrapper):
         unit, rest = math.prod(layout.row), math.prod(shape[len(layout.lead) :])
         return UnitSplit(rest, unit, devices).works()
 
-    def with_layout(self, cuts):
+    def with_layout(self, cuts: Mapping[str, RowCut]) -> Codec:
         return dataclasses.replace(self, cuts=cuts)
 
     def slice_like(self, like: PyTree) -> PyTree:

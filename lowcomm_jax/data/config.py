@@ -65,7 +65,7 @@ class DataConfig:
     alpha: float = 0.5
     val_fraction: float = 0.05
     packing: str = "stream"
-    cache_dir: str | os.PathLike | None = None
+    cache_dir: str | os.PathLike[str] | None = None
     limit: int | None = None
     text_column: str = "text"
     topic_column: str | None = None
@@ -117,7 +117,7 @@ def _tokenizer_violations(name: str) -> list[str]:
     return [f"tokenizer={name!r} is unknown; use one of {', '.join(TOKENIZERS)}"]
 
 
-def cache_folder(cache_dir: str | os.PathLike | None) -> Path:
+def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
     """Return the cache folder: the one given, else `lowcomm_jax` in the user's cache folder."""
     if cache_dir is not None:
         return Path(cache_dir).expanduser()

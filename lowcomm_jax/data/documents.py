@@ -3,8 +3,10 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +14,10 @@ from lowcomm_jax.data.cache import open_or_build
 from lowcomm_jax.data.corpora.base import Corpus, fingerprint_of
 
 _FORMAT = 2
+_TELL_SECONDS = 0.25
+T = TypeVar("T")
+# What is done, with how many documents it is done, and of how many.
+Progress = Callable[[str, int, int | None], None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +56,26 @@ class Documents:
         return (self.text(index) for index in range(len(self)))
 
 
-def materialise(corpus: Corpus, limit: int | None, cache: Path) -> Documents:
+def counted(
+    items: Iterable[T],
+    what: str,
+    total: int | None,
+    progress: Progress | None,
+    size: Callable[[T], int],
+) -> Iterator[T]:
+    """Yield items, and tell `progress` of the documents in those that were used up."""
+    done, told = 0, time.monotonic()
+    for item in items:
+        yield item
+        done += size(item)
+        if progress is not None and time.monotonic() - told >= _TELL_SECONDS:
+            told = time.monotonic()
+            progress(what, done, total)
+
+
+def materialise(
+    corpus: Corpus, limit: int | None, cache: Path, progress: Progress | None = None
+) -> Documents:
     """Read the first `limit` documents of a corpus (None = all) into `cache`, or find them there.
 
     Documents of white space alone are dropped. After the first read all samples come from this
@@ -60,7 +85,7 @@ def materialise(corpus: Corpus, limit: int | None, cache: Path) -> Documents:
         ValueError: the corpus has no documents.
     """
     path = cache / "documents" / fingerprint_of(_FORMAT, corpus.fingerprint(), limit)[:32]
-    open_or_build(path, lambda folder: _write(corpus, limit, folder))
+    open_or_build(path, lambda folder: _write(corpus, limit, folder, progress))
     head = json.loads((path / "head.json").read_text())
     return Documents(
         corpus=corpus.name,
@@ -74,13 +99,15 @@ def materialise(corpus: Corpus, limit: int | None, cache: Path) -> Documents:
     )
 
 
-def _write(corpus: Corpus, limit: int | None, folder: Path) -> None:
+def _write(corpus: Corpus, limit: int | None, folder: Path, progress: Progress | None) -> None:
     digest = hashlib.sha256()
     offset, key, topic = [0], [], []
     number_of: dict[str, int] = {}
     blank = 0
     with open(folder / "text.bin", "wb") as out:
-        for document in corpus.documents():
+        for document in counted(
+            corpus.documents(), "reads documents", limit, progress, lambda _: 1
+        ):
             if not document.text or document.text.isspace():
                 blank += 1
                 continue

@@ -22,9 +22,9 @@ class EvalData:
     """
 
     def __init__(self, packed: Packed):
-        self.seq_len = packed.seq_len
-        self.documents = len(packed.document_M)
-        self.targets = int(packed.begin_E[-1])
+        self.seq_len: int = packed.seq_len
+        self.documents: int = len(packed.document_M)
+        self.targets: int = int(packed.begin_E[-1])
         self._packed = packed
 
     def __len__(self) -> int:

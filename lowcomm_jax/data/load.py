@@ -5,7 +5,7 @@ import numpy as np
 from lowcomm_jax.data.config import HF_DEFAULT_LIMIT, DataConfig, cache_folder, refuse
 from lowcomm_jax.data.corpora import Corpus, Source, open_corpus
 from lowcomm_jax.data.corpora.base import fingerprint_of
-from lowcomm_jax.data.documents import Documents, materialise
+from lowcomm_jax.data.documents import Documents, Progress, materialise
 from lowcomm_jax.data.evaluate import EvalData
 from lowcomm_jax.data.packing import Tokens, pack, tokenise
 from lowcomm_jax.data.sharding import cut_evenly, shard, shuffled, validation_mask
@@ -13,7 +13,9 @@ from lowcomm_jax.data.tokenizers import Tokenizer, open_tokenizer
 from lowcomm_jax.data.train import TrainData, order_probe
 
 
-def load(spec: DataConfig) -> tuple[TrainData, EvalData, Tokenizer]:
+def load(
+    spec: DataConfig, *, progress: Progress | None = None
+) -> tuple[TrainData, EvalData, Tokenizer]:
     """Read a corpus and return its training data, its validation data and the tokenizer.
 
     Documents, trained tokenizers and tokens are kept in `spec.cache_dir`, so that only the first
@@ -21,15 +23,20 @@ def load(spec: DataConfig) -> tuple[TrainData, EvalData, Tokenizer]:
     that say so, files that are not UTF-8): every other document trains exactly one region and
     trainer part, or validates.
 
+    Args:
+        spec: what is read.
+        progress: told, of what is not in the cache, what is done with documents, how many of them
+            are done, and of how many (None = not known), a few times a second at most.
+
     Raises:
         ValueError: the config cannot be used; lists all violations, each with its fix.
     """
     corpus = _checked(spec)
     cache = cache_folder(spec.cache_dir)
     limit = HF_DEFAULT_LIMIT if spec.limit is None and spec.corpus.startswith("hf:") else spec.limit
-    documents = materialise(corpus, limit, cache)
-    tokenizer = open_tokenizer(spec.tokenizer, documents, cache, spec.eos_token)
-    tokens = tokenise(documents, tokenizer, cache)
+    documents = materialise(corpus, limit, cache, progress)
+    tokenizer = open_tokenizer(spec.tokenizer, documents, cache, spec.eos_token, progress)
+    tokens = tokenise(documents, tokenizer, cache, progress)
     validation_D = validation_mask(documents.key_D, spec.val_fraction, spec.split_seed)
     groups = _groups(spec, documents, tokens, validation_D)
     held_out = shuffled(np.flatnonzero(validation_D), documents.key_D, "eval", spec.split_seed)

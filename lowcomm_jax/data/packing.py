@@ -21,7 +21,7 @@ import numpy as np
 
 from lowcomm_jax.data.cache import open_or_build
 from lowcomm_jax.data.corpora.base import fingerprint_of
-from lowcomm_jax.data.documents import Documents
+from lowcomm_jax.data.documents import Documents, Progress, counted
 from lowcomm_jax.data.tokenizers import Tokenizer
 
 _FORMAT = 1
@@ -46,11 +46,13 @@ class Tokens:
         return np.diff(self.offset_E)
 
 
-def tokenise(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Tokens:
+def tokenise(
+    documents: Documents, tokenizer: Tokenizer, cache: Path, progress: Progress | None = None
+) -> Tokens:
     """Encode all documents into `cache`, or find them there by corpus and tokenizer digest."""
     path = cache / "tokens" / fingerprint_of(_FORMAT, documents.digest, tokenizer.digest)[:32]
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
-    open_or_build(path, lambda folder: _write(documents, tokenizer, dtype, folder))
+    open_or_build(path, lambda folder: _write(documents, tokenizer, dtype, folder, progress))
     return Tokens(
         token_N=np.asarray(np.memmap(path / "token.bin", dtype, "r")),
         offset_E=np.load(path / "offset.npy"),
@@ -159,10 +161,17 @@ def pack(
 # -- tokens on disk ----------------------------------------------------------------------------
 
 
-def _write(documents: Documents, tokenizer: Tokenizer, dtype: type, folder: Path) -> None:
+def _write(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    dtype: type,
+    folder: Path,
+    progress: Progress | None,
+) -> None:
     lengths = [0]
     with open(folder / "token.bin", "wb") as out:
-        for texts in _batches(documents):
+        batches = counted(_batches(documents), "tokenizes", len(documents), progress, len)
+        for texts in batches:
             for tokens in tokenizer.encode_batch(texts):
                 out.write(tokens.astype(dtype).tobytes())
                 out.write(dtype(tokenizer.eos_id).tobytes())

@@ -17,7 +17,7 @@ import tokenizers as hf
 from lowcomm_jax.data.cache import open_or_build
 from lowcomm_jax.data.config import refuse
 from lowcomm_jax.data.corpora.base import fingerprint_of
-from lowcomm_jax.data.documents import Documents
+from lowcomm_jax.data.documents import Documents, Progress, counted
 
 _MULTIPLE = 64
 _EOS, _PAD = "<|end|>", "<|pad|>"
@@ -39,21 +39,35 @@ class Tokenizer(Protocol):
         digest: changes when the encoding of any text may change.
     """
 
-    name: str
-    size: int
-    vocab_size: int
-    eos_id: int
-    pad_id: int
-    digest: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_id(self) -> int: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, int32 [n], without end token."""
+        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return `encode` of every text."""
+        ...
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of tokens; end, padding and unused numbers give nothing."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +138,11 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def open_tokenizer(
-    name: str, documents: Documents, cache: Path, eos_token: str | None = None
+    name: str,
+    documents: Documents,
+    cache: Path,
+    eos_token: str | None = None,
+    progress: Progress | None = None,
 ) -> Tokenizer:
     """Return the tokenizer a config names; `bpe:VOCAB` is trained on `documents` at first use.
 
@@ -134,6 +152,7 @@ def open_tokenizer(
             The vocabulary then depends on the corpus alone, not on a seed.
         cache: folder that holds trained tokenizers, by corpus digest and vocabulary size.
         eos_token: end-of-document token of a file; None = found by its usual names.
+        progress: told of the documents that BPE has read; see `load`.
 
     Raises:
         ValueError: the file is no tokenizer, or has no end-of-document token.
@@ -146,13 +165,13 @@ def open_tokenizer(
     key = fingerprint_of("bpe-1", hf.__version__, documents.digest, int(rest))[:32]
 
     def build(folder: Path) -> None:
-        _train_bpe(documents, int(rest)).save(str(folder / "tokenizer.json"))
+        _train_bpe(documents, int(rest), progress).save(str(folder / "tokenizer.json"))
 
     folder = open_or_build(cache / "tokenizers" / key, build)
     return _open_file(name, folder / "tokenizer.json", _EOS)
 
 
-def _train_bpe(documents: Documents, vocab_size: int) -> hf.Tokenizer:
+def _train_bpe(documents: Documents, vocab_size: int, progress: Progress | None) -> hf.Tokenizer:
     backend = hf.Tokenizer(hf.models.BPE())
     backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = hf.decoders.ByteLevel()
@@ -164,7 +183,9 @@ def _train_bpe(documents: Documents, vocab_size: int) -> hf.Tokenizer:
     )
     last = int(np.searchsorted(documents.offset_E, _TRAINING_BYTES, side="right"))
     count = min(max(last - 1, 1), len(documents))
-    backend.train_from_iterator((documents.text(i) for i in range(count)), trainer)
+    texts = (documents.text(i) for i in range(count))
+    texts = counted(texts, "reads text for the tokenizer", count, progress, lambda _: 1)
+    backend.train_from_iterator(texts, trainer)
     return backend
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import grain
 import numpy as np
@@ -41,14 +41,14 @@ class TrainData:
         regions: int,
         trainers: int,
         identity: str,
-        summary: dict,
+        summary: dict[str, Any],
     ):
         """Wrap sequences whose groups are (region 0, part 0), (region 0, part 1), ... in order."""
         self.regions = regions
         self.trainers = trainers
-        self.seq_len = packed.seq_len
+        self.seq_len: int = packed.seq_len
         self.identity = identity
-        self.summary = summary
+        self.summary: dict[str, Any] = summary
         self._seed = seed
         self._packed = packed
         self._orders: dict[tuple[int, int], grain.MapDataset] = {}

@@ -69,7 +69,7 @@ class GroupExchange:
         count = self.regions.count
         number = self.topology.draw(round, count)
         if self.regions.slots > 1:
-            return np.int32(number)
+            return np.asarray(number, np.int32)
         return self._table(number)
 
     def violations(self) -> list[str]:
@@ -89,7 +89,15 @@ class GroupExchange:
             "slot"
         ]
 
-    def means(self, payload_R, anchor_R, weight_R, draw, like, specs):
+    def means(
+        self,
+        payload_R: PyTree,
+        anchor_R: PyTree,
+        weight_R: jax.Array,
+        draw: jax.Array,
+        like: PyTree,
+        specs: PyTree,
+    ) -> tuple[PyTree, PyTree, jax.Array]:
         """Weighted means over each region's group, summed in order of the regions (traced).
 
         Bit-identical on every mesh when the weights are equal. A region of weight 0 contributes

@@ -216,7 +216,7 @@ def _norm_factor(g, displacement, strength, scope, batch_axes) -> PyTree:
     return jax.tree.unflatten(structure, factors)
 
 
-def _stacked_axes(batch_axes, path, leaf) -> int:
+def _stacked_axes(batch_axes: int | Callable[[str], int], path: Any, leaf: jax.Array) -> int:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     stacked = batch_axes(name) if callable(batch_axes) else batch_axes
     if not 0 <= stacked <= leaf.ndim:

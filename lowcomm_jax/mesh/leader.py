@@ -156,7 +156,9 @@ class Leader:
     def __init__(
         self, count: int = 1, index: int = 0, connect: Callable[..., Channel] = open_channel
     ):
-        self.count, self.index, self.leads = count, index, index == 0
+        self.count: int = count
+        self.index: int = index
+        self.leads: bool = index == 0
         self._inbox: queue.Queue[tuple[int, tuple]] = queue.Queue()
         self._deciding = False
         # What ended which process; what ended the leader as soon as we have read so far.

@@ -137,7 +137,7 @@ class Regions:
         """`replicas` replicas of every region as regions of their own, region by region."""
         return dataclasses.replace(self, count=self.count * replicas)
 
-    def sharding(self, *spec) -> NamedSharding:
+    def sharding(self, *spec: str | None) -> NamedSharding:
         return NamedSharding(self.mesh, P(*spec))
 
     def idle_axes(self, spec: P) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import msgpack
@@ -35,7 +35,7 @@ def encode(value: Any) -> list[bytes]:
       TypeError: anything else.
     """
     buffers: list[bytes] = []
-    structure = msgpack.packb(_written(value, buffers))
+    structure = cast(bytes, msgpack.packb(_written(value, buffers)))
     return [structure, *buffers]
 
 
@@ -128,7 +128,7 @@ def _array(dtype: np.dtype, shape: list[int] | None, receive: Callable) -> np.nd
     return array[0] if shape is None else array.reshape(shape)
 
 
-def _raised(kind: type, arguments: tuple, state: dict) -> Exception:
+def _raised(kind: type[Exception], arguments: tuple, state: dict) -> Exception:
     # Not by its own `__init__`, which may take other arguments than those that it hands on.
     error = kind(*arguments) if kind.__module__ == "builtins" else kind.__new__(kind, *arguments)
     error.__dict__.update(state)

@@ -121,7 +121,7 @@ class Method:
     hands_out: Callable[[Any, Any], Any] | None = None
     servers: LocalServers | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.codec, str | Mapping):
             object.__setattr__(self, "codec", compression.make(self.codec))
         if isinstance(self.merge, str | Mapping):
@@ -136,11 +136,11 @@ class Method:
 
     def outer_of(self, fragment: int) -> Rule:
         """The outer rule of a fragment."""
-        return self.outer[fragment] if _per_fragment(self.outer) else self.outer
+        return _rule_of(self.outer, fragment)
 
     def landing_of(self, fragment: int) -> Rule:
         """The landing rule of a fragment; None = replace."""
-        return self.landing[fragment] if _per_fragment(self.landing) else self.landing
+        return _rule_of(self.landing, fragment)
 
     @property
     def takes_own_parts(self) -> bool:
@@ -316,6 +316,12 @@ class Method:
 def _per_fragment(rules: Any) -> bool:
     # An Optax transform is itself a tuple, of functions.
     return isinstance(rules, tuple) and not isinstance(rules, optax.GradientTransformation)
+
+
+def _rule_of(rules: Rule | tuple[Rule, ...], fragment: int) -> Rule:
+    if isinstance(rules, optax.GradientTransformation):
+        return rules
+    return rules[fragment] if isinstance(rules, tuple) else rules
 
 
 def _told(rules: Any) -> Any:

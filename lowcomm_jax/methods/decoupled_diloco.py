@@ -58,7 +58,7 @@ def decoupled_diloco(
     grace: float = 0.8,
     speeds: Sequence[float] | None = None,
     outages: Sequence[tuple[int, int, int]] = (),
-    merge: Merge | str | Mapping | None = "radial_directional",
+    merge: Merge | str | Mapping[str, Any] | None = "radial_directional",
     weights: str = "token_rate",
     outer: optax.GradientTransformation | None = None,
     codec: Any = None,

@@ -88,7 +88,7 @@ class TransformerConfig:
     compute_dtype: ComputeDtype = "float32"
     attention: Attention = "auto"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         problems = _violations(self)
         if problems:
             raise ValueError("TransformerConfig:\n" + "\n".join(f"  - {p}" for p in problems))

@@ -38,7 +38,7 @@ class Model:
     """
 
     config: TransformerConfig
-    graph: nnx.GraphDef = dataclasses.field(compare=False, repr=False)
+    graph: nnx.GraphDef[Transformer] = dataclasses.field(compare=False, repr=False)
 
     @property
     def param_count(self) -> int:
@@ -58,7 +58,9 @@ class Model:
         """Returns [B, T, V] float32 for int32 `tokens` [B, T]: the scores of the next token."""
         return self.bind(params)(tokens).reshape(*tokens.shape, self.config.vocab_size)
 
-    def loss_fn(self, params: Params, batch: Mapping[str, Array], rng: Array):
+    def loss_fn(
+        self, params: Params, batch: Mapping[str, Array], rng: Array
+    ) -> tuple[Array, dict[str, Array]]:
         """Returns the mean loss over the targets that count, and an aux dict of scalars.
 
         Args:
@@ -79,7 +81,7 @@ class Model:
         logits_NxV = self.bind(params)(tokens[:, :-1])
         return masked_cross_entropy(logits_NxV, target_N, mask_N, self.config.z_loss)
 
-    def specs(self, params: Params, axis_sizes: Mapping[str, int] | None = None):
+    def specs(self, params: Params, axis_sizes: Mapping[str, int] | None = None) -> Params:
         """Returns a PartitionSpec per leaf; see `sharding.parameter_specs`."""
         return sharding.parameter_specs(params, axis_sizes)
 

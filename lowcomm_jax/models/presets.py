@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from lowcomm_jax.models.config import TransformerConfig
 
 
-def _dense(layers: int, heads: int, width: int, head_dim: int, **changes) -> TransformerConfig:
+def _dense(layers: int, heads: int, width: int, head_dim: int, **changes: Any) -> TransformerConfig:
     """Builds a Chinchilla-style decoder: multi-head attention, GELU of four widths, tied table."""
     return TransformerConfig(
         layers=layers,
@@ -132,7 +133,7 @@ PRESETS = {
 }
 
 
-def preset(name: str, **changes) -> TransformerConfig:
+def preset(name: str, **changes: Any) -> TransformerConfig:
     """Returns the preset `name`, with `changes` to its fields.
 
     Sizes are those of the papers. Differs from the papers: rotary instead of learned or relative

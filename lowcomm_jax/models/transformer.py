@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +97,7 @@ class Transformer(nnx.Module):
 
         return jax.lax.scan(step, x_NxD, (stacked, real_L))[0]
 
-    def extend(self, tokens_BxT: Array, caches, start: Array):
+    def extend(self, tokens_BxT: Array, caches: Any, start: Array) -> tuple[Array, Any]:
         """Returns logits [B * T, V] of T new positions at `start`, and the caches with them in."""
         positions_T = start + jnp.arange(tokens_BxT.shape[1])
         x_NxD, context = self._enter(tokens_BxT, positions_T)
@@ -117,7 +117,7 @@ class Transformer(nnx.Module):
             caches = tuple(advanced)
         return self.leave(x_NxD), caches
 
-    def empty_caches(self, batch: int, length: int):
+    def empty_caches(self, batch: int, length: int) -> Any:
         """Returns zeroed caches of `length` positions for every layer."""
         c = self.config
         zeros = jnp.zeros((batch, c.kv_heads, length, c.head_dim), c.compute_dtype)

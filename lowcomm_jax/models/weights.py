@@ -37,7 +37,7 @@ _BLOCK_NAMES = {
 }
 
 
-def load_llama(path: str | pathlib.Path, **changes) -> tuple[Model, Params]:
+def load_llama(path: str | pathlib.Path, **changes: Any) -> tuple[Model, Params]:
     """Builds the model that a checkpoint describes and loads its weights.
 
     Args:
@@ -105,7 +105,7 @@ def save_llama(
     (path / _FILE).chmod(described.stat().st_mode)
 
 
-def config_from_llama(described: dict[str, Any], **changes) -> TransformerConfig:
+def config_from_llama(described: dict[str, Any], **changes: Any) -> TransformerConfig:
     """Reads a transformers LLaMA configuration; absent entries take transformers' defaults.
 
     Raises:

@@ -1,6 +1,7 @@
 """Costs of a run (`summarise` gives a `ClockReport`) and of one collective alone (`usage_of`)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class ClockReport:
     mean_gbps_R: np.ndarray
     peak_gbps_R: np.ndarray
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         """Give plain numbers and lists for JSON."""
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
 

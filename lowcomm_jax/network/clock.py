@@ -57,12 +57,12 @@ class VirtualClock:
         """
         self.network = network
         self.seed = seed
-        self.ledger = Ledger(network.regions)
-        self.now_R = np.zeros(network.size)
-        self.peers_R = np.zeros(network.size)
-        self.exposed_R = np.zeros(network.size)
-        self.absent_R = np.zeros(network.size)
-        self.transit = Transit(network)
+        self.ledger: Ledger = Ledger(network.regions)
+        self.now_R: np.ndarray = np.zeros(network.size)
+        self.peers_R: np.ndarray = np.zeros(network.size)
+        self.exposed_R: np.ndarray = np.zeros(network.size)
+        self.absent_R: np.ndarray = np.zeros(network.size)
+        self.transit: Transit = Transit(network)
         self.recorder: Recorder | None = None
         if record:
             self.start_recording()

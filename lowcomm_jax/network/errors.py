@@ -22,7 +22,7 @@ class ViolationsError(ValueError):
     def __init__(self, subject: str, lines: Sequence[str]) -> None:
         text = "\n".join(f"  {i + 1}. {line}" for i, line in enumerate(lines))
         super().__init__(f"{subject}: {len(lines)} violation(s)\n{text}")
-        self.lines = tuple(lines)
+        self.lines: tuple[str, ...] = tuple(lines)
 
 
 def raise_all(subject: str, violations: Sequence[str]) -> None:

@@ -55,7 +55,7 @@ class Ledger:
     """
 
     regions: tuple[str, ...]
-    booked: Counter = field(default_factory=Counter)
+    booked: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     analytic: dict[Hashable, float] = field(default_factory=dict)
     control_R: np.ndarray = field(default_factory=lambda: np.zeros(0))
 

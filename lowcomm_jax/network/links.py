@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -151,7 +152,7 @@ def uniform(
     delay_s: float = 0.0,
     compute_s: float = 1.0,
     shared: bool = False,
-    **fields,
+    **fields: Any,
 ) -> Network:
     """Build a network with equal links.
 

@@ -4,11 +4,17 @@ A clock that records owns a `Recorder`, which gives a `Timeline` of `Bar`s. `dra
 `save_picture` turn it into a picture with matplotlib.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 KINDS = ("compute", "wait", "peers", "absent", "send", "land")
 COLOURS = {
@@ -72,8 +78,8 @@ class Recorder:
         """Start at the regions' virtual times `now_R`."""
         self.regions = regions
         self.bars: deque[Bar] = deque(maxlen=KEPT_BARS)
-        self.begin_s = float(now_R.min())
-        self.since_R = now_R.copy()
+        self.begin_s: float = float(now_R.min())
+        self.since_R: np.ndarray = now_R.copy()
 
     def pause(self, kind: str, region: int, begin_s: float, end_s: float, label: str) -> None:
         """Note that a region did not compute from begin to end."""
@@ -92,7 +98,15 @@ class Recorder:
         for member, ready in zip(members.tolist(), ready_M.tolist(), strict=True):
             self.bars.append(Bar(member, "send", begin, ready, label))
 
-    def landing(self, label: str, members: np.ndarray, start_s: float, now_M, peers_M, ready_M):
+    def landing(
+        self,
+        label: str,
+        members: np.ndarray,
+        start_s: float,
+        now_M: np.ndarray,
+        peers_M: np.ndarray,
+        ready_M: np.ndarray,
+    ) -> None:
         """Record the transfers, the waits for peers and for bytes, and the landings."""
         self.travel(label, members, start_s, ready_M)
         rows = zip(
@@ -114,7 +128,7 @@ class Recorder:
         return Timeline(self.regions, (*self.bars, *tail))
 
 
-def draw(timeline: Timeline, axes) -> None:
+def draw(timeline: Timeline, axes: Axes) -> None:
     """Draw the bars on matplotlib axes: one row a region, travelling bytes as a thin line in it."""
     lanes = {"send": (0.08, 0.14), "land": (0.05, 0.9)}
     seen: dict[str, object] = {}

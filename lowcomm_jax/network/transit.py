@@ -76,13 +76,13 @@ class Transit:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.fabric = Fabric()
-        self.profiles = ProfileCache(network)
+        self.fabric: Fabric = Fabric()
+        self.profiles: ProfileCache = ProfileCache(network)
         self.payloads: dict[Hashable, Payload] = {}
         self.owed: list[Flight] = []
         self.used_links: set[tuple[int, int]] = set()
-        self.sends = 0
-        self.peak_R = np.zeros(network.size)
+        self.sends: int = 0
+        self.peak_R: np.ndarray = np.zeros(network.size)
 
     def open(self, key: Hashable, label: Hashable) -> None:
         """Make room for a payload.

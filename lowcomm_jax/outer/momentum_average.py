@@ -15,6 +15,7 @@ Source: HeLoCo's published code (of the paper only notes were read). In `outer.n
 momentum is a sum, not an average.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -76,7 +77,7 @@ def momentum_average(
     return in_fp32(optax.GradientTransformationExtraArgs(init, update))
 
 
-def look_ahead(learning_rate: float, momentum: float):
+def look_ahead(learning_rate: float, momentum: float) -> Callable[[PyTree, PyTree], PyTree]:
     """What a method hands out instead of the anchor: the anchor after one more momentum step.
 
     Args:

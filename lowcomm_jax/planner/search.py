@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,12 +37,18 @@ class Choice:
     bytes_per_step: float
 
 
-def search(work: Workload, bound_nats: float) -> tuple[Choice | None, list[Choice], int]:
+def search(
+    work: Workload,
+    bound_nats: float,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[Choice | None, list[Choice], int]:
     """Try all settings whose published penalty is known and within the bound.
 
     Args:
         work: model and network.
         bound_nats: largest acceptable loss penalty beside H = 30, dense, without overlap.
+        progress: told which (H, K, tau) comes next, how many of them are done, and of how many.
 
     Returns:
         The best setting (None: none is within the bound), all settings tried (best first), and the
@@ -54,8 +61,11 @@ def search(work: Workload, bound_nats: float) -> tuple[Choice | None, list[Choic
     raise_all("search", not_negative("loss_bound", bound_nats))
     tried: list[Choice] = []
     left_out = 0
-    for period, fragments, tau in itertools.product(PERIODS, FRAGMENTS, TAUS):
+    cuts = list(itertools.product(PERIODS, FRAGMENTS, TAUS))
+    for done, (period, fragments, tau) in enumerate(cuts):
         name = f"H={period} K={fragments} tau={tau}"
+        if progress is not None:
+            progress(name, done, len(cuts))
         base = PlanMethod(name, period, fragments, tau, law=DILOCO)
         if base.violations(work.model.layers) or tau * fragments >= period:
             continue

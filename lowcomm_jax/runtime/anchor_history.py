@@ -60,7 +60,8 @@ class AnchorHistory:
         """Digest of fragment p, computed once for the same arrays."""
         leaves = fragments.leaves(anchor, p)
         known, digest = self._known.get(p, ([], None))
-        if len(known) == len(leaves) and all(x() is y for x, y in zip(known, leaves.values())):
+        same = len(known) == len(leaves) and all(x() is y for x, y in zip(known, leaves.values()))
+        if same and digest is not None:
             return digest
         digest = whole(fragment_digest(leaves, fragments.rows(p)))
         # Not the arrays themselves, which would outlive a state that is replaced.

@@ -185,6 +185,7 @@ class CommitLog:
                 payloads = {int(r): PayloadRecord.read(one) for r, one in body["payloads"].items()}
                 terms = {int(r): one for r, one in body["terms"].items()}
                 return Commit(payloads, terms, body["writer"], tuple(body["present"])), key
+        raise AssertionError("numbers never end")
 
     def _open(self, key: str, data: bytes | None) -> dict | None:
         if data is None:

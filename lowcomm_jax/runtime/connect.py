@@ -199,8 +199,11 @@ class LockstepExchange:
       ValueError: the processes were given different regions; and whatever `make` raises.
     """
 
-    def __init__(self, team: Leader, region: int, count: int, heal: Heal, make: Callable):
-        self.region, self.count = region, count
+    def __init__(
+        self, team: Leader, region: int, count: int, heal: Heal, make: Callable[[], RemoteExchange]
+    ):
+        self.region: int = region
+        self.count: int = count
         self._leader = team
         self._exchange: RemoteExchange | None = None
         given = team.everyones("region", (region, count, heal))
@@ -211,7 +214,7 @@ class LockstepExchange:
             )
         team.broadcast_from_leader("open the exchange", lambda: self._open(make))
 
-    def _open(self, make: Callable) -> None:
+    def _open(self, make: Callable[[], RemoteExchange]) -> None:
         self._exchange = make()
         self._leader.on_failure(self._exchange.fail)
 

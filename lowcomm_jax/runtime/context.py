@@ -63,12 +63,15 @@ class FaultHooks(Protocol):
 
     def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
         """An exchange begins; one that follows from it has a key "KEY/...", and no terms."""
+        ...
 
     def sent(self, key: str, data: bytes) -> bytes:
         """Returns the bytes to publish in place of this region's payload."""
+        ...
 
     def received(self, key: str, nbytes: int) -> None:
         """A payload of another region has arrived."""
+        ...
 
 
 class NoFaults:

@@ -10,7 +10,7 @@ import atexit
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lowcomm_jax.runtime import final_state
 from lowcomm_jax.runtime.anchor_check import AnchorCheck
@@ -44,7 +44,9 @@ class Membership:
     """
 
     def __init__(self, context: ExchangeContext, kind: str, keep: int):
-        self.region, self.count, self.kind = context.region, context.count, kind
+        self.region: int = context.region
+        self.count: int = context.count
+        self.kind = kind
         self._context = context
         self._payload_gc = PayloadGC(context, keep)
         self._wait_list = WaitList(context.heartbeat)
@@ -109,7 +111,7 @@ class Membership:
         """Tell the others how many inner steps we have made, with the next heartbeat."""
         self._context.heartbeat.update(trained=step, at_once=False)
 
-    def agree(self, name: str, proposal: dict) -> dict:
+    def agree(self, name: str, proposal: dict[str, Any]) -> dict[str, Any]:
         """The first proposal (small JSON) of any region under this name, in this epoch.
 
         Raises:

@@ -222,7 +222,9 @@ class RemoteExchange(Membership):
         """
         return self._state_transfer.owed()
 
-    def give_state(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> None:
+    def give_state(
+        self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]
+    ) -> None:
         """Publish a state, on a thread of its own; nothing if all who ask have this step's."""
         self._state_transfer.give_soon(step, arrays, document)
 

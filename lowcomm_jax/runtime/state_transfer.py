@@ -37,11 +37,11 @@ _PIECE = re.compile(r"\d+\.\d+\.(\d+)\.[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
 
-State = tuple[int, dict[str, np.ndarray], dict]
+State = tuple[int, dict[str, np.ndarray], dict[str, Any]]
 """Step, arrays, document."""
 
 
-def shared_state(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict]:
+def shared_state(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
     """The part of a state that a newcomer needs: (step, arrays by name, records of payloads).
 
     Only the first process of a job gets the arrays.
@@ -67,7 +67,7 @@ class StateTransfer:
         self._busy = threading.Lock()  # with giving, or with removing
         self._swept_for: set[int] | None = None  # who lived when nothing of the dead was left
 
-    def give_soon(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> None:
+    def give_soon(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> None:
         """Call `give` on a thread of its own, so that training goes on meanwhile."""
 
         def act() -> None:
@@ -86,7 +86,7 @@ class StateTransfer:
         if self._giving is not None:
             self._giving.join()
 
-    def give(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
+    def give(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
         """Publish a state for the regions that ask; a donor keeps its two newest ones.
 
         Returns:
@@ -98,7 +98,7 @@ class StateTransfer:
         with self._busy:
             return self._publish(step, arrays, document)
 
-    def _publish(self, step: int, arrays: dict[str, np.ndarray], document: dict) -> bool:
+    def _publish(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
         asking = self.asking()
         key = self._free(step, asking)
         if key is None:

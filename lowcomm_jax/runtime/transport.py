@@ -22,6 +22,7 @@ class Transport(Protocol):
 
     def start(self) -> None:
         """Begin to serve; called once, when the region has joined."""
+        ...
 
     def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
         """Publish bytes of our own, which these regions will want at once.
@@ -29,6 +30,7 @@ class Transport(Protocol):
         Returns:
           small JSON that spares readers a question, for `get`.
         """
+        ...
 
     def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
         """Fetch bytes from one of these regions, tried in turn; the first has published them.
@@ -37,15 +39,19 @@ class Transport(Protocol):
           Missing: none of them has the bytes, or can be reached.
           Rejected: not even the first one has the bytes that it has published.
         """
+        ...
 
     def keep(self, name: str, data: bytes) -> Any:
         """Bytes of another region that were verified: they may be served to others."""
+        ...
 
     def drop(self, name: str, shared: bool) -> None:
         """Drop bytes that no region needs any more; `shared`: also those stored for all."""
+        ...
 
     def close(self) -> None:
         """Stop serving."""
+        ...
 
 
 class StoreTransport:

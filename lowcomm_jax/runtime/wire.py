@@ -101,6 +101,7 @@ class Reduction(Protocol):
 
     def split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
         """One region's arrays as (arrays for every region, slices `[parts, ...]`)."""
+        ...
 
     def reduce(self, slice_R: Arrays, rest_R: Arrays, takes_part_R: np.ndarray) -> Arrays:
         """Average or sum, `like`, of every region's slice of one number.
@@ -110,6 +111,7 @@ class Reduction(Protocol):
             that take no part.
           takes_part_R: bool `[R]`.
         """
+        ...
 
 
 def owners(present: Sequence[int], parts: int) -> list[int]:

@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lowcomm_jax.schedule.base import Schedule, Timing, common_violations
-from lowcomm_jax.state.train_state import SyncCounters
+from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 
 def syncs_per_period(
@@ -96,7 +96,7 @@ class Adaptive(Schedule):
     def _spacing(self, syncs: int) -> int:
         return max(1, self.period // int(syncs))
 
-    def start(self) -> dict[str, np.ndarray]:
+    def start(self) -> Decided:
         if not self.measured:
             return {}
         # Two grids of slots: the one of now, and the one that begins behind step `since[1]`.
@@ -116,9 +116,7 @@ class Adaptive(Schedule):
         later = self._grid(slot, counters)
         return slot if later[0] == origin else sum(later)
 
-    def decide(
-        self, step: int, counters: SyncCounters, landings: Sequence[Any]
-    ) -> dict[str, np.ndarray] | None:
+    def decide(self, step: int, counters: SyncCounters, landings: Sequence[Any]) -> Decided | None:
         seconds = [e.values["seconds"] for e in landings if "seconds" in e.values]
         seconds = [pair for pair in seconds if np.isfinite(pair).all()]
         if not seconds:

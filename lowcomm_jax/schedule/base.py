@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lowcomm_jax.state.train_state import SyncCounters
+from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Schedule(abc.ABC):
         del timing
         return self
 
-    def start(self) -> dict[str, np.ndarray]:
+    def start(self) -> Decided:
         """What the schedule itself remembers, `SyncCounters.decided`, before the first step."""
         return {}
 
@@ -100,9 +100,7 @@ class Schedule(abc.ABC):
         del counters
         return 0
 
-    def decide(
-        self, step: int, counters: SyncCounters, landings: Sequence[Any]
-    ) -> dict[str, np.ndarray] | None:
+    def decide(self, step: int, counters: SyncCounters, landings: Sequence[Any]) -> Decided | None:
         """The new `SyncCounters.decided` after a step's sends and landings; None = as it was.
 
         An implementation reads reduced data only, so that all regions decide alike.

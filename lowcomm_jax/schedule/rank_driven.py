@@ -34,7 +34,7 @@ from lowcomm_jax.schedule.base import (
     overlap_violations,
     steps_to_travel,
 )
-from lowcomm_jax.state.train_state import SyncCounters
+from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 _ROUNDING = 1e-5  # relative; a measured rank is a mean in fp32
 
@@ -71,7 +71,7 @@ class Ranked(Schedule):
             self, travel=tuple(steps_to_travel(timing, 0, k) for k in levels)
         )
 
-    def start(self) -> dict[str, np.ndarray]:
+    def start(self) -> Decided:
         return {
             "boundary": np.int64(self.period),
             "level": np.int64(0),
@@ -98,9 +98,7 @@ class Ranked(Schedule):
     def level(self, counters: SyncCounters) -> int:
         return int(counters.decided["level"])
 
-    def decide(
-        self, step: int, counters: SyncCounters, landings: Sequence[Any]
-    ) -> dict[str, np.ndarray] | None:
+    def decide(self, step: int, counters: SyncCounters, landings: Sequence[Any]) -> Decided | None:
         now = counters.decided
         if step != now["boundary"]:
             return None

@@ -21,7 +21,7 @@ import math
 import numpy as np
 
 from lowcomm_jax.schedule.arrivals import Arrivals
-from lowcomm_jax.state.train_state import SyncCounters
+from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -45,7 +45,7 @@ class TwoLevels(Arrivals):
             return [self.period] * len(self.speeds)
         return [math.ceil(share * self.period) for share in self._shares()]
 
-    def start(self) -> dict[str, np.ndarray]:
+    def start(self) -> Decided:
         count = len(self.groups)
         arrivals, nothing = np.zeros(count, np.int64), np.full(count, -1, np.int64)
         return {

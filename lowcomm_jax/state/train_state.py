@@ -16,6 +16,7 @@ from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.state.channel_flights import ChannelFlights
 
 PyTree = Any
+Decided = dict[str, np.ndarray | np.generic]  # what a schedule remembers, by name
 
 
 @jax.tree_util.register_dataclass
@@ -124,10 +125,10 @@ class SyncCounters:
     counted: np.ndarray
     bytes_sent: np.ndarray
     bytes_received: np.ndarray
-    decided: dict[str, np.ndarray]
+    decided: Decided
 
     @classmethod
-    def start(cls, fragments: int, regions: int, decided: dict | None = None) -> SyncCounters:
+    def start(cls, fragments: int, regions: int, decided: Decided | None = None) -> SyncCounters:
         never = np.full(fragments, -1, np.int64)
         return cls(
             step=np.int64(0),
@@ -199,7 +200,7 @@ class TrainState:
     servers: dict[str, PyTree] = dataclasses.field(default_factory=dict)
     channels: dict[str, ChannelFlights] = dataclasses.field(default_factory=dict)
 
-    def replace(self, **changes) -> TrainState:
+    def replace(self, **changes: Any) -> TrainState:
         return dataclasses.replace(self, **changes)
 
     def whole(self) -> TrainState:
@@ -238,12 +239,12 @@ def _order(flight: InFlight) -> tuple[int, int, int]:
     return int(flight.sent), int(flight.fragment), int(np.argmax(flight.takes_part))
 
 
-def with_item(items: tuple, index: int, value: PyTree) -> tuple:
+def with_item(items: tuple[PyTree, ...], index: int, value: PyTree) -> tuple[PyTree, ...]:
     """The same items with one of them replaced."""
     return (*items[:index], value, *items[index + 1 :])
 
 
-def with_inner(state: TrainState, **changes) -> TrainState:
+def with_inner(state: TrainState, **changes: Any) -> TrainState:
     """The same state with some fields of `inner` replaced."""
     return state.replace(inner=dataclasses.replace(state.inner, **changes))
 

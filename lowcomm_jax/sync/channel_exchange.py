@@ -189,7 +189,7 @@ class ChannelExchange:
 
     # -- inside the inner program -----------------------------------------------------------------
 
-    def empty(self) -> tuple[PyTree, jax.Array]:
+    def empty(self) -> tuple[PyTree, jax.Array] | tuple[()]:
         """(payload, weight) of slots that hold nothing, `[R, slots, ...]`; () without a delay."""
         if not self.channel.delay:
             return ()

@@ -79,7 +79,7 @@ class LearnerLoop(SyncLoop):
             return state
         return with_inner(state, tokens=_restart(state.inner.tokens, lands, np.int32(p)))
 
-    def _base_weights(self, state: TrainState, p: int) -> jax.Array:
+    def _base_weights(self, state: TrainState, p: int) -> jax.Array | np.ndarray:
         """c_tokens (c_tokens / c_steps), counted since the fragment was received."""
         if not self.by_rate:
             return super()._base_weights(state, p)

@@ -20,6 +20,7 @@ from lowcomm_jax.exchange import Traffic, two_shot
 from lowcomm_jax.history import Event
 from lowcomm_jax.schedule import delay_per_region
 from lowcomm_jax.state.train_state import (
+    Decided,
     InFlight,
     TrainState,
     flight_key,
@@ -157,7 +158,7 @@ class SyncLoop:
             state.counters.decided = decided
         return state
 
-    def conclusions(self, state: TrainState, events: list[Event]) -> dict[str, np.ndarray] | None:
+    def conclusions(self, state: TrainState, events: list[Event]) -> Decided | None:
         """The schedule's new decisions; None = nothing changes."""
         step = int(state.counters.step)
         landings = [e for e in events if e.kind == "land" and e.step == step]
@@ -296,7 +297,7 @@ class SyncLoop:
         del number
         return None
 
-    def _base_weights(self, state: TrainState, p: int) -> jax.Array:
+    def _base_weights(self, state: TrainState, p: int) -> jax.Array | np.ndarray:
         return state.inner.tokens[:, p] if self.by_tokens else self.weights
 
     def _average(self, state: TrainState, mask: np.ndarray, flight: InFlight) -> TrainState:

@@ -38,7 +38,7 @@ def variance(state: TrainState) -> jax.Array:
     def one(x_A):
         return jnp.sum(jnp.square(x_A - x_A.mean(axis=0, keepdims=True))) / x_A.shape[0]
 
-    return sum(one(x_A) for x_A in unstow(state.anchor).values())
+    return sum((one(x_A) for x_A in unstow(state.anchor).values()), jnp.zeros(()))
 
 
 def contraction(variances: Sequence[float]) -> float | None:

@@ -116,7 +116,7 @@ def member_table(partition: Groups, group_size: int) -> np.ndarray:
 
 
 def _whole(value: object, low: int, high: float = np.inf) -> bool:
-    return isinstance(value, int | np.integer) and low <= value <= high
+    return isinstance(value, int | np.integer) and low <= int(value) <= high
 
 
 def raw_stream(seed: int, number: int, purpose: int) -> np.random.PCG64:
@@ -159,7 +159,7 @@ def _even_partition(regions: int, group_size: int, circle: int) -> np.ndarray:
     often. Pairs with the middle point do so in any case.
     """
     stream = raw_stream(group_size, regions, SEARCH)
-    best, least = None, np.inf
+    best, least = np.arange(regions), np.inf
     for _ in range(STARTS):
         points = np.argsort(stream.random_raw(regions), kind="stable")
         now = _unevenness(points, group_size, circle)

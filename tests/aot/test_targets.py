@@ -8,6 +8,7 @@ from aot.aot_cases import SMALL_BATCH, M, needs, small_loss, small_params
 import lowcomm_jax as lc
 from lowcomm_jax.aot import ACCELERATORS, Target, ahead_of_time
 from lowcomm_jax.aot.hlo import parse
+from lowcomm_jax.aot.programs import compile_engine
 
 
 @pytest.mark.parametrize(
@@ -87,3 +88,14 @@ def test_the_engine_must_be_on_the_target():
     engine = lc.Engine(small_loss, optax.sgd(0.1), M.diloco(4), 2)
     with pytest.raises(ValueError, match=r"make the engine with mesh=target\.mesh"):
         ahead_of_time(engine, small_params(), SMALL_BATCH, target)
+
+
+def test_progress_names_every_program_before_it_is_compiled():
+    mesh = lc.make_mesh(region=2, devices=jax.devices()[:2])
+    engine = lc.Engine(small_loss, optax.sgd(0.1), M.diloco(4), 2, mesh=mesh, stacked=("blocks",))
+    told = []
+    found = compile_engine(
+        engine, small_params(), SMALL_BATCH, progress=lambda *now: told.append(now)
+    )
+    assert [name for name, _, _ in told] == [program.name for program in found.programs]
+    assert [now[1:] for now in told] == [(done, 4) for done in range(4)]

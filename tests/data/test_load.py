@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from lowcomm_jax.data import DataConfig, load
+from lowcomm_jax.data import DataConfig, documents, load
 from lowcomm_jax.data.config import cache_folder
 from lowcomm_jax.data.corpora.files import TextCorpus
 
@@ -139,3 +139,18 @@ def test_streams_have_a_default_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["lowcomm_jax.data.load"], "HF_DEFAULT_LIMIT", 11)
     assert load(spec)[0].summary["documents"] == 11
     assert load(dataclasses.replace(spec, limit=13))[0].summary["documents"] == 13
+
+
+def test_progress_tells_of_what_is_not_in_the_cache(config, monkeypatch):
+    monkeypatch.setattr(documents, "_TELL_SECONDS", 0)
+    config = dataclasses.replace(config, tokenizer="bpe:300")
+    told = []
+    load(config, progress=lambda *now: told.append(now))
+    by_kind = {what: [now for now in told if now[0] == what] for what, *_ in told}
+    assert list(by_kind) == ["reads documents", "reads text for the tokenizer", "tokenizes"]
+    # 15 documents hold text; how many a corpus has is not known before it is read.
+    assert by_kind["reads documents"][-1][1:] == (16, None)
+    assert by_kind["tokenizes"][-1][1:] == (15, 15)
+    told.clear()
+    load(config, progress=lambda *now: told.append(now))
+    assert not told

@@ -7,10 +7,11 @@ import types
 import pytest
 from rich.console import Console
 
+from experiments import progress
 from experiments.__main__ import available, main
 from experiments.compare.plan import RunSpec
 from experiments.compare.progress import Progress, TimeLeft
-from experiments.progress import Now, duration, open_display, size, steps_of
+from experiments.progress import Now, Work, duration, open_display, size, steps_of, tracked
 
 NOW = Now(
     step=20,
@@ -157,3 +158,99 @@ def test_runs_of_so_many_tokens_tell_their_steps():
 def test_a_step_is_read_from_its_line():
     assert steps_of(NOW.line()) == (20, 300)
     assert steps_of("reading the corpus") is None
+
+
+# -- work that is no run -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that a test sets."""
+    now = types.SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+def _console(terminal: bool = False) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100)
+
+
+def test_work_without_a_terminal_tells_a_line_every_ten_seconds(clock):
+    console = _console()
+    with Work("export", 4, console) as work:
+        for done, (seconds, now) in enumerate([(0, "a"), (9, "b"), (12, "c"), (21, "d")]):
+            clock.seconds = seconds
+            work.at(now, done)
+        clock.seconds = 36
+        work.at("", 4)
+    # Two of four parts in 12 s: as long again; then all are done.
+    assert console.file.getvalue().splitlines() == [
+        "export: 2/4  12 s left  c",
+        "export: 4/4  0 s left",
+    ]
+
+
+def test_parts_of_another_kind_begin_anew_and_a_told_time_counts(clock):
+    console = _console()
+    with Work("data", None, console) as work:
+        clock.seconds = 100
+        work.at("reads", 50)
+        clock.seconds = 120
+        work.at("tokenizes", 10, 40)  # when these began is not known before
+        clock.seconds = 130
+        work.at("tokenizes", 20, 40)
+        clock.seconds = 140
+        work.at("tokenizes", 30, 40, seconds_left=90)
+    assert console.file.getvalue().splitlines() == [
+        "data: 50  reads",
+        "data: 10/40  tokenizes",
+        "data: 20/40  20 s left  tokenizes",
+        "data: 30/40  1 min 30 s left  tokenizes",
+    ]
+
+
+def test_tracked_yields_all_and_names_what_comes_next(clock, monkeypatch):
+    console = _console()
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    seen = []
+    for item in tracked(["x", "y", "z"], "bench", lambda item: item.upper()):
+        seen.append(item)
+        clock.seconds += 20
+    assert seen == ["x", "y", "z"]
+    assert console.file.getvalue().splitlines() == [
+        "bench: 1/3  40 s left  Y",
+        "bench: 2/3  20 s left  Z",
+    ]
+
+
+def test_work_in_a_terminal_is_a_bar_that_goes_and_inner_work_has_its_own(clock):
+    console = _console(terminal=True)
+    with Work("plan", 10, console) as work:
+        clock.seconds = 5
+        work.at("H=30", 5)
+        with Work("timed", 2, console) as inner:
+            inner.at("one", 1)
+            assert inner._bars is work._bars
+            shown = [task.description for task in work._bars.tasks]
+            left = work._bars.tasks[0].fields["left"]
+        assert len(work._bars.tasks) == 1
+    assert shown == ["plan", "timed"] and left == "5 s left"
+    assert work._bars.finished or not work._bars.live.is_started
+    assert not Work._open
+
+
+def test_quiet_work_shows_nothing(clock):
+    console = _console()
+    with Work("data", None, console, quiet=True) as work:
+        clock.seconds = 100
+        work.at("reads", 50)
+    assert not console.file.getvalue()
+
+
+def test_stdout_of_a_command_stays_clean(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
+    workdir = tmp_path / "plan"
+    assert main(["plan", "--config=configs/plan/dilocox_107b.py", f"--workdir={workdir}"]) == 0
+    told = capsys.readouterr()
+    assert "plan: settings tried: " in told.err and "left" in told.err
+    assert "settings tried: " not in told.out

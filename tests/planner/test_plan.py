@@ -76,6 +76,9 @@ def test_search_respects_the_bound():
     work = Workload(MODELS["550m"].shapes(), 11e9, 5e5, uniform(3, 0.2, 0.05, compute_s=0.8))
     best, tried, left_out = search(work, 0.03)
     assert all(c.penalty_nats <= 0.03 for c in tried) and left_out > 0
+    told = []
+    assert search(work, 0.03, progress=lambda *now: told.append(now))[0] == best
+    assert [done for _, done, _ in told] == list(range(told[0][2])) and "tau=" in told[0][0]
     assert best.utilisation >= tried[0].utilisation - 0.005
     strict, _, _ = search(work, 0.0)
     assert strict.penalty_nats == 0.0 and strict.utilisation <= best.utilisation

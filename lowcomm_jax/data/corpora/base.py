@@ -21,13 +21,16 @@ class Corpus(Protocol):
         name: as written in the config.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def fingerprint(self) -> str:
         """Return a short text that changes when the documents may have changed; cheap."""
+        ...
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents; blank ones are left to the reader to drop."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.mesh import stages
 from lowcomm_jax.mesh.stages import STAGE
+from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model, Params, scores, weighted_loss
 from lowcomm_jax.models.pipeline.layout import StageLayout
 from lowcomm_jax.models.pipeline.one_f_one_b import OneFOneB
@@ -77,7 +78,7 @@ class Pipeline:
     schedule: Schedule = "gpipe"
     seed: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         count = self.mesh.shape[STAGE]
         problems = pipeline_problems(self.model.config, count, self.microbatches)
         problems += schedule_problems(self.schedule, self.routed)
@@ -85,7 +86,7 @@ class Pipeline:
             raise ValueError("this pipeline cannot work:\n- " + "\n- ".join(problems))
 
     @property
-    def config(self):
+    def config(self) -> TransformerConfig:
         return self.model.config
 
     @property
@@ -148,7 +149,9 @@ class Pipeline:
         """Returns a PartitionSpec per leaf over the axes inside a region."""
         return self.layout.specs(params, axis_sizes or dict(self.mesh.shape))
 
-    def loss_fn(self, params: Params, batch: Mapping[str, Array], rng: Array):
+    def loss_fn(
+        self, params: Params, batch: Mapping[str, Array], rng: Array
+    ) -> tuple[Array, dict[str, Array]]:
         """`Model.loss_fn` of one region's batch, in M microbatches.
 
         Sequence i belongs to microbatch i mod M, so that each lies over `fsdp` as the batch does.
@@ -264,7 +267,7 @@ class StagePart:
     layout: StageLayout
 
     @property
-    def config(self):
+    def config(self) -> TransformerConfig:
         return self.model.config
 
     def bind(self, params: Params) -> Transformer:

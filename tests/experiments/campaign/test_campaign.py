@@ -9,6 +9,7 @@ import pytest
 from campaign_cases import checked, config, put, record, two_steps
 from rich.console import Console
 
+from experiments import progress
 from experiments.campaign import main as command
 from experiments.campaign import tuning
 from experiments.campaign.cells import Cell, digest_of, fields_of, record_path
@@ -227,6 +228,7 @@ def test_a_campaign_stops_at_its_budget_and_goes_on(tmp_path, monkeypatch, capsy
         f"def get_config():\n    return config(pathlib.Path({str(tmp_path)!r}))\n"
     )
     arguments = [f"--config={file}", "--compile_cache=off", f"--workdir={tmp_path / 'runs'}"]
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
     fake = Fake(monkeypatch)
     assert command.main([*arguments, "--core_hours=0.1"]) == 0  # 360 s: three runs and no fourth
     assert len(fake.cells) == 3 and all(c.tunes for c in fake.cells)
@@ -242,7 +244,9 @@ def test_a_campaign_stops_at_its_budget_and_goes_on(tmp_path, monkeypatch, capsy
     # 3 arms x (2 rungs x 3 seeds at `small`, 2 rungs x 4 seeds at `large`); 3 x 2 x 6 that tune.
     assert len(reported) == 3 * (6 + 8) and len(everything) == len(reported) + 36
     assert command.main([*arguments, "--plan"]) == 0
-    shown = capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "campaign: runs: 0/" in told.err and " left  small " in told.err
+    shown = told.out
     assert "42 cells and 36 runs of the tuning" in shown and "0.03 of 0.1 core-hours" in shown
 
 

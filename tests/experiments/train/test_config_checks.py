@@ -8,6 +8,7 @@ import pytest
 from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config
 from experiments.config import base, plain
+from experiments.train.checks import fit_warm_up
 from experiments.train.methods import METHODS, make_codec, make_method
 from experiments.train.resolve import resolve
 from experiments.workdir import write_config
@@ -307,3 +308,27 @@ def test_absurd_sizes_are_refused_at_once(overrides, lines, tmp_path):
     text = refused(config, tmp_path / "run")
     assert time.monotonic() - began < 2 and not (tmp_path / "run").exists()
     assert all(line in text for line in lines), text
+
+
+def test_a_short_run_gets_a_warm_up_that_fits_unless_it_names_one(capsys, tmp_path):
+    short = [*ONE_DEVICE, ("steps", "40")]
+    config, _ = load_config("diloco", short)
+    assert "warm-up: 4 of 40 steps; the config's 50 do not fit" in fit_warm_up(config, short)
+    assert resolve(config, tmp_path).inner.warmup_steps == 4
+    # Nobody's numbers move: not those of a config as it is, nor of a run that is long enough.
+    for overrides in (ONE_DEVICE, [*ONE_DEVICE, ("steps", "51")]):
+        config, _ = load_config("diloco", overrides)
+        assert fit_warm_up(config, overrides) == "" and config.inner.warmup_steps == 50
+    named = ["--config.steps=40", "--config.inner.warmup_steps=50", f"--workdir={tmp_path / 'run'}"]
+    assert main(["train", "--config=diloco", *named]) == 2
+    printed = capsys.readouterr().err
+    assert "inner.warmup_steps=50: must lie between 0 and the 40 steps of the run" in printed
+    assert "use warmup_steps=4 (a tenth), or train longer" in printed
+
+
+def test_print_config_shows_the_warm_up_of_a_short_run(capsys, tmp_path):
+    words = ["--config.steps=40", f"--workdir={tmp_path / 'run'}", "--print_config"]
+    devices = [f"--config.{name}={value}" for name, value in ONE_DEVICE]
+    assert main(["train", "--config=diloco", *words, *devices]) == 0
+    printed = capsys.readouterr().out
+    assert "warmup_steps: 4," in printed and "warmup_steps: 50" not in printed

@@ -9,6 +9,7 @@ import numpy as np
 import own_parts
 import pytest
 
+from experiments import progress
 from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config, override
 from experiments.config import base, plain
@@ -211,7 +212,9 @@ def test_what_no_other_process_could_find_is_refused(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_own_parts_is_resumed_sampled_exported_and_reported(tmp_path, tiny, monkeypatch):
+def test_a_run_of_own_parts_is_resumed_sampled_exported_and_reported(
+    tmp_path, tiny, monkeypatch, capsys
+):
     """The name that was registered by hand is gone when the other commands run."""
     tiny.corpus(tmp_path / "texts")
     folder = tmp_path / "run"
@@ -240,6 +243,9 @@ def test_a_run_of_own_parts_is_resumed_sampled_exported_and_reported(tmp_path, t
         assert stored["outer"] == "own_parts:steady" and stored["codec"] == "own_parts:RowSign"
         assert main(["sample", f"--workdir={folder}", "--length=4"]) == 0
         output = tmp_path / "exported"
+        monkeypatch.setattr(progress, "PLAIN_SECONDS", 0)
         assert main(["export", f"--workdir={folder}", f"--output={output}"]) == 0
         assert (output / "model.safetensors").is_file()
+        told = capsys.readouterr().err
+        assert "export: 1/3" in told and "left  writes the weights" in told
         assert main(["report", str(folder)]) == 0

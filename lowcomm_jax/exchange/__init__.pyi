@@ -1,0 +1,23 @@
+# For type checkers, which cannot follow the names that `__init__.py` resolves when they are used.
+
+from lowcomm_jax.exchange.mesh import InSlices as InSlices
+from lowcomm_jax.exchange.mesh import MeshExchange as MeshExchange
+from lowcomm_jax.exchange.pairs import GroupExchange as GroupExchange
+from lowcomm_jax.exchange.traffic import Traffic as Traffic
+from lowcomm_jax.exchange.traffic import all_gather as all_gather
+from lowcomm_jax.exchange.traffic import in_halves as in_halves
+from lowcomm_jax.exchange.traffic import pair as pair
+from lowcomm_jax.exchange.traffic import two_shot as two_shot
+from lowcomm_jax.runtime.connect import JobExchange as JobExchange
+from lowcomm_jax.runtime.connect import LockstepExchange as LockstepExchange
+from lowcomm_jax.runtime.connect import peers as peers
+from lowcomm_jax.runtime.connect import store as store
+from lowcomm_jax.runtime.errors import Lost as Lost
+from lowcomm_jax.runtime.errors import Missing as Missing
+from lowcomm_jax.runtime.errors import Parted as Parted
+from lowcomm_jax.runtime.errors import Rejected as Rejected
+from lowcomm_jax.runtime.errors import StoreUnavailable as StoreUnavailable
+from lowcomm_jax.runtime.errors import Superseded as Superseded
+from lowcomm_jax.runtime.remote import RemoteExchange as RemoteExchange
+from lowcomm_jax.runtime.request import Arrived as Arrived
+from lowcomm_jax.runtime.timing import Timing as Timing
