@@ -272,12 +272,13 @@ def put(method: methods.Method, key: str, part: Any) -> tuple[methods.Method | N
     if method.signal == "gradient" and not PARTS[key].gradient:
         return None, [f"{label} exchanges a gradient at every step and has no {key}; leave it out"]
     changes = {key: part}
-    if method.consensus is not None and key == "outer":
+    consensus = method.topology and method.topology.consensus
+    if consensus is not None and key == "outer":
         fix = "use its own settings, or a method of your own"
         return None, [f"{label} checks its outer rule's coefficients for {key}: {fix}"]
-    if method.consensus is not None and key == "topology":
-        size = part.group_size
-        changes["consensus"] = dataclasses.replace(method.consensus, group_size=size)
+    if consensus is not None and key == "topology":
+        consensus = dataclasses.replace(consensus, group_size=part.group_size)
+        changes[key] = dataclasses.replace(part, consensus=consensus)
     if key == "schedule":
         unlike = [
             f"{label} needs a schedule with {field}={value}, this has {not value}"

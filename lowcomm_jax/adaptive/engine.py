@@ -128,7 +128,7 @@ class AdaptiveEngine:
     def _plan_for(self, largest_microbatch: int) -> None:
         """Plan for a largest microbatch; the staged buffer must hold the longest step."""
         cap = min(largest_microbatch, self.policy.cap)
-        switch = Switch(cap, self.policy.start, self.method.threshold)
+        switch = Switch(cap, self.policy.start, self.trainers.threshold)
         self.planner = Planner(switch, self.policy, self.regions.count)
         self.engine.block = max(self._block, self.planner.most())
         self.noise = NoiseMeasurement(self.policy, self.probe, self.planner.microbatches())

@@ -21,7 +21,6 @@ from lowcomm_jax.compression import Codec, make
 from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
 from lowcomm_jax.merge import Merge
 from lowcomm_jax.methods.channel_checks import channel_violations
-from lowcomm_jax.outer import Consensus
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.schedule import Never, Schedule, TwoLevels
 from lowcomm_jax.topology.gossip import Gossip
@@ -67,18 +66,11 @@ class Method:
         order, and everyone who arrived gets the newest anchor.
       signal: `progress` (pseudo-gradients, now and then) or `gradient` (at every step).
       pattern, rest: how the parameters are cut into fragments (`params.fragments.partition`).
-      first_round: what the first boundary of a one-period method lands: an `empty` payload, or
-        (`blocking`) the one just sent.
       inner_batching: batch policy of the inner steps; None = batches are as they are handed over.
       trainers: model instances in every region, and how they merge; None = one. With a policy or
         with trainers the method runs in an `AdaptiveEngine`.
-      threshold: of `batching.Switch`: requests above so many memory caps are accumulated.
-
-      rank_energy: share of the squared norm by which the rank of every reduced payload is measured,
-        for schedules that follow it; None = not measured.
       topology: who averages with whom; None = all regions. With `Gossip` every region has its own
         anchor, and `outer` gets the group's mean anchor as `group_anchor`.
-      consensus: the coefficients that must keep gossiping regions together.
       problems: settings that cannot work, one line with its fix each; the engine refuses them all
         at once.
       channels: exchanges beside the main one, or (`schedule.Never`) instead of it.
@@ -101,13 +93,9 @@ class Method:
     signal: Literal["progress", "gradient"] = "progress"
     pattern: Pattern | Sequence[str] = "strided"
     rest: Literal["own", "dealt"] = "dealt"
-    first_round: Literal["empty", "blocking"] = "empty"
     inner_batching: Any = None
     trainers: Trainers | None = None
-    threshold: float = 2.0
-    rank_energy: float | None = None
     topology: Gossip | None = None
-    consensus: Consensus | None = None
     problems: tuple[str, ...] = ()
     channels: tuple[Channel, ...] = ()
     merge: Any = None
@@ -162,10 +150,7 @@ class Method:
 
     def violations(self, regions: int) -> list[str]:
         """Every setting that cannot work with this many regions, one line with its fix each."""
-        named = [
-            ("rest", self.rest, ("own", "dealt")),
-            ("first_round", self.first_round, ("empty", "blocking")),
-        ]
+        named = [("rest", self.rest, ("own", "dealt"))]
         if isinstance(self.pattern, str):
             named.append(("pattern", self.pattern, get_args(Pattern)))
         wrong = [
@@ -264,10 +249,10 @@ class Method:
             return [*wrong, f"merge={self.merge!r}: {fix}"]
         if isinstance(self.codec, Codec) and self.codec.increments:
             wrong.append(f"merge: codec {self.codec.name} sends changes of a mean; leave one out")
-        if self.rank_energy is not None and self.reads_payloads:
+        if self.schedule.energy is not None and self.reads_payloads:
             wrong.append(
                 "merge: the rank is measured of a mean that is reduced on the way, and this rule "
-                "reads payloads one by one; leave rank_energy (adaptive) or the rule out"
+                "reads payloads one by one; leave the schedule's energy (adaptive) or the rule out"
             )
         return wrong + self.merge.violations()
 
@@ -294,11 +279,7 @@ class Method:
         }
         unmet = [need for need, met in needs.items() if not met]
         wrong = [f"topology={topology}: gossip needs {need}" for need in unmet]
-        impossible = topology.violations(regions)
-        fits = not dataclasses.replace(topology, seed=0).violations(regions)
-        if fits and self.consensus is not None:
-            wrong += self.consensus.violations(regions)
-        return wrong + impossible
+        return wrong + topology.violations(regions)
 
 
 def _per_fragment(rules: Any) -> bool:
