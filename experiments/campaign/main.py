@@ -27,7 +27,7 @@ from experiments.campaign.plan import TITLE, Campaign, plan
 from experiments.campaign.records import Ledger, code_version, read, write
 from experiments.campaign.run import train_cell
 from experiments.campaign.show import excluded_lines, left_table, line_of
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 DEFAULT = "configs/campaign/scale.py"
@@ -56,12 +56,9 @@ def main(argv: Sequence[str]) -> int:
     flags.switch("plan", "print what is left and its core-hours; run nothing")
     flags.switch("retry", "run again what failed")
     values = flags.values
-    rest = parse_flags("campaign", others, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    found = flag_problems("campaign", others, values, __doc__)
     config, problems = load_config(path or DEFAULT, overrides)
-    problems += [f"unexpected argument {argument!r}" for argument in rest]
+    problems += found
     shard, shards, found = parse_shard(values.shard)
     problems += found
     if values.core_hours is not None and not values.core_hours > 0:

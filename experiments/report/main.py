@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.cli import Flags, RefusedError, parse_flags
 from experiments.compare.columns import note
 from experiments.progress import duration, size
 from experiments.report import by_region, html_report
@@ -45,10 +45,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("json", None, "where to write all records, if anywhere")
     options.text("against", None, "plan.json (or its folder) to hold the runs against")
     values = options.values
-    folders = parse_flags("report", argv, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    folders = parse_flags("report", argv, values, __doc__)
     if not folders:
         raise RefusedError(["which runs? name their folders: report runs/a runs/b"], "report")
     workdirs = [Path(folder) for folder in folders]

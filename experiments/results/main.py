@@ -18,7 +18,7 @@ from rich.console import Console
 from experiments.campaign.main import DEFAULT
 from experiments.campaign.plan import plan
 from experiments.campaign.records import Ledger, read
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
 from experiments.results import figures
 from experiments.results.effects import Effect, effects
 from experiments.results.page import FOLDER, OVERVIEW, Evidence, page
@@ -36,12 +36,9 @@ def main(argv: Sequence[str]) -> int:
     flags.text("docs", "docs", "folder of the page")
     flags.switch("check", "write nothing; fail if the page does not agree with the records")
     values = flags.values
-    rest = parse_flags("results", others, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    found = flag_problems("results", others, values, __doc__)
     config, problems = load_config(path or DEFAULT, overrides)
-    problems += [f"unexpected argument {argument!r}" for argument in rest]
+    problems += found
     if problems:
         raise RefusedError(problems, "results")
     campaign = plan(config)
