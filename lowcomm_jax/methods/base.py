@@ -17,10 +17,10 @@ from lowcomm_jax import compression, merge
 from lowcomm_jax.batching import BatchPolicy
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.channels import Channel
+from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec, make
 from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
 from lowcomm_jax.merge import Merge
-from lowcomm_jax.methods.channel_checks import channel_violations
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.schedule import Never, Schedule, TwoLevels
 from lowcomm_jax.topology.gossip import Gossip
@@ -159,7 +159,7 @@ class Method:
             if value not in known
         ]
         wrong += self._codec_violations() + self._rule_violations()
-        wrong += self.schedule.violations(regions) + channel_violations(self)
+        wrong += self.schedule.violations(regions) + _channel_violations(self)
         if self.topology is not None:
             wrong += self._gossip_violations(self.topology, regions)
         return [*self.problems, *wrong, *self.adaptive_violations(regions)]
@@ -280,6 +280,55 @@ class Method:
         unmet = [need for need, met in needs.items() if not met]
         wrong = [f"topology={topology}: gossip needs {need}" for need in unmet]
         return wrong + topology.violations(regions)
+
+
+def _channel_violations(method: Method) -> list[str]:
+    """Every setting of a `Method`'s channels that cannot work, one line with its fix each."""
+    if not method.channels:
+        idle = "the schedule never sends and there are no channels: nothing is exchanged; add one"
+        return [] if method.has_anchor else [idle]
+    found = [line for channel in method.channels for line in channel.violations()]
+    found += _twice(method)
+    for what, unfit in _unfit(method).items():
+        if unfit:
+            found.append(f"{method.name} has channels: {what}")
+    if not method.has_anchor:
+        unused = {"landing": method.landing, "codec": method.codec, "outer": method.outer}
+        found += [
+            f"{name}: {method.name} has no main exchange, so it would have no effect; leave it out"
+            for name, value in unused.items()
+            if value is not None
+        ]
+    return found
+
+
+def _unfit(method: Method) -> dict[str, bool]:
+    """What does not go with channels, with its fix, and whether the method has it."""
+    late = any(c.delay and c.source == PARAMS for c in method.channels)
+    return {
+        "gossiping regions never meet all; leave topology out": method.topology is not None,
+        "regions that exchange gradients are equal; use signal='progress'": (
+            method.signal == "gradient"
+        ),
+        "regions at a pace of their own stand still at times; use another schedule": (
+            method.schedule.uneven
+        ),
+        "batches that grow and trainers are not supported; leave them out": method.adapts,
+        "with several fragments an anchor would make part of a late payload stale; use one, or a "
+        "delay of 0": late and method.schedule.fragments > 1,
+    }
+
+
+def _twice(method: Method) -> list[str]:
+    found = []
+    for what in ("name", "source"):
+        values = [getattr(channel, what) for channel in method.channels]
+        found += [
+            f"channels: {what}={value!r} stands in {values.count(value)} of them; give each its own"
+            for value in dict.fromkeys(values)
+            if values.count(value) > 1
+        ]
+    return found
 
 
 def _per_fragment(rules: Any) -> bool:
