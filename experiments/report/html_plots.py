@@ -68,7 +68,7 @@ def line_chart(
     curves = [shown for curve in curves if (shown := _shown(curve, x, y)).x]
     if not curves:
         return card(title, '<p class="none">no run has this</p>')
-    figure, axes = _figure(HEIGHT)
+    figure, axes = new_figure(HEIGHT)
     for curve in curves:
         number, run = colour[curve.name], f"run:{curve.name}"
         ink = RUNS[number % len(RUNS)]
@@ -98,7 +98,7 @@ def line_chart(
 def timeline(name: str, found: Timeline) -> str:
     """A card that is hidden with its run: one lane a region, as `network.draw` draws them."""
     short = dataclasses.replace(found, regions=tuple(shortened(r) for r in found.regions))
-    figure, axes = _figure(95 + 34 * len(found.regions))
+    figure, axes = new_figure(95 + 34 * len(found.regions))
     axes.grid(axis="y", visible=False)
     draw_timeline(short, axes)
     axes.set_xlim(min(bar.start_s for bar in found.bars), found.end_s)
@@ -112,7 +112,7 @@ def staleness(rows: Sequence[Stale], colour: Mapping[str, int]) -> str:
     title = "staleness per fragment"
     if not rows:
         return card(title, '<p class="none">nothing landed</p>')
-    figure, axes = _figure(60 + 20 * len(rows))
+    figure, axes = new_figure(60 + 20 * len(rows))
     for i, row in enumerate(rows):
         ink, run = RUNS[colour[row.name] % len(RUNS)], f"run:{row.name}"
         said = f"{row.name}, fragment {row.fragment}: mean {row.mean:.1f}, {row.low} to {row.high}"
@@ -166,8 +166,9 @@ def svg(figure: Figure, label: str) -> str:
     return re.sub(r"<svg[^>]*>", lambda _: head, found, count=1)
 
 
-def _figure(height: float):
-    figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+def new_figure(height: float, width: float = WIDTH):
+    """(figure, axes) of this size in points."""
+    figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
     return figure, figure.add_subplot()
 
 
