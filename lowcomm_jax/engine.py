@@ -192,7 +192,7 @@ class Engine:
         routed = None if hops is None else RoutedSteps(hops, seed, accumulate, regions)
         self.runner = BlockRunner(method, self.regions.sharding(REGION), ids_R, regions, routed)
         self._loops: dict[Any, SyncLoop] = {}
-        self._paces: dict[int | None, batch_blocks.Pace] = {}  # by microbatch
+        self._paces: dict[int | None, batch_blocks.BlockPace] = {}  # by microbatch
 
     @property
     def region_ids(self) -> jax.Array:
@@ -283,7 +283,7 @@ class Engine:
 
         Inner steps between two events run inside one program over a fixed staged buffer, so that a
         changing distance between events never recompiles. The device is handed about two seconds
-        of them at a time (`batch_blocks.Pace`): who wants to stop need not wait long.
+        of them at a time (`batch_blocks.BlockPace`): who wants to stop need not wait long.
 
         Args:
           state: is donated; use the returned one.
@@ -306,7 +306,7 @@ class Engine:
         cut = self._cut(microbatch, counts_R)
         record = history.History(int(state.counters.step))
         stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
-        pace = self._paces.setdefault(microbatch, batch_blocks.Pace())
+        pace = self._paces.setdefault(microbatch, batch_blocks.BlockPace())
         while (block := stager.take(loop.next_event(state), self._room(pace))) is not None:
             state, metrics, events = self._run(state, block, participants, False, cut)
             record.add(block.steps, metrics, events)
@@ -340,7 +340,7 @@ class Engine:
                 state, _, _ = self.runner.channel_steps(loop, state, block, [], False)
         return state
 
-    def _room(self, pace: batch_blocks.Pace) -> int:
+    def _room(self, pace: batch_blocks.BlockPace) -> int:
         """Processes of one program call the same programs with the same number of steps."""
         if jax.process_count() == 1:
             return pace.room(self.block)

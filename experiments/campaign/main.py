@@ -21,10 +21,10 @@ from rich.console import Console
 
 from experiments import compile_cache
 from experiments.campaign.cells import Cell
-from experiments.campaign.estimate import Estimate
+from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.order import Step, ordered, runnable, shard_of
 from experiments.campaign.plan import TITLE, Campaign, plan
-from experiments.campaign.records import Ledger, code_version, read, write
+from experiments.campaign.records import Records, code_version, read, write
 from experiments.campaign.run import train_cell
 from experiments.campaign.show import excluded_lines, left_table, line_of
 from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
@@ -92,10 +92,10 @@ def parse_shard(text: str) -> tuple[int, int, list[str]]:
     return int(found[1]), int(found[2]), []
 
 
-def run(campaign: Campaign, ledger: Ledger, options: Options, console: Console) -> bool:
+def run(campaign: Campaign, ledger: Records, options: Options, console: Console) -> bool:
     """Train cell after cell; returns False when a signal ended it."""
     code_version()  # of the code that is running
-    estimate = Estimate(campaign, ledger.found.values())
+    estimate = RunEstimate(campaign, ledger.found.values())
     spent = 0.0
     with Interrupt() as interrupt:
         while not interrupt.requested:
@@ -115,7 +115,7 @@ def run(campaign: Campaign, ledger: Ledger, options: Options, console: Console) 
 
 
 def _next(
-    campaign: Campaign, ledger: Ledger, estimate: Estimate, options: Options, spent: float
+    campaign: Campaign, ledger: Records, estimate: RunEstimate, options: Options, spent: float
 ) -> Cell | None:
     """The first cell in order that is this shard's and fits what is left of the budget."""
     left = float("inf") if options.core_hours is None else 3600 * options.core_hours - spent
@@ -127,9 +127,9 @@ def _next(
     return None
 
 
-def show_plan(campaign: Campaign, ledger: Ledger, options: Options, console: Console) -> None:
+def show_plan(campaign: Campaign, ledger: Records, options: Options, console: Console) -> None:
     """Print what is left in order, its core-hours, and the records that do not count."""
-    estimate = Estimate(campaign, ledger.found.values())
+    estimate = RunEstimate(campaign, ledger.found.values())
     steps: list[Step] = list(ordered(campaign, ledger, estimate.seconds))
     console.print(left_table(campaign, steps, estimate.seconds, options.shard, options.shards))
     reported = sum(not cell.tunes for cell in ledger.found)

@@ -13,7 +13,7 @@ from experiments.campaign.cells import Cell
 from experiments.campaign.estimate import Seconds
 from experiments.campaign.order import Step, shard_of
 from experiments.campaign.plan import Campaign
-from experiments.campaign.records import Ledger
+from experiments.campaign.records import Records
 
 
 def line_of(cell: Cell, record: Mapping[str, Any], spent: float, core_hours: float | None) -> str:
@@ -53,7 +53,7 @@ def left_table(
     return out
 
 
-def excluded_lines(ledger: Ledger) -> list[str]:
+def excluded_lines(ledger: Records) -> list[str]:
     """Records that no figure rests on, by reason."""
     counts = Counter(entry.reason for entry in ledger.excluded)
     return [f"excluded: {count} records: {reason}" for reason, count in sorted(counts.items())]

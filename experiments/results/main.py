@@ -17,7 +17,7 @@ from rich.console import Console
 
 from experiments.campaign.main import DEFAULT
 from experiments.campaign.plan import plan
-from experiments.campaign.records import Ledger, read
+from experiments.campaign.records import Records, read
 from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
 from experiments.results import figures
 from experiments.results.effects import Effect, effects
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def gather(ledger: Ledger) -> Evidence:
+def gather(ledger: Records) -> Evidence:
     """Effects and verdicts of a ledger's records."""
     campaign, found = ledger.campaign, effects(ledger.campaign, ledger)
     verdicts = []

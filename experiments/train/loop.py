@@ -3,8 +3,8 @@
 `Loop.train` advances the state in chunks that end where an evaluation, a checkpoint or a log line
 is due. The loop reads and writes the metrics of a chunk only after it has dispatched the next one,
 so the device does not wait for the host. Drivers that wait (`Driver.waits`) are read at once. Long
-chunks are read before the next one: dispatching that waits for most of it (`batch_blocks.Pace`),
-and the records are to hold the time of their own steps.
+chunks are read before the next one: dispatching that waits for most of it
+(`batch_blocks.BlockPace`), and the records are to hold the time of their own steps.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _AROUND = ("rules", "error_feedback", "reduce")  # settings of every codec of on
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class PartKind:
     """A part of a method, as configs name it.
 
     Attributes:
@@ -77,34 +77,34 @@ _TRANSFORM = {
     "what": "an Optax transform",
     "finish": optax.with_extra_args_support,
 }
-METHOD = Part(METHODS, (methods.Method,), "a lowcomm_jax.methods.Method", ("stacked",))
+METHOD = PartKind(METHODS, (methods.Method,), "a lowcomm_jax.methods.Method", ("stacked",))
 # Keys are fields of `Method`.
 PARTS = {
-    "codec": Part(
+    "codec": PartKind(
         registry.CODECS,
         (Codec, MatrixCodec),
         "a lowcomm_jax.compression.Codec or MatrixCodec",
         ("stacked", "seed"),
     ),
-    "outer": Part(OUTER, **_TRANSFORM),
-    "merge": Part(merge.RULES, (merge.Merge,), "a lowcomm_jax.merge.Merge", gradient=False),
-    "landing": Part(LANDING, **_TRANSFORM, gradient=False),
-    "schedule": Part(
+    "outer": PartKind(OUTER, **_TRANSFORM),
+    "merge": PartKind(merge.RULES, (merge.Merge,), "a lowcomm_jax.merge.Merge", gradient=False),
+    "landing": PartKind(LANDING, **_TRANSFORM, gradient=False),
+    "schedule": PartKind(
         SCHEDULES, (schedule.Schedule,), "a lowcomm_jax.schedule.Schedule", gradient=False
     ),
-    "topology": Part(
+    "topology": PartKind(
         {"gossip": topology.Gossip},
         (topology.Gossip,),
         "a lowcomm_jax.topology.Gossip",
         gradient=False,
     ),
-    "inner_batching": Part(
+    "inner_batching": PartKind(
         POLICIES, (batching.BatchPolicy,), "a lowcomm_jax.batching policy (BatchPolicy)"
     ),
 }
 
 
-def find(part: Part, name: str, label: str) -> Callable[..., Any] | None:
+def find(part: PartKind, name: str, label: str) -> Callable[..., Any] | None:
     """What makes a part: by its name in the package, or `module:function`; None = unknown.
 
     Args:
@@ -171,7 +171,7 @@ def build(
 
 
 def call(
-    part: Part, maker: Callable[..., Any], settings: Mapping[str, Any], label: str, name: str
+    part: PartKind, maker: Callable[..., Any], settings: Mapping[str, Any], label: str, name: str
 ) -> tuple[Any, list[str]]:
     """Call what makes a part, once its settings fit; returns (part, []) or (None, problems)."""
     problems = setting_problems(maker, settings, label, name)
@@ -216,7 +216,7 @@ def setting_problems(
 
 
 def derived(
-    part: Part, maker: Callable[..., Any], stacked: Sequence[str], seed: int
+    part: PartKind, maker: Callable[..., Any], stacked: Sequence[str], seed: int
 ) -> dict[str, Any]:
     """Keywords of a function that the run settles."""
     values, takes = {"stacked": tuple(stacked), "seed": seed}, _parameters(maker) or {}

@@ -37,7 +37,7 @@ from etils import epath
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import store, trainers
 from lowcomm_jax.checkpoint.child_process import outside_job
-from lowcomm_jax.checkpoint.target import Target, fill, make_target
+from lowcomm_jax.checkpoint.target import RestoreTarget, fill, make_target
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
@@ -179,7 +179,7 @@ def _of_part(arrays: dict, part: str) -> dict:
     return {name.removeprefix(part): x for name, x in arrays.items() if name.startswith(part)}
 
 
-def _fill(target: Target, arrays: dict, regions: tuple[int, int]) -> TrainState:
+def _fill(target: RestoreTarget, arrays: dict, regions: tuple[int, int]) -> TrainState:
     if regions[0] != regions[1]:
         anchors = max([x.shape[0] for x in target.state.anchor.values()], default=1)
         arrays = resize(arrays, target.fresh, regions, anchors)

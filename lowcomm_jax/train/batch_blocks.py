@@ -102,7 +102,7 @@ class BlockStager:
         return size // m
 
 
-class Pace:
+class BlockPace:
     """Keeps the device at most about two seconds behind the host, by what steps have taken so far.
 
     Whoever stops a run waits for what was handed over. Blocks are as long as that allows, since
