@@ -11,11 +11,11 @@ from pathlib import Path
 from experiments.cli import (
     EXIT_REFUSED,
     Flags,
+    HelpShown,
     RefusedError,
     closest,
+    flag_problems,
     load_config,
-    parse_flags,
-    show_help,
     split_config,
 )
 
@@ -68,6 +68,8 @@ def main(argv: Sequence[str]) -> int:
         if _module(command, rest) == COMMANDS.get(command) and command in _BY_CONFIG:
             return _run_by_config(command, module, rest)
         return module.main(rest) or 0
+    except HelpShown:
+        return 0
     except RefusedError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
@@ -107,11 +109,7 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
     for name, about in switches.items():
         options.switch(name, about)
     values = options.values
-    rest = parse_flags(command, others, values)
-    if values.help:
-        show_help(values, module.__doc__)
-        return 0
-    problems = [f"unexpected argument {argument!r}" for argument in rest]
+    problems = flag_problems(command, others, values, module.__doc__)
     if path is None:
         problems.append(f"--config is missing: give --config=configs/{command}/....py")
         raise RefusedError(problems, command)

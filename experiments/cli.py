@@ -39,6 +39,10 @@ class RefusedError(Exception):
         )
 
 
+class HelpShown(Exception):
+    """Help was asked for and printed: the command has nothing else to do."""
+
+
 def problems_of(build: Callable[[], Any], prefix: str = "") -> tuple[Any, list[str]]:
     """Call `build`, and turn the ValueError or TypeError that it raises into problems.
 
@@ -83,11 +87,17 @@ class Flags:
         flags.DEFINE_bool(name, False, about, flag_values=self.values)
 
 
-def parse_flags(command: str, argv: Sequence[str], values: flags.FlagValues) -> list[str]:
+def parse_flags(
+    command: str, argv: Sequence[str], values: flags.FlagValues, docstring: str | None = None
+) -> list[str]:
     """Parse a command's own flags, and add `--help`; return the positional arguments.
+
+    Args:
+      docstring: of the command, printed where help is asked for; None = the command looks itself.
 
     Raises:
       RefusedError: an unknown flag (with suggestions) or a value of the wrong type.
+      HelpShown: help was asked for, and printed.
     """
     flags.DEFINE_bool("help", False, "show this help", short_name="h", flag_values=values)
     argv = [_underscored(argument, values) for argument in argv]
@@ -99,7 +109,15 @@ def parse_flags(command: str, argv: Sequence[str], values: flags.FlagValues) -> 
         raise RefusedError([f"unknown flag --{error.flagname}{hint}"], command) from error
     except flags.Error as error:
         raise RefusedError([str(error)], command) from error
+    if values.help and docstring is not None:
+        show_help(values, docstring)
+        raise HelpShown
     return rest
+
+
+def flag_problems(*given: Any) -> list[str]:
+    """`parse_flags` of a command that takes flags alone: a line for every other argument."""
+    return [f"unexpected argument {argument!r}" for argument in parse_flags(*given)]
 
 
 def _underscored(argument: str, values: flags.FlagValues) -> str:

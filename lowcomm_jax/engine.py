@@ -3,7 +3,7 @@
 `BlockRunner` runs a block of inner steps up to the next event (`train`), then `SyncLoop` runs the
 sends and landings due there (`sync`). The host decides by the counters in the state. On one mesh it
 waits for the device in two places: `Engine.run` keeps about two seconds of steps queued
-(`batch_blocks.Pace`), and schedules that follow measured values fetch them.
+(`batch_blocks.BlockPace`), and schedules that follow measured values fetch them.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Engine:
             method, self.regions.sharding(REGION), ids_R, regions, routed
         )
         self._loops: dict[Any, SyncLoop] = {}
-        self._paces: dict[int | None, batch_blocks.Pace] = {}  # by microbatch
+        self._paces: dict[int | None, batch_blocks.BlockPace] = {}  # by microbatch
 
     @property
     def region_ids(self) -> jax.Array:
@@ -302,7 +302,7 @@ class Engine:
 
         Inner steps between two events run inside one program over a staged buffer of fixed length,
         so that a changing distance between events never recompiles. The loop queues about two
-        seconds of steps on the device at a time (`batch_blocks.Pace`), so that a stop takes no
+        seconds of steps on the device at a time (`batch_blocks.BlockPace`), so that a stop takes no
         longer than that.
 
         Args:
@@ -335,7 +335,7 @@ class Engine:
         cut = self._cut(microbatch, counts_R)
         record = history.History(int(state.counters.step))
         stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
-        pace = self._paces.setdefault(microbatch, batch_blocks.Pace())
+        pace = self._paces.setdefault(microbatch, batch_blocks.BlockPace())
         while (block := stager.take(loop.next_event(state), self._room(pace))) is not None:
             state, metrics, events = self._run(state, block, participants, False, cut)
             record.add(block.steps, metrics, events)
@@ -369,7 +369,7 @@ class Engine:
                 state, _, _ = self.runner.channel_steps(loop, state, block, [], False)
         return state
 
-    def _room(self, pace: batch_blocks.Pace) -> int:
+    def _room(self, pace: batch_blocks.BlockPace) -> int:
         """Steps of the next block; the leader decides, since all processes must call alike."""
         if jax.process_count() == 1:
             return pace.room(self.block)

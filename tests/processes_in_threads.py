@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 
-from lowcomm_jax.mesh.leader import Channel, Leader
+from lowcomm_jax.mesh.leader import Leader, LeaderChannel
 
 
 def leaders(count):
@@ -12,7 +12,7 @@ def leaders(count):
 
     def connect(process):
         peers = {p: end for p, (end, _) in ends.items()} if process == 0 else {0: ends[process][1]}
-        return lambda hear: Channel(peers, hear)
+        return lambda hear: LeaderChannel(peers, hear)
 
     return [Leader(count, process, connect(process)) for process in range(count)]
 

@@ -43,9 +43,9 @@ def get_config() -> ConfigDict:
     # Ask the compiler of the devices at hand what an inner step needs (presets of models only).
     config.compile = False
     config.pipeline_schedule = "gpipe"  # of what is compiled in stages; or 1f1b
-    # Rows: a preset out of lowcomm_jax.planner.methods.PRESETS and what differs from it. tau =
-    # "auto" takes as many steps as hide a fragment's transfer, and `margin` more; a method that can
-    # never catch up with the link is refused unless it has stalls = True.
+    # Rows: `preset`, a method of lowcomm_jax.methods (or "allreduce"), as published, and what
+    # differs from it. tau = "auto" takes as many steps as hide a fragment's transfer, and `margin`
+    # more; a method that can never catch up with the link is refused unless it has stalls = True.
     config.methods = ConfigDict(
         {
             "allreduce": {"preset": "allreduce"},

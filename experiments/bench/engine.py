@@ -24,7 +24,7 @@ import lowcomm_jax as lc
 from experiments.bench import events, gossip, torch_loop, trainers
 from experiments.bench.timing import interleave, median, ratio
 from experiments.bench.work import SIZES, EngineRow, engine_loop, make_work, plain_loop
-from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.cli import Flags, RefusedError, flag_problems
 from experiments.progress import tracked
 
 
@@ -128,10 +128,7 @@ def main(argv: Sequence[str]) -> int:
     options.switch("torch", "compare with PyTorch too")
     options.text("json", None, "also write the rows to this file")
     values = options.values
-    problems = [f"unexpected argument {a!r}" for a in parse_flags("bench engine", argv, values)]
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    problems = flag_problems("bench engine", argv, values, __doc__)
     if values.size not in SIZES:
         problems.append(f"--size={values.size}: use {' or '.join(SIZES)}")
     if problems:

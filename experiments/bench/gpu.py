@@ -30,7 +30,7 @@ from rich.table import Table
 import lowcomm_jax as lc
 from experiments.bench.engine import machine
 from experiments.bench.timing import interleave, median
-from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.cli import Flags, RefusedError, flag_problems
 from experiments.progress import tracked
 from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.hlo import parse
@@ -164,10 +164,7 @@ def main(argv: Sequence[str]) -> int:
     options.whole("repeats", 5, "timed runs of each case")
     options.text("json", None, "also write the rows to this file")
     values = options.values
-    problems = [f"unexpected argument {a!r}" for a in parse_flags("bench gpu", argv, values)]
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    problems = flag_problems("bench gpu", argv, values, __doc__)
     if values.repeats < 1:
         problems.append(f"--repeats={values.repeats}: at least 1 is needed")
     if problems:

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.cli import Flags, RefusedError, flag_problems
 from experiments.metrics import read_records
 from experiments.processes import ended_at_last, free_port, start
 from experiments.progress import tracked
@@ -39,10 +39,7 @@ def main(argv: Sequence[str]) -> int:
     options.whole("batch", 4, "sequences of a region's step")
     options.whole("repeats", 3, "rounds")
     values = options.values
-    problems = [f"unexpected argument {a!r}" for a in parse_flags("bench hosts", argv, values)]
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    problems = flag_problems("bench hosts", argv, values, __doc__)
     problems += [
         f"--{name}={getattr(values, name)}: at least {least} is needed"
         for name, least in (("steps", 60), ("batch", 1), ("repeats", 1))

@@ -23,7 +23,7 @@ from rich.table import Table
 
 import lowcomm_jax as lc
 from experiments.bench.timing import interleave, median
-from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.cli import Flags, RefusedError, flag_problems
 from experiments.progress import tracked
 from experiments.train.header import machine
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
@@ -113,10 +113,7 @@ def main(argv: Sequence[str]) -> int:
     options.whole("repeats", 5, "rounds of every comparison")
     options.text("json", None, "also write the rows to this file")
     values = options.values
-    problems = [f"unexpected argument {a!r}" for a in parse_flags("bench pipeline", argv, values)]
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    problems = flag_problems("bench pipeline", argv, values, __doc__)
     counts = values.microbatches.split(",")
     if not all(count.isdecimal() and int(count) > 0 for count in counts):
         problems.append(f"--microbatches={values.microbatches}: give whole numbers: 8,16")

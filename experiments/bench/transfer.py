@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.bench import netem
-from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.cli import Flags, RefusedError, flag_problems
 from experiments.processes import ended_at_last, start
 from experiments.progress import tracked
 from lowcomm_jax import exchange
@@ -44,10 +44,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("rates", "0,500", "Mbit/s of the link; 0 = the loopback")
     options.whole("repeats", 3, "pulls of each size")
     values = options.values
-    wrong = [f"unexpected argument {a!r}" for a in parse_flags("bench transfer", argv, values)]
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    wrong = flag_problems("bench transfer", argv, values, __doc__)
     sizes, rates = _numbers(values.mib, wrong), _numbers(values.rates, wrong)
     wrong += [] if all(sizes) else ["--mib: give sizes of at least 1"]
     wrong += [] if values.repeats > 0 else [f"--repeats={values.repeats}: give at least 1"]

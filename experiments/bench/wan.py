@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.bench import links, netem
-from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.cli import Flags, RefusedError, flag_problems
 from experiments.progress import tracked
 from lowcomm_jax.network import Jitter, VirtualClock, every_step, uniform
 from lowcomm_jax.network.randomness import generator
@@ -94,10 +94,7 @@ def main(argv: Sequence[str]) -> int:
         "batch", 16, "sequences of a step: more of them, and more of an exchange is hidden"
     )
     values = options.values
-    problems = [f"unexpected argument {a!r}" for a in parse_flags("bench wan", argv, values)]
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    problems = flag_problems("bench wan", argv, values, __doc__)
     rates, methods, wrong = _chosen(values)
     if problems + wrong:
         raise RefusedError(problems + wrong, "bench wan")

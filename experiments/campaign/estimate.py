@@ -15,7 +15,7 @@ _FLOPS_A_SECOND = 2.5e10  # of a core, at matrices of this size
 _FLOPS_A_PARAMETER = 6.0  # and token: forward and backward
 
 
-class Estimate:
+class RunEstimate:
     """Core-seconds by cell: set-up, and seconds a FLOP times the FLOPs of the run.
 
     Both are fitted to recorded runs: those of the same arm and size, else of the size, else of all.

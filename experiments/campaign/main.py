@@ -25,13 +25,13 @@ from rich.console import Console
 
 from experiments import compile_cache
 from experiments.campaign.cells import Cell
-from experiments.campaign.estimate import Estimate
+from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.order import Step, ordered, own, runnable, shard_of
 from experiments.campaign.plan import TITLE, Campaign, plan
-from experiments.campaign.records import Ledger, code_version, read, write
+from experiments.campaign.records import Records, code_version, read, write
 from experiments.campaign.run import train_cell
 from experiments.campaign.show import excluded_lines, left_table, line_of
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
 from experiments.progress import Work
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
@@ -61,12 +61,9 @@ def main(argv: Sequence[str]) -> int:
     flags.switch("plan", "print the runs that are left and their core-hours; run nothing")
     flags.switch("retry", "run failed runs again")
     values = flags.values
-    rest = parse_flags("campaign", others, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    found = flag_problems("campaign", others, values, __doc__)
     config, problems = load_config(path or DEFAULT, overrides)
-    problems += [f"unexpected argument {argument!r}" for argument in rest]
+    problems += found
     shard, shards, found = parse_shard(values.shard)
     problems += found
     if values.core_hours is not None and not values.core_hours > 0:
@@ -100,10 +97,10 @@ def parse_shard(text: str) -> tuple[int, int, list[str]]:
     return int(found[1]), int(found[2]), []
 
 
-def run(campaign: Campaign, ledger: Ledger, options: Options, console: Console) -> bool:
+def run(campaign: Campaign, ledger: Records, options: Options, console: Console) -> bool:
     """Train cell after cell; returns False when a signal ended it."""
     code_version()  # of the code that is running
-    estimate = Estimate(campaign, ledger.found.values())
+    estimate = RunEstimate(campaign, ledger.found.values())
     spent, began, done = 0.0, time.monotonic(), 0
     with Interrupt() as interrupt, Work("campaign: runs") as work:
         while not interrupt.requested:
@@ -128,7 +125,7 @@ def run(campaign: Campaign, ledger: Ledger, options: Options, console: Console) 
 
 
 def _to_go(
-    campaign: Campaign, ledger: Ledger, estimate: Estimate, options: Options, spent: float
+    campaign: Campaign, ledger: Records, estimate: RunEstimate, options: Options, spent: float
 ) -> tuple[int, float]:
     """(runs of this shard, core-seconds they will take within the budget)."""
     runs, seconds = 0, 0.0
@@ -140,7 +137,7 @@ def _to_go(
 
 
 def _next(
-    campaign: Campaign, ledger: Ledger, estimate: Estimate, options: Options, spent: float
+    campaign: Campaign, ledger: Records, estimate: RunEstimate, options: Options, spent: float
 ) -> Cell | None:
     """The first cell in order that is this shard's and fits what is left of the budget."""
     left = float("inf") if options.core_hours is None else 3600 * options.core_hours - spent
@@ -152,9 +149,9 @@ def _next(
     return None
 
 
-def show_plan(campaign: Campaign, ledger: Ledger, options: Options, console: Console) -> None:
+def show_plan(campaign: Campaign, ledger: Records, options: Options, console: Console) -> None:
     """Print what is left in order, its core-hours, and the records that do not count."""
-    estimate = Estimate(campaign, ledger.found.values())
+    estimate = RunEstimate(campaign, ledger.found.values())
     steps: list[Step] = list(ordered(campaign, ledger, estimate.seconds))
     console.print(left_table(campaign, steps, estimate.seconds, options.shard, options.shards))
     reported = sum(not cell.tunes for cell in ledger.found)

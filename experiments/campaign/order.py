@@ -15,7 +15,7 @@ from experiments.campaign import tuning
 from experiments.campaign.cells import Cell
 from experiments.campaign.estimate import Seconds
 from experiments.campaign.plan import Campaign, Claim, Rung
-from experiments.campaign.records import Ledger
+from experiments.campaign.records import Records
 
 UNKNOWN = ""  # the point of a cell whose arm is not tuned yet
 
@@ -41,7 +41,7 @@ class Step:
 class Points:
     """The settled learning rates of every (arm, size); looked up once."""
 
-    def __init__(self, campaign: Campaign, ledger: Ledger):
+    def __init__(self, campaign: Campaign, ledger: Records):
         self._campaign, self._ledger = campaign, ledger
         self._known: dict[tuple[str, str], str] = {}
         self.hopeless: dict[tuple[str, str], str] = {}
@@ -75,7 +75,7 @@ def cells_of(claim: Claim, rung: Rung, seeds: tuple[int, ...], points: Points) -
     ]
 
 
-def ordered(campaign: Campaign, ledger: Ledger, seconds: Seconds) -> Iterator[Step]:
+def ordered(campaign: Campaign, ledger: Records, seconds: Seconds) -> Iterator[Step]:
     """Steps in the order in which they should run, each with what the steps before it leave."""
     points, tunes, planned = Points(campaign, ledger), {}, set()
     price = functools.cache(seconds)
@@ -114,7 +114,7 @@ def _lacking(campaign, ledger, points, tunes, claim: Claim, rung: Rung, seeds) -
     return list(dict.fromkeys(found))
 
 
-def runnable(campaign: Campaign, ledger: Ledger, step: Step) -> Iterator[Cell]:
+def runnable(campaign: Campaign, ledger: Records, step: Step) -> Iterator[Cell]:
     """The cells of a step that can run now; those of untuned arms follow once they are tuned."""
     for arm, size in dict.fromkeys((cell.arm, cell.size) for cell in step.tunes):
         yield from tuning.missing(campaign, ledger, arm, size)

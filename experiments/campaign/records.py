@@ -37,7 +37,7 @@ class Excluded:
     reason: str
 
 
-class Ledger:
+class Records:
     """The records of a campaign: those that count, by cell, and the others, each with a reason.
 
     A record counts if its config is still the campaign's (by digest), its run is complete, and its
@@ -103,7 +103,7 @@ class Ledger:
                 self.excluded.append(Excluded(file, "trained on another corpus"))
 
 
-def read(campaign: Campaign) -> Ledger:
+def read(campaign: Campaign) -> Records:
     """The ledger of the records in the campaign's folder.
 
     Raises:
@@ -123,7 +123,7 @@ def read(campaign: Campaign) -> Ledger:
             records.append((file.name, record))
     if problems:
         raise RefusedError(problems, "cannot read the records")
-    return Ledger(campaign, records)
+    return Records(campaign, records)
 
 
 def write(campaign: Campaign, cell: Cell, record: Mapping[str, Any]) -> Path:

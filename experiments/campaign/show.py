@@ -13,7 +13,7 @@ from experiments.campaign.cells import Cell
 from experiments.campaign.estimate import Seconds
 from experiments.campaign.order import Step, own
 from experiments.campaign.plan import Campaign
-from experiments.campaign.records import Ledger
+from experiments.campaign.records import Records
 
 
 def line_of(cell: Cell, record: Mapping[str, Any], spent: float, core_hours: float | None) -> str:
@@ -50,7 +50,7 @@ def left_table(
     return out
 
 
-def excluded_lines(ledger: Ledger) -> list[str]:
+def excluded_lines(ledger: Records) -> list[str]:
     """Lines on the records that no figure uses, by reason."""
     counts = Counter(entry.reason for entry in ledger.excluded)
     return [f"excluded: {count} records: {reason}" for reason, count in sorted(counts.items())]

@@ -17,10 +17,10 @@ import numpy as np
 
 from experiments.campaign.cells import Cell
 from experiments.campaign.plan import Campaign
-from experiments.campaign.records import Ledger
+from experiments.campaign.records import Records
 
 
-def rungs(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> list[list[Cell]]:
+def rungs(campaign: Campaign, ledger: Records, arm: str, size: str) -> list[list[Cell]]:
     """The cells of every rung that is known: the last of them may be incomplete."""
     alive, found = list(campaign.arms[arm].points), []
     for rounds, kept in campaign.tuning.rungs:
@@ -43,12 +43,12 @@ def cells(
     ]
 
 
-def missing(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> list[Cell]:
+def missing(campaign: Campaign, ledger: Records, arm: str, size: str) -> list[Cell]:
     """The cells that can run now; empty once the rates are known."""
     return [c for rung in rungs(campaign, ledger, arm, size) for c in rung if not ledger.done(c)]
 
 
-def settled(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> str | None:
+def settled(campaign: Campaign, ledger: Records, arm: str, size: str) -> str | None:
     """The best point; None while runs are missing.
 
     Raises:
@@ -63,7 +63,7 @@ def settled(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> str | No
     return best
 
 
-def left(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> list[Cell]:
+def left(campaign: Campaign, ledger: Records, arm: str, size: str) -> list[Cell]:
     """The cells that have to run until the rates are known; of later rungs with any points."""
     known = rungs(campaign, ledger, arm, size)
     found = [cell for rung in known for cell in rung if not ledger.done(cell)]
@@ -72,7 +72,7 @@ def left(campaign: Campaign, ledger: Ledger, arm: str, size: str) -> list[Cell]:
     return found
 
 
-def _ranked(campaign: Campaign, ledger: Ledger, rung: Sequence[Cell]) -> list[str]:
+def _ranked(campaign: Campaign, ledger: Records, rung: Sequence[Cell]) -> list[str]:
     """Points of a complete rung, the best first; equal ones in the order of the grid."""
     names = list(dict.fromkeys(cell.point for cell in rung))
     order = list(campaign.arms[rung[0].arm].points)
@@ -80,5 +80,5 @@ def _ranked(campaign: Campaign, ledger: Ledger, rung: Sequence[Cell]) -> list[st
     return sorted(names, key=lambda name: (losses[name], order.index(name)))
 
 
-def _mean_loss(ledger: Ledger, runs: Sequence[Cell]) -> float:
+def _mean_loss(ledger: Records, runs: Sequence[Cell]) -> float:
     return float(np.mean([ledger.loss(cell) for cell in runs]))

@@ -5,23 +5,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.plan.model import PlanModel
-from lowcomm_jax.models import PRESETS, Model, build
+from experiments.plan.stages import PERIOD, config_of, inner_bytes, programs
+from lowcomm_jax import make_mesh, methods
+from lowcomm_jax.models import PRESETS, build
 from lowcomm_jax.network.errors import whole
-from lowcomm_jax.planner.memory import compiled_memory, held_elements
+from lowcomm_jax.planner.memory import held_elements
 
-AXES = ("fsdp", "tensor")
 STATE_BYTES = 12  # fp32 parameters and AdamW's two moments: what a train step takes and gives
 
 
@@ -67,46 +64,12 @@ def compiled_bytes(
     Returns:
       `device`, and bytes a device as `planner.memory.compiled_memory` gives them.
     """
-    shape = mesh.get("fsdp", 1), mesh.get("tensor", 1)
-    devices = Mesh(np.array(jax.devices()[: shape[0] * shape[1]]).reshape(shape), AXES)
-    changes = {"remat": "full" if remat else "none", "compute_dtype": "bfloat16"}
-    model = build(dataclasses.replace(PRESETS[name], layer_loop="scan", **changes))
-    optimizer = optax.adamw(1e-4)
-    length = min(tokens, model.config.max_seq_len)
-    batch = shape[0] * -(-tokens // length), length + 1
-    sharding = NamedSharding(devices, PartitionSpec("fsdp"))
-    found = compiled_memory(
-        jax.jit(_train_step(model, optimizer), donate_argnums=(0, 1)),
-        *_abstract_state(model, optimizer, devices),
-        {"tokens": jax.ShapeDtypeStruct(batch, jnp.int32, sharding=sharding)},
-    )
-    return {"device": jax.devices()[0].device_kind, **found}
-
-
-def _train_step(model: Model, optimizer: optax.GradientTransformation):
-    def step(params, moments, batch):
-        grads = jax.grad(lambda p: model.loss_fn(p, batch, jax.random.key(0))[0])(params)
-        updates, moments = optimizer.update(grads, moments, params)
-        return optax.apply_updates(params, updates), moments
-
-    return step
-
-
-def _abstract_state(model: Model, optimizer: optax.GradientTransformation, devices: Mesh):
-    """Shapes of parameters and moments, each with its place on the devices."""
+    model = build(config_of(name, remat))
+    made = make_mesh(1, fsdp=mesh.get("fsdp", 1), tensor=mesh.get("tensor", 1))
     params = jax.eval_shape(model.init, jax.random.key(0))
-    moments = jax.eval_shape(optimizer.init, params)
-    specs = model.specs(params, dict(devices.shape))
-    moment_specs = optax.tree.map_params(
-        optimizer,
-        lambda _, spec: spec,
-        moments,
-        specs,
-        transform_non_params=lambda _: PartitionSpec(),
-    )
-
-    def placed(leaf, spec):
-        sharding = NamedSharding(devices, spec)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    return jax.tree.map(placed, params, specs), jax.tree.map(placed, moments, moment_specs)
+    specs = model.specs(params, dict(made.shape))
+    found = programs(model.loss_fn, methods.local_sgd(PERIOD), 1, made, params, specs)
+    length = min(tokens, model.config.max_seq_len)
+    shape = mesh.get("fsdp", 1) * -(-tokens // length), length + 1
+    batch = {"tokens": jax.ShapeDtypeStruct(shape, jnp.int32)}
+    return {"device": jax.devices()[0].device_kind, **inner_bytes(found, params, batch)}

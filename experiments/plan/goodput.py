@@ -21,7 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
 from experiments.progress import tracked
 from lowcomm_jax.network.errors import above_zero, not_negative, raise_all, whole
 from lowcomm_jax.planner.goodput import (
@@ -75,11 +75,7 @@ def main(argv: Sequence[str]) -> int:
     options.switch("goodput", "what failures cost")
     options.text("workdir", "runs/goodput", "where goodput.json goes")
     values = options.values
-    rest = parse_flags("plan", others, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
-    problems = [f"unexpected argument {argument!r}" for argument in rest]
+    problems = flag_problems("plan", others, values, __doc__)
     config, found = load_config(path or DEFAULT, overrides)
     if problems + found:
         raise RefusedError(problems + found, "plan")

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from lowcomm_jax import Engine, make_mesh, methods
-from lowcomm_jax.models import PRESETS, Pipeline, build
+from lowcomm_jax.models import PRESETS, Pipeline, TransformerConfig, build
 from lowcomm_jax.models.pipeline.pipeline import Schedule, pipeline_problems, schedule_problems
 from lowcomm_jax.network.errors import whole
 from lowcomm_jax.params.fragments import path_name
@@ -45,7 +46,7 @@ def staged_violations(
         return ["compile=True needs a program: name a preset of lowcomm_jax.models as the model"]
     stages = mesh["stage"]
     need, have = regions * math.prod(mesh.values()), jax.device_count()
-    found = pipeline_problems(_config(name, True), stages, 1)
+    found = pipeline_problems(config_of(name, True), stages, 1)
     found += [f"pipeline_schedule: {line}" for line in schedule_problems(schedule, False)]
     if need > have:
         found.append(
@@ -78,23 +79,26 @@ def staged_bytes(
       `planner.memory.compiled_memory`'s terms: `inner` (AdamW step), `send`, `move`.
     """
     regions, tokens = work.network.size, work.microbatch_tokens
-    config = _config(name, work.remat)
+    config = config_of(name, work.remat)
     length = min(tokens, config.max_seq_len)
     count = _microbatches(regions, work.mesh, tokens, work.tokens_per_step)
     pipe = Pipeline(build(config), make_mesh(regions, **work.mesh), count, schedule=schedule)
     sequences = count * work.mesh.get("fsdp", 1) * -(-tokens // length)
     params = jax.eval_shape(pipe.init, jax.random.key(0))
-    found = _programs(pipe, regions, params, rank)
+    codec = {"name": "low_rank_int4", "stacked": STACKED}
+    method = methods.dilocox(PERIOD, codec=codec, rank=rank, adaptive=False)
+    found = programs(pipe.loss_fn, method, regions, pipe.mesh, params, pipe.specs(params))
     batch = {"tokens": jax.ShapeDtypeStruct((sequences, length + 1), jnp.int32)}
     return {
         "device": jax.devices()[0].device_kind,
         "pipeline": pipe.report(),
-        "inner": _inner_bytes(found, params, batch),
+        "inner": inner_bytes(found, params, batch),
         **_outer_bytes(found, params),
     }
 
 
-def _config(name: str, remat: bool):
+def config_of(name: str, remat: bool) -> TransformerConfig:
+    """A preset of models, as plans compile it."""
     changes = {"remat": "full" if remat else "none", "compute_dtype": "bfloat16"}
     return dataclasses.replace(PRESETS[name], layer_loop="scan", **changes)
 
@@ -103,25 +107,25 @@ def _microbatches(regions: int, mesh: Mapping[str, int], tokens: int, step_token
     return int(step_tokens // (regions * mesh.get("fsdp", 1) * tokens))
 
 
-def _programs(pipe: Pipeline, regions: int, params: Any, rank: int) -> RoundPrograms:
-    specs = {
-        path_name(path): spec
-        for path, spec in jax.tree_util.tree_leaves_with_path(pipe.specs(params))
-    }
-    codec = {"name": "low_rank_int4", "stacked": STACKED}
+def programs(
+    loss_fn: Callable, method: methods.Method, regions: int, mesh: Mesh, params: Any, specs: Any
+) -> RoundPrograms:
+    """Programs of an engine of a model of ours, nothing of them compiled yet."""
+    by_name = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(specs)}
     engine = Engine(
-        pipe.loss_fn,
+        loss_fn,
         optax.adamw(1e-4),
-        methods.dilocox(PERIOD, codec=codec, rank=rank, adaptive=False),
+        method,
         regions,
-        mesh=pipe.mesh,
-        specs=lambda name, leaf: specs[name],
+        mesh=mesh,
+        specs=lambda name, leaf: by_name[name],
         stacked=STACKED,
     )
     return round_programs.build(engine.config, make_layout(params, None))
 
 
-def _inner_bytes(found: RoundPrograms, params: Any, batch: Any) -> dict[str, int]:
+def inner_bytes(found: RoundPrograms, params: Any, batch: Any) -> dict[str, int]:
+    """Bytes a device of an inner step of a batch `[b, ...]` in every region."""
     state, count = abstract_state(found, params), found.config.regions.count
     ids, staged = jnp.arange(count, dtype=jnp.int32), region_batch(found, batch)
     args = (state.inner, state.frozen, staged, ids, None, np.int32(1))

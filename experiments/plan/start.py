@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.plan.config import PlanRequest
-from lowcomm_jax.planner.methods import COSINE, LOW_RANK, ONE_PERIOD, SPARSE, PlanMethod
+from lowcomm_jax.planner.methods import FACTORIES, ONE_PERIOD, PUBLISHED, PlanMethod, planned
 from lowcomm_jax.planner.plan import PlanRow
 
 _BYTES = 258  # entries of the smallest tokenizer: a smaller vocabulary takes the tokenizer's size
-# Presets of the planner: the config in configs/, fields of its method section and the attribute of
-# `PlanMethod` they are, and the codec that is its own (named otherwise, or not at all).
-_STARTS: dict[str, tuple[str, dict[str, str], str | None]] = {
-    "allreduce": ("ddp", {}, None),
-    "local_sgd": ("local_sgd", {"period": "period"}, None),
-    "diloco": ("diloco", {"period": "period"}, None),
-    "streaming_diloco": (
-        "streaming_diloco",
-        {"period": "period", "fragments": "fragments", "overlap": "tau_steps"},
-        None,
-    ),
-    "eager_diloco": ("eager_diloco", {"period": "period"}, None),
-    "cocodc": (
-        "cocodc",
-        {"period": "period", "fragments": "fragments", "overlap": "tau_steps"},
-        None,
-    ),
-    "decoupled_diloco": (
-        "decoupled_jobs",
-        {"period": "period", "fragments": "fragments", "overlap": "tau_steps"},
-        None,
-    ),
-    "dilocox": ("dilocox", {"period": "period", "rank": "rank"}, LOW_RANK),
-    "noloco": ("noloco", {"period": "period"}, None),
-    "sparseloco": ("sparseloco", {"period": "period"}, SPARSE),
-    "muloco": ("muloco", {"period": "period"}, None),
-    "isoloco": ("isoloco", {"period": "period"}, None),
-    "restarted_diloco": ("restarted_diloco", {"period": "period"}, None),
-    "demo": ("demo", {}, COSINE),
-    "decoupled_momentum": ("decoupled_momentum", {"period": "period"}, COSINE),
-}
+# Keywords of methods' factories, and the attribute of `PlanMethod` that each is.
+_KEYWORDS = {"period": "period", "fragments": "fragments", "overlap": "tau_steps", "rank": "rank"}
+_NO_PERIOD = ("period", None)  # by default: no main exchange
+# Others have a config of their own name.
+_CONFIGS = {"allreduce": "ddp", "decoupled_diloco": "decoupled_jobs"}
 
 
 def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | None, str]:
@@ -52,11 +27,10 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
       there is no such config).
     """
     fields, work, method = request.fields, request.work, row.method
-    preset = _preset_of(fields["methods"], method.name)
-    if preset not in _STARTS:
+    name = _preset_of(fields["methods"], method.name)
+    if name not in FACTORIES:
         return None, f"{method.name} is no preset of the planner, so no config is known for it"
-    name, own, codec = _STARTS[preset]
-    problem = _unlike(method, preset, own)
+    problem = _unlike(method, name)
     if problem:
         return None, problem
     from lowcomm_jax.models import PRESETS  # slow to import
@@ -69,7 +43,7 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
     if batch != int(batch):
         return None, f"tokens_per_step does not divide into {regions} regions and seq_len {seq_len}"
     found = {
-        "config": name,
+        "config": _CONFIGS.get(name, name),
         "regions": regions,
         "batch": int(batch),
         "steps": 0,
@@ -79,7 +53,8 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
         "model.remat": "full" if work.remat else "none",
         "data.seq_len": seq_len,
         **{f"mesh.{axis}": work.mesh.get(axis, 1) for axis in ("stage", "fsdp", "tensor")},
-        **{f"method.{field}": getattr(method, attribute) for field, attribute in own.items()},
+        **{f"method.{field}": getattr(method, at) for field, at in _own_fields(name).items()},
+        **_alike(name, regions),
     }
     if work.model.vocab >= _BYTES:
         found["model.vocab_size"] = work.model.vocab  # else it would be the tokenizer's
@@ -88,7 +63,7 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
     parts = found["batch"] * seq_len / max(1, fields["microbatch_tokens"]) / found["mesh.fsdp"]
     if fields["microbatch_tokens"] and work.mesh.get("stage", 1) == 1 and parts >= 1:
         found["accumulate"] = max(n for n in range(1, int(parts) + 1) if not found["batch"] % n)
-    if codec is None:
+    if _own_codec(name) is None and "codec" in inspect.signature(FACTORIES[name]).parameters:
         found["method.codec"] = None if method.codec == "fp32" else method.codec
     return found, ""
 
@@ -104,18 +79,40 @@ def _preset_of(spec: Any, name: str) -> str | None:
     return None
 
 
-def _unlike(method: PlanMethod, preset: str, own: Mapping[str, str]) -> str:
+def _alike(name: str, regions: int) -> dict[str, Any]:
+    """Regions that are planned as equal, where a method asks for their speeds and groups."""
+    values = {"speeds": (1.0,) * regions, "groups": tuple((region,) for region in range(regions))}
+    takes = inspect.signature(FACTORIES[name]).parameters
+    asked = (k for k, v in takes.items() if v.default is inspect.Parameter.empty)
+    return {f"method.{key}": values[key] for key in asked if key in values}
+
+
+def _own_fields(name: str) -> dict[str, str]:
+    """Fields of a config's method section that the plan decides, and the attributes they are."""
+    takes = inspect.signature(FACTORIES[name]).parameters
+    return {
+        k: v for k, v in _KEYWORDS.items() if k in takes and (k, takes[k].default) != _NO_PERIOD
+    }
+
+
+def _own_codec(name: str) -> str | float | None:
+    """What a method's own codec is to a plan; None = dense, or named in the method section."""
+    codec = planned(name).codec
+    return None if codec == "fp32" or "codec" in PUBLISHED.get(name, {}) else codec
+
+
+def _unlike(method: PlanMethod, name: str) -> str:
     """Why no config expresses a planned method; empty = one does."""
-    codec = _STARTS[preset][2]
-    if not isinstance(method.codec, str):
-        return f"{method.name} is planned with {method.codec:g} bits, which is no codec"
+    codec, own = _own_codec(name), _own_fields(name)
     if codec is not None and method.codec != codec:
-        return f"{preset} is planned with {method.codec}, its config has its own codec"
-    late = preset in ("eager_diloco", "dilocox")
+        return f"{name} is planned with {method.codec}, its config has its own codec"
+    if codec is None and not isinstance(method.codec, str):
+        return f"{method.name} is planned with {method.codec:g} bits, which is no codec"
+    late = planned(name).tau == ONE_PERIOD
     if late and method.tau not in (ONE_PERIOD, method.period):
-        return f"{preset} lands a period late, and is planned with tau = {method.tau}"
+        return f"{name} lands a period late, and is planned with tau = {method.tau}"
     if not late and "overlap" not in own and (method.tau_steps or method.fragments > 1):
-        return f"{preset} has no fragments and no delay, and is planned with them"
+        return f"{name} has no fragments and no delay, and is planned with them"
     return ""
 
 

@@ -22,7 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
 from experiments.progress import Work
 
 if TYPE_CHECKING:
@@ -42,11 +42,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("json", None, "file to write the report to")
     options.text("workdir", None, "has no effect: nothing but --json is written")
     values = options.values
-    rest = parse_flags("plan", others, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
-    problems = [f"unexpected argument {argument!r}" for argument in rest]
+    problems = flag_problems("plan", others, values, __doc__)
     if path is None:
         problems.append("which run? give --config=configs/diloco.py (or another training config)")
         raise RefusedError(problems, "plan")

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.cli import Flags, RefusedError, load_config, parse_flags, split_config
 from experiments.config import plain
 from experiments.faults import happened
 from experiments.faults.injector import Injector
@@ -67,10 +67,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("workdir", None, "folder of the run (default runs/CONFIG-regions)")
     options.text("compile_cache", None, "folder of compiled programs, or off")
     values = options.values
-    rest = parse_flags("launch", others, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    rest = parse_flags("launch", others, values, __doc__)
     if path is None:
         raise RefusedError(
             ["--config is missing: give --config=configs/diloco.py, or another method's"], "launch"

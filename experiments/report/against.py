@@ -24,7 +24,7 @@ _FREE = ("config", "steps", "tokens", "network", "accumulate", "model.compute_dt
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class Deviation:
     """One figure of the comparison.
 
     Attributes:
@@ -112,7 +112,7 @@ def _differences(train: Mapping[str, Any], run: RunLog) -> list[str]:
     return found
 
 
-def against(run: RunLog, plan: Mapping[str, Any]) -> list[Line]:
+def against(run: RunLog, plan: Mapping[str, Any]) -> list[Deviation]:
     """Every figure that both the plan and the run have.
 
     Bytes and virtual time are those of whole periods. The virtual time is the run's events on the
@@ -141,16 +141,16 @@ def against(run: RunLog, plan: Mapping[str, Any]) -> list[Line]:
     delay = row["method"]["tau"]
     late = period if delay == "period" else delay
     return [
-        Line("parameters", "", plan["params"], run.header["params"]),
-        Line("tokens a step", "", plan["tokens_per_step"], run.header["tokens_per_step"]),
-        Line("payload of the model", "bytes", row["payload_bytes"], _payload(run)),
-        Line("sent a step, per region", "bytes", row["sent_bytes_per_period"] / period, sent),
-        Line("staleness, inner steps", "", late, summary.staleness),
-        Line("utilisation on the network", "%", row["utilisation"], virtual.clock.utilisation),
-        Line("a step on the network", "s", busy_s, virtual.clock.wall_s / whole),
-        Line("faster than AllReduce", "x", row["speedup"], faster),
-        Line("a step on the run's machine", "s", busy_s, pace, judged=False),
-        Line("eval loss, nats", "", loss, summary.loss),
+        Deviation("parameters", "", plan["params"], run.header["params"]),
+        Deviation("tokens a step", "", plan["tokens_per_step"], run.header["tokens_per_step"]),
+        Deviation("payload of the model", "bytes", row["payload_bytes"], _payload(run)),
+        Deviation("sent a step, per region", "bytes", row["sent_bytes_per_period"] / period, sent),
+        Deviation("staleness, inner steps", "", late, summary.staleness),
+        Deviation("utilisation on the network", "%", row["utilisation"], virtual.clock.utilisation),
+        Deviation("a step on the network", "s", busy_s, virtual.clock.wall_s / whole),
+        Deviation("faster than AllReduce", "x", row["speedup"], faster),
+        Deviation("a step on the run's machine", "s", busy_s, pace, judged=False),
+        Deviation("eval loss, nats", "", loss, summary.loss),
     ]
 
 
@@ -159,7 +159,7 @@ def _payload(run: RunLog) -> float | None:
     return float(sum(sizes)) if sizes else None
 
 
-def table(name: str, lines: Sequence[Line]) -> Table:
+def table(name: str, lines: Sequence[Deviation]) -> Table:
     """A row a figure, marked where plan and run differ by more than `APART`."""
     out = Table(box=box.SIMPLE_HEAD, title=f"{name} against its plan", title_justify="left")
     for heading in ("", "planned", "seen", "seen / planned"):

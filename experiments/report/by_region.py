@@ -13,7 +13,7 @@ from experiments.runlog import RunLog
 
 
 @dataclasses.dataclass(frozen=True)
-class Region:
+class RegionRun:
     """One region of a run.
 
     Attributes:
@@ -32,7 +32,7 @@ class Region:
     travel_s: float
 
 
-def by_region(run: RunLog) -> list[Region]:
+def by_region(run: RunLog) -> list[RegionRun]:
     """The regions of a run of jobs, in order.
 
     Empty for a run of one process, whose regions start and end together, and for the log of a
@@ -50,7 +50,7 @@ def by_region(run: RunLog) -> list[Region]:
     for r in range(made_SxR.shape[1]):
         seen = travel_LxR[~np.isnan(travel_LxR[:, r]), r]
         found.append(
-            Region(
+            RegionRun(
                 participation=float(counted_LxR[:, r].mean()),
                 liveness=float(made_SxR[:, r].mean()),
                 progress=float((numbers_S * made_SxR[:, r]).max() / run.header["steps"]),
@@ -61,7 +61,7 @@ def by_region(run: RunLog) -> list[Region]:
     return found
 
 
-def table(run: RunLog, regions: list[Region]) -> Table:
+def table(run: RunLog, regions: list[RegionRun]) -> Table:
     """A row a region."""
     out = Table(box=box.SIMPLE_HEAD, title=f"regions of {run.name}")
     for heading in ("region", "participation", "liveness", "progress", "waited", "an exchange"):

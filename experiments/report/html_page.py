@@ -6,21 +6,13 @@ import html
 from collections.abc import Mapping, Sequence
 
 # Line colours, light and dark; the eighth is followed by the first again.
-_LIGHT = ("#1d5fd1", "#d9480f", "#12843f", "#8e2fb8", "#8a6d00", "#d6256f", "#0a8199", "#5a616c")
+RUNS = ("#1d5fd1", "#d9480f", "#12843f", "#8e2fb8", "#8a6d00", "#d6256f", "#0a8199", "#5a616c")
 _DARK = ("#6ea8ff", "#ff9259", "#52d07c", "#cf8bf3", "#e3c341", "#ff7fb0", "#4fcfe6", "#b9bfc9")
-# Kinds of bars of a timeline: light, dark.
-_BARS = {
-    "compute": ("#7aa5d8", "#41699c"),
-    "wait": ("#d6404a", "#f0666e"),
-    "peers": ("#e08a3c", "#f0a45c"),
-    "absent": ("#b9b9b9", "#666"),
-    "send": ("#1d9463", "#4fd3a0"),
-    "land": ("#222", "#eee"),
-}
+INK, DIM, GRID = "#1b1d21", "#5b616b", "#e8eaee"  # light
 
 _COLOURS = """
-:root{color-scheme:light dark;--bg:#f7f7f8;--card:#fff;--ink:#1b1d21;--dim:#5b616b;--edge:#dfe2e7;
---grid:#e8eaee;%(light)s}
+:root{color-scheme:light dark;--bg:#f7f7f8;--card:#fff;--ink:%(ink)s;--dim:%(dim)s;--edge:#dfe2e7;
+--grid:%(grid)s;%(light)s}
 @media(prefers-color-scheme:dark){:root{--bg:#121418;--card:#1b1e24;--ink:#e9ebef;--dim:#a2a9b5;
 --edge:#333943;--grid:#2a2f38;%(dark)s}}
 """
@@ -55,14 +47,8 @@ align-items:start}
 figure{margin:0;padding:10px 12px;background:var(--card);border:1px solid var(--edge);
 border-radius:8px}
 figcaption{font-weight:600;font-size:.95rem;margin-bottom:4px}
-svg{display:block;width:100%%;height:auto}
-svg text{fill:var(--dim);font:12px system-ui,sans-serif}svg .label{fill:var(--ink)}
-.grid{stroke:var(--grid);fill:none}
-.s .line{fill:none;stroke:var(--c);stroke-width:1.8;stroke-linejoin:round}
-.s.again .line{stroke-dasharray:5 3}.s circle{fill:var(--c)}.s .band{fill:var(--c);opacity:.16}
+svg{display:block;width:100%%;height:auto}svg *{stroke-linejoin:round}
 .off{display:none}
-.keys{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:.875rem}
-.key i{display:inline-block;width:.8em;height:.8em;margin-right:.4em;border-radius:2px}
 %(classes)s
 @media(max-width:640px){.legend{position:static}th,td,thead button{padding:7px 8px}}
 @media print{.legend{position:static}}
@@ -166,14 +152,16 @@ def colours() -> str:
 
     Light and dark follow the reader's own setting.
     """
-    light = [*(f"--s{i}:{c}" for i, c in enumerate(_LIGHT))]
-    dark = [*(f"--s{i}:{c}" for i, c in enumerate(_DARK))]
-    light += [f"--k-{kind}:{colours[0]}" for kind, colours in _BARS.items()]
-    dark += [f"--k-{kind}:{colours[1]}" for kind, colours in _BARS.items()]
-    return _COLOURS % {"light": ";".join(light), "dark": ";".join(dark)}
+    light, dark = (";".join(f"--s{i}:{c}" for i, c in enumerate(runs)) for runs in (RUNS, _DARK))
+    return _COLOURS % {"light": light, "dark": dark, "ink": INK, "dim": DIM, "grid": GRID}
+
+
+def css_colours() -> dict[str, str]:
+    """Colour of the light page -> the CSS variable that it is, for pictures drawn in the former."""
+    runs = {ink: f"var(--s{i})" for i, ink in enumerate(RUNS)}
+    return {**runs, INK: "var(--ink)", DIM: "var(--dim)", GRID: "var(--grid)"}
 
 
 def _style() -> str:
-    classes = [f".s{i}{{--c:var(--s{i})}}" for i in range(len(_LIGHT))]
-    classes += [f".k-{kind}{{fill:var(--k-{kind});background:var(--k-{kind})}}" for kind in _BARS]
+    classes = [f".s{i}{{--c:var(--s{i})}}" for i in range(len(RUNS))]
     return colours() + _STYLE % {"classes": "".join(classes)}

@@ -33,9 +33,8 @@ from experiments.report.html_data import (
     virtual_at,
 )
 from experiments.report.html_page import page, section, table
-from experiments.report.html_svg import Axis, line_chart
-from experiments.report.html_timeline import legend, timeline
-from experiments.report.html_timeline import staleness as staleness_chart
+from experiments.report.html_plots import Axis, line_chart, timeline
+from experiments.report.html_plots import staleness as staleness_chart
 from experiments.report.virtual import PICTURE_STEPS, Pace, last_steps
 from experiments.runlog import RunLog, adapts, summarise
 from lowcomm_jax.network import Network
@@ -153,7 +152,7 @@ def _on_network(
 ) -> str:
     use = utilisation_curves(entries, network, step_seconds)
     lanes = [timeline(e.name, last_steps(e.runs[0], network, step_seconds)) for e in entries]
-    bars = section(
+    return section(
         f"On the network {name}",
         [line_chart("utilisation against bandwidth", use, _GBPS, _SHARE, colour), *lanes],
         f"Slowest link {network.slowest_gbps:.3g} Gbit/s, longest delay "
@@ -161,7 +160,6 @@ def _on_network(
         "regions compute; the curve replays the same events on links faster or slower by one "
         f"factor. Timelines: the last {PICTURE_STEPS} inner steps, each with its own scale.",
     )
-    return bars + legend()
 
 
 def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:

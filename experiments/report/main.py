@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, parse_flags, show_help
+from experiments.cli import Flags, RefusedError, parse_flags
 from experiments.compare.columns import note
 from experiments.progress import duration, size
 from experiments.report import by_region, html_report
@@ -47,10 +47,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("json", None, "file to write all records to")
     options.text("against", None, "plan.json (or its folder) to compare the runs with")
     values = options.values
-    folders = parse_flags("report", argv, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    folders = parse_flags("report", argv, values, __doc__)
     if not folders:
         raise RefusedError(["which runs? name their folders: report runs/a runs/b"], "report")
     workdirs = [Path(folder) for folder in folders]

@@ -11,7 +11,7 @@ import numpy as np
 from experiments.campaign.cells import Cell
 from experiments.campaign.order import UNKNOWN, Points, cells_of
 from experiments.campaign.plan import LEAST_SEEDS, Campaign, Claim, Rung
-from experiments.campaign.records import CURVE, Ledger
+from experiments.campaign.records import CURVE, Records
 from experiments.compare.at_equal import loss_at
 from experiments.compare.stats import against_margin, effect_size, holm
 
@@ -71,7 +71,7 @@ class Effect:
         return SEEN if self.mean < self.margin else OPPOSITE
 
 
-def effects(campaign: Campaign, ledger: Ledger) -> dict[str, list[Effect]]:
+def effects(campaign: Campaign, ledger: Records) -> dict[str, list[Effect]]:
     """Claim -> its rungs with at least one pair, from the smallest scale."""
     points = Points(campaign, ledger)
     found = {
@@ -89,7 +89,7 @@ def _key(effect: Effect) -> tuple[str, Rung]:
     return effect.claim, effect.rung
 
 
-def _of_claim(campaign: Campaign, ledger: Ledger, claim: Claim, points: Points) -> list[Effect]:
+def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points) -> list[Effect]:
     pairs = {
         rung: _pairs(ledger, cells_of(claim, rung, seeds, points))
         for rung, seeds in claim.rungs().items()
@@ -132,7 +132,7 @@ def _of_claim(campaign: Campaign, ledger: Ledger, claim: Claim, points: Points) 
     return sorted(found, key=scale)
 
 
-def _pairs(ledger: Ledger, cells: Sequence[Cell]) -> dict[int, tuple[Record, Record]]:
+def _pairs(ledger: Records, cells: Sequence[Cell]) -> dict[int, tuple[Record, Record]]:
     """Seed -> the records of both arms, where both are there."""
     by_seed: dict[int, list[Record]] = {}
     for cell in cells:

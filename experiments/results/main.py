@@ -17,8 +17,8 @@ from rich.console import Console
 
 from experiments.campaign.main import DEFAULT
 from experiments.campaign.plan import plan
-from experiments.campaign.records import Ledger, read
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.campaign.records import Records, read
+from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
 from experiments.progress import tracked
 from experiments.results import figures
 from experiments.results.effects import Effect, effects
@@ -37,12 +37,9 @@ def main(argv: Sequence[str]) -> int:
     flags.text("docs", "docs", "folder of the page")
     flags.switch("check", "write nothing; exit code 1 if the page differs from the records")
     values = flags.values
-    rest = parse_flags("results", others, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    found = flag_problems("results", others, values, __doc__)
     config, problems = load_config(path or DEFAULT, overrides)
-    problems += [f"unexpected argument {argument!r}" for argument in rest]
+    problems += found
     if problems:
         raise RefusedError(problems, "results")
     campaign = plan(config)
@@ -62,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def gather(ledger: Ledger) -> Evidence:
+def gather(ledger: Records) -> Evidence:
     """Effects and verdicts of a ledger's records."""
     campaign, found = ledger.campaign, effects(ledger.campaign, ledger)
     verdicts = []

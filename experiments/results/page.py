@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from experiments.campaign.cells import Cell
-from experiments.campaign.estimate import Estimate
+from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.order import Points, cells_of, ordered
 from experiments.campaign.plan import Campaign, Claim, Rung
-from experiments.campaign.records import Ledger
+from experiments.campaign.records import Records
 from experiments.campaign.tuning import rungs
 from experiments.compare.stats import Estimate as Mean
 from experiments.results import fit as fits
@@ -29,7 +29,7 @@ class Evidence:
     """Everything that the page shows."""
 
     campaign: Campaign
-    ledger: Ledger
+    ledger: Records
     effects: dict[str, list[Effect]]
     verdicts: tuple[Verdict, ...]
 
@@ -236,8 +236,8 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
     alone = dataclasses.replace(
         campaign, claims={claim.name: claim}, stages=campaign.stages[: until + 1]
     )
-    estimate = Estimate(campaign, ledger.found.values())
-    hours = sum(step.seconds for step in ordered(alone, Ledger(alone), estimate.seconds)) / 3600
+    estimate = RunEstimate(campaign, ledger.found.values())
+    hours = sum(step.seconds for step in ordered(alone, Records(alone), estimate.seconds)) / 3600
     return [
         f"From nothing, tuning included, this takes about {hours / 2:.1f} hours on two cores, a "
         f"shard each; what is shown took {took:.2f} core-hours:",
@@ -249,7 +249,7 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
     ]
 
 
-def cells_behind(campaign: Campaign, ledger: Ledger, claim: Claim) -> set[Cell]:
+def cells_behind(campaign: Campaign, ledger: Records, claim: Claim) -> set[Cell]:
     """The recorded cells of a claim, and those of the tuning of its arms."""
     points, found = Points(campaign, ledger), set()
     for rung, seeds in claim.rungs().items():
@@ -353,7 +353,7 @@ def _ahead(found: fits.Fit, params: float) -> str:
 
 def _left(evidence: Evidence) -> str:
     campaign, ledger = evidence.campaign, evidence.ledger
-    estimate = Estimate(campaign, ledger.found.values())
+    estimate = RunEstimate(campaign, ledger.found.values())
     cells: Counter[str] = Counter()
     hours: Counter[str] = Counter()
     flops: Counter[str] = Counter()

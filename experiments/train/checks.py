@@ -26,7 +26,7 @@ from lowcomm_jax.adaptive.lr_scaling import SCALINGS
 from lowcomm_jax.aot import Target
 from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data import DataConfig, open_corpus
-from lowcomm_jax.data.corpora import Source
+from lowcomm_jax.data.corpora import CorpusSource
 from lowcomm_jax.mesh.regions import Regions, default_mesh
 from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig, preset
@@ -185,7 +185,7 @@ def data_config(fields: Mapping[str, Any]) -> tuple[DataConfig, list[str]]:
     """(the data's config, problems); checks that the corpus can be opened."""
     data = DataConfig(**fields["data"], seed=fields["seed"], regions=fields["regions"])
     found = [line for line in data.violations() if not line.startswith(("regions=", "seed="))]
-    source = Source(data.corpus, data.text_column, data.topic_column, data.split)
+    source = CorpusSource(data.corpus, data.text_column, data.topic_column, data.split)
     found += open_corpus(source)[1]
     return data, [f"data.{line}" for line in found]
 

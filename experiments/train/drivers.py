@@ -68,7 +68,7 @@ class FixedDriver:
         """`fetching`: gives the context in which the driver waits for a batch."""
         self._run, self._fetching = run, fetching
         method = run.job.method
-        reads = method.rank_energy is not None or method.schedule.statistic != "none"
+        reads = method.schedule.energy is not None or method.schedule.statistic != "none"
         self.waits = reads or run.exchange is not None
         self._batches: Iterator[Any] | None = None
 

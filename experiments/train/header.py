@@ -30,6 +30,7 @@ def header(run: Run, state: State) -> dict[str, Any]:
     trained = sum(math.prod(leaf.shape) for leaf in shapes)
     allreduce = two_shot(4 * trained, np.ones(job.regions, bool)).sent
     fragments = programs.fragments
+    consensus = job.method.topology and job.method.topology.consensus
     payloads = [programs.exchange.nbytes(fragments.like(p)) for p in range(len(fragments))]
     return {
         "kind": "header",
@@ -47,7 +48,7 @@ def header(run: Run, state: State) -> dict[str, Any]:
         "pipeline": run.model.report() if isinstance(run.model, Pipeline) else None,
         "fragment_bytes": payloads,
         "allreduce_bytes_per_step": int(allreduce[0]),
-        "consensus": job.method.consensus and dataclasses.asdict(job.method.consensus),
+        "consensus": consensus and dataclasses.asdict(consensus),
         "data": run.data.summary,
         "data_identity": run.data.identity,
         "began": run.fault_hooks and run.fault_hooks.began,

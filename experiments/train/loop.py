@@ -4,7 +4,7 @@
 is due. The loop reads and writes the metrics of a chunk only after it has dispatched the next one,
 so that the device does not wait for the host. Chunks of drivers that wait (`Driver.waits`) are read
 at once. Long chunks are read before the next one is dispatched, since dispatching waits for most of
-them (`batch_blocks.Pace`) and the records are to hold the time of their own steps.
+them (`batch_blocks.BlockPace`) and the records are to hold the time of their own steps.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from experiments.cli import closest, problems_of
 from experiments.train import parts
 from experiments.train.parts import METHOD, METHODS, OUTER, OWN, PARTS
 from lowcomm_jax import landing, methods
-from lowcomm_jax.compression import registry
 
 DERIVED = "stacked"  # a factory's keyword that the model gives, not the config
 
@@ -159,16 +158,3 @@ def _argument(
         make = functools.partial(landing.taylor_delay_correction, **{**axes, **value})
         return problems_of(make, "method.taylor: ")
     return (tuple(value) if isinstance(value, list) else value), []
-
-
-def make_codec(
-    spec: str | Mapping[str, Any] | None, stacked: Sequence[str] = (), seed: int = 0
-) -> Any:
-    """The codec of a name, or of a section with `name` and settings; None is dense fp32.
-
-    Raises:
-      ValueError: an unknown name (lists the available ones) or setting.
-    """
-    if spec is None:
-        return None
-    return registry.make(spec, stacked=tuple(stacked), seed=seed)

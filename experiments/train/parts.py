@@ -50,7 +50,7 @@ _AROUND = ("rules", "error_feedback", "reduce")  # settings of every codec of on
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class PartKind:
     """A part of a method, as configs name it.
 
     Attributes:
@@ -76,34 +76,34 @@ _TRANSFORM = {
     "what": "an Optax transform",
     "finish": optax.with_extra_args_support,
 }
-METHOD = Part(METHODS, (methods.Method,), "a lowcomm_jax.methods.Method", ("stacked",))
+METHOD = PartKind(METHODS, (methods.Method,), "a lowcomm_jax.methods.Method", ("stacked",))
 # Keys are fields of `Method`.
 PARTS = {
-    "codec": Part(
+    "codec": PartKind(
         registry.CODECS,
         (Codec, MatrixCodec),
         "a lowcomm_jax.compression.Codec or MatrixCodec",
         ("stacked", "seed"),
     ),
-    "outer": Part(OUTER, **_TRANSFORM),
-    "merge": Part(merge.RULES, (merge.Merge,), "a lowcomm_jax.merge.Merge", gradient=False),
-    "landing": Part(LANDING, **_TRANSFORM, gradient=False),
-    "schedule": Part(
+    "outer": PartKind(OUTER, **_TRANSFORM),
+    "merge": PartKind(merge.RULES, (merge.Merge,), "a lowcomm_jax.merge.Merge", gradient=False),
+    "landing": PartKind(LANDING, **_TRANSFORM, gradient=False),
+    "schedule": PartKind(
         SCHEDULES, (schedule.Schedule,), "a lowcomm_jax.schedule.Schedule", gradient=False
     ),
-    "topology": Part(
+    "topology": PartKind(
         {"gossip": topology.Gossip},
         (topology.Gossip,),
         "a lowcomm_jax.topology.Gossip",
         gradient=False,
     ),
-    "inner_batching": Part(
+    "inner_batching": PartKind(
         POLICIES, (batching.BatchPolicy,), "a lowcomm_jax.batching policy (BatchPolicy)"
     ),
 }
 
 
-def find(part: Part, name: str, label: str) -> Callable[..., Any] | None:
+def find(part: PartKind, name: str, label: str) -> Callable[..., Any] | None:
     """The function that makes a part, by name or by `module:function`; None = unknown.
 
     Args:
@@ -170,7 +170,7 @@ def build(
 
 
 def call(
-    part: Part, maker: Callable[..., Any], settings: Mapping[str, Any], label: str, name: str
+    part: PartKind, maker: Callable[..., Any], settings: Mapping[str, Any], label: str, name: str
 ) -> tuple[Any, list[str]]:
     """Call the function of a part, if its settings fit; returns (part, []) or (None, problems)."""
     problems = setting_problems(maker, settings, label, name)
@@ -215,7 +215,7 @@ def setting_problems(
 
 
 def derived(
-    part: Part, maker: Callable[..., Any], stacked: Sequence[str], seed: int
+    part: PartKind, maker: Callable[..., Any], stacked: Sequence[str], seed: int
 ) -> dict[str, Any]:
     """Keywords of a function that the run gives."""
     values, takes = {"stacked": tuple(stacked), "seed": seed}, _parameters(maker) or {}
@@ -271,12 +271,13 @@ def put(method: methods.Method, key: str, part: Any) -> tuple[methods.Method | N
     if method.signal == "gradient" and not PARTS[key].gradient:
         return None, [f"{label} exchanges a gradient at every step and has no {key}; leave it out"]
     changes = {key: part}
-    if method.consensus is not None and key == "outer":
+    consensus = method.topology and method.topology.consensus
+    if consensus is not None and key == "outer":
         fix = "use its own settings, or a method of your own"
         return None, [f"{label} checks its outer rule's coefficients for {key}: {fix}"]
-    if method.consensus is not None and key == "topology":
-        size = part.group_size
-        changes["consensus"] = dataclasses.replace(method.consensus, group_size=size)
+    if consensus is not None and key == "topology":
+        consensus = dataclasses.replace(consensus, group_size=part.group_size)
+        changes[key] = dataclasses.replace(part, consensus=consensus)
     if key == "schedule":
         unlike = [
             f"{label} needs a schedule with {field}={value}, this has {not value}"

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from experiments.cli import Flags, RefusedError, parse_flags, problems_of, show_help
+from experiments.cli import Flags, RefusedError, flag_problems, problems_of
 from experiments.progress import Work
 from experiments.trained.anchor import Trained, load_trained
 from lowcomm_jax.data.tokenizers import to_hugging_face
@@ -30,11 +30,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("output", None, "folder to write")
     options.text("dtype", "float32", "type of the stored tensors: float32 or bfloat16")
     values = options.values
-    rest = parse_flags("export", argv, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
-    problems = [f"unexpected argument {argument!r}" for argument in rest]
+    problems = flag_problems("export", argv, values, __doc__)
     problems += [f"--{name} is missing" for name in ("workdir", "output") if not values[name].value]
     if problems:
         raise RefusedError(problems, "export")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import compile_cache
-from experiments.cli import Flags, RefusedError, parse_flags, problems_of, show_help
+from experiments.cli import Flags, RefusedError, flag_problems, problems_of
 from experiments.trained.anchor import Trained, load_trained
 
 
@@ -27,11 +27,7 @@ def main(argv: Sequence[str]) -> int:
     options.whole("count", 1, "how many texts")
     options.whole("seed", 0, "of the draws")
     values = options.values
-    rest = parse_flags("sample", argv, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
-    problems = [f"unexpected argument {argument!r}" for argument in rest]
+    problems = flag_problems("sample", argv, values, __doc__)
     if values.workdir is None:
         problems.append("which run? give --workdir=runs/...")
     if values.count < 1:

@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from experiments.cli import Flags, RefusedError, parse_flags, problems_of, show_help
+from experiments.cli import Flags, RefusedError, parse_flags, problems_of
 from experiments.watch.terminal import screen
 from experiments.watch.view import Watch
 
@@ -33,10 +33,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("network", None, "network for a run of one process (default: its own)")
     options.switch("once", "print the present state, and end")
     values = options.values
-    folders = parse_flags("watch", argv, values)
-    if values.help:
-        show_help(values, __doc__)
-        return 0
+    folders = parse_flags("watch", argv, values, __doc__)
     problems = []
     if len(folders) != 1:
         problems.append("which run? name its folder: watch runs/a")

@@ -12,7 +12,8 @@ from rich.console import Console
 from experiments.cli import RefusedError
 from experiments.metrics import strict
 from experiments.watch.page_text import PAGE
-from experiments.watch.terminal import COLUMNS
+from experiments.watch.pictures import loss, timeline
+from experiments.watch.terminal import COLUMNS, heading
 from experiments.watch.view import Watch
 
 HOST = "127.0.0.1"
@@ -36,6 +37,8 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, watch: Watch, port: int, every: float):
         self.watch, self.every, self._looking = watch, every, threading.Lock()
+        self._drawn: Any = None
+        self._pictures: dict[str, str] = {}
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
@@ -47,12 +50,19 @@ class Server(http.server.ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def view(self) -> dict[str, Any]:
-        """The present view, with the table's cells as text."""
+        """The present view, with its heading and the table's cells as text, and pictures."""
         with self._looking:
             view = self.watch.look()
+            drawn = view["regions"], view["eval"]["curve"], view["timeline"]
+            if drawn != self._drawn:  # matplotlib takes a tenth of a second
+                self._drawn, self._pictures = (
+                    drawn,
+                    {"loss": loss(view), "timeline": timeline(view)},
+                )
+            pictures = self._pictures
         cells = {name: [cell(row) for row in view["regions"]] for name, cell in COLUMNS.items()}
         table = {name.replace("- ", ""): c for name, c in cells.items() if set(c) != {"-"}}
-        return strict({**view, "table": table})
+        return strict({**view, "table": table, "heading": heading(view), "pictures": pictures})
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

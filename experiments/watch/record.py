@@ -37,7 +37,7 @@ class Series:
             self.x, self.y, self._every = self.x[1::2], self.y[1::2], 2 * self._every
 
 
-class Region:
+class RegionLog:
     """The numbers that one region has reported.
 
     Attributes:
@@ -83,7 +83,7 @@ class Log:
 
     def __init__(self):
         self.header: dict[str, Any] | None = None
-        self.regions: dict[int, Region] = {}
+        self.regions: dict[int, RegionLog] = {}
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.tokens_per_second: float | None = None
         self.steps_per_second: float | None = None
@@ -104,7 +104,7 @@ class Log:
             kind = record["kind"]
             if kind == "header":
                 self.header = dict(record)
-                self.regions = {number: Region(number) for number in record["here"]}
+                self.regions = {number: RegionLog(number) for number in record["here"]}
             elif kind == "step":
                 self._step(record)
             elif kind == "interval":

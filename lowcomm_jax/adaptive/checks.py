@@ -71,13 +71,13 @@ def size_problems(method: Method, regions: int, largest_microbatch: Any, memory:
     for name, value in (("largest_microbatch", largest_microbatch), ("memory", memory)):
         if value is not None:
             found += counting_problems(**{name: value})
-    policy = method.inner_batching
+    policy, found_trainers = policy_and_trainers(method)
     if not isinstance(policy, BatchPolicy) or found or policy.violations(regions):
         return found
     if policy.cap is None:
         return ["cap=None: batches are staged in a buffer of fixed size; give the largest batch"]
     largest = largest_microbatch or policy.cap
-    return Switch(min(largest, policy.cap), policy.start, method.threshold).violations()
+    return Switch(min(largest, policy.cap), policy.start, found_trainers.threshold).violations()
 
 
 def engine(make: Callable[[], Engine]) -> tuple[Engine | None, list[str]]:

@@ -33,7 +33,7 @@ from lowcomm_jax.adaptive.noise_measurement import Measurement, NoiseMeasurement
 from lowcomm_jax.adaptive.plans import Planner, StepPlan
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
 from lowcomm_jax.adaptive.trainer_merge import TrainerMerge
-from lowcomm_jax.adaptive.trainer_steps import Sequential, Stacked, Task
+from lowcomm_jax.adaptive.trainer_steps import Task, TrainerSteps
 from lowcomm_jax.batching import BatchPolicy, Switch, find_cap
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.engine import Engine
@@ -136,14 +136,14 @@ class AdaptiveEngine:
         if self.policy.adapts:
             self.probe = Probe(plain, self.policy.microbatches, self.policy.scope)
         self._memory, self._block, self._begun = memory, plain.block, False
-        self._trainer_steps = Stacked(plain) if stack_trainers else Sequential(plain)
+        self._trainer_steps = TrainerSteps(plain, stack_trainers)
         self._plan_for(largest_microbatch or self.policy.cap)
         checks.refuse(microbatch_problems(plain.config, self.planner.microbatches()))
 
     def _plan_for(self, largest_microbatch: int) -> None:
         """Plan for a largest microbatch; the staged buffer must hold the longest step."""
         cap = min(largest_microbatch, self.policy.cap)
-        switch = Switch(cap, self.policy.start, self.method.threshold)
+        switch = Switch(cap, self.policy.start, self.trainers.threshold)
         self.planner = Planner(switch, self.policy, self.regions.count)
         self.engine.block = max(self._block, self.planner.most())
         self.noise = NoiseMeasurement(self.policy, self.probe, self.planner.microbatches())

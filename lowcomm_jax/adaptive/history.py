@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lowcomm_jax.adaptive.plans import StepPlan
-from lowcomm_jax.adaptive.trainer_merge import Merge
+from lowcomm_jax.adaptive.trainer_merge import TriedMerge
 from lowcomm_jax.history import Event, History
 
 
@@ -60,7 +60,7 @@ class Segment:
     steps: int
     shares: dict[int, Share]
     work_SxR: np.ndarray
-    merges: list[Merge]
+    merges: list[TriedMerge]
     looks: dict[int, dict[str, Any]]
 
     def events(self, step: int) -> list[TrainerEvent]:
@@ -98,7 +98,7 @@ class AdaptiveHistory:
         ]
 
     @property
-    def merges(self) -> list[Merge]:
+    def merges(self) -> list[TriedMerge]:
         return [merge for segment in self.segments for merge in segment.merges]
 
     def rows(self) -> Iterator[dict[str, Any]]:

@@ -32,7 +32,7 @@ COUNTED = (optax.ScaleByScheduleState, LrScaleState)
 
 
 @dataclasses.dataclass(frozen=True)
-class Merge:
+class TriedMerge:
     """A merge that was tried before a round.
 
     Attributes:
@@ -80,7 +80,7 @@ class TrainerMerge:
 
     def before_round(
         self, state: AdaptiveState, programs: RoundPrograms, evaluate: Evaluate
-    ) -> tuple[AdaptiveState, list[Merge]]:
+    ) -> tuple[AdaptiveState, list[TriedMerge]]:
         """Merge if it is time; every trainer's request becomes its batch.
 
         Returns:
@@ -93,11 +93,11 @@ class TrainerMerge:
         trainers = {i: t.replace(batch=t.request) for i, t in state.trainers.items()}
         return state.replace(trainers=trainers), merges
 
-    def _merge(self, state, programs, round_: int, evaluate) -> tuple[AdaptiveState, Merge]:
+    def _merge(self, state, programs, round_: int, evaluate) -> tuple[AdaptiveState, TriedMerge]:
         requests = state.requests
         survivor, retired = self.trainers.pair(requests)
         merged = self._merged(state, programs, survivor, retired)
-        merge = Merge(round_, survivor, retired, (requests[survivor], requests[retired]))
+        merge = TriedMerge(round_, survivor, retired, (requests[survivor], requests[retired]))
         if evaluate is not None:
             pair = [state.trainers[i].state for i in (survivor, retired)]
             before = tuple(float(evaluate(global_params(one))) for one in pair)

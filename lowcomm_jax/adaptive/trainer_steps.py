@@ -1,24 +1,24 @@
 """The inner steps of several trainers: one trainer after the other, or all in one program.
 
-`Sequential` runs every trainer through `Engine.run`. `Stacked` makes the trainers replicas of one
-program. Both take a `Task` a trainer and give its new state and history, with the same results.
+`TrainerSteps` takes a `Task` a trainer and gives its new state and history. Stacked trainers are
+replicas of one program; others go through `Engine.run`, one by one, with the same results.
 (The AdLoCo paper runs trainers in parallel; which order is faster depends on the machine.)
 
 Stacked: row r of trainer i's leaves `[R, ...]` is row r T + i of the stack's `[RT, ...]`, so that a
-region's trainers lie on the region's devices. The program of inner steps treats a trainer as one
-more replica in the region's slot of the mesh (`Regions.replicas`). With `map` the replicas run one
-after the other inside the program, with bit-identical results. With `vmap` they are batched, equal
-but for rounding, and each waits for the one with the most microbatches.
+region's trainers lie where the region does. To the program of inner steps a trainer is one more
+replica in the region's slot of the mesh (`Regions.replicas`). With `map` the replicas run one after
+the other inside the program and give what they give alone, bit for bit. With `vmap` they are
+batched, equal but for rounding, and each waits for the one with the most microbatches.
 
 The tasks of stacked trainers may differ: counts, strides and steps are traced, per trainer. A
-program has one size of microbatches. Where trainers need several sizes, `Stacked` makes one call
-for each, in which the trainers of another size make no step. The number of compiled programs
-therefore depends on the sizes and on the number of trainers.
+program has one size of microbatches. Where trainers need several sizes, one call is made
+for each, in which the trainers of another size make no step. So what is compiled depends on the
+size and on how many trainers live.
 
-Between segments trainers are separate states, which exchange, merge and are saved as such. Stacking
-and unstacking copies their inner state, once between two events.
+Between segments trainers are states of their own, which exchange, merge and are saved as ever.
+Stacking and unstacking copies their inner state, once between two events.
 
-`step_bytes` gives the memory that a step of a microbatch needs, by the compiler's analysis.
+`step_bytes` says how much memory a step of a given microbatch needs, by the compiler's analysis.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One trainer's work in a segment.
+    """What one trainer does in a segment.
 
     Attributes:
-      state: before the segment; is donated.
+      state: before it; is donated.
       batches: host batches `[R, b, ...]` of its steps, all of one size.
       steps: how many; those of all trainers are equal.
       plan: of every step.
@@ -67,74 +67,43 @@ class Task:
     plan: StepPlan
 
 
-class Sequential:
-    """Every trainer through `Engine.run`: all share the program of a microbatch size."""
+class TrainerSteps:
+    """The inner steps of all trainers of an engine.
 
-    def __init__(self, engine: Engine):
-        self.engine = engine
-        self._warm = False
+    Args:
+      engine: of every trainer.
+      stacked: whether trainers share a program, the last one left excepted; else every one runs
+        through `Engine.run`, and all share the program of a microbatch size.
+    """
+
+    def __init__(self, engine: Engine, stacked: bool):
+        self.engine, self._stacked = engine, stacked
+        self._made: dict[tuple[Layout, int], StackPrograms] = {}
+        self._warm: set[int] = set()
+
+    def _together(self, trainers: int) -> int:
+        """How many of so many trainers share a program."""
+        return trainers if self._stacked else 1
 
     def ready(self, trainers: int) -> bool:
         """Whether everything that so many trainers need is compiled."""
-        del trainers
-        return self._warm
+        return self._together(trainers) in self._warm
 
     def warm(
         self, states: Sequence[TrainState], batch: PyTree, sizes: Sequence[int]
     ) -> list[TrainState]:
         """Compile for microbatches of `sizes`, without training; see `Engine.warm`.
 
+        Also compiles what stacks of fewer trainers are copied by.
+
         Args:
           states: of all living trainers; are donated, use the returned ones.
         """
-        first, *others = states
-        self._warm = True
-        return [self.engine.warm(first, batch, sizes), *others]
-
-    def run(
-        self, tasks: dict[int, Task], participants: Participants
-    ) -> dict[int, tuple[TrainState, History]]:
-        """Train every trainer on all its batches, with the sends and landings that follow."""
-        return {
-            number: self.engine.run(
-                task.state,
-                task.batches,
-                participants,
-                microbatch=task.plan.microbatch,
-                counts_R=task.plan.counts_R,
-            )
-            for number, task in tasks.items()
-        }
-
-    def nbytes(self, state: TrainState, batch: PyTree, microbatch: int, trainers: int) -> int:
-        """Bytes of a device that `trainers` such states need; see `step_bytes`."""
-        waiting = device_bytes(state.replace(counters=None)) * (trainers - 1)
-        return step_bytes(self.engine, state, batch, microbatch) + waiting
-
-
-class Stacked:
-    """All trainers of an engine in one program; the last one left is run by itself.
-
-    The methods are those of `Sequential`.
-    """
-
-    def __init__(self, engine: Engine):
-        self.engine = engine
-        self._sequential = Sequential(engine)
-        self._made: dict[tuple[Layout, int], StackPrograms] = {}
-        self._warm: set[int] = set()
-
-    def ready(self, trainers: int) -> bool:
-        """Whether everything that so many trainers need is compiled."""
-        return trainers in self._warm
-
-    def warm(
-        self, states: Sequence[TrainState], batch: PyTree, sizes: Sequence[int]
-    ) -> list[TrainState]:
-        """As `Sequential.warm`; also compiles the copies of stacks of fewer trainers."""
-        self._warm.add(len(states))
-        if len(states) == 1:
-            return self._sequential.warm(states, batch, sizes)
+        together = self._together(len(states))
+        self._warm.add(together)
+        if together == 1:
+            first, *others = states
+            return [self.engine.warm(first, batch, sizes), *others]
         inners = [state.inner for state in states]
         for fewer in range(2, len(states)):
             programs = self._programs(states[0], fewer)
@@ -152,9 +121,34 @@ class Stacked:
         self, tasks: dict[int, Task], participants: Participants
     ) -> dict[int, tuple[TrainState, History]]:
         """Train every trainer on all its batches, with the sends and landings that follow."""
-        if len(tasks) == 1:
-            return self._sequential.run(tasks, participants)
-        work = list(tasks.values())
+        if self._together(len(tasks)) > 1:
+            return dict(zip(tasks, self._run_stacked(list(tasks.values()), participants)))
+        return {
+            number: self.engine.run(
+                task.state,
+                task.batches,
+                participants,
+                microbatch=task.plan.microbatch,
+                counts_R=task.plan.counts_R,
+            )
+            for number, task in tasks.items()
+        }
+
+    def nbytes(self, state: TrainState, batch: PyTree, microbatch: int, trainers: int) -> int:
+        """Bytes of a device that `trainers` such states need; see `step_bytes`.
+
+        Of stacked ones the larger of what steps need, and what stacking needs.
+        """
+        together = self._together(trainers)
+        needed = step_bytes(self.engine, state, batch, microbatch, together)
+        whole = device_bytes(state.replace(counters=None))
+        if together == 1:
+            return needed + whole * (trainers - 1)
+        return max(needed, (whole + device_bytes(state.inner)) * trainers)
+
+    def _run_stacked(
+        self, work: Sequence[Task], participants: Participants
+    ) -> Iterator[tuple[TrainState, History]]:
         states = [task.state for task in work]
         loop, steps = self.engine.sync_loop(states[0]), work[0].steps
         records = [History(int(state.counters.step)) for state in states]
@@ -170,14 +164,7 @@ class Stacked:
                 n, metrics = made[-1]
                 record.add(n, metrics[i], events)
             steps -= stretch
-        return dict(zip(tasks, zip(states, records)))
-
-    def nbytes(self, state: TrainState, batch: PyTree, microbatch: int, trainers: int) -> int:
-        """Bytes of the steps, or of stacking if that needs more; see `Sequential.nbytes`."""
-        if trainers == 1:
-            return self._sequential.nbytes(state, batch, microbatch, trainers)
-        copied = device_bytes((state.replace(counters=None), state.inner)) * trainers
-        return max(step_bytes(self.engine, state, batch, microbatch, trainers), copied)
+        return zip(states, records)
 
     def _programs(self, state: TrainState, trainers: int) -> StackPrograms:
         key = state.layout, trainers
@@ -233,7 +220,7 @@ class Stacked:
         return stack, metrics
 
     def _events(self, loop: SyncLoop, states, participants: Participants, steps: int):
-        """Run the events after the last of these steps: (state, events) of every trainer."""
+        """What follows the last of these steps: (state, events) of every trainer."""
         step = int(states[0].counters.step) + steps
         count = self.engine.regions.count
         mask = participants_mask(participants and participants(step), count)
@@ -335,10 +322,10 @@ def step_bytes(
 ) -> int:
     """Bytes on the fullest device while inner steps of one microbatch size run.
 
-    It is the compiler's sum of arguments (inner state of the regions that a device holds, and the
-    staged buffer), results and temporaries, plus the state that only sends and landings use. The
-    temporaries of sends and landings, which run without activations, are not counted. Each call
-    compiles a step and keeps nothing of it.
+    The compiler's sum of arguments (inner state of the regions a device holds, and the staged
+    buffer), results and temporaries, and beside it the state that only sends and landings touch.
+    What sends and landings need themselves, while no activations are alive, is not counted. Each
+    call compiles a step and keeps nothing of it.
 
     Args:
       batch: host batch `[R, b, ...]`; its shapes and dtypes count, its b does not.

@@ -42,6 +42,7 @@ class Trainers:
         on).
       hurt_bound: largest rise of the loss that a merge may cause, over the better one of the two
         (`AdaptiveEngine.run(evaluate=)`); what rises more is undone. None = no bound.
+      threshold: of `batching.Switch`: requests above so many memory caps are accumulated.
     """
 
     count: int
@@ -49,6 +50,7 @@ class Trainers:
     choose: Literal["worst_with_worst", "best_with_worst"] = "worst_with_worst"
     moments: Literal["merge", "reset"] = "merge"
     hurt_bound: float | None = None
+    threshold: float = 2.0
 
     def violations(self) -> list[str]:
         """What cannot work, one line with its fix each."""

@@ -23,6 +23,7 @@ permutation is an affine one in each stratum, which needs no memory. p is realis
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ LARGEST = 2**31 - 1  # indices are int32
 
 
 @dataclasses.dataclass(frozen=True)
-class Selection:
+class Selection(abc.ABC):
     """Base of the rules: one entry of every stratum of `stride` entries travels."""
 
     @property
@@ -63,9 +64,9 @@ class Selection:
             for count, offset in zip(counts, offsets)
         ]
 
+    @abc.abstractmethod
     def offsets(self, key: jax.Array, number: jax.Array, count: int) -> jax.Array:
         """The chosen entry of each of `count` strata, int32 `[count]`, from 0 to below `stride`."""
-        raise NotImplementedError
 
     def violations(self) -> list[str]:
         """What is wrong with the settings, one line with its fix each."""

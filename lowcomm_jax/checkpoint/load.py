@@ -37,7 +37,7 @@ from etils import epath
 from lowcomm_jax.adaptive.engine import AdaptiveEngine
 from lowcomm_jax.checkpoint import store, trainers
 from lowcomm_jax.checkpoint.child_process import outside_job
-from lowcomm_jax.checkpoint.target import Target, fill, make_target
+from lowcomm_jax.checkpoint.target import RestoreTarget, fill, make_target
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.methods.base import Method
@@ -51,6 +51,14 @@ MISSING = "missing"
 _SAVED_TYPES = {"CodecLevels": "Ladder"}  # class -> its name in checkpoints, which stays
 # Fields of a method that older checkpoints do not have: described where they are not the default.
 _LATER_FIELDS = ("trainers", "channels", "merge", "hands_out", "servers")
+# Settings that checkpoints have in the method itself -> (the part that has it now, its name there,
+# the value of methods without such a part).
+_MOVED_FIELDS = {
+    "first_round": ("schedule", "first_round", "empty"),
+    "rank_energy": ("schedule", "energy", None),
+    "threshold": ("trainers", "threshold", 2.0),
+    "consensus": ("topology", "consensus", None),
+}
 _SAVED_FIELDS = {"PerTensor": {"held": []}}  # class -> fields that stay in its description
 ZERO = ("inner/tokens", "clock/bytes_sent", "clock/bytes_received", "clock/staleness")
 PyTree = Any
@@ -171,7 +179,7 @@ def _of_part(arrays: dict, part: str) -> dict:
     return {name.removeprefix(part): x for name, x in arrays.items() if name.startswith(part)}
 
 
-def _fill(target: Target, arrays: dict, regions: tuple[int, int]) -> TrainState:
+def _fill(target: RestoreTarget, arrays: dict, regions: tuple[int, int]) -> TrainState:
     if regions[0] != regions[1]:
         anchors = max([x.shape[0] for x in target.state.anchor.values()], default=1)
         arrays = resize(arrays, target.fresh, regions, anchors)
@@ -191,6 +199,9 @@ def describe_method(method: Method | None) -> dict | None:
     if method is None:
         return None
     described = describe_origin(method)
+    for name, (part, field, default) in _MOVED_FIELDS.items():
+        fields = described[part] if isinstance(described[part], dict) else {}
+        described[name] = fields.pop(field, default)
     for name in _LATER_FIELDS:
         if not getattr(method, name):
             del described[name]

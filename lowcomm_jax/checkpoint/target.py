@@ -28,7 +28,7 @@ PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class RestoreTarget:
     """The arrays that a restore fills.
 
     Attributes:
@@ -40,7 +40,7 @@ class Target:
     fresh: dict[str, np.ndarray]
 
 
-def make_target(engine: Engine, params: PyTree, records: list[dict]) -> Target:
+def make_target(engine: Engine, params: PyTree, records: list[dict]) -> RestoreTarget:
     """Describe the engine's state, with these payloads in flight.
 
     A fresh state is made for its structure and shardings, and freed before anything is restored.
@@ -55,7 +55,7 @@ def make_target(engine: Engine, params: PyTree, records: list[dict]) -> Target:
     fresh = fetch({**named_leaves("codec", state.codec), **named_leaves("landing", state.landing)})
     count = len(programs.fragments)
     flights = {r["key"]: abstract_flight(programs, r) for r in records if r["fragment"] < count}
-    return Target(jax.tree.map(_abstract, state).replace(in_flight=flights), fresh)
+    return RestoreTarget(jax.tree.map(_abstract, state).replace(in_flight=flights), fresh)
 
 
 def _concrete(leaf: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression.matrix import Shape
+from lowcomm_jax.compression.matrix import MatrixCodec, Shape
 from lowcomm_jax.compression.row_sharding import InWindows, leaf_windows
 
 SMALLEST = 1e-36  # below, a reciprocal overflows fp32; such values are sent as zero
@@ -158,6 +158,20 @@ def real(shape: Shape, blocks: Blocks) -> jax.Array | None:
     size = unit(shape, blocks)
     filled = jnp.pad(leaf_windows().real(size), ((0, 0), (0, -size % blocks.width)))
     return filled.reshape(1, -1, blocks.width)
+
+
+class InBlocks(MatrixCodec):
+    """A codec that codes blocks of about `block` values, each by itself; None = a row each."""
+
+    block: int | None
+    requantizable = True
+    layers_apart = True
+
+    def rows_together(self, shape):
+        return rows_together(shape, self.block)
+
+    def unit(self, shape):
+        return unit(shape, cut(shape, self.block))
 
 
 class Chunks(NamedTuple):

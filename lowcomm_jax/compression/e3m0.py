@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
-from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
+from lowcomm_jax.compression.matrix import Leaf, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
 from lowcomm_jax.outer.checks import in_range, raise_all
 
@@ -28,7 +28,7 @@ SIGN = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class E3M0(MatrixCodec):
+class E3M0(cutting.InBlocks):
     """Quantise to signed powers of two; half a byte per value and an fp32 scale per block.
 
     Attributes:
@@ -39,8 +39,6 @@ class E3M0(MatrixCodec):
     """
 
     block: int | None = 256
-    requantizable = True
-    layers_apart = True
 
     def __post_init__(self) -> None:
         raise_all("E3M0", [in_range("block", self.block, 1, float("inf"))])
@@ -71,12 +69,6 @@ class E3M0(MatrixCodec):
         magnitude = jnp.where(code == 0, 0.0, power)
         x = jnp.where(codes >= SIGN, -magnitude, magnitude) * payload["scale"][..., None]
         return cutting.from_blocks(x, shape, by_row)
-
-    def rows_together(self, shape: Shape) -> int:
-        return cutting.rows_together(shape, self.block)
-
-    def unit(self, shape: Shape) -> int:
-        return cutting.unit(shape, cutting.cut(shape, self.block))
 
     def nbytes(self, shape: Shape) -> int:
         count, width, _ = cutting.cut(shape, self.block)

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression import blocks as cutting
-from lowcomm_jax.compression.matrix import Leaf, MatrixCodec, PyTree, Shape
+from lowcomm_jax.compression.matrix import Leaf, PyTree, Shape
 from lowcomm_jax.compression.packing import pack, packed_width, unpack
 from lowcomm_jax.outer.checks import in_range, raise_all
 
 
 @dataclasses.dataclass(frozen=True)
-class Integer(MatrixCodec):
+class Integer(cutting.InBlocks):
     """Linear quantisation; per block one fp32 scale, and its minimum when affine.
 
     Values up to 1e38 are safe; blocks whose range is below 1e-36 are sent as one constant (0 when
@@ -38,8 +38,6 @@ class Integer(MatrixCodec):
     bits: int = 8
     affine: bool = False
     block: int | None = 256
-    requantizable = True
-    layers_apart = True
 
     def __post_init__(self) -> None:
         raise_all(
@@ -85,12 +83,6 @@ class Integer(MatrixCodec):
         else:
             x = (codes - 2.0 ** (self.bits - 1)) * scale
         return cutting.from_blocks(x, shape, by_row)
-
-    def rows_together(self, shape: Shape) -> int:
-        return cutting.rows_together(shape, self.block)
-
-    def unit(self, shape: Shape) -> int:
-        return cutting.unit(shape, cutting.cut(shape, self.block))
 
     def nbytes(self, shape: Shape) -> int:
         count, width, _ = cutting.cut(shape, self.block)

@@ -109,10 +109,7 @@ class PerTensor(Codec):
         """The codec of the leaf with this path."""
         return next((c for pattern, c in self.rules if re.search(pattern, path)), self.default)
 
-    def leaf_codecs(self, like: PyTree) -> dict[str, MatrixCodec]:
         """path -> codec of each leaf, to check the rules."""
-        paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(like)]
-        return {path: self.codec_of(path) for path in paths}
 
     def sent_whole(self, like: PyTree) -> list[str]:
         """Paths of the matrices larger than 64 x 64 of which a codec sends all, though it should

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lowcomm_jax.data.config import HF_DEFAULT_LIMIT, DataConfig, cache_folder, refuse
-from lowcomm_jax.data.corpora import Corpus, Source, open_corpus
+from lowcomm_jax.data.corpora import Corpus, CorpusSource, open_corpus
 from lowcomm_jax.data.corpora.base import fingerprint_of
 from lowcomm_jax.data.documents import Documents, Progress, materialise
 from lowcomm_jax.data.evaluate import EvalData
@@ -53,7 +53,7 @@ def load(
 
 
 def _checked(spec: DataConfig) -> Corpus:
-    source = Source(spec.corpus, spec.text_column, spec.topic_column, spec.split)
+    source = CorpusSource(spec.corpus, spec.text_column, spec.topic_column, spec.split)
     corpus, found = open_corpus(source)
     refuse(spec.violations() + found)
     assert corpus is not None  # open_corpus gives a corpus or a violation

@@ -6,8 +6,8 @@ decides by its own and sends the decision to the others (`Leader.broadcast_from_
 
 `leader()` gives this process's `Leader`. In a job of one process every method returns at once.
 
-Messages go over TCP (`Channel`), not by collectives of the devices: a collective would wait for the
-programs queued on the devices.
+Messages go over TCP (`LeaderChannel`), not by collectives of the devices: a collective would wait
+for the programs queued on the devices.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProcessLostError(RuntimeError):
 # -- messages between the processes ------------------------------------------------------------
 
 
-class Channel:
+class LeaderChannel:
     """One process's end of the connections: each message goes to all its peers, in order.
 
     The first process has all others as peers; each of these has the first one. A peer has proved
@@ -116,7 +116,7 @@ class Channel:
             self._hear(peer, ("raised", error))
 
 
-def open_channel(hear: Hear) -> Channel:
+def open_channel(hear: Hear) -> LeaderChannel:
     """Connect the processes of this job; all of them call it together."""
     leads, count = jax.process_index() == 0, jax.process_count()
     card = np.zeros(4 + _KEY_BYTES, np.uint8)
@@ -129,11 +129,11 @@ def open_channel(hear: Hear) -> Channel:
     if leads:
         with listener:
             accepted = (listener.accept() for _ in range(count - 1))
-            return Channel({int(c.recv_bytes()): c for c in accepted}, hear)
+            return LeaderChannel({int(c.recv_bytes()): c for c in accepted}, hear)
     address = compat.coordinator_host(), int.from_bytes(data[:4], "little")
     connection = Client(address, authkey=data[4:])
     connection.send_bytes(b"%d" % jax.process_index())
-    return Channel({0: connection}, hear)
+    return LeaderChannel({0: connection}, hear)
 
 
 # -- decisions of the leader -------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Leader:
     """
 
     def __init__(
-        self, count: int = 1, index: int = 0, connect: Callable[..., Channel] = open_channel
+        self, count: int = 1, index: int = 0, connect: Callable[..., LeaderChannel] = open_channel
     ):
         self.count: int = count
         self.index: int = index

@@ -119,8 +119,7 @@ def adloco(
         outer=rule,
         codec=codec,
         inner_batching=inner_batching,
-        trainers=Trainers(trainers, merge_every, choose, moments, hurt_bound),
-        threshold=threshold,
+        trainers=Trainers(trainers, merge_every, choose, moments, hurt_bound, threshold),
         problems=problems,
     )
 

@@ -17,11 +17,10 @@ from lowcomm_jax import compression, merge
 from lowcomm_jax.batching import BatchPolicy
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.channels import Channel
+from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec, make
 from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
 from lowcomm_jax.merge import Merge
-from lowcomm_jax.methods.channel_checks import channel_violations
-from lowcomm_jax.outer import Consensus
 from lowcomm_jax.params.fragments import Pattern
 from lowcomm_jax.schedule import Never, Schedule, TwoLevels
 from lowcomm_jax.topology.gossip import Gossip
@@ -70,19 +69,12 @@ class Method:
       signal: what travels: `progress` (pseudo-gradients, when the schedule says) or `gradient` (at
         every step).
       pattern, rest: how the parameters are cut into fragments (`params.fragments.partition`).
-      first_round: what the first boundary of a one-period method lands: nothing (`empty`), or the
-        payload just sent (`blocking`).
       inner_batching: a `batching.BatchPolicy` of the inner steps; None = batches are as they are
         handed over.
       trainers: model instances in every region, and how they merge; None = one. With a policy or
         with trainers the method runs in an `AdaptiveEngine`.
-      threshold: n of `batching.Switch`: requests above n times the largest microbatch are
-        accumulated.
-      rank_energy: the rank of each reduced payload is the number of singular values that hold this
-        share of its squared norm, in (0, 1]; for schedules that follow it. None = not measured.
       topology: who averages with whom; None = all regions. With `Gossip` every region has its own
         anchor, and `outer` gets the group's mean anchor as `group_anchor`.
-      consensus: the coefficients that must keep gossiping regions together.
       problems: settings that cannot work, one line with its fix each; the engine refuses them all
         at once.
       channels: exchanges beside the main one, or (`schedule.Never`) instead of it.
@@ -108,13 +100,9 @@ class Method:
     signal: Literal["progress", "gradient"] = "progress"
     pattern: Pattern | Sequence[str] = "strided"
     rest: Literal["own", "dealt"] = "dealt"
-    first_round: Literal["empty", "blocking"] = "empty"
     inner_batching: Any = None
     trainers: Trainers | None = None
-    threshold: float = 2.0
-    rank_energy: float | None = None
     topology: Gossip | None = None
-    consensus: Consensus | None = None
     problems: tuple[str, ...] = ()
     channels: tuple[Channel, ...] = ()
     merge: Any = None
@@ -169,10 +157,7 @@ class Method:
 
     def violations(self, regions: int) -> list[str]:
         """Every setting that cannot work with this many regions, one line with its fix each."""
-        named = [
-            ("rest", self.rest, ("own", "dealt")),
-            ("first_round", self.first_round, ("empty", "blocking")),
-        ]
+        named = [("rest", self.rest, ("own", "dealt"))]
         if isinstance(self.pattern, str):
             named.append(("pattern", self.pattern, get_args(Pattern)))
         wrong = [
@@ -181,7 +166,7 @@ class Method:
             if value not in known
         ]
         wrong += self._codec_violations() + self._rule_violations()
-        wrong += self.schedule.violations(regions) + channel_violations(self)
+        wrong += self.schedule.violations(regions) + _channel_violations(self)
         if self.topology is not None:
             wrong += self._gossip_violations(self.topology, regions)
         return [*self.problems, *wrong, *self.adaptive_violations(regions)]
@@ -276,10 +261,10 @@ class Method:
                 f"merge: codec {self.codec.name} sends changes of a mean, and no payload that a "
                 "merge rule could read; leave merge or the codec out"
             )
-        if self.rank_energy is not None and self.reads_payloads:
+        if self.schedule.energy is not None and self.reads_payloads:
             wrong.append(
                 "merge: the rank is measured of a mean that is reduced on the way, and this rule "
-                "reads payloads one by one; leave rank_energy (adaptive) or the rule out"
+                "reads payloads one by one; leave the schedule's energy (adaptive) or the rule out"
             )
         return wrong + self.merge.violations()
 
@@ -306,11 +291,56 @@ class Method:
         }
         unmet = [need for need, met in needs.items() if not met]
         wrong = [f"topology={topology}: gossip needs {need}" for need in unmet]
-        impossible = topology.violations(regions)
-        fits = not dataclasses.replace(topology, seed=0).violations(regions)
-        if fits and self.consensus is not None:
-            wrong += self.consensus.violations(regions)
-        return wrong + impossible
+        return wrong + topology.violations(regions)
+
+
+def _channel_violations(method: Method) -> list[str]:
+    """Every setting of a `Method`'s channels that cannot work, one line with its fix each."""
+    if not method.channels:
+        idle = "the schedule never sends and there are no channels: nothing is exchanged; add one"
+        return [] if method.has_anchor else [idle]
+    found = [line for channel in method.channels for line in channel.violations()]
+    found += _twice(method)
+    for what, unfit in _unfit(method).items():
+        if unfit:
+            found.append(f"{method.name} has channels: {what}")
+    if not method.has_anchor:
+        unused = {"landing": method.landing, "codec": method.codec, "outer": method.outer}
+        found += [
+            f"{name}: {method.name} has no main exchange, so it would have no effect; leave it out"
+            for name, value in unused.items()
+            if value is not None
+        ]
+    return found
+
+
+def _unfit(method: Method) -> dict[str, bool]:
+    """What does not go with channels, with its fix, and whether the method has it."""
+    late = any(c.delay and c.source == PARAMS for c in method.channels)
+    return {
+        "gossiping regions never meet all; leave topology out": method.topology is not None,
+        "regions that exchange gradients are equal; use signal='progress'": (
+            method.signal == "gradient"
+        ),
+        "regions at a pace of their own make no step at times; use another schedule": (
+            method.schedule.uneven
+        ),
+        "batches that grow and trainers are not supported; leave them out": method.adapts,
+        "with several fragments an anchor would make part of a late payload stale; use one, or a "
+        "delay of 0": late and method.schedule.fragments > 1,
+    }
+
+
+def _twice(method: Method) -> list[str]:
+    found = []
+    for what in ("name", "source"):
+        values = [getattr(channel, what) for channel in method.channels]
+        found += [
+            f"channels: {what}={value!r} stands in {values.count(value)} of them; give each its own"
+            for value in dict.fromkeys(values)
+            if values.count(value) > 1
+        ]
+    return found
 
 
 def _per_fragment(rules: Any) -> bool:

@@ -12,13 +12,14 @@ Differs from the paper: in nothing we know of; `first_round="blocking"` is an ad
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import optax
 
 from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.schedule import Staggered
+from lowcomm_jax.schedule.base import FirstRound
 
 
 def delayed_diloco(
@@ -26,7 +27,7 @@ def delayed_diloco(
     outer: optax.GradientTransformation | None = None,
     codec: Any = None,
     inner_batching: Any = None,
-    first_round: Literal["empty", "blocking"] = "empty",
+    first_round: FirstRound = "empty",
 ) -> Method:
     """Apply every round's mean pseudo-gradient one round late.
 
@@ -44,9 +45,8 @@ def delayed_diloco(
     rule = outer_rules.nesterov(0.4, 0.9) if outer is None else outer
     return Method(
         name="delayed_diloco",
-        schedule=Staggered(period, delay=period, land_after_send=True),
+        schedule=Staggered(period, delay=period, land_after_send=True, first_round=first_round),
         outer=rule,
         codec=codec,
         inner_batching=inner_batching,
-        first_round=first_round,
     )

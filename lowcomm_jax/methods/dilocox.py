@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import optax
@@ -41,6 +41,7 @@ from lowcomm_jax.compression import Codec, LowRank, names, registry
 from lowcomm_jax.compression.codec_levels import CodecLevels
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.schedule import Ranked, Schedule, Staggered
+from lowcomm_jax.schedule.base import FirstRound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ def dilocox(
     adaptive: AdaGradCmp | Mapping[str, Any] | bool | None = None,
     outer: optax.GradientTransformation | None = None,
     inner_batching: Any = None,
-    first_round: Literal["empty", "blocking"] = "empty",
+    first_round: FirstRound = "empty",
     step_seconds: float | None = None,
     sync_seconds: float | None = None,
 ) -> Method:
@@ -131,13 +132,18 @@ def dilocox(
     travel = math.ceil(timing[1] / timing[0] - 1e-9) if given else None
     late = delay == 1
     schedule: Schedule = Staggered(
-        period, delay=delay * period, land_after_send=late, hidden=late, travel=travel
+        period,
+        delay=delay * period,
+        land_after_send=late,
+        hidden=late,
+        travel=travel,
+        first_round=first_round,
     )
     if rule is not None:
         found = rule.violations(first)
         problems += found
         ranks = (first,) if found else rule.ranks(first)
-        schedule = _ranked(rule, period, ranks, delay, travel)
+        schedule = _ranked(rule, period, ranks, delay, travel, first_round)
     if named and not problems:
         codec = _codec_levels(codec, schedule.ranks if rule else (first,), low_rank)
     return Method(
@@ -146,8 +152,6 @@ def dilocox(
         outer=outer_rules.nesterov(0.7, 0.9) if outer is None else outer,
         codec=None if isinstance(codec, (str, Mapping)) else codec,
         inner_batching=inner_batching,
-        first_round=first_round,
-        rank_energy=rule.energy if rule else None,
         problems=tuple(problems),
     )
 
@@ -213,7 +217,12 @@ def _adaptation(adaptive, low_rank: bool) -> tuple[AdaGradCmp | None, list[str]]
 
 
 def _ranked(
-    rule: AdaGradCmp, period: int, ranks: tuple[int, ...], delay: int, travel: int | None
+    rule: AdaGradCmp,
+    period: int,
+    ranks: tuple[int, ...],
+    delay: int,
+    travel: int | None,
+    first_round: FirstRound,
 ) -> Ranked:
     shortest = max(1, period // 8) if rule.shortest is None else rule.shortest
     return Ranked(
@@ -225,6 +234,8 @@ def _ranked(
         probe=rule.probe,
         delay=delay * period,
         land_after_send=delay == 1,
+        first_round=first_round,
+        energy=rule.energy,
     )
 
 

@@ -81,6 +81,7 @@ def noloco(
     """
     problems = gossip_problems(alpha, beta, gamma, variant)
     sound = not problems
+    consensus = Consensus(alpha, gamma, group_size, variant) if sound else None
     return Method(
         name="noloco",
         schedule=Staggered(period),
@@ -88,7 +89,6 @@ def noloco(
         codec=codec,
         inner_batching=inner_batching,
         anchors="per_region",
-        topology=Gossip(group_size, seed),
-        consensus=Consensus(alpha, gamma, group_size, variant) if sound else None,
+        topology=Gossip(group_size, seed, consensus),
         problems=tuple(problems),
     )

@@ -49,3 +49,11 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str | None:
     if value in allowed:
         return None
     return f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}"
+
+
+def rates(learning_rate: Any, momentum: Any) -> list[str | None]:
+    """What is wrong with an outer learning rate, and with a momentum in [0, 1)."""
+    return [
+        in_range("learning_rate", learning_rate, 0.0, float("inf")),
+        in_range("momentum", momentum, 0.0, 1.0, open_high=True),
+    ]

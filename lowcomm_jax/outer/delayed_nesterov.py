@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.outer.checks import in_range, raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
 
 PyTree = Any
@@ -82,8 +82,7 @@ def delayed_nesterov(
     raise_all(
         "delayed_nesterov",
         [
-            in_range("learning_rate", learning_rate, 0.0, float("inf")),
-            in_range("momentum", momentum, 0.0, 1.0, open_high=True),
+            *rates(learning_rate, momentum),
             in_range("buffer", buffer, 1, float("inf")),
             in_range("c", c, 0.0, 1.0 / buffer) if buffer >= 1 else None,
         ],

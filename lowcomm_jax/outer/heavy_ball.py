@@ -19,7 +19,7 @@ look-ahead.
 
 import optax
 
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.outer.checks import raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
 
 
@@ -46,11 +46,5 @@ def heavy_ball(
     >>> update                                                  # -0.5 * (1 + 0.8)
     Array([-0.9, -0.9], dtype=float32)
     """
-    raise_all(
-        "heavy_ball",
-        [
-            in_range("learning_rate", learning_rate, 0.0, float("inf")),
-            in_range("momentum", momentum, 0.0, 1.0, open_high=True),
-        ],
-    )
+    raise_all("heavy_ball", rates(learning_rate, momentum))
     return in_fp32(optax.sgd(learning_rate, momentum=momentum, nesterov=False))

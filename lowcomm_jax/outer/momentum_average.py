@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.outer.checks import raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
 
 PyTree = Any
@@ -55,13 +55,7 @@ def momentum_average(
     >>> update                                                  # -0.5 * (1 + 0.8 * 0.2)
     Array([-0.58, -0.58], dtype=float32)
     """
-    raise_all(
-        "momentum_average",
-        [
-            in_range("learning_rate", learning_rate, 0.0, float("inf")),
-            in_range("momentum", momentum, 0.0, 1.0, open_high=True),
-        ],
-    )
+    raise_all("momentum_average", rates(learning_rate, momentum))
 
     def init(params):
         return MomentumAverageState(jax.tree.map(jnp.zeros_like, params))

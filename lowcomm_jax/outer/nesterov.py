@@ -19,7 +19,7 @@ step moves $(1 + \mu)\,\eta\,\bar\Delta$ and not $\eta\,\bar\Delta$.
 
 import optax
 
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.outer.checks import raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
 
 
@@ -45,11 +45,5 @@ def nesterov(
     >>> update                                                  # -(1 + 0.8) * 0.5
     Array([-0.9, -0.9], dtype=float32)
     """
-    raise_all(
-        "nesterov",
-        [
-            in_range("learning_rate", learning_rate, 0.0, float("inf")),
-            in_range("momentum", momentum, 0.0, 1.0, open_high=True),
-        ],
-    )
+    raise_all("nesterov", rates(learning_rate, momentum))
     return in_fp32(optax.sgd(learning_rate, momentum=momentum, nesterov=True))

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.outer.checks import in_range, raise_all
+from lowcomm_jax.outer.checks import in_range, raise_all, rates
 from lowcomm_jax.outer.precision import in_fp32
 
 PyTree = Any
@@ -74,8 +74,7 @@ def restarting(
     raise_all(
         "restarting",
         [
-            in_range("learning_rate", learning_rate, 0.0, float("inf")),
-            in_range("momentum", momentum, 0.0, 1.0, open_high=True),
+            *rates(learning_rate, momentum),
             in_range("every", every, 1, float("inf")),
             None if every == int(every) else f"every={every}: give a whole number of rounds",
         ],

@@ -2,7 +2,7 @@
 
 In: a `Workload` (model, tokens, network) and methods. Out: `plan` gives one `PlanRow` a method;
 `search` the best settings under a bound on the loss; `reproduction` our figures beside the
-published ones. NumPy only.
+published ones. Nothing is compiled or run.
 
 - `methods`: what a method sends and keeps; `shapes`: abstract models; `memory`: bytes a device;
 - `dag`: the layer-level time model; `noloco_latency`: pair exchange against tree all-reduce;

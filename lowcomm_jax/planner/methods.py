@@ -1,8 +1,17 @@
 """Methods as the planner sees them: what is sent how often, what is kept, what it costs in loss."""
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import jax
+import numpy as np
+
+from lowcomm_jax import methods
+from lowcomm_jax.compression import Codec, LowRank
+from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.network.errors import ViolationsError, above_zero, not_negative, raise_all, whole
 from lowcomm_jax.network.routes import EXCHANGES
 from lowcomm_jax.planner.expected_loss import (
@@ -13,7 +22,9 @@ from lowcomm_jax.planner.expected_loss import (
     period_penalty,
     total,
 )
+from lowcomm_jax.planner.memory import INNER_BYTES
 from lowcomm_jax.planner.shapes import Param
+from lowcomm_jax.schedule import Learners
 
 BLOCK = 256  # elements that share one fp32 scale in the block quantisers
 SPARSE, COSINE = "topk_2bit", "dct_topk"
@@ -183,68 +194,135 @@ def low_rank_bytes(shape: tuple[int, ...], rank: int) -> float:
     return elements * BITS["int4"] / 8.0
 
 
-ANCHOR, RESIDUAL = {"anchor": 4.0}, {"residual": 4.0}
-OUTER = {**ANCHOR, "outer momentum": 4.0}
+# -- reading methods ---------------------------------------------------------------------------
 
-PRESETS = {
-    method.name: method
-    for method in (
-        PlanMethod("allreduce", law=DATA_PARALLEL),
-        PlanMethod("local_sgd", period=100, state=ANCHOR),
-        PlanMethod("diloco", period=100, law=DILOCO, state=OUTER),
-        PlanMethod(
-            "streaming_diloco",
-            period=100,
-            fragments=8,
-            tau=1,
-            codec="e3m0",
-            law=DILOCO,
-            state=OUTER,
-        ),
-        PlanMethod("eager_diloco", period=100, tau=ONE_PERIOD, eager=True, law=DILOCO, state=OUTER),
-        PlanMethod("cocodc", period=100, fragments=4, tau=5, state=OUTER),
-        PlanMethod(
-            "dilocox",
-            period=125,
-            tau=ONE_PERIOD,
-            codec=LOW_RANK,
-            rank=2048,
-            law=DILOCO,
-            state={**OUTER, **RESIDUAL},
-        ),
-        PlanMethod(
-            "noloco",
-            period=50,
-            codec="bf16",
-            route="pair",
-            tensors=2,
-            critical=0.5,
-            state=OUTER,
-        ),
-        PlanMethod(
-            "sparseloco", period=30, codec="topk_2bit", law=DILOCO, state={**ANCHOR, **RESIDUAL}
-        ),
-        PlanMethod("muloco", period=30, codec="int4", state={**OUTER, **RESIDUAL}),
-        PlanMethod("isoloco", period=30, state=OUTER),
-        PlanMethod("restarted_diloco", period=64, state=OUTER),
-        PlanMethod(
-            "decoupled_diloco",
-            period=12,
-            fragments=12,
-            tau=2,
-            route="all_gather",
-            learners=True,
-            state=OUTER,
-        ),
-        # The residual is the momentum; there are no Adam moments.
-        PlanMethod("demo", codec=COSINE, state={"adam m": 0.0, "adam v": 0.0, **RESIDUAL}),
-        PlanMethod("decoupled_momentum", period=30, codec=COSINE, state={**ANCHOR, **RESIDUAL}),
-    )
+# Plans know the exchange that all others are compared with by its own name, too.
+FACTORIES = {"allreduce": methods.ddp} | {
+    name: factory
+    for name in methods.__all__
+    if inspect.isfunction(factory := getattr(methods, name))
 }
+# What a plan takes where a factory asks for a value, and where a paper has another one.
+ASKED_FOR = {
+    "period": 100,
+    "fragments": 4,
+    "overlap": 5,
+    "alpha": 0.5,
+    "speeds": (1.0, 1.0),
+    "groups": ((0,), (1,)),
+}
+PUBLISHED = {
+    "streaming_diloco": {"fragments": 8, "overlap": 1, "codec": "e3m0"},
+    "decoupled_diloco": {"period": 12, "overlap": 2},
+    "dilocox": {"period": 125, "rank": 2048},
+    "noloco": {"period": 50, "codec": "bf16"},
+    "sparseloco": {"period": 30},
+    "muloco": {"period": 30},
+    "isoloco": {"period": 30},
+    "restarted_diloco": {"period": 64},
+    "decoupled_momentum": {"period": 30},
+}
+LAWS = {"allreduce": DATA_PARALLEL, "ddp": DATA_PARALLEL} | dict.fromkeys(
+    ("diloco", "streaming_diloco", "eager_diloco", "dilocox", "sparseloco"), DILOCO
+)
+# What a method's own codec is to the figures that are published for codecs.
+_CODECS = {"stat8": "int8", "stat4": "int4", "topk64_stat2": SPARSE, "dct_topk32": COSINE}
+_SIDE = 8192  # of the matrix by which state and payloads are measured
+
+
+@functools.cache
+def planned(name: str) -> PlanMethod:
+    """The plan of a method of `lowcomm_jax.methods`, or of `allreduce`, as published."""
+    factory, settings = FACTORIES[name], PUBLISHED.get(name, {})
+    asked = {
+        key: ASKED_FOR[key]
+        for key, parameter in inspect.signature(factory).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+    }
+    found = read_method(factory(**{**asked, **settings}), name)
+    if name == "demo":  # The residual is the momentum; there are no Adam moments.
+        found = replace(found, state={"adam m": 0.0, "adam v": 0.0, **found.state})
+    return found
+
+
+def read_method(method: methods.Method, name: str) -> PlanMethod:
+    """What a plan needs to know of a method.
+
+    A codec without published figures is planned by its bits per parameter; so are channels, each of
+    which adds its share of the entries, as often as it sends.
+    """
+    schedule, trainers = method.schedule, 1 if method.trainers is None else method.trainers.count
+    gossip, everyone = method.topology is not None, method.reads_payloads or method.base != "anchor"
+    codec, rank = _codec(method.codec) if method.has_anchor else (0.0, None)
+    period = schedule.period
+    if method.channels:
+        every = [channel.every for channel in method.channels]
+        period = period if method.has_anchor else min(every)
+        codec = (_bits(method.codec) if method.has_anchor else 0.0) + sum(
+            _bits(channel.codec) / channel.selection.stride * period / channel.every
+            for channel in method.channels
+        )
+    late, route = schedule.land_after_send, "two_shot" if method.channels else None
+    if gossip or everyone:
+        route = "pair" if gossip else "all_gather"
+    return PlanMethod(
+        name,
+        period=period,
+        fragments=schedule.fragments,
+        tau=ONE_PERIOD if late else int(np.max(schedule.delay)),
+        codec=codec,
+        rank=rank,
+        route=route,
+        tensors=2 if gossip else trainers,
+        critical=0.5 if gossip else 1.0,
+        eager=method.takes_own_parts,
+        learners=isinstance(schedule, Learners),
+        law=LAWS.get(name),
+        state={what: each for what, each in _state(method, trainers).items() if each},
+    )
+
+
+def _codec(codec: Codec | None) -> tuple[str | float, int | None]:
+    """(name or bits per parameter, rank) of a codec."""
+    if codec is None:
+        return "fp32", None
+    one = per_tensor(codec.at(0))
+    inner = None if one is None else one.default
+    if isinstance(inner, LowRank) and inner.factors.name == "int4":
+        return LOW_RANK, inner.rank
+    label = "" if inner is None else _CODECS.get(inner.name, inner.name)
+    return (label if label in CODECS else _bits(codec)), None
+
+
+def _bits(codec: Codec | None) -> float:
+    """Bits per parameter of a large matrix."""
+    return 32.0 if codec is None else 8.0 * codec.nbytes(_MATRIX) / _SIDE**2
+
+
+def _state(method: methods.Method, trainers: int) -> dict[str, float]:
+    """Bytes per parameter that are kept beside the inner optimizer."""
+    outer = method.outer_of(0)
+    found = {
+        "anchor": 4.0 * (method.signal == "progress" and method.has_anchor),
+        "received anchor": 4.0 * (method.base == "received"),
+        "outer momentum": 0.0 if outer is None else _kept(outer.init),
+        "residual": 0.0 if method.codec is None else _kept(method.codec.init),
+    }
+    others = (trainers - 1) * (sum(found.values()) + sum(INNER_BYTES.values()))
+    return {**found, "other trainers": others}
+
+
+def _kept(init: Callable[[Any], Any]) -> float:
+    """Bytes per parameter of a state: its leaves as large as the parameters."""
+    leaves = jax.tree.leaves(jax.eval_shape(init, _MATRIX))
+    return sum(4.0 * (leaf.size // _SIDE**2) for leaf in leaves)
+
+
+_MATRIX = {"w": jax.ShapeDtypeStruct((_SIDE, _SIDE), np.float32)}
 
 
 def plan_method(spec: str | Mapping) -> PlanMethod:
-    """Build a method from a preset's name or a mapping {"preset": name, field: value, ...}.
+    """Build a row from a method's name or a mapping {"preset": name, field: value, ...}.
 
     Raises:
         ViolationsError: unknown preset or field, or no description of a method at all.
@@ -252,14 +330,14 @@ def plan_method(spec: str | Mapping) -> PlanMethod:
     if isinstance(spec, str):
         spec = {"preset": spec}
     if not isinstance(spec, Mapping):
-        text = f"{spec!r} is no method: use a preset's name or {{preset: name, field: value}}"
+        text = f"{spec!r} is no method: use a method's name or {{preset: name, field: value}}"
         raise ViolationsError("method", [text])
     fields = dict(spec)
-    preset = fields.pop("preset", None)
-    name = fields.get("name", preset)
+    base = fields.pop("preset", None)
+    name = fields.get("name", base)
     found = []
-    if preset is not None and preset not in tuple(PRESETS):
-        found.append(f"preset {preset!r} is unknown: use {', '.join(PRESETS)}")
+    if base is not None and base not in tuple(FACTORIES):
+        found.append(f"preset {base!r} is unknown: use {', '.join(FACTORIES)}")
     known = PlanMethod.__dataclass_fields__
     found += [
         f"field {k!r} is unknown: use {', '.join(known)}"
@@ -271,4 +349,4 @@ def plan_method(spec: str | Mapping) -> PlanMethod:
     tau = fields.get("tau")
     if isinstance(tau, str) and tau.isdecimal():  # a field that held "auto" takes text only
         fields["tau"] = int(tau)
-    return replace(PRESETS[preset], **fields) if preset else PlanMethod(**fields)
+    return replace(planned(base), **fields) if base else PlanMethod(**fields)

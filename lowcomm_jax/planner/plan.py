@@ -43,7 +43,7 @@ from lowcomm_jax.planner.memory import (
     held_elements,
     plan_memory,
 )
-from lowcomm_jax.planner.methods import AUTO, DATA_PARALLEL, PRESETS, PlanMethod
+from lowcomm_jax.planner.methods import AUTO, DATA_PARALLEL, PlanMethod, planned
 from lowcomm_jax.planner.requests import StoreRequests, learner_requests
 from lowcomm_jax.planner.shapes import Shapes
 
@@ -165,7 +165,7 @@ def plan(work: Workload, methods: Sequence[PlanMethod]) -> list[PlanRow]:
     methods = [with_derived_tau(method, work) for method in methods]
     found = [line for method in methods for line in _overlap_violations(method, work)]
     raise_all("cannot be planned", found)
-    slow = float(utilisation_curve(PRESETS["allreduce"], work, np.ones(1))[0])
+    slow = float(utilisation_curve(planned("allreduce"), work, np.ones(1))[0])
     return [_row(method, work, slow) for method in methods]
 
 

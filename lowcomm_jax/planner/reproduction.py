@@ -26,7 +26,7 @@ from lowcomm_jax.planner.dag import (
     streaming,
     utilisation,
 )
-from lowcomm_jax.planner.methods import PRESETS, PlanMethod
+from lowcomm_jax.planner.methods import PlanMethod, planned
 from lowcomm_jax.planner.noloco_latency import latency_table
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.shapes import MODELS
@@ -388,9 +388,9 @@ def dilocox_methods() -> list[PlanMethod]:
 
     Dense tensors go round a ring, as in the AllReduce of the source.
     """
-    full, dense = PRESETS["dilocox"], {"codec": "fp32", "route": "ring"}
+    full, dense = planned("dilocox"), {"codec": "fp32", "route": "ring"}
     return [
-        replace(PRESETS["allreduce"], route="ring"),
+        replace(planned("allreduce"), route="ring"),
         full,
         replace(full, name="dilocox without overlap", tau=0),
         replace(full, name="dilocox without compression", stalls=True, **dense),

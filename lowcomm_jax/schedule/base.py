@@ -12,11 +12,13 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Sequence, Set
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from lowcomm_jax.state.train_state import Decided, SyncCounters
+
+FirstRound = Literal["empty", "blocking"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,10 @@ class Schedule(abc.ABC):
         in the headers, too.
       by_steps: whether the step alone decides what is sent, whatever has landed.
       uneven: whether regions make different numbers of inner steps (`active`, `senders`).
+      first_round: what the first boundary of a one-period method lands: an `empty` payload, or
+        (`blocking`) the one just sent.
+      energy: share of the squared norm by which the rank of every reduced payload is measured, for
+        schedules that follow it; None = not measured.
     """
 
     period: int
@@ -60,6 +66,8 @@ class Schedule(abc.ABC):
     measured: bool = False
     by_steps: bool = False
     uneven: bool = False
+    first_round: FirstRound = "empty"
+    energy: float | None = None
 
     def settle(self, timing: Timing) -> Schedule:
         """The same schedule, with the settings that a network gives filled in from its timing."""
@@ -145,6 +153,8 @@ def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> li
         for name, value in (("period", schedule.period), (overlap_name, schedule.delay))
         if not np.issubdtype(np.asarray(value).dtype, np.integer)
     ]
+    if schedule.first_round not in get_args(FirstRound):
+        problems.append(f"first_round={schedule.first_round!r}: use empty, blocking")
     if not isinstance(schedule.fragments, int):
         problems.append(f"fragments={schedule.fragments}: must be a whole number")
     if problems:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from lowcomm_jax.schedule.base import (
+    FirstRound,
     Schedule,
     Timing,
     common_violations,
@@ -62,6 +63,8 @@ class Ranked(Schedule):
     delay: int = 0
     land_after_send: bool = False
     fragments: int = 1
+    first_round: FirstRound = "empty"
+    energy: float = 0.95
 
     def settle(self, timing: Timing) -> Ranked:
         if self.travel or not self.land_after_send:

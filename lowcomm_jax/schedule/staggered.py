@@ -12,6 +12,7 @@ from collections.abc import Callable, Set
 import numpy as np
 
 from lowcomm_jax.schedule.base import (
+    FirstRound,
     Schedule,
     Timing,
     common_violations,
@@ -36,6 +37,7 @@ class Staggered(Schedule):
     land_after_send: bool = False
     hidden: bool = False
     travel: int | None = None
+    first_round: FirstRound = "empty"
     by_steps = True
 
     def settle(self, timing: Timing) -> Staggered:

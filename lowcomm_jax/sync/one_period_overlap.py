@@ -73,7 +73,7 @@ class OnePeriodLoop(SyncLoop):
         if fresh is None and late_key is None:
             return state
         first = late_key is None and int(state.counters.sends[p]) == 1
-        if first and self.method.first_round == "blocking":
+        if first and self.method.schedule.first_round == "blocking":
             return self.land_now(state, [fresh_key], step, events)
         late, arrived, here = None, _emptied(fresh), fresh
         if late_key is not None:

@@ -211,7 +211,7 @@ class RoundFunctions:
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         exchange = self.exchange.at(level)
-        energy = self.method.rank_energy
+        energy = self.method.schedule.energy
         if exchange.one_by_one:
             decoded = exchange.everyone(payload, like, self._specs(like), brought)
             mean, rank = self._merged(decoded, weight_R, outer_state), None

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -69,10 +70,13 @@ class Gossip:
     Attributes:
       group_size: n, from 2 to the number of regions.
       seed: of the draws; all regions must use the same.
+      consensus: the outer rule's coefficients, which must keep the regions together (an
+        `outer.Consensus`); None = they are not checked.
     """
 
     group_size: int = 2
     seed: int = 0
+    consensus: Any = dataclasses.field(default=None, repr=False)
 
     def violations(self, regions: int) -> list[str]:
         """What cannot work with this many regions, one line each with its fix."""
@@ -83,6 +87,8 @@ class Gossip:
             problems.append(
                 f"group_size={self.group_size}: groups of 2 to {regions} fit into {regions} regions"
             )
+        elif self.consensus is not None:
+            problems += self.consensus.violations(regions)
         if not _whole(self.seed, 0):
             problems.append(f"seed={self.seed}: use a whole number from 0")
         return problems

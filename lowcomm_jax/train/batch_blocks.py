@@ -1,8 +1,8 @@
 """Blocks of host batches: as many steps as fit before the next send or landing.
 
 `BlockStager` takes a stream of batches and gives `BatchBlock`s of one fixed capacity, so that the
-inner program never recompiles. `MicrobatchCut` says how batches of changing size are cut. `Pace`
-limits how far the host runs ahead of the device.
+inner program never recompiles. `MicrobatchCut` says how batches of changing size are cut.
+`BlockPace` limits how far the host runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class BlockStager:
         return size // m
 
 
-class Pace:
+class BlockPace:
     """Keeps at most about two seconds of steps queued on the device, by the time steps took so far.
 
     A run that is to stop must wait for the queued steps. Within that limit blocks are as long as

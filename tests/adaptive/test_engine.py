@@ -191,7 +191,7 @@ def test_regions_of_uneven_hardware_share_a_step():
     """Shares 3 to 1 of a mean of 4: batches of 6 and 2, each region at its own pace."""
     slow = uniform(REGIONS, 1000.0, delay_s=0.0, compute_s=STEP_SECONDS)
     method = lc.methods.diloco(PERIOD, inner_batching=Fixed(1, shares=(3.0, 1.0)))
-    method = dataclasses.replace(method, threshold=1.0)
+    method = dataclasses.replace(method, trainers=Trainers(1, None, threshold=1.0))
     run = engine(method, largest_microbatch=1, network=slow, reference_batch=4)
     starts = []
     state = asking(run.init(oracle.make_params()), t0=4)

@@ -39,7 +39,7 @@ def engine(inner, policy, trainers, largest_microbatch, **kwargs):
     return lc.AdaptiveEngine(
         loss_fn,
         inner,
-        dataclasses.replace(method, trainers=trainers, threshold=1.0),
+        dataclasses.replace(method, trainers=dataclasses.replace(trainers, threshold=1.0)),
         REGIONS,
         mesh=lc.make_mesh(devices=jax.devices()[:1]),
         largest_microbatch=largest_microbatch,

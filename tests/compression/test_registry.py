@@ -58,17 +58,17 @@ def test_a_mapping_and_a_codec_are_accepted():
 
 
 def test_rules_choose_by_path_first_match_wins():
-    chosen = make("int4", rules="language_model").leaf_codecs(LIKE)
-    assert {k: c.name for k, c in chosen.items()} == {
+    by_rule = make("int4", rules="language_model").codec_of
+    assert {path: by_rule(path).name for path in LIKE} == {
         "embed/table": "stat8_row",
         "blocks/0/attention/q": "int4",
         "blocks/0/attention/bias": "fp32",
         "blocks/0/norm1/scale": "fp32",
         "blocks/0/mlp/up": "int4",
     }
-    own = make("int4", rules=(("mlp", "topk"), ("blocks", "bf16"))).leaf_codecs(LIKE)
-    assert own["embed/table"].name == "int4" and own["blocks/0/attention/q"].name == "bf16"
-    assert own["blocks/0/mlp/up"] == TopK()
+    own = make("int4", rules=(("mlp", "topk"), ("blocks", "bf16"))).codec_of
+    assert own("embed/table").name == "int4" and own("blocks/0/attention/q").name == "bf16"
+    assert own("blocks/0/mlp/up") == TopK()
     assert set(PRESETS) == {"none", "exempt_small", "language_model"}
 
 

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from lowcomm_jax.data.corpora import Source, open_corpus
+from lowcomm_jax.data.corpora import CorpusSource, open_corpus
 from lowcomm_jax.data.corpora.files import (
     LONGEST_SECTION,
     LONGEST_WHOLE_FILE,
@@ -20,13 +20,13 @@ from lowcomm_jax.data.documents import materialise
 
 
 def read(spec, **columns):
-    corpus, found = open_corpus(Source(spec, **columns))
+    corpus, found = open_corpus(CorpusSource(spec, **columns))
     assert found == []
     return list(corpus.documents())
 
 
 def fault(spec):
-    corpus, found = open_corpus(Source(spec))
+    corpus, found = open_corpus(CorpusSource(spec))
     assert corpus is None
     return " ".join(found)
 
@@ -70,14 +70,14 @@ def test_single_file_is_cut(tmp_path):
 
 
 def test_python_reads_the_library_without_packages_and_tests():
-    corpus, _ = open_corpus(Source("python"))
+    corpus, _ = open_corpus(CorpusSource("python"))
     files = [file.relative_to(corpus.root).parts for file in corpus.files()]
     assert files == sorted(files) and len(files) > 400
     folders = {part for parts in files for part in parts[:-1]}
     assert folders.isdisjoint({"site-packages", "dist-packages", "test", "tests"})
     topics = {d.topic for d in corpus.documents()}
     assert {"modules", "json", "email", "asyncio"} <= topics
-    assert corpus.fingerprint() == open_corpus(Source("python"))[0].fingerprint()
+    assert corpus.fingerprint() == open_corpus(CorpusSource("python"))[0].fingerprint()
 
 
 def test_parquet(tmp_path):
@@ -119,7 +119,7 @@ def test_hugging_face_streams_a_local_folder(tmp_path, monkeypatch):
         ("row 0", "0"),
         ("row 1", "1"),
     ]
-    corpus, _ = open_corpus(Source(spec))
+    corpus, _ = open_corpus(CorpusSource(spec))
     kept = materialise(corpus, 4, tmp_path / "cache")
     assert list(kept.texts()) == ["row 0", "row 1", "row 2", "row 3"]
     with pytest.raises(ValueError, match="no column wrong"):
@@ -159,7 +159,7 @@ GENERATED = {
 
 @pytest.mark.parametrize("spec", GENERATED)
 def test_generated_text_never_changes(spec, tmp_path):
-    corpus, _ = open_corpus(Source(spec))
+    corpus, _ = open_corpus(CorpusSource(spec))
     documents = materialise(corpus, None, tmp_path)
     assert documents.digest == GENERATED[spec]
     assert len(documents) == 512 and len(documents.topics) == 8
@@ -167,7 +167,7 @@ def test_generated_text_never_changes(spec, tmp_path):
 
 @pytest.mark.parametrize("spec", GENERATED)
 def test_generated_text_has_the_entropy_it_claims(spec):
-    corpus, _ = open_corpus(Source(spec))
+    corpus, _ = open_corpus(CorpusSource(spec))
     number = {symbol.strip(): k for k, symbol in enumerate(corpus.symbols)}
     weights = corpus.transitions()
     assert (weights.sum(-1) == 1 << 16).all() and weights.min() >= 1
@@ -185,7 +185,7 @@ def test_generated_text_has_the_entropy_it_claims(spec):
 
 
 def test_generated_topics_differ():
-    corpus, _ = open_corpus(Source("synthetic:letters"))
+    corpus, _ = open_corpus(CorpusSource("synthetic:letters"))
     p = corpus.transitions() / (1 << 16)
     distance = np.abs(p[:, None] - p[None]).sum(-1).mean(-1) / 2
     assert distance[~np.eye(8, dtype=bool)].min() > 0.5

@@ -213,7 +213,7 @@ def test_settings_that_cannot_work_are_refused_at_once():
         4, {"name": "low_rank_int4", "least": 1.0}, 2, adaptive={"window": 1}
     )
     ranked = dataclasses.replace(ranked, merge=lc.merge.RadialDirectional())
-    assert "leave rank_energy" in "\n".join(ranked.violations(3))
+    assert "leave the schedule's energy" in "\n".join(ranked.violations(3))
     between_jobs = job_problems(lc.methods.heloco(4, (1.0, 0.5)), 2, OutlierGuard())
     assert [line for line in between_jobs if "a pace of their own" in line] == between_jobs
     with pytest.raises(ValueError, match=r"(?s)momentum=1.0.*every=0") as caught:

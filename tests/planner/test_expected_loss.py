@@ -14,7 +14,7 @@ from lowcomm_jax.planner.expected_loss import (
     period_penalty,
     total,
 )
-from lowcomm_jax.planner.methods import PRESETS, PlanMethod
+from lowcomm_jax.planner.methods import PlanMethod, planned
 from lowcomm_jax.planner.plan import expected_loss
 
 
@@ -38,19 +38,19 @@ def test_the_domain_of_the_law():
 @pytest.mark.parametrize(
     ("method", "by_law", "with_penalty", "why"),
     [
-        (PRESETS["allreduce"], True, 0.0, "inside"),
-        (replace(PRESETS["diloco"], period=30), True, 0.0, "inside"),
-        (PRESETS["diloco"], False, 0.0199, "H = 100: the law covers H = 30"),
-        (replace(PRESETS["diloco"], period=30, codec="int4"), False, 0.0, "codec = int4"),
-        (replace(PRESETS["diloco"], period=30, tau=5), False, 0.005, "tau = 5: the law covers 0"),
-        (PRESETS["sparseloco"], False, 0.0, "codec = topk_2bit"),
-        (replace(PRESETS["diloco"], period=5000), False, None, "H = 5000"),
-        (replace(PRESETS["diloco"], period=1), False, None, "H = 1"),
-        (replace(PRESETS["allreduce"], codec="int4"), False, None, "codec = int4"),
-        (PRESETS["local_sgd"], False, None, "no scaling law is published for local_sgd"),
-        (PRESETS["noloco"], False, None, "no scaling law is published for noloco"),
-        (PRESETS["cocodc"], False, None, "no scaling law"),
-        (PRESETS["muloco"], False, None, "no scaling law"),
+        (planned("allreduce"), True, 0.0, "inside"),
+        (replace(planned("diloco"), period=30), True, 0.0, "inside"),
+        (planned("diloco"), False, 0.0199, "H = 100: the law covers H = 30"),
+        (replace(planned("diloco"), period=30, codec="int4"), False, 0.0, "codec = int4"),
+        (replace(planned("diloco"), period=30, tau=5), False, 0.005, "tau = 5: the law covers 0"),
+        (planned("sparseloco"), False, 0.0, "codec = topk_2bit"),
+        (replace(planned("diloco"), period=5000), False, None, "H = 5000"),
+        (replace(planned("diloco"), period=1), False, None, "H = 1"),
+        (replace(planned("allreduce"), codec="int4"), False, None, "codec = int4"),
+        (planned("local_sgd"), False, None, "no scaling law is published for local_sgd"),
+        (planned("noloco"), False, None, "no scaling law is published for noloco"),
+        (planned("cocodc"), False, None, "no scaling law"),
+        (planned("muloco"), False, None, "no scaling law"),
         (PlanMethod("mine", period=30), False, None, "no scaling law is published for mine"),
     ],
     ids=lambda value: value.name if isinstance(value, PlanMethod) else "",
@@ -67,7 +67,7 @@ def test_loss_by_the_law_alone_and_with_penalties(method, by_law, with_penalty, 
 
 
 def test_outside_the_domain_no_figure_at_all():
-    found = expected_loss(replace(PRESETS["diloco"], period=30), 107e9, 4, 26e9)
+    found = expected_loss(replace(planned("diloco"), period=30), 107e9, 4, 26e9)
     assert found.law is found.total is None
     assert "1.07e+11 parameters" in found.law_label and "outside" in found.total_label
 

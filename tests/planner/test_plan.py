@@ -12,7 +12,7 @@ import lowcomm_jax
 from lowcomm_jax.compression import make, route
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.network import preset, sync_seconds, uniform
-from lowcomm_jax.planner.methods import PRESETS, PlanMethod, plan_method
+from lowcomm_jax.planner.methods import FACTORIES, PlanMethod, plan_method, planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.reproduction import dilocox_methods, dilocox_table, dilocox_workload
 from lowcomm_jax.planner.search import search
@@ -54,9 +54,9 @@ def test_dilocox_by_hand():
 def test_more_bandwidth_never_hurts_and_shorter_periods_cost():
     network = preset("intercontinental").with_compute(1.5)
     work = Workload(MODELS["1.3b"].shapes(), 27e9, 2e6, network)
-    rows = plan(work, [PRESETS["diloco"], replace(PRESETS["diloco"], period=50)])
+    rows = plan(work, [planned("diloco"), replace(planned("diloco"), period=50)])
     assert rows[0].utilisation > rows[1].utilisation
-    faster = plan(replace(work, network=network.scaled(bandwidth=2)), [PRESETS["diloco"]])
+    faster = plan(replace(work, network=network.scaled(bandwidth=2)), [planned("diloco")])
     assert faster[0].hours < rows[0].hours
     needed = [v for v in rows[0].needed_gbps.values() if v is not None]
     assert needed == sorted(needed)
@@ -67,7 +67,7 @@ def test_planning_100b_takes_under_two_seconds():
     network = preset("us_4_regions").with_compute(4.9)
     started = time.perf_counter()
     work = Workload(MODELS["100b"].shapes(), 2e12, 4e6, network, {"stage": 4, "fsdp": 64})
-    plan(work, [replace(method, stalls=True) for method in PRESETS.values()])
+    plan(work, [replace(method, stalls=True) for method in map(planned, FACTORIES)])
     search(work, 0.03)
     assert time.perf_counter() - started < 2.0
 
@@ -143,6 +143,57 @@ def test_all_violations_of_a_plan_come_at_once():
             plan_method(spec)
 
 
+OUTER = {"anchor": 4.0, "outer momentum": 4.0}
+ADAM = {"master params": 4.0, "adam m": 4.0, "adam v": 4.0, "gradients": 4.0}
+# (H, K, tau, codec, what is kept) of methods as their papers run them.
+ROWS = {
+    "allreduce": (1, 1, 0, "fp32", {}),
+    "local_sgd": (100, 1, 0, "fp32", {"anchor": 4.0}),
+    "diloco": (100, 1, 0, "fp32", OUTER),
+    "streaming_diloco": (100, 8, 1, "e3m0", OUTER),
+    "eager_diloco": (100, 1, "period", "fp32", OUTER),
+    "cocodc": (100, 4, 5, "fp32", OUTER),
+    "dilocox": (125, 1, "period", "low_rank_int4", {**OUTER, "residual": 4.0}),
+    "noloco": (50, 1, 0, "bf16", OUTER),
+    "sparseloco": (30, 1, 0, "topk_2bit", {"anchor": 4.0, "residual": 4.0}),
+    "muloco": (30, 1, 0, "int4", {**OUTER, "residual": 4.0}),
+    "isoloco": (30, 1, 0, "fp32", OUTER),
+    "restarted_diloco": (64, 1, 0, "fp32", OUTER),
+    "demo": (1, 1, 0, "dct_topk", {"adam m": 0.0, "adam v": 0.0, "residual": 4.0}),
+    "decoupled_momentum": (30, 1, 0, "dct_topk", {"anchor": 4.0, "residual": 4.0}),
+    # One entry in 200 after every step; parameters, and moments a third and a sixth as often.
+    "sparta": (1, 1, 0, 32 / 200, {}),
+    "des_loc": (100, 1, 0, 32 * (1 + 1 / 3 + 1 / 6), {}),
+    "heloco": (100, 1, 0, "fp32", {**OUTER, "received anchor": 4.0}),
+    # Three more models with what they keep.
+    "adloco": (
+        100,
+        1,
+        0,
+        "fp32",
+        {"anchor": 4.0, "other trainers": 3 * (4.0 + sum(ADAM.values()))},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_is_read_off_the_method(name):
+    row = planned(name)
+    assert (row.period, row.fragments, row.tau, row.codec, row.state) == ROWS[name]
+    assert row.rank == (2048 if name == "dilocox" else None)
+    assert row.eager == (name == "eager_diloco")
+    pair = ("pair", 2, 0.5)
+    others = (row.route, row.tensors, row.critical) != pair
+    assert others == (name != "noloco")
+
+
+def test_every_method_has_a_row():
+    rooms = {name for name in lowcomm_jax.methods.__all__ if name.islower()}
+    assert rooms | {"allreduce"} == set(FACTORIES)
+    for name in rooms:
+        assert planned(name).violations(12) == [], name
+
+
 def slow_link():
     """35M on a link that moves the dense model in 4 T_c plus half a step of latency."""
     model = MODELS["35m"].shapes()
@@ -191,7 +242,7 @@ def test_the_baseline_is_the_exchange_that_really_runs():
         assert PlanMethod("mine", codec=name).travels == chosen.name == traffic.route, name
     network = preset("us_4_regions").with_compute(0.5)
     work = Workload(MODELS["35m"].shapes(), 1e9, 1e5, network)
-    row, ring = plan(work, [PRESETS["allreduce"], replace(PRESETS["allreduce"], route="ring")])
+    row, ring = plan(work, [planned("allreduce"), replace(planned("allreduce"), route="ring")])
     assert row.speedup == 1.0 and ring.speedup < 1.0
     assert row.transfer_s == sync_seconds(network, 4 * work.model.size, "two_shot")
 
@@ -200,15 +251,15 @@ def test_cosine_coefficients_every_step_and_every_round():
     """DeMo at every step, decoupled momentum every 30: bytes of the methods' own codec, to all."""
     network = uniform(3, 1.0, compute_s=0.1)
     work = Workload(MODELS["35m"].shapes(), 1e9, 1e5, network)
-    demo, decoupled = plan(work, [PRESETS["demo"], PRESETS["decoupled_momentum"]])
+    demo, decoupled = plan(work, [planned("demo"), planned("decoupled_momentum")])
     like = {"w": jax.ShapeDtypeStruct((128, 192), np.float32)}
     shapes = [Param("w", (128, 192), (None, None))]
     methods = {"demo": lowcomm_jax.methods.demo()}
     methods["decoupled_momentum"] = lowcomm_jax.methods.decoupled_momentum(30)
     for name, method in methods.items():
         chosen = route(method.codec, [like], 3)
-        assert PRESETS[name].travels == chosen.name == "all_gather"
-        assert PRESETS[name].payload_bytes(shapes) == chosen.codec.nbytes(like)
+        assert planned(name).travels == chosen.name == "all_gather"
+        assert planned(name).payload_bytes(shapes) == chosen.codec.nbytes(like)
     assert demo.payload_bytes == decoupled.payload_bytes == 0.04296875 * work.model.size
     np.testing.assert_allclose(demo.sent_bytes_per_period, 2 * demo.payload_bytes)
     assert demo.hours > decoupled.hours
@@ -218,7 +269,7 @@ def test_cosine_coefficients_every_step_and_every_round():
 
 def test_real_codec_bytes_override_the_analytic_ones():
     work = Workload(MODELS["35m"].shapes(), 1e9, 1e5, uniform(2, 1.0, compute_s=0.1))
-    row = plan(work, [replace(PRESETS["diloco"], payload_nbytes=1_000_000)])[0]
+    row = plan(work, [replace(planned("diloco"), payload_nbytes=1_000_000)])[0]
     assert row.payload_bytes == 1e6 and row.transfer_s == pytest.approx(1e6 / (1e9 / 8))
     assert math.isclose(row.sent_bytes_per_period, 1e6)
     assert np.isfinite(row.hours)

@@ -138,7 +138,7 @@ def test_noise_contracts_as_the_closed_form_says(regions, size, rounds, alpha, g
         for number in sequence:
             state.counters.sends[0] = number
             state, metrics = engine.step(state, batch)
-            pulls.append(method.consensus.variance(metrics["events"][1].values["pull_norm"]))
+            pulls.append(gossip.consensus.variance(metrics["events"][1].values["pull_norm"]))
             anchors.append(np.array(state.anchor["w"]))
         x = np.array(anchors, np.float64)
         measured.append(((x - x.mean(axis=1, keepdims=True)) ** 2).sum(axis=2).mean(axis=1))

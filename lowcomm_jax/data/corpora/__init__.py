@@ -1,12 +1,12 @@
 """Corpora: ordered documents with topics, by name."""
 
 from lowcomm_jax.data.config import CORPORA
-from lowcomm_jax.data.corpora.base import Corpus, Document, Source
+from lowcomm_jax.data.corpora.base import Corpus, CorpusSource, Document
 from lowcomm_jax.data.corpora.columns import open_arrayrecord, open_hub, open_parquet
 from lowcomm_jax.data.corpora.files import open_python, open_text
 from lowcomm_jax.data.corpora.synthetic import MarkovCorpus, open_synthetic
 
-__all__ = ["Corpus", "Document", "MarkovCorpus", "Source", "open_corpus"]
+__all__ = ["Corpus", "CorpusSource", "Document", "MarkovCorpus", "open_corpus"]
 
 _OPENERS = {
     "python": open_python,
@@ -18,7 +18,7 @@ _OPENERS = {
 }
 
 
-def open_corpus(source: Source) -> tuple[Corpus | None, list[str]]:
+def open_corpus(source: CorpusSource) -> tuple[Corpus | None, list[str]]:
     """Return the corpus a spec names, or None and every violation, each with its fix."""
     opener = _OPENERS.get(source.kind)
     if opener is None:

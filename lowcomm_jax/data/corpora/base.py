@@ -34,7 +34,7 @@ class Corpus(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class CorpusSource:
     """A corpus spec taken apart, with the columns to read.
 
     Attributes:

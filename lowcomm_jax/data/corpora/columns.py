@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from lowcomm_jax.data.corpora.base import Document, Source, fingerprint_of
+from lowcomm_jax.data.corpora.base import CorpusSource, Document, fingerprint_of
 
 _ROWS = 1024
 
@@ -120,7 +120,7 @@ class HubCorpus:
             yield Document(row[self.text_column] or "", str(topic))
 
 
-def open_parquet(source: Source) -> tuple[ParquetCorpus | None, list[str]]:
+def open_parquet(source: CorpusSource) -> tuple[ParquetCorpus | None, list[str]]:
     """Return the corpus `parquet:GLOB`, or the spec's violations."""
     files, found = _files(source)
     found += _needs(source, "pyarrow", "pyarrow")
@@ -129,14 +129,14 @@ def open_parquet(source: Source) -> tuple[ParquetCorpus | None, list[str]]:
     return ParquetCorpus(source.name, files, source.text_column, source.topic_column), []
 
 
-def open_arrayrecord(source: Source) -> tuple[ArrayRecordCorpus | None, list[str]]:
+def open_arrayrecord(source: CorpusSource) -> tuple[ArrayRecordCorpus | None, list[str]]:
     """Return the corpus `arrayrecord:GLOB`, or the spec's violations."""
     files, found = _files(source)
     found += _needs(source, "array_record", "array_record")
     return (None, found) if found else (ArrayRecordCorpus(source.name, files), [])
 
 
-def open_hub(source: Source) -> tuple[HubCorpus | None, list[str]]:
+def open_hub(source: CorpusSource) -> tuple[HubCorpus | None, list[str]]:
     """Return the corpus `hf:NAME[:CONFIG]`, or the spec's violations."""
     dataset, _, config = source.rest.partition(":")
     found = [] if dataset else [f"corpus={source.name!r}: write hf:NAME or hf:NAME:CONFIG"]
@@ -147,7 +147,7 @@ def open_hub(source: Source) -> tuple[HubCorpus | None, list[str]]:
     return HubCorpus(source.name, dataset, config or None, source.split, *columns), []
 
 
-def _files(source: Source) -> tuple[tuple[Path, ...], list[str]]:
+def _files(source: CorpusSource) -> tuple[tuple[Path, ...], list[str]]:
     pattern = str(Path(source.rest).expanduser())
     names = sorted(glob.glob(pattern, recursive=True)) if source.rest else []
     files = tuple(Path(name) for name in names if Path(name).is_file())
@@ -156,7 +156,7 @@ def _files(source: Source) -> tuple[tuple[Path, ...], list[str]]:
     return (), [f"corpus={source.name!r}: no file matches; correct the path or the pattern"]
 
 
-def _needs(source: Source, module: str, package: str) -> list[str]:
+def _needs(source: CorpusSource, module: str, package: str) -> list[str]:
     if importlib.util.find_spec(module) is not None:
         return []
     return [f"corpus={source.name!r} needs {package}, which is not installed"]

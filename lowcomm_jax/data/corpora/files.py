@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from lowcomm_jax.data.corpora.base import Document, Source, fingerprint_files
+from lowcomm_jax.data.corpora.base import CorpusSource, Document, fingerprint_files
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class TextCorpus:
                 yield Document(section, topic)
 
 
-def open_python(source: Source) -> tuple[PythonCorpus | None, list[str]]:
+def open_python(source: CorpusSource) -> tuple[PythonCorpus | None, list[str]]:
     """Return the corpus `python` or `python:tests`, or the spec's violations."""
     if source.rest not in ("", "tests"):
         return None, [f"corpus={source.name!r}: write python or python:tests"]
@@ -108,7 +108,7 @@ def open_python(source: Source) -> tuple[PythonCorpus | None, list[str]]:
     return PythonCorpus(source.name, root, source.rest == "tests"), []
 
 
-def open_text(source: Source) -> tuple[TextCorpus | None, list[str]]:
+def open_text(source: CorpusSource) -> tuple[TextCorpus | None, list[str]]:
     """Return the corpus `text:PATH`, or the spec's violations."""
     root = Path(source.rest).expanduser()
     if not source.rest or not root.exists():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lowcomm_jax.data.corpora.base import Document, Source, fingerprint_of
+from lowcomm_jax.data.corpora.base import CorpusSource, Document, fingerprint_of
 from lowcomm_jax.data.mixing import splitmix64
 
 _TOTAL = 1 << 16
@@ -102,7 +102,7 @@ def _words() -> tuple[str, ...]:
     return tuple(words)[:64]
 
 
-def open_synthetic(source: Source) -> tuple[MarkovCorpus | None, list[str]]:
+def open_synthetic(source: CorpusSource) -> tuple[MarkovCorpus | None, list[str]]:
     """Return a generated corpus by name, or the spec's violations.
 
     `synthetic:letters`: 27 letters (a to z and space), 8 topics, 512 documents of 1,024 characters.

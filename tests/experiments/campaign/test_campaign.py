@@ -15,10 +15,10 @@ from experiments.campaign import tuning
 from experiments.campaign.cells import Cell, digest_of, fields_of, record_path
 from experiments.campaign.config import arm, claim, stage
 from experiments.campaign.config import tuning as halving
-from experiments.campaign.estimate import Estimate
+from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.order import UNKNOWN, ordered, runnable, shard_of
 from experiments.campaign.plan import plan
-from experiments.campaign.records import LARGEST_BYTES, Ledger, read, write
+from experiments.campaign.records import LARGEST_BYTES, Records, read, write
 from experiments.campaign.run import train_cell
 from experiments.cli import RefusedError, load_config
 
@@ -84,7 +84,7 @@ def test_what_does_not_count_has_its_reason(tmp_path):
     gone = record(campaign, cell(), 2.5)
     gone["cell"]["point"] = "learning_rate=9"
     others["the campaign no longer has this cell"] = gone
-    ledger = Ledger(campaign, [("f", r) for r in (*kept, *others.values())])
+    ledger = Records(campaign, [("f", r) for r in (*kept, *others.values())])
     assert {entry.reason for entry in ledger.excluded} == set(others)
     assert set(ledger.found) == {cell(seed=0), cell(seed=1)}
     assert ledger.loss(cell(seed=3)) == math.inf and ledger.loss(cell(seed=9)) is None
@@ -107,7 +107,7 @@ def test_a_broken_record_is_refused_by_name(tmp_path):
 
 def test_halving_keeps_the_best_of_each_rung(tmp_path):
     campaign = checked(tmp_path)
-    ledger, low, high = Ledger(campaign), "learning_rate=0_2", "learning_rate=0_5"
+    ledger, low, high = Records(campaign), "learning_rate=0_2", "learning_rate=0_5"
     first = tuning.missing(campaign, ledger, "diloco", "small")
     assert {(c.point, c.seed, c.rounds) for c in first} == {
         (point, seed, 2) for point in (low, high) for seed in (100, 101)
@@ -127,7 +127,7 @@ def test_halving_keeps_the_best_of_each_rung(tmp_path):
 
 def test_a_failed_run_never_wins(tmp_path):
     campaign = checked(tmp_path)
-    ledger = Ledger(campaign)
+    ledger = Records(campaign)
     put(
         ledger,
         tuning.missing(campaign, ledger, "diloco", "small"),
@@ -147,7 +147,7 @@ def test_a_failed_run_never_wins(tmp_path):
 
 
 def tuned(campaign):
-    ledger = Ledger(campaign)
+    ledger = Records(campaign)
     for name in campaign.arms:
         for size in campaign.sizes:
             while cells := tuning.missing(campaign, ledger, name, size):
@@ -177,16 +177,16 @@ def test_the_cheapest_verdict_is_first_and_shared_cells_run_once(tmp_path):
 
 def test_rates_are_tuned_before_an_arm_is_reported(tmp_path):
     campaign = checked(tmp_path)
-    step = next(ordered(campaign, Ledger(campaign), lambda c: 1.0))
+    step = next(ordered(campaign, Records(campaign), lambda c: 1.0))
     assert {c.arm for c in step.tunes} == {"diloco", "averaging"} and len(step.tunes) == 12
     assert {c.point for c in step.cells} == {UNKNOWN}
-    now = list(runnable(campaign, Ledger(campaign), step))
+    now = list(runnable(campaign, Records(campaign), step))
     assert {(c.tunes, c.rounds) for c in now} == {(True, 2)} and len(now) == 8
 
 
 def test_the_time_of_runs_corrects_the_estimate(tmp_path):
     campaign = checked(tmp_path)
-    estimate = Estimate(campaign)
+    estimate = RunEstimate(campaign)
     guess = estimate.seconds(cell())
     assert guess == pytest.approx(3.0 + 8 * 8 * 8 * 1e3 * 6 / 2.5e10)  # steps, batch, T, N
     estimate.learn(record(campaign, cell(rounds=4), 2.0, core_seconds=20.0))
@@ -258,7 +258,7 @@ def test_a_signal_in_the_last_steps_of_a_run_ends_the_campaign(tmp_path, monkeyp
 
     fake, campaign = Signalled(monkeypatch), checked(tmp_path)
     options = command.Options(tmp_path / "runs")
-    assert not command.run(campaign, Ledger(campaign), options, Console(quiet=True))
+    assert not command.run(campaign, Records(campaign), options, Console(quiet=True))
     assert len(fake.cells) == 1 and set(read(campaign).found) == set(fake.cells)  # it is kept
 
 
@@ -324,7 +324,7 @@ def test_the_campaign_of_this_repository_passes_its_checks():
 
 def test_two_steps_leave_a_record(root, tmp_path):
     campaign = plan(two_steps(root))
-    ledger = Ledger(campaign)
+    ledger = Records(campaign)
     one = cell(rounds=2, point="learning_rate=0_5")
     made = train_cell(campaign, one, tmp_path)
     ledger.add("f", made)
@@ -342,6 +342,6 @@ def test_a_run_that_fails_leaves_its_reason(root, tmp_path):
     campaign.common["data"] = campaign.common["data"] | broken
     made = train_cell(campaign, cell(rounds=2), tmp_path / "runs")
     assert "nothing" in made["failed"]
-    ledger = Ledger(campaign)
+    ledger = Records(campaign)
     ledger.add("f", made)
     assert ledger.done(cell(rounds=2)) and not ledger.found

@@ -13,8 +13,8 @@ import pytest
 from experiments.cli import RefusedError
 from experiments.report import html_report
 from experiments.report import main as report
-from experiments.report.html_data import Entry, bytes_at, staleness, utilisation_curves
-from experiments.report.html_svg import Axis, Scale, scale_of
+from experiments.report.html_data import Curve, Entry, bytes_at, staleness, utilisation_curves
+from experiments.report.html_plots import Axis, line_chart, locator
 from experiments.runlog import RunLog
 from lowcomm_jax.network import uniform
 
@@ -136,7 +136,8 @@ def test_the_page_is_whole_and_asks_for_nothing(page):
     assert not parts.open
     for tag, attributes in parts.found:
         for name in ("src", "href", "xlink:href"):
-            assert attributes.get(name, "data:").startswith("data:"), (tag, attributes)
+            # Nothing but what is in the page; "#": a part of the same picture.
+            assert attributes.get(name, "data:").startswith(("data:", "#")), (tag, attributes)
         for value in attributes.values():
             assert "nan" not in str(value).split(" ") and "inf" not in str(value)
     assert not re.search(r"https?://|@import|url\((?!#)", text)
@@ -183,14 +184,27 @@ def test_the_curves_by_hand():
     assert curve.x[0] == pytest.approx(1e-5) and curve.x[-1] == pytest.approx(1e-2)
 
 
-def test_scales_and_ticks():
-    assert Scale(0, 10, 100, 200)(3) == 130
-    assert Scale(1, 1000, 0, 300, log=True)(10) == pytest.approx(100)
-    assert Scale(0.013, 0.3, 0, 1, log=True).ticks() == pytest.approx([0.02, 0.05, 0.1, 0.2])
-    assert Scale(1, 1e9, 0, 1, log=True).ticks()[1] == 10.0
-    assert Scale(1.72, 2.31, 0, 1).ticks() == pytest.approx([1.8, 2.0, 2.2])
-    same = scale_of(Axis("x", str), [4.0, 4.0], 0, 1)
-    assert same.low < 4 < same.high and same.ticks()
+def test_points_lie_where_their_numbers_say():
+    """x: a logarithm, of which 0 is left out; y: linear; numbers, colour and run beside them."""
+    curve = Curve("a <b>", [0.0, 1.0, 10.0, 1000.0], [9.0, 2.0, 4.0, 3.0])
+    axes = Axis("x", "{:g}".format, log=True), Axis("y", "{:.1f}".format)
+    text = line_chart("c", [curve], *axes, {"a <b>": 9})
+    assert text.count('data-run="a &lt;b&gt;"') == 2  # line and points
+    points = re.findall(r'<title>(.*?)</title>.*?<use [^>]*x="([\d.]+)" y="([\d.]+)"', text, re.S)
+    assert [title for title, _, _ in points] == [
+        "a &lt;b&gt;: 2.0, 1",
+        "a &lt;b&gt;: 4.0, 10",
+        "a &lt;b&gt;: 3.0, 1000",
+    ]
+    x, y = np.array([point[1:] for point in points], float).T
+    assert x[1] > x[0] and (x[2] - x[0]) / (x[1] - x[0]) == pytest.approx(3.0, abs=1e-4)
+    assert y[1] < y[0] and (y[2] - y[0]) / (y[1] - y[0]) == pytest.approx(0.5, abs=1e-4)
+    line = re.search(r'd="M ([\d.]+) ([\d.]+)[^"]*"[^>]*stroke: var\(--s1\)[^>]*', text)
+    assert (float(line[1]), float(line[2])) == pytest.approx((x[0], y[0]), abs=1e-3)
+    assert "stroke-dasharray" in line[0]  # the colours start over
+    same = line_chart("c", [Curve("s", [4.0, 4.0], [1.0, 1.0])], *axes, {"s": 0})
+    assert same.count("<use") >= 2 and "nan" not in same
+    assert "no run has this" in line_chart("c", [Curve("s", [0.0], [1.0])], *axes, {"s": 0})
 
 
 def test_names_of_runs_that_share_one(tmp_path):
@@ -287,6 +301,6 @@ def test_a_browser_opens_it(page, tmp_path, size, dark):
     "low, high", [(3.3, 4.6), (2.8, 12.9), (0.011, 0.018), (1, 2), (0.5, 5e6), (90, 110)]
 )
 def test_an_axis_has_several_ticks(low, high):
-    ticks = Scale(low, high, 0, 1, log=True).ticks()
-    assert 3 <= len(ticks) <= 12 and ticks == sorted(set(ticks))
-    assert all(low * 0.99 <= tick <= high * 1.01 for tick in ticks)
+    ticks = locator(True, low, high).tick_values(low, high)
+    seen = [tick for tick in ticks if low * 0.99 <= tick <= high * 1.01]
+    assert 3 <= len(seen) <= 12 and seen == sorted(set(seen))

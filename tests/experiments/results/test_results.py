@@ -11,7 +11,7 @@ from experiments.campaign import main as campaign_command
 from experiments.campaign import tuning
 from experiments.campaign.order import Points, cells_of
 from experiments.campaign.plan import plan
-from experiments.campaign.records import Ledger, read, write
+from experiments.campaign.records import Records, read, write
 from experiments.cli import RefusedError, load_config
 from experiments.compare.stats import holm
 from experiments.results import fit as fits
@@ -27,7 +27,7 @@ NOISE = {0: -0.02, 1: 0.03, 2: -0.01, 3: 0.0}  # by seed, shared by both arms
 
 def ledger_of(campaign, loss_of, stages=("1",)):
     """Tuned (rates 0.5 and 2e-3 are the best), with every reported cell of some stages."""
-    ledger = Ledger(campaign)
+    ledger = Records(campaign)
     for arm in campaign.arms:
         for size in campaign.sizes:
             while cells := tuning.missing(campaign, ledger, arm, size):

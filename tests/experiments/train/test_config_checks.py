@@ -9,7 +9,7 @@ from experiments.__main__ import main
 from experiments.cli import RefusedError, load_config
 from experiments.config import base, plain
 from experiments.train.checks import fit_warm_up
-from experiments.train.methods import METHODS, make_codec, make_method
+from experiments.train.methods import METHODS, make_method
 from experiments.train.resolve import resolve
 from experiments.workdir import write_config
 from lowcomm_jax.optimizers import InnerConfig
@@ -124,7 +124,6 @@ def test_unknown_knobs_are_named_with_a_suggestion(tmp_path):
 
 
 def test_codecs_by_name():
-    assert make_codec(None) is None
     method, problems = make_method({"name": "diloco", "period": 4, "codec": "int4"})
     assert not problems and method.codec.nbytes({"w": np.zeros((3, 128), np.float32)}) < 4 * 3 * 128
     _, problems = make_method({"name": "diloco", "period": 4, "codec": "int5"})

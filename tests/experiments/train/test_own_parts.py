@@ -68,7 +68,7 @@ def test_parts_that_the_factory_does_not_take_replace_the_methods_own():
     np.testing.assert_allclose(left, 2.0)
     assert made(landing={"name": "blend", "alpha": 0.3}).landing is not None  # the package's
     noloco = made(name="noloco", topology="own_parts:fours")
-    assert noloco.topology.group_size == 4 and noloco.consensus.group_size == 4
+    assert noloco.topology.group_size == 4 and noloco.topology.consensus.group_size == 4
     assert made(inner_batching={"name": "own_parts:thirds", "start": 2}).inner_batching.start == 6
 
 
