@@ -47,7 +47,11 @@ class MatrixCodec(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
-        """(payload, new state) of an fp32 stack of matrices."""
+        """(payload, new state) of an fp32 stack of matrices.
+
+        Of a leaf whose units are dealt to devices that hold no whole rows, x_LxNxM is a
+        `row_sharding.InWindows` (`splits_over`, `unit`).
+        """
 
     def encode_with_residual(
         self,
