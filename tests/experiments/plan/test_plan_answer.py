@@ -164,7 +164,7 @@ def test_what_no_config_says_has_no_command(tmp_path):
     result, text = answered(small(methods), tmp_path)
     reasons = {n: entry["no_train"] for n, entry in result["answer"]["rows"].items()}
     assert "3 bits" in reasons["bits"] and "no delay" in reasons["late"]
-    assert reasons["mine"] == "mine is no preset of the planner"
+    assert reasons["mine"] == "mine is no preset of the planner, so no config is known for it"
     assert text.count("no command, ") == 3
     result, _ = answered(small({"d": {"preset": "diloco"}}, model="35m"), tmp_path)
     assert "name a preset of lowcomm_jax.models" in result["answer"]["rows"]["d"]["no_train"]
