@@ -14,8 +14,9 @@ import numpy as np
 from scipy import special
 
 from experiments.cli import RefusedError
-from experiments.metrics import VERSION, read_records
+from experiments.metrics import VERSION, checked, read_records
 from experiments.regions.merged import merged, region_logs
+from experiments.shape import fields, number
 from experiments.workdir import METRICS
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.topology.consensus import contraction
@@ -84,6 +85,12 @@ class Summary:
     merges: tuple[int, int] | None
 
 
+# Of a header, what tables need beside what every reader does.
+_OF_REPORTS = fields(
+    {"params": number, "tokens_per_step": number, "allreduce_bytes_per_step": number}
+)
+
+
 def read_run(workdir: Path) -> RunLog:
     """Read a run, of one process or of one job per region (`launch`).
 
@@ -95,12 +102,15 @@ def read_run(workdir: Path) -> RunLog:
     if not path.is_file() and not regions:
         raise RefusedError([f"{workdir}: no run lies there ({METRICS} is missing)"], "report")
     try:
-        records = merged(regions) if regions else read_records(path)
+        records = merged(regions) if regions else checked(read_records(path), path)
     except ValueError as error:
         raise RefusedError([str(error)], "report") from error
     if not records or records[0]["kind"] != "header" or records[0].get("version") != VERSION:
         fix = f"this program reads version {VERSION}"
         raise RefusedError([f"{path} does not start with a known header: {fix}"], "report")
+    wrong = _OF_REPORTS(records[0])
+    if wrong is not None:
+        raise RefusedError([f"{path}, record 1: header {wrong}"], "report")
     by_kind: dict[str, list] = {}
     for record in records:
         by_kind.setdefault(record["kind"], []).append(record)
@@ -198,7 +208,7 @@ def summarise(run: RunLog) -> Summary:
         contraction=measured,
         expected_contraction=expected,
         exchanges=sum(map(exchanges, run.steps)),
-        skipped=sum(int(sum(step.get("skipped", ()))) for step in run.steps),
+        skipped=sum(int(np.nansum(step.get("skipped", ()))) for step in run.steps),
         **_growth(run),
     )
 

@@ -27,7 +27,15 @@ from experiments.campaign.plan import TITLE, Campaign, plan
 from experiments.campaign.records import Ledger, code_version, read, write
 from experiments.campaign.run import train_cell
 from experiments.campaign.show import excluded_lines, left_table, line_of
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.cli import (
+    Flags,
+    RefusedError,
+    load_config,
+    parse_flags,
+    refuse_foreign,
+    show_help,
+    split_config,
+)
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 DEFAULT = "configs/campaign/scale.py"
@@ -61,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
         show_help(values, __doc__)
         return 0
     config, problems = load_config(path or DEFAULT, overrides)
+    refuse_foreign(config, path or DEFAULT, "campaign")
     problems += [f"unexpected argument {argument!r}" for argument in rest]
     shard, shards, found = parse_shard(values.shard)
     problems += found

@@ -29,16 +29,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.cli import (
+    Flags,
+    RefusedError,
+    load_config,
+    parse_flags,
+    refuse_foreign,
+    show_help,
+    split_config,
+)
 from experiments.config import plain
 from experiments.faults import happened
 from experiments.faults.injector import Injector
 from experiments.faults.landings import gathered
 from experiments.faults.rendezvous_cut import folder_problems, make_ready, region_link
 from experiments.faults.scripts import write
-from experiments.live_table import LiveTable
 from experiments.processes import POLL_SECONDS, ended_at_last
 from experiments.regions.jobs import EXCHANGES
+from experiments.regions.live_table import LiveTable
 from experiments.regions.region_job import RegionJob
 from experiments.report import main as report
 from experiments.train import devices
@@ -114,6 +122,7 @@ def _write_happened(job: Job, jobs: Sequence[RegionJob], path: Path, console: Co
 def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, int]:
     """Refuse what any region would refuse, before any is started; (the job, processes of each)."""
     config, found = load_config(path, [*shared, ("region", "0")])
+    refuse_foreign(config, path, "launch")
     problems = problems + found + process_problems(plain(config))
     count = 1 if config.processes is None else config.processes
     if count < 1:

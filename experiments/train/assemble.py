@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,9 @@ def assemble(job: Job) -> Run:
     Raises:
       RefusedError: what only the corpus, the tokenizer or the engine could tell.
     """
-    loaded, problems = problems_of(lambda: load(job.data), "data.")
+    loaded, problems = problems_of(lambda: load(job.data))
+    # What names a field is that of its section; the rest is about the corpus itself.
+    problems = [("data." if re.match(r"\w+=", line) else "data: ") + line for line in problems]
     if problems:
         raise RefusedError(problems)
     train, evaluation, tokenizer = loaded

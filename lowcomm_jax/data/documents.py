@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from lowcomm_jax.data.cache import open_or_build
-from lowcomm_jax.data.corpora.base import Corpus, fingerprint_of
+from lowcomm_jax.data.corpora.base import Corpus, Unreadable, fingerprint_of
 
-_FORMAT = 2
+_FORMAT = 3
+_NAMED = 20  # of what is left out, the first ones are named
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,6 +28,8 @@ class Documents:
         topics: topic names in the order of first sight.
         digest: SHA-256 over all texts and topics in order.
         blank: documents dropped because they are white space alone.
+        unreadable: files (or records) left out because they cannot be read.
+        unreadable_names: the first of them, each with the reason.
     """
 
     corpus: str
@@ -37,6 +40,8 @@ class Documents:
     topics: tuple[str, ...]
     digest: str
     blank: int
+    unreadable: int
+    unreadable_names: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.key_D)
@@ -53,8 +58,9 @@ class Documents:
 def materialise(corpus: Corpus, limit: int | None, cache: Path) -> Documents:
     """Read the first `limit` documents of a corpus (None = all) into `cache`, or find them there.
 
-    Documents of white space alone are dropped. This is what makes samples of a stream without
-    random access a pure function: after the first read everything comes from this copy.
+    Documents of white space alone are dropped, as is what cannot be read; both are counted. This
+    is what makes samples of a stream without random access a pure function: after the first read
+    everything comes from this copy.
 
     Raises:
         ValueError: the corpus has no documents.
@@ -71,6 +77,8 @@ def materialise(corpus: Corpus, limit: int | None, cache: Path) -> Documents:
         topics=tuple(head["topics"]),
         digest=head["digest"],
         blank=head["blank"],
+        unreadable=head["unreadable"],
+        unreadable_names=tuple(head["unreadable_names"]),
     )
 
 
@@ -78,9 +86,14 @@ def _write(corpus: Corpus, limit: int | None, folder: Path) -> None:
     digest = hashlib.sha256()
     offset, key, topic = [0], [], []
     number_of: dict[str, int] = {}
-    blank = 0
+    blank, unreadable, names = 0, 0, []
     with open(folder / "text.bin", "wb") as out:
         for document in corpus.documents():
+            if isinstance(document, Unreadable):
+                unreadable += 1
+                if len(names) < _NAMED:
+                    names.append(f"{document.name}: {document.reason}")
+                continue
             if not document.text or document.text.isspace():
                 blank += 1
                 continue
@@ -97,9 +110,13 @@ def _write(corpus: Corpus, limit: int | None, folder: Path) -> None:
             if len(key) == limit:
                 break
     if not key:
-        raise ValueError(f"the corpus {corpus.name} has no documents; give one that holds text")
+        why = f" ({unreadable} left out, as {names[0]})" if unreadable else ""
+        raise ValueError(
+            f"the corpus {corpus.name} has no documents{why}; give one that holds text"
+        )
     np.save(folder / "offset.npy", np.array(offset, np.int64))
     np.save(folder / "key.npy", np.array(key, np.uint64))
     np.save(folder / "topic.npy", np.array(topic, np.int32))
     head = {"topics": list(number_of), "digest": digest.hexdigest(), "blank": blank}
+    head |= {"unreadable": unreadable, "unreadable_names": names}
     (folder / "head.json").write_text(json.dumps(head))

@@ -14,6 +14,13 @@ class Document(NamedTuple):
     topic: str
 
 
+class Unreadable(NamedTuple):
+    """A file of a corpus that is left out, and why."""
+
+    name: str
+    reason: str
+
+
 class Corpus(Protocol):
     """A source of documents in an order that depends on its content alone.
 
@@ -26,8 +33,11 @@ class Corpus(Protocol):
     def fingerprint(self) -> str:
         """Return a short text that changes when the documents may have changed; cheap."""
 
-    def documents(self) -> Iterator[Document]:
-        """Yield the documents; blank ones are left to the reader to drop."""
+    def documents(self) -> Iterator[Document | Unreadable]:
+        """Yield the documents in order, and what stands where one should, but cannot be read.
+
+        Blank ones, and what is unreadable, are left to the reader to drop and count.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
