@@ -16,6 +16,7 @@ from scipy import special
 from experiments.cli import RefusedError
 from experiments.metrics import VERSION, checked, read_records
 from experiments.regions.merged import merged, region_logs
+from experiments.regions.participation import measure
 from experiments.shape import fields, number
 from experiments.workdir import METRICS
 from lowcomm_jax.outer import Consensus
@@ -47,7 +48,7 @@ class Summary:
       bytes_sent: per region, the mean over regions.
       compression: bytes of AllReduce (fp32 gradients, two-shot, every step) over `bytes_sent`.
       tokens_per_second: median over the steps after the first interval (which compiles).
-      staleness: largest; participation: mean share of the regions in the exchanges.
+      staleness: largest; participation: mean share of the regions that exchanges counted.
       skipped: steps that regions left out, their gradients not being finite, of all of them.
       virtual_seconds, utilisation: on the run's own network, if it was trained with one.
       region_losses: smallest and largest last loss of a single region, where they were evaluated.
@@ -114,6 +115,7 @@ def read_run(workdir: Path) -> RunLog:
     by_kind: dict[str, list] = {}
     for record in records:
         by_kind.setdefault(record["kind"], []).append(record)
+    measure(by_kind.get("step", []))
     return RunLog(
         name=workdir.name,
         header=records[0],

@@ -3,6 +3,8 @@
 import math
 from types import SimpleNamespace
 
+import pytest
+
 from experiments.metrics import VERSION, MetricsLog
 from experiments.regions.merged import merged
 from experiments.report.by_region import by_region
@@ -103,6 +105,33 @@ def test_a_lost_region_leaves_its_place_empty_and_keeps_what_it_had(tmp_path):
     assert event["participants"] == [True, False, True]
     assert event["pull_norm"][::2] == [0.0, 2.0] and math.isnan(event["pull_norm"][1])
     assert event["waited_seconds"][::2] == [0.5, 0.5] and math.isnan(event["waited_seconds"][1])
+
+
+@pytest.mark.parametrize("counted, share", [(3, 0.21), (7, 0.5), (14, 1.0)])
+def test_a_region_that_sent_and_was_not_counted_did_not_take_part(tmp_path, counted, share):
+    """Region 1 sends at every step, thinks that it took part, and is counted in the first ones."""
+    for region in range(REGIONS):
+        folder = tmp_path / f"region{region}"
+        folder.mkdir()
+        log = MetricsLog(folder / "metrics.jsonl", -1)
+        sizes = {"params": 5, "tokens_per_step": 30, "allreduce_bytes_per_step": 8}
+        made = []
+        for step in range(1, 15):
+            own = {"step": step, "fragment": 0, "key": f"0@{step}", "staleness": [0]}
+            sent = {"kind": "send", **own, "participants": [True], "left_out": [0.0]}
+            there = region != 1 or step <= counted
+            landed = {"kind": "land", **own, "participants": [there], "travel_seconds": [0.1]}
+            events = [sent, {**landed, "waited_seconds": [0.0]}]
+            made.append(record(region, step) | {"participation": 1.0, "events": events})
+        log.write([header(region) | sizes | {"steps": 14}, *made])
+        log.close()
+    whole = read_run(tmp_path)
+    assert [r.participation for r in by_region(whole)] == [1, pytest.approx(share, abs=0.01), 1]
+    assert [r.liveness for r in by_region(whole)] == [r.progress for r in by_region(whole)]
+    assert [r.liveness for r in by_region(whole)] == [1, 1, 1]
+    assert summarise(whole).participation == pytest.approx((2 + counted / 14) / 3)
+    alone = read_run(tmp_path / "region1")
+    assert summarise(alone).participation == pytest.approx(counted / 14)
 
 
 def test_skipped_steps_of_a_region_that_was_away_are_those_it_made(tmp_path):
