@@ -11,11 +11,16 @@ import dataclasses
 import hashlib
 import itertools
 import re
+from typing import Any, TypeVar
 
+from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.errors import Rejected
 from lowcomm_jax.runtime.kv import Store, segment
 from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.terms import Terms
+
+T = TypeVar("T")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +38,15 @@ class PayloadRecord:
     slices: tuple[PayloadRecord | None, ...] = ()
 
     @classmethod
-    def read(cls, body: dict) -> PayloadRecord:
-        """From the JSON of a record."""
-        slices = (one and cls.read(one) for one in body["slices"])
-        return cls(body["digest"], body["nbytes"], tuple(slices))
+    def read(cls, body: Any) -> PayloadRecord:
+        """From the JSON of a record; raises `Rejected`."""
+        found = records.fields(
+            body,
+            digest=_digest,
+            nbytes=records.size,
+            slices=records.listed(records.or_none(cls.read)),
+        )
+        return cls(found["digest"], found["nbytes"], tuple(found["slices"]))
 
     @property
     def digests(self) -> list[str]:
@@ -72,6 +82,13 @@ class Announcement:
     terms: Terms
     hint: dict
 
+    @classmethod
+    def read(cls, body: Any) -> Announcement:
+        """From the JSON of a record; raises `Rejected`."""
+        reads = {"region": records.whole, "incarnation": records.whole, "hint": records.section}
+        reads |= {"payload": records.or_none(PayloadRecord.read), "terms": records.terms}
+        return cls(**records.fields(body, **reads))
+
 
 @dataclasses.dataclass(frozen=True)
 class Commit:
@@ -88,6 +105,24 @@ class Commit:
     terms: dict[int, Terms]
     writer: int
     present: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, body: Any) -> Commit:
+        """From the JSON of a record; raises `Rejected`."""
+        found = records.fields(
+            body,
+            payloads=records.by_region(PayloadRecord.read),
+            terms=records.by_region(records.terms),
+            writer=records.whole,
+            present=records.listed(records.whole),
+        )
+        return cls(**{**found, "present": tuple(found["present"])})
+
+
+def _digest(value: Any) -> str:
+    if not _SHA256.fullmatch(records.text(value)):
+        raise Rejected("no digest")
+    return value
 
 
 def name_of(epoch: int, key: str, members: tuple[int, ...], count: int) -> str:
@@ -115,12 +150,8 @@ class CommitLog:
     def announcement(self, name: str, region: int) -> Announcement | None:
         """A region's announcement; None = there is none."""
         key = announcement_key(name, region)
-        body = self._open(key, self._store.read(key))
-        if body is None or body["region"] != region:
-            return None
-        return Announcement(
-            **{**body, "payload": body["payload"] and PayloadRecord.read(body["payload"])}
-        )
+        found = self._open(key, self._store.read(key), Announcement.read)
+        return found if found is not None and found.region == region else None
 
     def confirm(self, name: str, region: int, held: dict[int, str]) -> None:
         """Say which payloads a region holds and has verified: `PayloadRecord.content` by region."""
@@ -131,8 +162,7 @@ class CommitLog:
     def confirmed(self, name: str, region: int) -> dict[int, str] | None:
         """What a region has confirmed that it holds; None = nothing yet."""
         key = f"held/{name}/{region}"
-        body = self._open(key, self._store.read(key))
-        return None if body is None else {int(r): digest for r, digest in body.items()}
+        return self._open(key, self._store.read(key), records.by_region(records.text))
 
     def forget(self, name: str, region: int) -> None:
         """Remove what a region has written for an exchange that has a commit record."""
@@ -162,7 +192,7 @@ class CommitLog:
             key = f"agreed/{name}/{number}"
             self._store.create(key, self._seal.close(key, proposal))
             # A record that is not signed as it should be: the next number takes its place.
-            body = self._open(key, self._store.read(key))
+            body = self._open(key, self._store.read(key), _like(proposal))
             if body is not None:
                 return body
         raise AssertionError("numbers never end")
@@ -178,20 +208,30 @@ class CommitLog:
             data = self._store.read(key)
             if data is None:
                 return None, key
-            body = self._open(key, data)
-            if body is not None:
-                payloads = {int(r): PayloadRecord.read(one) for r, one in body["payloads"].items()}
-                terms = {int(r): one for r, one in body["terms"].items()}
-                return Commit(payloads, terms, body["writer"], tuple(body["present"])), key
+            found = self._open(key, data, Commit.read)
+            if found is not None:
+                return found, key
 
-    def _open(self, key: str, data: bytes | None) -> dict | None:
+    def _open(self, key: str, data: bytes | None, read: records.Read[T]) -> T | None:
         if data is None:
             return None
         try:
-            return self._seal.open(key, data)
+            return self._seal.open(key, data, read)
         except Rejected:
             self._store.counter.add("rejected_record")
             return None
+
+
+def _like(proposal: dict) -> records.Read[dict]:
+    """A reader of proposals of the same fields, each of the same kind."""
+
+    def read(body: Any) -> dict:
+        found = records.section(body)
+        if {k: type(x) for k, x in found.items()} != {k: type(x) for k, x in proposal.items()}:
+            raise Rejected("another kind of proposal")
+        return found
+
+    return read
 
 
 def announcement_key(name: str, region: int) -> str:

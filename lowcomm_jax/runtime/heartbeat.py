@@ -14,7 +14,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.errors import Lost, Rejected, StoreUnavailable, Superseded
 from lowcomm_jax.runtime.kv import Store
 from lowcomm_jax.runtime.request import ExchangeResult
@@ -22,6 +24,7 @@ from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.timing import Timing
 
 _LOOKS_PER_BEAT = 4
+_PASSES = records.by_name(records.text)
 log = logging.getLogger(__name__)
 
 
@@ -58,6 +61,13 @@ class Beat:
     address: str = ""
     certificate: str = ""
     passes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, body: Any) -> Beat:
+        """From the JSON of a record; raises `Rejected`."""
+        kinds = {"int": records.whole, "bool": records.flag, "str": records.text}
+        reads = {x.name: kinds.get(x.type, _PASSES) for x in dataclasses.fields(cls)}
+        return cls(**records.fields(body, **reads))
 
 
 @dataclasses.dataclass
@@ -294,7 +304,7 @@ class Heartbeat:
         if data is None:
             return None
         try:
-            return Beat(**self._seal.open(key, data))
+            return self._seal.open(key, data, Beat.read)
         except Rejected:
             self._store.counter.add("rejected_record")
             return None
