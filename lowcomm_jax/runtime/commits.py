@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from lowcomm_jax.runtime import records
@@ -177,6 +178,23 @@ class CommitLog:
     def committed(self, name: str) -> Commit | None:
         """The commit record; None = there is none."""
         return self._committed(name)[0]
+
+    def read_ahead(self, names: Sequence[str], members: Sequence[int]) -> dict[str, Commit]:
+        """Read the records of exchanges all at once, for later; the first ones that have one.
+
+        Announcements, too, whose job it no longer is to be new where there is a record.
+        """
+        keys = {name: f"commit/{name}/0" for name in names}
+        found = self._store.read_ahead(list(keys.values()))
+        landed: dict[str, Commit] = {}
+        for name, key in keys.items():
+            commit = self.committed(name) if key in found else None
+            if commit is None:
+                break
+            landed[name] = commit
+        said = [announcement_key(name, region) for name in landed for region in members]
+        self._store.read_ahead(said, absent=True)
+        return landed
 
     def commit(self, name: str, commit: Commit) -> Commit:
         """Write the commit record unless there is one; returns the one that is valid."""

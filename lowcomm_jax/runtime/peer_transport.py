@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -103,6 +103,9 @@ class PeerTransport:
             self._offer(name, array, number, region)
             hint[str(region)] = number
         return hint
+
+    def get_ahead(self, sizes: Mapping[str, int]) -> None:
+        """Nothing: a region fetches from another one without a look at the store."""
 
     def keep(self, name: str, data: bytes) -> jax.Array | None:
         """Hold the bytes for whoever asks; nobody can be given none."""
