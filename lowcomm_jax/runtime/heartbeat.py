@@ -23,7 +23,7 @@ from lowcomm_jax.runtime.request import ExchangeResult
 from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.timing import Timing
 
-_LOOKS_PER_BEAT = 4
+LOOKS_PER_BEAT = 4
 _PASSES = records.by_name(records.text)
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class Heartbeat:
     def _wait(self, condition: Callable[[], bool]) -> None:
         while not condition():
             self.check()
-            time.sleep(self._timing.beat_s / _LOOKS_PER_BEAT / 2)
+            time.sleep(self._timing.beat_s / LOOKS_PER_BEAT / 2)
 
     def living(self, certain: bool = True) -> set[int]:
         """Regions whose beat was seen to change lately, ourselves included.
@@ -220,7 +220,7 @@ class Heartbeat:
 
     def _beat_and_look(self) -> None:
         next_beat = last_look = time.monotonic()
-        pause = self._timing.beat_s / _LOOKS_PER_BEAT
+        pause = self._timing.beat_s / LOOKS_PER_BEAT
         while self._over is None:
             stopping = self._stop.is_set()
             now = time.monotonic()
@@ -256,7 +256,7 @@ class Heartbeat:
             self.check()
             if time.monotonic() - self._away_since >= self._timing.dead_after_s:
                 return False
-            time.sleep(self._timing.beat_s / _LOOKS_PER_BEAT)
+            time.sleep(self._timing.beat_s / LOOKS_PER_BEAT)
         self.check()
         return True
 
