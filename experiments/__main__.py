@@ -16,6 +16,7 @@ from experiments.cli import (
     closest,
     flag_problems,
     load_config,
+    refuse_foreign,
     split_config,
 )
 
@@ -37,12 +38,14 @@ COMMANDS = {  # the module of each, in the order in which they are shown
 # These take main(config, workdir), where only comparisons have an exit code to return; the others
 # take main(argv) -> exit code. Their config, None = to be named.
 _BY_CONFIG = {"quick": "configs/compare/quick.py", "compare": None, "sweep": None, "plan": None}
-# Fields that tell its config from one of `train`.
-_OF_ITS_OWN = {
-    "quick": ("variants", "common"),
-    "compare": ("variants", "common"),
-    "sweep": ("config", "over"),
-}
+# Paths that do not lead where a file can be read or written; the path says enough.
+_ABOUT_A_PATH = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,6 +64,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if command.startswith("-"):
             command, rest = "quick", list(argv)
+        nul = [argument for argument in rest if "\0" in argument]
+        if nul:
+            raise RefusedError([f"{a!r} has a NUL byte: remove it" for a in nul], command)
         if command not in COMMANDS:
             hint = closest(command, sorted(COMMANDS))
             raise RefusedError([f"unknown command {command!r}{hint}"], "python -m experiments")
@@ -72,6 +78,11 @@ def main(argv: Sequence[str]) -> int:
         return 0
     except RefusedError as error:
         print(error, file=sys.stderr)
+        return EXIT_REFUSED
+    except _ABOUT_A_PATH as error:
+        if error.filename is None:
+            raise
+        print(f"{command}: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_REFUSED
 
 
@@ -116,11 +127,7 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
     config, found = load_config(path, overrides)
     if problems + found:
         raise RefusedError(problems + found, command)
-    lacks = [field for field in _OF_ITS_OWN.get(command, ()) if field not in config]
-    if lacks:
-        fix = f"give one of configs/{command}, or one like them"
-        what = f"--config={path} is not for {command} (it has no {', '.join(lacks)}): {fix}"
-        raise RefusedError([what], command)
+    refuse_foreign(config, path, command)
     name = f"{command}-{Path(path.partition(':')[0]).stem}" if named else command
     try:
         given = {switch: values[switch].value for switch in switches}

@@ -20,6 +20,16 @@ from ml_collections import config_flags
 
 EXIT_REFUSED = 2
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+# Fields that tell a command's config from those of the others.
+_OF_ITS_OWN = {
+    "train": ("method", "steps", "regions"),
+    "launch": ("method", "steps", "regions"),
+    "quick": ("variants", "common"),
+    "compare": ("variants", "common"),
+    "sweep": ("config", "over"),
+    "campaign": ("claims", "arms"),
+}
+_FOLDERS = {"train": "configs", "launch": "configs", "quick": "configs/compare"}
 _OVERRIDE = re.compile(r"--?config\.([\w.]+)(?:=(.*))?$", re.DOTALL)
 
 
@@ -190,7 +200,38 @@ def load_config(
         fix = "let it return a config, as experiments.config.base does"
         raise RefusedError([f"--config={path}: its get_config() returns {kind}: {fix}"])
     problems = [override(config, *change) for change in overrides]
-    return config, [problem for problem in problems if problem]
+    return config, [problem for problem in problems if problem] + _nul_problems(config)
+
+
+def refuse_foreign(config: Mapping[str, Any], path: str, command: str) -> None:
+    """Let no command take the config of another one.
+
+    Raises:
+      RefusedError: it lacks what every config of this command has.
+    """
+    lacks = [field for field in _OF_ITS_OWN.get(command, ()) if field not in config]
+    if lacks:
+        folder = _FOLDERS.get(command, f"configs/{command}")
+        fix = f"give one of {folder}, or one like them"
+        what = f"--config={path} is not for {command} (it has no {', '.join(lacks)}): {fix}"
+        raise RefusedError([what], command)
+
+
+def _nul_problems(config: Mapping[str, Any]) -> list[str]:
+    """Fields whose text has a NUL byte, which no name of a file may have."""
+    config = ml_collections.ConfigDict(config)
+    named = {name: _at(config, name) for name in fields(config)}
+    return [
+        f"{name}={value!r}: has a NUL byte; remove it"
+        for name, value in named.items()
+        if "\0" in (value if isinstance(value, str) else "")
+    ]
+
+
+def _at(config: Mapping[str, Any], name: str) -> Any:
+    for part in name.split("."):
+        config = config[part]
+    return config
 
 
 def _function_in(file: str) -> Callable[..., ml_collections.ConfigDict]:

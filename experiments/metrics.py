@@ -9,7 +9,50 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.shape import (
+    count,
+    fields,
+    items,
+    list_of,
+    number,
+    or_none,
+    section,
+    text,
+    whole,
+)
+
 VERSION = 1
+# What every reader of a run needs of its records, by their kind.
+_RUN = {
+    "header": fields(
+        {
+            "version": whole,
+            "method": text,
+            "config": section,
+            "data": section,
+            "steps": count,
+            "regions": count,
+            "here": list_of(whole),
+        }
+    ),
+    "step": fields(
+        {
+            "step": whole,
+            "tokens": number,
+            "seconds": number,
+            "tokens_per_second": or_none(number),
+            "loss": list_of(or_none(number)),
+            "bytes_sent": list_of(number),
+            "bytes_received": list_of(number),
+            "events": list_of(fields({"kind": text, "fragment": whole, "participants": items})),
+        }
+    ),
+    "eval": fields({"step": whole, "tokens": number, "anchor": or_none(number)}),
+    "interval": fields({"step": whole, "steps": whole, "seconds": number}),
+    "eval_set": fields({"count": list_of(number)}),
+    "end": fields({"step": whole, "tokens": number, "bytes_sent": items, "bytes_received": items}),
+}
+_OF_REGIONS = ("loss", "bytes_sent", "bytes_received")
 
 
 class MetricsLog:
@@ -79,19 +122,56 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: it is no text file ({error})") from error
     records = []
-    for number, line in enumerate(lines, 1):
-        where = f"{path}, line {number}"
+    for place, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise ValueError(f"{where}: not a JSON record ({error})") from error
-            continue
-        except RecursionError:
-            raise ValueError(f"{where}: nested too deeply for a record") from None
-        if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-            raise ValueError(f"{where}: not a record, since it has no field kind")
-        records.append(record)
+            records.append(record_of(line, f"{path}, line {place}"))
+        except CutOffError:
+            if place < len(lines):
+                raise
+    return records
+
+
+class CutOffError(ValueError):
+    """A line that is no JSON: cut off by a crash, or damaged."""
+
+
+def record_of(line: str, where: str) -> dict[str, Any]:
+    """The record of one line.
+
+    Raises:
+      CutOffError: it is no JSON.
+      ValueError: it is not a record, since it has no field kind.
+    """
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise CutOffError(f"{where}: not a JSON record ({error})") from error
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deeply for a record") from None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        raise ValueError(f"{where}: no record, which has a kind")
+    return record
+
+
+def checked(records: Iterable[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """The records of a run, each with what every reader needs.
+
+    Raises:
+      ValueError: one lacks a field, or has one of another kind; names it.
+    """
+    records, regions = list(records), None
+    if records and records[0]["kind"] == "header" and records[0].get("version") != VERSION:
+        fix = f"this program reads version {VERSION}"
+        raise ValueError(f"{path} does not start with a known header: {fix}")
+    for place, record in enumerate(records, 1):
+        wrong = _RUN.get(record["kind"], lambda _: None)(record)
+        if wrong is None and record["kind"] == "header":
+            regions = len(record["here"])
+        elif wrong is None and record["kind"] == "step" and regions is not None:
+            short = [name for name in _OF_REGIONS if len(record[name]) != regions]
+            wrong = f"has no {short[0]} of {regions} regions" if short else None
+        if wrong is not None:
+            raise ValueError(f"{path}, record {place}: {record['kind']} {wrong}")
     return records
 
 

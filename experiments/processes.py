@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 POLL_SECONDS = 0.1
+_TAIL_BYTES = 1 << 20  # an evaluation of many documents is one line
 
 
 def cores() -> int:
@@ -78,3 +79,12 @@ def ended_at_last(processes: Iterable[subprocess.Popen]) -> Iterator[None]:
                 process.terminate()
         for process in processes:
             process.wait()
+
+
+def last_line(file: Path) -> str:
+    """The last whole line of a file that is being written, empty if there is none."""
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+        text = opened.read().decode(errors="replace")
+    whole, _, _ = text.rpartition("\n")  # the line being written is left out
+    return whole.rpartition("\n")[2].strip()

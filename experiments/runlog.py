@@ -14,8 +14,10 @@ import numpy as np
 from scipy import special
 
 from experiments.cli import RefusedError
-from experiments.metrics import VERSION, read_records
+from experiments.metrics import VERSION, checked, read_records
 from experiments.regions.merged import merged, region_logs
+from experiments.regions.participation import measure
+from experiments.shape import fields, number
 from experiments.workdir import METRICS
 from lowcomm_jax.outer import Consensus
 from lowcomm_jax.topology.consensus import contraction
@@ -47,7 +49,7 @@ class Summary:
       compression: bytes of AllReduce (fp32 gradients, two-shot, every step) over `bytes_sent`.
       tokens_per_second: median over the steps after the first interval (which compiles).
       staleness: the largest, in inner steps.
-      participation: mean share of the regions in the exchanges.
+      participation: mean share of the regions that exchanges counted.
       skipped: steps that regions skipped, their gradients not being finite, over all regions.
       virtual_seconds, utilisation: on the run's own network, if it was trained with one.
       region_losses: smallest and largest last loss of a single region, where they were evaluated.
@@ -85,6 +87,12 @@ class Summary:
     merges: tuple[int, int] | None
 
 
+# Of a header, what tables need beside what every reader does.
+_OF_REPORTS = fields(
+    {"params": number, "tokens_per_step": number, "allreduce_bytes_per_step": number}
+)
+
+
 def read_run(workdir: Path) -> RunLog:
     """Read a run, of one process or of one job per region (`launch`).
 
@@ -96,15 +104,19 @@ def read_run(workdir: Path) -> RunLog:
     if not path.is_file() and not regions:
         raise RefusedError([f"{workdir}: no run lies there ({METRICS} is missing)"], "report")
     try:
-        records = merged(regions) if regions else read_records(path)
+        records = merged(regions) if regions else checked(read_records(path), path)
     except ValueError as error:
         raise RefusedError([str(error)], "report") from error
     if not records or records[0]["kind"] != "header" or records[0].get("version") != VERSION:
         fix = f"this program reads version {VERSION}"
         raise RefusedError([f"{path} does not start with a known header: {fix}"], "report")
+    wrong = _OF_REPORTS(records[0])
+    if wrong is not None:
+        raise RefusedError([f"{path}, record 1: header {wrong}"], "report")
     by_kind: dict[str, list] = {}
     for record in records:
         by_kind.setdefault(record["kind"], []).append(record)
+    measure(by_kind.get("step", []))
     return RunLog(
         name=workdir.name,
         header=records[0],
@@ -199,7 +211,7 @@ def summarise(run: RunLog) -> Summary:
         contraction=measured,
         expected_contraction=expected,
         exchanges=sum(map(exchanges, run.steps)),
-        skipped=sum(int(sum(step.get("skipped", ()))) for step in run.steps),
+        skipped=sum(int(np.nansum(step.get("skipped", ()))) for step in run.steps),
         **_growth(run),
     )
 

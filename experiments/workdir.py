@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli import RefusedError
+from experiments.shape import read_json
 
 LOCK = ".lock"
 CONFIG, METRICS, CHECKPOINTS, CURVES = "config.json", "metrics.jsonl", "checkpoints", "loss.png"
@@ -52,7 +53,11 @@ def workdir_problems(workdir: Path, fields: Mapping[str, Any]) -> list[str]:
         if (workdir / METRICS).exists():
             return [f"--workdir={workdir} holds {METRICS} but no {CONFIG}: choose another"]
         return []
-    changed = differences(identity(read_config(workdir)), identity(fields))
+    try:
+        there = read_config(workdir)
+    except RefusedError as error:
+        return error.problems
+    changed = differences(identity(there), identity(fields))
     if not changed:
         return []
     return [
@@ -74,8 +79,16 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str =
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
-    """The stored config of a run."""
-    return json.loads((workdir / CONFIG).read_text(encoding="utf-8"))
+    """The stored config of a run.
+
+    Raises:
+      RefusedError: the file is damaged.
+    """
+    fix = "put the run's own back, or choose another folder"
+    found = read_json(workdir / CONFIG, f"--workdir={workdir}", fix)
+    if not isinstance(found, dict):
+        raise RefusedError([f"{workdir / CONFIG}: no config; {fix}"], f"--workdir={workdir}")
+    return found
 
 
 def write_config(workdir: Path, fields: Mapping[str, Any]) -> None:

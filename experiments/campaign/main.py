@@ -31,7 +31,14 @@ from experiments.campaign.plan import TITLE, Campaign, plan
 from experiments.campaign.records import Records, code_version, read, write
 from experiments.campaign.run import train_cell
 from experiments.campaign.show import excluded_lines, left_table, line_of
-from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
+from experiments.cli import (
+    Flags,
+    RefusedError,
+    flag_problems,
+    load_config,
+    refuse_foreign,
+    split_config,
+)
 from experiments.progress import Work
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
@@ -63,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
     values = flags.values
     found = flag_problems("campaign", others, values, __doc__)
     config, problems = load_config(path or DEFAULT, overrides)
+    refuse_foreign(config, path or DEFAULT, "campaign")
     problems += found
     shard, shards, found = parse_shard(values.shard)
     problems += found

@@ -114,7 +114,7 @@ def read(campaign: Campaign) -> Records:
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
             version = record["version"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             problems.append(f"{file} is no record ({type(error).__name__}): remove it")
             continue
         if version != VERSION:

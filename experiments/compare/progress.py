@@ -15,7 +15,7 @@ from rich.table import Table
 
 from experiments.compare.columns import columns
 from experiments.compare.plan import Comparison, RunSpec
-from experiments.live_table import last_line
+from experiments.processes import last_line
 from experiments.progress import Display, Now, duration, steps_of
 from experiments.report.html_report import row_of
 from experiments.runlog import RunLog, read_run, summarise

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from experiments.faults.fault import INSIDE, Fault
 from experiments.faults.origin import noted
 from experiments.faults.rendezvous_cut import cut_all, cut_region, reconnect_all, reconnect_region
-from experiments.live_table import last_line
+from experiments.processes import last_line
 from experiments.workdir import METRICS
 
 _PATIENCE_SECONDS = 60.0

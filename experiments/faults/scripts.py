@@ -35,7 +35,7 @@ def load(script: str) -> tuple[Any, list[str]]:
     """(content of a file, why it cannot be read)."""
     try:
         return yaml.safe_load(Path(script).read_text(encoding="utf-8")), []
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         return None, [f"faults={script!r} cannot be read: {error}"]
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from experiments.progress import duration, size, thousands
 from lowcomm_jax.planner.plan import PlanRow
+from lowcomm_jax.runtime.store_requests import requests_a_round, requests_a_second
 
 
 def show_answer(result: Mapping[str, Any], rows: Sequence[PlanRow], console: Console) -> None:
@@ -142,6 +143,18 @@ def show_explanation(
         what = {"gpu": "GPU hours", "traffic": "traffic"}[why["price"]]
         share = price[why["price"]] / price["total"] if price["total"] else 0.0
         _say(console, f"price: {what} are {share:.0%} of it")
+    _say(console, _store_line(len(result["network"]["regions"]), steps, row))
+
+
+def _store_line(regions: int, steps: float, row: PlanRow) -> str:
+    """What an object store is asked, where regions are separate jobs that meet there."""
+    a_round, a_second = requests_a_round(regions), requests_a_second(regions)
+    rounds = steps / row.method.period * row.method.fragments
+    total = rounds * a_round + 3600 * row.hours * a_second
+    return (
+        f"store: with one job per region and exchange=store, {a_round} requests a round and region "
+        f"at least, and {a_second:.0f} a second: {_count(total)} a region"
+    )
 
 
 def command(path: Path, name: str) -> str:

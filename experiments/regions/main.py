@@ -31,16 +31,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, split_config
+from experiments.cli import (
+    Flags,
+    RefusedError,
+    load_config,
+    parse_flags,
+    refuse_foreign,
+    split_config,
+)
 from experiments.config import plain
 from experiments.faults import happened
 from experiments.faults.injector import Injector
 from experiments.faults.landings import gathered
 from experiments.faults.rendezvous_cut import folder_problems, make_ready, region_link
 from experiments.faults.scripts import write
-from experiments.live_table import LiveTable
 from experiments.processes import POLL_SECONDS, ended_at_last
 from experiments.regions.jobs import EXCHANGES
+from experiments.regions.live_table import LiveTable
 from experiments.regions.region_job import RegionJob
 from experiments.report import main as report
 from experiments.train import devices
@@ -121,6 +128,7 @@ def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, 
       (the job, number of processes of each region).
     """
     config, found = load_config(path, [*shared, ("region", "0")])
+    refuse_foreign(config, path, "launch")
     problems = problems + found + process_problems(plain(config))
     if not found:
         fit_warm_up(config, shared)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.metrics import read_records
+from experiments.metrics import checked, read_records
 from experiments.workdir import METRICS
 
 _FOLDER = re.compile(r"region(\d+)")
@@ -50,12 +50,21 @@ def merged(paths: Sequence[Path]) -> list[dict[str, Any]]:
     says which did). Its tokens and bytes are those of all regions so far. Evaluations and intervals
     are those of the lowest region that has them and was not behind (`SyncCounters.behind`), since
     anchors are the same everywhere. With gossip anchors differ, and no region knows by how much.
+
+    Raises:
+      ValueError: a file is damaged, or a record lacks what every one of its kind has.
     """
-    logs = [_in_their_steps(read_records(path)) for path in paths]
+    logs = [_in_their_steps(checked(read_records(path), path)) for path in paths]
     logs = [log for log in logs if log]
     if not logs:
         return []
-    header = {**logs[0][0], "here": [region for log in logs for region in log[0]["here"]]}
+    for path, (first, *_) in zip(paths, logs):
+        if first["kind"] != "header":
+            raise ValueError(f"{path} does not start with a header")
+    here = [region for log in logs for region in log[0]["here"]]
+    if len(here) > len(logs) or len(set(here)) < len(here):
+        raise ValueError(f"{paths[0].parents[1]}: logs of regions {here}, not one a folder")
+    header = {**logs[0][0], "here": here}
     steps: dict[int, dict[int, dict]] = {}
     others: dict[tuple[str, int], dict] = {}
     ends: dict[int, dict] = {}

@@ -8,8 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from experiments.live_table import last_line
-from experiments.processes import free_port, start
+from experiments.processes import free_port, last_line, start
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 _GRACE_SECONDS = 10.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,53 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from experiments.cli import RefusedError
+from experiments.cli import RefusedError, problems_of
 from experiments.progress import size
 from experiments.report.virtual import on_network
 from experiments.runlog import RunLog, summarise
+from experiments.shape import (
+    count,
+    fields,
+    list_of,
+    number,
+    or_none,
+    positive,
+    read_json,
+    text,
+    values_of,
+)
 from lowcomm_jax.network import parse
 
 APART = 0.1  # a share of the plan's figure: beyond it a line is marked
 # Of a planned config: what does not change the figures that are compared.
 _FREE = ("config", "steps", "tokens", "network", "accumulate", "model.compute_dtype", "model.remat")
+
+
+def _delay(value: Any) -> str | None:
+    return None if isinstance(value, int | float) or value == "period" else "is no delay"
+
+
+_METHOD = fields({"name": text, "period": count, "tau": _delay})
+_ROW = {
+    "method": _METHOD,
+    "utilisation": positive,
+    "loss_with_penalty": or_none(number),
+    "payload_bytes": number,
+    "sent_bytes_per_period": number,
+    "speedup": number,
+}
+_TRAIN = fields({"config": text})
+_ANSWERS = fields({"rows": values_of(fields({"train": or_none(_TRAIN)}))})
+_PLAN = fields(
+    {
+        "rows": list_of(fields(_ROW)),
+        "answer": _ANSWERS,
+        "step_s": positive,
+        "params": number,
+        "tokens_per_step": number,
+        "network_spec": lambda x: None if isinstance(x, str | dict) else "is no network",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +98,18 @@ def read_plan(path: Path) -> dict[str, Any]:
       RefusedError: there is no such file, or it holds no plan that a run can be compared with.
     """
     file = path / "plan.json" if path.is_dir() else path
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        found["answer"]["rows"]
-    except OSError as error:
-        raise RefusedError([f"--against={path}: {error.strerror}"], "report") from error
-    except (ValueError, KeyError, TypeError) as error:
-        fix = "give the plan.json that `plan` writes"
-        raise RefusedError([f"--against={path} holds no plan: {fix}"], "report") from error
+    fix = "give the plan.json that `plan` writes"
+    found = read_json(file, "report: --against", fix)
+    wrong = _PLAN(found)
+    if wrong is None:
+        answers = found["answer"]["rows"]
+        lacking = [name for row in found["rows"] if (name := row["method"]["name"]) not in answers]
+        wrong = f"lacks an answer for {lacking[0]}" if lacking else None
+    if wrong is None:
+        _, problems = problems_of(lambda: parse(found["network_spec"]))
+        wrong = f"network_spec: {problems[0]}" if problems else None
+    if wrong is not None:
+        raise RefusedError([f"{file}: no plan ({wrong}); {fix}"], "report: --against")
     return found
 
 

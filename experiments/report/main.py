@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -125,6 +126,10 @@ def show(
         "documents, one seed. AllReduce: fp32 gradients exchanged at every step.",
         highlight=False,
     )
+    for corpus in {run.header["data"]["corpus"]: run.header["data"] for run in runs}.values():
+        if found := left_out(corpus):
+            text = f"left out of the corpus {corpus['corpus']}: {found}"
+            console.print(text, highlight=False, soft_wrap=True)
     name = CURVES if len(runs) == 1 else "report.png"
     picture = Path(png) if png else workdirs[0] / name
     loss_curves(runs, picture)
@@ -146,6 +151,19 @@ def show(
         networks = {} if network is None or links is None else {network: links}
         write_page(runs, workdirs, networks, step_seconds, Path(page))
         console.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+
+def left_out(corpus: Mapping[str, Any]) -> str | None:
+    """How many files of a corpus could not be read, and which ones; None = all could.
+
+    Args:
+      corpus: its summary in a run's header; those of earlier versions do not count them.
+    """
+    count, names = corpus.get("unreadable_left_out", 0), corpus.get("unreadable_names", [])
+    if not count:
+        return None
+    more = f"; and {count - len(names)} more" if count > len(names) else ""
+    return f"{count} that cannot be read: {'; '.join(names)}{more}"
 
 
 def write_page(

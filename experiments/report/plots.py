@@ -58,7 +58,9 @@ def _regions(axes, run: RunLog) -> None:
 
 def _smooth(run: RunLog, region: int | None) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, training loss) averaged over windows; region None = the mean of all."""
-    key = "ce" if run.steps and "ce" in run.steps[0] else "loss"
+    if not run.steps:
+        return np.empty(0), np.empty(0)
+    key = "ce" if "ce" in run.steps[0] else "loss"
     loss_SxR = np.array([_numbers(step[key]) for step in run.steps]).reshape(len(run.steps), -1)
     loss_S = loss_SxR.mean(axis=1) if region is None else loss_SxR[:, region]
     tokens_S = np.array([step["tokens"] for step in run.steps])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,9 @@ def assemble(job: Job, quiet: bool = False) -> Run:
       RefusedError: problems that only the corpus, the tokenizer or the engine can show.
     """
     with Work("data", quiet=quiet) as work:
-        loaded, problems = problems_of(lambda: load(job.data, progress=work.at), "data.")
+        loaded, problems = problems_of(lambda: load(job.data, progress=work.at))
+    # What names a field is that of its section; the rest is about the corpus itself.
+    problems = [("data." if re.match(r"\w+=", line) else "data: ") + line for line in problems]
     if problems:
         raise RefusedError(problems)
     train, evaluation, tokenizer = loaded

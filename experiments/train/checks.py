@@ -6,7 +6,6 @@ model, mesh, weights) return it first, or None where it cannot be built.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,10 @@ from typing import Any
 
 import jax
 
-from experiments.cli import closest, problems_of
+from experiments.cli import RefusedError, closest, problems_of
 from experiments.config import base, plain
 from experiments.regions.jobs import is_separate_job
+from experiments.shape import read_json
 from experiments.train.devices import FLAG
 from experiments.train.methods import METHODS
 from lowcomm_jax import make_mesh
@@ -199,10 +199,13 @@ def model_config(fields: Mapping[str, Any]) -> tuple[TransformerConfig | None, b
         if not described.is_file():
             fix = "give a folder with config.json and *.safetensors, or another run's workdir"
             return None, True, [f"model.init_from={start!r}: {fix}"]
-        text = described.read_text(encoding="utf-8")
-        model, found = problems_of(
-            lambda: config_from_llama(json.loads(text), **changes), "model.init_from: "
-        )
+        try:
+            there = read_json(described, "model.init_from", "give what Hugging Face writes")
+        except RefusedError as error:
+            return None, True, [f"model.init_from: {line}" for line in error.problems]
+        if not isinstance(there, dict):
+            return None, True, [f"model.init_from: {described} describes no model"]
+        model, found = problems_of(lambda: config_from_llama(there, **changes), "model.init_from: ")
         return model, True, found
     settled = "vocab_size" in changes
     changes.setdefault("vocab_size", PROVISIONAL_VOCABULARY)

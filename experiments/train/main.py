@@ -28,7 +28,15 @@ import jax
 from rich.console import Console
 
 from experiments import compile_cache
-from experiments.cli import Flags, RefusedError, load_config, parse_flags, show_help, split_config
+from experiments.cli import (
+    Flags,
+    RefusedError,
+    load_config,
+    parse_flags,
+    refuse_foreign,
+    show_help,
+    split_config,
+)
 from experiments.config import plain
 from experiments.faults import origin
 from experiments.faults.landings import Landings
@@ -93,6 +101,7 @@ def main(argv: Sequence[str]) -> int:
             ["--config is missing: give --config=configs/diloco.py, or another method's"], "train"
         )
     config, problems = load_config(path, [*overrides, *_of_process(values)])
+    refuse_foreign(config, path, "train")
     shortened = "" if problems else fit_warm_up(config, overrides)
     problems += [f"unexpected argument {argument!r}" for argument in rest]
     workdir = values.workdir or f"runs/{Path(path.partition(':')[0]).stem}"
@@ -372,6 +381,8 @@ def describe(run: Run, step: int, console: Console) -> None:
         f"devices  {devices}",
         f"run      {job.steps} steps, {job.steps * job.tokens_per_step:,} tokens, in {job.workdir}",
     ]
+    if left_out := report.left_out(summary):
+        lines.append(f"left out {left_out}")
     if isinstance(run.model, Pipeline):
         lines.append(
             "stages   {stages} of {blocks_per_stage} blocks, {microbatches} microbatches "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
+
+from experiments.metrics import record_of
 
 
 class Follower:
@@ -25,7 +26,7 @@ class Follower:
         """All whole records since the last call; a line that is being written waits.
 
         Raises:
-          ValueError: a whole line that is not JSON.
+          ValueError: a whole line that is no record.
         """
         self.restarted = False
         try:
@@ -46,12 +47,9 @@ class Follower:
         if not whole:
             return []
         self._offset += len(whole) + 1
-        records = []
-        for line in whole.decode("utf-8").split("\n"):
-            self._line += 1
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                place = f"{self.path}, line {self._line}"
-                raise ValueError(f"{place}: not a JSON record ({error})") from error
-        return records
+        try:
+            lines = whole.decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path}: no text ({error})") from error
+        first, self._line = self._line + 1, self._line + len(lines)
+        return [record_of(line, f"{self.path}, line {n}") for n, line in enumerate(lines, first)]

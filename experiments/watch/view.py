@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli import RefusedError
-from experiments.metrics import VERSION
+from experiments.metrics import VERSION, checked
 from experiments.watch.alarms import alarms
 from experiments.watch.follow import Follower
 from experiments.watch.record import Log
@@ -69,7 +69,7 @@ class Watch:
 
         Raises:
           RefusedError: a file is not of this version.
-          ValueError: a line is no JSON.
+          ValueError: a line is no record, or lacks what every record of its kind has.
         """
         self._find()
         for path, (follower, log) in list(self._logs.items()):
@@ -81,7 +81,7 @@ class Watch:
             if records and log.header is None and _unknown(records[0]):
                 fix = f"this program reads version {VERSION}"
                 raise RefusedError([f"{path} does not start with a known header: {fix}"], "watch")
-            log.take(records)
+            log.take(checked(records, path))
             self._follow_clock(log, records)
         logs = [log for _, log in self._logs.values() if log.header is not None]
         changed = max(follower.changed for follower, _ in self._logs.values())

@@ -21,11 +21,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from orbax.checkpoint import v1
 
 from lowcomm_jax.mesh.arrays import Box
+from lowcomm_jax.runtime import records
+from lowcomm_jax.runtime.errors import Rejected
 from lowcomm_jax.state import leaves
 
 Arrays = dict[str, np.ndarray]
@@ -129,6 +132,7 @@ def read_document(path: epath.Path) -> dict:
       DamagedError: there is none, its digest differs, or it is that of another step.
     """
     document = _read_document(path / SEALED if (path / SEALED).exists() else path)
+    checked(document, str(path))
     name = _STEP.fullmatch(path.name)
     if name and document["step"] != int(name[1]):
         raise DamagedError(
@@ -146,6 +150,60 @@ def _read_document(path: epath.Path) -> dict:
     if sealed["digest"] != _digest_of(sealed["content"]):
         raise DamagedError(f"{path}: the document differs from its digest")
     return sealed["content"]
+
+
+def checked(document: Any, where: str) -> dict:
+    """A checkpoint's document whose fields are what readers take them for.
+
+    Its digest tells of damage, not of who wrote it.
+
+    Raises:
+      DamagedError: it lacks a field, or one is of another kind.
+    """
+    entry = records.row(_dtype, records.listed(records.size), records.text)
+    box = records.row(records.size, records.size, records.listed(records.size), *_ENTRY_OF_BOX)
+    of_parts = records.row(_dtype, records.listed(records.size), records.listed(box))
+    arrays = {
+        FORMAT: _groups(records.by_name(entry)),
+        FORMAT_OF_PARTS: records.by_name(of_parts),
+    }
+    reads: dict[str, records.Read] = {"format": records.whole, "step": records.size}
+    try:
+        if records.picked(document, **reads)["format"] in arrays:  # others are refused by name
+            reads |= {"arrays": arrays[document["format"]], "regions": records.size}
+            if "in_flight" in document:
+                reads["in_flight"] = records.listed(_flight)
+        records.picked(document, **reads)
+    except Rejected as error:
+        raise DamagedError(f"{where}: the document is not one of a checkpoint ({error})") from None
+    return document
+
+
+def _groups(read: records.Read) -> records.Read:
+    """Of arrays by group, which are those of all regions and of each."""
+
+    def of(value: Any) -> dict:
+        found = records.by_name(read)(value)
+        if not {leaves.SHARED, leaves.region_group(0)} <= found.keys():
+            raise Rejected("no group of all regions, or none of the first")
+        return found
+
+    return of
+
+
+def _flight(value: Any) -> Any:
+    return records.picked(value, key=records.text, fragment=records.whole)
+
+
+def _dtype(value: Any) -> str:
+    try:
+        jnp.dtype(records.text(value))
+    except TypeError:
+        raise Rejected("no dtype") from None
+    return value
+
+
+_ENTRY_OF_BOX = (_dtype, records.listed(records.size), records.text)
 
 
 def saved_shapes(document: dict) -> dict[str, jax.ShapeDtypeStruct]:

@@ -11,9 +11,10 @@ from typing import TypeVar
 import numpy as np
 
 from lowcomm_jax.data.cache import open_or_build
-from lowcomm_jax.data.corpora.base import Corpus, fingerprint_of
+from lowcomm_jax.data.corpora.base import Corpus, Unreadable, fingerprint_of
 
-_FORMAT = 2
+_FORMAT = 3
+_NAMED = 20  # of what is left out, the first ones are named
 _TELL_SECONDS = 0.25
 T = TypeVar("T")
 # What is done, with how many documents it is done, and of how many.
@@ -33,6 +34,8 @@ class Documents:
         topics: topic names in the order of first sight.
         digest: SHA-256 over all texts and topics in order.
         blank: documents dropped because they are white space alone.
+        unreadable: files (or records) left out because they cannot be read.
+        unreadable_names: the first of them, each with the reason.
     """
 
     corpus: str
@@ -43,6 +46,8 @@ class Documents:
     topics: tuple[str, ...]
     digest: str
     blank: int
+    unreadable: int
+    unreadable_names: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.key_D)
@@ -78,8 +83,9 @@ def materialise(
 ) -> Documents:
     """Read the first `limit` documents of a corpus (None = all) into `cache`, or find them there.
 
-    Documents of white space alone are dropped. After the first read all samples come from this
-    copy, so that they are a pure function even of a stream without random access.
+    Documents of white space alone are dropped, as is what cannot be read; both are counted. After
+    the first read all samples come from this copy, so that they are a pure function even of a
+    stream without random access.
 
     Raises:
         ValueError: the corpus has no documents.
@@ -96,6 +102,8 @@ def materialise(
         topics=tuple(head["topics"]),
         digest=head["digest"],
         blank=head["blank"],
+        unreadable=head["unreadable"],
+        unreadable_names=tuple(head["unreadable_names"]),
     )
 
 
@@ -103,11 +111,16 @@ def _write(corpus: Corpus, limit: int | None, folder: Path, progress: Progress |
     digest = hashlib.sha256()
     offset, key, topic = [0], [], []
     number_of: dict[str, int] = {}
-    blank = 0
+    blank, unreadable, names = 0, 0, []
     with open(folder / "text.bin", "wb") as out:
         for document in counted(
             corpus.documents(), "reads documents", limit, progress, lambda _: 1
         ):
+            if isinstance(document, Unreadable):
+                unreadable += 1
+                if len(names) < _NAMED:
+                    names.append(f"{document.name}: {document.reason}")
+                continue
             if not document.text or document.text.isspace():
                 blank += 1
                 continue
@@ -124,9 +137,13 @@ def _write(corpus: Corpus, limit: int | None, folder: Path, progress: Progress |
             if len(key) == limit:
                 break
     if not key:
-        raise ValueError(f"the corpus {corpus.name} has no documents; give one that holds text")
+        why = f" ({unreadable} left out, as {names[0]})" if unreadable else ""
+        raise ValueError(
+            f"the corpus {corpus.name} has no documents{why}; give one that holds text"
+        )
     np.save(folder / "offset.npy", np.array(offset, np.int64))
     np.save(folder / "key.npy", np.array(key, np.uint64))
     np.save(folder / "topic.npy", np.array(topic, np.int32))
     head = {"topics": list(number_of), "digest": digest.hexdigest(), "blank": blank}
+    head |= {"unreadable": unreadable, "unreadable_names": names}
     (folder / "head.json").write_text(json.dumps(head))

@@ -19,9 +19,9 @@ def load(
     """Read a corpus and return its training data, its validation data and the tokenizer.
 
     Documents, trained tokenizers and tokens are kept in `spec.cache_dir`, so that only the first
-    start reads the corpus. Nothing is dropped but documents of white space (and, by the corpora
-    that say so, files that are not UTF-8): every other document trains exactly one region and
-    trainer part, or validates.
+    start reads the corpus. Nothing is dropped but documents of white space, and files that are
+    not UTF-8 (the summary counts both, and names the files): every other document trains exactly
+    one region and trainer part, or validates.
 
     Args:
         spec: what is read.
@@ -133,6 +133,8 @@ def _summary(
         "corpus_digest": documents.digest,
         "documents": len(documents),
         "blank_documents_dropped": documents.blank,
+        "unreadable_left_out": documents.unreadable,
+        "unreadable_names": list(documents.unreadable_names),
         "bytes": len(documents.text_N),
         "tokenizer": tokenizer.name,
         "tokenizer_digest": tokenizer.digest,

@@ -190,7 +190,10 @@ def _train_bpe(documents: Documents, vocab_size: int, progress: Progress | None)
 
 
 def _open_file(name: str, path: Path, eos_token: str | None) -> FileTokenizer:
-    raw = path.read_text()
+    try:
+        raw = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"tokenizer={name!r}: {path} is no text ({error})") from error
     try:
         backend = hf.Tokenizer.from_str(raw)
     except Exception as error:  # the package raises bare Exception for every fault of a file

@@ -209,7 +209,7 @@ def _read(path: Path) -> Mapping:
         raise ViolationsError("network", [f"file {path} does not exist"])
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ViolationsError("network", [f"file {path} is no YAML: {reason}"]) from error
     if not isinstance(content, Mapping):

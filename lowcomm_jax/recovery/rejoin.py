@@ -176,6 +176,8 @@ def install(
         for name, x in like.items()
         if name not in arrays or arrays[name].shape != x.shape
     ]
+    if "in_flight" not in document:
+        wrong.append("in_flight: missing")
     if wrong:
         raise ValueError("another region's state does not fit:\n- " + "\n- ".join(wrong))
     changes = {}

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from lowcomm_jax.runtime import terms
+from lowcomm_jax.runtime import records, terms
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
 from lowcomm_jax.runtime.state_transfer import StateTransfer
@@ -112,7 +112,7 @@ class AnchorCheck:
         key = self._key(region)
         data = self._context.store.read(key)
         try:
-            body = None if data is None else self._context.seal.open(key, data)
+            body = None if data is None else self._context.seal.open(key, data, _told)
         except Rejected:
             self._context.counter.add("rejected_record")
             return None
@@ -122,3 +122,8 @@ class AnchorCheck:
 
     def _key(self, region: int) -> str:
         return f"vouch/{self._context.heartbeat.own.epoch}/{region}"
+
+
+def _told(value: Any) -> dict[str, Any]:
+    moments = records.by_name(records.terms)
+    return records.fields(value, incarnation=records.whole, step=records.whole, moments=moments)

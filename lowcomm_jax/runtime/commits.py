@@ -12,11 +12,17 @@ import dataclasses
 import hashlib
 import itertools
 import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.errors import Rejected
 from lowcomm_jax.runtime.kv import Store, segment
 from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.terms import Terms
+
+T = TypeVar("T")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +41,15 @@ class PayloadRecord:
     slices: tuple[PayloadRecord | None, ...] = ()
 
     @classmethod
-    def read(cls, body: dict) -> PayloadRecord:
-        """From the JSON of a record."""
-        slices = (one and cls.read(one) for one in body["slices"])
-        return cls(body["digest"], body["nbytes"], tuple(slices))
+    def read(cls, body: Any) -> PayloadRecord:
+        """From the JSON of a record; raises `Rejected`."""
+        found = records.fields(
+            body,
+            digest=_digest,
+            nbytes=records.size,
+            slices=records.listed(records.or_none(cls.read)),
+        )
+        return cls(found["digest"], found["nbytes"], tuple(found["slices"]))
 
     @property
     def digests(self) -> list[str]:
@@ -74,6 +85,13 @@ class Announcement:
     terms: Terms
     hint: dict
 
+    @classmethod
+    def read(cls, body: Any) -> Announcement:
+        """From the JSON of a record; raises `Rejected`."""
+        reads = {"region": records.whole, "incarnation": records.whole, "hint": records.section}
+        reads |= {"payload": records.or_none(PayloadRecord.read), "terms": records.terms}
+        return cls(**records.fields(body, **reads))
+
 
 @dataclasses.dataclass(frozen=True)
 class Commit:
@@ -90,6 +108,24 @@ class Commit:
     terms: dict[int, Terms]
     writer: int
     present: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, body: Any) -> Commit:
+        """From the JSON of a record; raises `Rejected`."""
+        found = records.fields(
+            body,
+            payloads=records.by_region(PayloadRecord.read),
+            terms=records.by_region(records.terms),
+            writer=records.whole,
+            present=records.listed(records.whole),
+        )
+        return cls(**{**found, "present": tuple(found["present"])})
+
+
+def _digest(value: Any) -> str:
+    if not _SHA256.fullmatch(records.text(value)):
+        raise Rejected("no digest")
+    return value
 
 
 def name_of(epoch: int, key: str, members: tuple[int, ...], count: int) -> str:
@@ -117,12 +153,8 @@ class CommitLog:
     def announcement(self, name: str, region: int) -> Announcement | None:
         """A region's announcement; None = there is none."""
         key = announcement_key(name, region)
-        body = self._open(key, self._store.read(key))
-        if body is None or body["region"] != region:
-            return None
-        return Announcement(
-            **{**body, "payload": body["payload"] and PayloadRecord.read(body["payload"])}
-        )
+        found = self._open(key, self._store.read(key), Announcement.read)
+        return found if found is not None and found.region == region else None
 
     def confirm(self, name: str, region: int, held: dict[int, str]) -> None:
         """Say which payloads a region holds and has verified: `PayloadRecord.content` by region."""
@@ -133,8 +165,7 @@ class CommitLog:
     def confirmed(self, name: str, region: int) -> dict[int, str] | None:
         """The payloads that a region has confirmed to hold; None = it has confirmed nothing yet."""
         key = f"held/{name}/{region}"
-        body = self._open(key, self._store.read(key))
-        return None if body is None else {int(r): digest for r, digest in body.items()}
+        return self._open(key, self._store.read(key), records.by_region(records.text))
 
     def forget(self, name: str, region: int) -> None:
         """Remove a region's keys of an exchange that has a commit record."""
@@ -150,6 +181,23 @@ class CommitLog:
         """The commit record; None = there is none."""
         return self._committed(name)[0]
 
+    def read_ahead(self, names: Sequence[str], members: Sequence[int]) -> dict[str, Commit]:
+        """Read the records of exchanges all at once, for later; the first ones that have one.
+
+        Announcements, too, whose job it no longer is to be new where there is a record.
+        """
+        keys = {name: f"commit/{name}/0" for name in names}
+        found = self._store.read_ahead(list(keys.values()))
+        landed: dict[str, Commit] = {}
+        for name, key in keys.items():
+            commit = self.committed(name) if key in found else None
+            if commit is None:
+                break
+            landed[name] = commit
+        said = [announcement_key(name, region) for name in landed for region in members]
+        self._store.read_ahead(said, absent=True)
+        return landed
+
     def commit(self, name: str, commit: Commit) -> Commit:
         """Write the commit record unless there is one; returns the one that is valid."""
         while True:
@@ -164,7 +212,7 @@ class CommitLog:
             key = f"agreed/{name}/{number}"
             self._store.create(key, self._seal.close(key, proposal))
             # A record that is not signed as it should be: the next number takes its place.
-            body = self._open(key, self._store.read(key))
+            body = self._open(key, self._store.read(key), _like(proposal))
             if body is not None:
                 return body
         raise AssertionError("numbers never end")
@@ -180,21 +228,31 @@ class CommitLog:
             data = self._store.read(key)
             if data is None:
                 return None, key
-            body = self._open(key, data)
-            if body is not None:
-                payloads = {int(r): PayloadRecord.read(one) for r, one in body["payloads"].items()}
-                terms = {int(r): one for r, one in body["terms"].items()}
-                return Commit(payloads, terms, body["writer"], tuple(body["present"])), key
+            found = self._open(key, data, Commit.read)
+            if found is not None:
+                return found, key
         raise AssertionError("numbers never end")
 
-    def _open(self, key: str, data: bytes | None) -> dict | None:
+    def _open(self, key: str, data: bytes | None, read: records.Read[T]) -> T | None:
         if data is None:
             return None
         try:
-            return self._seal.open(key, data)
+            return self._seal.open(key, data, read)
         except Rejected:
             self._store.counter.add("rejected_record")
             return None
+
+
+def _like(proposal: dict) -> records.Read[dict]:
+    """A reader of proposals of the same fields, each of the same kind."""
+
+    def read(body: Any) -> dict:
+        found = records.section(body)
+        if {k: type(x) for k, x in found.items()} != {k: type(x) for k, x in proposal.items()}:
+            raise Rejected("another kind of proposal")
+        return found
+
+    return read
 
 
 def announcement_key(name: str, region: int) -> str:

@@ -7,12 +7,14 @@ leave their final state in the store.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime import records, wire
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Rejected
-from lowcomm_jax.runtime.state_transfer import CHUNK_BYTES, State
+from lowcomm_jax.runtime.state_transfer import CHUNK_BYTES, State, document, restored
 
 
 def leave(context: ExchangeContext, state: State) -> None:
@@ -23,13 +25,13 @@ def leave(context: ExchangeContext, state: State) -> None:
     """
     if stands(context):
         return
-    step, arrays, document = state
+    step, arrays, about = state
     listed = {name: _put(context, np.asarray(x)) for name, x in arrays.items()}
     shapes = wire.shapes_of(arrays)
     body = {
         "step": step,
         "arrays": {name: [*shapes[name], listed[name]] for name in arrays},
-        "document": document,
+        "document": about,
     }
     key = _key(context)
     context.store.create(key, context.seal.close(key, body))
@@ -57,7 +59,7 @@ def take(context: ExchangeContext) -> State | None:
     arrays = {}
     for name, (dtype, shape, listed) in body["arrays"].items():
         data = b"".join(_get(context, *piece) for piece in listed)
-        arrays[name] = wire.restore(data, dtype, tuple(shape))
+        arrays[name] = restored(name, data, dtype, shape)
     return body["step"], arrays, body["document"]
 
 
@@ -69,10 +71,17 @@ def _record(context: ExchangeContext, epoch: int | None) -> dict | None:
     key = _key(context, epoch)
     data = context.store.read(key)
     try:
-        return None if data is None else context.seal.open(key, data)
+        return None if data is None else context.seal.open(key, data, _left)
     except Rejected:
         context.counter.add("rejected_record")
         return None
+
+
+def _left(value: Any) -> dict:
+    piece = records.row(records.text, records.size)
+    return records.fields(
+        value, step=records.whole, arrays=records.arrays(piece), document=document
+    )
 
 
 def _put(context: ExchangeContext, array: np.ndarray) -> list[list]:

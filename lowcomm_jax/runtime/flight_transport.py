@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lowcomm_jax.runtime.certificates import (
     FILES,
@@ -137,6 +137,9 @@ class FlightTransport:
         """Hold the bytes for other regions; heartbeats carry all that readers need."""
         self.keep(name, data)
         return {}
+
+    def get_ahead(self, sizes: Mapping[str, int]) -> None:
+        """Nothing: a region fetches from another one without a look at the store."""
 
     def keep(self, name: str, data: bytes) -> None:
         """Hold the bytes for other regions; empty ones cannot be held."""

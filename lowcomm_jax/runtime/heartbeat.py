@@ -14,14 +14,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.errors import Lost, Rejected, StoreUnavailable, Superseded
 from lowcomm_jax.runtime.kv import Store
 from lowcomm_jax.runtime.request import ExchangeResult
 from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.timing import Timing
 
-_LOOKS_PER_BEAT = 4
+LOOKS_PER_BEAT = 4
+_PASSES = records.by_name(records.text)
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +62,13 @@ class Beat:
     address: str = ""
     certificate: str = ""
     passes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, body: Any) -> Beat:
+        """From the JSON of a record; raises `Rejected`."""
+        kinds = {"int": records.whole, "bool": records.flag, "str": records.text}
+        reads = {x.name: kinds.get(x.type, _PASSES) for x in dataclasses.fields(cls)}
+        return cls(**records.fields(body, **reads))
 
 
 @dataclasses.dataclass
@@ -172,7 +182,7 @@ class Heartbeat:
     def _wait(self, condition: Callable[[], bool]) -> None:
         while not condition():
             self.check()
-            time.sleep(self._timing.beat_s / _LOOKS_PER_BEAT / 2)
+            time.sleep(self._timing.beat_s / LOOKS_PER_BEAT / 2)
 
     def living(self, certain: bool = True) -> set[int]:
         """Regions whose beat changed lately, this one included.
@@ -211,7 +221,7 @@ class Heartbeat:
 
     def _beat_and_look(self) -> None:
         next_beat = last_look = time.monotonic()
-        pause = self._timing.beat_s / _LOOKS_PER_BEAT
+        pause = self._timing.beat_s / LOOKS_PER_BEAT
         while self._over is None:
             stopping = self._stop.is_set()
             now = time.monotonic()
@@ -247,7 +257,7 @@ class Heartbeat:
             self.check()
             if time.monotonic() - self._away_since >= self._timing.dead_after_s:
                 return False
-            time.sleep(self._timing.beat_s / _LOOKS_PER_BEAT)
+            time.sleep(self._timing.beat_s / LOOKS_PER_BEAT)
         self.check()
         return True
 
@@ -295,7 +305,7 @@ class Heartbeat:
         if data is None:
             return None
         try:
-            return Beat(**self._seal.open(key, data))
+            return self._seal.open(key, data, Beat.read)
         except Rejected:
             self._store.counter.add("rejected_record")
             return None

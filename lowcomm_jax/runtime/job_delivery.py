@@ -266,6 +266,19 @@ class JobDelivery:
         except StoreUnavailable:
             return True  # the exchange's heartbeat reports it
 
+    def fetch_ahead(self, sends: int, steps: int) -> None:
+        """Read at once what the others may have landed since, after so many sends of ours.
+
+        Args:
+          steps: since then; no more sends than that are due.
+        """
+        if self.anchor_history.shared:  # in groups there are other names
+            self.exchange.fetch_ahead(sends + 1, steps)
+
+    def forget_ahead(self) -> None:
+        """Let go of what was read so and is not needed any more."""
+        self.exchange.forget_ahead()
+
     def still_behind(self) -> None:
         """Tell the others how far this region has trained while it defers its events."""
         self.exchange.trains(self.trained)

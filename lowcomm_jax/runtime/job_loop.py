@@ -5,7 +5,8 @@ the other regions, `run_due` defers events, and the job keeps training; `SyncCou
 the steps since. On reconnection the loop runs the deferred events in order. This region counts as
 absent in each: it sends nothing, and adopts nothing that arrives, since that would undo what it
 trained meanwhile. So anchors and decisions are those of the other regions, and its next send has
-all progress since. Slower regions may still be where this one was long ago: they are waited for.
+all progress since. What the others have landed it reads all at once (`JobDelivery.fetch_ahead`).
+Slower regions may still be where this one was long ago: they are waited for.
 
 What happens to a region that is alive and does not answer is decided in `whole_exchange.py`.
 """
@@ -112,6 +113,17 @@ class JobLoop(SyncLoop):
         """Do all that is due up to the counters' step, or defer it while the store is away."""
         now, nobody = int(state.counters.step), np.zeros_like(mask)
         self.delivery.trained = now
+        behind = now - self.upcoming(state)
+        if self.pacing.first is None or behind <= 0 or not self.delivery.reachable():
+            return self._run_due(state, mask, nobody, events)
+        self.delivery.fetch_ahead(int(state.counters.sends.sum()), behind + 1)
+        try:
+            return self._run_due(state, mask, nobody, events)
+        finally:
+            self.delivery.forget_ahead()
+
+    def _run_due(self, state: TrainState, mask, nobody, events: list[Event]) -> TrainState:
+        now = int(state.counters.step)
         while (at := self.upcoming(state)) <= now:
             if self.pacing.first is not None:
                 patience_s = self.pacing.patience_s(at - state.counters.done_until)

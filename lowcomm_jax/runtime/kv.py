@@ -20,7 +20,7 @@ import re
 import secrets
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorstore as ts
 
@@ -59,6 +59,7 @@ class Store:
         local = urllib.parse.unquote(self.root.removeprefix("file://"))
         self._folder = pathlib.Path(local) if scheme == "file" else None
         self._anchor: str | None = None
+        self._ahead: dict[str, bytes | None] = {}
 
     def anchor(self, key: str) -> None:
         """Name a key that exists as long as the run does.
@@ -70,11 +71,35 @@ class Store:
 
     def read(self, key: str, nbytes: int = 0) -> bytes | None:
         """The value of a key; None = there is none. `nbytes`: its size, for the time allowed."""
+        if key in (ahead := self._ahead):
+            return ahead.get(key)
         found = self._get(key, nbytes)
         if found.state != "value":
             self._check_anchor()
             return None
         return found.value
+
+    def read_ahead(self, keys: Sequence[str], nbytes: int = 0, absent: bool = False) -> set[str]:
+        """Read keys all at once, for `read`, which then asks for them no more; gives those found.
+
+        Args:
+          keys: whose values nobody changes, or whose older values do as well.
+          nbytes: of all together, if that matters.
+          absent: those that are not there will not be there later either, as far as it matters.
+        """
+        found: dict[str, bytes | None] = dict.fromkeys(keys) if absent else {}
+        pending = [(key, self._kv.read(key)) for key in keys]
+        for key, future in pending:
+            value = self._answer(future, nbytes)
+            if value.state == "value":
+                self.counter.add("store_read", len(value.value))
+                found[key] = value.value
+        self._ahead |= found
+        return {key for key, value in found.items() if value is not None}
+
+    def forget_ahead(self) -> None:
+        """Let `read` ask for everything again."""
+        self._ahead = {}
 
     def create(self, key: str, value: bytes) -> bool:
         """Write a key that does not exist yet; False = it exists, and was left as it is."""
@@ -118,11 +143,13 @@ class Store:
     def write(self, key: str, value: bytes) -> None:
         """Write a key, whether it exists or not."""
         self._check_anchor()
+        self._ahead.pop(key, None)
         self._answer(self._kv.write(key, value), len(value))
         self.counter.add("store_written", len(value))
 
     def delete(self, key: str) -> None:
         """Remove a key, if it is there."""
+        self._ahead.pop(key, None)
         self._answer(self._kv.write(key, None))
 
     def list(self, prefix: str) -> list[str]:

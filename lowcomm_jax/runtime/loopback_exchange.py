@@ -40,6 +40,12 @@ class LoopbackExchange:
     def be_patient(self, seconds: float) -> None:
         """Does nothing: nobody is waited for."""
 
+    def fetch_ahead(self, first: int, count: int) -> None:
+        """Does nothing: nobody has gone on."""
+
+    def forget_ahead(self) -> None:
+        """Does nothing: see `fetch_ahead`."""
+
     arrives = ready
 
     def finish(self, key: str, like: dict[str, jax.ShapeDtypeStruct]) -> Arrived:

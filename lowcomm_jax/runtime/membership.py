@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from lowcomm_jax.runtime import final_state
+from lowcomm_jax.runtime import final_state, records
 from lowcomm_jax.runtime.anchor_check import AnchorCheck
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
@@ -28,6 +28,8 @@ RUN = "run"
 _FORMAT = 3
 
 _RESULT_WITHIN_S = 60.0
+
+_ROSTER = records.by_region(records.whole)
 
 T = TypeVar("T")
 
@@ -232,7 +234,9 @@ def register(context: ExchangeContext, kind: str) -> None:
             f"run {context.run_id!r} at {context.store.root} was begun with another secret: use "
             "that one, or another run id"
         ) from None
-    wrong = [f"{k} is {v!r} there, {ours[k]!r} here" for k, v in record.items() if ours[k] != v]
+    wrong = [
+        f"{k} is {v!r} there, {ours.get(k)!r} here" for k, v in record.items() if ours.get(k) != v
+    ]
     if wrong:
         raise ValueError(f"run {context.run_id!r} at {context.store.root}: " + "; ".join(wrong))
     context.store.anchor(RUN)
@@ -367,11 +371,11 @@ def _newest_epoch(context: ExchangeContext) -> tuple[int, dict[int, int], int]:
     for number in reversed(numbers):
         key = f"epoch/{number}"
         try:
-            body = context.seal.open(key, context.store.read(key) or b"")
+            roster = context.seal.open(key, context.store.read(key) or b"", _ROSTER)
         except Rejected:
             context.counter.add("rejected_record")
             continue
-        return number, {int(region): n for region, n in body.items()}, free
+        return number, roster, free
     return 0, {}, free
 
 

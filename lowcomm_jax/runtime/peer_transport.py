@@ -14,12 +14,14 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from lowcomm_jax.compat import ByteServer
+from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.runtime.heartbeat import Heartbeat
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
@@ -102,6 +104,9 @@ class PeerTransport:
             hint[str(region)] = number
         return hint
 
+    def get_ahead(self, sizes: Mapping[str, int]) -> None:
+        """Nothing: a region fetches from another one without a look at the store."""
+
     def keep(self, name: str, data: bytes) -> jax.Array | None:
         """Hold the bytes for other regions; empty ones cannot be held."""
         if not data:
@@ -149,7 +154,7 @@ class PeerTransport:
         data = self._store.read(key)
         self._store.delete(key)
         try:
-            ask = self._seal.open(key, data or b"")
+            ask = self._seal.open(key, data or b"", _asked)
         except Rejected:
             self._counter.add("rejected_record")
             return
@@ -217,7 +222,8 @@ class PeerTransport:
             data = self._store.read(told)
             if data is not None:
                 self._store.delete(told)
-                return (number if self._seal.open(told, data)["have"] else None), True
+                have = self._seal.open(told, data, lambda x: records.fields(x, have=records.flag))
+                return (number if have["have"] else None), True
             if time.monotonic() > until or not self._alive(holder) or self._closing.wait(pause):
                 self._store.delete(key)
                 return None, False
@@ -264,3 +270,8 @@ class PeerTransport:
         if time.monotonic() - began < allowed_s / 4:
             self._patience[holder] = max(1, patience // 2)
         return data
+
+
+def _asked(body: Any) -> dict[str, Any]:
+    number = records.whole
+    return records.fields(body, name=records.text, nbytes=number, number=number, region=number)

@@ -8,6 +8,7 @@ that twice (`TwoShotExchange`). All work is on threads.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
@@ -25,10 +26,14 @@ from lowcomm_jax.runtime.request import Arrived, ExchangeRequest, arrange, probl
 from lowcomm_jax.runtime.rounds import Like, RoundExchange
 from lowcomm_jax.runtime.state_transfer import State
 from lowcomm_jax.runtime.terms import Terms
-from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange, is_committed
+from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange, averages_of, is_committed
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 from lowcomm_jax.runtime.wire import Reduction
 from lowcomm_jax.schedule import Admission
+
+_AT_ONCE = 64
+_MOST_AHEAD = 1 << 30
+log = logging.getLogger(__name__)
 
 
 class RemoteExchange(Membership):
@@ -170,6 +175,38 @@ class RemoteExchange(Membership):
             else:
                 return None if commit is None else dict(commit.terms)
         raise AssertionError("pauses never end")
+
+    def fetch_ahead(self, first: int, count: int) -> None:
+        """Read what came of exchanges of all regions that went on without us, all at once.
+
+        `start` and `finish` then find it here: their number costs no round trips to the store.
+        Records and payloads are kept until `forget_ahead`. What cannot be read is read later.
+
+        Args:
+          first: number of the first exchange, which is its key; count: how many at most.
+        """
+        context, everyone = self._context, tuple(range(self.count))
+        sizes: dict[str, int] = {}
+        try:
+            for start in range(first, first + count, _AT_ONCE):
+                numbers = range(start, min(start + _AT_ONCE, first + count))
+                epoch = context.heartbeat.own.epoch
+                names = [name_of(epoch, str(n), everyone, self.count) for n in numbers]
+                landed = context.commit_log.read_ahead(names, everyone)
+                averages = context.commit_log.read_ahead(list(map(averages_of, landed)), everyone)
+                for commit in [*landed.values(), *averages.values()]:
+                    sizes |= {p.digest: p.nbytes for p in commit.payloads.values()}
+                if len(landed) < len(names):
+                    break
+            while sizes and sum(sizes.values()) > _MOST_AHEAD:
+                sizes.popitem()  # the last ones are read when it is their turn
+            context.transport.get_ahead(sizes)
+        except StoreUnavailable as error:
+            log.info("what the others have landed is read one by one: %s", error)
+
+    def forget_ahead(self) -> None:
+        """Let go of what `fetch_ahead` has read."""
+        self._context.store.forget_ahead()
 
     def passed_over(self, key: str) -> bool:
         """Whether others have confirmed an exchange of all regions without this region's payload.

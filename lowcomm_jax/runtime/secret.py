@@ -12,9 +12,13 @@ import hmac
 import json
 import os
 import pathlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.errors import Rejected
 
+T = TypeVar("T")
 SHORTEST = 16
 
 
@@ -63,11 +67,15 @@ class Seal:
         text = json.dumps(body, sort_keys=True)
         return json.dumps({"body": text, "mac": self._mac(key, text)}).encode()
 
-    def open(self, key: str, data: bytes) -> dict:
+    def open(self, key: str, data: bytes, read: Callable[[Any], T] = records.section) -> T:
         """The body of a record read under `key`.
 
+        Args:
+          read: makes a value of the plain JSON, or raises `Rejected`.
+
         Raises:
-          Rejected: it was not signed for this run and key with this secret, or was altered.
+          Rejected: it was not signed for this run and key with this secret, or was altered; or it
+            holds something else.
         """
         try:
             record = json.loads(data)
@@ -77,7 +85,10 @@ class Seal:
             raise Rejected(f"{key}: not a signed record") from None
         if not same:
             raise Rejected(f"{key}: not signed for this run with this secret")
-        return json.loads(text)
+        try:
+            return read(json.loads(text))
+        except (ValueError, RecursionError, Rejected) as error:
+            raise Rejected(f"{key}: not what stands there: {error}") from None
 
     def _mac(self, key: str, text: str) -> str:
         message = json.dumps([self._run_id, key, text]).encode()

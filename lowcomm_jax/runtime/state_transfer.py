@@ -16,7 +16,7 @@ import numpy as np
 
 from lowcomm_jax.mesh.arrays import fetch
 from lowcomm_jax.mesh.leader import leader
-from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime import records, wire
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import Missing, Rejected, StoreUnavailable
 from lowcomm_jax.runtime.heartbeat import WaitList
@@ -51,6 +51,38 @@ def shared_state(state: TrainState) -> tuple[int, dict[str, np.ndarray], dict[st
         named |= named_leaves(saved_name(field), getattr(state, field))
     arrays = fetch(named, here=leader().leads)
     return int(state.counters.step), arrays, {"in_flight": flight_records(state)}
+
+
+def restored(name: str, data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of a state.
+
+    Raises:
+      Rejected: the bytes are not those of such an array.
+    """
+    try:
+        return wire.restore(data, dtype, shape)
+    except (ValueError, TypeError) as error:
+        raise Rejected(f"array {name} of a state: {error}") from None
+
+
+def document(value: Any) -> dict:
+    """What is in flight, in a record of a state; raises `Rejected`."""
+    flight = {"key": records.text, "fragment": records.whole, "moved": records.flag}
+    in_flight = records.section(value).get("in_flight", [])
+    records.listed(lambda x: records.picked(x, **flight))(in_flight)
+    return value
+
+
+def _given(value: Any) -> dict:
+    piece = records.row(records.text, records.text, records.size)
+    return records.fields(
+        value,
+        step=records.whole,
+        donor=records.whole,
+        asked=records.by_region(records.whole),
+        arrays=records.arrays(piece),
+        document=document,
+    )
 
 
 class StateTransfer:
@@ -114,7 +146,9 @@ class StateTransfer:
             "document": document,
         }
         names = [name for listed in pieces.values() for name, _, _ in listed]
-        if not self._context.store.create(key, self._context.seal.close(key, body)):
+        record = self._context.seal.close(key, body)
+        # An answer that was lost on its way: it stands there, and it is ours.
+        if not self._context.store.create(key, record) and self._context.store.read(key) != record:
             # Pieces carry the donor in their names: these are ours alone.
             self._drop(names)
             return False
@@ -151,7 +185,7 @@ class StateTransfer:
 
         for key in store.list("state/"):
             try:
-                donor = self._context.seal.open(key, store.read(key) or b"")["donor"]
+                donor = self._context.seal.open(key, store.read(key) or b"", _given)["donor"]
             except Rejected:
                 continue  # of a stranger, or removed meanwhile
             if left(key, donor):
@@ -189,7 +223,7 @@ class StateTransfer:
             if data is None:
                 continue
             try:
-                body = self._context.seal.open(key, data)
+                body = self._context.seal.open(key, data, _given)
                 if self._is_for_us(body):
                     return self._take(body)
             except (Rejected, Missing):
@@ -214,11 +248,11 @@ class StateTransfer:
         stand = store.list(start)
         for key in stand:
             try:
-                asked = self._context.seal.open(key, store.read(key) or b"")["asked"]
+                asked = self._context.seal.open(key, store.read(key) or b"", _given)["asked"]
             except Rejected:
                 self._context.counter.add("rejected_state")
                 continue
-            if all(asked.get(str(region)) == n for region, n in asking.items()):
+            if all(asked.get(region) == n for region, n in asking.items()):
                 return None
         number = int(stand[-1].removeprefix(start)) + 1 if stand else 0
         return f"{start}{number:06d}"
@@ -233,7 +267,7 @@ class StateTransfer:
 
     def _is_for_us(self, body: dict) -> bool:
         own = self._context.heartbeat.own
-        return not own.wants or body["asked"].get(str(self._context.region)) == own.incarnation
+        return not own.wants or body["asked"].get(self._context.region) == own.incarnation
 
     @property
     def _prefix(self) -> str:
@@ -260,7 +294,7 @@ class StateTransfer:
         arrays = {}
         for name, (dtype, shape, listed) in body["arrays"].items():
             data = b"".join(self._get(body["donor"], *piece) for piece in listed)
-            arrays[name] = wire.restore(data, dtype, tuple(shape))
+            arrays[name] = restored(name, data, dtype, shape)
         return body["step"], arrays, body["document"]
 
     def _get(self, donor: int, name: str, digest: str, nbytes: int) -> bytes:

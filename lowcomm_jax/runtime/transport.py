@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from lowcomm_jax.runtime.errors import Missing
@@ -41,6 +41,13 @@ class Transport(Protocol):
         """
         ...
 
+    def get_ahead(self, sizes: Mapping[str, int]) -> None:
+        """Fetch bytes that `get` will be asked for, all at once, where that saves time.
+
+        Args:
+          sizes: by name.
+        """
+
     def keep(self, name: str, data: bytes) -> Any:
         """Bytes of another region that were verified: they may be served to others."""
         ...
@@ -78,6 +85,10 @@ class StoreTransport:
             raise Missing(f"no blob {name} in the store")
         self._counter.add("received", len(data))
         return data
+
+    def get_ahead(self, sizes: Mapping[str, int]) -> None:
+        """Read them beside one another."""
+        self._store.read_ahead([f"blob/{name}" for name in sizes], sum(sizes.values()))
 
     def keep(self, name: str, data: bytes) -> None:
         """The store keeps them."""

@@ -215,7 +215,7 @@ def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:
     first = commit_log.committed(request.name)
     if first is None or request.reduction is None or not first.payloads:
         return first is not None
-    second = commit_log.committed(_suffixed(request.name, _AVERAGES))
+    second = commit_log.committed(averages_of(request.name))
     if second is None or _complete(first, second):
         return second is not None
     return commit_log.committed(_suffixed(request.name, _WHOLE)) is not None
@@ -224,6 +224,11 @@ def is_committed(commit_log: CommitLog, request: ExchangeRequest) -> bool:
 def _complete(first: Commit, second: Commit) -> bool:
     """Whether every region that was present brought its averages."""
     return second.payloads.keys() >= set(first.present)
+
+
+def averages_of(name: str) -> str:
+    """The name of the exchange of averages that follows the one of this name."""
+    return _suffixed(name, _AVERAGES)
 
 
 def _suffixed(name: str, suffix: str) -> str:

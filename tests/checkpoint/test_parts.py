@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-DOCUMENT = {"step": 7, "config": {"lr": 0.1}}
+DOCUMENT = {"step": 7, "regions": 2, "config": {"lr": 0.1}}
 
 
 def arrays():

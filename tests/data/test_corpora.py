@@ -2,7 +2,6 @@
 
 import importlib.util
 import itertools
-import logging
 import math
 import random
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from lowcomm_jax.data.corpora import CorpusSource, open_corpus
+from lowcomm_jax.data.corpora.base import Document, Unreadable
 from lowcomm_jax.data.corpora.files import (
     LONGEST_SECTION,
     LONGEST_WHOLE_FILE,
@@ -46,21 +46,22 @@ def test_sections_end_at_blank_lines_else_at_the_longest_length():
     assert list(map(len, cut_into_sections("x" * 20_000))) == [8_000, 8_000, 4_000]
 
 
-def test_folder_order_topics_and_long_files(tmp_path, caplog):
+def test_folder_order_topics_and_long_files(tmp_path):
     for name in ("b/deep/two.txt", "b/one.txt", "a.md", ".hidden/no.txt", "c/bad.bin"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "c/bad.bin").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "d.txt").write_text("y" * (LONGEST_WHOLE_FILE + 1))
-    with caplog.at_level(logging.WARNING):
-        documents = read(f"text:{tmp_path}")
+    found = read(f"text:{tmp_path}")
+    documents = [d for d in found if isinstance(d, Document)]
     assert [tuple(d) for d in documents[:3]] == [
         ("a.md", "a"),
         ("b/deep/two.txt", "b"),
         ("b/one.txt", "b"),
     ]
     assert {d.topic for d in documents[3:]} == {"d"} and len(documents) > 5
-    assert "bad.bin" in caplog.text and "UTF-8" in caplog.text
+    [bad] = [d for d in found if isinstance(d, Unreadable)]
+    assert bad == ("c/bad.bin", "not UTF-8 (invalid start byte at byte 0)")
 
 
 def test_single_file_is_cut(tmp_path):

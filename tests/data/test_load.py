@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,6 +100,23 @@ def test_a_changed_file_is_read_again(config):
     after = load(config)[0].summary
     assert after["corpus_digest"] != before["corpus_digest"]
     assert after["bytes"] == before["bytes"] + 4
+
+
+def test_files_that_are_not_utf8_are_counted_and_named(config):
+    folder = Path(config.corpus.removeprefix("text:"))
+    (folder / "c" / "latin.txt").write_bytes("größer".encode("latin1"))
+    (folder / "c" / "utf16.txt").write_bytes("text".encode("utf-16"))
+    for _ in range(2):  # from the corpus, and from the cache
+        found = load(config)[0].summary
+        assert found["unreadable_left_out"] == 2 and found["documents"] == 15
+        assert found["unreadable_names"] == [
+            "c/latin.txt: not UTF-8 (invalid start byte at byte 2)",
+            "c/utf16.txt: not UTF-8 (invalid start byte at byte 0)",
+        ]
+    for file in folder.rglob("*.txt"):
+        file.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"no documents \(18 left out, as a/0.txt: not UTF-8"):
+        load(config)
 
 
 def test_summary_counts(config):

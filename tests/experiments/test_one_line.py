@@ -1,9 +1,12 @@
 """What an unlucky user gives or has is answered in one line, with no traceback."""
 
+import copy
 import errno
+import json
 import os
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
@@ -23,8 +26,17 @@ CONFIGS = {
 }
 
 
+OWN = {
+    "compare": "compare/quick",
+    "sweep": "sweep/diloco_period",
+    "campaign": "campaign/scale",
+}
+
+
 def refused(capfd, *argv):
     """What is printed: one line, and the exit code is that of refusals."""
+    jax.devices()  # whose plug-ins may print when they are looked for
+    capfd.readouterr()
     assert main(argv) == 2
     said = capfd.readouterr().err
     assert said.count("\n") == 1 and "Traceback" not in said
@@ -39,10 +51,26 @@ def test_a_config_that_cannot_be_used(what, tmp_path, capfd):
     assert f"--config={tmp_path}/mine.py" in said and reason in said
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_a_nul_byte_in_a_config_or_a_flag(tmp_path, capfd):
+    (tmp_path / "mine.py").write_text(
+        "from configs import diloco\n"
+        "def get_config():\n"
+        "    config = diloco.get_config()\n"
+        "    config.data.cache_dir = 'a\\0b'\n"
+        "    return config\n"
+    )
+    said = refused(capfd, "train", f"--config={tmp_path}/mine.py")
+    assert "data.cache_dir='a\\x00b': has a NUL byte" in said
+    said = refused(capfd, "train", "--config=diloco", "--workdir=a\0b")
+    assert "'--workdir=a\\x00b' has a NUL byte" in said
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep", "campaign"])
 def test_a_config_of_another_command(command, capfd):
     said = refused(capfd, command, "--config=configs/diloco.py")
     assert f"is not for {command} (it has no " in said and f"configs/{command}" in said
+    said = refused(capfd, "train", f"--config=configs/{OWN[command]}.py")
+    assert "is not for train (it has no " in said
 
 
 def test_patterns_that_are_no_text(capfd):
@@ -74,6 +102,109 @@ def test_a_report_on_damaged_metrics(what, tmp_path, capfd):
     (tmp_path / "metrics.jsonl").write_bytes(data)
     said = refused(capfd, "report", str(tmp_path))
     assert f"{tmp_path}/metrics.jsonl" in said and reason in said
+
+
+RUN = {
+    "kind": "header",
+    "version": 1,
+    "method": "diloco",
+    "config": {"method": {"name": "diloco"}},
+    "data": {"corpus": "texts"},
+    "steps": 4,
+    "regions": 2,
+    "here": [0, 1],
+    "params": 100,
+    "tokens_per_step": 10,
+    "allreduce_bytes_per_step": 8,
+    "consensus": None,
+}
+STEP = {
+    "kind": "step",
+    "step": 1,
+    "tokens": 10,
+    "seconds": 1.0,
+    "tokens_per_second": 10.0,
+    "participation": None,
+    "loss": [1.0, 2.0],
+    "loss_mean": 1.5,
+    "bytes_sent": [0, 0],
+    "bytes_received": [0, 0],
+    "events": [],
+}
+DAMAGED = {  # what is left out of a record, or put into it
+    "no loss": (lambda run, step: step.pop("loss"), "record 2: step lacks loss"),
+    "of text": (lambda run, step: step.update(tokens="x"), "step tokens is no finite number"),
+    "one region": (lambda run, step: step.update(loss=[1.0]), "step has no loss of 2 regions"),
+    "an event": (lambda run, step: step["events"].append({}), "step events entry 0 lacks kind"),
+    "no data": (lambda run, step: run.pop("data"), "record 1: header lacks data"),
+    "no tokens": (lambda run, step: run.pop("tokens_per_step"), "header lacks tokens_per_step"),
+}
+
+
+def run_of(folder, change=lambda run, step: None):
+    """A run of one step, as it is or damaged."""
+    run, step = copy.deepcopy(RUN), copy.deepcopy(STEP)
+    change(run, step)
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps(record) + "\n" for record in (run, step)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    return folder
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_report_on_records_that_lack_something(what, tmp_path, capfd):
+    change, reason = DAMAGED[what]
+    run_of(tmp_path, change)
+    assert reason in refused(capfd, "report", str(tmp_path))
+    if what != "no tokens":  # of which only reports have need
+        assert reason in refused(capfd, "watch", str(tmp_path))
+
+
+@pytest.mark.parametrize("what", ["binary", "nested"])
+def test_watching_damaged_metrics(what, tmp_path, capfd):
+    (tmp_path / "metrics.jsonl").write_bytes(METRICS[what][0] + b"\n")
+    assert METRICS[what][1] in refused(capfd, "watch", str(tmp_path))
+
+
+def test_a_run_that_has_made_no_step_yet(tmp_path, capfd):
+    folder = run_of(tmp_path / "run")
+    first = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)[0]
+    (folder / "metrics.jsonl").write_text(first)
+    assert main(["report", str(folder), f"--html={tmp_path}/page.html"]) == 0
+
+
+PLANS = {
+    "cut": (b'{"answer": {"rows": {"dil', "no JSON"),
+    "binary": (b"\xff\xfe\x00", "no text in UTF-8"),
+    "nested": (b"[" * 100_000, "nested too deeply"),
+    "no plan": (b"[]", "no plan (is no section)"),
+    "no rows": (b'{"answer": {"rows": {}}}', "no plan (lacks rows)"),
+    "odd rows": (b'{"rows": [1]}', "no plan (rows entry 0 is no section)"),
+    "no method": (b'{"rows": [{}]}', "no plan (rows entry 0 lacks method)"),
+}
+
+
+@pytest.mark.parametrize("what", PLANS)
+def test_a_damaged_plan(what, tmp_path, capfd):
+    data, reason = PLANS[what]
+    (tmp_path / "plan.json").write_bytes(data)
+    said = refused(capfd, "report", str(run_of(tmp_path / "run")), f"--against={tmp_path}")
+    assert f"{tmp_path}/plan.json: {reason}" in said
+
+
+@pytest.mark.parametrize("command", ["train", "sample", "export"])
+@pytest.mark.parametrize("data", [b'{"a":', b"\xff", b"[" * 100_000, b"[]"])
+def test_a_damaged_config_in_a_folder(command, data, tmp_path, capfd):
+    (tmp_path / "config.json").write_bytes(data)
+    more = {"train": ["--config=diloco"], "sample": ["--prompt=a"], "export": ["--output=x"]}
+    said = refused(capfd, command, f"--workdir={tmp_path}", *more[command])
+    assert f"{tmp_path}/config.json: " in said and "put the run's own back" in said
+
+
+def test_a_file_that_cannot_be_written_there(tmp_path, capfd):
+    folder = run_of(tmp_path / "run")
+    said = refused(capfd, "report", str(folder), f"--json={tmp_path}")
+    assert said == f"report: {tmp_path}: Is a directory\n"
 
 
 # -- a full disk ----------------------------------------------------------------------------------

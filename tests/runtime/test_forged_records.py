@@ -1,5 +1,6 @@
 """What is forged, replayed, damaged or of another run is counted and ignored."""
 
+import json
 import time
 
 import numpy as np
@@ -9,6 +10,7 @@ from runtime.party import LIKE, check, land, payload, send, until
 
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime.secret import Seal
 
 
 def test_a_forged_epoch_begins_nothing(party):
@@ -58,6 +60,28 @@ def test_a_heartbeat_that_cannot_be_read_stops_nobody(party):
     send(regions, "k")
     for arrived in land(regions, "k"):
         check(arrived, 2, [0, 1])
+
+
+ODD = {"incarnation": 9, "colour": "blue"}
+
+
+def test_without_a_secret_odd_records_that_are_well_signed_stop_nobody(party):
+    """Anybody can sign them, and so does a program of another version."""
+    regions = party.run(2, secret=None)
+    send(regions, "a")
+    land(regions, "a")
+    nobody, run = Seal("run", b""), folder(party) / "run"
+    keys = ("beat/1", "said/1.k/0", "said/1.k/1", "held/1.k/0", "commit/1.k/0", "epoch/2")
+    for key in keys:
+        (run / key).parent.mkdir(parents=True, exist_ok=True)
+        (run / key).write_bytes(nobody.close(key, ODD))
+    nested = "[" * 100_000
+    record = {"body": nested, "mac": nobody._mac("beat/0", nested)}
+    (run / "beat" / "0").write_bytes(json.dumps(record).encode())
+    until(lambda: all(x.counts().get("rejected_record") for x in regions))
+    send(regions, "k", 1)
+    for arrived in land(regions, "k"):
+        check(arrived, 2, [0, 1], 1)
 
 
 def test_a_true_record_means_nothing_elsewhere(party):

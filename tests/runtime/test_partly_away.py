@@ -66,6 +66,58 @@ def test_the_folder_comes_back_between_two_sends(started, store_party):
     assert any(who.tolist() == [False, True] for who in counted.values())
 
 
+class Requests:
+    """Of a region's store: what is asked for one by one of what others have landed before."""
+
+    def __init__(self, store, folder):
+        self.store, self.get = store, store._get
+        self.landed = {path.name for path in (folder / "run" / "commit").iterdir()}
+        self.blobs = {path.name for path in (folder / "run" / "blob").iterdir()}
+        self.made = []
+        store._get = self
+
+    def __call__(self, key, nbytes=0):
+        kind, _, rest = key.partition("/")
+        name = rest.partition("/")[0]
+        if name in (self.blobs if kind == "blob" else self.landed):
+            self.made.append(key)
+        return self.get(key, nbytes)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_round_trips_after_an_outage_do_not_grow_with_what_was_missed(
+    ahead, started, store_party, monkeypatch
+):
+    """All of it is read at once; one by one it takes several requests for each exchange."""
+    if not ahead:
+        monkeypatch.setattr(exchange.RemoteExchange, "fetch_ahead", lambda *_: None)
+    shut, back = threading.Event(), threading.Event()
+    jobs, ends = started(3, lambda job: shut.is_set() and job.away == (job.region == 0))
+    jobs[0].holds[ALONE] = lambda: back.is_set() and not jobs[0].away
+    for job in jobs[1:]:
+        job.holds[ALONE + 2] = back.is_set
+    cut_region(folder(store_party), 0)
+    shut.set()
+    until(lambda: jobs[0].at >= ALONE and min(j.at for j in jobs) >= ALONE, 60.0)
+    until(lambda: all(job.at == ALONE + 2 for job in jobs[1:]), 60.0)
+    context = jobs[0].exchange._context
+    before = int(jobs[0].exchange._context.heartbeat.own.passed)
+    requests = Requests(context.store, folder(store_party))
+    missed = len(requests.landed) - before
+    reconnect_region(folder(store_party), 0)
+    back.set()
+    ends = [end.result() for end in ends]
+    together, _ = one_process(NAME, jobs)
+    assert_same(ends, together, False)
+    assert missed >= 10
+    if ahead:
+        # At most of the one that the others were about to end meanwhile.
+        assert len({key.split("/")[1] for key in requests.made if "blob" not in key}) <= 2
+        assert len(requests.made) < 2 * missed
+    else:
+        assert len(requests.made) > 4 * missed
+
+
 @pytest.mark.parametrize("dead", [False, True])
 def test_one_region_is_cut_off(dead, started, store_party):
     """For a moment, or for so long that the others go on without it."""

@@ -14,6 +14,13 @@ class Document(NamedTuple):
     topic: str
 
 
+class Unreadable(NamedTuple):
+    """A file of a corpus that is left out, and why."""
+
+    name: str
+    reason: str
+
+
 class Corpus(Protocol):
     """A source of documents in an order that depends on its content alone.
 
@@ -28,7 +35,7 @@ class Corpus(Protocol):
         """Return a short text that changes when the documents may have changed; cheap."""
         ...
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[Document | Unreadable]:
         """Yield the documents; blank ones are left to the reader to drop."""
         ...
 

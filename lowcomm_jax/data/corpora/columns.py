@@ -3,13 +3,14 @@
 The packages that read them are imported where they are used: each is optional or slow to import.
 """
 
+import contextlib
 import dataclasses
 import glob
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from lowcomm_jax.data.corpora.base import CorpusSource, Document, fingerprint_of
+from lowcomm_jax.data.corpora.base import CorpusSource, Document, Unreadable, fingerprint_of
 
 _ROWS = 1024
 
@@ -34,13 +35,13 @@ class ParquetCorpus:
         """Yield the rows.
 
         Raises:
-            ValueError: a file lacks a column.
+            ValueError: a file is no Parquet, or lacks a column.
         """
         from pyarrow import parquet
 
         columns = [name for name in (self.text_column, self.topic_column) if name is not None]
         for path in self.files:
-            with parquet.ParquetFile(path) as file:
+            with _naming(path), parquet.ParquetFile(path) as file:
                 missing = sorted(set(columns) - set(file.schema_arrow.names))
                 if missing:
                     raise ValueError(
@@ -66,18 +67,22 @@ class ArrayRecordCorpus:
     def fingerprint(self) -> str:
         return fingerprint_of("arrayrecord", *_identities(self.files))
 
-    def documents(self) -> Iterator[Document]:
-        """Yield the records.
+    def documents(self) -> Iterator[Document | Unreadable]:
+        """Yield the records; those that are not UTF-8 text are left out, and named.
 
         Raises:
-            UnicodeDecodeError: a record is not UTF-8 text.
+            ValueError: a file is no ArrayRecord.
         """
         from grain.sources import ArrayRecordDataSource
 
         for path in self.files:
-            with ArrayRecordDataSource([str(path)]) as source:
+            with _naming(path), ArrayRecordDataSource([str(path)]) as source:
                 for index in range(len(source)):
-                    yield Document(source[index].decode("utf-8"), path.stem)
+                    try:
+                        yield Document(source[index].decode("utf-8"), path.stem)
+                    except UnicodeDecodeError as error:
+                        reason = f"not UTF-8 ({error.reason} at byte {error.start})"
+                        yield Unreadable(f"{path.name}, record {index}", reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +165,17 @@ def _needs(source: CorpusSource, module: str, package: str) -> list[str]:
     if importlib.util.find_spec(module) is not None:
         return []
     return [f"corpus={source.name!r} needs {package}, which is not installed"]
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in what its reader says of it."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _identities(files: tuple[Path, ...]) -> Iterator[object]:

@@ -1,15 +1,12 @@
 """Text from files: one file, a folder, or the standard library of the running interpreter."""
 
 import dataclasses
-import logging
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lowcomm_jax.data.corpora.base import CorpusSource, Document, fingerprint_files
-
-_log = logging.getLogger(__name__)
+from lowcomm_jax.data.corpora.base import CorpusSource, Document, Unreadable, fingerprint_files
 
 SECTION = 2_000
 LONGEST_SECTION = 8_000
@@ -40,7 +37,7 @@ class PythonCorpus:
 
     Single-file modules share the topic `modules`. Installed packages are never read; the library's
     own tests (absent from some distributions) only with `python:tests`. A file that is not UTF-8
-    is left out with a warning in the log. The library differs between interpreter versions, so
+    is left out, and named. The library differs between interpreter versions, so
     stored results belong to `synthetic:` corpora instead.
     """
 
@@ -55,11 +52,13 @@ class PythonCorpus:
     def fingerprint(self) -> str:
         return fingerprint_files(f"python {self.with_tests}", self.root, self.files())
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[Document | Unreadable]:
         for file in self.files():
-            text = _read(file)
-            if text is not None:
-                parts = file.relative_to(self.root).parts
+            parts = file.relative_to(self.root).parts
+            text = _read(file, parts)
+            if isinstance(text, Unreadable):
+                yield text
+            else:
                 yield Document(text, parts[0] if len(parts) > 1 else "modules")
 
 
@@ -71,7 +70,7 @@ class TextCorpus:
     recursively in the order of the names, without hidden files. A file of up to
     `LONGEST_WHOLE_FILE` characters is one document; a longer one is cut the same way. The topic is
     the first folder below `root`, or the file's stem for files directly in it. A file that is not
-    UTF-8 is left out with a warning in the log.
+    UTF-8 is left out, and named.
     """
 
     name: str
@@ -86,12 +85,13 @@ class TextCorpus:
         base = self.root.parent if self.root.is_file() else self.root
         return fingerprint_files(f"text {self.root.is_file()}", base, self.files())
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[Document | Unreadable]:
         for file in self.files():
-            text = _read(file)
-            if text is None:
-                continue
             parts = (file.name,) if file == self.root else file.relative_to(self.root).parts
+            text = _read(file, parts)
+            if isinstance(text, Unreadable):
+                yield text
+                continue
             topic = parts[0] if len(parts) > 1 else file.stem
             whole = file != self.root and len(text) <= LONGEST_WHOLE_FILE
             for section in [text] if whole else cut_into_sections(text):
@@ -126,9 +126,10 @@ def _walk(root: Path, pattern: str, left_out: frozenset[str]) -> list[Path]:
     return [file for _, file in sorted(found)]
 
 
-def _read(file: Path) -> str | None:
+def _read(file: Path, parts: Sequence[str]) -> str | Unreadable:
     try:
         return file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        _log.warning("%s is left out of the corpus: not UTF-8 (%s)", file, error)
-        return None
+        # Names of files may be no text themselves.
+        name = "/".join(parts).encode("utf-8", "backslashreplace").decode()
+        return Unreadable(name, f"not UTF-8 ({error.reason} at byte {error.start})")

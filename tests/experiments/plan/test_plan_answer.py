@@ -118,6 +118,18 @@ def test_explain_names_what_drives_it(tmp_path):
     assert f"{halved['rows'][0]['hours']:,.4g}" in line and "-50.0%" in line
 
 
+def test_explain_says_what_an_object_store_is_asked(tmp_path):
+    """Rounds x 19 requests, and 17 a second, between four regions (`tests/runtime`: measured)."""
+    result, text = answered(config("llama_8b"), tmp_path, explain=True)
+    best = result["answer"]["best"][0]
+    row = next(row for row in result["rows"] if row["method"]["name"] == best)
+    rounds = result["steps"] / row["method"]["period"] * row["method"]["fragments"]
+    regions = len(result["network"]["regions"])
+    requests = (3 * (regions - 1) + 10) * rounds + 3600 * row["hours"] * (4 * regions + 1)
+    (line,) = [line for line in text.splitlines() if line.startswith("store: ")]
+    assert line.endswith(f": {requests / 1e6:.3g}M a region")
+
+
 def test_the_command_takes_the_switches(tmp_path, capsys):
     given = ["--config=configs/plan/llama_8b.py", f"--workdir={tmp_path}"]
     assert command(["plan", *given, "--explain"]) == 0
@@ -244,7 +256,7 @@ def test_a_run_of_another_config_is_refused(planned, capsys):
         against(dataclasses.replace(short, steps=short.steps[:3]), result)
     assert "a period is 4" in str(error.value)
     (folder / "other.json").write_text(json.dumps({"rows": []}))
-    for name, words in (("none.json", "No such file"), ("other.json", "holds no plan")):
+    for name, words in (("none.json", "No such file"), ("other.json", "no plan (lacks answer)")):
         assert command(["report", str(folder), f"--against={folder / name}"]) == 2
         assert words in capsys.readouterr().err
 

@@ -3,11 +3,20 @@
 import math
 from types import SimpleNamespace
 
+import pytest
+
 from experiments.metrics import VERSION, MetricsLog
 from experiments.regions.merged import merged
 from experiments.report.by_region import by_region
+from experiments.runlog import read_run, summarise
 
 REGIONS, STEPS = 3, 4
+
+
+def header(region):
+    """Of one region's log."""
+    about = {"method": "diloco", "config": {}, "data": {}, "steps": STEPS, "regions": REGIONS}
+    return {"kind": "header", "version": VERSION, "here": [region], **about}
 
 
 def record(region, step, *, waited=0.5, late=()):
@@ -32,11 +41,16 @@ def record(region, step, *, waited=0.5, late=()):
 def test_evaluations_are_at_the_tokens_of_all_regions(tmp_path):
     paths = []
     for region in range(REGIONS):
-        header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
         paths.append(tmp_path / f"{region}.jsonl")
         log = MetricsLog(paths[-1], -1)
-        log.write([{**header, "steps": STEPS}, {"kind": "eval", "step": 0, "tokens": 0}])
-        log.write([record(region, 1), record(region, 2), {"kind": "eval", "step": 2, "tokens": 20}])
+        log.write([header(region), {"kind": "eval", "step": 0, "tokens": 0, "anchor": None}])
+        log.write(
+            [
+                record(region, 1),
+                record(region, 2),
+                {"kind": "eval", "step": 2, "tokens": 20, "anchor": 1.0},
+            ]
+        )
         log.close()
     records = merged(paths)
     at = {r["step"]: r["tokens"] for r in records if r["kind"] == "eval"}
@@ -47,10 +61,9 @@ def losses(folder, records):
     """The merged evaluations of regions, each with these fields."""
     paths = []
     for region, one in enumerate(records):
-        header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
         paths.append(folder / f"{region}.jsonl")
         log = MetricsLog(paths[-1], -1)
-        log.write([{**header, "steps": STEPS}, {"kind": "eval", "step": 3, **one}])
+        log.write([header(region), {"kind": "eval", "step": 3, "tokens": 30, **one}])
         log.close()
     return [record["anchor"] for record in merged(paths) if record["kind"] == "eval"]
 
@@ -68,9 +81,8 @@ def run(folder, ends, late=None):
     paths = []
     for region, last in enumerate(ends):
         path = folder / f"{region}.jsonl"
-        header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
         log = MetricsLog(path, -1)
-        log.write([{**header, "steps": STEPS}])
+        log.write([header(region)])
         records = [record(region, step) for step in range(1, last + 1)]
         if region == late:
             (land,), records[1]["events"] = records[1]["events"], []
@@ -93,6 +105,47 @@ def test_a_lost_region_leaves_its_place_empty_and_keeps_what_it_had(tmp_path):
     assert event["participants"] == [True, False, True]
     assert event["pull_norm"][::2] == [0.0, 2.0] and math.isnan(event["pull_norm"][1])
     assert event["waited_seconds"][::2] == [0.5, 0.5] and math.isnan(event["waited_seconds"][1])
+
+
+@pytest.mark.parametrize("counted, share", [(3, 0.21), (7, 0.5), (14, 1.0)])
+def test_a_region_that_sent_and_was_not_counted_did_not_take_part(tmp_path, counted, share):
+    """Region 1 sends at every step, thinks that it took part, and is counted in the first ones."""
+    for region in range(REGIONS):
+        folder = tmp_path / f"region{region}"
+        folder.mkdir()
+        log = MetricsLog(folder / "metrics.jsonl", -1)
+        sizes = {"params": 5, "tokens_per_step": 30, "allreduce_bytes_per_step": 8}
+        made = []
+        for step in range(1, 15):
+            own = {"step": step, "fragment": 0, "key": f"0@{step}", "staleness": [0]}
+            sent = {"kind": "send", **own, "participants": [True], "left_out": [0.0]}
+            there = region != 1 or step <= counted
+            landed = {"kind": "land", **own, "participants": [there], "travel_seconds": [0.1]}
+            events = [sent, {**landed, "waited_seconds": [0.0]}]
+            made.append(record(region, step) | {"participation": 1.0, "events": events})
+        log.write([header(region) | sizes | {"steps": 14}, *made])
+        log.close()
+    whole = read_run(tmp_path)
+    assert [r.participation for r in by_region(whole)] == [1, pytest.approx(share, abs=0.01), 1]
+    assert [r.liveness for r in by_region(whole)] == [r.progress for r in by_region(whole)]
+    assert [r.liveness for r in by_region(whole)] == [1, 1, 1]
+    assert summarise(whole).participation == pytest.approx((2 + counted / 14) / 3)
+    alone = read_run(tmp_path / "region1")
+    assert summarise(alone).participation == pytest.approx(counted / 14)
+
+
+def test_skipped_steps_of_a_region_that_was_away_are_those_it_made(tmp_path):
+    for region, last in enumerate([4, 2, 4]):
+        folder = tmp_path / f"region{region}"
+        folder.mkdir()
+        log = MetricsLog(folder / "metrics.jsonl", -1)
+        sizes = {"params": 5, "tokens_per_step": 30, "allreduce_bytes_per_step": 8}
+        made = [record(region, step) | {"skipped": [1.0]} for step in range(1, last + 1)]
+        for one in made:
+            one["events"] = []
+        log.write([header(region) | sizes, *made])
+        log.close()
+    assert summarise(read_run(tmp_path)).skipped == 4 + 2 + 4
 
 
 def test_what_was_put_off_stands_where_the_others_have_it(tmp_path):
@@ -125,8 +178,7 @@ def test_the_end_of_a_run_without_the_log_of_one_region(tmp_path):
     for region in (0, 2):
         paths.append(tmp_path / f"{region}.jsonl")
         log = MetricsLog(paths[-1], -1)
-        header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
-        log.write([{**header, "steps": 2}, record(region, 1), record(region, 2)])
+        log.write([{**header(region), "steps": 2}, record(region, 1), record(region, 2)])
         log.write([{**record(region, 2 + region), "kind": "end"}])
         log.close()
     end = merged(paths)[-1]
@@ -149,9 +201,8 @@ def test_participation_is_of_all_regions_also_of_those_that_were_away(tmp_path):
     for region, last in enumerate((4, 2, 0)):
         paths.append(tmp_path / f"{region}.jsonl")
         log = MetricsLog(paths[-1], -1)
-        header = {"kind": "header", "version": VERSION, "here": [region], "regions": REGIONS}
         made = [record(region, t) | {"participation": 1.0} for t in range(1, last + 1)]
-        log.write([{**header, "steps": STEPS}, *made])
+        log.write([header(region), *made])
         log.close()
     steps = [r for r in merged(paths) if r["kind"] == "step"]
     expected = [2 / 3, 2 / 3, 1 / 3, 1 / 3]

@@ -151,7 +151,7 @@ def test_only_what_is_new_is_read(run, monkeypatch):
     log(run, [{"kind": "resume", "step": 10}, *steps(range(3), 11, 12)], step=10)
     view = watch.look()  # the file was replaced: everything is read again
     assert view["step"] == 12 and view["regions"][0]["exchanges"] == 2
-    end = {"kind": "end", "step": 12, "bytes_sent": [7] * 3, "bytes_received": [8] * 3}
+    end = {"kind": "end", "step": 12, "tokens": 9, "bytes_sent": [7] * 3, "bytes_received": [8] * 3}
     log(run, [end], step=12)
     view = watch.look()
     assert view["complete"] and view["regions"][2]["sent"] == 7 and view["alarms"] == []
@@ -167,7 +167,7 @@ def test_separate_jobs_are_one_run(tmp_path):
     assert (row["participation"], row["exchanges"]) == (1.0, 3)  # landings: the commit says who
     log(
         tmp_path / "region1",
-        [{"kind": "end", "step": 20, "bytes_sent": [1], "bytes_received": [1]}],
+        [{"kind": "end", "step": 20, "tokens": 9, "bytes_sent": [1], "bytes_received": [1]}],
         20,
     )
     assert not watch.look()["complete"]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
-
-_TAIL_BYTES = 1 << 20  # an evaluation of many documents is one line
 
 
 class LiveTable:
@@ -50,12 +46,3 @@ class LiveTable:
     def print(self, text: str) -> None:
         """A line that stays."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def last_line(file: Path) -> str:
-    """The last whole line of a file that is being written, empty if there is none."""
-    with file.open("rb") as opened:
-        opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-        text = opened.read().decode(errors="replace")
-    whole, _, _ = text.rpartition("\n")  # the line being written is left out
-    return whole.rpartition("\n")[2].strip()
