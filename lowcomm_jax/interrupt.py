@@ -141,6 +141,9 @@ class Interrupt:
         del frame
         if self.signal is not None:
             self._put_back()
+            if signal.getsignal(number) == signal.SIG_IGN:
+                # Of a job that a script has put into the background; we were told twice.
+                signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         elif not opened().leads:
             self.signal = signal.Signals(number)

@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
         compile_cache.enable(values.compile_cache)
         console = Console(quiet=not leader().leads, markup=False)
         if shortened and not values.quiet:
-            console.print(shortened, highlight=False)
+            console.print(shortened, highlight=False, soft_wrap=True)
         complete = train_and_heal(job, console, values.quiet or not leader().leads)
     except ProcessLostError as error:
         processes.end(error)

@@ -104,8 +104,10 @@ def test_while_the_main_thread_waits_for_the_device(number):
 
 
 LOOP = """
-import sys, time
+import signal, sys, time
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
+if sys.argv[1] == "background":  # as shells start what a script puts there
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 with Interrupt() as interrupt:
     print("ready", flush=True)
     for step in range(3000):
@@ -119,10 +121,14 @@ with Interrupt() as interrupt:
 
 
 @pytest.mark.parametrize(
-    "manner,signals,code,output",
-    [("polite", 1, EXIT_INTERRUPTED, "saved"), ("stubborn", 2, -signal.SIGTERM, "busy")],
+    "manner,number,signals,code,output",
+    [
+        ("polite", signal.SIGTERM, 1, EXIT_INTERRUPTED, "saved"),
+        ("stubborn", signal.SIGTERM, 2, -signal.SIGTERM, "busy"),
+        ("background", signal.SIGINT, 2, -signal.SIGINT, "busy"),
+    ],
 )
-def test_a_process(manner, signals, code, output):
+def test_a_process(manner, number, signals, code, output):
     with subprocess.Popen(
         [sys.executable, "-c", LOOP, manner],
         stdout=subprocess.PIPE,
@@ -130,11 +136,11 @@ def test_a_process(manner, signals, code, output):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     ) as process:
         assert process.stdout.readline() == "ready\n"
-        process.terminate()
+        process.send_signal(number)
         assert process.stdout.readline() == f"{output}\n"
         deadline = time.monotonic() + 30
         if signals == 2:
-            process.terminate()
+            process.send_signal(number)
         process.stdout.read()
         assert process.wait() == code
         assert time.monotonic() < deadline
