@@ -106,8 +106,8 @@ def test_a_model_of_ours_and_what_the_compiler_says(tmp_path):
         result = plan_command.main(fields, tmp_path, Console(file=text, width=200))
     assert result["params"] == build(preset("nano")).param_count
     state, compiled = result["rows"][0]["memory"]["state_bytes"], result["compiled"]
-    # Arguments: parameters, two moments, 2 sequences of 257 tokens, and five numbers (steps, tokens,
-    # and the optimizer's count so far; the region; how many steps).
+    # Arguments: parameters, two moments, 2 sequences of 257 tokens, and five numbers: steps, tokens
+    # and the optimizer's count so far; the region; how many steps.
     inner = sum(state[k] for k in ("master params", "adam m", "adam v"))
     assert compiled["arguments"] == inner + 5 * 4 + 2 * 257 * 4
     assert compiled["total"] > compiled["arguments"] and "compiled for" in text.getvalue()
