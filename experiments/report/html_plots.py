@@ -28,6 +28,7 @@ NAMES = 22  # letters of a name beside an axis
 STYLE = {
     "svg.fonttype": "none",  # text, in the page's font
     "svg.hashsalt": "lowcomm_jax",  # the same file every time
+    "text.parse_math": False,  # a name may have dollars
     "font.size": 11,
     "axes.edgecolor": GRID,
     "axes.labelcolor": INK,

@@ -54,9 +54,9 @@ def make_mesh(
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def default_mesh(regions: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def default_mesh(regions: int) -> Mesh:
     """Spread R regions over all devices: as many region slots as divide both, the rest FSDP."""
-    devices = all_devices() if devices is None else list(devices)
+    devices = all_devices()
     slots = math.gcd(regions, len(devices))
     return make_mesh(region=slots, fsdp=len(devices) // slots, devices=devices)
 

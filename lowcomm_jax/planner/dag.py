@@ -62,27 +62,18 @@ def at_once(layers: int, period: int, tau: int = 0) -> DagSchedule:
     return DagSchedule(period, (tuple(range(layers)),), (period,), tau)
 
 
-def streaming(
-    layers: int, period: int, fragments: int, tau: int = 0, pattern: str = "strided"
-) -> DagSchedule:
+def streaming(layers: int, period: int, fragments: int, tau: int = 0) -> DagSchedule:
     """Give Streaming DiLoCo's schedule: fragment p leaves after step floor((p + 1) H / K).
 
+    Fragments are strided: layer l belongs to fragment l mod K.
+
     Raises:
-        ValueError: unknown pattern, or more fragments than layers.
+        ValueError: more fragments than layers.
     """
-    if pattern not in ("strided", "sequential") or not 1 <= fragments <= layers:
-        raise ValueError(
-            f"pattern {pattern!r} with {fragments} fragments of {layers} layers: use 'strided' "
-            "or 'sequential' and "
-            f"1 to {layers} fragments"
-        )
-    owner = [
-        layer % fragments if pattern == "strided" else layer * fragments // layers
-        for layer in range(layers)
-    ]
-    cut = tuple(
-        tuple(layer for layer in range(layers) if owner[layer] == p) for p in range(fragments)
-    )
+    if not 1 <= fragments <= layers:
+        text = f"{fragments} fragments of {layers} layers: use 1 to {layers} fragments"
+        raise ValueError(text)
+    cut = tuple(tuple(range(p, layers, fragments)) for p in range(fragments))
     offsets = tuple(max(1, (p + 1) * period // fragments) for p in range(fragments))
     return DagSchedule(period, cut, offsets, tau)
 

@@ -17,7 +17,6 @@ from lowcomm_jax.network.collectives import sync_seconds
 from lowcomm_jax.network.links import BYTES_PER_GBIT, uniform
 from lowcomm_jax.planner.dag import (
     GRID_GBPS,
-    GRID_STEP,
     TARGETS,
     DagSchedule,
     at_once,
@@ -395,11 +394,6 @@ def dilocox_methods() -> list[PlanMethod]:
         replace(full, name="dilocox without overlap", tau=0),
         replace(full, name="dilocox without compression", stalls=True, **dense),
     ]
-
-
-def grid_points(ours: float, theirs: float) -> int:
-    """Count the grid points (factors of 1.207) between two bandwidths."""
-    return int(np.rint(np.log(ours / theirs) / np.log(GRID_STEP)))
 
 
 def dag_utilisation(row: DagRow, gbps: np.ndarray = GRID_GBPS) -> np.ndarray:
