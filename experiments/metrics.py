@@ -90,7 +90,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         except RecursionError:
             raise ValueError(f"{where}: nested too deeply for a record") from None
         if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-            raise ValueError(f"{where}: not a record, since it has no field kind")
+            raise ValueError(f"{where}: no record, since it has no field kind")
         records.append(record)
     return records
 
