@@ -24,7 +24,10 @@ def fed_adam(
     """Every `period` inner steps one step of Adam on the mean pseudo-gradient.
 
     Args:
-      period: H; learning_rate: eta; b1, b2, eps: of Adam.
+      period: H, inner steps a round.
+      learning_rate: eta, positive.
+      b1, b2: Adam's decays of m and v, in [0, 1).
+      eps: Adam's epsilon.
     """
     problems = []
     if learning_rate <= 0:
