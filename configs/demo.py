@@ -6,8 +6,9 @@ Expected after 600 steps (1.2M tokens, Python 3.11 sources, one seed): evaluatio
 (AllReduce: 1.48), 82 MB sent per region (AllReduce: 3.57 GB), in about two minutes on two cores.
 Learning rate 1e-3 gives 1.72, 4e-4 2.10, 4e-3 1.95.
 
-`:published` is the paper's 300M setting: batches of 2048 sequences, 100B tokens, learning rate
-4e-4 without weight decay, 250 steps of warm-up, cosine to 10 %, k = 32; here C4 in 8 regions.
+`:published` is the paper's 300M setting, on C4 in 8 regions: batches of 2048 sequences, 100B
+tokens, k = 32. The learning rate is 4e-4 without weight decay: 250 steps of warm-up, then a cosine
+to 10 %.
 """
 
 from ml_collections import ConfigDict

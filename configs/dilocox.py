@@ -3,14 +3,14 @@
     python -m experiments train --config=configs/dilocox.py --workdir=runs/dilocox
 
 The model is cut into two pipeline stages; each holds, codes and sends its own part of both
-optimizers' state. A processor is cut into as many virtual devices, on which idle ticks and stacked
-blocks cost two to three times the seconds of --config.mesh.stage=1; a machine with one accelerator
+optimizers' state. A processor is cut into as many virtual devices. Idle ticks and stacked blocks
+cost there two to three times the seconds of `--config.mesh.stage=1`. A machine with one accelerator
 needs that setting.
 
 Expected after 600 steps (1.2M tokens, Python 3.11 sources, one seed): evaluation loss 2.04 (in one
-stage 2.03; AllReduce: 1.48), 6.7 MB sent per region, in five minutes of processor time, or three in
-one stage. The outer momentum is 0.3: with DiLoCo's 0.9 and a round's delay the loss goes up and
-down, and ends at 3.06. Rank and round length shrink as the measured rank does; both are in
+stage 2.03; AllReduce: 1.48), 6.7 MB sent per region. That takes five minutes of processor time, or
+three in one stage. The outer momentum is 0.3: with DiLoCo's 0.9 and a round's delay the loss goes
+up and down, and ends at 3.06. Rank and round length shrink as the measured rank does; both are in
 metrics.jsonl. The 107B setting of the paper: configs/plan/dilocox_107b.py.
 """
 

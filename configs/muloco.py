@@ -5,7 +5,7 @@
 Expected after 600 steps (1.2M tokens, Python 3.11 sources, one seed): evaluation loss 1.53
 (AllReduce: 1.48 with AdamW), 30 MB sent per region, in about a minute on two cores.
 
-`:published` is of a size in the paper (416M, 8 workers, H = 30); its batch, length (20 tokens a
+`:published` has a size of the paper (416M, 8 workers, H = 30); its batch, length (20 tokens a
 parameter) and learning rate are ours.
 """
 

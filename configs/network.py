@@ -1,4 +1,4 @@
-"""Networks as configs: `--config=configs/network.py:intercontinental`, or a start for your own.
+"""Networks as configs: `--config=configs/network.py:intercontinental`, or a copy as your own.
 
 Presets: lan, datacenter, us_4_regions, consumer_1gbps, intercontinental, aws, aws:Oregon,Tokyo,...
 Any mapping with these fields is a network; files in YAML use the same ones.

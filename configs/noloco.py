@@ -3,14 +3,14 @@
     python -m experiments train --config=configs/noloco.py --workdir=runs/noloco
 
 Expected after 600 steps (1.2M tokens, Python 3.11 sources, one seed): evaluation loss of the mean
-anchor 1.77, of single regions 1.777 to 1.778 (DiLoCo: 1.75, AllReduce: 1.48); 119 MB sent per
-region, 40 MB of it waited for; in about two minutes on two cores. The pseudo-gradients travel in
-bf16, the anchors in fp32.
+anchor 1.77, of single regions 1.777 to 1.778 (DiLoCo: 1.75, AllReduce: 1.48). A region sends 119
+MB and waits for 40 MB of it. The run takes about two minutes on two cores. The pseudo-gradients
+travel in bf16, the anchors in fp32.
 
 `:published` is the setting of the paper's code for 125M parameters: 16 regions, H = 50, pairs,
-alpha = 0.5, beta = gamma = 0.7, 25,000 steps of 512 sequences. There the tokenizer is larger and
-the stages of the model are routed at random too: here with --config.mesh.stage=2 or more,
---config.mesh.region= as many as there are regions, and --config.random_routing=True.
+alpha = 0.5, beta = gamma = 0.7, 25,000 steps of 512 sequences. There the tokenizer is larger, and
+the stages of the model are routed at random too. Here that needs `--config.mesh.stage=2` or more,
+`--config.mesh.region=` the number of regions, and `--config.random_routing=True`.
 """
 
 from ml_collections import ConfigDict

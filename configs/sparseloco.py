@@ -6,8 +6,8 @@ Expected after 600 steps (1.2M tokens, Python 3.11 sources, one seed): evaluatio
 (AllReduce: 1.48), 5.0 MB sent per region, in about a minute on two cores. With 20 rounds of 30
 steps instead of 60 of 10 (`--config.method.period=30`): 2.14 and 1.7 MB.
 
-`:published` is of the smallest size in the paper (a 512M model, 8 regions) with H = 30, as in the
-72B run of arXiv 2603.08163; 20 tokens a parameter.
+`:published` has the smallest size of the paper (a 512M model, 8 regions) and 20 tokens a parameter.
+Its H of 30 is that of the 72B run of arXiv 2603.08163.
 """
 
 from ml_collections import ConfigDict

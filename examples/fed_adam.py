@@ -24,13 +24,16 @@ def fed_adam(
     """Every `period` inner steps one step of Adam on the mean pseudo-gradient.
 
     Args:
-      period: H; learning_rate: eta; b1, b2, eps: of Adam.
+      period: H, inner steps a round.
+      learning_rate: eta, positive.
+      b1, b2: Adam's decays of m and v, in [0, 1).
+      eps: Adam's epsilon.
     """
     problems = []
     if learning_rate <= 0:
-        problems.append(f"learning_rate={learning_rate}: must be positive")
+        problems.append(f"learning_rate={learning_rate}: give a rate > 0")
     if not (0 <= b1 < 1 and 0 <= b2 < 1):
-        problems.append(f"b1={b1}, b2={b2}: must lie in [0, 1)")
+        problems.append(f"b1={b1}, b2={b2}: give decays in [0, 1)")
     return Method(
         name="fed_adam",
         schedule=Staggered(period),

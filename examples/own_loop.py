@@ -1,4 +1,4 @@
-"""A training loop of one's own: checkpoints, Ctrl-C, and going on bit for bit.
+"""A training loop of your own: checkpoints, Ctrl-C, and resuming bit for bit.
 
 Run it, stop it whenever you like (Ctrl-C, or kill it), and run it again. It ends with the anchor of
 a run that was never stopped, bit for bit, payloads in flight included. Takes about 10 s.

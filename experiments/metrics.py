@@ -140,7 +140,7 @@ def record_of(line: str, where: str) -> dict[str, Any]:
 
     Raises:
       CutOffError: it is no JSON.
-      ValueError: it is not a record, since it has no field kind.
+      ValueError: it is no record, since it has no field kind.
     """
     try:
         record = json.loads(line)
@@ -149,7 +149,7 @@ def record_of(line: str, where: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"{where}: nested too deeply for a record") from None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-        raise ValueError(f"{where}: no record, which has a kind")
+        raise ValueError(f"{where}: no record, since it has no field kind")
     return record
 
 

@@ -38,7 +38,9 @@ NAMING = ("architecture.md", "resuming.md", "memory.md")
 LONGEST = 35
 LANGUAGES = ("python", "bash", "yaml", "text")
 SOURCES = [
-    path for room in ("lowcomm_jax", "experiments") for path in sorted((ROOT / room).rglob("*.py"))
+    path
+    for room in ("lowcomm_jax", "experiments", "configs", "examples")
+    for path in sorted((ROOT / room).rglob("*.py"))
 ]
 
 # Old names that have no other meaning here, as modules and public classes.

@@ -8,8 +8,9 @@ Every method gets the same tokens: a batch of a size is shared by its regions. H
 and outer learning rates are tuned for each method and size by successive halving over four points,
 with equal budgets, on a seed that is never reported: all four for 8 rounds, the best two for 24, in
 four regions, i.i.d. data. A method without an outer rate gets four inner ones. Momenta are those of
-the papers. A first grid (inner 3e-3, 9e-3; outer 0.4, 0.8) had CoCoDC's best at both lower edges,
-so the grid of all was moved; its runs are among the records that do not count.
+the papers. In a first grid (inner 3e-3, 9e-3; outer 0.4, 0.8) CoCoDC's best point was at both lower
+edges, so the grid of all methods was moved. The runs of the first grid are among the records that
+do not count.
 
 Stages, each finished before the next:
 - `1_first`: 0.18M and 0.7M parameters, 24 and 96 rounds, 2 and 4 regions, three seeds;

@@ -5,8 +5,9 @@
 Paper: AdLoCo, arXiv 2508.18182. Claim: lower perplexity than DiLoCo at equal time.
 
 The variants `diloco`, `diloco_sgd`, `diloco_norm` and `adloco` of `adloco_vs_diloco.py` at its size
-`small`, four regions, three seeds, on us_4_regions with steps of 0.02 s. DiLoCo makes 720 steps;
-what the others make in its time is found in pilot runs, one each (`experiments/compare/equal.py`).
+`small`, four regions, three seeds, on us_4_regions with steps of 0.02 s. DiLoCo makes 720 steps.
+One pilot run for each of the others finds how many it makes in that time
+(`experiments/compare/equal.py`).
 
 Ours, 50 minutes on two very busy cores, ± 95 % over three seeds, differences paired by seed:
 

@@ -8,7 +8,8 @@ communications, each of the three parts helping; communications grow with the lo
 What is compared, four regions, three seeds, H = 30, the same number of tokens:
 - `diloco`: batch 4, Nesterov. `diloco_sgd`: the same with AdLoCo's outer rule, SGD 0.5.
 - `adloco`: four trainers of one sequence a step each (together the batch of 4), merging every two
-  rounds; norm test, at most 32 sequences; microbatches of 4, batches above two of them accumulated.
+  rounds. Norm test, at most 32 sequences. Microbatches of 4; batches above two of them are
+  accumulated.
 - `one_trainer`: without multi-instance training, one trainer from a batch of 4.
 - `no_merge`: four trainers to the end. `reset`: moments start anew at a merge.
 - `fixed_batch`: without adaptive batches; trainers merge, and the survivor's batch stays 1.
@@ -22,14 +23,25 @@ batches and trainers over the run, and exchanges against tokens beside geometric
 Sizes, `--config.size=`: `small` (default, 0.18M parameters, 720 steps), `nano` (the laptop model),
 `gpu` (35M parameters on C4; not run by us). No outer rate is tuned.
 
-`small` took us 28 minutes on two busy cores. Final loss, ± 95 % over three seeds; MB sent;
-exchanges: diloco 2.085 ± 0.038, 26, 24; diloco_sgd 2.196 ± 0.027; adloco 2.517 ± 0.085, 23, 8;
-one_trainer 2.364 ± 0.021, 12, 10; no_merge 2.692 ± 0.069, 30, 6; reset 2.510 ± 0.088; fixed_batch
-2.072 ± 0.024, 104, 84; no_switch 2.562 ± 0.060; sqrt_rate 2.458 ± 0.053; diloco_norm
-2.466 ± 0.365, 8.3, 7.
+`small` took us 28 minutes on two busy cores. ± is 95 % over three seeds; an empty cell was not
+written down.
+
+| variant | final loss | MB sent | exchanges |
+| --- | --- | --- | --- |
+| diloco | 2.085 ± 0.038 | 26 | 24 |
+| diloco_sgd | 2.196 ± 0.027 | | |
+| adloco | 2.517 ± 0.085 | 23 | 8 |
+| one_trainer | 2.364 ± 0.021 | 12 | 10 |
+| no_merge | 2.692 ± 0.069 | 30 | 6 |
+| reset | 2.510 ± 0.088 | | |
+| fixed_batch | 2.072 ± 0.024 | 104 | 84 |
+| no_switch | 2.562 ± 0.060 | | |
+| sqrt_rate | 2.458 ± 0.053 | | |
+| diloco_norm | 2.466 ± 0.365 | 8.3 | 7 |
+
 Batches that grow 32-fold within 720 steps leave too few steps: at equal tokens they cost more than
-anything else; where tokens are plenty and bytes dear the comparison is another (`equal=bytes`). At
-equal time it is the same: `adloco_equal_time.py`.
+anything else. At equal bytes (`equal=bytes`) the comparison is another one. At equal time the
+result is the same: `adloco_equal_time.py`.
 """
 
 from ml_collections import ConfigDict

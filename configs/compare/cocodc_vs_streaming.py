@@ -2,29 +2,29 @@
 
     python -m experiments compare --config=configs/compare/cocodc_vs_streaming.py --workdir=runs/b
 
-Paper: CoCoDC, arXiv 2504.17672. Claim: 21.0 % fewer steps than Streaming DiLoCo to a target
-perplexity (150M parameters on C4, 4 regions, H = 100, K = 4, tau = 5, N = 8); 4.9 % fewer than
-DiLoCo in the author's own curves.
+Paper: CoCoDC, arXiv 2504.17672 (150M parameters on C4, 4 regions, H = 100, K = 4, tau = 5, N = 8).
+Claim: 21.0 % fewer steps than Streaming DiLoCo to a target perplexity. In the author's own curves
+CoCoDC needs 4.9 % fewer than DiLoCo.
 
 What is compared, four regions, three seeds, tau in {1, 5, 10}:
 - `diloco`: blocking, every H steps. `diloco_half`: every H/2 steps, twice the bytes.
 - `streaming_a0`, `streaming_a50`: alpha 0 and 0.5. `streaming_half`: alpha 0.5, period H/2.
 - `cocodc_off`, `cocodc_fixed`, `cocodc_norm`: lambda 0, lambda 0.5 in the paper's form, and the
   norm-scaled form with 0.2; N = K sends a period, the bytes of the above. `..._2k`: N = 2K, twice
-  the bytes, which is what the paper compares with Streaming at N = K; here its partner at equal
-  bytes is `streaming_half`.
+  the bytes. The paper compares that with Streaming at N = K; here its partner at equal bytes is
+  `streaming_half`.
 - `one_region`: one region with the batch of all four and DiLoCo's outer optimizer, a control.
 
-Outer learning rates: Nesterov with momentum 0.9 for all; the rate of each method family (DiLoCo,
-Streaming, CoCoDC) is the best of the same four, searched by configs/compare/cocodc_outer_lr.py (one
-seed, tau = 5, N = K, half the steps; the winners are the constants below). All variants of a family
-use its rate, also those with twice the bytes.
+The outer rule is Nesterov with momentum 0.9 for all. The outer learning rate of each method family
+(DiLoCo, Streaming, CoCoDC) is the best of the same four, a constant below. It was searched by
+configs/compare/cocodc_outer_lr.py with one seed, tau = 5, N = K and half the steps. All variants of
+a family use its rate, also those with twice the bytes.
 
 Sizes, `--config.size=`:
 - `small` (default): 3 layers of width 64 (0.18M parameters), context 64, H = 30, K = 3, 720 steps.
-  90 runs, about 16 seconds each on one core: half an hour in all. Target loss 2.2, chosen on single
-  runs of seed 0 as one that the slower methods still reach; it can be changed afterwards without
-  training anew: `--config.sizes.small.target=2.3`.
+  90 runs, about 16 seconds each on one core: half an hour in all. The target loss is 2.2, chosen on
+  single runs of seed 0 as one that the slower methods still reach. Another target needs no new
+  training: `--config.sizes.small.target=2.3`.
 - `nano`: the laptop model (1M parameters), context 128, 900 steps; hours.
 - `gpu`: 35M parameters on C4, H = 100, K = 4, 4000 steps. Any corpus will do:
   `--config.sizes.gpu.common.data.corpus=text:...`. Not run by us.

@@ -14,7 +14,7 @@ trains NoLoCo with H = 50, pairs, alpha 0.5, beta = gamma = 0.7, and DiLoCo with
 
 What is compared, each with 8 and 16 regions, equal tokens and three seeds:
 - `noloco`: pairs. Its fp32 pseudo-gradients and anchors are 8 bytes a parameter and round, DiLoCo's
-  two-shot reduction 7 to 7.5, so that equal H is about equal bytes, and the published pairing (H 50
+  two-shot reduction 7 to 7.5. So equal H is about equal bytes, and the published pairing (H 50
   against 100) gives NoLoCo twice as many.
 - `diloco`: as in that code. `nesterov`: DiLoCo with look-ahead, 0.4 / 0.9, the best outer rule of
   configs/compare/cocodc_outer_lr.py (4 regions, H = 30).
@@ -36,11 +36,19 @@ regions, H  noloco                diloco                nesterov
 16, 100     2.229 ± 0.014, 11.6   2.203 ± 0.019, 10.8   2.256 ± 0.018
 =========== ===================== ===================== =====================
 
-At equal H, paired by seed, NoLoCo is +0.007 ± 0.027 and +0.0002 ± 0.013 with H = 50 (no evidence of
-a difference), +0.034 ± 0.021 and +0.026 ± 0.009 with H = 100. At H = 50 against DiLoCo at H = 100,
-as published, it is -0.029 ± 0.021 and -0.060 ± 0.014, with twice the bytes. Seed 0 replayed under
-log-normal delays, steps of 0.05 s: 42 s of virtual time against 45 s of DiLoCo at H = 50 with 8
-regions, 42 s against 47 s with 16; waiting for bytes 1 s against 5 and 7 s.
+NoLoCo's loss less DiLoCo's, paired by seed:
+
+=====================  ===============  ===============
+H of NoLoCo, DiLoCo    8 regions        16 regions
+=====================  ===============  ===============
+50, 50 (no evidence)   +0.007 ± 0.027   +0.0002 ± 0.013
+100, 100               +0.034 ± 0.021   +0.026 ± 0.009
+50, 100 (published)    -0.029 ± 0.021   -0.060 ± 0.014
+=====================  ===============  ===============
+
+The published pairing gives NoLoCo twice the bytes. Seed 0 was replayed at H = 50 under log-normal
+delays, with steps of 0.05 s. NoLoCo takes 42 s of virtual time with 8 regions and 42 s with 16,
+DiLoCo 45 s and 47 s. NoLoCo waits 1 s for bytes, DiLoCo 5 and 7 s.
 """
 
 from ml_collections import ConfigDict

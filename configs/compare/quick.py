@@ -7,9 +7,9 @@ equal tokens: 1M parameters, 140 steps, H = 20, K = 3, tau = 5. Virtual time is 
 us_4_regions (2 to 5 Gbit/s) with 0.02 s a step, about what a core or two need for one region's.
 
 One seed: the intervals are over the evaluation documents and say nothing of other seeds. Seven
-rounds are few, so the outer rules have less momentum than in the methods' own configs; DiLoCoX,
-whose outer step comes a whole round late, bears the least. `--config.seeds="(0,1,2)"` gives
-intervals over seeds, `--config.common.steps=1500` more rounds.
+rounds are few, so the outer rules have less momentum than in the methods' own configs. DiLoCoX has
+the least, as its outer step comes a whole round late. `--config.seeds="(0,1,2)"` gives intervals
+over seeds, `--config.common.steps=1500` more rounds.
 """
 
 import os
@@ -48,7 +48,9 @@ def methods(period: int, fragments: int, overlap: int) -> dict:
     """Name -> variant: a method added here takes part in everything.
 
     Args:
-      period: H; fragments: K; overlap: tau.
+      period: H, inner steps between two sends of a fragment.
+      fragments: K.
+      overlap: tau, inner steps between a send and its landing.
     """
     outer = {"name": "nesterov", "learning_rate": 0.7, "momentum": 0.5}
     shared = {"period": period, "outer": outer}

@@ -7,14 +7,22 @@ twice the bytes, one seed).
 
 The study of configs/compare/cocodc_vs_streaming.py at tau = 5 alone: equal bytes, twice the bytes,
 and the paper's pairing. Expected at `small` (24 rounds, H = 30): a delay of five steps matters
-little, so the Taylor forms lie within one another's intervals, and what is left between the two
-methods is the schedule and Streaming's mixing with the local value (alpha).
+little, so the Taylor forms lie within one another's intervals. What is left between the two methods
+is the schedule and Streaming's mixing with the local value (alpha).
 
-Measured (`small`, three seeds, about a quarter of an hour on two cores), loss, steps to loss 2.2,
-MB sent: Streaming, alpha 0.5, 1.966 ± 0.031, 333, 27; alpha 0 2.094 ± 0.045, 448, 27; CoCoDC,
-lambda 0.5, 2.091 ± 0.053, 442, 27; norm-scaled 2.092 ± 0.039, 444, 27; at N = 2K 2.102 ± 0.054,
-491, 59 and 2.081 ± 0.079, 464, 59. CoCoDC needs 33 % more steps than Streaming with alpha 0.5 at
-equal bytes; against alpha 0 there is no evidence of a difference.
+Measured (`small`, three seeds, about a quarter of an hour on two cores):
+
+| variant | loss | steps to loss 2.2 | MB sent |
+| --- | --- | --- | --- |
+| Streaming, alpha 0.5 | 1.966 ± 0.031 | 333 | 27 |
+| Streaming, alpha 0 | 2.094 ± 0.045 | 448 | 27 |
+| CoCoDC, lambda 0.5 | 2.091 ± 0.053 | 442 | 27 |
+| CoCoDC, norm-scaled | 2.092 ± 0.039 | 444 | 27 |
+| CoCoDC, lambda 0.5, N = 2K | 2.102 ± 0.054 | 491 | 59 |
+| CoCoDC, norm-scaled, N = 2K | 2.081 ± 0.079 | 464 | 59 |
+
+CoCoDC needs 33 % more steps than Streaming with alpha 0.5 at equal bytes. Against alpha 0 there is
+no evidence of a difference.
 """
 
 from ml_collections import ConfigDict

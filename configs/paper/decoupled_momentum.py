@@ -9,10 +9,18 @@ Equal tokens, four regions: averaging and DiLoCo, dense; decoupled momentum in b
 (`lowcomm_jax.methods.decoupled_momentum`), 32 of 4096 coefficients. Expected at `small`: far fewer
 bytes than 1/16 of DiLoCo's, and a higher loss, because 24 rounds leave most of the residual unsent.
 
-Measured (`small`, three seeds, 6 minutes on two cores), loss and MB sent: averaging 2.001 ± 0.035,
-26; DiLoCo 2.066 ± 0.039, 26; decoupled 2.279 ± 0.048, 0.64 (1/41); with 512 coefficients
-1.947 ± 0.028, 9.1; as coded 4.62 ± 3.35. Keeping 1/8 of the coefficients beats DiLoCo
-(-0.120 ± 0.059) at a third of its bytes; with 1/128 it loses, and the coded reading is unstable.
+Measured (`small`, three seeds, 6 minutes on two cores):
+
+| variant | loss | MB sent |
+| --- | --- | --- |
+| averaging | 2.001 ± 0.035 | 26 |
+| DiLoCo | 2.066 ± 0.039 | 26 |
+| decoupled | 2.279 ± 0.048 | 0.64 (1/41) |
+| decoupled, 512 coefficients | 1.947 ± 0.028 | 9.1 |
+| decoupled, as coded | 4.62 ± 3.35 | |
+
+Keeping 1/8 of the coefficients beats DiLoCo (-0.120 ± 0.059) at a third of its bytes; with 1/128 it
+loses. The coded reading is unstable.
 """
 
 from ml_collections import ConfigDict

@@ -6,13 +6,18 @@ Paper: arXiv 2506.10911 (125M to 6.8B parameters; NoLoCo with H = 50, DiLoCo wit
 
 The study of configs/compare/noloco_vs_diloco.py with 8 regions alone: equal H, and the published
 pairing. Expected at `small` (8 and 16 rounds of pairs among 8 regions): at equal H gossip mixes
-less than an average of all, so that it is as good as DiLoCo at best; twice as many rounds help it.
+less than an average of all, so it is as good as DiLoCo at best. Twice as many rounds help it.
 
-Measured (`small`, three seeds, 18 runs, about half an hour on two busy cores), loss and MB sent by
-a region: with H = 50, NoLoCo 2.012 ± 0.012, 23.1; DiLoCo (heavy ball, as published) 2.005 ± 0.016,
-20.2; with Nesterov 2.050 ± 0.010. With H = 100, NoLoCo 2.074 ± 0.015, 11.6; DiLoCo 2.041 ± 0.010,
-10.1; with Nesterov 2.126 ± 0.012. NoLoCo less DiLoCo, by seed: +0.007 ± 0.027 and +0.034 ± 0.021;
-at H = 50 less DiLoCo at H = 100, as published, -0.029 ± 0.021.
+Measured (`small`, three seeds, 18 runs, about half an hour on two busy cores), loss, and MB sent by
+a region; the DiLoCo column is with heavy ball, as published:
+
+| H | NoLoCo | DiLoCo | DiLoCo with Nesterov |
+| --- | --- | --- | --- |
+| 50 | 2.012 ± 0.012, 23.1 | 2.005 ± 0.016, 20.2 | 2.050 ± 0.010 |
+| 100 | 2.074 ± 0.015, 11.6 | 2.041 ± 0.010, 10.1 | 2.126 ± 0.012 |
+
+NoLoCo less DiLoCo, by seed: +0.007 ± 0.027 at H = 50, +0.034 ± 0.021 at H = 100. NoLoCo at H = 50
+less DiLoCo at H = 100, as published: -0.029 ± 0.021.
 """
 
 from ml_collections import ConfigDict

@@ -5,13 +5,20 @@
 Paper: arXiv 2508.15706 (512M to 2B parameters, 8 to 16 regions).
 
 Equal tokens, four regions, three densities (64, 128 and 512 of 4096) against dense DiLoCo and dense
-averaging, with short rounds: what is not sent waits in the residual, so the number of rounds is
-what counts. Expected at `small` (96 rounds): the gap to averaging closes with density.
+averaging, with short rounds. Entries that are not sent wait in the residual, so the number of
+rounds is what counts. Expected at `small` (96 rounds): the gap to averaging closes with density.
 
-Measured (`small`, three seeds, 27 minutes on two busy cores), loss and MB sent: averaging
-1.693 ± 0.035, 104; DiLoCo 1.741 ± 0.088, 104; 64 of 4096 1.922 ± 0.032, 1.6; 128 of 4096
-1.838 ± 0.050, 3; 512 of 4096 1.752 ± 0.041, 11.5. Against DiLoCo +0.181 ± 0.062, +0.097 ± 0.038 and
-+0.011 ± 0.054: the gap closes with density, nothing beats DiLoCo.
+Measured (`small`, three seeds, 27 minutes on two busy cores):
+
+| variant | loss | less DiLoCo's | MB sent |
+| --- | --- | --- | --- |
+| averaging | 1.693 ± 0.035 | | 104 |
+| DiLoCo | 1.741 ± 0.088 | | 104 |
+| 64 of 4096 | 1.922 ± 0.032 | +0.181 ± 0.062 | 1.6 |
+| 128 of 4096 | 1.838 ± 0.050 | +0.097 ± 0.038 | 3 |
+| 512 of 4096 | 1.752 ± 0.041 | +0.011 ± 0.054 | 11.5 |
+
+The gap closes with density; no density beats DiLoCo.
 """
 
 from ml_collections import ConfigDict

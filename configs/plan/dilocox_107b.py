@@ -3,16 +3,16 @@ beside it.
 
     python -m experiments plan --config=configs/plan/dilocox_107b.py
 
-With `--config.mesh.fsdp=1 --config.compile=True` and
-XLA_FLAGS=--xla_force_host_platform_device_count=16 in front, the inner step, the send and the
-landing of 2 regions x 8 stages are compiled as well, on shapes alone, which takes some minutes;
-`--config.pipeline_schedule=1f1b` takes the schedule of fewer activations.
+The plan can also compile the inner step, the send and the landing of 2 regions x 8 stages, on
+shapes alone, which takes some minutes. That needs `--config.mesh.fsdp=1 --config.compile=True` and
+XLA_FLAGS=--xla_force_host_platform_device_count=16 in front. `--config.pipeline_schedule=1f1b`
+takes the schedule of fewer activations.
 
 Takes about a second. Expected: about 395x over AllReduce (published: 357x, +11 %). Assumptions: two
 clusters with one 1 Gbit/s link each, fp32 AllReduce, 16 x 2048 tokens per step, compute as fast as
-the published fully overlapped run (3,728 tokens/s, recalled). "Without overlap" comes out about 51
-% faster than published: the published rows imply a compression of about 4.6, rank 2048 with int4
-gives 24 by its shapes; nothing is tuned to hide that.
+the published fully overlapped run (3,728 tokens/s, recalled). "Without overlap" comes out about
+51 % faster than published. The published rows imply a compression of about 4.6; rank 2048 with int4
+gives 24 by its shapes. No value is tuned to hide that.
 """
 
 from ml_collections import ConfigDict

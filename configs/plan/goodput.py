@@ -3,9 +3,9 @@
     python -m experiments plan --goodput
 
 Takes about ten seconds. Expected: every published figure within three percentage points. Published
-are one interrupt of a chip a year and the chips; the seconds an interrupt costs and the share lost
-at any rate are fitted to the table, two values for elastic jobs and two for data parallelism. The
-table itself is second-hand. `configs/plan/goodput_three_regions.py` is a fleet of one's own.
+are one interrupt of a chip a year and the chips. The seconds that an interrupt costs and the share
+that is always lost are fitted to the table: two values for elastic jobs, two for data parallelism.
+The table itself is second-hand. `configs/plan/goodput_three_regions.py` is a fleet of one's own.
 """
 
 from ml_collections import ConfigDict, config_dict

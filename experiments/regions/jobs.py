@@ -69,8 +69,8 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         found.append(f"wait_minutes={fields['wait_minutes']}: give a time above 0")
     if fields["participation"] != 1:
         found.append(
-            f"participation={fields['participation']}: with separate jobs a region takes part "
-            "whenever its job runs; leave it at 1"
+            f"participation={fields['participation']}: with jobs of their own regions take part "
+            "whenever their jobs run; leave it at 1"
         )
     if method is None:
         return found

@@ -146,7 +146,7 @@ def build(
     part, label = PARTS[key], f"method.{key}"
     if not isinstance(value, str | Mapping):
         fix = "name the function that makes it, as in 'my_module:my_function'"
-        return None, [f"{label} is a {type(value).__name__}, which config.json cannot hold: {fix}"]
+        return None, [f"{label} is a {type(value).__name__}, which no config.json holds: {fix}"]
     settings = {"name": value} if isinstance(value, str) else dict(value)
     name = settings.pop("name", None)
     if key == "codec" and OWN not in str(name):
@@ -240,7 +240,7 @@ def _whole_codec(
     """A codec of one leaf applied to all, with the settings that every such codec has."""
     if isinstance(made, Codec):
         if around:
-            only = "only a MatrixCodec takes this setting; leave it out"
+            only = "only a MatrixCodec takes it; leave it out"
             return None, [f"{label}it is a whole codec, {k}: {only}" for k in around]
         return made, []
 
@@ -310,9 +310,8 @@ def portable(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         there, found = problems_of(functools.partial(find, part, path, key))
         if found or there is not maker or path.startswith("__main__"):
             problems.append(
-                f"method.{key}={name!r} was added to a table in this process: sample, export and a "
-                "restart do not know it; put its function into a module, and name it "
-                "module:function"
+                f"method.{key}={name!r} was registered by hand: sample, export and a restart do "
+                "not know it; put what makes it into a module, and name it module:function"
             )
         elif section or decay is not None:
             given = {} if decay is None else {"error_feedback": decay}

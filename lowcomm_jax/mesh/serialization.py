@@ -144,7 +144,7 @@ def _named(module: str, name: str, fits: Callable[[type], bool]) -> type:
     else:
         found = None
     if not (isinstance(found, type) and found.__module__ == module and fits(found)):
-        raise ValueError(f"{module}.{name} is no type that processes send one another")
+        raise ValueError(f"{module}.{name} is nothing that processes tell one another")
     return found
 
 

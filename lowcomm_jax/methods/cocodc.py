@@ -128,6 +128,7 @@ def _syncs_problems(syncs, gamma, step_seconds, sync_seconds, measured: bool) ->
         problems.append(f"gamma={gamma}: give a share of the link in (0, 1]")
     if not all(0 < x < math.inf for x in given):
         problems.append(
-            f"step_seconds={step_seconds}, sync_seconds={sync_seconds}: give positive numbers"
+            f"step_seconds={step_seconds}, sync_seconds={sync_seconds}: give positive, finite "
+            "numbers"
         )
     return problems

@@ -178,7 +178,7 @@ def _timing_problems(timing: list[float]) -> list[str]:
     if len(timing) == 1:
         return ["step_seconds (T_step) and sync_seconds (T_comm) go together: give both"]
     if not all(0 < x < math.inf for x in timing):
-        return [f"step_seconds, sync_seconds = {timing}: give positive numbers"]
+        return [f"step_seconds, sync_seconds = {timing}: give positive, finite numbers"]
     return []
 
 

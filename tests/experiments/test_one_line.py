@@ -91,7 +91,7 @@ METRICS = {
     "binary": (b"\xff\xfe\x00", "no text"),
     "nested": (b'{"kind": ' + b"[" * 100_000 + b"\n", "line 1: nested too deeply"),
     "half a record": (b'{"kind": \n{"kind": "step"}\n', "line 1: not a JSON record"),
-    "no record": (b"5\n", "line 1: not a record"),
+    "no record": (b"5\n", "line 1: no record"),
     "no header": (b'{"kind": "header"}\n', "does not start with a known header"),
 }
 
