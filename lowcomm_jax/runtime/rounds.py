@@ -143,7 +143,8 @@ class RoundExchange:
         self.times = RoundTimes()
         self._context, self._gc, self._awaited = context, payload_gc, awaited
         self._admission, self._overlap, self._like_K = admission, overlap, like_K
-        self._clock, self._stepped_s, self._slow = clock, None, False
+        self._clock, self._stepped_s = clock, None
+        self._slow = self._told = False  # what was warned of
         self._rounds: dict[int, _Round] = {}
         self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any]]] = deque()
         self._swept = first
@@ -349,6 +350,7 @@ class RoundExchange:
             return []
         counting = terms.counting({r: x.terms for r, x in holding.items()}, self._context.heal)
         if len(counting) < self._admission.quorum:
+            self._warn_of_quorum(found)
             return []
         now = self._clock()
         if found.quorum_s is None:
@@ -360,6 +362,19 @@ class RoundExchange:
         if missing and now < found.quorum_s + window_s:
             return []
         return sorted(counting)
+
+    def _warn_of_quorum(self, found: _Round) -> None:
+        """Say so once where a round waits for learners that are not there."""
+        living, needed = len(self._context.heartbeat.living(certain=False)), self._admission.quorum
+        if living >= needed:
+            self._told = False
+        elif not self._told:
+            self._told = True
+            log.warning(
+                "round %s has no quorum: %d learners are needed, %d live; training goes on, and "
+                "rounds do when more are back",
+                *(found.name, needed, living),
+            )
 
     def _round(self, number: int) -> _Round:
         with self._lock:
