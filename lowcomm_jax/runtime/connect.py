@@ -273,11 +273,13 @@ class LockstepRounds:
         """See `RoundExchange`."""
         self._leader.broadcast_from_leader("check", lambda: self._rounds.check())
 
-    def report(self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any]) -> None:
+    def report(
+        self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any], step: int
+    ) -> None:
         """See `RoundExchange`; arrays that lie in several processes are put together."""
         here = {name: whole(x) for name, x in arrays.items()}
         self._leader.broadcast_from_leader(
-            "report", lambda: self._rounds.report(number, here, terms)
+            "report", lambda: self._rounds.report(number, here, terms, step)
         )
         self.newest = max(self.newest, number)
 
@@ -288,6 +290,10 @@ class LockstepRounds:
     def compare(self, number: int, ours: Mapping[str, Any]) -> None:
         """See `RoundExchange`."""
         self._leader.broadcast_from_leader("compare", lambda: self._rounds.compare(number, ours))
+
+    def go_on(self, first: int) -> None:
+        """See `RoundExchange`."""
+        self._look(lambda: self._rounds.go_on(first))
 
     def landed(self, number: int) -> None:
         """See `RoundExchange`."""

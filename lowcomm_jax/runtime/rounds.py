@@ -146,9 +146,9 @@ class RoundExchange:
         self._clock, self._stepped_s = clock, None
         self._slow = self._told = False  # what was warned of
         self._rounds: dict[int, _Round] = {}
-        self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any]]] = deque()
+        self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any], int]] = deque()
         self._swept = first
-        self._lock = threading.Lock()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
         payload_gc.for_all = True
         self._wake = threading.Event()
         act = (self._run,)
@@ -173,17 +173,20 @@ class RoundExchange:
         if before is not None:
             self.times.note("step_s", now - before)
 
-    def report(self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any]) -> None:
+    def report(
+        self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any], step: int
+    ) -> None:
         """Send this learner's payload of a round; opens the round if nobody has.
 
         Args:
           arrays: of any shape, without an axis of regions; must not be donated meanwhile.
           terms: what all that take part must agree on (`runtime.terms`).
+          step: of this learner, for `FaultHooks`.
         """
         for x in arrays.values():
             if isinstance(x, jax.Array):
                 x.copy_to_host_async()
-        self._reports.append((number, arrays, terms))
+        self._reports.append((number, arrays, terms, step))
         self.newest = max(self.newest, number)
         self._wake.set()
 
@@ -228,8 +231,16 @@ class RoundExchange:
         published = {r: x.payload.digests for r, x in found.announced.items() if x.payload}
         if found.own is not None:
             published[self._context.region] = found.own[0].digests
-        self._gc.done(str(number), {found.name: published}, at_once=False)
+        self._gc.done(_key(number), {found.name: published}, at_once=False)
         self._wake.set()
+
+    def go_on(self, first: int) -> None:
+        """Go on with this round, where others were made up for by another exchange."""
+        with self._looking:
+            self._rounds.clear()
+            self._reports.clear()
+            self.first = self.committed = self._swept = first
+            self.newest = first - 1
 
     @property
     def running(self) -> bool:
@@ -264,14 +275,15 @@ class RoundExchange:
         Raises:
           StoreUnavailable: try again later.
         """
-        news = self._publish()
-        news |= self._find()
-        self._note_reads()
-        news |= self._close()
-        if self.first > self._swept:
-            self._swept = self.first
-            self._gc.sweep()
-        return news
+        with self._looking:
+            news = self._publish()
+            news |= self._find()
+            self._note_reads()
+            news |= self._close()
+            if self.first > self._swept:
+                self._swept = self.first
+                self._gc.sweep()
+            return news
 
     @property
     def fetching(self) -> bool:
@@ -283,11 +295,11 @@ class RoundExchange:
         """Write the reports that wait, but those of rounds that are over."""
         context, news = self._context, False
         while self._reports:
-            number, arrays, given = self._reports[0]
+            number, arrays, given, step = self._reports[0]
             if number >= self.committed:
-                found, key = self._round(number), str(number)
+                found, key = self._round(number), _key(number)
                 record = terms.as_record(given)
-                context.fault_hooks.begins(key, record)
+                context.fault_hooks.begins(key, {**record, "step": step})
                 host_payload = payloads.on_host(arrays, None)
                 began_s = self._clock()  # until now the device was computing
                 packed = payloads.pack(context, found.name, host_payload)
@@ -381,8 +393,9 @@ class RoundExchange:
             if number not in self._rounds:
                 context, everyone = self._context, tuple(range(self._context.count))
                 epoch = context.heartbeat.own.epoch
-                self._gc.begin(str(number))
-                self._rounds[number] = _Round(name_of(epoch, str(number), everyone, context.count))
+                self._gc.begin(_key(number))
+                name = name_of(epoch, _key(number), everyone, context.count)
+                self._rounds[number] = _Round(name)
             return self._rounds[number]
 
     # -- payloads -------------------------------------------------------------------------------
@@ -398,7 +411,7 @@ class RoundExchange:
                 return
             before.cancel()  # of a job that was here before, and was replaced
         like = wire.shapes_of(self._like_K[number % len(self._like_K)])
-        piece = PayloadPiece(str(number), found.name, payload, like, [region], hint)
+        piece = PayloadPiece(_key(number), found.name, payload, like, [region], hint)
         found.began_s[region] = self._clock()
         found.fetches[region] = Fetch(self._context, region, [piece], self._wake)
 
@@ -447,3 +460,8 @@ class RoundExchange:
                     f"the payload of region {region} for round {number} is agreed on, but gone: "
                     "copy a peer"
                 )
+
+
+def _key(number: int) -> str:
+    """The key of a round; those of the last synchronisation are numbers."""
+    return f"round{number}"

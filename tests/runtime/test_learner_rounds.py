@@ -312,3 +312,16 @@ def test_who_has_another_anchor_is_found_out_before_anything_lands(learners, hea
     admitted = [k for k, who in others[0].admitted.items() if 1 not in who]
     assert not admitted or min(admitted) > number
     assert_equal(others)
+
+
+@pytest.mark.slow
+def test_a_run_may_go_on_after_its_end(learners):
+    """The last synchronisation counts as a round of each fragment; numbers go on from there."""
+    jobs = learners(method(3, 0.0))
+    run(jobs, 6)
+    finish(jobs)
+    assert_equal(jobs)
+    first = jobs[0].step_number + 1
+    run(jobs, 15, first=first)
+    assert_equal(jobs)
+    assert records(jobs[0], 15, since=9) == dict.fromkeys(range(9, 15), (0, 1, 2))
