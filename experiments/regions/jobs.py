@@ -74,8 +74,6 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         )
     if method is None:
         return found
-    if isinstance(method.schedule, Learners) and (
-        kind != "store" or fields["processes"] not in (None, 1)
-    ):
+    if isinstance(method.schedule, Learners) and kind != "store":
         found.append(learner_needs(method.name))
     return found + job_problems(method, count, OutlierGuard(**fields["guards"]))

@@ -205,6 +205,8 @@ def describe_method(method: Method | None) -> dict | None:
     for name in _LATER_FIELDS:
         if not getattr(method, name):
             del described[name]
+    if method.servers is not None and method.servers.codec is None:
+        del described["servers"]["codec"]
     return {k: v for k, v in described.items() if k not in ("type", "problems")}
 
 

@@ -35,16 +35,37 @@ class LocalServers:
     Attributes:
       outer: Optax transform of one region's pseudo-gradient that arrives at its server.
       blend: alpha, weight of the global model when a server merges it, in [0, 1].
+      codec: of what a server sends to the global one, a codec or a name of `compression.make`;
+        None = dense. What regions send to their server has that of the method.
     """
 
     outer: optax.GradientTransformationExtraArgs
     blend: float
+    codec: Any = None
+
+    def __post_init__(self):
+        if isinstance(self.codec, str | Mapping):
+            object.__setattr__(self, "codec", compression.make(self.codec))
 
     def violations(self) -> list[str]:
         """Settings that cannot work, one line with its fix each."""
-        if 0 <= self.blend <= 1:
-            return []
-        return [f"blend={self.blend}: the weight of the global model lies in [0, 1]"]
+        found = []
+        if not 0 <= self.blend <= 1:
+            found.append(f"blend={self.blend}: the weight of the global model lies in [0, 1]")
+        if self.codec is None:
+            return found
+        if not isinstance(self.codec, Codec):
+            fix = "give a codec, a name of compression.names() or None"
+            return [*found, f"global_codec={self.codec!r}: {fix}"]
+        if self.codec.increments or self.codec.personal:
+            found.append(
+                f"global_codec {self.codec.name}: a server's update is applied by itself, and no "
+                "mean is kept; use error_feedback"
+            )
+        part = per_tensor(self.codec)
+        if part is not None and part.reduce == "two_shot":
+            found.append("global_codec.reduce='two_shot': nothing is reduced there; leave it out")
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +293,6 @@ class Method:
         needs = {
             "schedule.TwoLevels": isinstance(self.schedule, TwoLevels),
             "base='received'": self.base == "received",
-            "dense payloads (codec=None)": self.codec is None,
             "the mean (merge=None)": self.merge is None,
             "no landing rule": self.landing is None,
         }

@@ -32,7 +32,10 @@ Source: the published code. Its rates are 0.2 x 16 and 0.15 x 2, since it divide
 `outer.delayed_nesterov` does.
 
 Differs from it: time is counted in ticks, inner steps of the fastest worker, and links between the
-servers take `travel` ticks. Arrivals of one tick are served in region order. Payloads are dense.
+servers take `travel` ticks. Arrivals of one tick are served in region order.
+
+Ours are the codecs, one per level, of what goes up: Delta_r and u_g, each sender with a residual of
+its own where the codec has one. Models that come back are dense.
 """
 
 from __future__ import annotations
@@ -59,6 +62,8 @@ def halos(
     global_buffer: int = 2,
     travel: int | Sequence[int] = 0,
     dynamic: bool = True,
+    codec: Any = None,
+    global_codec: Any = None,
     inner_batching: Any = None,
 ) -> Method:
     """Train workers that arrive at local servers, which arrive at a global one.
@@ -73,6 +78,9 @@ def halos(
       global_learning_rate, global_momentum, global_buffer: of the global server's.
       travel: ticks one way between a local and the global server; one number or one per group.
       dynamic: ceil(v / max v H) inner steps between arrivals instead of H.
+      codec: of what workers send to their server: a codec, its name, or a mapping; None = dense
+        fp32.
+      global_codec: the same, of what servers send to the global one.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
 
     Raises:
@@ -93,8 +101,11 @@ def halos(
             global_learning_rate, global_momentum, max(global_buffer, 1)
         ),
         servers=LocalServers(
-            outer_rules.delayed_nesterov(learning_rate, momentum, max(buffer, 1)), blend
+            outer_rules.delayed_nesterov(learning_rate, momentum, max(buffer, 1)),
+            blend,
+            global_codec,
         ),
+        codec=codec,
         inner_batching=inner_batching,
         base="received",
     )

@@ -25,7 +25,8 @@ class StoreRequests:
 
     Attributes:
       round_s: seconds between two rounds.
-      writes, reads, deletes: of rounds; beats: of heartbeats, of which one is a write.
+      writes, reads, deletes: of rounds.
+      beats: of heartbeats, of which one is a write.
       exchange_s: seconds to write, commit and fetch a fragment.
     """
 

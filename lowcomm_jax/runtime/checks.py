@@ -32,7 +32,7 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
             f"the mesh has {mesh.shape[REGION]} region slots, but this job is one region: use "
             "region=1, and fsdp or tensor for its devices"
         )
-    if isinstance(method.schedule, Learners) and getattr(exchange, "kind", None) != "store":
+    if isinstance(method.schedule, Learners) and exchange.kind != "store":
         found.append(learner_needs(method.name))
     return found + job_problems(method, regions, guard)
 
@@ -40,8 +40,8 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
 def learner_needs(name: str) -> str:
     """Why learners need the exchange that they need."""
     return (
-        f"{name} between jobs: payloads must outlive who wrote them, and one process a region "
-        "meets the others; use exchange.store (exchange=store) in a job of one process"
+        f"{name} between jobs: payloads must outlive who wrote them; use exchange.store "
+        "(exchange=store)"
     )
 
 

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import jax
@@ -27,6 +27,8 @@ from lowcomm_jax.runtime.heartbeat import Heartbeat
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.peer_transport import PeerTransport
 from lowcomm_jax.runtime.remote import RemoteExchange
+from lowcomm_jax.runtime.request import Arrived
+from lowcomm_jax.runtime.rounds import RoundExchange
 from lowcomm_jax.runtime.secret import Seal, read_secret
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
@@ -234,6 +236,72 @@ class LockstepExchange:
         self._leader.broadcast_from_leader(
             "start", lambda: self._exchange.start(key, here, **options)
         )
+
+    @property
+    def kind(self) -> str:
+        """See `RemoteExchange`."""
+        return self._leader.broadcast_from_leader("kind", lambda: self._exchange.kind)
+
+    def rounds(self, *given: Any) -> LockstepRounds:
+        """See `RemoteExchange.rounds`."""
+        made: list[RoundExchange] = []
+        begin = self._leader.broadcast_from_leader
+        begin("rounds", lambda: made.append(self._exchange.rounds(*given)))
+        return LockstepRounds(self._leader, made[0] if made else None)
+
+
+class LockstepRounds:
+    """`RoundExchange` of a learner whose job is several processes; see `LockstepExchange`.
+
+    Attributes:
+      newest, committed: as they were when the last step was done, or was reported to, so that all
+        processes decide by the same numbers.
+    """
+
+    def __init__(self, team: Leader, rounds: RoundExchange | None):
+        self._leader, self._rounds = team, rounds
+        self._look(lambda: None)
+
+    def _look(self, act: Callable[[], None]) -> None:
+        def both() -> tuple[int, int]:
+            act()
+            return self._rounds.newest, self._rounds.committed
+
+        self.newest, self.committed = self._leader.broadcast_from_leader("look", both)
+
+    def stepped(self) -> None:
+        """See `RoundExchange`."""
+        self._look(lambda: self._rounds.stepped())
+
+    def check(self) -> None:
+        """See `RoundExchange`."""
+        self._leader.broadcast_from_leader("check", lambda: self._rounds.check())
+
+    def report(
+        self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any], step: int
+    ) -> None:
+        """See `RoundExchange`; arrays that lie in several processes are put together."""
+        here = {name: whole(x) for name, x in arrays.items()}
+        self._leader.broadcast_from_leader(
+            "report", lambda: self._rounds.report(number, here, terms, step)
+        )
+        self.newest = max(self.newest, number)
+
+    def take(self, number: int) -> Arrived | None:
+        """See `RoundExchange`."""
+        return self._leader.broadcast_from_leader("take", lambda: self._rounds.take(number))
+
+    def compare(self, number: int, ours: Mapping[str, Any]) -> None:
+        """See `RoundExchange`."""
+        self._leader.broadcast_from_leader("compare", lambda: self._rounds.compare(number, ours))
+
+    def go_on(self, first: int) -> None:
+        """See `RoundExchange`."""
+        self._look(lambda: self._rounds.go_on(first))
+
+    def landed(self, number: int) -> None:
+        """See `RoundExchange`."""
+        self._leader.broadcast_from_leader("landed", lambda: self._rounds.landed(number))
 
 
 def _broadcast(name: str) -> Callable:

@@ -88,6 +88,10 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
     ) -> Iterator[PyTree]:
         """The batches, until so many rounds have landed here."""
         self.landed, self.until = rounds_landed(state), rounds
+        if self._at_the_end:
+            # The last synchronisation was a round of every fragment, without a record of its own.
+            self.rounds.go_on(self.landed)
+            self._seen, self._at_the_end = (self.landed - 1, int(state.counters.step)), False
         for batch in batches:
             if self.landed >= self.until:
                 return
@@ -251,7 +255,7 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
         # Its own report is counted, and the fragment's rounds before it have landed.
         number = (int(state.counters.sends[p]) - 1) * self._fragments + p
         arrays = self.delivery.arrays_to_send(flight, state.anchor, self._like[p])
-        self.rounds.report(number, arrays, self._terms(state, number))
+        self.rounds.report(number, arrays, self._terms(state, number), int(flight.sent))
 
     def _terms(self, state: TrainState, number: int) -> dict[str, Any]:
         """What all that take part in a round must agree on."""

@@ -98,8 +98,8 @@ class LoopbackRounds:
         self.newest = first - 1
         self._exchange, self._like_K = exchange, like_K
 
-    def report(self, number: int, arrays: dict[str, Any], terms: Any) -> None:
-        del terms
+    def report(self, number: int, arrays: dict[str, Any], terms: Any, step: int) -> None:
+        del terms, step
         self._exchange.start(str(number), arrays)
         self.newest, self.committed = number, number + 1
 

@@ -231,7 +231,8 @@ class RemoteExchange(Membership):
         """Begin to take part in the rounds of independent learners; see `RoundExchange`.
 
         Args:
-          overlap: tau; like_K: shapes of what is sent of each fragment.
+          overlap: tau.
+          like_K: shapes of what is sent of each fragment.
           first: the first round that has not landed here.
         """
         self._context.heartbeat.check()

@@ -90,9 +90,14 @@ class _Round:
     """A round that has not landed here.
 
     Attributes:
-      name: in the store; seen_s, quorum_s: when it was seen to be open, and to have its quorum.
-      announced: by region. fetches, began_s: of the others' payloads, and when they began.
-      own: our payload, and its arrays; write_s: how long it took to write.
+      name: in the store.
+      announced: the announcements, by region.
+      fetches: those of the others' payloads, by region.
+      began_s: when each of them began.
+      seen_s: when the round was seen to be open.
+      quorum_s: when it was seen to have its quorum.
+      own: our payload, and its arrays.
+      write_s: how long our payload took to write.
       commit: its record; None = not known.
     """
 
@@ -143,11 +148,12 @@ class RoundExchange:
         self.times = RoundTimes()
         self._context, self._gc, self._awaited = context, payload_gc, awaited
         self._admission, self._overlap, self._like_K = admission, overlap, like_K
-        self._clock, self._stepped_s, self._slow = clock, None, False
+        self._clock, self._stepped_s = clock, None
+        self._slow = self._told = False  # what was warned of
         self._rounds: dict[int, _Round] = {}
-        self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any]]] = deque()
+        self._reports: deque[tuple[int, Mapping[str, Any], Mapping[str, Any], int]] = deque()
         self._swept = first
-        self._lock = threading.Lock()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
         payload_gc.for_all = True
         self._wake = threading.Event()
         act = (self._run,)
@@ -172,17 +178,20 @@ class RoundExchange:
         if before is not None:
             self.times.note("step_s", now - before)
 
-    def report(self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any]) -> None:
+    def report(
+        self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any], step: int
+    ) -> None:
         """Send this learner's payload of a round; opens the round if nobody has.
 
         Args:
           arrays: of any shape, without an axis of regions; must not be donated meanwhile.
           terms: what all that take part must agree on (`runtime.terms`).
+          step: of this learner, for `FaultHooks`.
         """
         for x in arrays.values():
             if isinstance(x, jax.Array):
                 x.copy_to_host_async()
-        self._reports.append((number, arrays, terms))
+        self._reports.append((number, arrays, terms, step))
         self.newest = max(self.newest, number)
         self._wake.set()
 
@@ -227,8 +236,16 @@ class RoundExchange:
         published = {r: x.payload.digests for r, x in found.announced.items() if x.payload}
         if found.own is not None:
             published[self._context.region] = found.own[0].digests
-        self._gc.done(str(number), {found.name: published}, at_once=False)
+        self._gc.done(_key(number), {found.name: published}, at_once=False)
         self._wake.set()
+
+    def go_on(self, first: int) -> None:
+        """Go on with this round, where others were made up for by another exchange."""
+        with self._looking:
+            self._rounds.clear()
+            self._reports.clear()
+            self.first = self.committed = self._swept = first
+            self.newest = first - 1
 
     @property
     def running(self) -> bool:
@@ -263,14 +280,15 @@ class RoundExchange:
         Raises:
           StoreUnavailable: try again later.
         """
-        news = self._publish()
-        news |= self._find()
-        self._note_reads()
-        news |= self._close()
-        if self.first > self._swept:
-            self._swept = self.first
-            self._gc.sweep()
-        return news
+        with self._looking:
+            news = self._publish()
+            news |= self._find()
+            self._note_reads()
+            news |= self._close()
+            if self.first > self._swept:
+                self._swept = self.first
+                self._gc.sweep()
+            return news
 
     @property
     def fetching(self) -> bool:
@@ -282,11 +300,11 @@ class RoundExchange:
         """Write the reports that wait, but those of rounds that are over."""
         context, news = self._context, False
         while self._reports:
-            number, arrays, given = self._reports[0]
+            number, arrays, given, step = self._reports[0]
             if number >= self.committed:
-                found, key = self._round(number), str(number)
+                found, key = self._round(number), _key(number)
                 record = terms.as_record(given)
-                context.fault_hooks.begins(key, record)
+                context.fault_hooks.begins(key, {**record, "step": step})
                 host_payload = payloads.on_host(arrays, None)
                 began_s = self._clock()  # until now the device was computing
                 packed = payloads.pack(context, found.name, host_payload)
@@ -349,6 +367,7 @@ class RoundExchange:
             return []
         counting = terms.counting({r: x.terms for r, x in holding.items()}, self._context.heal)
         if len(counting) < self._admission.quorum:
+            self._warn_of_quorum(found)
             return []
         now = self._clock()
         if found.quorum_s is None:
@@ -361,13 +380,27 @@ class RoundExchange:
             return []
         return sorted(counting)
 
+    def _warn_of_quorum(self, found: _Round) -> None:
+        """Say so once where a round waits for learners that are not there."""
+        living, needed = len(self._context.heartbeat.living(certain=False)), self._admission.quorum
+        if living >= needed:
+            self._told = False
+        elif not self._told:
+            self._told = True
+            log.warning(
+                "round %s has no quorum: %d learners are needed, %d live; training goes on, and "
+                "rounds do when more are back",
+                *(found.name, needed, living),
+            )
+
     def _round(self, number: int) -> _Round:
         with self._lock:
             if number not in self._rounds:
                 context, everyone = self._context, tuple(range(self._context.count))
                 epoch = context.heartbeat.own.epoch
-                self._gc.begin(str(number))
-                self._rounds[number] = _Round(name_of(epoch, str(number), everyone, context.count))
+                self._gc.begin(_key(number))
+                name = name_of(epoch, _key(number), everyone, context.count)
+                self._rounds[number] = _Round(name)
             return self._rounds[number]
 
     # -- payloads -------------------------------------------------------------------------------
@@ -383,7 +416,7 @@ class RoundExchange:
                 return
             before.cancel()  # of a job that was here before, and was replaced
         like = wire.shapes_of(self._like_K[number % len(self._like_K)])
-        piece = PayloadPiece(str(number), found.name, payload, like, [region], hint)
+        piece = PayloadPiece(_key(number), found.name, payload, like, [region], hint)
         found.began_s[region] = self._clock()
         found.fetches[region] = Fetch(self._context, region, [piece], self._wake)
 
@@ -432,3 +465,8 @@ class RoundExchange:
                     f"the payload of region {region} for round {number} is agreed on, but gone: "
                     "copy a peer"
                 )
+
+
+def _key(number: int) -> str:
+    """The key of a round; those of the last synchronisation are numbers."""
+    return f"round{number}"

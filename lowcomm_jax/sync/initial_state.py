@@ -134,14 +134,18 @@ def _servers(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> dict[str,
         return {}
     out = server_shardings(programs)
     groups, outer = len(method.schedule.groups), method.servers.outer
+    codec = method.servers.codec
 
     def init(anchor):
         model = {k: jnp.broadcast_to(x, (groups, *x.shape[1:])) for k, x in anchor.items()}
         nothing = jax.tree.map(jnp.zeros_like, model)
         travels = {"update": nothing, "reply": nothing}
-        return {"model": model, "merged": model, "outer": jax.vmap(outer.init)(model), **travels}
+        coded = _broadcast(codec.init(programs.fragments.like(0)), groups) if codec else ()
+        outer_states = jax.vmap(outer.init)(model)
+        return {"model": model, "merged": model, "outer": outer_states, "codec": coded, **travels}
 
-    return jax.jit(init, out_shardings=out)(anchor)
+    made = jax.jit(init, out_shardings=out)(anchor)
+    return made if codec else {name: x for name, x in made.items() if name != "codec"}
 
 
 def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
@@ -153,7 +157,10 @@ def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
     }
     rule = programs.config.method.servers.outer
     outer = optimizer_shardings(rule, like, specs, regions, None)
-    return {**dict.fromkeys(("model", "merged", "update", "reply"), leaves), "outer": outer}
+    # What a server's codec keeps lies in every region, and whole.
+    own = regions.sharding(None)
+    others = {"outer": outer, "codec": own}
+    return {**dict.fromkeys(("model", "merged", "update", "reply"), leaves), **others}
 
 
 def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTree, ...]:

@@ -4,7 +4,8 @@ The anchor and its outer state are the global server's. `TrainState.servers` hol
 servers, every leaf `[G, ...]`:
 
 - `model` and its `outer` state; `merged`, the model at the last merge;
-- `update`, on its way to the global server; `reply`, on its way back.
+- `update`, on its way to the global server; `reply`, on its way back;
+- `codec`, the senders' states. A coded `update` is what the global server decodes.
 
 The loop asks `schedule.two_levels` when workers arrive and how long transfers take; every numeric
 part is a compiled program.
@@ -42,14 +43,17 @@ class TwoLevelLoop(SyncLoop):
         super().__init__(programs, weights)
         method, servers = self.method, self.method.servers
         self.groups_of = self.schedule.groups
-        donate = {"donate_argnums": (0, 1, 2)}
-        self._arrive = jax.jit(functools.partial(_arrive, servers.outer), **donate)
+        donate = {"donate_argnums": (0, 1, 2, 3)}
+        codec = programs.exchange.codec
+        self._arrive = jax.jit(functools.partial(_arrive, servers.outer, codec), **donate)
         self._reach = jax.jit(functools.partial(_reach, method.outer), donate_argnums=(0, 1, 2))
         self._merge = jax.jit(functools.partial(_merge, servers.blend), donate_argnums=0)
-        self._leave = jax.jit(_leave, donate_argnums=0)
+        self._leave = jax.jit(functools.partial(_leave, servers.codec), donate_argnums=0)
         self._start_anew = jax.jit(_start_anew, donate_argnums=(0, 1, 2))
         like = self.fragments.like(0)
-        self._nbytes = 4 * sum(int(np.prod(x.shape)) for x in like.values())
+        self._dense = 4 * sum(int(np.prod(x.shape)) for x in like.values())
+        self._delta = self._dense if codec is None else codec.nbytes(like)
+        self._update = self._dense if servers.codec is None else servers.codec.nbytes(like)
 
     def upcoming(self, state: TrainState) -> int:
         done = state.counters.done_until
@@ -74,7 +78,7 @@ class TwoLevelLoop(SyncLoop):
             )
             state = state.replace(anchor=anchor, outer=(outer,), servers=servers)
             decided["up"][g], decided["down"][g] = NOTHING, now + self.schedule.travels(g)
-            self._moved(state, f"down@{now}/{g}", self._host(0), self._host(g), events, "up")
+            self._moved(state, f"down@{now}/{g}", self._host(0), self._host(g), events, self._dense)
         for g in np.flatnonzero((decided["down"] != NOTHING) & (decided["down"] <= step)):
             state = state.replace(servers=self._merge(state.servers, np.int32(g)))
             decided["down"][g], decided["merged"][g] = NOTHING, decided["arrivals"][g]
@@ -88,11 +92,7 @@ class TwoLevelLoop(SyncLoop):
             state.counters.decided,
             state.counters,
         )
-        params, received, servers = self._arrive(
-            state.inner.params, state.received, state.servers, np.int32(region), np.int32(g)
-        )
-        state = with_inner(state.replace(received=received, servers=servers), params=params)
-        self._moved(state, f"0@{step}/{region}", region, self._host(g), events, "both")
+        state = self._deliver(state, region, step, events)
         since = max(int(counters.last_landed[0, region]), 0)
         counters.last_landed[0, region], counters.staleness[0, region] = step, step - since
         counters.previous_sent[0], counters.last_sent[0] = counters.last_sent[0], step
@@ -102,24 +102,41 @@ class TwoLevelLoop(SyncLoop):
         if decided["arrivals"][g] >= decided["merged"][g] + self.schedule.every and not waits:
             state = state.replace(servers=self._leave(state.servers, np.int32(g)))
             decided["up"][g] = step + self.schedule.travels(g)
-            self._moved(state, f"up@{step}/{g}", self._host(g), self._host(0), events, "up")
+            self._moved(state, f"up@{step}/{g}", self._host(g), self._host(0), events, self._update)
         return state
+
+    def _deliver(self, state: TrainState, region: int, step: int, events) -> TrainState:
+        """A worker hands its Delta to its server, which answers at once."""
+        g = self.schedule.group_of(region)
+        params, received, servers, codec = self._arrive(
+            state.inner.params,
+            state.received,
+            state.servers,
+            state.codec[0],
+            np.int32(region),
+            np.int32(g),
+        )
+        state = state.replace(received=received, servers=servers, codec=(codec,))
+        key, host = f"0@{step}/{region}", self._host(g)
+        self._moved(state, key, region, host, events, self._delta, self._dense)
+        return with_inner(state, params=params)
 
     def _host(self, group: int) -> int:
         """The region at whose site a group's server is; the global server is at group 0's."""
         return self.groups_of[group][0]
 
-    def _moved(self, state, key: str, source: int, target: int, events, way: str) -> None:
+    def _moved(
+        self, state, key: str, source: int, target: int, events, nbytes: int, answer: int = 0
+    ) -> None:
         """Book a transfer from one region to another, or `both` ways: a send and a landing."""
         who = np.isin(np.arange(self.count), (source, target))
-        sent = np.zeros(self.count, np.int64)
+        sent, received = np.zeros((2, self.count), np.int64)
         if source != target:
-            sent[[source, target] if way == "both" else [source]] = self._nbytes
-        received = sent if way == "both" else np.where(who & (sent == 0), sent.sum(), 0)
+            sent[[source, target]] = received[[target, source]] = nbytes, answer
         counters, step = state.counters, int(state.counters.step)
         counters.bytes_sent += sent
         counters.bytes_received += received
-        traffic = Traffic("one_way", self._nbytes, sent, received)
+        traffic = Traffic("one_way", nbytes, sent, received)
         groups = (tuple(sorted({source, target})),)
         events.append(Event.of_send(step, 0, key, who, traffic, {}, groups))
         since = max(int(counters.last_landed[0, source]), 0)
@@ -140,17 +157,13 @@ class TwoLevelLoop(SyncLoop):
         """The last synchronisation: workers arrive, then servers' changes reach the global one."""
         del p
         for region in np.flatnonzero(mask):
-            g = self.schedule.group_of(int(region))
-            params, received, servers = self._arrive(
-                state.inner.params, state.received, state.servers, np.int32(region), np.int32(g)
-            )
-            state = with_inner(state.replace(received=received, servers=servers), params=params)
-            self._moved(state, f"0@{step}/{region}", int(region), self._host(g), events, "both")
+            state = self._deliver(state, int(region), step, events)
         for g in range(len(self.groups_of)):
             servers = self._leave(state.servers, np.int32(g))
             anchor, outer, servers = self._reach(state.anchor, state.outer[0], servers, np.int32(g))
             state = state.replace(anchor=anchor, outer=(outer,), servers=servers)
-            self._moved(state, f"up@{step}/{g}", self._host(g), self._host(0), events, "both")
+            key, hosts = f"up@{step}/{g}", (self._host(g), self._host(0))
+            self._moved(state, key, *hosts, events, self._update, self._dense)
         params, received, servers = self._start_anew(
             state.inner.params, state.received, state.servers, state.anchor
         )
@@ -167,13 +180,29 @@ def _with_own_decisions(counters):
     return counters
 
 
-def _arrive(rule, params, received, servers, region, group):
+def _arrive(rule, codec, params, received, servers, states, region, group):
     """A worker's Delta moves its server's model, which the worker receives."""
     delta = {k: (received[k][region] - params[k][region].astype(jnp.float32)) for k in params}
+    delta, states = _decoded(codec, delta, states, region)
     model, outer = _moved_by(rule, delta, servers["model"], servers["outer"], group)
     params = {k: x.at[region].set(model[k][group].astype(x.dtype)) for k, x in params.items()}
     received = {k: x.at[region].set(model[k][group]) for k, x in received.items()}
-    return params, received, {**servers, "model": model, "outer": outer}
+    return params, received, {**servers, "model": model, "outer": outer}, states
+
+
+def _decoded(codec, delta, states, row):
+    """What receivers decode of Delta from sender `row`, and all senders' codec states.
+
+    Without news, or with what is not finite, nothing is sent: it decodes to 0, and the state stays.
+    """
+    if codec is None:
+        return delta, states
+    size = norm_per_row(jax.tree.map(lambda x: x[None], delta))[0]
+    news = jnp.isfinite(size) & (size > 0)
+    payload, new = codec.encode_if(news, delta, jax.tree.map(lambda x: x[row], states))
+    found = codec.decode(payload, delta)
+    found = jax.tree.map(lambda x: jnp.where(news, x, 0.0), found)
+    return found, jax.tree.map(lambda x, y: x.at[row].set(y), states, new)
 
 
 def _moved_by(rule, delta, model, outer, row):
@@ -187,11 +216,12 @@ def _moved_by(rule, delta, model, outer, row):
     return jax.tree.map(lambda x, y: x.at[row].set(y), (model, outer), (moved, new))
 
 
-def _leave(servers, group):
+def _leave(codec, servers, group):
     """The change of a server's model since the last merge leaves for the global server."""
     news = {k: servers["merged"][k][group] - x[group] for k, x in servers["model"].items()}
+    news, states = _decoded(codec, news, servers.get("codec"), group)
     update = {k: x.at[group].set(news[k]) for k, x in servers["update"].items()}
-    return {**servers, "update": update}
+    return {**servers, "update": update} | ({} if codec is None else {"codec": states})
 
 
 def _reach(rule, anchor, outer, servers, group):

@@ -58,7 +58,15 @@ METHODS = {
     ),
     # At step 11 an update and a reply are on their way between the servers.
     "halos": lambda: lc.methods.halos(
-        4, (1.0, 0.6, 0.8), [(0, 2), (1,)], 2, 0.3, buffer=3, travel=(2, 4)
+        4,
+        (1.0, 0.6, 0.8),
+        [(0, 2), (1,)],
+        2,
+        0.3,
+        buffer=3,
+        travel=(2, 4),
+        codec=feedback("int4"),
+        global_codec=feedback("topk", k=3),
     ),
     "sparseloco": lambda: lc.methods.sparseloco(4, k=2, block=4),
     "muloco": lambda: lc.methods.muloco(4, bits=2),

@@ -1,5 +1,7 @@
 """HALoS against NumPy: arrivals at local servers, updates and replies under way, merges."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import oracle
@@ -9,6 +11,8 @@ from engine.test_oracle import ADAMW, SGD, check, close, one_device, train
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax import compression
+from lowcomm_jax.compression import Codec
 from lowcomm_jax.engine import Engine
 
 SPEEDS = (1.0, 0.6, 0.8, 0.45)
@@ -97,3 +101,73 @@ def test_settings_that_cannot_work_are_listed_at_once():
     for part in ("2 values for 3", "positive speed", "in one group", "every=0", "blend=1.5"):
         assert part in text
     assert "3 values for 2 groups" in text and "not negative" in text
+
+
+@dataclasses.dataclass(frozen=True)
+class Share(Codec):
+    """Sends a share of every value, so that what it loses is plain; bytes of its own."""
+
+    share: float
+    size: int
+
+    @property
+    def name(self):
+        return f"share_{self.share}"
+
+    def init(self, like):
+        return ()
+
+    def encode(self, tree, state):
+        return jax.tree.map(lambda x: self.share * x, tree), state
+
+    def decode(self, payload, like):
+        return payload
+
+    def nbytes(self, like):
+        return self.size
+
+
+def test_each_level_has_a_codec_and_residuals_of_its_own():
+    """Workers send 0.6 of what they have, servers 0.7: what is left is in the next, decayed."""
+    codecs = {
+        "codec": compression.error_feedback(Share(0.6, 7), 0.8),
+        "global_codec": compression.error_feedback(Share(0.7, 5), 0.5),
+    }
+    state, seen, batches = train(make(**codecs), SGD[1], 4, steps=27, finish=True)
+    shares = {"local_codec": (0.6, 0.8), "upper_codec": (0.7, 0.5)}
+    run = derive(batches, SGD[0], finish=True, **shares)
+    assert len(run.of("global")) > 3
+    check(seen, run)
+    for key, value in state.anchor.items():
+        close(value[0], run.finished.anchors[0][key], f"finished {key}")
+    plain = derive(batches, SGD[0], finish=True)
+    key = next(iter(state.anchor))
+    assert not np.allclose(plain.finished.anchors[0][key], state.anchor[key][0], rtol=1e-3)
+
+
+def test_bytes_are_those_of_each_levels_codec():
+    """Worker 3 and its server's host 0, and the hosts 1 and 0 of the two servers."""
+    method = make(codec=Share(0.5, 7), global_codec=Share(0.5, 5))
+    engine = Engine(loss_fn, SGD[1], method, 4, mesh=one_device())
+    batches = oracle.make_batches(steps=27, regions=4)
+    steps = [oracle.step_batch(batches, t) for t in range(1, 28)]
+    state, history = engine.run(engine.init(oracle.make_params()), steps)
+    model = 4 * sum(x.size for x in oracle.make_params().values())
+    sends = [e for e in history.events if e.kind == "send"]
+    worker = next(e for e in sends if e.key.startswith("0@") and e.key.endswith("/3"))
+    assert worker.bytes_sent.tolist() == [model, 0, 0, 7]
+    assert worker.bytes_received.tolist() == [7, 0, 0, model]
+    up = next(e for e in sends if e.key.startswith("up@") and e.key.endswith("/1"))
+    assert up.bytes_sent.tolist() == [0, 5, 0, 0] and up.bytes_received.tolist() == [5, 0, 0, 0]
+    down = next(e for e in sends if e.key.startswith("down@") and e.key.endswith("/1"))
+    assert down.bytes_sent.tolist() == [model, 0, 0, 0]
+    assert sum(e.bytes_sent for e in sends).tolist() == state.counters.bytes_sent.tolist()
+
+
+def test_codecs_that_no_level_can_have_are_listed():
+    wrong = make(codec={"name": "int8", "reduce": "two_shot"}, global_codec=3)
+    text = "\n".join(wrong.violations(4))
+    assert "codec.reduce='two_shot'" in text and "global_codec=3" in text
+    ef21 = compression.make("ef21") if "ef21" in compression.names() else None
+    if ef21 is not None:
+        assert "use error_feedback" in "\n".join(make(global_codec=ef21).violations(4))

@@ -36,8 +36,14 @@ def run_halos(
     upper: dict,
     travel,
     finish=False,
+    local_codec=None,
+    upper_codec=None,
 ) -> Trajectory:
-    """Train. local, upper: lr, momentum and buffer of the servers; travel: ticks one way, [G]."""
+    """Train. local, upper: lr, momentum and buffer of the servers; travel: ticks one way, [G].
+
+    local_codec, upper_codec: (share that is sent, decay of the residual), of every array; None =
+    dense.
+    """
     steps, count = batches["x"].shape[:2]
     group_of = {r: g for g, members in enumerate(groups) for r in members}
     exact = [Fraction(str(v)) for v in speeds]
@@ -58,6 +64,19 @@ def run_halos(
             "extra": {"models": [copy_tree(s.server.theta) for s in servers]},
         }
 
+    residuals: dict[tuple[str, int], Tree] = {}
+
+    def decoded(codec, sender, delta):
+        """What arrives of Delta from ("worker", r) or ("server", g)."""
+        if codec is None or not any(x.any() for x in delta.values()):
+            return delta
+        share, decay = codec
+        before = residuals.get(sender, {k: np.zeros_like(x) for k, x in delta.items()})
+        whole = {k: delta[k] + before[k] for k in delta}
+        sent = {k: share * x for k, x in whole.items()}
+        residuals[sender] = {k: decay * (whole[k] - sent[k]) for k in delta}
+        return sent
+
     def travelling(t):
         """What arrives at the global server, then what comes back from it."""
         for g, one in enumerate(servers):
@@ -77,11 +96,13 @@ def run_halos(
 
     def arrive(r, t):
         one = servers[group_of[r]]
-        one.server.arrive(subtract(received[r], regions.values[r]))
+        delta = subtract(received[r], regions.values[r])
+        one.server.arrive(decoded(local_codec, ("worker", r), delta))
         one.version += 1
         waits = one.going_up is not None or one.coming_down is not None
         if one.version >= one.merged_version + every and not waits:
-            one.going_up = (t + travel[group_of[r]], subtract(one.reference, one.server.theta))
+            g, news = group_of[r], subtract(one.reference, one.server.theta)
+            one.going_up = (t + travel[g], decoded(upper_codec, ("server", g), news))
         received[r] = copy_tree(one.server.theta)
         regions.values[r] = copy_tree(one.server.theta)
         made[r] = 0
@@ -106,11 +127,11 @@ def run_halos(
         for r in range(count):
             delta = subtract(received[r], regions.values[r])
             if any(x.any() for x in delta.values()):
-                servers[group_of[r]].server.arrive(delta)
-        for one in servers:
+                servers[group_of[r]].server.arrive(decoded(local_codec, ("worker", r), delta))
+        for g, one in enumerate(servers):
             news = subtract(one.reference, one.server.theta)
             if any(x.any() for x in news.values()):
-                top.arrive(news)
+                top.arrive(decoded(upper_codec, ("server", g), news))
         regions.values = [copy_tree(top.theta) for _ in range(count)]
         run.record_finished(**fields(steps))
     return run

@@ -124,12 +124,12 @@ def finish(learners):
     at_once(end, learners)
 
 
-def records(learner, rounds):
+def records(learner, rounds, since=0):
     """Who was admitted to each round, as the records in the store say."""
     context = learner.exchange._context
     epoch = learner.exchange.epoch
-    found = [context.commit_log.committed(f"{epoch}.{k}") for k in range(rounds)]
-    return {k: tuple(sorted(one.payloads)) for k, one in enumerate(found)}
+    found = {k: context.commit_log.committed(f"{epoch}.round{k}") for k in range(since, rounds)}
+    return {k: tuple(sorted(one.payloads)) for k, one in found.items()}
 
 
 def derive(learners, admitted, inner, merge=None):

@@ -11,6 +11,7 @@ from runtime.learners import (
     MOST,
     PATTERN,
     TIMING,
+    ByHand,
     Learner,
     R,
     by_hand,
@@ -29,6 +30,7 @@ import lowcomm_jax as lc
 from lowcomm_jax import exchange
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.network import uniform
+from lowcomm_jax.runtime.errors import Parted
 
 ROUNDS, SPEEDS = 14, (1.0, 0.62, 0.8)
 SGD = oracle.Momentum(0.05, 0.8)
@@ -281,3 +283,45 @@ def test_who_is_not_admitted_keeps_its_residual_as_if_it_had_not_sent(learners):
     # At this very step it has landed the round, and has not reported to the next of the fragment.
     assert not any(np.any(x) for x in jax.tree.leaves(other.state.codec[0]))
     assert any(np.any(x) for x in jax.tree.leaves(one.state.codec[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heal", ["stop", "majority"])
+def test_who_has_another_anchor_is_found_out_before_anything_lands(learners, heal):
+    """Learner 1's fragment 0 is altered: its next report to it names another digest."""
+    jobs = learners(method(2, 0.0), heal=heal)
+    run(jobs, ROUNDS, last=4)
+    odd, others = jobs[1], [jobs[0], jobs[2]]
+    odd.state = odd.state.replace(anchor={**odd.state.anchor, "a": odd.state.anchor["a"] + 1e-6})
+    found, number = [], max(k for one in jobs for _, kind, k in one.log if kind == "report")
+    with jax.numpy_dtype_promotion("standard"):
+        for tick in range(5, 30):
+            ByHand.now = float(tick)
+            for one in list(jobs):
+                try:
+                    one.step(ROUNDS)
+                except Parted as error:
+                    found.append((one.region, error.heals))
+                    jobs.remove(one)
+                    # As a job that ends: the others do not wait for it.
+                    one.exchange._context.heartbeat.stop()
+            if not jobs:
+                break
+            look(jobs)
+    assert found == [(1, heal == "majority")], "it alone: the others agree"
+    admitted = [k for k, who in others[0].admitted.items() if 1 not in who]
+    assert not admitted or min(admitted) > number
+    assert_equal(others)
+
+
+@pytest.mark.slow
+def test_a_run_may_go_on_after_its_end(learners):
+    """The last synchronisation counts as a round of each fragment; numbers go on from there."""
+    jobs = learners(method(3, 0.0))
+    run(jobs, 6)
+    finish(jobs)
+    assert_equal(jobs)
+    first = jobs[0].step_number + 1
+    run(jobs, 15, first=first)
+    assert_equal(jobs)
+    assert records(jobs[0], 15, since=9) == dict.fromkeys(range(9, 15), (0, 1, 2))
