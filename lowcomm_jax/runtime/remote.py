@@ -183,7 +183,8 @@ class RemoteExchange(Membership):
         Records and payloads are kept until `forget_ahead`. What cannot be read is read later.
 
         Args:
-          first: number of the first exchange, which is its key; count: how many at most.
+          first: number of the first exchange, which is its key.
+          count: how many at most.
         """
         context, everyone = self._context, tuple(range(self.count))
         sizes: dict[str, int] = {}
