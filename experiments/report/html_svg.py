@@ -52,7 +52,8 @@ def scale_of(axis: Axis, values: Sequence[float], start: float, end: float) -> S
     low = min(values) if axis.low is None else axis.low
     high = max(values) if axis.high is None else axis.high
     if not low < high:
-        low, high = (low / 2, low * 2) if axis.log else (low - 0.5, low + 0.5)
+        room = max(0.5, abs(low) / 4)  # of a single value
+        low, high = (low / 2, low * 2) if axis.log else (low - room, low + room)
     return Scale(low, high, start, end, axis.log)
 
 

@@ -191,6 +191,8 @@ def test_scales_and_ticks():
     assert Scale(1.72, 2.31, 0, 1).ticks() == pytest.approx([1.8, 2.0, 2.2])
     same = scale_of(Axis("x", str), [4.0, 4.0], 0, 1)
     assert same.low < 4 < same.high and same.ticks()
+    # A single evaluation: ticks as far apart as its number is large.
+    assert scale_of(Axis("tokens", str), [81_920.0], 0, 1).ticks()[1] % 5_000 == 0
 
 
 def test_names_of_runs_that_share_one(tmp_path):
