@@ -272,8 +272,12 @@ def find_config(file: str) -> str:
         if file and candidate.is_file():
             return str(candidate)
     known = sorted(f.stem for f in _CONFIGS.glob("*.py") if f.stem not in ("__init__", "network"))
-    problem = f"--config={file}: there is no such file{closest(Path(file).stem, known)}"
-    raise RefusedError([problem], "cannot start")
+    stem, below = Path(file).stem, {f.stem: f for f in _CONFIGS.glob("*/*.py")}
+    near = difflib.get_close_matches(stem, [*known, *below], n=1)
+    hint = closest(stem, known)
+    if near and near[0] not in known:
+        hint = f"; did you mean {below[near[0]].relative_to(_CONFIGS.parent)}?"
+    raise RefusedError([f"--config={file}: there is no such file{hint}"], "cannot start")
 
 
 def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | None:

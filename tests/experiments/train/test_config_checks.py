@@ -214,6 +214,7 @@ def test_the_inner_section_is_the_optimizers_config():
     [
         (["trian"], "did you mean train?"),
         (["train", "--config=diloca"], "did you mean diloco or dilocox?"),
+        (["plan", "--config=llama_8"], "did you mean configs/plan/llama_8b.py?"),
         (["train", "--config=diloco:huge"], "use nano or published"),
         (["train", "--config=diloco", "--workdri=x"], "did you mean --workdir?"),
         (["train"], "--config=configs/diloco.py"),
