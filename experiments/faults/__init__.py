@@ -4,5 +4,6 @@ In: a script (`fault`), `random:SEED:COUNT`, or the happened.yaml of an earlier 
 Out: killed, stopped, cut off or slowed jobs (`injector`, `rendezvous_cut`, `fault_hooks`); or, in
 one process, who takes part in which exchange (`absences`, `simulated`).
 `landings` records what each job saw, and `happened` is the file made of all records.
-No command of its own: `train` and `launch` use it. Open `fault.py` first.
+`train` and `launch` take scripts; `main` is the command that draws one, launches jobs under it and
+holds what is left against one process. Open `fault.py` first.
 """

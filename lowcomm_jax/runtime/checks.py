@@ -77,6 +77,11 @@ def _method_problems(method: Method) -> list[str]:
 
     if method.signal == "gradient":
         refuse("it exchanges at every step", "use exchange='mesh'")
+    if method.adapts:
+        refuse(
+            "its trainers and batch policies exchange numbers of their own in every round",
+            "use exchange='mesh'",
+        )
     if method.channels:
         refuse("channels exchange inside the inner steps' program", "use exchange='mesh'")
     if isinstance(schedule, Learners):

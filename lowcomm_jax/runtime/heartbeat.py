@@ -13,6 +13,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from lowcomm_jax.runtime.secret import Seal
 from lowcomm_jax.runtime.timing import Timing
 
 LOOKS_PER_BEAT = 4
+_GAPS = 8
 _PASSES = records.by_name(records.text)
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,13 @@ class _Seen:
     beat: Beat
     silent_s: float = 0.0
     changed: bool = False
+    gaps_s: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=_GAPS))
+
+    def after(self, beat: Beat, silent_s: float) -> _Seen:
+        """With a newer beat, so long after the one before."""
+        if beat.incarnation != self.beat.incarnation:
+            return _Seen(beat, changed=True)  # how long a restart takes says nothing
+        return _Seen(beat, changed=True, gaps_s=deque([*self.gaps_s, silent_s], maxlen=_GAPS))
 
 
 class Heartbeat:
@@ -196,7 +205,7 @@ class Heartbeat:
                 for region, seen in self._seen.items()
                 if (seen.changed or not certain)
                 and not seen.beat.leaving
-                and seen.silent_s < self._timing.dead_after_s
+                and seen.silent_s < self._timing.patience_s(seen.gaps_s)
             }
         return alive | {self.region}
 
@@ -295,7 +304,7 @@ class Heartbeat:
                         self._seen[region] = _Seen(beat)
                 elif beat is not None and _order(beat) > _order(seen.beat):
                     # Newer ones only: an old record that was copied back proves nothing.
-                    self._seen[region] = _Seen(beat, changed=True)
+                    self._seen[region] = seen.after(beat, seen.silent_s + passed_s)
                 else:
                     seen.silent_s += passed_s
 

@@ -137,12 +137,16 @@ class Membership:
     def misses(self, step: int) -> bool:
         """Whether the run ends at this step without some region, and this one is to say how.
 
-        That is so where a region neither lives nor has left at the end, and no lower one lives.
+        That is so where a region neither trains with us nor has left at the end, and no lower one
+        does. One that lives and is only coming in (it meets the others, or compiles) misses it.
         """
-        latest, living = self._context.heartbeat.latest(), self.living() - self.asking()
+        own, latest = self._context.heartbeat.own, self._context.heartbeat.latest()
+        asking = self.asking()
+        there = {r for r in self.living() - asking if latest[r].epoch == own.epoch}
+        there = {r for r in there if latest[r].awaited} | {self.region}
         ended = {r for r, b in latest.items() if b.leaving and max(b.step, b.trained) >= step}
-        missing = set(range(self.count)) - living - ended
-        return bool(missing) and self.region == min(living)
+        missing = set(range(self.count)) - there - ended
+        return bool(missing) and self.region == min(there)
 
     def leave_result(self, state: State) -> None:
         """Leave the state that the run has ended with to the regions that are not there.

@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 _REMEMBERED = 32
 _LEAST = 3
@@ -17,7 +18,8 @@ class Timing:
 
     Attributes:
       beat_s: between two heartbeats of a region.
-      dead_after_s: a region counts as dead when its heartbeat did not change for this time.
+      dead_after_s: a region counts as dead when its heartbeat did not change for this time, at the
+        soonest. One whose heartbeats were seen to come slower is given `patience_s`.
       deadline_s: how late a living region's payload may be before the others go on without it;
         None = derived from observed delays (`Pace`).
       floor_s: least derived deadline.
@@ -31,6 +33,24 @@ class Timing:
     floor_s: float = 10.0
     first_s: float = 600.0
     answer_s: float = 5.0
+
+    @classmethod
+    def between(cls, url: str, **changes: float | None) -> Timing:
+        """Of regions that meet at this url: a shared folder is near, and an object store far.
+
+        A death is seen within 2 s in a folder. Looks at an object store are slow, and paid for.
+        """
+        near = {"beat_s": 0.4, "dead_after_s": 1.6} if url.startswith("file://") else {}
+        return cls(**(near | changes))
+
+    def patience_s(self, gaps_s: Sequence[float]) -> float:
+        """How long a region may be silent, by the newest gaps between its heartbeats as seen here.
+
+        Three times the longest of them, from `dead_after_s` to 16 times that: a busy machine, or a
+        slow way to the store, makes regions look late that are alive.
+        """
+        slowest = 3 * max(gaps_s, default=0.0)
+        return min(max(slowest, self.dead_after_s), 16 * self.dead_after_s)
 
     def violations(self) -> list[str]:
         """Problems of these settings, with their fixes."""

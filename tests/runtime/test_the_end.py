@@ -15,6 +15,7 @@ from runtime.together import batches, engine, in_jobs, rows, values
 import lowcomm_jax as lc
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.runtime.errors import Rejected
+from lowcomm_jax.runtime.heartbeat import Heartbeat
 
 R, STEPS = 3, 4  # one period: the last step is a boundary
 
@@ -128,6 +129,28 @@ def test_who_comes_when_all_are_gone_takes_the_result_that_they_left(comes_back,
         state = one.finish(state)
     assert state.counters.sends.tolist() == ends[0][1]
     jax.tree.map(np.testing.assert_array_equal, values(state), ends[0][0])
+
+
+def test_who_has_not_come_in_yet_when_the_others_end_misses_the_end(brief):
+    """It lives, but meets the others still, or compiles: nobody will be left to give it a state."""
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(brief(3), range(3)))
+    assert not any(one.misses(STEPS) for one in made)
+    vanish(made[2])
+    until(lambda: made[0].living() == made[1].living() == {0, 1}, 20.0)
+    back = made[2]._context
+    again = Heartbeat(back.store, back.seal, 2, 3, back.timing)
+    again.start(above=1)
+    try:
+        for changes in ({"epoch": 0}, {"epoch": 1}, {"epoch": 1, "wants": True}):
+            again.update(**changes)
+            until(lambda e=changes["epoch"]: made[0]._context.heartbeat.latest()[2].epoch == e)
+            until(lambda: 2 in made[0].living() & made[1].living())
+            assert made[0].misses(STEPS) and not made[1].misses(STEPS)
+        again.update(wants=False, awaited=True)  # it has come in
+        until(lambda: not made[0].misses(STEPS))
+    finally:
+        again.stop(leaving=False)
 
 
 def test_a_result_that_is_damaged_is_named(brief, tmp_path):

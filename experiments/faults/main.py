@@ -1,0 +1,133 @@
+"""Run a campaign of random faults on real jobs, and hold what is left against one process.
+
+    python -m experiments faults --config=configs/diloco.py --regions=3 --count=20 [--seed=7]
+
+Draws a script of faults (experiments/faults/fault.py) by the seed, which is printed, launches a job
+per region under it, and then trains in one process what the commit records say has happened. The
+anchors of all regions must be those of that process, bit for bit.
+Exit code 1: they are not, or a job did not end well; the folder and the command that repeats the
+script are printed. Overrides (--config.FIELD=VALUE) go to both.
+"""
+
+from __future__ import annotations
+
+import collections
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from experiments.cli import Flags, RefusedError, parse_flags, show_help, split_config
+from experiments.faults import happened
+from experiments.faults.fault import Fault
+from experiments.faults.random_scripts import RANDOM, at_random, read_random
+from experiments.faults.scripts import write
+
+SCRIPT, ALONE = "script.yaml", "alone"
+STEPS_A_FAULT = 40
+_LATE_S, _STEP_S = 0.15, 0.02
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one campaign; returns the exit code."""
+    path, overrides, others = split_config(argv)
+    flags = Flags()
+    flags.text("workdir", None, "folder of the campaign (default runs/faults-SEED)")
+    flags.whole("regions", 3, "how many jobs")
+    flags.whole("count", 20, "how many faults")
+    flags.whole("seed", None, "of the script (default: drawn, and printed)")
+    flags.text("exchange", "store", "between the jobs: store or peers")
+    values = flags.values
+    rest = parse_flags("faults", others, values)
+    if values.help:
+        show_help(values, __doc__)
+        return 0
+    seed = secrets.randbelow(1 << 31) if values.seed is None else values.seed
+    regions, count = values.regions, values.count
+    steps = STEPS_A_FAULT * max(count, 1)
+    problems = [f"unexpected argument {argument!r}" for argument in rest]
+    problems += ["--regions: at least 2"] if regions < 2 else []
+    problems += ["--count: at least 1"] if count < 1 else []
+    if not problems:
+        problems += read_random(f"{RANDOM}{seed}:{count}", regions, steps)[1]
+    if problems:
+        raise RefusedError(problems, "faults")
+    workdir = Path(values.workdir or f"runs/faults-{seed}").absolute()
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    drawn = at_random(seed, count, regions, steps)
+    kinds = collections.Counter(fault.kind for fault in drawn)
+    said = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+    console.print(f"seed {seed}: {count} faults in {steps} steps of {regions} regions ({said})")
+    workdir.mkdir(parents=True, exist_ok=True)
+    write(workdir / SCRIPT, [*far_apart(regions, steps), *drawn])
+    config = path or "configs/diloco.py"
+    given = [f"--config={config}", *(f"--config.{name}={value}" for name, value in overrides)]
+    given += [f"--config.steps={steps}", "--config.checkpoint.every=0"]
+    wrong = _campaign(workdir, given, regions, values.exchange, console)
+    for line in wrong:
+        console.print(f"seed {seed}: {line}")
+    if wrong:
+        again = f"--seed={seed} --count={count} --regions={regions} --exchange={values.exchange}"
+        console.print(f"the same script: python -m experiments faults --config={config} {again}")
+        console.print(f"what is left: {workdir}")
+    return 1 if wrong else 0
+
+
+def far_apart(regions: int, steps: int) -> list[Fault]:
+    """Links between distant places, and steps like those of a real model.
+
+    Without them those that are left make thousands of steps while a region is started again.
+    """
+    return [
+        fault
+        for region in range(regions)
+        for fault in (
+            Fault(1, "late", region, steps=steps, delay=_LATE_S),
+            Fault(1, "straggle", region, steps=steps, delay=_STEP_S),
+        )
+    ]
+
+
+def _campaign(
+    workdir: Path, given: Sequence[str], regions: int, exchange: str, console: Console
+) -> list[str]:
+    """Launch, repeat in one process, compare; returns what is wrong, a line each."""
+    from experiments.regions.main import main as launch  # it imports this room
+    from experiments.train.main import main as train
+
+    jobs, alone, began = workdir / "jobs", workdir / ALONE, time.monotonic()
+    how = [f"--regions={regions}", f"--exchange={exchange}", f"--faults={workdir / SCRIPT}"]
+    code = launch([*given, *how, f"--workdir={jobs}"])
+    took = time.monotonic() - began
+    if code:
+        return [f"launch ended with code {code} after {took:.0f} s"]
+    told = [f"--config.faults={jobs / happened.FILE}", f"--config.regions={regions}", "--quiet"]
+    code = train([*given, *told, f"--workdir={alone}"])
+    if code:
+        return [f"one process ended with code {code}"]
+    wanted = _anchor(alone)
+    wrong = [
+        f"region {region} has another anchor than one process ({name})"
+        for region in range(regions)
+        if (name := _differs(_anchor(jobs / f"region{region}"), wanted)) is not None
+    ]
+    if not wrong:
+        console.print(f"{took:.0f} s; the anchors of all regions are those of one process")
+    return wrong
+
+
+def _anchor(workdir: Path) -> dict[str, Any]:
+    from experiments.trained.anchor import load_trained
+
+    leaves = jax.tree.leaves_with_path(load_trained(workdir).params)
+    return {jax.tree_util.keystr(name): np.asarray(x) for name, x in leaves}
+
+
+def _differs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """The first leaf that is not the same, bit for bit."""
+    return next((n for n in wanted if found[n].tobytes() != wanted[n].tobytes()), None)

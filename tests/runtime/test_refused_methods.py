@@ -1,0 +1,61 @@
+"""Which methods run between jobs: the others are refused by name, and docs/regions.md says why."""
+
+from pathlib import Path
+
+import pytest
+
+import lowcomm_jax as lc
+from lowcomm_jax import compression
+from lowcomm_jax.batching import NormTest
+from lowcomm_jax.compression.ef21 import ef21
+from lowcomm_jax.runtime.checks import job_problems
+from lowcomm_jax.sync.round_functions import OutlierGuard
+
+SPEEDS = (1.0, 1.0, 1.0)
+RUN = {
+    "local_sgd": lambda m: m.local_sgd(4),
+    "diloco": lambda m: m.diloco(4),
+    "delayed_diloco": lambda m: m.delayed_diloco(4),
+    "streaming_diloco": lambda m: m.streaming_diloco(4, 2, 1, 0.5),
+    "cocodc": lambda m: m.cocodc(4, 2, 1),
+    "dilocox": lambda m: m.dilocox(4),
+    "noloco": lambda m: m.noloco(4),
+    "sparseloco": lambda m: m.sparseloco(4),
+    "muloco": lambda m: m.muloco(4),
+    "decoupled_momentum": lambda m: m.decoupled_momentum(4),
+}
+REFUSED = {  # the method, what its refusal names, and the row of the docs
+    "ddp": (lambda m: m.ddp(), "at every step", "AllReduce"),
+    "demo": (lambda m: m.demo(), "at every step", "DeMo"),
+    "ef21": (lambda m: m.diloco(4, codec=ef21(compression.make("topk"))), "running mean", "EF21"),
+    "eager": (lambda m: m.eager_diloco(4), "own part apart", "eager DiLoCo"),
+    "as coded": (
+        lambda m: m.decoupled_momentum(4, variant="as_coded"),
+        "own part apart",
+        "`variant=as_coded`",
+    ),
+    "adloco": (lambda m: m.adloco(4), "trainers and batch policies", "AdLoCo"),
+    "a policy": (
+        lambda m: m.diloco(4, inner_batching=NormTest(start=2, cap=8)),
+        "trainers and batch policies",
+        "batch policies",
+    ),
+    "async": (lambda m: m.async_local_sgd(4, SPEEDS), "a pace of their own", "asynchronous"),
+    "sparta": (lambda m: m.sparta(), "channels exchange", "SPARTA"),
+    "des_loc": (lambda m: m.des_loc(4, 8, 8), "channels exchange", "DES-LOC"),
+}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_these_run(name):
+    assert job_problems(RUN[name](lc.methods), 3, OutlierGuard()) == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_these_are_refused_in_one_line_and_the_docs_say_why(name):
+    make, reason, row = REFUSED[name]
+    found = job_problems(make(lc.methods), 3, OutlierGuard())
+    assert sum(reason in line for line in found) == 1, found
+    docs = Path(__file__).parents[2] / "docs" / "regions.md"
+    table = docs.read_text(encoding="utf-8").partition("### Methods that are refused")[2]
+    assert any(row in line.split("|")[1] for line in table.splitlines() if line.startswith("|"))
