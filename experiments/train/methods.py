@@ -144,6 +144,8 @@ def _argument(
     key: str, value: Any, default: Any, stacked: tuple[str, ...], seed: int
 ) -> tuple[Any, list[str]]:
     """A keyword of a method's factory: (value, []) or (None, problems)."""
+    if key == "global_codec" and value is not None:
+        return parts.build("codec", value, stacked, seed)
     if key in PARTS and value is not None:
         made, problems = parts.build(key, value, stacked, seed)
         name = value.get("name") if isinstance(value, Mapping) else value

@@ -62,9 +62,9 @@ def halos(
     global_buffer: int = 2,
     travel: int | Sequence[int] = 0,
     dynamic: bool = True,
+    inner_batching: Any = None,
     codec: Any = None,
     global_codec: Any = None,
-    inner_batching: Any = None,
 ) -> Method:
     """Train workers that arrive at local servers, which arrive at a global one.
 
@@ -78,10 +78,10 @@ def halos(
       global_learning_rate, global_momentum, global_buffer: of the global server's.
       travel: ticks one way between a local and the global server; one number or one per group.
       dynamic: ceil(v / max v H) inner steps between arrivals instead of H.
+      inner_batching: batch policy of the inner steps; None = a fixed batch.
       codec: of what workers send to their server: a codec, its name, or a mapping; None = dense
         fp32.
       global_codec: the same, of what servers send to the global one.
-      inner_batching: batch policy of the inner steps; None = a fixed batch.
 
     Raises:
       ValueError: a rate or momentum out of range.

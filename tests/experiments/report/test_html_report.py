@@ -184,7 +184,6 @@ def test_the_curves_by_hand():
     assert curve.x[0] == pytest.approx(1e-5) and curve.x[-1] == pytest.approx(1e-2)
 
 
-<<<<<<< HEAD
 def test_points_lie_where_their_numbers_say():
     """x: a logarithm, of which 0 is left out; y: linear; numbers, colour and run beside them."""
     curve = Curve("a <b>", [0.0, 1.0, 10.0, 1000.0], [9.0, 2.0, 4.0, 3.0])
@@ -206,18 +205,6 @@ def test_points_lie_where_their_numbers_say():
     same = line_chart("c", [Curve("s", [4.0, 4.0], [1.0, 1.0])], *axes, {"s": 0})
     assert same.count("<use") >= 2 and "nan" not in same
     assert "no run has this" in line_chart("c", [Curve("s", [0.0], [1.0])], *axes, {"s": 0})
-=======
-def test_scales_and_ticks():
-    assert Scale(0, 10, 100, 200)(3) == 130
-    assert Scale(1, 1000, 0, 300, log=True)(10) == pytest.approx(100)
-    assert Scale(0.013, 0.3, 0, 1, log=True).ticks() == pytest.approx([0.02, 0.05, 0.1, 0.2])
-    assert Scale(1, 1e9, 0, 1, log=True).ticks()[1] == 10.0
-    assert Scale(1.72, 2.31, 0, 1).ticks() == pytest.approx([1.8, 2.0, 2.2])
-    same = scale_of(Axis("x", str), [4.0, 4.0], 0, 1)
-    assert same.low < 4 < same.high and same.ticks()
-    # A single evaluation: ticks as far apart as its number is large.
-    assert scale_of(Axis("tokens", str), [81_920.0], 0, 1).ticks()[1] % 5_000 == 0
->>>>>>> hour
 
 
 def test_names_of_runs_that_share_one(tmp_path):
