@@ -3,6 +3,6 @@
 In: work directories of runs, also of `launch`; a network, to replay their events on.
 Out: tables, pictures, one HTML page, CSV or JSON.
 `virtual` replays a run on a network. Of the HTML page, `html_report` chooses the content,
-`html_data` computes the curves, `html_svg` and `html_timeline` draw, `html_page` is the frame.
+`html_data` computes the curves, `html_plots` draws, `html_page` is the frame.
 Open `main.py` first.
 """
