@@ -145,7 +145,8 @@ def _argument(
 ) -> tuple[Any, list[str]]:
     """A keyword of a method's factory: (value, []) or (None, problems)."""
     if key == "global_codec" and value is not None:
-        return parts.build("codec", value, stacked, seed)
+        made, problems = parts.build("codec", value, stacked, seed)
+        return made, [line.replace("method.codec", f"method.{key}", 1) for line in problems]
     if key in PARTS and value is not None:
         made, problems = parts.build(key, value, stacked, seed)
         name = value.get("name") if isinstance(value, Mapping) else value
