@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.progress import Work
 from lowcomm_jax import Engine, make_mesh, methods
 from lowcomm_jax.models import PRESETS, Pipeline, build
 from lowcomm_jax.models.pipeline.pipeline import Schedule, pipeline_problems, schedule_problems
@@ -86,12 +87,13 @@ def staged_bytes(
     params = jax.eval_shape(pipe.init, jax.random.key(0))
     found = _programs(pipe, regions, params, rank)
     batch = {"tokens": jax.ShapeDtypeStruct((sequences, length + 1), jnp.int32)}
-    return {
-        "device": jax.devices()[0].device_kind,
-        "pipeline": pipe.report(),
-        "inner": _inner_bytes(found, params, batch),
-        **_outer_bytes(found, params),
-    }
+    with Work("plan: programs compiled", 2) as work:
+        work.at("inner step", 0)
+        inner = _inner_bytes(found, params, batch)
+        work.at("send and landing", 1)
+        outer = _outer_bytes(found, params)
+    device = jax.devices()[0].device_kind
+    return {"device": device, "pipeline": pipe.report(), "inner": inner, **outer}
 
 
 def _config(name: str, remat: bool):
