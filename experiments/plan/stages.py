@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from experiments.progress import Work
 from lowcomm_jax import Engine, make_mesh, methods
 from lowcomm_jax.models import PRESETS, Pipeline, TransformerConfig, build
 from lowcomm_jax.models.pipeline.pipeline import Schedule, pipeline_problems, schedule_problems
@@ -89,12 +90,13 @@ def staged_bytes(
     method = methods.dilocox(PERIOD, codec=codec, rank=rank, adaptive=False)
     found = programs(pipe.loss_fn, method, regions, pipe.mesh, params, pipe.specs(params))
     batch = {"tokens": jax.ShapeDtypeStruct((sequences, length + 1), jnp.int32)}
-    return {
-        "device": jax.devices()[0].device_kind,
-        "pipeline": pipe.report(),
-        "inner": inner_bytes(found, params, batch),
-        **_outer_bytes(found, params),
-    }
+    with Work("plan: programs compiled", 2) as work:
+        work.at("inner step", 0)
+        inner = inner_bytes(found, params, batch)
+        work.at("send and landing", 1)
+        outer = _outer_bytes(found, params)
+    device = jax.devices()[0].device_kind
+    return {"device": device, "pipeline": pipe.report(), "inner": inner, **outer}
 
 
 def config_of(name: str, remat: bool) -> TransformerConfig:

@@ -168,7 +168,7 @@ def fit_warm_up(config: Any, overrides: Sequence[tuple[str, str]]) -> str:
       A sentence that says so; empty where nothing has changed.
     """
     given = {name for name, _ in overrides}
-    if "inner.warmup_steps" in given or not given & {"steps", "tokens"}:
+    if "inner" not in config or "inner.warmup_steps" in given or not given & {"steps", "tokens"}:
         return ""
     steps, problems = count_steps(plain(config))
     warm_up = config.inner.warmup_steps
