@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     flags.whole("count", 20, "how many faults")
     flags.whole("seed", None, "of the script (default: drawn, and printed)")
     flags.text("exchange", "store", "between the jobs: store or peers")
+    flags.text("compile_cache", None, "folder of compiled programs, or off")
     values = flags.values
     rest = parse_flags("faults", others, values)
     if values.help:
@@ -68,6 +69,8 @@ def main(argv: Sequence[str]) -> int:
     config = path or "configs/diloco.py"
     given = [f"--config={config}", *(f"--config.{name}={value}" for name, value in overrides)]
     given += [f"--config.steps={steps}", "--config.checkpoint.every=0"]
+    if values.compile_cache is not None:
+        given.append(f"--compile_cache={values.compile_cache}")
     wrong = _campaign(workdir, given, regions, values.exchange, console)
     for line in wrong:
         console.print(f"seed {seed}: {line}")

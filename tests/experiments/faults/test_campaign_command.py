@@ -68,6 +68,5 @@ def test_refusals(capsys):
 def test_a_campaign_of_a_few_faults(tiny, root):
     given = [*tiny.arguments(root), "--config.method.period=6", "--config.batch=1"]
     given = [argument for argument in given if not argument.startswith("--config.regions")]
-    given = [argument for argument in given if argument != "--compile_cache=off"]
     given += ["--config.data.seq_len=16", "--config=diloco", "--count=4", "--seed=3"]
     assert main(["faults", *given, f"--workdir={root / 'faults'}"]) == 0
