@@ -4,7 +4,8 @@
 
 Draws a script of faults (experiments/faults/fault.py) by the seed, which is printed, launches a job
 per region under it, and then trains in one process what the commit records say has happened. The
-anchors of all regions must be those of that process, bit for bit.
+anchors of all regions must be the same, and those of that process, bit for bit: for that both are
+compiled with flags under which XLA does not fuse across operations.
 Exit code 1: they are not, or a job did not end well; the folder and the command that repeats the
 script are printed. Overrides (--config.FIELD=VALUE) go to both.
 """
@@ -12,6 +13,7 @@ script are printed. Overrides (--config.FIELD=VALUE) go to both.
 from __future__ import annotations
 
 import collections
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,11 @@ from experiments.faults.scripts import write
 SCRIPT, ALONE = "script.yaml", "alone"
 STEPS_A_FAULT = 40
 _LATE_S, _STEP_S = 0.15, 0.02
+# XLA fuses the program of one region otherwise than that of several, and then rounds otherwise.
+_ALIKE = (
+    "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false"
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
     flags.whole("count", 20, "how many faults")
     flags.whole("seed", None, "of the script (default: drawn, and printed)")
     flags.text("exchange", "store", "between the jobs: store or peers")
+    flags.text("compile_cache", None, "folder of compiled programs, or off")
     values = flags.values
     rest = parse_flags("faults", others, values)
     if values.help:
@@ -58,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
     if problems:
         raise RefusedError(problems, "faults")
     workdir = Path(values.workdir or f"runs/faults-{seed}").absolute()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ALIKE}".strip()
     console = Console(highlight=False, soft_wrap=True, markup=False)
     drawn = at_random(seed, count, regions, steps)
     kinds = collections.Counter(fault.kind for fault in drawn)
@@ -68,6 +77,8 @@ def main(argv: Sequence[str]) -> int:
     config = path or "configs/diloco.py"
     given = [f"--config={config}", *(f"--config.{name}={value}" for name, value in overrides)]
     given += [f"--config.steps={steps}", "--config.checkpoint.every=0"]
+    if values.compile_cache is not None:
+        given.append(f"--compile_cache={values.compile_cache}")
     wrong = _campaign(workdir, given, regions, values.exchange, console)
     for line in wrong:
         console.print(f"seed {seed}: {line}")
@@ -110,11 +121,17 @@ def _campaign(
     code = train([*given, *told, f"--workdir={alone}"])
     if code:
         return [f"one process ended with code {code}"]
-    wanted = _anchor(alone)
+    anchors = [_anchor(jobs / f"region{region}") for region in range(regions)]
     wrong = [
+        f"regions 0 and {region} have different anchors ({name})"
+        for region in range(1, regions)
+        if (name := _differs(anchors[region], anchors[0])) is not None
+    ]
+    wanted = _anchor(alone)
+    wrong += [
         f"region {region} has another anchor than one process ({name})"
         for region in range(regions)
-        if (name := _differs(_anchor(jobs / f"region{region}"), wanted)) is not None
+        if (name := _differs(anchors[region], wanted)) is not None
     ]
     if not wrong:
         console.print(f"{took:.0f} s; the anchors of all regions are those of one process")

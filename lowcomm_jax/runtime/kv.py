@@ -97,6 +97,10 @@ class Store:
         self._ahead |= found
         return {key for key, value in found.items() if value is not None}
 
+    def take_ahead(self, key: str) -> bytes | None:
+        """What `read_ahead` has read of a key, once: who asks again gets what stands there now."""
+        return self._ahead.pop(key, None)
+
     def forget_ahead(self) -> None:
         """Let `read` ask for everything again."""
         self._ahead = {}

@@ -80,7 +80,10 @@ class StoreTransport:
 
     def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
         """Read the bytes, of any writer."""
-        data = self._store.read(f"blob/{name}", nbytes)
+        key = f"blob/{name}"
+        data = self._store.take_ahead(key)
+        if data is None:
+            data = self._store.read(key, nbytes)
         if data is None:
             raise Missing(f"no blob {name} in the store")
         self._counter.add("received", len(data))

@@ -266,3 +266,18 @@ def test_all_that_is_wrong_is_listed_before_anything_is_opened(make):
         assert part in str(caught.value)
     with pytest.raises(ValueError, match="less than two heartbeats"):
         make("file:///x", 0, 1, "run", timing=Timing(beat_s=3.0))
+
+
+def test_what_was_read_ahead_is_read_no_more_until_it_is_forgotten(store):
+    store.write("said/a", b"1")
+    assert store.read_ahead(["said/a", "said/b"], absent=True) == {"said/a"}
+    other = Store(store.root.removesuffix("/run/"), "run", MetricsCounter())
+    other.write("said/a", b"2")
+    other.write("said/b", b"3")
+    assert (store.read("said/a"), store.read("said/b")) == (b"1", None)
+    assert store.take_ahead("said/a") == b"1" and store.read("said/a") == b"2"
+    store.delete("said/b")  # our own changes are seen at once
+    assert store.read("said/b") is None and other.read("said/b") is None
+    other.write("said/b", b"4")
+    store.forget_ahead()
+    assert store.read("said/b") == b"4"

@@ -1,5 +1,6 @@
 """`faults`: a script drawn by a printed seed, jobs under it, and one process told what happened."""
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ def ran(monkeypatch):
 
         return command
 
+    monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr("experiments.regions.main.main", fake("launch"))
     monkeypatch.setattr("experiments.train.main.main", fake("train"))
     same = {"w": np.arange(3.0)}
@@ -65,9 +67,9 @@ def test_refusals(capsys):
 
 
 @pytest.mark.slow
-def test_a_campaign_of_a_few_faults(tiny, root):
+def test_a_campaign_of_a_few_faults(tiny, root, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])  # it adds to them
     given = [*tiny.arguments(root), "--config.method.period=6", "--config.batch=1"]
     given = [argument for argument in given if not argument.startswith("--config.regions")]
-    given = [argument for argument in given if argument != "--compile_cache=off"]
     given += ["--config.data.seq_len=16", "--config=diloco", "--count=4", "--seed=3"]
     assert main(["faults", *given, f"--workdir={root / 'faults'}"]) == 0
