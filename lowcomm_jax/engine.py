@@ -42,6 +42,7 @@ from lowcomm_jax.sync.checks import (
     microbatch_cut,
     microbatch_problems,
     mode_problems,
+    refuse_donated,
     refuse_microbatches,
     refuse_other_types,
     virtual_clock,
@@ -234,6 +235,12 @@ class Engine:
         """The loop over events that calls these programs."""
         return make_sync_loop(programs, self.weights, self.delivery)
 
+    def _begin(self, state: TrainState) -> SyncLoop:
+        """`sync_loop`, at the entry of a call that takes the state away."""
+        loop = self.sync_loop(state)
+        refuse_donated(state)
+        return loop
+
     def sync_loop(self, state: TrainState) -> SyncLoop:
         """The loop over events for this state's parameter layout.
 
@@ -277,8 +284,10 @@ class Engine:
           `active` says who made the step; with gradient exchange `away` says who did not.
 
         Raises:
-          ValueError: a state of another engine, or a batch or mask of the wrong shape.
+          ValueError: a state of another engine, or one that was donated before; a batch or mask of
+            the wrong shape.
         """
+        self._begin(state)
         cut = self._cut(microbatch, counts_R)
         check_leaves(batch, self._rows)
         if cut is None:
@@ -323,11 +332,11 @@ class Engine:
           the history is read.
 
         Raises:
-          ValueError: a state of another engine; batches of the wrong shape, or that cannot be cut;
-            `microbatch` with a method or network that needs batches of one size; `rounds` where
-            steps count.
+          ValueError: a state of another engine, or one that was donated before; batches of the
+            wrong shape, or that cannot be cut; `microbatch` with a method or network that needs
+            batches of one size; `rounds` where steps count.
         """
-        loop = self.sync_loop(state)
+        loop = self._begin(state)
         if rounds is not None:
             if not isinstance(loop, LearnerJobLoop):
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
@@ -353,9 +362,9 @@ class Engine:
           sizes: every `microbatch` that `run` will be called with; None = batches are not cut.
 
         Raises:
-          ValueError: listing the sizes that cannot work.
+          ValueError: listing the sizes that cannot work; or the state was donated before.
         """
-        loop = self.sync_loop(state)
+        loop = self._begin(state)
         refuse_microbatches(microbatch_problems(self.config, sizes or ()))
         for size in [None] if sizes is None else sizes:
             batch = batch if size is None else batch_blocks.repeated(batch, size)
@@ -400,9 +409,10 @@ class Engine:
           mean of the regions). The events are booked on the clock and not returned.
 
         Raises:
+          ValueError: the state was donated before.
           exchange.Parted: separate jobs end with different anchors.
         """
-        state, events = finish(self.sync_loop(state), state, participants)
+        state, events = finish(self._begin(state), state, participants)
         if self.clock is not None:
             follow(self.clock, int(state.counters.step), events)
         return state
