@@ -53,6 +53,7 @@ from lowcomm_jax.sync.gossip_loop import GossipLoop
 from lowcomm_jax.sync.gradient_exchange import behind_outer, run_gradient_steps
 from lowcomm_jax.sync.learner_loop import LearnerLoop
 from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop
+from lowcomm_jax.sync.part_checks import call_problems
 from lowcomm_jax.sync.round_functions import OutlierGuard
 from lowcomm_jax.sync.round_programs import EngineConfig, RoundPrograms
 from lowcomm_jax.sync.routed_steps import HopsFn, RoutedSteps
@@ -171,6 +172,7 @@ class Engine:
             problems.append(f"batches={batches!r}: use 'whole' or 'own'")
         problems += concurrent_problems(concurrent_exchange, method, self.regions, separate)
         problems += mode_problems(method, self.regions, separate, counts, offload, hops, loss_fn)
+        problems += call_problems(method, loss_fn)
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
         self.delivery: JobDelivery | None = (
@@ -221,8 +223,9 @@ class Engine:
         """Start every region and the anchor from `params` (any pytree of arrays).
 
         Raises:
-          ValueError: leaves without a valid role, or parameters that cannot be cut into the
-            method's fragments.
+          ValueError: leaves without a valid role; parameters that cannot be cut into the method's
+            fragments; or parts of the method that break their contract, all of them, each with
+            its fix.
         """
         layout = make_layout(params, self.roles)
         if layout not in self._loops:
