@@ -15,6 +15,7 @@ from lowcomm_jax.exchange import GroupExchange
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, parse
+from lowcomm_jax.network.errors import ViolationsError
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.round_functions import OutlierGuard
 from lowcomm_jax.sync.round_programs import EngineConfig
@@ -169,6 +170,8 @@ def virtual_clock(network: Any, regions: int, seed: int) -> tuple[VirtualClock |
         return None, []
     try:
         links = parse(network)
+    except ViolationsError as error:
+        return None, [f"network: {line}" for line in error.lines]
     except ValueError as error:
         return None, [f"network: {error}"]
     count = len(links.regions)
