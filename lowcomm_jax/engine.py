@@ -335,9 +335,9 @@ class Engine:
           the history is read.
 
         Raises:
-          ValueError: a state of another engine, or one that was donated before; batches of the
-            wrong shape, or that cannot be cut; `microbatch` with a method or network that needs
-            batches of one size; `rounds` where steps count.
+          ValueError: a state of another engine, or one that was donated before. Batches of the
+            wrong shape, or that cannot be cut. `microbatch` with a method or network that needs
+            batches of one size. `rounds` where steps count.
         """
         loop = self._begin(state)
         if rounds is not None:

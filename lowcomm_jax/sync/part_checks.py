@@ -20,6 +20,7 @@ import optax
 
 from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor
 from lowcomm_jax.compression.base import Wrapper
+from lowcomm_jax.compression.matrix import matrix_shape
 from lowcomm_jax.merge import Merge, merge_leaves
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.params.fragments import Fragments
@@ -170,28 +171,47 @@ def _codec_problems(codec: Codec, like: PyTree) -> list[str]:
     inner = codec
     while isinstance(inner, Wrapper):
         inner = inner.codec
-    apart = isinstance(inner, PerTensor)
-    return [
-        line
-        for part in ([{k: x} for k, x in like.items()] if apart else [like])
-        for line in _coded_problems(codec, part)
-    ]
+    if not isinstance(inner, PerTensor):
+        return _coded_problems(codec, like, like, lambda: codec.init(like))
+    found = []
+    for name, x in like.items():
+        # The matrix first: `PerTensor` would give any result of its size the leaf's own shape.
+        of_matrix = [] if x.size == 0 else _matrix_problems(inner, name, x)
+        one = {name: x}
+        found += of_matrix or _coded_problems(codec, one, one, lambda one=one: codec.init(one))
+    return found
 
 
-def _coded_problems(codec: Codec, like: PyTree) -> list[str]:
-    name = f"codec {codec.name}: "
-    state = jax.eval_shape(lambda: codec.init(like))
+def _matrix_problems(codec: PerTensor, name: str, x: Any) -> list[str]:
+    own, shape = codec.codec_of(name), matrix_shape(x.shape, codec.is_stacked(name))
+    if _of_package(own):
+        return []
+    matrices = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return _coded_problems(own, matrices, shape, lambda: own.init(shape, 0), f" of {name}")
+
+
+def _coded_problems(
+    codec: Codec | MatrixCodec, like: PyTree, about: Any, init: Callable, of: str = ""
+) -> list[str]:
+    """What is wrong with a codec's state, its decoded values and its count of bytes.
+
+    Args:
+      like: shapes of what is encoded; about: how `decode` and `nbytes` are told them.
+      init: gives the state at step 0; of: the leaf, for the message.
+    """
+    name = f"codec {codec.name}{of}: "
+    state = jax.eval_shape(init)
     payload, new = jax.eval_shape(codec.encode, like, state)
-    decoded = jax.eval_shape(lambda coded: codec.decode(coded, like), payload)
+    decoded = jax.eval_shape(lambda coded: codec.decode(coded, about), payload)
     keep = "encode returns a state like that of init: its tree, shapes and dtypes"
     found = _differences(f"{name}the new state", new, state, keep)
     found += _differences(f"{name}decoded", decoded, like, "decode gives fp32 of the shape encoded")
     held = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(payload))
-    said = codec.nbytes(like)
+    said = codec.nbytes(about)
     if said != held:
         found.append(
-            f"{name}nbytes says {said} bytes for {_leaves(like)}, and the payload's buffers hold "
-            f"{held}: return {held}, or pack what travels"
+            f"{name}nbytes says {said} bytes, and the payload's buffers hold {held}: return "
+            f"{held}, or pack what travels"
         )
     return found
 
@@ -214,7 +234,7 @@ def _differences(what: str, found: PyTree, wanted: PyTree, fix: str) -> list[str
         return [f"{what} is a tree {trees}: {fix}"]
     with_path, leaves = jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted)
     return [
-        f"{what} at {jax.tree_util.keystr(path) or 'its only leaf'} is {_shape(x)}, not "
+        f"{what}{f' at {jax.tree_util.keystr(path)}' if path else ''} is {_shape(x)}, not "
         f"{_shape(y)}: {fix}"
         for (path, x), y in zip(with_path, leaves, strict=True)
         if (x.shape, x.dtype) != (y.shape, y.dtype)
@@ -223,7 +243,3 @@ def _differences(what: str, found: PyTree, wanted: PyTree, fix: str) -> list[str
 
 def _shape(x: Any) -> str:
     return f"{x.dtype.name}{list(x.shape)}"
-
-
-def _leaves(like: PyTree) -> str:
-    return ", ".join(f"{name} {list(x.shape)}" for name, x in like.items())

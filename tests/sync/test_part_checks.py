@@ -69,7 +69,7 @@ class Short(Merge):
 
 @dataclasses.dataclass(frozen=True)
 class Lies(MatrixCodec):
-    """Counts one byte, decodes the first layer, and adds to its state at every send."""
+    """Counts one byte, decodes the transpose in bf16, and adds to its state at every send."""
 
     name = "lies"
 
@@ -80,7 +80,7 @@ class Lies(MatrixCodec):
         return {"x": x_LxNxM}, (state, state)
 
     def decode(self, payload, shape):
-        return payload["x"].astype(jnp.bfloat16)
+        return payload["x"].T.astype(jnp.bfloat16)
 
     def nbytes(self, shape):
         return 1
@@ -101,10 +101,10 @@ def test_all_that_is_wrong_with_a_method_is_listed_at_once():
         ("outer: the result at ['b'] is float32[], not float32[2]", "leaf by leaf"),
         ("outer: the result at ['w'] is float32[], not float32[3, 4]", "leaf by leaf"),
         ("hands_out: what it gives at ['w'] is float32[]", "trees of the anchor"),
-        ("landing: the new state at its only leaf is float32[2], not float32[]", "like that of"),
-        (f"codec {mixed.name}: the new state", "encode returns a state like that of init"),
-        (f"codec {mixed.name}: decoded at ['w'] is bfloat16[3, 4]", "decode gives fp32"),
-        (f"codec {mixed.name}: nbytes says 1 bytes for w [3, 4]", "hold 48: return 48"),
+        ("landing: the new state is float32[2], not float32[]", "like that of"),
+        ("codec lies of w: the new state is a tree", "encode returns a state like that of init"),
+        ("codec lies of w: decoded is bfloat16[4, 3, 1], not float32[1, 3, 4]", "decode gives"),
+        ("codec lies of w: nbytes says 1 bytes", "buffers hold 48: return 48, or pack"),
     ]
     for start, fix in expected:
         assert any(line.startswith(f"- {start}") and fix in line for line in lines), (start, lines)
