@@ -2,8 +2,8 @@
 
 `call_problems` looks at signatures alone, before parameters are known. `part_problems` traces each
 part once, on shapes: nothing is compiled and no device works. It holds the results against the
-contracts of `Method`, `Merge` and `Codec`. The package's own codecs are not traced; their tests
-hold them to the same.
+contracts of `Method`, `Merge` and `Codec`. The package's own codecs and merge rules are not traced:
+tests hold them to the same.
 """
 
 from __future__ import annotations
@@ -156,6 +156,8 @@ def _merge_problems(
                 f"merge: {type(rule).__name__} reads {rule.momentum!r} of the outer rule's state, "
                 "which has no such entry; use an outer rule that has it, or momentum = None"
             ]
+    if _is_ours(rule):
+        return []
     rows = regions if rule.reads == "payloads" else 1
     delta = {k: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for k, x in like.items()}
     weight = jax.ShapeDtypeStruct((rows,), jnp.float32)
@@ -223,8 +225,11 @@ def _of_package(codec: Any) -> bool:
     if not isinstance(codec, Codec | MatrixCodec):
         return True
     fields = dataclasses.fields(codec) if dataclasses.is_dataclass(codec) else ()
-    own = type(codec).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return own and all(_of_package(getattr(codec, f.name)) for f in fields)
+    return _is_ours(codec) and all(_of_package(getattr(codec, f.name)) for f in fields)
+
+
+def _is_ours(part: Any) -> bool:
+    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _differences(what: str, found: PyTree, wanted: PyTree, fix: str) -> list[str]:
