@@ -280,12 +280,19 @@ def find_config(file: str) -> str:
     raise RefusedError([f"--config={file}: there is no such file{hint}"], "cannot start")
 
 
+_OF_FACTORIES = ("channels", "hands_out", "servers")  # fields of a `Method` that no text can name
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
 def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | None:
     """Set one field from text of its type; return what is wrong, or None."""
     *parents, last = field.split(".")
     holder = config
     for name in [*parents, last]:
         if not isinstance(holder, ml_collections.ConfigDict) or name not in holder:
+            if parents == ["method"] and name in _OF_FACTORIES:
+                fix = "write a factory that sets it, and name that (docs/add_a_method.md)"
+                return f"--config.{field}: not a setting of a config; {fix}"
             return f"--config.{field}: there is no such field{closest(field, fields(config))}"
         holder, above = holder[name], holder
     if text == "None":
@@ -304,6 +311,8 @@ def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | 
         values(["config", argument])
     except (flags.Error, ValueError, TypeError) as error:
         reason = str(error).partition(": ")[2] or str(error)
+        if kind := _KINDS.get(type(above[last])):
+            reason = f"give {kind}, as {above[last]}"
         return f"--config.{field}={text}: {reason}"
     return None
 

@@ -42,6 +42,7 @@ from lowcomm_jax.sync.checks import (
     microbatch_cut,
     microbatch_problems,
     mode_problems,
+    refuse_donated,
     refuse_microbatches,
     refuse_other_types,
     virtual_clock,
@@ -52,6 +53,7 @@ from lowcomm_jax.sync.gossip_loop import GossipLoop
 from lowcomm_jax.sync.gradient_exchange import behind_outer, run_gradient_steps
 from lowcomm_jax.sync.learner_loop import LearnerLoop
 from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop
+from lowcomm_jax.sync.part_checks import call_problems
 from lowcomm_jax.sync.round_functions import OutlierGuard
 from lowcomm_jax.sync.round_programs import EngineConfig, RoundPrograms
 from lowcomm_jax.sync.routed_steps import HopsFn, RoutedSteps
@@ -170,6 +172,7 @@ class Engine:
             problems.append(f"batches={batches!r}: use 'whole' or 'own'")
         problems += concurrent_problems(concurrent_exchange, method, self.regions, separate)
         problems += mode_problems(method, self.regions, separate, counts, offload, hops, loss_fn)
+        problems += call_problems(method, loss_fn)
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
         self.delivery: JobDelivery | None = (
@@ -220,8 +223,9 @@ class Engine:
         """Start every region and the anchor from `params` (any pytree of arrays).
 
         Raises:
-          ValueError: leaves without a valid role, or parameters that cannot be cut into the
-            method's fragments.
+          ValueError: leaves without a valid role; parameters that cannot be cut into the method's
+            fragments; or parts of the method that break their contract, all of them, each with
+            its fix.
         """
         layout = make_layout(params, self.roles)
         if layout not in self._loops:
@@ -233,6 +237,12 @@ class Engine:
     def loop_of(self, programs: RoundPrograms) -> SyncLoop:
         """The loop over events that calls these programs."""
         return make_sync_loop(programs, self.weights, self.delivery)
+
+    def _begin(self, state: TrainState) -> SyncLoop:
+        """`sync_loop`, at the entry of a call that takes the state away."""
+        loop = self.sync_loop(state)
+        refuse_donated(state)
+        return loop
 
     def sync_loop(self, state: TrainState) -> SyncLoop:
         """The loop over events for this state's parameter layout.
@@ -277,8 +287,10 @@ class Engine:
           `active` says who made the step; with gradient exchange `away` says who did not.
 
         Raises:
-          ValueError: a state of another engine, or a batch or mask of the wrong shape.
+          ValueError: a state of another engine, or one that was donated before; a batch or mask of
+            the wrong shape.
         """
+        self._begin(state)
         cut = self._cut(microbatch, counts_R)
         check_leaves(batch, self._rows)
         if cut is None:
@@ -323,11 +335,11 @@ class Engine:
           the history is read.
 
         Raises:
-          ValueError: a state of another engine; batches of the wrong shape, or that cannot be cut;
-            `microbatch` with a method or network that needs batches of one size; `rounds` where
-            steps count.
+          ValueError: a state of another engine, or one that was donated before. Batches of the
+            wrong shape, or that cannot be cut. `microbatch` with a method or network that needs
+            batches of one size. `rounds` where steps count.
         """
-        loop = self.sync_loop(state)
+        loop = self._begin(state)
         if rounds is not None:
             if not isinstance(loop, LearnerJobLoop):
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
@@ -353,9 +365,9 @@ class Engine:
           sizes: every `microbatch` that `run` will be called with; None = batches are not cut.
 
         Raises:
-          ValueError: listing the sizes that cannot work.
+          ValueError: listing the sizes that cannot work; or the state was donated before.
         """
-        loop = self.sync_loop(state)
+        loop = self._begin(state)
         refuse_microbatches(microbatch_problems(self.config, sizes or ()))
         for size in [None] if sizes is None else sizes:
             batch = batch if size is None else batch_blocks.repeated(batch, size)
@@ -400,9 +412,10 @@ class Engine:
           mean of the regions). The events are booked on the clock and not returned.
 
         Raises:
+          ValueError: the state was donated before.
           exchange.Parted: separate jobs end with different anchors.
         """
-        state, events = finish(self.sync_loop(state), state, participants)
+        state, events = finish(self._begin(state), state, participants)
         if self.clock is not None:
             follow(self.clock, int(state.counters.step), events)
         return state

@@ -40,7 +40,7 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
-from lowcomm_jax.sync.checks import microbatch_problems, virtual_clock
+from lowcomm_jax.sync.checks import microbatch_problems, refuse_donated, virtual_clock
 from lowcomm_jax.sync.finish import finish
 from lowcomm_jax.sync.round_programs import RoundPrograms
 
@@ -184,8 +184,11 @@ class AdaptiveEngine:
           evaluate: loss of parameters, before and after every merge; needed for a `hurt_bound`.
 
         Raises:
-          ValueError: not one number, or a `hurt_bound` without `evaluate`.
+          ValueError: not one number, a `hurt_bound` without `evaluate`, or a state that was donated
+            before.
         """
+        for trainer in state.trainers.values():
+            refuse_donated(trainer.state)
         goal = checks.goal(state, self.period, rounds, steps, samples)
         if evaluate is None and self.trainers.hurt_bound is not None:
             raise ValueError("hurt_bound bounds the rise of a loss: give run(evaluate=)")
@@ -290,7 +293,13 @@ class AdaptiveEngine:
         return needed
 
     def finish(self, state: AdaptiveState) -> AdaptiveState:
-        """Drain, synchronise every trainer once more (`finish.finish`), and merge all into one."""
+        """Drain, synchronise every trainer once more (`finish.finish`), and merge all into one.
+
+        Raises:
+          ValueError: the state was donated before.
+        """
+        for trainer in state.trainers.values():
+            refuse_donated(trainer.state)
         events = []
         for number, trainer in state.trainers.items():
             ended, found = finish(self.engine.sync_loop(trainer.state), trainer.state)

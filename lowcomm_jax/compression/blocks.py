@@ -166,6 +166,7 @@ class InBlocks(MatrixCodec):
     block: int | None
     requantizable = True
     layers_apart = True
+    takes_windows = True
 
     def rows_together(self, shape):
         return rows_together(shape, self.block)

@@ -62,6 +62,7 @@ class Statistical(MatrixCodec):
     scope: Literal["matrix", "row"] = "matrix"
     requantizable = True
     layers_apart = True
+    takes_windows = True
 
     def __post_init__(self) -> None:
         raise_all(

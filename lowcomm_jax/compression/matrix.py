@@ -30,10 +30,14 @@ class MatrixCodec(abc.ABC):
         a two-shot reduction makes sense.
       layers_apart: whether each of the L matrices is coded by itself, so that one after the other
         gives the same (`by_layer`): all arrays of payload and state are then `[L, ...]`.
+      takes_windows: whether `encode` also takes a `row_sharding.InWindows`, whose units are dealt
+        to the devices of a region (`unit`). Else a leaf that devices cannot hold in whole rows is
+        gathered on each of them.
     """
 
     requantizable: bool = False
     layers_apart: bool = False
+    takes_windows: bool = False
 
     @property
     @abc.abstractmethod
@@ -49,8 +53,8 @@ class MatrixCodec(abc.ABC):
     def encode(self, x_LxNxM: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
         """(payload, new state) of an fp32 stack of matrices.
 
-        Of a leaf whose units are dealt to devices that hold no whole rows, x_LxNxM is a
-        `row_sharding.InWindows` (`splits_over`, `unit`).
+        Of a codec that `takes_windows`, x_LxNxM is a `row_sharding.InWindows` where devices hold
+        no whole rows, but can hold whole units (`splits_over`).
         """
 
     def encode_with_residual(
@@ -89,14 +93,16 @@ class MatrixCodec(abc.ABC):
     def unit(self, shape: Shape) -> int:
         """How many neighbouring values of `[N M]` are coded together.
 
-        A device that cannot hold whole rows should hold a multiple of them (`windows`).
+        A device that cannot hold whole rows should hold a multiple of them (`takes_windows`).
         """
         return shape[2]
 
     def splits_over(self, shape: Shape, devices: int) -> bool:
-        """Whether devices can split the leaf into whole units (`UnitSplit.works`)."""
-
-        return UnitSplit(math.prod(shape[1:]), self.unit(shape), devices).works()
+        """Whether the codec takes windows, and devices can split the leaf into whole units."""
+        return (
+            self.takes_windows
+            and UnitSplit(math.prod(shape[1:]), self.unit(shape), devices).works()
+        )
 
     def sends_all(self, shape: Shape) -> bool:
         """Whether a codec that is meant to choose would send every value of this shape."""

@@ -42,6 +42,7 @@ class RandomK(MatrixCodec):
     one_in: int = 64
     values: MatrixCodec = FP32
     unbiased: bool = False
+    takes_windows = True
 
     def __post_init__(self) -> None:
         raise_all("RandomK", [in_range("one_in", self.one_in, 1, float("inf"))])

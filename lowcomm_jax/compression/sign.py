@@ -22,6 +22,7 @@ class Sign(MatrixCodec):
     ends with a whole byte) and one fp32 scale per matrix."""
 
     layers_apart = True
+    takes_windows = True
 
     @property
     def name(self) -> str:

@@ -52,6 +52,7 @@ class TopK(MatrixCodec):
     block: int = 64
     values: MatrixCodec = FP32
     mean: Literal["regions", "senders"] = "regions"
+    takes_windows = True
 
     def __post_init__(self) -> None:
         raise_all(

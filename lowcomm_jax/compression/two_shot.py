@@ -188,7 +188,10 @@ class Sliced(Wrapper):
             return together
         if not layout.row or layout.groups == 1:
             return self.parts * max(together, 1)
-        return 1 if together and self._codes_parts(path, layout) else together
+        if not together:
+            return together
+        # Where a device could not code its part of a slice, it is given the whole leaf.
+        return 1 if self._codes_parts(path, layout) else layout.count
 
     def splits_over(self, path: str, shape: tuple[int, ...], devices: int) -> bool:
         layout = self._layout(shape, self.codec.is_stacked(path))

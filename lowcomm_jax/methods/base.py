@@ -80,7 +80,8 @@ class Method:
         nothing). Its `update` gets the keywords `fragment`, `round` (of that fragment, from 0) and
         `step` (inner steps done), int32.
       landing: Optax transform of the progress made in flight, or one per fragment; None = replace.
-        Its `update` gets the same keywords.
+        Its `update` gets the same keywords. Where the schedule has no delay, nothing is made in
+        flight: the progress is 0, and most rules then have no effect.
       codec: what travels: a codec, or its name or settings for `compression.make`; None = dense
         fp32.
       anchors: `shared` by all regions, or one `per_region`.
@@ -259,6 +260,12 @@ class Method:
             for rule in (rules if _per_fragment(rules) else (rules,))
             if not (rule is None or isinstance(rule, optax.GradientTransformation))
         ]
+        moves = self.signal == "progress" and self.has_anchor and not self.problems
+        if moves and (self.outer is None or (_per_fragment(self.outer) and None in self.outer)):
+            wrong.append(
+                "outer=None: with signal='progress' an outer rule moves the anchor; give one, as "
+                "lowcomm_jax.outer.average(), for every fragment"
+            )
         one_mean = self.anchors == "shared" and self.signal == "progress"
         for name, value in (("merge", self.merge), ("hands_out", self.hands_out)):
             if value is not None and not one_mean:

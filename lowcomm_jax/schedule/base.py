@@ -180,7 +180,8 @@ def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> li
             f"{overlap_name}={schedule.delay} >= period={schedule.period}: a fragment would still "
             f"be in flight when it is due again; use at most {schedule.period - 1}"
         )
-    return problems
+    also = "" if overlap_name == "delay" else f" ({overlap_name} is the schedule's `delay`)"
+    return [line + also if line.startswith(overlap_name) else line for line in problems]
 
 
 def steps_to_travel(timing: Timing, fragment: int, level: int = 0) -> int:

@@ -35,6 +35,7 @@ from lowcomm_jax.state.train_state import Inner
 from lowcomm_jax.sync.channel_loop import ChannelPrograms, build_channels
 from lowcomm_jax.sync.concurrent_exchange import ConcurrentExchange
 from lowcomm_jax.sync.gradient_exchange import make_gradient_program
+from lowcomm_jax.sync.part_checks import part_problems
 from lowcomm_jax.sync.round_functions import GossipRoundFunctions, OutlierGuard, RoundFunctions
 from lowcomm_jax.train.inner_step import InnerStep, make_accumulating_program, make_inner_program
 
@@ -128,14 +129,17 @@ def build(config: EngineConfig, layout: Layout) -> RoundPrograms:
 
     Raises:
       ValueError: one of these. The parameters cannot be cut as the method asks
-        (`params.partition`). The network's timing does not fit the schedule. The mesh has stages,
-        and no leaf is cut over them. The codec cannot work in stages. The codec sends increments,
-        and the outer rule does not sum them up.
+        (`params.partition`). Parts of the method break their contract (`part_problems`). The
+        network's timing does not fit the schedule. The mesh has stages, and no leaf is cut over
+        them. The codec cannot work in stages. The codec sends increments, and the outer rule does
+        not sum them up.
     """
     regions, method, shapes = config.regions, config.method, layout.train_shapes()
     schedule = method.schedule
     stages = regions.mesh.shape[STAGE]
     cut = partition(shapes, schedule.fragments, method.pattern, method.rest, config.stacked, stages)
+    if problems := part_problems(method, cut, config.total, config.stacked):
+        raise ValueError(f"parts of {method.name} cannot work:\n- " + "\n- ".join(problems))
     likes = [cut.like(p) for p in range(len(cut))]
     check_increments(method, likes[0])
     warn_of_whole(method, likes)

@@ -9,7 +9,9 @@ from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax.compression import ef21, integrate, make
+from lowcomm_jax.methods import Method
 from lowcomm_jax.network import uniform
+from lowcomm_jax.schedule import Staggered
 
 MESH = lc.make_mesh(devices=jax.devices()[:1])
 
@@ -213,3 +215,13 @@ def test_codecs_that_need_more_of_the_other_jobs_than_payloads(tmp_path):
     for method, fix in ((summed, "use error feedback in its place"),):
         assert fix in refusal(method, exchange=apart)
     apart.close()
+
+
+def test_a_network_is_named_once():
+    text = refusal(lc.methods.diloco(2), network="nowhere")
+    assert text.count("network") == 1 and "network: 'nowhere' is unknown" in text
+
+
+def test_a_schedule_of_ones_own_names_its_field():
+    method = Method("mine", Staggered(2, delay=3), outer=lc.outer.average())
+    assert "use at most 1 (overlap is the schedule's `delay`)" in refusal(method)

@@ -75,3 +75,31 @@ def test_a_loss_for_each_sample():
 def test_a_state_that_is_none():
     with pytest.raises(ValueError, match="state is a dict, no TrainState: start with engine"):
         engine().step(PARAMS, {"x": np.ones((2, 4, 3), np.float32)})
+
+
+def test_a_state_that_was_donated_is_refused():
+    one, batch = engine(), {"x": np.ones((2, 4, 3), np.float32)}
+    old = one.init(PARAMS)
+    one.step(old, batch)
+    for again in (
+        lambda: one.step(old, batch),
+        lambda: one.run(old, [batch]),
+        lambda: one.warm(old, batch),
+        lambda: one.finish(old),
+    ):
+        with pytest.raises(ValueError, match=r"was donated.*use the state that was returned"):
+            again()
+    ended = one.init(PARAMS)
+    one.finish(ended)
+    with pytest.raises(ValueError, match="was donated"):
+        one.finish(ended)
+
+
+def test_trainers_that_were_donated_are_refused():
+    method = lc.methods.adloco(2, 2, 1, "norm", start_batch=2, max_batch=4, microbatches=2)
+    one = lc.AdaptiveEngine(loss_fn, optax.sgd(0.1), method, 2, mesh=lc.make_mesh())
+    state = one.init(PARAMS)
+    state.trainers[1].state.inner.step.delete()
+    for call in (lambda: one.run(state, lambda *_: None, steps=1), lambda: one.finish(state)):
+        with pytest.raises(ValueError, match=r"was donated.*use the state that was returned"):
+            call()

@@ -282,3 +282,17 @@ def test_the_file_that_could_not_be_written_is_named(tmp_path):
         log.write([{"kind": "step"}])
     assert caught.value.errno == errno.ENOSPC and is_full(caught.value)
     assert is_full(RuntimeError("x")) is False
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("steps=ten", "--config.steps=ten: give a whole number, as "),
+        (
+            "method.channels=x",
+            "--config.method.channels: not a setting of a config; write a factory",
+        ),
+    ],
+)
+def test_overrides_that_cannot_be(override, line, capfd):
+    assert line in refused(capfd, "train", "--config=diloco", f"--config.{override}")

@@ -1,0 +1,250 @@
+"""Refusals of a method's own parts that would train, and silently train something else.
+
+`call_problems` looks at signatures alone, before parameters are known. `part_problems` traces each
+part once, on shapes: nothing is compiled and no device works. It holds the results against the
+contracts of `Method`, `Merge` and `Codec`. The package's own codecs and merge rules are not traced:
+tests hold them to the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lowcomm_jax.compression import Codec, MatrixCodec, PerTensor
+from lowcomm_jax.compression.base import Wrapper
+from lowcomm_jax.compression.matrix import matrix_shape
+from lowcomm_jax.merge import Merge, merge_leaves
+from lowcomm_jax.methods.base import Method
+from lowcomm_jax.params.fragments import Fragments
+
+PyTree = Any
+_TOLD = ("fragment", "round", "step")
+_LANDING = ("displacement", "staleness", *_TOLD)
+
+
+def call_problems(method: Method, loss_fn: Callable) -> list[str]:
+    """Functions that cannot be called as the engine calls them, one line with its fix each."""
+    found = []
+    if not _takes(loss_fn, 3):
+        found.append(f"loss_fn{inspect.signature(loss_fn)}: write loss_fn(params, batch, rng)")
+    if method.signal == "progress":
+        keywords = (*_TOLD, *_extra(method, None))
+        found += _rule_calls("outer", method.outer, "delta", keywords)
+        found += _rule_calls("landing", method.landing, "progress", _LANDING)
+    if method.servers is not None:
+        found += _rule_calls("servers.outer", method.servers.outer, "delta", ())
+    hands_out, merge = method.hands_out, method.merge
+    if hands_out is not None and not _takes(hands_out, 2):
+        wrong = f"hands_out{inspect.signature(hands_out)}" if callable(hands_out) else hands_out
+        found.append(f"{wrong}: give a function (anchor, outer_state) -> values")
+    if isinstance(merge, Merge) and not _takes(merge.tensor, 4):
+        found.append(
+            f"merge: {type(merge).__name__}.tensor{inspect.signature(merge.tensor)}: write "
+            "tensor(self, delta_RxN, weight_R, kind, momentum)"
+        )
+    return found
+
+
+def part_problems(
+    method: Method, cut: Fragments, regions: int, stacked: Sequence[str]
+) -> list[str]:
+    """What the parts give that their contract does not allow, one line with its fix each.
+
+    Args:
+      cut: the parameters in fragments.
+      regions: number of regions of the run.
+      stacked: path prefixes of leaves with a leading layer axis.
+    """
+    found: list[str] = []
+    for p in range(len(cut)):
+        like = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in cut.like(p).items()}
+        if method.signal == "progress" and method.has_anchor:
+            found += _rule_problems(method, p, like, regions, stacked)
+        if isinstance(method.codec, Codec) and not _of_package(method.codec):
+            found += _codec_problems(method.codec, like)
+    return list(dict.fromkeys(found))  # fragments may share leaves
+
+
+def _takes(fn: Any, positional: int, keywords: Sequence[str] = ()) -> bool:
+    """Whether a function may be called so; True where its signature is not known."""
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:
+        return True
+    except TypeError:
+        return False
+    try:
+        signature.bind(*range(positional), **dict.fromkeys(keywords))
+    except TypeError:
+        return False
+    return True
+
+
+def _rule_calls(name: str, rules: Any, first: str, keywords: Sequence[str]) -> Iterator[str]:
+    one = isinstance(rules, optax.GradientTransformation) or not isinstance(rules, tuple)
+    for rule in (rules,) if one else rules:
+        if not isinstance(rule, optax.GradientTransformation):
+            continue  # refused by `Method.violations`, or None
+        if not _takes(rule.update, 3, keywords):
+            told = ", ".join(("*", *keywords, "")) if keywords else ""
+            yield (
+                f"{name}: update{inspect.signature(rule.update)}: write "
+                f"update({first}, state, params=None, {told}**extra); **extra takes what it does "
+                "not use"
+            )
+
+
+def _extra(method: Method, like: PyTree) -> dict[str, Any]:
+    """The keywords of an outer rule beside what all are told (`RoundFunctions.outer_step`)."""
+    if method.topology is not None:
+        return {"group_anchor": like}
+    if not method.takes_own_parts:
+        return {}
+    share = jax.ShapeDtypeStruct((), jnp.float32)
+    return {"own": like, "own_late": like, "weight": share, "weight_late": share}
+
+
+def _rule_problems(
+    method: Method, p: int, like: PyTree, regions: int, stacked: Sequence[str]
+) -> list[str]:
+    """Of the rules of one fragment: merge, outer, hands_out, landing, and the local servers'."""
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    told, outer, landing = dict.fromkeys(_TOLD, number), method.outer_of(p), method.landing_of(p)
+    state = jax.eval_shape(outer.init, like)
+    found = [] if method.merge is None else _merge_problems(method, state, like, regions, stacked)
+    found += _transform_problems("outer", outer, like, told | _extra(method, like))
+    if method.hands_out is not None:
+        given = jax.eval_shape(method.hands_out, like, state)
+        found += _differences("hands_out: what it gives", given, like, "give trees of the anchor")
+    if landing is not None:
+        more = told | {"displacement": like, "staleness": number}
+        found += _transform_problems("landing", landing, like, more)
+    if method.servers is not None:
+        found += _transform_problems("servers.outer", method.servers.outer, like, {})
+    return found
+
+
+def _transform_problems(name: str, rule: Any, like: PyTree, keywords: dict) -> list[str]:
+    state = jax.eval_shape(rule.init, like)
+    updates, new = jax.eval_shape(
+        lambda u, s, params, more: rule.update(u, s, params, **more), like, state, like, keywords
+    )
+    fix = "return what fits the tree of the first argument, leaf by leaf"
+    keep = "return a state like that of init: its tree, shapes and dtypes"
+    return [
+        *_differences(f"{name}: the result", updates, like, fix),
+        *_differences(f"{name}: the new state", new, state, keep),
+    ]
+
+
+def _merge_problems(
+    method: Method, outer_state: PyTree, like: PyTree, regions: int, stacked: Sequence[str]
+) -> list[str]:
+    rule, momentum = method.merge, None
+    if rule.momentum is not None:
+        momentum = optax.tree.get(outer_state, rule.momentum)
+        if momentum is None:
+            return [
+                f"merge: {type(rule).__name__} reads {rule.momentum!r} of the outer rule's state, "
+                "which has no such entry; use an outer rule that has it, or momentum = None"
+            ]
+    if _is_ours(rule):
+        return []
+    rows = regions if rule.reads == "payloads" else 1
+    delta = {k: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for k, x in like.items()}
+    weight = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    merged = jax.eval_shape(
+        lambda d, w, m: merge_leaves(rule, d, w, m, stacked), delta, weight, momentum
+    )
+    fix = "return one direction, without the axis of regions"
+    return _differences(f"merge: {type(rule).__name__}.tensor's result", merged, like, fix)
+
+
+def _codec_problems(codec: Codec, like: PyTree) -> list[str]:
+    """Of a codec that is not the package's; leaf by leaf where it codes leaf by leaf."""
+    inner = codec
+    while isinstance(inner, Wrapper):
+        inner = inner.codec
+    if not isinstance(inner, PerTensor):
+        return _coded_problems(codec, like, like, lambda: codec.init(like))
+    found = []
+    for name, x in like.items():
+        # The matrix first: `PerTensor` would give any result of its size the leaf's own shape.
+        of_matrix = [] if x.size == 0 else _matrix_problems(inner, name, x)
+        one = {name: x}
+        found += of_matrix or _coded_problems(codec, one, one, lambda one=one: codec.init(one))
+    return found
+
+
+def _matrix_problems(codec: PerTensor, name: str, x: Any) -> list[str]:
+    own, shape = codec.codec_of(name), matrix_shape(x.shape, codec.is_stacked(name))
+    if _of_package(own):
+        return []
+    matrices = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return _coded_problems(own, matrices, shape, lambda: own.init(shape, 0), f" of {name}")
+
+
+def _coded_problems(
+    codec: Codec | MatrixCodec, like: PyTree, about: Any, init: Callable, of: str = ""
+) -> list[str]:
+    """What is wrong with a codec's state, its decoded values and its count of bytes.
+
+    Args:
+      like: shapes of what is encoded; about: how `decode` and `nbytes` are told them.
+      init: gives the state at step 0; of: the leaf, for the message.
+    """
+    name = f"codec {codec.name}{of}: "
+    state = jax.eval_shape(init)
+    payload, new = jax.eval_shape(codec.encode, like, state)
+    decoded = jax.eval_shape(lambda coded: codec.decode(coded, about), payload)
+    keep = "encode returns a state like that of init: its tree, shapes and dtypes"
+    found = _differences(f"{name}the new state", new, state, keep)
+    found += _differences(f"{name}decoded", decoded, like, "decode gives fp32 of the shape encoded")
+    held = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(payload))
+    said = codec.nbytes(about)
+    if said != held:
+        found.append(
+            f"{name}nbytes says {said} bytes, and the payload's buffers hold {held}: return "
+            f"{held}, or pack what travels"
+        )
+    return found
+
+
+def _of_package(codec: Any) -> bool:
+    """Whether a codec, and all that it holds, is the package's."""
+    if isinstance(codec, tuple):
+        return all(map(_of_package, codec))
+    if not isinstance(codec, Codec | MatrixCodec):
+        return True
+    fields = dataclasses.fields(codec) if dataclasses.is_dataclass(codec) else ()
+    return _is_ours(codec) and all(_of_package(getattr(codec, f.name)) for f in fields)
+
+
+def _is_ours(part: Any) -> bool:
+    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _differences(what: str, found: PyTree, wanted: PyTree, fix: str) -> list[str]:
+    """Where two trees of shapes differ, one line a leaf."""
+    if jax.tree.structure(found) != jax.tree.structure(wanted):
+        trees = f"{jax.tree.structure(found)}, not {jax.tree.structure(wanted)}"
+        return [f"{what} is a tree {trees}: {fix}"]
+    with_path, leaves = jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted)
+    return [
+        f"{what}{f' at {jax.tree_util.keystr(path)}' if path else ''} is {_shape(x)}, not "
+        f"{_shape(y)}: {fix}"
+        for (path, x), y in zip(with_path, leaves, strict=True)
+        if (x.shape, x.dtype) != (y.shape, y.dtype)
+    ]
+
+
+def _shape(x: Any) -> str:
+    return f"{x.dtype.name}{list(x.shape)}"

@@ -1,0 +1,155 @@
+"""Parts of a method that would silently train something else are refused before any work."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lowcomm_jax as lc
+from lowcomm_jax.compression import MatrixCodec, PerTensor, make
+from lowcomm_jax.merge import Merge
+from lowcomm_jax.methods import Method
+from lowcomm_jax.schedule import Staggered
+
+PARAMS = {"w": np.ones((3, 4), np.float32), "b": np.ones(2, np.float32)}
+LATE = Staggered(4, delay=1)
+
+
+def loss_fn(params, batch, rng):
+    del rng
+    return jnp.sum(params["w"]) * jnp.mean(batch) + jnp.sum(params["b"])
+
+
+def refusal(loss=loss_fn, **parts) -> list[str]:
+    """Lines of the error, raised before a step is made."""
+    parts = dict(name="mine", schedule=LATE, outer=lc.outer.nesterov(0.7, 0.9)) | parts
+    with pytest.raises(ValueError) as error:
+        lc.Engine(loss, optax.sgd(0.1), Method(**parts), 3, mesh=lc.make_mesh()).init(PARAMS)
+    return str(error.value).splitlines()[1:]
+
+
+def rule(update, state=()):
+    return optax.GradientTransformationExtraArgs(lambda params: state, update)
+
+
+def summed(u, s, params=None, **extra):
+    return jax.tree.map(jnp.sum, u), s
+
+
+def as_list(u, s, params=None, **extra):
+    return jax.tree.leaves(u), s
+
+
+def growing(u, s, params=None, **extra):
+    return u, jnp.zeros(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeps(Merge):
+    def tensor(self, delta_RxN, weight_R, kind, momentum):
+        return delta_RxN
+
+
+@dataclasses.dataclass(frozen=True)
+class Reads(Merge):
+    momentum = "trace"
+
+    def tensor(self, delta_RxN, weight_R, kind, momentum):
+        return jnp.mean(delta_RxN, axis=0) + momentum
+
+
+@dataclasses.dataclass(frozen=True)
+class Short(Merge):
+    def tensor(self, delta_RxN):
+        return delta_RxN[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lies(MatrixCodec):
+    """Counts one byte, decodes the transpose in bf16, and adds to its state at every send."""
+
+    name = "lies"
+
+    def init(self, shape, seed):
+        return jnp.zeros(1)
+
+    def encode(self, x_LxNxM, state):
+        return {"x": x_LxNxM}, (state, state)
+
+    def decode(self, payload, shape):
+        return payload["x"].T.astype(jnp.bfloat16)
+
+    def nbytes(self, shape):
+        return 1
+
+
+def test_all_that_is_wrong_with_a_method_is_listed_at_once():
+    codec = make("int4").default
+    mixed = PerTensor(codec, rules=(("w", Lies()),))
+    lines = refusal(
+        outer=rule(summed),
+        landing=rule(growing, jnp.zeros(())),
+        merge=Keeps(),
+        hands_out=lambda anchor, state: jax.tree.map(jnp.sum, anchor),
+        codec=mixed,
+    )
+    expected = [
+        ("merge: Keeps.tensor's result at ['w'] is float32[3, 3, 4], not float32[3, 4]", "axis"),
+        ("outer: the result at ['b'] is float32[], not float32[2]", "leaf by leaf"),
+        ("outer: the result at ['w'] is float32[], not float32[3, 4]", "leaf by leaf"),
+        ("hands_out: what it gives at ['w'] is float32[]", "trees of the anchor"),
+        ("landing: the new state is float32[2], not float32[]", "like that of"),
+        ("codec lies of w: the new state is a tree", "encode returns a state like that of init"),
+        ("codec lies of w: decoded is bfloat16[4, 3, 1], not float32[1, 3, 4]", "decode gives"),
+        ("codec lies of w: nbytes says 1 bytes", "buffers hold 48: return 48, or pack"),
+    ]
+    for start, fix in expected:
+        assert any(line.startswith(f"- {start}") and fix in line for line in lines), (start, lines)
+    # The leaf `b` lacks a line for each of merge and hands_out here; its codec is sound.
+    assert len(lines) == len(expected) + 2
+
+
+def test_a_result_of_another_tree_is_refused():
+    assert "outer: the result is a tree" in refusal(outer=rule(as_list))[0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        ({"outer": None}, "outer=None: with signal='progress' an outer rule moves the anchor"),
+        ({"merge": Reads(), "outer": lc.outer.average()}, "Reads reads 'trace' of the outer rule"),
+        ({"merge": Short()}, "merge: Short.tensor(delta_RxN): write tensor(self, delta_RxN, weig"),
+        ({"hands_out": lambda anchor: anchor}, "hands_out(anchor): give a function (anchor, ou"),
+        (
+            {"landing": rule(lambda u, s, params=None: (u, s))},
+            "landing: update(u, s, params=None): write update(progress, state, params=None, *, "
+            "displacement, staleness, fragment, round, step, **extra)",
+        ),
+        (
+            {"outer": rule(lambda u, s, params=None, *, round: (u, s))},
+            "outer: update(u, s, params=None, *, round): write update(delta, state, params=None, "
+            "*, fragment, round, step, **extra)",
+        ),
+        ({"loss": lambda params, batch: 0.0}, "loss_fn(params, batch): write loss_fn(params, ba"),
+    ],
+)
+def test_what_cannot_be_called_names_the_signature(parts, line):
+    lines = refusal(**parts)
+    assert len(lines) == 1 and line in lines[0], lines
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"merge": Reads()},
+        {"landing": lc.landing.blend(0.3), "outer": optax.adam(0.1)},
+        {"landing": lc.landing.taylor_delay_correction(0.1), "pattern": ["w", "b"]},
+    ],
+)
+def test_parts_that_keep_their_contract_are_taken(parts):
+    schedule = Staggered(4, 2, delay=1) if "pattern" in parts else LATE
+    parts = dict(name="mine", schedule=schedule, outer=lc.outer.nesterov(0.7, 0.9)) | parts
+    lc.Engine(loss_fn, optax.sgd(0.1), Method(**parts), 3, mesh=lc.make_mesh()).init(PARAMS)
