@@ -4,8 +4,8 @@
 
 A mutant is one change of one place of a room's source: another comparison, another sign or
 operator, a condition negated or dropped, a number moved by one, a keyword left out. Of each room a
-seeded sample is judged, on one core, in a copy of the tree. Coverage of the room's tests (and of
-`--tests`) says which test files run a changed line; only those are run for it, until one fails.
+seeded sample is judged, on one core, in a copy of the tree. Coverage of the room's tests and of
+those in `BESIDE` says which tests run a changed line; only those are run for it, until one fails.
 
 Every verdict is a line of `--out` at once: a run that was cut off goes on where it was. Survivors
 have an empty "verdict": write there why, e.g. "equivalent: ..." or "test: ..."; equivalent ones do
@@ -16,21 +16,39 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import coverage
+
 ROOT = Path(__file__).parents[1]
 ROOMS = (
     *("sync", "train", "exchange", "runtime", "compression", "landing", "outer", "schedule"),
     "checkpoint",
 )
+# What sees faults of a room beside its own tests. They are tried last.
+BESIDE = {
+    "sync": ["tests/engine"],
+    "train": ["tests/engine"],
+    "exchange": ["tests/runtime"],
+    "runtime": ["tests/exchange", "tests/recovery"],
+    "compression": ["tests/engine"],
+    "landing": ["tests/engine"],
+    "outer": ["tests/engine"],
+    "schedule": ["tests/engine"],
+    "checkpoint": ["tests/state", "tests/experiments/train"],
+}
+TEST_S, TRY_S = 90, 1800  # seconds for one test, and for all that judge one mutant
+Covered = dict[str, dict[str, list[str]]]  # source file -> line -> tests
 COMPARISONS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -111,50 +129,96 @@ def of_room(room: str) -> list[dict]:
     return [m for f in files for m in mutants(str(f.relative_to(ROOT)), f.read_text())]
 
 
-def covering(copy: Path, tests: list[str], out: Path) -> dict[str, dict[str, list[int]]]:
-    """Test file -> source file -> the lines it runs; kept beside `out`."""
-    known_at = out.with_suffix(".coverage.json")
-    known = json.loads(known_at.read_text()) if known_at.exists() else {}
-    for test in tests:
-        if test in known:
-            continue
-        data = copy / "covered.json"
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """As a plug-in of the run that measures coverage: lines belong to the test that runs them."""
+    if (measured := coverage.Coverage.current()) is not None:
+        measured.switch_context(nodeid)
+
+
+def covering(copy: Path, tests: list[str], out: Path) -> Covered:
+    """Which test runs which line, by one run of `tests`; kept beside `out`.
+
+    Ends the program if one of them fails without any fault: it can judge none.
+    """
+    known_at = out.with_suffix(f".{hashlib.sha256(repr(tests).encode()).hexdigest()[:8]}.covered")
+    if not known_at.exists():
+        data = copy / ".coverage"
         data.unlink(missing_ok=True)
-        source = ["-m", "coverage", "run", "--source=lowcomm_jax", "--concurrency=thread"]
-        if pytest(copy, test, 1800, launcher=source) not in (0, 5):
-            sys.exit(f"{test} fails or takes too long without any fault: it can judge none")
-        command = [sys.executable, "-m", "coverage", "json", "-q", "-o", str(data)]
-        subprocess.run(command, cwd=copy, check=False)
-        files = json.loads(data.read_text())["files"] if data.exists() else {}
-        known[test] = {path: one["executed_lines"] for path, one in files.items()}
-        known_at.write_text(json.dumps(known))
-    return known
+        launcher = ["-m", "coverage", "run", "--source=lowcomm_jax", "--concurrency=thread"]
+        if pytest(copy, tests, 7200, launcher=launcher, options=["-p", "mutate"]) != 0:
+            sys.exit(f"a test of {tests} fails without any fault: it can judge none")
+        measured = coverage.CoverageData(str(data))
+        measured.read()
+        lines = {
+            str(Path(path).relative_to(copy)): measured.contexts_by_lineno(path)
+            for path in measured.measured_files()
+        }
+        known_at.write_text(json.dumps(lines))
+    return json.loads(known_at.read_text())
 
 
-def pytest(copy: Path, test: str, seconds: float, launcher=()) -> int | None:
-    """The exit code of one test file, with its slow tests left out; None = it took too long."""
-    command = [sys.executable, *launcher, "-m", "pytest", "-n", "0", "-q", "-x", test]
-    around = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+def pytest(copy: Path, tests: list[str], seconds: float, launcher=(), options=()) -> int | None:
+    """The exit code of these tests, slow ones left out; None = they took too long."""
+    asked = copy / "asked.txt"
+    asked.write_text("\n".join(tests))
+    command = [sys.executable, *launcher, "-m", "pytest", "-n", "0", "-q", "-x", f"@{asked}"]
+    around = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "tests")]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # Most programs are those of other mutants too.
+        "JAX_COMPILATION_CACHE_DIR": str(copy / "compiled"),
+    }
+    quiet = {"stdout": (copy / "printed.txt").open("w"), "stderr": subprocess.STDOUT}
     try:
-        made = subprocess.run(command, cwd=copy, env=around, timeout=seconds, **quiet)
+        made = subprocess.run([*command, *options], cwd=copy, env=around, timeout=seconds, **quiet)
     except subprocess.TimeoutExpired:
         return None
+    finally:
+        quiet["stdout"].close()
     return made.returncode
 
 
-def judge(copy: Path, mutant: dict, known: dict) -> dict:
-    """The mutant with `killed_by`: a test file, or None for a survivor."""
+def chosen_tests(mutant: dict, known: Covered, own: list[str]) -> list[list[str]]:
+    """Tests for one mutant, in the order in which they are tried, each until one fails.
+
+    First the tests that run a changed line; then the rest of their files, since what a fixture or
+    a cache ran for several tests was counted for the first. A line that runs at import alone is
+    judged by the room's own files, one that never runs by none.
+    """
+    lines = known.get(mutant["path"], {})
+    at = [lines[str(i)] for i in range(mutant["line"], mutant["last"] + 1) if str(i) in lines]
+    # The room's own tests first, as they were listed; those of other rooms behind them.
+    running = {test: None for tests in at for test in tests if test}
+    if not running:
+        return [own] if at else []
+    files = {test.partition("::")[0]: None for test in running}
+    return [
+        sorted(running, key=lambda test: not test.startswith(tuple(own))),
+        sorted(files, key=lambda file: not file.startswith(tuple(own))),
+    ]
+
+
+def judge(copy: Path, mutant: dict, known: Covered, own: list[str]) -> dict:
+    """The mutant with `killed_by`: a test, `time` if it takes too long, or None for a survivor."""
     path = copy / mutant["path"]
     source = path.read_bytes()
-    lines = range(mutant["line"], mutant["last"] + 1)
-    chosen = [t for t, files in known.items() if {*lines} & {*files.get(mutant["path"], ())}]
     path.write_bytes(source[: mutant["begin"]] + mutant["new"].encode() + source[mutant["end"] :])
+    tries = chosen_tests(mutant, known, own)
     try:
-        killers = (test for test in chosen if pytest(copy, test, 900) not in (0, 5))
-        return {**mutant, "tests": len(chosen), "killed_by": next(killers, None), "verdict": ""}
+        killed_by = next(filter(None, (killer(copy, tests) for tests in tries)), None)
     finally:
         path.write_bytes(source)
+    return {**mutant, "tests": len(tries[0]) if tries else 0, "killed_by": killed_by, "verdict": ""}
+
+
+def killer(copy: Path, tests: list[str]) -> str | None:
+    """The first of `tests` that fails."""
+    code = pytest(copy, tests, TRY_S, options=["-o", f"timeout={TEST_S}"])
+    if code in (0, 5):
+        return None
+    found = re.findall(r"^(?:FAILED|ERROR) (\S+)", (copy / "printed.txt").read_text(), re.M)
+    return found[0] if found else "time" if code is None else "the process ended"
 
 
 def rate(judged: list[dict]) -> str:
@@ -175,8 +239,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sample", type=int, default=100, help="mutants of each room")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tests", nargs="*", default=[], help="files beside the room's own")
-    parser.add_argument("--only", nargs="*", help="these test files instead of the room's own")
+    parser.add_argument("--only", nargs="*", help="these files and folders of tests alone")
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
     given = parser.parse_args(arguments)
     judged = (
@@ -191,15 +254,13 @@ def main(arguments: list[str] | None = None) -> None:
             every = of_room(room)
             random.Random(given.seed).shuffle(every)
             chosen = every if given.all else every[: given.sample]
-            own = sorted(
-                str(t.relative_to(ROOT)) for t in (ROOT / "tests" / room).glob("test_*.py")
-            )
-            known = covering(copy, [*(given.only or own), *given.tests], given.out.resolve())
-            asked = {test: known[test] for test in [*(given.only or own), *given.tests]}
+            own = given.only or [f"tests/{room}"]
+            beside = [] if given.only else BESIDE[room]
+            known = covering(copy, [*own, *beside], given.out.resolve())
             for mutant in chosen:
                 if (mutant["path"], mutant["begin"], mutant["end"], mutant["new"]) in done:
                     continue
-                judged.append(judge(copy, {"room": room, **mutant}, asked))
+                judged.append(judge(copy, {"room": room, **mutant}, known, own))
                 with given.out.open("a") as out:
                     out.write(json.dumps(judged[-1]) + "\n")
                 print(judged[-1]["path"], judged[-1]["line"], judged[-1]["killed_by"], flush=True)
