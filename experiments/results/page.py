@@ -142,7 +142,8 @@ def _how(evidence: Evidence) -> str:
   variance.
 - **Verdicts** rest on at least three seeds, and on p-values below {SURE:g} after Holm's correction
   over all {tests} rungs of all claims. `open`: neither the claim nor its opposite is shown.
-- **Holds**: seen at every rung. **Holds from**: at every rung of that scale and above.
+- **Holds**: seen at every rung. **Holds from**: at every rung of that scale and above; where it is
+  not seen, the model is no larger and rounds are no more.
   **Contradicted**: the opposite at every rung of at least two scales, no smaller at the largest.
   **Not seen up to**: anything else.
 - **Learning rates** were tuned for each method and size on seeds that are not reported ({seeds}):

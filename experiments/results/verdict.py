@@ -49,7 +49,8 @@ def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
     """Of all rungs of one claim on one split.
 
     - `holds`: seen at every rung, of at least two scales;
-    - `holds from`: seen at every rung of this scale and of all larger ones;
+    - `holds from`: seen at every rung of this scale and of all larger ones; every scale where it
+      is not seen has a model no larger, and no more rounds;
     - `contradicted`: the opposite at every rung, of at least two scales, and the distance from the
       margin no smaller at the largest scale than at the smallest;
     - `not seen up to` the largest scale: everything else.
@@ -62,7 +63,7 @@ def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
         if effect.adjusted is not None:
             by_scale.setdefault((effect.rung.size, effect.rung.rounds), []).append(effect)
     scales = sorted(by_scale, key=lambda s: (order.index(s[0]), s[1]))
-    word, scale = _word(scales, by_scale)
+    word, scale = _word(scales, by_scale, order)
     return Verdict(
         effects[0].claim,
         effects[0].rung.split,
@@ -76,16 +77,18 @@ def verdict(campaign: Campaign, effects: Sequence[Effect]) -> Verdict:
     )
 
 
-def _word(scales: Sequence[Scale], by_scale) -> tuple[str, Scale | None]:
+def _word(scales: Sequence[Scale], by_scale, order: list[str]) -> tuple[str, Scale | None]:
     if not scales:
         return NO_VERDICT, None
     statuses = [{effect.status for effect in by_scale[scale]} for scale in scales]
     seen = [found == {SEEN} for found in statuses]
     if all(seen) and len(scales) > 1:
         return HOLDS, scales[-1]
-    if seen[-1]:
-        first = len(seen) - next((i for i, s in enumerate(reversed(seen)) if not s), len(seen))
-        return HOLDS_FROM, scales[first]
+    unseen = [scale for scale, found in zip(scales, seen, strict=True) if not found]
+    for scale in scales[len(seen) - seen[::-1].index(False) :] if unseen else scales:
+        largest, longest = order.index(scale[0]), scale[1]
+        if all(order.index(size) <= largest and rounds <= longest for size, rounds in unseen):
+            return HOLDS_FROM, scale
     opposite = all(found == {OPPOSITE} for found in statuses)
     if opposite and len(scales) > 1 and not _shrinks(by_scale[scales[0]], by_scale[scales[-1]]):
         return CONTRADICTED, scales[-1]

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from experiments.results import main as command
 from experiments.results.effects import effects
 from experiments.results.figures import digest_in
 from experiments.results.page import page
-from experiments.results.verdict import verdict
+from experiments.results.verdict import _word, verdict
 
 ROOT = Path(__file__).resolve().parents[3]
 NOISE = {0: -0.02, 1: 0.03, 2: -0.01, 3: 0.0}  # by seed, shared by both arms
@@ -98,6 +99,25 @@ def test_verdicts(tmp_path, of, equal, better):
     for name, (word, rounds) in {"equal": equal, "better": better}.items():
         told = verdict(campaign, found[name])
         assert (told.word, told.scale) == (word, ("small", rounds)), name
+
+
+@pytest.mark.parametrize(
+    "seen, expected",
+    [
+        # A larger model with fewer rounds says nothing against more rounds of a smaller one.
+        ({("s", 4): True, ("s", 8): False, ("l", 4): True}, ("not seen up to", ("l", 4))),
+        ({("s", 8): False, ("l", 4): True, ("l", 8): True}, ("holds from", ("l", 8))),
+        ({("s", 4): False, ("l", 4): True, ("l", 8): True}, ("holds from", ("l", 4))),
+        ({("s", 4): True}, ("holds from", ("s", 4))),
+        ({("s", 4): True, ("l", 4): False}, ("not seen up to", ("l", 4))),
+    ],
+)
+def test_scales_that_are_larger_in_one_way_alone(seen, expected):
+    by_scale = {
+        scale: [SimpleNamespace(status="seen" if found else "open")]
+        for scale, found in seen.items()
+    }
+    assert _word(list(seen), by_scale, ["s", "l"]) == expected
 
 
 def test_trends_are_paired_by_seed(tmp_path):
