@@ -43,8 +43,8 @@ def call_problems(method: Method, loss_fn: Callable) -> list[str]:
         found += _rule_calls("servers.outer", method.servers.outer, "delta", ())
     hands_out, merge = method.hands_out, method.merge
     if hands_out is not None and not _takes(hands_out, 2):
-        wrong = f"hands_out{inspect.signature(hands_out)}" if callable(hands_out) else hands_out
-        found.append(f"{wrong}: give a function (anchor, outer_state) -> values")
+        wrong = inspect.signature(hands_out) if callable(hands_out) else f"={hands_out!r}"
+        found.append(f"hands_out{wrong}: give a function (anchor, outer_state) -> values")
     if isinstance(merge, Merge) and not _takes(merge.tensor, 4):
         found.append(
             f"merge: {type(merge).__name__}.tensor{inspect.signature(merge.tensor)}: write "
@@ -198,8 +198,10 @@ def _coded_problems(
     """What is wrong with a codec's state, its decoded values and its count of bytes.
 
     Args:
-      like: shapes of what is encoded; about: how `decode` and `nbytes` are told them.
-      init: gives the state at step 0; of: the leaf, for the message.
+      like: shapes of what is encoded.
+      about: how `decode` and `nbytes` are told them.
+      init: gives the state at step 0.
+      of: the leaf, for the message.
     """
     name = f"codec {codec.name}{of}: "
     state = jax.eval_shape(init)
