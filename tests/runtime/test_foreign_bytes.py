@@ -27,7 +27,7 @@ from lowcomm_jax.runtime.errors import Rejected
 from lowcomm_jax.runtime.heartbeat import Beat
 from lowcomm_jax.runtime.secret import Seal
 
-# FUZZ=500 looks for new failures, with new seeds; what it finds becomes an `example` of its test.
+# FUZZ=300 looks for new failures, with new seeds; what it finds becomes an `example` of its test.
 FUZZ = os.environ.get("FUZZ")
 QUICK = settings(
     max_examples=int(FUZZ or 80), deadline=None, derandomize=not FUZZ, print_blob=bool(FUZZ)
