@@ -95,6 +95,17 @@ def test_keep_last(start, tmp_path):
         assert checkpoints.latest() == 9
 
 
+def test_three_are_kept_unless_told(start, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        save_all(checkpoints, start, dict.fromkeys((1, 2, 3, 4, 5)))
+        assert checkpoints.steps() == [3, 4, 5]
+
+
+def test_an_empty_section_is_a_value():
+    """Else a section that was emptied, or filled, would be no difference."""
+    assert load.dotted({"a": {}, "b": {"c": 1}, "d": [2]}) == {"a": {}, "b.c": 1, "d": [2]}
+
+
 def test_keep_best_beside_the_last(start, tmp_path):
     metrics = {
         1: {"eval": 3.0},
