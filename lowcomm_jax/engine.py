@@ -42,7 +42,6 @@ from lowcomm_jax.sync.checks import (
     microbatch_cut,
     microbatch_problems,
     mode_problems,
-    refuse_donated,
     refuse_microbatches,
     refuse_other_types,
     virtual_clock,
@@ -241,7 +240,7 @@ class Engine:
     def _begin(self, state: TrainState) -> SyncLoop:
         """`sync_loop`, at the entry of a call that takes the state away."""
         loop = self.sync_loop(state)
-        refuse_donated(state)
+        state.refuse_donated()
         return loop
 
     def sync_loop(self, state: TrainState) -> SyncLoop:

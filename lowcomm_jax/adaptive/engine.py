@@ -40,7 +40,7 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
-from lowcomm_jax.sync.checks import microbatch_problems, refuse_donated, virtual_clock
+from lowcomm_jax.sync.checks import microbatch_problems, virtual_clock
 from lowcomm_jax.sync.finish import finish
 from lowcomm_jax.sync.round_programs import RoundPrograms
 
@@ -188,7 +188,7 @@ class AdaptiveEngine:
             before.
         """
         for trainer in state.trainers.values():
-            refuse_donated(trainer.state)
+            trainer.state.refuse_donated()
         goal = checks.goal(state, self.period, rounds, steps, samples)
         if evaluate is None and self.trainers.hurt_bound is not None:
             raise ValueError("hurt_bound bounds the rise of a loss: give run(evaluate=)")
@@ -299,7 +299,7 @@ class AdaptiveEngine:
           ValueError: the state was donated before.
         """
         for trainer in state.trainers.values():
-            refuse_donated(trainer.state)
+            trainer.state.refuse_donated()
         events = []
         for number, trainer in state.trainers.items():
             ended, found = finish(self.engine.sync_loop(trainer.state), trainer.state)

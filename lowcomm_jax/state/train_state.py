@@ -203,6 +203,23 @@ class TrainState:
     def replace(self, **changes: Any) -> TrainState:
         return dataclasses.replace(self, **changes)
 
+    def refuse_donated(self) -> None:
+        """Check that the state was not taken away before; waits for no device.
+
+        Looks at one array of each kind that programs take: every call takes all of one kind.
+
+        Raises:
+          ValueError: an earlier call has taken it. Deleted arrays would end a process of several
+            devices.
+        """
+        kinds = ([self.inner.step], self.inner.params.values(), self.anchor.values())
+        looked_at = [x for kind in kinds for x in list(kind)[:1] if isinstance(x, jax.Array)]
+        if any(x.is_deleted() for x in looked_at):
+            raise ValueError(
+                "this state was donated to an earlier call (step, run, warm or finish): use the "
+                "state that was returned"
+            )
+
     def whole(self) -> TrainState:
         """This state. (A state of several trainers returns the merged one.)"""
         return self

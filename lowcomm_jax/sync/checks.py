@@ -16,7 +16,6 @@ from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, parse
 from lowcomm_jax.network.errors import ViolationsError
-from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.round_functions import OutlierGuard
 from lowcomm_jax.sync.round_programs import EngineConfig
 from lowcomm_jax.train.batch_blocks import MicrobatchCut
@@ -40,23 +39,6 @@ def refuse_other_types(loss_fn: Any, inner: Any, method: Any) -> None:
         problems.append(f"method={method!r} is no Method: {fix}")
     if problems:
         raise TypeError("an engine cannot be made of this:\n- " + "\n- ".join(problems))
-
-
-def refuse_donated(state: TrainState) -> None:
-    """Check that a state was not taken away before; waits for no device.
-
-    Looks at one array of each kind that programs take: every call takes all of one kind.
-
-    Raises:
-      ValueError: an earlier call has taken it. Deleted arrays would end a process of several
-        devices.
-    """
-    kinds = ([state.inner.step], state.inner.params.values(), state.anchor.values())
-    if any(x.is_deleted() for kind in kinds for x in list(kind)[:1]):
-        raise ValueError(
-            "this state was donated to an earlier call (step, run, warm or finish): use the state "
-            "that was returned"
-        )
 
 
 def layout_problems(

@@ -68,8 +68,10 @@ def part_problems(
         like = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in cut.like(p).items()}
         if method.signal == "progress" and method.has_anchor:
             found += _rule_problems(method, p, like, regions, stacked)
-        if isinstance(method.codec, Codec) and not _of_package(method.codec):
-            found += _codec_problems(method.codec, like)
+        upper = None if method.servers is None else method.servers.codec
+        for codec in (method.codec, upper):
+            if isinstance(codec, Codec) and not _of_package(codec):
+                found += _codec_problems(codec, like)
     return list(dict.fromkeys(found))  # fragments may share leaves
 
 

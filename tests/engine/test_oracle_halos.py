@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
@@ -105,10 +106,10 @@ def test_settings_that_cannot_work_are_listed_at_once():
 
 @dataclasses.dataclass(frozen=True)
 class Share(Codec):
-    """Sends a share of every value, so that what it loses is plain; bytes of its own."""
+    """Sends a share of every value, so that what it loses is plain."""
 
     share: float
-    size: int
+    dtype: str = "float32"
 
     @property
     def name(self):
@@ -118,20 +119,20 @@ class Share(Codec):
         return ()
 
     def encode(self, tree, state):
-        return jax.tree.map(lambda x: self.share * x, tree), state
+        return jax.tree.map(lambda x: (self.share * x).astype(self.dtype), tree), state
 
     def decode(self, payload, like):
-        return payload
+        return jax.tree.map(lambda x: x.astype(np.float32), payload)
 
     def nbytes(self, like):
-        return self.size
+        return sum(x.size for x in jax.tree.leaves(like)) * jnp.dtype(self.dtype).itemsize
 
 
 def test_each_level_has_a_codec_and_residuals_of_its_own():
     """Workers send 0.6 of what they have, servers 0.7: what is left is in the next, decayed."""
     codecs = {
-        "codec": compression.error_feedback(Share(0.6, 7), 0.8),
-        "global_codec": compression.error_feedback(Share(0.7, 5), 0.5),
+        "codec": compression.error_feedback(Share(0.6), 0.8),
+        "global_codec": compression.error_feedback(Share(0.7), 0.5),
     }
     state, seen, batches = train(make(**codecs), SGD[1], 4, steps=27, finish=True)
     shares = {"local_codec": (0.6, 0.8), "upper_codec": (0.7, 0.5)}
@@ -147,7 +148,7 @@ def test_each_level_has_a_codec_and_residuals_of_its_own():
 
 def test_bytes_are_those_of_each_levels_codec():
     """Worker 3 and its server's host 0, and the hosts 1 and 0 of the two servers."""
-    method = make(codec=Share(0.5, 7), global_codec=Share(0.5, 5))
+    method = make(codec=Share(0.5, "bfloat16"), global_codec=Share(0.5, "float8_e5m2"))
     engine = Engine(loss_fn, SGD[1], method, 4, mesh=one_device())
     batches = oracle.make_batches(steps=27, regions=4)
     steps = [oracle.step_batch(batches, t) for t in range(1, 28)]
@@ -155,10 +156,11 @@ def test_bytes_are_those_of_each_levels_codec():
     model = 4 * sum(x.size for x in oracle.make_params().values())
     sends = [e for e in history.events if e.kind == "send"]
     worker = next(e for e in sends if e.key.startswith("0@") and e.key.endswith("/3"))
-    assert worker.bytes_sent.tolist() == [model, 0, 0, 7]
-    assert worker.bytes_received.tolist() == [7, 0, 0, model]
+    assert worker.bytes_sent.tolist() == [model, 0, 0, model // 2]
+    assert worker.bytes_received.tolist() == [model // 2, 0, 0, model]
     up = next(e for e in sends if e.key.startswith("up@") and e.key.endswith("/1"))
-    assert up.bytes_sent.tolist() == [0, 5, 0, 0] and up.bytes_received.tolist() == [5, 0, 0, 0]
+    assert up.bytes_sent.tolist() == [0, model // 4, 0, 0]
+    assert up.bytes_received.tolist() == [model // 4, 0, 0, 0]
     down = next(e for e in sends if e.key.startswith("down@") and e.key.endswith("/1"))
     assert down.bytes_sent.tolist() == [model, 0, 0, 0]
     assert sum(e.bytes_sent for e in sends).tolist() == state.counters.bytes_sent.tolist()

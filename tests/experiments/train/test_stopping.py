@@ -25,7 +25,7 @@ def stopping(exchange, requested=True, groups=None, **schedule):
     schedule = SimpleNamespace(next_send=lambda step, clock: (step // 4 + 1) * 4, **schedule)
     loop = SimpleNamespace(schedule=schedule, groups=lambda number: groups)
     engine = SimpleNamespace(sync_loop=lambda state: loop)
-    run = SimpleNamespace(exchange=exchange, engine=engine)
+    run = SimpleNamespace(exchange=exchange, engine=engine, job=SimpleNamespace(by_rounds=False))
     return Stopping(run, SimpleNamespace(requested=requested))
 
 

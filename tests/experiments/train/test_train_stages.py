@@ -95,10 +95,10 @@ def test_fewer_microbatches_than_stages_warn_with_the_bubble(tmp_path, monkeypat
     config.batch, config.microbatches = 4, 2
     text = io.StringIO()
 
-    def stop(job):
+    def stop(job, quiet):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train, "assemble", stop)
     with pytest.raises(KeyboardInterrupt):
         train.train(resolve(config, tmp_path), Console(file=text), quiet=True)
-    assert "2 microbatches for 4 stages: each is idle 60% of the time" in text.getvalue()
+    assert "2 microbatches for 4 stages: each stage is idle 60% of the time" in text.getvalue()
