@@ -9,6 +9,7 @@ them (`batch_blocks.BlockPace`) and the records are to hold the time of their ow
 
 from __future__ import annotations
 
+import collections
 import math
 import time
 from collections.abc import Callable
@@ -84,6 +85,8 @@ class Loop:
         self._timed = False
         self._took = math.inf  # seconds of the last chunk that was read
         self._shown = self.progress, 0.0
+        # Of the last chunks: progress, tokens, seconds of training, seconds in all.
+        self._recent: collections.deque[tuple[float, ...]] = collections.deque(maxlen=8)
         self._spent = dict.fromkeys(PHASES, 0.0)
         self._unread: tuple[AnyHistory, int] | None = None  # and the progress after it
         self._started = self._mark = time.perf_counter()
@@ -170,12 +173,15 @@ class Loop:
         with self._phase("wait"):
             rows = list(history.rows())
         now, started = time.perf_counter(), self._started
-        self._took = now - self._mark
+        self._took, before = now - self._mark, self.records.tokens
         records = self.records.make(iter(rows), len(rows), self._mark - started, now - started)
         self._mark = now
         self.log.write([*records, self._interval(len(rows), records[-1])])
         last, steps = records[-1], self.run.job.steps
-        pace = (last["seconds"] - self._shown[1]) / max(done - self._shown[0], 1)
+        # One chunk may be read together with the next, which then seems to take no time.
+        passed = done - self._shown[0], last["seconds"] - self._shown[1]
+        self._recent.append((passed[0], self.records.tokens - before, self._took, passed[1]))
+        progress, tokens, trained, whole = map(sum, zip(*self._recent, strict=True))
         self._shown = done, last["seconds"]
         self.display.update(
             Now(
@@ -183,13 +189,15 @@ class Loop:
                 steps=steps,
                 loss=last["loss_mean"],
                 eval_loss=self.evaluation and self.evaluation.anchor,
-                tokens_per_second=last["tokens_per_second"],
+                tokens_per_second=tokens / trained,
                 bytes_sent=float(self.records.sent.mean()),
                 skipped=int(self.records.skipped.sum()),
                 # The first interval compiles: its pace foretells nothing.
-                seconds_left=pace * (steps - done) if self._timed else None,
+                seconds_left=whole / max(progress, 1) * (steps - done) if self._timed else None,
             )
         )
+        if not self._timed:
+            self._recent.clear()
         self._timed = True
         alone = self.run.exchange is None  # else the others' anchor may help
         if alone and self.records.stuck >= min(STUCK_STEPS, steps):

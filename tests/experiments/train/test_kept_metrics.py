@@ -1,5 +1,6 @@
 """What the loop tells a checkpoint: the loss of that very step, or none."""
 
+import collections
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -48,3 +49,27 @@ def test_seconds_go_on_where_they_were(loop, monkeypatch):
     loop.restore({"records": {}, "seconds": 40.0})
     assert loop.seconds == 43.0
     assert loop._shown == (4, 40.0)
+
+
+def test_a_chunk_that_is_read_late_changes_no_pace(loop, monkeypatch):
+    """After the first chunk, which compiles: 10 steps of 100 tokens in 10 s, then 10 in no time."""
+    loop._mark, loop._shown, loop._timed = 0.0, (0, 0.0), False
+    loop._recent = collections.deque(maxlen=8)
+    loop.records.tokens, loop.records.stuck = 0, 0
+    loop.run.job.steps = 50
+
+    def make(rows, count, start, end):
+        loop.records.tokens += 100 * count
+        return [{"seconds": end, "loss_mean": 1.0, "step": 0}]
+
+    loop.records.make = make
+    for done, seconds in ((10, 90.0), (20, 100.0), (30, 100.0)):
+        monkeypatch.setattr(loops.time, "perf_counter", lambda now=seconds: now)
+        history = MagicMock(__len__=lambda self: 10)
+        history.rows.return_value = iter([{}] * 10)
+        loop._unread = history, done
+        loop._read()
+    shown = [call.args[0] for call in loop.display.update.call_args_list]
+    # All at once they made 20 steps in 10 s.
+    assert [now.tokens_per_second for now in shown] == pytest.approx([1000 / 90, 100, 200])
+    assert [now.seconds_left for now in shown] == [None, 30.0, 10.0]
