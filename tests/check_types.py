@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,9 @@ def checker(*arguments: str) -> dict[str, Any]:
       SystemExit: it is not here, or answers nothing.
     """
     command = [sys.executable, "-m", "basedpyright", "--outputjson", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    # The checker asks this Python for its path: an editable install may stand there as code alone.
+    around = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True)
     if not done.stdout.strip():
         raise SystemExit(f"no types were checked: {done.stderr.strip()}")
     return json.loads(done.stdout)

@@ -31,8 +31,10 @@ from lowcomm_jax.exchange import Traffic, all_gather
 from lowcomm_jax.history import Event
 from lowcomm_jax.mesh.arrays import fetch, place
 from lowcomm_jax.mesh.leader import leader
+from lowcomm_jax.runtime.connect import LockstepRounds
 from lowcomm_jax.runtime.job_delivery import JobDelivery, everyones, with_everyones_rows
 from lowcomm_jax.runtime.job_loop import JobLoop
+from lowcomm_jax.runtime.loopback_exchange import LoopbackRounds
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.rounds import Like, RoundExchange
 from lowcomm_jax.runtime.slicing import named
@@ -52,6 +54,7 @@ from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import SyncLoop, as_of
 
 PyTree = Any
+Rounds = RoundExchange | LockstepRounds | LoopbackRounds
 COPIED = ("params", "buffers", "opt")
 """Fields of `Inner` that a learner copies from a peer."""
 
@@ -68,7 +71,7 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
     def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery):
         super().__init__(programs, weights, delivery)
         delivery.by_rounds, delivery.gives = True, learner_state
-        self.rounds: RoundExchange | None = None
+        self.rounds: Rounds | None = None
         self.landed = 0
         self.until: int | None = None
         self._fragments = len(self.fragments)
@@ -115,14 +118,15 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
         self.delivery.answer(state)
         return state
 
-    def _begun(self, state: TrainState) -> RoundExchange:
-        if self.rounds is None:
+    def _begun(self, state: TrainState) -> Rounds:
+        rounds = self.rounds
+        if rounds is None:
             self.landed = rounds_landed(state)
             like_K = [self._like_of(p) for p in range(self._fragments)]
             given = (self.schedule.admission, int(self.schedule.delay), like_K, self.landed)
-            self.rounds = self.delivery.exchange.rounds(*given)
-            self._seen = self.rounds.newest, int(state.counters.step) - 1
-        return self.rounds
+            rounds = self.rounds = self.delivery.exchange.rounds(*given)
+            self._seen = rounds.newest, int(state.counters.step) - 1
+        return rounds
 
     def _keep_step_with_device(self, state: TrainState) -> None:
         """Wait for the step before: what lands and leaves must not run ahead of the training."""
