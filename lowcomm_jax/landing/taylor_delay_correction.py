@@ -30,8 +30,9 @@ $\tilde g + \lambda\, \tilde g \odot \tilde g \odot D$. Times $\eta$ it is a ste
 $\hat g = g + (\lambda/\eta)\, g \odot g \odot D$.
 
 Weight decay that is decoupled from the gradient says nothing about the gradient. With it the flight
-unrolls to $\theta = \rho\, s + w$, so that the part to correct is $w = u + (1 - \rho)(\Theta' -
-D)$. The same steps taken from the anchor end at $\rho\,\Theta' - \tau\hat g$, that is:
+unrolls to $\theta = \rho\, s + w$, so that the part to correct is
+$w = u + (1 - \rho)(\Theta' - D)$. The same steps taken from the anchor end at
+$\rho\,\Theta' - \tau\hat g$, that is:
 
 $$T(u) = u - (1 - \rho)\, D - \tfrac{\lambda}{\tau}\, w \odot w \odot D$$
 
