@@ -25,7 +25,7 @@ class EngineRow(NamedTuple):
     met: bool | None = None
 
 
-class Work(NamedTuple):
+class BenchWork(NamedTuple):
     """The model and batches that are timed.
 
     Attributes:
@@ -63,16 +63,16 @@ SIZES = {
 }
 
 
-def make_work(size: str, steps: int) -> Work:
+def make_work(size: str, steps: int) -> BenchWork:
     """A model of a size in `SIZES`, its random parameters, and so many steps a region."""
     batch, context, shape = SIZES[size]
     config = TransformerConfig(vocab_size=512, kv_heads=4, max_seq_len=context, **shape)
     model = build(config)
     params = jax.jit(model.init)(jax.random.key(0))
-    return Work(model, params, batch, context, steps)
+    return BenchWork(model, params, batch, context, steps)
 
 
-def plain_loop(work: Work):
+def plain_loop(work: BenchWork):
     """A hand-written jit + Optax loop of the same model; returns a function that runs it once."""
     optimizer = optax.adamw(3e-4)
 
@@ -96,7 +96,7 @@ def plain_loop(work: Work):
     return run
 
 
-def engine_loop(work: Work, method, regions: int, replicas: str = "map", mesh=None):
+def engine_loop(work: BenchWork, method, regions: int, replicas: str = "map", mesh=None):
     """The same steps through `Engine.run`; returns a function that runs them once."""
     mesh = mesh or lc.make_mesh(devices=jax.devices()[:1])
     engine = lc.Engine(

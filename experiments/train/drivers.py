@@ -101,11 +101,14 @@ class FixedDriver:
         for step in range(done, done + count):
             if stopping.at(step, state):
                 return
-            if self._run.fault_hooks is not None:
-                self._run.fault_hooks.steps(step + 1)
-            with self._fetching():
-                batch = next(self._batches)
-            yield batch
+            yield self._batch(step + 1)
+
+    def _batch(self, step: int) -> Any:
+        """The next batch, for this step; faults that are due at it come first."""
+        if self._run.fault_hooks is not None:
+            self._run.fault_hooks.steps(step)
+        with self._fetching():
+            return next(self._batches)
 
     def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
         return float(np.mean(self._run.rate_S[np.maximum(row["step"] - 1 - skipped_R, 0)]))
@@ -152,11 +155,7 @@ class LearnerDriver(FixedDriver):
             if loop.landed >= goal or stopping.at(step, state):
                 return
             loop.until = stopping.rounds(self._rounds)
-            if self._run.fault_hooks is not None:
-                self._run.fault_hooks.steps(step + 1)
-            with self._fetching():
-                batch = next(self._batches)
-            yield batch
+            yield self._batch(step + 1)
 
     def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
         last = len(self._run.rate_S)
