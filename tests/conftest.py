@@ -12,7 +12,7 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     # Tests compile many small programs once each: compile time is what matters.
     " --xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
-    " --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
 
 # Many tests build the same program. All processes of a run, which inherit these variables, share

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -66,19 +67,30 @@ def _counters(programs: RoundPrograms) -> SyncCounters:
     return SyncCounters.start(len(programs.fragments), count, decided)
 
 
-def _broadcast(tree: PyTree, count: int, dtype: Any = None) -> PyTree:
-    def one(x):
-        x = jnp.asarray(x, dtype)
-        return jnp.broadcast_to(x[None], (count, *x.shape))
+def _broadcast(tree: PyTree, count: int) -> PyTree:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (count, *x.shape)), tree)
 
-    return jax.tree.map(one, tree)
+
+@functools.lru_cache(maxsize=256)
+def _copies(count: int, dtype: Any, out: jax.sharding.Sharding):
+    """Makes `count` copies of an array; engines whose arrays are alike share the program."""
+
+    def copies(x):
+        return _broadcast(jnp.asarray(x, dtype), count)
+
+    return jax.jit(copies, out_shardings=out)
+
+
+def _spread(tree: PyTree, count: int, shardings: PyTree, dtype: Any = None) -> PyTree:
+    """The same values `count` times, leaves `[count, ...]`, as `dtype` (None = their own)."""
+    return jax.tree.map(lambda x, out: _copies(count, dtype, out)(x), tree, shardings)
 
 
 def _stack(programs: RoundPrograms, tree: PyTree) -> PyTree:
     """The same values in every region, leaves `[R, ...]`."""
     regions = programs.config.regions
-    place = jax.jit(lambda t: _broadcast(t, regions.count), out_shardings=regions.sharding(REGION))
-    return place(tree)
+    shardings = jax.tree.map(lambda _: regions.sharding(REGION), tree)
+    return _spread(tree, regions.count, shardings)
 
 
 def anchor_axis(programs: RoundPrograms) -> tuple[int, str | None]:
@@ -92,7 +104,7 @@ def anchor_axis(programs: RoundPrograms) -> tuple[int, str | None]:
 def _anchor(programs: RoundPrograms, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
     count, axis = anchor_axis(programs)
     out = leaf_shardings(programs.config.regions, axis, programs.specs)
-    return jax.jit(lambda t: _broadcast(t, count, jnp.float32), out_shardings=out)(params)
+    return _spread(params, count, out, jnp.float32)
 
 
 def _received(programs: RoundPrograms, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -100,8 +112,7 @@ def _received(programs: RoundPrograms, params: dict[str, jax.Array]) -> dict[str
     if config.method.base == "anchor":
         return {}
     out = leaf_shardings(config.regions, REGION, programs.specs)
-    spread = jax.jit(lambda t: _broadcast(t, config.regions.count, jnp.float32), out_shardings=out)
-    return spread(params)
+    return _spread(params, config.regions.count, out, jnp.float32)
 
 
 def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
@@ -109,11 +120,7 @@ def _inner(programs: RoundPrograms, params: PyTree) -> Inner:
     regions = config.regions
     count, region = regions.count, regions.sharding(REGION)
     train = layout.select(params, "train")
-    spread = jax.jit(
-        lambda t: _broadcast(t, count),
-        out_shardings=leaf_shardings(regions, REGION, programs.specs),
-    )
-    params_R = spread(train)
+    params_R = _spread(train, count, leaf_shardings(regions, REGION, programs.specs))
     opt: PyTree = ()
     if config.method.signal == "progress":
         like, specs = layout.tree(train), layout.tree(programs.specs)
@@ -195,7 +202,7 @@ def _codec_state(programs: RoundPrograms, p: int) -> PyTree:
         return ()
     state = codec.init(programs.fragments.like(p))
     out = codec_shardings(programs, p, state)
-    return jax.jit(lambda t: _broadcast(t, count), out_shardings=out)(state)
+    return _spread(state, count, out)
 
 
 def codec_shardings(programs: RoundPrograms, p: int, state: PyTree) -> PyTree:

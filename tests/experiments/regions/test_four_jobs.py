@@ -1,4 +1,4 @@
-"""Four jobs: they end with the bits of one process, and killing two of them costs only their steps.
+"""Jobs, four or eight: they end with the bits of one process; killing two costs only their steps.
 
 Nano is the smallest preset; the quick test trains it with one narrow layer.
 """
@@ -17,7 +17,7 @@ REJOIN_SECONDS = 30  # from the death of a region until it is in the run again, 
 LENGTH = 16  # tokens a region and step: one short sequence
 
 
-def shared(tiny, root, model, steps, *more):
+def shared(tiny, root, model, steps, *more, regions=REGIONS):
     """What `train` and `launch` are both given."""
     given = tiny.arguments(root)
     if model == "nano":
@@ -25,7 +25,7 @@ def shared(tiny, root, model, steps, *more):
     return [
         "--config=diloco",
         *given,
-        f"--config.regions={REGIONS}",
+        f"--config.regions={regions}",
         f"--config.method.period={PERIOD}",
         f"--config.steps={steps}",
         "--config.batch=1",
@@ -38,9 +38,9 @@ def folder(workdir, region):
     return workdir / f"region{region}"
 
 
-def own(workdir):
+def own(workdir, regions=REGIONS):
     """What every region wrote of itself."""
-    return [read_run(folder(workdir, region)) for region in range(REGIONS)]
+    return [read_run(folder(workdir, region)) for region in range(regions)]
 
 
 def anchors(run):
@@ -48,26 +48,28 @@ def anchors(run):
     return {record["step"]: record["anchor"] for record in run.evals}
 
 
-@pytest.mark.parametrize("model", ["narrow", pytest.param("nano", marks=pytest.mark.slow)])
-def test_four_jobs_end_with_the_bits_of_one_process(model, tiny, root):
+@pytest.mark.slow
+@pytest.mark.parametrize("model, regions", [("narrow", 4), ("nano", 4), ("narrow", 8)])
+def test_jobs_end_with_the_bits_of_one_process(model, regions, tiny, root):
     # Not a whole number of periods: the last synchronisation has something to exchange.
     rounds, steps = 4, 4 * PERIOD + 3
-    given = shared(tiny, root, model, steps, "--config.log.every=6", "--config.eval.every=12")
-    names = {kind: root / f"{model}-{kind}" for kind in ("jobs", "alone")}
+    every = ("--config.log.every=6", "--config.eval.every=12")
+    given = shared(tiny, root, model, steps, *every, regions=regions)
+    names = {kind: root / f"{model}{regions}-{kind}" for kind in ("jobs", "alone")}
     assert main(["launch", "--exchange=peers", *given, f"--workdir={names['jobs']}"]) == 0
     assert main(["train", *given, "--quiet", f"--workdir={names['alone']}"]) == 0
     jobs, alone = read_run(names["jobs"]), read_run(names["alone"])
 
     wanted = anchors(alone)
     assert list(wanted) == [0, 12, 24, steps] and len(set(wanted.values())) == 4
-    for region in own(names["jobs"]):
+    for region in own(names["jobs"], regions):
         assert region.end["step"] == steps and anchors(region) == wanted
-    assert [event["participants"] for event in landings(jobs)] == [[True] * REGIONS] * rounds
+    assert [event["participants"] for event in landings(jobs)] == [[True] * regions] * rounds
     assert [step["loss"] for step in jobs.steps] == [step["loss"] for step in alone.steps]
-    assert summarise(jobs).tokens == summarise(alone).tokens == steps * REGIONS * LENGTH
+    assert summarise(jobs).tokens == summarise(alone).tokens == steps * regions * LENGTH
     # Dense fp32 in slices: those of the others to them, and the average of one's own to each.
-    once = 2 * (REGIONS - 1) * 4 * jobs.header["params"] // REGIONS
-    sent = [(rounds + 1) * once] * REGIONS
+    once = 2 * (regions - 1) * 4 * jobs.header["params"] // regions
+    sent = [(rounds + 1) * once] * regions
     assert jobs.end["bytes_sent"] == alone.end["bytes_sent"] == sent
 
 
