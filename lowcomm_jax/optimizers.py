@@ -46,8 +46,10 @@ class InnerConfig:
         in inner steps across all rounds.
       warmup_steps: steps of linear warm-up from 0.
       final_fraction: last learning rate as a share of the peak.
-      decay_fraction: see "wsd".
-      b1, b2, eps: AdamW's moments.
+      decay_fraction: share of the steps in which "wsd" decays.
+      b1: weight of the old value in AdamW's first moment, in [0, 1).
+      b2: the same of its second moment.
+      eps: added to the root of AdamW's second moment.
       weight_decay: decoupled, times the learning rate; on matrices only.
       decay_embeddings: also decay embedding tables.
       clip_norm: global norm a region's gradient is clipped to; None = off (as it must be behind

@@ -2,23 +2,31 @@
 
 A field is described once, where its default stands: in a comment in `experiments/config.py`, or in
 the docstring of the section's dataclass. This module reads it from there; a comment comes first.
+Fields of `method` are keywords of factories, and are described by the factories' docstrings.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from experiments import config as defaults
+from experiments.cli import problems_of
 from experiments.config import plain
+from experiments.train import methods, parts
 from experiments.train.job import Job
+from lowcomm_jax import landing
 from lowcomm_jax.checkpoint.load import dotted
+from lowcomm_jax.compression import registry
 from lowcomm_jax.data import DataConfig
+from lowcomm_jax.methods import AdaGradCmp
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
 
@@ -28,12 +36,17 @@ _ASSIGNED = re.compile(r"\s+(?:config|fields)\.([\w.]+)(?:, \S+)? = .*?(?:  # (.
 _DOCUMENTED = re.compile(r"\s+((?:\w+, )*\w+): (.*)")
 
 
-def descriptions() -> dict[str, str]:
-    """Dotted name -> description, for the fields that have one."""
-    found: dict[str, str] = {}
+def descriptions(method: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted name -> description, for the fields that have one.
+
+    Args:
+      method: the config's section of the method.
+    """
+    found = {f"method.{k}": v for k, v in method_descriptions(method).items()}
     for prefix, kind in _DATACLASSES.items():
         fields = {field.name for field in dataclasses.fields(kind)}
-        found |= {prefix + k: v for k, v in _documented(inspect.getdoc(kind), fields).items()}
+        for name, text in _documented(inspect.getdoc(kind), fields).items():
+            found[prefix + name] = text + _unset(prefix + name)
     before: list[str] = []
     prefix = ""
     for line in inspect.getsource(defaults).splitlines():
@@ -47,6 +60,56 @@ def descriptions() -> dict[str, str]:
             found[prefix + assigned[1]] = " ".join([*before, assigned[2] or ""]).strip()
         before = []
     return found
+
+
+def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
+    """Descriptions of a method section, by the names that the fields have inside it.
+
+    A part that is not a keyword of the method's factory is described by its row of `parts.PARTS`.
+
+    Args:
+      method: a section that `make_method` takes.
+    """
+    known = f"one of {', '.join(parts.METHODS)}; or module:function, a factory of your own."
+    found = {"name": f"The method: {known}"}
+    factory, _ = problems_of(lambda: methods.find(method["name"]))  # `train` reports problems
+    found |= _documented(_docstring(factory), set(method))
+    for key, part in parts.PARTS.items():
+        about = found.get(key, f"{part.about}; None = the method's own.")
+        found[key] = f"{about} By name: {', '.join(part.known)}; or module:function."
+    for key, section in method.items():
+        if isinstance(section, Mapping):
+            if "name" in section and key in found:
+                found[f"{key}.name"] = found.pop(key)
+            inside = _documented(_part_docstring(key, section), set(section))
+            found |= {f"{key}.{name}": text for name, text in inside.items()}
+    return found
+
+
+def _part_docstring(key: str, section: Mapping[str, Any]) -> str:
+    """What describes the settings of a part that a method section has as a section of its own."""
+    if key in ("adaptive", "taylor"):
+        makers: list[Any] = [AdaGradCmp if key == "adaptive" else landing.taylor_delay_correction]
+    else:
+        part = parts.PARTS["codec" if key == "global_codec" else key]
+        found, _ = problems_of(lambda: parts.find(part, section.get("name"), key))
+        makers = [found[0] if isinstance(found, tuple) else found]
+        makers += [registry.make] if part is parts.PARTS["codec"] else []
+    return "\n\n".join(map(_docstring, makers))
+
+
+def _docstring(maker: Any) -> str:
+    """The docstring of a function, or those of a class and of what it extends, its own last."""
+    maker = maker.func if isinstance(maker, functools.partial) else maker
+    described = reversed(maker.__mro__) if isinstance(maker, type) else (maker,)
+    return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in described)
+
+
+def _unset(name: str) -> str:
+    """What a field of the model takes where the config leaves it out."""
+    if not name.startswith("model."):
+        return ""
+    return " Unset = the tokenizer's." if name == "model.vocab_size" else " Unset = the preset's."
 
 
 def _documented(text: str | None, names: set[str]) -> dict[str, str]:
@@ -67,8 +130,9 @@ def _documented(text: str | None, names: set[str]) -> dict[str, str]:
 
 def listing(config: Any) -> str:
     """Every field of a config: its name, its value there, and what it is."""
-    about, lines = descriptions(), ["Fields, with their values in this config:"]
-    for name, value in dotted(plain(config)).items():
+    config, lines = plain(config), ["Fields, with their values in this config:"]
+    about = descriptions(config["method"])
+    for name, value in dotted(config).items():
         shown = "unset" if value is None else repr(value) if isinstance(value, str) else str(value)
         lines.append(f"  --config.{name}={shown}")
         if name in about:

@@ -54,6 +54,7 @@ class PartKind:
     """A part of a method, as configs name it.
 
     Attributes:
+      about: what it decides, for `train --help`.
       known: name -> function that makes it, of those in the package.
       kinds: types of which a function's result must be one.
       what: these types in words, for messages.
@@ -63,6 +64,7 @@ class PartKind:
       gradient: whether methods that exchange a gradient at every step have this part.
     """
 
+    about: str
     known: Mapping[str, Any]
     kinds: tuple[type, ...]
     what: str
@@ -76,29 +78,52 @@ _TRANSFORM = {
     "what": "an Optax transform",
     "finish": optax.with_extra_args_support,
 }
-METHOD = PartKind(METHODS, (methods.Method,), "a lowcomm_jax.methods.Method", ("stacked",))
+METHOD = PartKind(
+    "what regions exchange, and when",
+    METHODS,
+    (methods.Method,),
+    "a lowcomm_jax.methods.Method",
+    ("stacked",),
+)
 # Keys are fields of `Method`.
 PARTS = {
     "codec": PartKind(
+        "what is made of a pseudo-gradient on the wire",
         registry.CODECS,
         (Codec, MatrixCodec),
         "a lowcomm_jax.compression.Codec or MatrixCodec",
         ("stacked", "seed"),
     ),
-    "outer": PartKind(OUTER, **_TRANSFORM),
-    "merge": PartKind(merge.RULES, (merge.Merge,), "a lowcomm_jax.merge.Merge", gradient=False),
-    "landing": PartKind(LANDING, **_TRANSFORM, gradient=False),
+    "outer": PartKind("how the anchor moves by the merged pseudo-gradient", OUTER, **_TRANSFORM),
+    "merge": PartKind(
+        "how the payloads of those who took part become one direction",
+        merge.RULES,
+        (merge.Merge,),
+        "a lowcomm_jax.merge.Merge",
+        gradient=False,
+    ),
+    "landing": PartKind(
+        "how a region adopts the moved anchor", LANDING, **_TRANSFORM, gradient=False
+    ),
     "schedule": PartKind(
-        SCHEDULES, (schedule.Schedule,), "a lowcomm_jax.schedule.Schedule", gradient=False
+        "which fragment leaves and lands when",
+        SCHEDULES,
+        (schedule.Schedule,),
+        "a lowcomm_jax.schedule.Schedule",
+        gradient=False,
     ),
     "topology": PartKind(
+        "who averages with whom",
         {"gossip": topology.Gossip},
         (topology.Gossip,),
         "a lowcomm_jax.topology.Gossip",
         gradient=False,
     ),
     "inner_batching": PartKind(
-        POLICIES, (batching.BatchPolicy,), "a lowcomm_jax.batching policy (BatchPolicy)"
+        "how many samples a region trains on at each inner step",
+        POLICIES,
+        (batching.BatchPolicy,),
+        "a lowcomm_jax.batching policy (BatchPolicy)",
     ),
 }
 

@@ -59,7 +59,12 @@ class BatchPolicy(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Always `start` samples."""
+    """Always `start` samples.
+
+    Attributes:
+      start: samples of a region's step.
+      shares: R positive numbers, how regions of uneven hardware share a step; None = equally.
+    """
 
     start: int
     shares: Sequence[float] | None = None

@@ -34,7 +34,7 @@ class DataConfig:
             `tokenizer.json`).
         seq_len: T, target tokens a sequence.
         seed: of the shards and of the order of samples.
-        split_seed: of the train/validation split alone, so that runs with different `seed` are
+        split_seed: seed of the train/validation split alone, so that runs with different `seed` are
             judged on the same validation documents.
         regions: number of disjoint shards of the training documents.
         trainers: disjoint parts of every region's shard. Trainer t reads part `t % trainers` in an

@@ -85,13 +85,27 @@ def adloco(
 
     Args:
       period: H, inner steps per round.
-      trainers, merge_every, choose, moments, hurt_bound: see `trainers.Trainers`.
+      trainers: k, trainers of a region at the start.
+      merge_every: rounds between two merges of trainers; None = never.
+      choose: which two merge: `worst_with_worst`, those of the smallest requests; or
+        `best_with_worst`, the smallest into the largest.
+      moments: of a merge: `merge` the inner optimizer's moments, too, or `reset` them.
+      hurt_bound: largest rise of the loss that a merge may cause, or else it is undone; None = no
+        bound.
       test: what decides the batch; `fixed` keeps `start_batch`.
-      start_batch, max_batch: samples of one trainer per region and step, at first and at most.
-      threshold: n: requests above n times the largest microbatch are accumulated, those between
-        are cut to it (`batching.Switch`).
-      eta, theta, nu: the test's bounds; None = its defaults (`batching.adaptive`).
-      microbatches, scope, smoothing, growth, monotone: see `batching.Adaptive`.
+      start_batch: samples of one trainer per region and step, at first.
+      max_batch: the same, at most.
+      threshold: requests above this many times the largest microbatch are accumulated; those
+        between are cut to it (`batching.Switch`).
+      eta: bound of `norm`: tolerated noise to signal; None = 0.8.
+      theta: bound of `inner_product` and `augmented`: tolerated noise along the gradient, as a
+        share of it; None = 0.9.
+      nu: bound of `augmented`: tolerated noise orthogonal to the gradient; None = 5.84.
+      microbatches: gradients that each region measures per decision.
+      scope: mean that deviations are measured from: `within` a region, or `across` all regions.
+      smoothing: weight of past measurements in their averages, in [0, 1).
+      growth: largest factor by which one decision raises the batch, above 1; None = no limit.
+      monotone: whether the batch never shrinks.
       outer: Optax transform of the mean pseudo-gradient; default SGD 0.5 without momentum.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: a policy in place of `test` and all that describes it.

@@ -48,7 +48,10 @@ def async_local_sgd(
     Args:
       period: H, inner steps of the fastest region between two of its arrivals.
       speeds: inner steps per second of each region, in any unit, `[R]`.
-      learning_rate, momentum, buffer, c: of `outer.delayed_nesterov`; buffer defaults to R.
+      learning_rate: outer learning rate of an arrival.
+      momentum: weight of the old outer momentum, in [0, 1).
+      buffer: arrivals between two renewals of the momentum; None = R.
+      c: share of the momentum applied at the arrivals in between, in [0, 1 / buffer].
       dynamic: floor(v / max v H) inner steps between arrivals instead of H (DyLU).
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.

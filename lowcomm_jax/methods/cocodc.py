@@ -62,21 +62,26 @@ def cocodc(
 
     Args:
       period: H, inner steps after which an unsent fragment is overdue.
-      fragments: K <= H.
+      fragments: K <= H, parts that travel one at a time.
       overlap: tau < H, inner steps from send to landing; one for all regions, or one each.
-      syncs_per_period: N. Default K; with `gamma`: min(H, max(K, floor(gamma H T_c / T_s))).
-      gamma: share of the link that may be used, in (0, 1].
-      step_seconds, sync_seconds: T_c and T_s, both or neither. Without them the engine's network
-        gives them.
+      syncs_per_period: N, sends in H steps. None = K; with `gamma`:
+        min(H, max(K, floor(gamma H T_c / T_s))).
+      gamma: share of the link that may be used, in (0, 1]; None = N decides.
+      step_seconds: T_c, seconds of an inner step, with `sync_seconds`; None = the network's.
+      sync_seconds: T_s, seconds to synchronise a fragment; None = the network's.
       measured: measure T_c and T_s in the run instead. N is then K at first; every change counts
         from the next period on.
-      score: what a fragment is chosen by (`schedule.adaptive`).
-      taylor: lambda of the fixed mode, or a landing transform
+      score: what a fragment is chosen by: `rate`, its change per step at its last landing; or
+        `drift`, the regions' mean distance from the anchor, per step (`schedule.adaptive`).
+      taylor: lambda, strength of the correction at a landing, 0 = none; or a landing transform
         (`landing.taylor_delay_correction`).
-      outer: default Nesterov 0.4 / 0.9.
+      outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.4 / 0.9.
       codec: wire codec; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
-      pattern, rest: how the parameters are cut (`params.fragments.partition`).
+      pattern: how the parameters are cut: `sequential`, `strided`, `balanced`, `balanced_tensors`,
+        or K regular expressions (`params.fragments.partition`).
+      rest: where leaves outside the blocks go: `dealt` to the fragments like blocks, or into a
+        fragment of their `own`.
 
     Raises:
       ValueError: lambda is negative, or the codec has an unknown name or setting.

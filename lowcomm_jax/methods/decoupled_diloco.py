@@ -69,19 +69,24 @@ def decoupled_diloco(
 
     Args:
       period: H, inner steps of the fastest learner between rounds of a fragment.
-      fragments: P <= H; None = H, one fragment a step, as published.
+      fragments: P <= H, parts of the model that travel one at a time; None = H, one fragment a
+        step, as published.
       overlap: tau < H, ticks from a round's quorum to its landing.
-      quorum: K, from 1 to the number of regions; all of them = everyone is waited for.
-      grace: gamma, in [0, 1); 0 = a round closes at its quorum.
+      quorum: K, learners that a round needs, from 1 to the number of regions; all of them =
+        everyone is waited for.
+      grace: gamma, share of the slack that a round waits for the others, in [0, 1); 0 = a round
+        closes at its quorum.
       speeds: inner steps per second of each learner, any unit; None = all equal. On one mesh.
       outages: (region, first tick, last tick) for each time that a learner is down. On one mesh.
       merge: a rule of `lowcomm_jax.merge` or its name. This one reads payloads, so that everyone
         receives all of them. None = the weighted mean, which is reduced on the way.
-      weights: `token_rate`, or `given` for those of the engine.
-      outer: default Nesterov 0.7 / 0.9.
+      weights: of learners in a merge: `token_rate`, tokens times tokens per step since the learner
+        received the fragment; or `given`, those of the engine.
+      outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9.
       codec: wire codec; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
-      pattern: how the parameters are cut (`params.fragments.partition`).
+      pattern: how the parameters are cut: `sequential`, `strided`, `balanced`, `balanced_tensors`,
+        or P regular expressions (`params.fragments.partition`).
     """
     return Method(
         name="decoupled_diloco",

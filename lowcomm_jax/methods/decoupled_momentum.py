@@ -62,9 +62,11 @@ def decoupled_momentum(
     Args:
       period: H, inner steps per round.
       variant: `mean`, one anchor for all; or `as_coded`, one per region: see the module.
-      k, block: coefficients kept per chunk, and its largest side (at most 64).
-      decay: beta, in [0, 1); 1 is allowed with `mean`.
-      outer: default plain descent of rate 0.7.
+      k: coefficients kept per chunk.
+      block: largest side of a chunk, in entries, at most 64.
+      decay: beta, share of the residual that is kept from round to round, in [0, 1); 1 is allowed
+        with `mean`.
+      outer: Optax transform of the mean pseudo-gradient; default plain descent of rate 0.7.
       codec: another codec in place of this one. With `mean` it is used as it is (wrap it in error
         feedback yourself), with `as_coded` inside the momentum.
       inner_batching: batch policy of the inner steps; None = a fixed batch.

@@ -33,7 +33,8 @@ def delayed_diloco(
 
     Args:
       period: H, inner steps per round.
-      outer: default Nesterov 0.4 / 0.9 (the paper finds a lower learning rate necessary).
+      outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.4 / 0.9 (the paper
+        finds a lower learning rate necessary).
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       first_round: `blocking` lands the first payload at once, so that it is the second boundary

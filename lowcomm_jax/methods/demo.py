@@ -50,8 +50,9 @@ def demo(
     """Exchange the fast part of the momentum at every step; step along its sign.
 
     Args:
-      k, block: coefficients kept per chunk, and its largest side (at most 64).
-      decay: beta, in [0, 1].
+      k: coefficients kept per chunk.
+      block: largest side of a chunk, in entries, at most 64.
+      decay: beta, share of the momentum that is kept from step to step, in [0, 1].
       codec: another codec in place of this one, used as it is. Without error feedback there is no
         momentum.
       inner_batching: batch policy of the inner steps; None = a fixed batch.

@@ -103,16 +103,18 @@ def dilocox(
       period: H_1, inner steps of the first rounds.
       codec: name or section of a codec, which gets error feedback of decay 1 unless it says
         otherwise; or a codec, taken as it is; None = dense fp32.
-      rank: r_1 of low-rank codecs; default 32.
-      delay: 1; 0 lands every payload at its own boundary (without a codec that is DiLoCo).
+      rank: r_1, rank of low-rank codecs in the first rounds; None = 32.
+      delay: rounds from send to landing: 1, or 0, which lands every payload at its own boundary
+        (without a codec that is DiLoCo).
       adaptive: adapt rank and H; None = yes if the codec is low-rank and given by name.
-      outer: default Nesterov 0.7 / 0.9.
+      outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.9.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
-      first_round: see `delayed_diloco`; of delay 1.
-      step_seconds, sync_seconds: T_step and T_comm of the largest payload: no round of delay 1 may
+      first_round: with delay 1: `empty`, where the first boundary lands nothing; or `blocking`,
+        where the first payload lands at once.
+      step_seconds: T_step, seconds of an inner step, with `sync_seconds`. No round of delay 1 may
         be shorter than T_comm / T_step steps: a shorter `period` is refused, and adaptive rounds
-        stay at least as long. Without them the engine's network gives them; without a network
-        nothing is checked.
+        stay at least as long. None = the network's; without a network nothing is checked.
+      sync_seconds: T_comm, seconds that the largest payload travels; None = the network's.
 
     Raises:
       ValueError: a codec that is a mapping has an unknown setting, or one out of range.

@@ -36,7 +36,7 @@ def eager_diloco(
 
     Args:
       period: H, inner steps per round.
-      outer: default Nesterov 0.4 / 0.9.
+      outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.4 / 0.9.
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
 

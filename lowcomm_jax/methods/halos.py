@@ -74,14 +74,18 @@ def halos(
       groups: regions of each local server; every region is in exactly one.
       every: K, arrivals at a local server between its updates.
       blend: alpha, weight of the global model in a merge, in [0, 1].
-      learning_rate, momentum, buffer: of the local servers' `outer.delayed_nesterov`.
-      global_learning_rate, global_momentum, global_buffer: of the global server's.
+      learning_rate: of a local server's `outer.delayed_nesterov`.
+      momentum: of a local server, in [0, 1).
+      buffer: arrivals between two renewals of a local server's momentum.
+      global_learning_rate: of the global server's `outer.delayed_nesterov`.
+      global_momentum: of the global server, in [0, 1).
+      global_buffer: arrivals between two renewals of the global server's momentum.
       travel: ticks one way between a local and the global server; one number or one per group.
       dynamic: ceil(v / max v H) inner steps between arrivals instead of H.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
-      codec: of what workers send to their server: a codec, its name, or a mapping; None = dense
-        fp32.
-      global_codec: the same, of what servers send to the global one.
+      codec: of what workers send to their server; None = dense fp32.
+      global_codec: of what servers send to the global one: a codec, its name, or a mapping; None =
+        dense fp32.
 
     Raises:
       ValueError: a rate or momentum out of range.

@@ -61,9 +61,14 @@ def heloco(
     Args:
       period: H, inner steps of a region between two of its arrivals.
       speeds: inner steps per second of each region, in any unit, `[R]`.
-      learning_rate, momentum: of `outer.momentum_average` and of the look-ahead.
-      weight: rho, above 0.
-      enough, removal, turn, confidence, most: of `merge.Align`.
+      learning_rate: outer learning rate of an arrival, and of the look-ahead.
+      momentum: weight of the old outer momentum, in [0, 1).
+      weight: rho, weight of an arrival, above 0; the paper has 1 or 1 / sqrt(R).
+      enough: cosine to the momentum from which an arrival stays as it is, in [0, 1].
+      removal: strength at which the part against the momentum is removed; 0 = off.
+      turn: strength of the turn towards the momentum; 0 = off.
+      confidence: weight of the momentum's length in both strengths, not negative.
+      most: largest share that is removed; 0 = off.
       dynamic: floor(v / max v H) inner steps between arrivals instead of H (DyLU).
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.

@@ -56,9 +56,9 @@ def muloco(
 
     Args:
       period: H, inner steps per round.
-      bits: of an entry: 8, 4 or 2.
-      decay: beta, in [0, 1].
-      outer: default Nesterov 0.7 / 0.6.
+      bits: bits of an entry: 8, 4 or 2.
+      decay: beta, share of the residual that is kept from round to round, in [0, 1].
+      outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.7 / 0.6.
       codec: another codec in place of this one, used as it is (wrap it in error feedback yourself).
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       stacked: path prefixes of leaves with a leading layer axis, as the engine is given.

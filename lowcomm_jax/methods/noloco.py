@@ -67,11 +67,11 @@ def noloco(
 
     Args:
       period: H, inner steps between exchanges; the paper's runs use 50, half of its DiLoCo's.
-      group_size: n, from 2 to the number of regions.
+      group_size: n, regions of a group, from 2 to the number of regions.
       alpha: outer momentum. DiLoCo's 0.9 needs a smaller gamma than 0.7.
       beta: outer learning rate.
       gamma: pull towards the group; its range depends on alpha, n and the number of regions.
-      seed: of the draw of groups, a whole number from 0.
+      seed: seed of the draw of groups, a whole number from 0.
       variant: `heavy_ball` (the paper's code) or `nesterov` (look-ahead).
       codec: wire codec of the pseudo-gradients; None = dense fp32. Anchors travel in fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.

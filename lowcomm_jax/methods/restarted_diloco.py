@@ -44,7 +44,8 @@ def restarted_diloco(
     Args:
       period: H, inner steps per round.
       every: K, rounds between two restarts.
-      learning_rate, momentum: of `outer.restarting`.
+      learning_rate: outer learning rate.
+      momentum: weight of the old outer momentum, in [0, 1).
       codec: wire codec of the pseudo-gradients; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
 

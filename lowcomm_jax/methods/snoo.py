@@ -41,7 +41,8 @@ def snoo(
 
     Args:
       period: K, inner steps per outer step.
-      learning_rate, momentum: of `outer.nesterov`.
+      learning_rate: outer learning rate.
+      momentum: weight of the old outer momentum, in [0, 1).
       codec: wire codec, for several regions; None = dense fp32.
       inner_batching: batch policy of the inner steps; None = a fixed batch.
 

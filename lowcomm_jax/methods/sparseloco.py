@@ -57,12 +57,13 @@ def sparseloco(
 
     Args:
       period: H, inner steps per round.
-      k, block: entries kept per chunk, and its largest side (at most 64). Chunks of at most k
-        entries, those of vectors among them, are kept whole.
-      bits: of a kept entry: 2, 4 or 8; 32 = fp32.
-      decay: beta, in [0, 1].
-      outer: default plain descent of rate 1.0. The residual acts as momentum already; an outer rule
-        with momentum adds a second one.
+      k: entries kept per chunk. Chunks of at most k entries, those of vectors among them, are kept
+        whole.
+      block: largest side of a chunk, in entries, at most 64.
+      bits: bits of a kept entry: 2, 4 or 8; 32 = fp32.
+      decay: beta, share of the residual that is kept from round to round, in [0, 1].
+      outer: Optax transform of the mean pseudo-gradient; default plain descent of rate 1.0. The
+        residual acts as momentum already; an outer rule with momentum adds a second one.
       codec: another codec in place of this one, used as it is (wrap it in error feedback yourself).
       inner_batching: batch policy of the inner steps; None = a fixed batch.
       stacked: path prefixes of leaves with a leading layer axis, as the engine is given.

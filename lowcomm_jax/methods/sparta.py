@@ -62,8 +62,8 @@ def sparta(
         1 / p steps; `partitioned`, shuffled anew for every such cycle.
       delay: tau, inner steps; what a region makes of the selected entries in between is lost.
       period: H of DiLoCo, inner steps per round; None = no main exchange.
-      outer: of DiLoCo; default Nesterov 0.7 / 0.9.
-      codec: of the selected values, without state; None = fp32. DiLoCo's payloads stay dense.
+      outer: Optax transform of DiLoCo's mean pseudo-gradient; default Nesterov 0.7 / 0.9.
+      codec: codec of the selected values, without state; None = fp32. DiLoCo's payloads stay dense.
 
     Raises:
       ValueError: an unknown name or setting of a codec.

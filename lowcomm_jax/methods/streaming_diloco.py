@@ -53,12 +53,15 @@ def streaming_diloco(
 
     Args:
       period: H, inner steps between two sends of a fragment.
-      fragments: K <= H.
+      fragments: K <= H, parts that travel one at a time.
       overlap: tau < H, inner steps from send to landing; one for all regions, or one each.
       alpha: weight of the local value at a landing, in [0, 1]. With 0 a region drops its tau local
         steps; with 1 it drops what the others sent.
-      pattern, rest: how the parameters are cut (`params.fragments.partition`).
-      outer: default Nesterov 0.4 / 0.9.
+      pattern: how the parameters are cut: `sequential`, `strided`, `balanced`, `balanced_tensors`,
+        or K regular expressions (`params.fragments.partition`).
+      rest: where leaves outside the blocks go: `dealt` to the fragments like blocks, or into a
+        fragment of their `own`.
+      outer: Optax transform of the mean pseudo-gradient; default Nesterov 0.4 / 0.9.
       codec: wire codec; None = dense fp32 (the paper's 4-bit E3M0 is in its config).
       inner_batching: batch policy of the inner steps; None = a fixed batch.
 

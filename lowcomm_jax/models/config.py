@@ -39,8 +39,9 @@ class TransformerConfig:
     Attributes:
       vocab_size: rows of the embedding table.
       layers: transformer blocks.
-      width: of the residual stream.
-      heads, kv_heads: query heads, and key-value heads (grouped-query attention).
+      width: entries of the residual stream.
+      heads: query heads.
+      kv_heads: key-value heads; fewer than `heads` = grouped-query attention.
       head_dim: width of a head; `heads * head_dim` need not equal `width` (DiLoCo's 60M has 16
         heads of 64 on a width of 896).
       mlp_width: hidden width of the MLP.

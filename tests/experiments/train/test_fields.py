@@ -1,20 +1,31 @@
 """What the command line says of the fields of a config, and of a checked run."""
 
+import inspect
+from pathlib import Path
+
+import pytest
 import yaml
 
 from experiments.__main__ import main
-from experiments.config import get_config
-from experiments.train.fields import descriptions, listing
+from experiments.cli import fields, load_config
+from experiments.config import get_config, plain
+from experiments.train.fields import descriptions, listing, method_descriptions
+from experiments.train.methods import DERIVED
+from experiments.train.parts import METHODS, PARTS
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+FILES = [f.stem for f in CONFIGS.glob("*.py") if f.stem not in ("__init__", "network")]
 
 
 def test_descriptions_come_from_where_the_defaults_stand():
-    found = descriptions()
+    found = descriptions({"name": "diloco", "period": 30})
     assert found["batch"] == "sequences a region trains on per step"
     assert found["microbatches"].startswith("Microbatches of a region's batch in the pipeline; 0 =")
     assert found["data.val_fraction"].startswith("expected share of documents held out")
     assert found["inner.learning_rate"].startswith("peak, per inner step.")
     assert "2502.16982, section 2.2" in found["inner.muon_rms"]  # over several lines
-    assert found["inner.b1"] == found["inner.eps"] == "AdamW's moments."
+    assert found["method.period"] == "H, inner steps per round."
+    assert found["model.width"] == "entries of the residual stream. Unset = the preset's."
     assert found["eval.every"].startswith("inner steps between evaluations")
 
 
@@ -25,6 +36,38 @@ def test_every_field_is_listed_with_its_value():
     assert "  --config.tokens=unset" in shown
     names = [line.strip() for line in shown if line.startswith("  --config.")]
     assert len(names) == len(set(names)) > 90
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_field_of_every_config_is_described(name):
+    config, _ = load_config(name, ())
+    found = descriptions(plain(config)["method"])
+    assert not [field for field in fields(config) if not found.get(field)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_keyword_of_every_method_is_described(name):
+    keywords = [k for k in inspect.signature(METHODS[name]).parameters if k != DERIVED]
+    found = method_descriptions({"name": name, **dict.fromkeys(keywords)})
+    assert not [keyword for keyword in keywords if not found.get(keyword)]
+
+
+@pytest.mark.parametrize("key", PARTS)
+def test_every_setting_of_every_part_is_described(key):
+    for name, maker in PARTS[key].known.items():
+        maker = maker[0] if isinstance(maker, tuple) else maker
+        settings = inspect.signature(maker).parameters.keys() - {*PARTS[key].derived}
+        found = method_descriptions(
+            {"name": "diloco", key: {"name": name, **dict.fromkeys(settings)}}
+        )
+        assert name in found[f"{key}.name"]
+        assert not [setting for setting in settings if not found.get(f"{key}.{setting}")], name
+
+
+def test_a_part_says_what_it_decides_and_its_names():
+    found = method_descriptions({"name": "diloco", "landing": None})
+    assert found["landing"].startswith("how a region adopts the moved anchor; None = the method's")
+    assert "taylor_delay_correction" in found["landing"]
 
 
 def test_help_knows_the_config_it_is_given(capsys):
