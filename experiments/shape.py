@@ -1,4 +1,4 @@
-"""Whether data read from a file has the fields that its reader needs, said in words."""
+"""Checks that data of a file has the fields and types that its reader needs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ items = _is("no list", lambda x: isinstance(x, list))
 
 
 def or_none(check: Check) -> Check:
-    """The same, or null."""
+    """`check`, or null."""
     return lambda value: None if value is None else check(value)
 
 
 def list_of(check: Check) -> Check:
-    """A list whose entries are all so."""
+    """A list whose entries all pass `check`."""
 
     def checked(value: Any) -> str | None:
         if not isinstance(value, list):
@@ -65,7 +65,7 @@ def fields(shape: Mapping[str, Check]) -> Check:
 
 
 def values_of(check: Check) -> Check:
-    """A section whose values are all so, whatever their names."""
+    """A section whose values all pass `check`, whatever their names."""
 
     def checked(value: Any) -> str | None:
         if not isinstance(value, Mapping):

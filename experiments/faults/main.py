@@ -1,13 +1,19 @@
-"""Run a campaign of random faults on real jobs, and hold what is left against one process.
+"""Run a campaign of random faults on real jobs, and compare the result with one process.
 
     python -m experiments faults --config=configs/diloco.py --regions=3 --count=20 [--seed=7]
 
-Draws a script of faults (experiments/faults/fault.py) by the seed, which is printed, launches a job
-per region under it, and then trains in one process what the commit records say has happened. The
-anchors of all regions must be the same, and those of that process, bit for bit: for that both are
-compiled with flags under which XLA does not fuse across operations.
-Exit code 1: they are not, or a job did not end well; the folder and the command that repeats the
-script are printed. Overrides (--config.FIELD=VALUE) go to both.
+The command
+
+1. draws a script of faults (experiments/faults/fault.py) by the seed, which it prints;
+2. launches a job per region under that script;
+3. trains in one process what the commit records say has happened;
+4. compares the anchors of all regions with one another and with that process, bit for bit.
+
+Jobs and process are compiled with flags under which XLA does not fuse across operations, since it
+would round differently. Overrides (--config.FIELD=VALUE) apply to both.
+
+Exit code 1: an anchor differs, or a job failed. The command then prints the folder, and the command
+that repeats the script.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from experiments.faults.scripts import write
 SCRIPT, ALONE = "script.yaml", "alone"
 STEPS_A_FAULT = 40
 _LATE_S, _STEP_S = 0.15, 0.02
-# XLA fuses the program of one region otherwise than that of several, and then rounds otherwise.
+# XLA would fuse the program of one region unlike that of several, and then rounds unlike it.
 _ALIKE = (
     "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false"
@@ -47,9 +53,13 @@ def main(argv: Sequence[str]) -> int:
     flags.text("workdir", None, "folder of the campaign (default runs/faults-SEED)")
     flags.whole("regions", 3, "how many jobs")
     flags.whole("count", 20, "how many faults")
-    flags.whole("seed", None, "of the script (default: drawn, and printed)")
-    flags.text("exchange", "store", "between the jobs: store or peers")
-    flags.text("compile_cache", None, "folder of compiled programs, or off")
+    flags.whole("seed", None, "seed of the script (default: drawn, and printed)")
+    flags.text("exchange", "store", "how payloads travel between the jobs: store or peers")
+    flags.text(
+        "compile_cache",
+        None,
+        "folder of compiled programs, or off (default: xla in the cache folder)",
+    )
     values = flags.values
     rest = parse_flags("faults", others, values)
     if values.help:
@@ -90,9 +100,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def far_apart(regions: int, steps: int) -> list[Fault]:
-    """Links between distant places, and steps like those of a real model.
+    """Faults for the whole run: late payloads, as of distant regions, and steps of a large model.
 
-    Without them those that are left make thousands of steps while a region is started again.
+    Without them the other regions make thousands of steps while a region is started again.
     """
     return [
         fault
@@ -107,7 +117,7 @@ def far_apart(regions: int, steps: int) -> list[Fault]:
 def _campaign(
     workdir: Path, given: Sequence[str], regions: int, exchange: str, console: Console
 ) -> list[str]:
-    """Launch, repeat in one process, compare; returns what is wrong, a line each."""
+    """Launch the jobs, repeat the run in one process, and compare; one line for each difference."""
     from experiments.regions.main import main as launch  # it imports this room
     from experiments.train.main import main as train
 

@@ -107,7 +107,7 @@ def _remarks(rows: Sequence[PlanRow], found: Mapping[str, Any], bound: float) ->
 
 
 def requests_line(row: PlanRow) -> str:
-    """What independent learners ask of the store they meet through."""
+    """One line on the requests of independent learners to their store."""
     asked, tau = row.requests, row.method.tau_steps
     hidden_s = tau * asked.round_s * row.method.fragments / row.method.period
     return (
@@ -147,7 +147,7 @@ def show_explanation(
 
 
 def _store_line(regions: int, steps: float, row: PlanRow) -> str:
-    """What an object store is asked, where regions are separate jobs that meet there."""
+    """One line on the requests of regions as separate jobs to their store."""
     a_round, a_second = requests_a_round(regions), requests_a_second(regions)
     rounds = steps / row.method.period * row.method.fragments
     total = rounds * a_round + 3600 * row.hours * a_second

@@ -1,4 +1,4 @@
-"""The page of a campaign as Markdown: nothing in it that is not computed from the records."""
+"""Writes the page of a campaign as Markdown. All of its figures are computed from the records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ _TOKENS_A_PARAMETER = 20
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Everything that the page shows."""
+    """Everything that the page shows.
+
+    Attributes:
+      campaign: claims, arms and rungs.
+      ledger: records of the runs.
+      effects: those of each claim, by its name.
+      verdicts: one for each claim and split of the data.
+    """
 
     campaign: Campaign
     ledger: Records
@@ -34,10 +41,11 @@ class Evidence:
     verdicts: tuple[Verdict, ...]
 
     def of(self, claim: str, split: str) -> list[Effect]:
+        """Effects of a claim on data of this split."""
         return [e for e in self.effects[claim] if e.rung.split == split]
 
     def sorted_verdicts(self) -> list[Verdict]:
-        """Unflattering results first."""
+        """The verdicts, those against a claim first."""
         return sorted(self.verdicts, key=lambda v: (ORDER.index(v.word), v.claim, v.split))
 
 
@@ -224,7 +232,7 @@ def _times(ratio: float | None) -> str:
 
 
 def _command(evidence: Evidence, claim: Claim) -> list[str]:
-    """What redoes a claim from nothing, up to the last stage that is shown, and its hours."""
+    """The command that repeats a claim up to the last stage shown, with hours on two cores."""
     campaign, ledger = evidence.campaign, evidence.ledger
     cells = cells_behind(campaign, ledger, claim)
     took = sum(ledger.found[cell]["core_seconds"] for cell in cells) / 3600
@@ -251,7 +259,7 @@ def _command(evidence: Evidence, claim: Claim) -> list[str]:
 
 
 def cells_behind(campaign: Campaign, ledger: Records, claim: Claim) -> set[Cell]:
-    """The recorded cells of a claim, and those of the tuning of its arms."""
+    """The recorded cells of a claim, and those that tuned the learning rates of its arms."""
     points, found = Points(campaign, ledger), set()
     for rung, seeds in claim.rungs().items():
         cells = [c for c in cells_of(claim, rung, seeds, points) if c in ledger.found]
@@ -290,7 +298,7 @@ def _rates(evidence: Evidence) -> str:
 
 
 def _settings(points, name: str) -> str:
-    """The values of a point, each with those it was chosen from."""
+    """The values of a point, each with the grid that it was chosen from."""
     flat = {point: _flat(changes) for point, changes in points.items()}
     shown = []
     for field, value in flat[name].items():
@@ -311,7 +319,7 @@ def _flat(changes, prefix: str = "") -> dict[str, float]:
 
 
 def _scaling(evidence: Evidence) -> str:
-    """Loss against size and tokens, where the records carry it."""
+    """The fit of loss against size and tokens, where the records suffice for one."""
     campaign = evidence.campaign
     rows = []
     for name in campaign.arms:

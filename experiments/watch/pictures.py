@@ -1,4 +1,4 @@
-"""The pictures of the page of `watch`, drawn by matplotlib."""
+"""Draws the two pictures of the page of `watch` by matplotlib, as SVG."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def loss(view: View) -> str:
 
 @matplotlib.rc_context(STYLE)
 def timeline(view: View) -> str:
-    """Sends and landings of the last steps as SVG: a lane a region, a bar a payload."""
+    """Sends and landings of the last steps as SVG, with a row for each region, a bar a payload."""
     shown, lanes = view["timeline"], [row["region"] for row in view["regions"]]
     first, last = shown["first"], shown["last"]
     figure, axes = new_figure(60 + 34 * len(lanes), WIDTH)

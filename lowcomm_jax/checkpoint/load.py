@@ -1,24 +1,23 @@
-"""What a checkpoint says of itself, and the way from a checkpoint to a training state.
+"""`describe` gives the JSON document of a checkpoint; `load` reads a checkpoint into a state.
 
-`describe` gives the JSON document of a checkpoint. `load` reads a checkpoint onto an engine's mesh.
-`load` refuses a checkpoint of another run, with one line for each difference: format, method,
-config, regions, arrays.
+`load` places the arrays on an engine's mesh. It refuses a checkpoint of another run, with one line
+for each difference: format, method, config, regions, arrays.
 
-With `change_regions`, `resize` resumes with more or fewer regions. The first min(R, R') regions go
-on as they are. A new region
+With `change_regions`, `resize` resumes R regions as R'. The first min(R, R') regions go on as they
+are. A new region
 
-- starts from the anchor (the mean over anchors where every region has its own, over regions where
-  there is none);
+- starts from the anchor: the mean of anchors where every region has its own, that of the regions'
+  parameters where there is none;
 - has zero residuals and fresh landing state;
 - takes over region 0's inner optimizer state, step and local buffers. Moments and the count of a
   learning-rate schedule belong together: a region that warms up again while the others already
-  decay would pull the anchor about;
+  decay would move the anchor too far;
 - has consumed no tokens and sent no bytes, and counts as landed at the step of the resume.
 
-A region that is left out takes its progress since its last landing with it: drain the run
-(`Engine.finish`) and save before. With payloads in flight `load` refuses the change. Dropping a
-payload that has landed in some regions would apply the same progress twice. What channels have in
-flight is dropped: an average that a region misses applies nothing twice.
+The progress that a region has made since its last landing is lost where the region is left out. To
+keep it, end the run with `Engine.finish` and save before. With payloads in flight `load` refuses
+the change: to drop a payload that has landed in some regions would apply the same progress twice.
+Averages of channels in flight are dropped, since a missed average applies nothing twice.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ PACKAGES = ("jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 SHOWN = 20
 MISSING = "missing"
 _SAVED_TYPES = {"CodecLevels": "Ladder"}  # class -> its name in checkpoints, which stays
-# Fields of a method that older checkpoints do not have: described where they are not the default.
+# Fields of a method that older checkpoints do not have: described only where they are set.
 _LATER_FIELDS = ("trainers", "channels", "merge", "hands_out", "servers")
 # Settings that checkpoints have in the method itself -> (the part that has it now, its name there,
 # the value of methods without such a part).
@@ -69,7 +68,15 @@ log = logging.getLogger(__name__)
 def describe(
     state: trainers.State, extra: dict, config: dict, metrics: dict, method: Method | None
 ) -> dict:
-    """Everything a checkpoint says of itself, apart from the index of its arrays."""
+    """The JSON document of a checkpoint, without the index of its arrays.
+
+    Args:
+      state: what is saved.
+      extra: the caller's own entries.
+      config: of the run.
+      metrics: of the state, such as the evaluation loss.
+      method: of the engine; None is described as null.
+    """
     one = trainers.one_of(state)
     counters, several = one.counters, trainers.describe(state)
     more = {} if several is None else {"trainers": several}
@@ -195,7 +202,7 @@ def package_versions() -> dict[str, str]:
 
 
 def describe_method(method: Method | None) -> dict | None:
-    """JSON description of a method, without what was wrong with it."""
+    """JSON description of a method, without its `problems`; None for None."""
     if method is None:
         return None
     described = describe_origin(method)

@@ -1,4 +1,8 @@
-"""Methods as the planner sees them: what is sent how often, what is kept, what it costs in loss."""
+"""`PlanMethod`: what a plan needs of a method, and how that is read off the method itself.
+
+A `PlanMethod` says what is sent how often, what is kept, and what the setting costs in loss.
+`planned` gives that of a factory of `lowcomm_jax.methods`, `plan_method` that of a config.
+"""
 
 import functools
 import inspect
@@ -54,20 +58,21 @@ class PlanMethod:
         fragments: how many parts travel separately.
         tau: inner steps a landing comes after its send; "period" = one whole period; "auto" = as
             many as hide a fragment's transfer, and `margin` more.
-        margin: see tau.
+        margin: steps that are added where tau is "auto".
         codec: one of `CODECS`, or a number of bits per parameter.
-        rank: of the low-rank codec.
+        rank: rank of the low-rank codec; None = 64.
         route: one of `routes.EXCHANGES`; None = as the exchange sends it (`travels`).
         tensors: dense tensors that travel per exchange (2 for NoLoCo: pseudo-gradient and anchor).
         critical: share of the bytes on the critical path (NoLoCo sends the anchor early: 0.5).
-        eager: one-period methods that use their own fresh part.
+        eager: whether a region uses its own fresh part, before the others' has arrived.
         law: the scaling law its loss follows, "data_parallel" or "diloco"; None = none published.
-        stalls: plan it even if its fragments never catch up with the link, with its waits.
+        stalls: whether to plan the method, with its waits, even if its fragments never catch up
+            with the link.
         state: {what: bytes per parameter} kept beside the inner optimizer.
         payload_nbytes: bytes of one payload of the whole model as a real codec announces them;
             overrides `codec`.
-        learners: independent learners (Decoupled DiLoCo), which meet through a store: its requests
-            are planned, and tau must hide a round.
+        learners: whether independent learners (Decoupled DiLoCo) meet through a store. A plan then
+            has the store's requests, and tau must hide a round.
     """
 
     name: str
@@ -117,9 +122,7 @@ class PlanMethod:
         return self.tensors * sum(p.size for p in params) * bits / 8.0
 
     def penalty(self) -> Penalty:
-        """Give the published loss penalty of this setting (nats), unknown where nothing is
-        published.
-        """
+        """Give the published loss penalty of this setting, in nats, or that there is none."""
         codec = self.codec if isinstance(self.codec, str) else f"{self.codec:g} bits"
         if self.law is None:
             return Penalty(None, "found", f"no published figure for {self.name}")
@@ -181,8 +184,7 @@ class PlanMethod:
 
 
 def low_rank_bytes(shape: tuple[int, ...], rank: int) -> float:
-    """Give the int4 bytes of one tensor as two factors, or of the tensor itself where that is
-    smaller.
+    """Give the int4 bytes of one tensor as two factors, or as it is where that is smaller.
 
     Tensors of more than two dimensions count as (first, rest).
     """
@@ -196,13 +198,13 @@ def low_rank_bytes(shape: tuple[int, ...], rank: int) -> float:
 
 # -- reading methods ---------------------------------------------------------------------------
 
-# Plans know the exchange that all others are compared with by its own name, too.
+# `allreduce` is another name for DDP, the method that all others are compared with.
 FACTORIES = {"allreduce": methods.ddp} | {
     name: factory
     for name in methods.__all__
     if inspect.isfunction(factory := getattr(methods, name))
 }
-# What a plan takes where a factory asks for a value, and where a paper has another one.
+# Values of keywords that a factory has no default for.
 ASKED_FOR = {
     "period": 100,
     "fragments": 4,
@@ -211,6 +213,7 @@ ASKED_FOR = {
     "speeds": (1.0, 1.0),
     "groups": ((0,), (1,)),
 }
+# Settings of the papers where they differ from those, or from the factories' defaults.
 PUBLISHED = {
     "streaming_diloco": {"fragments": 8, "overlap": 1, "codec": "e3m0"},
     "decoupled_diloco": {"period": 12, "overlap": 2},
@@ -225,9 +228,9 @@ PUBLISHED = {
 LAWS = {"allreduce": DATA_PARALLEL, "ddp": DATA_PARALLEL} | dict.fromkeys(
     ("diloco", "streaming_diloco", "eager_diloco", "dilocox", "sparseloco"), DILOCO
 )
-# What a method's own codec is to the figures that are published for codecs.
+# Names of methods' own codecs -> names that published figures have for them.
 _CODECS = {"stat8": "int8", "stat4": "int4", "topk64_stat2": SPARSE, "dct_topk32": COSINE}
-_SIDE = 8192  # of the matrix by which state and payloads are measured
+_SIDE = 8192  # rows and columns of the matrix on which state and payloads are measured
 
 
 @functools.cache
@@ -248,8 +251,8 @@ def planned(name: str) -> PlanMethod:
 def read_method(method: methods.Method, name: str) -> PlanMethod:
     """What a plan needs to know of a method.
 
-    A codec without published figures is planned by its bits per parameter; so are channels, each of
-    which adds its share of the entries, as often as it sends.
+    A codec without published figures is planned by its bits per parameter. So are channels: each
+    adds its share of the entries, as often as it sends.
     """
     schedule, trainers = method.schedule, 1 if method.trainers is None else method.trainers.count
     gossip, everyone = method.topology is not None, method.reads_payloads or method.base != "anchor"
@@ -300,7 +303,7 @@ def _bits(codec: Codec | None) -> float:
 
 
 def _state(method: methods.Method, trainers: int) -> dict[str, float]:
-    """Bytes per parameter that are kept beside the inner optimizer."""
+    """Bytes per parameter of what is kept beside the inner optimizer, by name."""
     outer = method.outer_of(0)
     found = {
         "anchor": 4.0 * (method.signal == "progress" and method.has_anchor),
@@ -313,7 +316,7 @@ def _state(method: methods.Method, trainers: int) -> dict[str, float]:
 
 
 def _kept(init: Callable[[Any], Any]) -> float:
-    """Bytes per parameter of a state: its leaves as large as the parameters."""
+    """Bytes per parameter of a state; leaves smaller than the parameters count nothing."""
     leaves = jax.tree.leaves(jax.eval_shape(init, _MATRIX))
     return sum(4.0 * (leaf.size // _SIDE**2) for leaf in leaves)
 
@@ -325,7 +328,7 @@ def plan_method(spec: str | Mapping) -> PlanMethod:
     """Build a row from a method's name or a mapping {"preset": name, field: value, ...}.
 
     Raises:
-        ViolationsError: unknown preset or field, or no description of a method at all.
+        ViolationsError: an unknown preset or field, or something that is neither name nor mapping.
     """
     if isinstance(spec, str):
         spec = {"preset": spec}

@@ -4,9 +4,9 @@
 raises one error that lists everything that cannot be planned.
 
 The time model is the layer-level model of `dag`, with the link replaced by the collective that the
-method runs on the given network. Its volume is spread over the layers; its latency and constants
-delay every arrival. Compute is the slowest region's mean step. Utilisations are those of steady
-periods, without faults. `expected_loss` says what published figures say about a method.
+method runs on the given network. The collective's volume is spread over the layers; its latency and
+constants delay every arrival. Compute is the slowest region's mean step. Utilisations are those of
+steady periods, without faults. `expected_loss` gives the loss that published figures imply.
 """
 
 import functools
@@ -61,7 +61,8 @@ class Workload:
         tokens_per_step: tokens of one inner step over all regions.
         network: regions and links; `compute_R` is the seconds of one inner step.
         mesh: sizes of `AXES` inside a region, for the memory figures.
-        microbatch_tokens, remat: for the activation estimate.
+        microbatch_tokens: tokens of one microbatch on a device, for the estimate of activations.
+        remat: whether each layer keeps its input alone, for the same estimate.
     """
 
     model: Shapes
@@ -95,9 +96,11 @@ class ExpectedLoss:
     """Evaluation losses in nats per token; None = unknown, and the label says why.
 
     Attributes:
-        law, law_label: the scaling law's figure for exactly this setting.
-        total, total_label: the law's figure for its own setting (H = 30, dense, no overlap) plus
-            the published penalty of what differs from it.
+        law: the scaling law's figure for exactly this setting.
+        law_label: where that is from, or why it is unknown.
+        total: the law's figure for its own setting (H = 30, dense, no overlap), plus the published
+            penalty of what differs from that setting.
+        total_label: where that is from, or why it is unknown.
     """
 
     law: float | None
@@ -113,19 +116,23 @@ class PlanRow:
     Attributes:
         method: what was planned; its tau is a number.
         payload_bytes: one payload of the whole model.
-        sent_bytes_per_period, sent_bytes_total: bytes one region sends.
+        sent_bytes_per_period: bytes that one region sends in a period.
+        sent_bytes_total: bytes that one region sends in the run.
         transfer_s: seconds of one whole exchange alone (T_s), constants included.
-        utilisation, hours, tokens_per_s: of the whole run.
-        speedup: hours of AllReduce (fp32, two-shot, every step) / hours.
-        scales, curve: utilisation at the network's bandwidth times each scale.
+        utilisation: share of the run's time in which the slowest region computes.
+        hours: of the whole run.
+        tokens_per_s: tokens of all regions together, a second.
+        speedup: hours of AllReduce (fp32, two-shot, every step) over hours of this method.
+        scales: factors of the network's bandwidth.
+        curve: utilisation at each of them.
         needed_gbps: {utilisation: smallest bandwidth of the slowest link}, None = not within a
             factor 10,000.
-        memory: per device.
+        memory: bytes of one device.
         loss: expected loss, by the law alone and with penalties.
         penalty_nats: published penalty of the setting beside H = 30, None = unknown.
-        penalty_label: its confidence and source.
-        warnings: what holds the method up, with the smallest change that would not.
-        requests: of the store, of independent learners; None = others.
+        penalty_label: confidence and source of the penalty.
+        warnings: what makes the method wait, with the smallest change that ends it.
+        requests: those of an independent learner to its store; None = the method has no store.
     """
 
     method: PlanMethod
@@ -155,8 +162,8 @@ def plan(work: Workload, methods: Sequence[PlanMethod]) -> list[PlanRow]:
         One row a method, in order.
 
     Raises:
-        ViolationsError: everything that cannot be planned; overlapping methods that never catch up
-            with the link among them, unless they are allowed to (`PlanMethod.stalls`).
+        ViolationsError: everything that cannot be planned. Among it are overlapping methods that
+            never catch up with the link, unless they are allowed to (`PlanMethod.stalls`).
     """
     found = work.violations()
     for method in methods:
@@ -184,8 +191,9 @@ def with_derived_tau(method: PlanMethod, work: Workload) -> PlanMethod:
 
 
 def never_catches_up(method: PlanMethod, work: Workload) -> list[str]:
-    """Say whether an overlapping method falls behind its link for ever; a blocking one simply
-    waits, and its utilisation says so.
+    """One line where an overlapping method falls further behind its link with every period.
+
+    A blocking method waits for the link instead, and its utilisation shows the wait.
     """
     if method.tau_steps == 0:
         return []
@@ -202,8 +210,9 @@ def utilisation_curve(method: PlanMethod, work: Workload, scales: np.ndarray) ->
 
 
 def exchange_seconds(method: PlanMethod, work: Workload) -> tuple[float, float]:
-    """Give (volume, latency) in seconds of one exchange of the whole model; latency is per fragment
-    sent.
+    """Give (volume, latency) of one exchange, in seconds.
+
+    Volume is that of the whole model; latency comes on top for every fragment sent.
     """
     nbytes = method.payload_bytes(work.model.params)
     latency = _seconds(work.network, 0.0, method.travels)
@@ -212,7 +221,7 @@ def exchange_seconds(method: PlanMethod, work: Workload) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=1024)
 def _seconds(network: Network, nbytes: float, route: str) -> float:
-    """Networks never change: a search asks for the same exchange many times."""
+    """`sync_seconds`, cached, since a search asks for the same exchange many times."""
     return sync_seconds(network, nbytes, route)
 
 
@@ -226,7 +235,7 @@ def dag_schedule(method: PlanMethod, layers: int) -> DagSchedule:
 
 
 def store_requests(method: PlanMethod, work: Workload) -> StoreRequests | None:
-    """Give what independent learners ask of their store; None = they are none."""
+    """Give the requests of an independent learner to its store; None = no such method."""
     if not method.learners:
         return None
     nbytes = method.payload_bytes(work.model.params) / method.fragments
@@ -260,7 +269,7 @@ def _overlap_violations(method: PlanMethod, work: Workload) -> list[str]:
 
 
 def expected_loss(method: PlanMethod, params: float, regions: int, tokens: float) -> ExpectedLoss:
-    """Give what published figures say about a method, and nothing beyond their domain.
+    """Give the loss that published figures imply; unknown outside their domain.
 
     Args:
         method: what is planned.
@@ -338,7 +347,7 @@ def _members(method: PlanMethod, work: Workload) -> int:
 
 
 def _memory(method: PlanMethod, work: Workload, payload: float) -> MemoryPlan:
-    """What is in flight is estimated: equal fragments, each as much of it as of the state."""
+    """Bytes of one device. Of payloads in flight it has the share that it has of the state."""
     held = held_elements(work.model.params, work.mesh)
     share = max(held) / work.model.size
     flying = 1

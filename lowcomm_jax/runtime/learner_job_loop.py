@@ -1,20 +1,21 @@
 """`LearnerJobLoop`: a learner that is a job of its own, and meets the others in rounds.
 
-After each of its inner steps a learner, without waiting for anybody:
+A learner does three things after each of its inner steps, and waits for nobody:
 
-1. lands what has arrived, in the order of rounds: the anchor moves by the payloads that the commit
-   record names, and the learner's values of the fragment are replaced, admitted or not. What it
-   reported itself lands no sooner than tau ticks later: steps of its own, or of whoever is faster.
-2. reports to every open round that it can: whose fragment's last round has landed here, with a step
-   made since. Two learners have then encoded against the same anchor.
-3. opens the next round, where it has made as many steps as lie between two rounds (with P = H: one)
-   since it saw the newest one open. So the fastest learner sets the pace.
+1. It lands the rounds that have arrived, in their order. The anchor moves by the payloads that the
+   commit record names. The learner replaces its values of the fragment, admitted or not. A round
+   that it reported to lands no sooner than tau ticks later: its own steps, or those of a faster
+   learner.
+2. It reports to every open round that it can: the fragment's last round has landed here, and a step
+   has been made since. All reports to a round are thus encoded against the same anchor.
+3. It opens the next round, if it has made as many steps as lie between two rounds (with P = H: one)
+   since it saw the newest one open. So the fastest learner decides how often rounds begin.
 
-How a round closes, and what the store holds of it: `rounds.RoundExchange`. A report's values are
-those of the report, where on one mesh they are those of the moment when the round closes.
+How a round closes, and what the store holds of it: `rounds.RoundExchange`. A payload has the values
+at its report; on one mesh it has those of the moment when the round closes.
 
 A run ends with a round (`Engine.run(rounds=)`), after different numbers of steps. Every learner
-lands that round; the last synchronisation is an ordinary exchange of all that live.
+lands that round; the last synchronisation is an ordinary exchange of all living learners.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
     Attributes:
       rounds: the exchange of rounds; None before the first step.
       landed: rounds that have landed here.
-      until: the round before which the run ends or stops: none is opened or landed from there on.
+      until: the first round that the run does not have: it is neither opened nor landed.
     """
 
     def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery):
@@ -83,7 +84,7 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
     # -- a step ---------------------------------------------------------------------------------
 
     def upcoming(self, state: TrainState) -> int:
-        """A learner looks after every step."""
+        """The next step: a learner looks for rounds after every one."""
         return state.counters.done_until + 1
 
     def until_rounds(
@@ -103,7 +104,7 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
                 return
 
     def run_due(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
-        """Land what has arrived, report, and open the next round where it is time."""
+        """Land rounds that have arrived, report, and open the next round where it is time."""
         now = int(state.counters.step)
         self._keep_step_with_device(state)
         rounds = self._begun(state)
@@ -129,7 +130,7 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
         return rounds
 
     def _keep_step_with_device(self, state: TrainState) -> None:
-        """Wait for the step before: what lands and leaves must not run ahead of the training."""
+        """Wait for the step before, so that landings and reports do not run ahead of training."""
         mark = jnp.copy(state.inner.step)  # the state itself is donated to the next step
         if self._mark is not None:
             jax.block_until_ready(self._mark)
@@ -189,7 +190,7 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
         return state
 
     def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
-        """As on one mesh, with the tick at which the round opens: steps are not in common."""
+        """As on one mesh, but `step` is the tick at which the round opens: steps differ here."""
         del state
         told = {"fragment": flight.fragment, "round": self.landed // self._fragments}
         told["step"] = self.schedule.opens(self.landed)
@@ -287,10 +288,10 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
     # -- the end, and after a restart -----------------------------------------------------------
 
     def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
-        """Nothing is left to be done: a run of learners ends when its last round has landed.
+        """The state as it is: a run of learners ends when its last round has landed.
 
         Raises:
-          ValueError: it has not.
+          ValueError: the last round has not landed.
         """
         landed = rounds_landed(state)
         if self.until is None or landed < self.until or state.in_flight:
@@ -302,11 +303,11 @@ class LearnerJobLoop(JobLoop, LearnerLoop):
         return state
 
     def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
-        """Not known: the others' steps are others. So the last synchronisation is always done."""
+        """False: others' steps are unknown here, so the last synchronisation is always done."""
         return False
 
     def reconnect(self, state: TrainState) -> None:
-        """Report once more what a restored state has reported and not landed."""
+        """Report again what a restored state has reported and not landed."""
         self._begun(state)
         for key, flight in in_send_order(state.in_flight):
             self._start(state, key, flight, 0, again=True)

@@ -1,4 +1,4 @@
-"""`job_loop`: which loop over events a job that is one region needs."""
+"""`job_loop`: chooses the loop over events of a job that is one region."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowcomm_jax.sync.round_programs import RoundPrograms
 
 
 def job_loop(programs: RoundPrograms, weights, delivery: JobDelivery) -> JobLoop:
-    """`JobLoop`, one period late, in groups, or that of an independent learner."""
+    """The loop of a method: in groups, of an independent learner, one period late, or `JobLoop`."""
     method: Method = programs.config.method
     if method.topology is not None:
         return GossipJobLoop(programs, weights, delivery)

@@ -1,8 +1,8 @@
 """Reads plain JSON of a given shape, or raises `Rejected`.
 
-Records come from the store. Who knows the run's secret has signed them, or anybody at all where
-there is no secret; in both cases a program of another version may have. So that a signature holds
-says nothing of what stands there, and a record that does not fit must end no thread of ours.
+Records come from the store. With a secret their writer knows the run's secret; without one anybody
+may be the writer. Either may be a program of another version. A valid signature therefore says
+nothing about the content, and a record that does not fit must end no thread of ours.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def fields(value: Any, **reads: Read) -> dict[str, Any]:
 
 
 def listed(read: Read[T]) -> Read[list[T]]:
-    """A list of such."""
+    """Read a list whose entries `read` takes."""
 
     def of(value: Any) -> list[T]:
         if type(value) is not list:
@@ -71,17 +71,17 @@ def listed(read: Read[T]) -> Read[list[T]]:
 
 
 def or_none(read: Read[T]) -> Read[T | None]:
-    """Such a value, or null."""
+    """Read null as None, and anything else by `read`."""
     return lambda value: None if value is None else read(value)
 
 
 def by_name(read: Read[T]) -> Read[dict[str, T]]:
-    """An object whose values are such."""
+    """Read an object whose values `read` takes."""
     return lambda value: {name: read(one) for name, one in section(value).items()}
 
 
 def by_region(read: Read[T]) -> Read[dict[int, T]]:
-    """The same by regions, whose numbers JSON writes as text."""
+    """Read an object whose names are numbers of regions, and whose values `read` takes."""
 
     def of(value: Any) -> dict[int, T]:
         if not all(name.isascii() and name.isdecimal() for name in section(value)):
@@ -109,7 +109,7 @@ def arrays(piece: Read) -> Read[dict[str, tuple[str, tuple[int, ...], list]]]:
 
 
 def row(*reads: Read) -> Read[tuple]:
-    """A list of so many values, each of its kind."""
+    """Read a list of as many values as there are `reads`, each by its own."""
 
     def of(value: Any) -> tuple:
         if type(value) is not list or len(value) != len(reads):
@@ -120,7 +120,7 @@ def row(*reads: Read) -> Read[tuple]:
 
 
 def picked(value: Any, **reads: Read) -> Mapping[str, Any]:
-    """These fields of an object, which may have others."""
+    """These fields of an object, each read; the object may have others, which are dropped."""
     found = section(value)
     if not reads.keys() <= found.keys():
         raise Rejected("a section that lacks fields")

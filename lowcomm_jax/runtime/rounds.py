@@ -1,28 +1,28 @@
 r"""`RoundExchange`: rounds of learners that meet through a store alone, seen from one of them.
 
-Nobody leads and nobody waits. `look` is one pass over the store; a thread repeats it beside the
-training. Round k handles fragment k mod P. A round, in keys of the store:
+No learner leads, and none waits for another. `look` is one pass over the store; a thread repeats it
+beside the training. Round k handles fragment k mod P. A round, in keys of the store:
 
 1. A learner *reports*: it writes its payload (`blob/`), then announces it (`said/<k>/<region>`)
    with its terms: round, fragment, and the digest of the anchor that the payload was encoded
    against. The first announcement opens the round. Steps are no terms: every learner has its own.
-2. All others see it and fetch the payload at once.
-3. A learner that holds the payloads of a quorum waits for the grace window, or until nobody that
-   lives is missing. Then it writes `commit/<k>`, which can be created once. Who is named there is
-   *admitted*. Rounds are committed in their order, each by whoever comes first.
-4. Everyone reads the record, has its payloads, and lands the round (`take`, `landed`); also who
-   reported too late or not at all. Payloads stay until all that live have passed them.
+2. All other learners see the announcement and fetch the payload at once.
+3. A learner that holds the payloads of a quorum waits for the grace window, or until no living
+   learner is missing. Then it writes `commit/<k>`, which can be created once. The learners named
+   there are *admitted*. Rounds are committed in their order, each by the first learner that can.
+4. Every learner reads the record, has its payloads, and lands the round (`take`, `landed`), even if
+   it reported too late or not at all. Payloads stay until all living learners have landed them.
 
-A report stays when its learner dies, and counts. Where the reporter dies before the record, any
-other learner writes it. The writer has read and verified all payloads that it names, its own aside.
+A report stays when its learner dies, and counts. Any learner may write the record, so the death of
+a reporter stops no round. The writer has read and verified the payloads of the others it names.
 
-The window is eq. 3 of arXiv 2604.21428, in seconds that this learner has observed:
+The grace window is eq. 3 of arXiv 2604.21428, in seconds that this learner has observed:
 
 .. math::
    \gamma \max(0,\; \tau \xi_{\text{step}} - \xi_{\text{quorum}} - \xi_{\text{sync}})
 
 with averages (decay 0.9) of its step, of the time from opening to quorum, and of the time to write
-its own payload and to read another one. Learners may differ in it; what counts is the record.
+its own payload and to read another one. Windows of learners may differ: the record decides.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RoundTimes:
     Attributes:
       step_s: of its inner steps.
       quorum_s: from the opening of a round to its quorum.
-      sync_s: to write its payload, and to read another one.
+      sync_s: to write its own payload and to read another one.
     """
 
     step_s: float | None = None
@@ -74,12 +74,12 @@ class RoundTimes:
         setattr(self, name, now)
 
     def slack_s(self, overlap: int) -> float:
-        """What the overlap leaves over; below 0 where it hides less than an exchange takes."""
+        """Seconds of the overlap that an exchange does not need; below 0 if it needs more."""
         step_s = self.step_s or 0.0
         return overlap * step_s - (self.quorum_s or 0.0) - (self.sync_s or 0.0)
 
     def window_s(self, grace: float, overlap: int) -> float:
-        """How long a round that has its quorum waits for others; inf before the first step."""
+        """Seconds that a round with a quorum waits for others; inf before the first step."""
         if grace and self.step_s is None:
             return math.inf
         return grace * max(0.0, self.slack_s(overlap))
@@ -87,18 +87,18 @@ class RoundTimes:
 
 @dataclasses.dataclass
 class _Round:
-    """A round that has not landed here.
+    """A round that has not landed here. Times are those of this learner's clock, in seconds.
 
     Attributes:
-      name: in the store.
+      name: of the exchange, in keys of the store.
       announced: the announcements, by region.
-      fetches: those of the others' payloads, by region.
-      began_s: when each of them began.
-      seen_s: when the round was seen to be open.
-      quorum_s: when it was seen to have its quorum.
-      own: our payload, and its arrays.
-      write_s: how long our payload took to write.
-      commit: its record; None = not known.
+      fetches: fetches of the others' payloads, by region.
+      began_s: when each fetch began.
+      seen_s: when this learner saw the round open.
+      quorum_s: when this learner saw that the round has its quorum.
+      own: our payload's record, and its arrays.
+      write_s: seconds that writing our payload took.
+      commit: the round's record; None = not known.
     """
 
     name: str
@@ -115,7 +115,7 @@ class _Round:
 class RoundExchange:
     """One learner's side of all rounds.
 
-    `look` runs on one thread; all else is called from the training thread, and returns at once.
+    A thread of its own calls `look`. The training thread calls all else, which returns at once.
 
     Attributes:
       first: the first round that has not landed here.
@@ -227,7 +227,7 @@ class RoundExchange:
         terms.check(f"round {number}", commit.terms, context.region, record, context.heal)
 
     def landed(self, number: int) -> None:
-        """Note that a round has landed here: its payloads may go once all others have it, too."""
+        """Note that a round has landed here; its payloads may go once it has landed everywhere."""
         with self._lock:
             found = self._rounds.pop(number)
             self.first = number + 1
@@ -240,7 +240,7 @@ class RoundExchange:
         self._wake.set()
 
     def go_on(self, first: int) -> None:
-        """Go on with this round, where others were made up for by another exchange."""
+        """Forget all rounds before this one, which another exchange has made up for."""
         with self._looking:
             self._rounds.clear()
             self._reports.clear()
@@ -297,7 +297,7 @@ class RoundExchange:
         return any(fetch.running for found in rounds for fetch in list(found.fetches.values()))
 
     def _publish(self) -> bool:
-        """Write the reports that wait, but those of rounds that are over."""
+        """Write the reports that wait, except those of rounds that have a record; whether any."""
         context, news = self._context, False
         while self._reports:
             number, arrays, given, step = self._reports[0]
@@ -320,7 +320,7 @@ class RoundExchange:
         return news
 
     def _find(self) -> bool:
-        """Look for reports of the rounds that are open, and whether another one was opened."""
+        """Find new reports, of open rounds and of the one after; whether there are any."""
         news, context = False, self._context
         for number in itertools.count(self.committed):
             found = self._round(number)
@@ -341,7 +341,7 @@ class RoundExchange:
             found.seen_s = self._clock()
 
     def _close(self) -> bool:
-        """Read the records of rounds that are over; write that of the next one if it is time."""
+        """Read new records, and write the next one where its time has come; whether any is new."""
         commit_log, news = self._context.commit_log, False
         while True:
             number = self.committed
@@ -381,7 +381,7 @@ class RoundExchange:
         return sorted(counting)
 
     def _warn_of_quorum(self, found: _Round) -> None:
-        """Say so once where a round waits for learners that are not there."""
+        """Warn once where fewer learners live than a quorum needs."""
         living, needed = len(self._context.heartbeat.living(certain=False)), self._admission.quorum
         if living >= needed:
             self._told = False
@@ -406,7 +406,7 @@ class RoundExchange:
     # -- payloads -------------------------------------------------------------------------------
 
     def _fetch(self, number: int, region: int, payload: PayloadRecord, hint: dict) -> None:
-        """Fetch a payload unless it is ours, or is fetched."""
+        """Begin to fetch a payload, unless it is ours or its fetch has begun."""
         found = self._rounds.get(number)
         if found is None or (found.own is not None and found.own[0] == payload):
             return
@@ -437,7 +437,7 @@ class RoundExchange:
         return fetch is not None and fetch.hopeless
 
     def _note_reads(self) -> None:
-        """Note how long the payloads took that have just come."""
+        """Note the seconds of new payloads; warn once where the overlap hides no exchange."""
         for found in list(self._rounds.values()):
             for region in [r for r in found.began_s if found.fetches[r].complete]:
                 read_s = self._clock() - found.began_s.pop(region)
@@ -452,7 +452,7 @@ class RoundExchange:
             )
 
     def _check_lost(self, number: int, found: _Round) -> None:
-        """Raise what keeps payloads of the record from ever being here."""
+        """Raise where a payload of the record can never be here."""
         patience_s = 2 * self._context.timing.answer_s
         for region, payload in found.commit.payloads.items():
             fetch = found.fetches.get(region)
@@ -468,5 +468,5 @@ class RoundExchange:
 
 
 def _key(number: int) -> str:
-    """The key of a round; those of the last synchronisation are numbers."""
+    """The key of a round; the last synchronisation has numbers as keys."""
     return f"round{number}"

@@ -1,4 +1,4 @@
-"""Requests to the store that regions as separate jobs make: object stores have them paid for."""
+"""Counts the requests of regions as separate jobs to their store; object stores charge for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from lowcomm_jax.runtime.timing import Timing
 def requests_a_round(count: int) -> int:
     """Requests of one region for one exchange of all regions, at the least.
 
-    Of whole payloads that travel through the store, where everybody is there in time. Looking again
-    for those who are late comes on top, as do heartbeats (`requests_a_second`) and deleting.
+    This is for whole payloads through the store, of regions that are all in time. Further looks for
+    a late region come on top, as do heartbeats (`requests_a_second`) and deletions.
+
+    Args:
+      count: regions of the run.
     """
     others = count - 1
     looks = 3 * others  # announcements, payloads, and who has confirmed what
@@ -19,5 +22,5 @@ def requests_a_round(count: int) -> int:
 
 
 def requests_a_second(count: int, beat_s: float = Timing.beat_s) -> float:
-    """Requests of one region's heartbeat: several looks at all of them a beat, and its own."""
+    """Requests of one region's heartbeat: its own beat, and several looks at all others' a beat."""
     return (LOOKS_PER_BEAT * count + 1) / beat_s

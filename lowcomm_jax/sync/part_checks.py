@@ -1,9 +1,9 @@
-"""Refusals of a method's own parts that would train, and silently train something else.
+"""Finds parts of a method that break their contract, and would silently train something else.
 
-`call_problems` looks at signatures alone, before parameters are known. `part_problems` traces each
-part once, on shapes: nothing is compiled and no device works. It holds the results against the
-contracts of `Method`, `Merge` and `Codec`. The package's own codecs and merge rules are not traced:
-tests hold them to the same.
+`call_problems` checks signatures, before parameters are known. `part_problems` traces each part
+once, on shapes, and compares the results with the contracts of `Method`, `Merge` and `Codec`. It
+compiles nothing and uses no device. The package's own codecs and merge rules are not traced; tests
+check them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ _LANDING = ("displacement", "staleness", *_TOLD)
 
 
 def call_problems(method: Method, loss_fn: Callable) -> list[str]:
-    """Functions that cannot be called as the engine calls them, one line with its fix each."""
+    """Functions that cannot be called as the engine calls them, one line with its fix each.
+
+    Args:
+      loss_fn: of the engine.
+    """
     found = []
     if not _takes(loss_fn, 3):
         found.append(f"loss_fn{inspect.signature(loss_fn)}: write loss_fn(params, batch, rng)")
@@ -56,7 +60,7 @@ def call_problems(method: Method, loss_fn: Callable) -> list[str]:
 def part_problems(
     method: Method, cut: Fragments, regions: int, stacked: Sequence[str]
 ) -> list[str]:
-    """What the parts give that their contract does not allow, one line with its fix each.
+    """Results of parts that their contract does not allow, one line with its fix each.
 
     Args:
       cut: the parameters in fragments.
@@ -105,7 +109,7 @@ def _rule_calls(name: str, rules: Any, first: str, keywords: Sequence[str]) -> I
 
 
 def _extra(method: Method, like: PyTree) -> dict[str, Any]:
-    """The keywords of an outer rule beside what all are told (`RoundFunctions.outer_step`)."""
+    """Keywords that this method's outer rule gets beside `_TOLD` (`RoundFunctions.outer_step`)."""
     if method.topology is not None:
         return {"group_anchor": like}
     if not method.takes_own_parts:
@@ -117,7 +121,7 @@ def _extra(method: Method, like: PyTree) -> dict[str, Any]:
 def _rule_problems(
     method: Method, p: int, like: PyTree, regions: int, stacked: Sequence[str]
 ) -> list[str]:
-    """Of the rules of one fragment: merge, outer, hands_out, landing, and the local servers'."""
+    """Problems of one fragment's rules: merge, outer, hands_out, landing, and local servers'."""
     number = jax.ShapeDtypeStruct((), jnp.int32)
     told, outer, landing = dict.fromkeys(_TOLD, number), method.outer_of(p), method.landing_of(p)
     state = jax.eval_shape(outer.init, like)
@@ -171,7 +175,7 @@ def _merge_problems(
 
 
 def _codec_problems(codec: Codec, like: PyTree) -> list[str]:
-    """Of a codec that is not the package's; leaf by leaf where it codes leaf by leaf."""
+    """Problems of a codec of the user's, one for each leaf where it codes leaf by leaf."""
     inner = codec
     while isinstance(inner, Wrapper):
         inner = inner.codec
