@@ -223,8 +223,8 @@ class Engine:
 
         Raises:
           ValueError: leaves without a valid role; parameters that cannot be cut into the method's
-            fragments; or parts of the method that break their contract, all of them, each with
-            its fix.
+            fragments; or parts of the method that break their contract. The message lists all of
+            them, each with its fix.
         """
         layout = make_layout(params, self.roles)
         if layout not in self._loops:

@@ -31,10 +31,10 @@ def at_equal(
       step_seconds: see `Pace`.
 
     Returns:
-      One entry for "time" (first, since a slow method may save bytes) and one for "bytes": `of`,
-      `network` (None for bytes), `budget` (seconds, or bytes a region) and `losses`, variant ->
-      nats per token. Empty where fewer than two variants are complete. A variant with a loss that
-      is not finite is left out.
+      One entry for "time" (first, since a slow method may save bytes) and one for "bytes". Each has
+      `of`, `network` (None for bytes), `budget` (seconds, or bytes a region) and `losses`, variant
+      -> nats per token. Empty where fewer than two variants are complete. A variant with a loss
+      that is not finite is left out.
     """
     spent = {"bytes": (None, bytes_at)}
     for name, network in list(networks.items())[:1]:

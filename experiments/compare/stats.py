@@ -148,7 +148,7 @@ def against_margin(
     """t-tests of the means of several groups of values against a margin, with a pooled variance.
 
     The variance of a group is the larger of its own and the pooled one, sum_g sum_i (x_gi - m_g)^2
-    over sum_g (n_g - 1); the t-distribution has sum_g (n_g - 1) degrees of freedom. Pooling gives
+    over sum_g (n_g - 1). The t-distribution has sum_g (n_g - 1) degrees of freedom. Pooling gives
     groups of three seeds narrower intervals. No group gets a smaller variance than its own.
 
     Args:

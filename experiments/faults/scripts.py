@@ -58,7 +58,7 @@ def in_turn(faults: Sequence[Fault], regions: int) -> tuple[list[Fault], list[st
 
     Returns:
       (faults, problems). It is a problem if a fault meets a region that is still down from another
-      fault, if a region rejoins that is not down, or if no region is left.
+      one. It is one, too, if a region rejoins that is not down, or if no region is left.
     """
     ordered: list[Fault] = []
     problems: list[str] = []

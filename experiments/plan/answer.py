@@ -42,9 +42,9 @@ def answer(request: PlanRequest, rows: Sequence[PlanRow]) -> dict[str, Any]:
           - `train`: fields of the training config, which `report --against` compares;
           - `no_train`: why there are none;
 
-        - `best`: names of at most `BEST` rows, sorted. Those that fit come first, then those whose
-          published loss penalty is known and within the bound, then the cheapest (without prices:
-          the fastest), then the smaller penalty, then fewer bytes.
+        - `best`: names of at most `BEST` rows, sorted. Rows that fit come first, then those whose
+          published loss penalty is known and within the bound. Then come the cheapest (without
+          prices: the fastest), the smaller penalty, and fewer bytes.
     """
     fields, work = request.fields, request.work
     devices = devices_per_region(request)

@@ -1,7 +1,7 @@
 """Plots of the HTML report: matplotlib draws them as SVG, which stands in the page itself.
 
-What belongs to a run is hidden with it, points tell their numbers when pointed at, and colours are
-those of the page's CSS, so that they follow light and dark.
+What belongs to a run is hidden with it, and points show their numbers under the pointer. Colours
+are those of the page's CSS, so that they follow light and dark.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class Verdict:
       word: one of `ORDER`.
       scale: the scale that the word refers to; None without a verdict.
       scales: those with a verdict, from the smallest.
-      over_rounds, over_size: mean change of the difference, by seed and regions, from the fewest
-        rounds to the most (of the smallest size to the largest), all else equal; in shares of the
+      over_rounds, over_size: mean change of the difference from the fewest rounds to the most, or
+        from the smallest size to the largest, all else equal. By seed and regions, in shares of the
         loss. `count` 0 where there is one only.
     """
 

@@ -152,7 +152,7 @@ def _of_process(values) -> list[tuple[str, str]]:
 def train_and_heal(job: Job, console: Console, quiet: bool = False) -> bool:
     """`train`, again and again while the region has to rejoin with the others' state.
 
-    A region rejoins where its own state can no longer be used: its anchor differs from the others',
+    A region rejoins where its own state can no longer be used. Its anchor differs from the others',
     or it was cut off for so long that a payload which it must land is gone.
     """
     while True:

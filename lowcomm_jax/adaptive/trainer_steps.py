@@ -4,7 +4,7 @@
 replicas of one program; others go through `Engine.run`, one by one, with the same results.
 (The AdLoCo paper runs trainers in parallel; which order is faster depends on the machine.)
 
-Stacked: row r of trainer i's leaves `[R, ...]` is row r T + i of the stack's `[RT, ...]`, so that a
+Stacked: row r of trainer i's leaves `[R, ...]` is row r T + i of the stack's `[RT, ...]`. So a
 region's trainers lie where the region does. To the program of inner steps a trainer is one more
 replica in the region's slot of the mesh (`Regions.replicas`). With `map` the replicas run one after
 the other inside the program and give what they give alone, bit for bit. With `vmap` they are
@@ -322,10 +322,10 @@ def step_bytes(
 ) -> int:
     """Bytes on the fullest device while inner steps of one microbatch size run.
 
-    The compiler's sum of arguments (inner state of the regions a device holds, and the staged
-    buffer), results and temporaries, and beside it the state that only sends and landings touch.
-    What sends and landings need themselves, while no activations are alive, is not counted. Each
-    call compiles a step and keeps nothing of it.
+    The compiler's sum of arguments, results and temporaries; the arguments are the inner state of
+    the regions that a device holds, and the staged buffer. The state that only sends and landings
+    touch comes on top. What sends and landings need themselves, while no activations are alive, is
+    not counted. Each call compiles a step and keeps nothing of it.
 
     Args:
       batch: host batch `[R, b, ...]`; its shapes and dtypes count, its b does not.

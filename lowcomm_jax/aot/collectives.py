@@ -1,9 +1,9 @@
 """Transfers of a compiled program between devices: kind, mesh axis, bytes, exposed or hidden.
 
 Bytes are those that one device sends, in groups of D devices. An all-gather sends (D - 1) operands,
-a reduce-scatter or all-to-all (D - 1) / D of the operand, an all-reduce 2 (D - 1) / D of it, and a
-permute all of it. Asynchronous pairs count once. Between the slices of TPUs a collective is a send
-and a recv, whose attributes name its kind.
+and a reduce-scatter or all-to-all (D - 1) / D of the operand. An all-reduce sends 2 (D - 1) / D of
+it, and a permute all of it. Asynchronous pairs count once. Between the slices of TPUs a collective
+is a send and a recv, whose attributes name its kind.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Collective:
       group: number of devices that exchange with one another.
       nbytes: bytes that one device sends each time it runs (see the module docstring).
       times: how often it runs; a loop whose number of rounds is traced counts once.
-      hidden: whether other work is scheduled between its start and its end: a loop, a call, a
-        product, or fusions that write at least as many bytes as it moves.
+      hidden: whether other work is scheduled between its start and its end. Work is a loop, a call,
+        a product, or fusions that write at least as many bytes as the collective moves.
       computation: the HLO computation that holds it.
       op_name, source: JAX's name of the operation, and the line of Python it comes from.
     """

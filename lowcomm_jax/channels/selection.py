@@ -14,7 +14,7 @@ rule           entry of a stratum in exchange k = 0, 1, ...        an entry trav
 =============  ==================================================  =============================
 
 The last stratum may be shorter. Where its entry would lie behind the leaf's end, the place in the
-payload stays empty, so that the entries of that stratum travel as often as all others.
+payload stays empty. So the entries of that stratum travel as often as all others.
 
 Differs from SPARTA's code, which draws a Bernoulli(p) mask, or keeps a permutation of every tensor.
 Here the number of entries does not vary, and two entries of one stratum never travel together. A

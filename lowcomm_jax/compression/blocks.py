@@ -1,7 +1,7 @@
 """Cuts a stack of matrices into 1-D blocks (one scale each) and 2-D chunks (top-k), and back.
 
 `to_blocks` also takes a leaf in windows (`row_sharding.InWindows`), of which each device of a
-region holds whole blocks; `sent` and `received` convert such blocks to the payload and back.
+region holds whole blocks. `sent` and `received` convert such blocks to the payload and back.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ PACKING_BLOCK = 256  # where codes are packed block by block, and there is no sc
 class Blocks(NamedTuple):
     """`count` blocks of `width` values per matrix.
 
-    With `by_row` every row has blocks of its own, the last of them padded; else they are pieces of
-    the flat matrix, of which the last ones may be padding.
+    With `by_row` every row has blocks of its own, the last of them padded. Else blocks are pieces
+    of the flat matrix, of which the last ones may be padding.
     """
 
     count: int

@@ -9,7 +9,7 @@ Source: DeMo, arXiv 2411.19870: chunks of 64 x 64, k = 32, and a coefficient is 
 regions that sent it, not over all.
 
 Differs from the paper: indices are packed (the published code sends 64-bit indices and fp32
-values), and the mean is taken in region order, so that it is the same bits everywhere.
+values). The mean is taken in region order, so that it has the same bits everywhere.
 """
 
 from __future__ import annotations

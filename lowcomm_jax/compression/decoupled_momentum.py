@@ -15,8 +15,8 @@ $\Delta_r$, not averaged, so that the regions' anchors differ.
 Source: the authors' code of arXiv 2510.03371. For one region this is Nesterov momentum with every
 codec.
 
-Differs from the code: learning rates stay outside; a region that sends nothing has no $\Delta_r$
-in this round, its momentum does not decay, and it adds $q$ like all others.
+Differs from the code: learning rates stay outside. A region that sends nothing has no $\Delta_r$ in
+this round: its momentum does not decay, and it adds $q$ like all others.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class MatrixCodec(abc.ABC):
       requantizable: whether a mean of decoded values may be encoded again without a state, so that
         a two-shot reduction makes sense.
       layers_apart: whether each of the L matrices is coded by itself, so that one after the other
-        gives the same (`by_layer`): all arrays of payload and state are then `[L, ...]`.
+        gives the same (`by_layer`). All arrays of payload and state are then `[L, ...]`.
       takes_windows: whether `encode` also takes a `row_sharding.InWindows`, whose units are dealt
         to the devices of a region (`unit`). Else a leaf that devices cannot hold in whole rows is
         gathered on each of them.

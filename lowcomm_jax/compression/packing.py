@@ -1,7 +1,7 @@
 """Narrow integers in bytes: 1, 2, 4 and 12 bits, along the last axis; 8 bits stay as they are.
 
 Of 12 bits two codes share three bytes. Otherwise a row of W codes is cut into planes of equal
-length (two planes of 4-bit codes, four of 2-bit, eight of 1-bit), and byte j holds code j of every
+length: two planes of 4-bit codes, four of 2-bit, eight of 1-bit. Byte j holds code j of every
 plane. Neighbours stay neighbours, so that packing is plain vector arithmetic without strides. The
 last plane is padded with zeros.
 """

@@ -2,7 +2,7 @@
 
 A matrix is cut into groups of s = `one_in` values; each group sends one of them, drawn anew every
 round. The seed of the round is eight bytes of the payload, so that a region that missed rounds is
-still decoded rightly; regions that took part in the same rounds choose the same entries.
+still decoded rightly. Regions that took part in the same rounds choose the same entries.
 
 Differs from textbook random-k: the choice is stratified (one per group), which needs no permutation
 and spreads evenly; every value is still sent with probability 1 / s.

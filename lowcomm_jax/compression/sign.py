@@ -18,8 +18,8 @@ from lowcomm_jax.compression.packing import pack, packed_width, unpack
 
 @dataclasses.dataclass(frozen=True)
 class Sign(MatrixCodec):
-    """Keep the sign of every value; an eighth of a byte each (packed in blocks, so that each block
-    ends with a whole byte) and one fp32 scale per matrix."""
+    """Keep the sign of every value, and one fp32 scale per matrix. A sign takes an eighth of a
+    byte; signs are packed in blocks, each of which ends with a whole byte."""
 
     layers_apart = True
     takes_windows = True

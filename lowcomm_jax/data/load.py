@@ -19,14 +19,14 @@ def load(
     """Read a corpus and return its training data, its validation data and the tokenizer.
 
     Documents, trained tokenizers and tokens are kept in `spec.cache_dir`, so that only the first
-    start reads the corpus. Nothing is dropped but documents of white space, and files that are
-    not UTF-8 (the summary counts both, and names the files): every other document trains exactly
-    one region and trainer part, or validates.
+    start reads the corpus. Nothing is dropped but documents of white space, and files that are not
+    UTF-8; the summary counts both, and names the files. Every other document trains exactly one
+    region and trainer part, or validates.
 
     Args:
         spec: what is read.
-        progress: told, of what is not in the cache, what is done with documents, how many of them
-            are done, and of how many (None = not known), a few times a second at most.
+        progress: called a few times a second at most, for what is not in the cache: with what is
+            done with documents, how many are done, and of how many (None = not known).
 
     Raises:
         ValueError: the config cannot be used; lists all violations, each with its fix.

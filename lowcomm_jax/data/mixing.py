@@ -1,7 +1,7 @@
 """Hashes of integers: the randomness of splits, shards and generated text.
 
-SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) in uint64 arithmetic: vectorised, and equal on every
-machine and in every library version, which NumPy's and Grain's generators do not promise.
+SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) in uint64 arithmetic, vectorised. It is equal on
+every machine and in every library version; NumPy's and Grain's generators do not promise that.
 """
 
 import hashlib

@@ -3,10 +3,9 @@
 In: every region's payload and anchor, the weights of a round, and the round's groups
 (`GroupExchange.draw`). Out: for every region the mean payload and the mean anchor of its group.
 
-Where the regions lie on several slots of the mesh, the partitions that a round may draw are
-branches of one program (`lax.switch`), each with the `ppermute`s of its groups. A new round then
-compiles nothing, and no collective of all regions occurs. On one slot the groups are an array of
-indices.
+Regions may lie on several slots of the mesh. The partitions that a round may draw are then branches
+of one program (`lax.switch`), each with the `ppermute`s of its groups. A new round then compiles
+nothing, and no collective of all regions occurs. On one slot the groups are an array of indices.
 """
 
 from __future__ import annotations

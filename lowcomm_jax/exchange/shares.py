@@ -42,7 +42,7 @@ class Packing:
     """Packs a tree of payloads into flat buffers, and unpacks it.
 
     A buffer has the first `lead` axes of the leaves, then the shares of all devices of a region
-    side by side; there is one for each dtype and layout.
+    side by side. There is one for each dtype and layout.
 
     Attributes:
       like: the tree, arrays or shapes, leaves `[R, ...]`.
@@ -50,8 +50,8 @@ class Packing:
       lead: number of leading axes that the buffers keep, the region axis included.
       merged: make one buffer of all. Where dtypes differ it is of bytes, or, with a `lead` of 2, of
         words (4 bytes, the last one filled up). Compilers let work run beside one collective where
-        they do not beside several; those of TPUs beside an all-to-all of words and a gather of
-        bytes, and not the other way round.
+        they do not beside several. Those of TPUs let it run beside an all-to-all of words and a
+        gather of bytes, and not the other way round.
     """
 
     regions: Regions

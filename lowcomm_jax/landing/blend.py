@@ -14,7 +14,7 @@ $$\theta \leftarrow \alpha\,\theta + (1 - \alpha)\,\Theta' = \Theta' + T(u), \qq
 
 Source: Streaming DiLoCo, arXiv 2501.18512, Algorithm 2 (the last line of the receive).
 
-Differs from the paper: in nothing. The next pseudo-gradient is measured from the shared anchor, so
+Differs from the paper: in nothing. The next pseudo-gradient is measured from the shared anchor. So
 the share $\alpha\,(s - \Theta')$ of drift that was already averaged is counted again; `replay` does
 not do that.
 """

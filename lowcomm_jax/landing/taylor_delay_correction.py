@@ -40,7 +40,7 @@ Source: CoCoDC, arXiv 2504.17672, delay compensation (equation numbers not verif
 DC-ASGD, arXiv 1609.08326 (the constant-lambda update); norm scaling after DC-S3GD,
 arXiv 1911.02516.
 
-Differs from the paper: `fixed` is the paper's rule; the other modes and the weight-decay option are
+Differs from the paper: `fixed` is the paper's rule. The other modes and the weight-decay option are
 additions, because the fixed rule changes almost no value at the size of AdamW's steps. `norm` clips
 the factor by element and does not cap $\lambda$: at the sizes below $\lambda$ is half a million,
 and a cap would make the term 0. `gradient_units` divides by the learning rate only, so that with
@@ -110,8 +110,8 @@ def taylor_delay_correction(
       the state is a `TaylorState`.
 
     Raises:
-      ValueError: an argument is out of range, or a mode or option lacks the learning rate (all are
-        listed); at update: ``params`` or ``step`` is missing, or batch_axes exceeds a leaf's axes.
+      ValueError: an argument is out of range, or a mode or option lacks the learning rate; all are
+        listed. At update: ``params`` or ``step`` is missing, or batch_axes exceeds a leaf's axes.
 
     >>> import jax.numpy as jnp, optax
     >>> rule = taylor_delay_correction(0.5)

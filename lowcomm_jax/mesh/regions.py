@@ -39,7 +39,7 @@ def make_mesh(
 
     Args:
       region, stage, fsdp, tensor: sizes of the axes.
-      devices: in the order of the mesh, the last axis fastest; None = all of this program, slice by
+      devices: in the order of the mesh, the last axis fastest. None = all of this program, slice by
         slice and process by process, so that a region's devices are close to one another.
 
     Raises:
@@ -81,9 +81,9 @@ class Regions:
     Attributes:
       count: number of regions R.
       mesh: mesh with the axes `AXES`.
-      replicas: how a slot runs the replicas it holds. `map` runs one after the other (activations
-        of one replica at a time, bit-identical to a single replica); `vmap` batches them (equal
-        within about 2e-7; faster for models too small to fill the device).
+      replicas: how a slot runs the replicas it holds. `map` runs one after the other: activations
+        of one replica at a time, bit-identical to a single replica. `vmap` batches them: equal
+        within about 2e-7, and faster for models too small to fill the device.
     """
 
     count: int

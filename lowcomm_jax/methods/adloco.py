@@ -28,8 +28,8 @@ Differs from the paper's code:
   b / M and reads nu. Its bounds (eta 0.8, vartheta 0.01, nu 0.3) therefore mean nothing here.
 - A decision takes effect one round later.
 - Inner moments are kept across rounds.
-- Every trainer draws from the whole shard of its region in an order of its own, so that no data
-  stays unread when a trainer is merged away.
+- Every trainer draws from the whole shard of its region in an order of its own. So no data stays
+  unread when a trainer is merged into another.
 """
 
 from __future__ import annotations

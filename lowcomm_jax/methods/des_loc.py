@@ -19,7 +19,7 @@ moment may be averaged less often. There is no anchor: the model is the mean of 
 The inner optimizer's state must name its moments `mu` and `nu`, as that of AdamW does.
 
 Differs from the paper: its ADOPT optimizer and its clipping of every gradient entry are missing,
-since we have no exact statement of them (its settings are beta_1 = 0.95, beta_2 = 0.9999). Moments
+since we have no exact statement of them. Its settings are beta_1 = 0.95, beta_2 = 0.9999. Moments
 are averaged after the step that used them, as in the code that we have read.
 """
 

@@ -23,9 +23,9 @@ eta    outer learning rate                          in `outer` (1.0)
 64 of 4096 entries are 1.56 %. With 12 bits of index and 2 of value each they take 0.027 bytes per
 parameter, 146 times less than fp32.
 
-Differs from the paper: the learning rate stays out of the residual (the authors' code scales what
-enters it), so that a schedule of the rate does not rescale the residual. No contribution is clipped
-to the median norm (`Engine(outlier_factor=...)` leaves outliers out). Indices are not
+Differs from the paper: the learning rate stays out of the residual, so that a schedule of the rate
+does not rescale the residual. The authors' code scales what enters the residual. No contribution is
+clipped to the median norm (`Engine(outlier_factor=...)` leaves outliers out). Indices are not
 entropy-coded.
 """
 

@@ -106,8 +106,8 @@ def flops_per_token(config: TransformerConfig, seq_len: int) -> float:
     """Counts the floating-point operations of one training step per token.
 
     `6 N + 6 layers heads head_dim seq_len`. The first term is a multiply and an add per weight in
-    the forward pass and twice that backward; N counts the weights of matrix products (blocks and
-    output layer, without the embedding look-up). The second term is the two products of attention,
+    the forward pass and twice that backward. N counts the weights of matrix products: blocks and
+    output layer, without the embedding look-up. The second term is the two products of attention,
     where a causal token attends to seq_len / 2 others on average. Recomputation (remat) is not
     counted.
     """

@@ -1,6 +1,6 @@
 """The decoder-only transformer in Flax NNX: table, blocks, final norm, output layer.
 
-Activations are [N, D] with N = batch * time: on CPU a plain matrix product is about twice as fast
+Activations are [N, D] with N = batch * time. On CPU a plain matrix product is about twice as fast
 as one with a batch axis, and elsewhere as fast. Weights are [in, out].
 
 Shape suffixes: B batch, T time, N = B * T, D width, V vocabulary, S cache length. I and O are
@@ -201,7 +201,7 @@ class Embedding(nnx.Module):
 def _look_up(table_VxD: Array, row_N: Array, mode: str) -> Array:
     """Rows [N, D] of a table that is gathered first; the gradient is summed on each device.
 
-    Left to the compiler, the gradient brings all tokens' activations to every device; and XLA
+    Left to the compiler, the gradient brings all tokens' activations to every device. XLA also
     aborts the process on a gather from a sharded table where another axis is manual (jax 0.10.2).
     """
     return jnp.take(_whole(table_VxD), row_N, axis=0, mode=mode)

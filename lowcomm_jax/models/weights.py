@@ -1,7 +1,8 @@
 """Reads and writes LLaMA-shaped checkpoints: a folder with config.json and safetensors files.
 
 The layout is that of Hugging Face transformers: `model.layers.<i>.self_attn.q_proj.weight` and so
-on, matrices stored [out, in], rotary pairs (i, i + head_dim / 2) as here, so no permutation.
+on, with matrices stored [out, in]. Rotary pairs are (i, i + head_dim / 2) as here, so nothing is
+permuted.
 
 `stack_layers` and `unstack_layers` convert parameters between one subtree per layer and leaves
 stacked over layers.

@@ -103,7 +103,7 @@ def store_seconds(network: Network, nbytes: float) -> float:
     """Give the seconds to write, commit and fetch one fragment through a store, without jitter.
 
     The store is taken to be as far away as the two regions that are furthest apart, and as fast as
-    the slowest link; a region writes its payload and reads all others'.
+    the slowest link. A region writes its payload and reads all others'.
 
     Args:
         nbytes: of one region's payload.

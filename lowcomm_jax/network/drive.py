@@ -57,7 +57,7 @@ def drive(
 def follow(clock: VirtualClock, step: int, events: Iterable[Any]) -> None:
     """Advance the clock by the sends and landings of one step.
 
-    Regions that take no part in a send receive the result, too, as the exchange counts it; so do
+    Regions that take no part in a send receive the result, too, as the exchange counts it. So do
     all others when one region's contribution travels alone (asynchronous arrivals). A region that
     lands a payload holds everything landed before, and waits for that.
 

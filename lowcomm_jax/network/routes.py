@@ -13,7 +13,7 @@ Routes (n members, b_i payload bytes of member i, b when all are equal):
 | pass | b_i, to the next member, the last to the first | the payload of the member before is in |
 
 A ring, two_shot, tree and star carry values that can be added on the way, so all members' payloads
-have one size; the second leg of two_shot carries re-encoded slices of the same size.
+have one size. The second leg of two_shot carries re-encoded slices of the same size.
 
 Listeners contribute nothing but receive the same as members: every payload of an all_gather, every
 reduced slice of a two_shot. One member with listeners is a one-to-all send: its whole payload to

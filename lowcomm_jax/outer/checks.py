@@ -31,8 +31,8 @@ def in_range(
 ) -> str | None:
     """Describe how ``value`` leaves the interval, or return None when it lies inside.
 
-    Arrays, tracers, trees and callables pass: only a Python or NumPy scalar has a value to look at
-    when a rule is built (``optax.inject_hyperparams`` builds rules with traced arguments).
+    Arrays, tracers, trees and callables pass, since only a Python or NumPy scalar has a value when
+    a rule is built. ``optax.inject_hyperparams`` builds rules with traced arguments.
     """
     if not isinstance(value, Real):
         return None

@@ -11,7 +11,7 @@ $$v \leftarrow \mu v + \bar\Delta, \qquad \Theta \leftarrow \Theta - \eta\,v$$
 | $\mu$ | `momentum` |
 
 Source: the momentum variant (SGDM) of the outer optimizers searched in DiLoCo, arXiv 2311.08105,
-Algorithm 1; with one group of all regions it is also the outer step of NoLoCo, arXiv 2506.10911.
+Algorithm 1. With one group of all regions it is also the outer step of NoLoCo, arXiv 2506.10911.
 
 Differs from the paper: in nothing. Some published code calls this rule Nesterov although it has no
 look-ahead.

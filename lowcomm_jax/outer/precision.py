@@ -30,8 +30,8 @@ def in_fp32(transform: optax.GradientTransformation) -> optax.GradientTransforma
     """Run ``transform`` in fp32 and let it accept any extra argument.
 
     The state is the state of ``transform`` on fp32 parameters. Updates come back in the dtype of
-    ``params`` where they are given (an fp32 anchor keeps an fp32 update even if a narrow
-    pseudo-gradient came in), else in the dtype of the incoming updates.
+    ``params`` where they are given, else in the dtype of the incoming updates. So an fp32 anchor
+    gets an fp32 update even from a narrow pseudo-gradient.
 
     >>> import jax.numpy as jnp, optax
     >>> rule = in_fp32(optax.sgd(1.0, momentum=0.9))

@@ -11,7 +11,7 @@ gradient is done, and takes its bytes over the bandwidth. The forward pass of th
 later than the next waits for it. Data parallel sends all layers every step, DiLoCo all layers every
 H steps, Streaming DiLoCo the layers of one fragment at a time.
 
-Differs from the paper: it counts 4L - 1 nodes (no activation gradient for the first layer); here
+Differs from the paper: it counts 4L - 1 nodes (no activation gradient for the first layer). Here
 all three kinds have L computations, which changes the step by 1 / 3L.
 """
 

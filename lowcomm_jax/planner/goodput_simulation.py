@@ -243,8 +243,8 @@ class _Jobs:
         return np.maximum(self._failed.count_CxK - self._spare_K, 0)
 
     def next_event(self, now_C: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Give when jobs that train at `now_C` stop, when they train again (at once, if they need
-        not stop), and the share of their chips that trains until then.
+        """Give when jobs that train at `now_C` stop, when they train again, and the share of their
+        chips that trains until then. A job that need not stop trains again at once.
         """
         failed, rows_C = self._failed, np.arange(len(now_C))
         while (due_CxK := failed.back_CxK <= now_C[:, None]).any():

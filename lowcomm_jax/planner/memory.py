@@ -83,8 +83,8 @@ def activation_estimate(
         layers, width, vocab: of the model.
         tokens: tokens of one microbatch on one device group.
         mesh: "stage" divides the layers, "tensor" the width.
-        remat: keep only each layer's input (2 bytes per element) and recompute one layer at a time;
-            otherwise 34 bytes per element and layer (arXiv 2205.05198, attention scores not kept).
+        remat: keep only each layer's input (2 bytes per element) and recompute one layer at a time.
+            Otherwise 34 bytes per element and layer (arXiv 2205.05198, attention scores not kept).
 
     Returns:
         Bytes: an estimate, typically within tens of per cent; the compiler's figure is

@@ -1,9 +1,8 @@
 """`CommitLog`: announcements, confirmations, and the one record that says who took part.
 
-Regions must agree on who took part: a late payload may be in time for one region and not for
-another, and their anchors would then differ from there on. So each exchange has one commit record.
-Any region may write it; the first record is valid, and every region lands the payloads that it
-names.
+Regions must agree on who took part. A late payload may be in time for one region and not for
+another; their anchors would then differ from there on. So each exchange has one commit record. Any
+region may write it; the first record is valid, and every region lands the payloads that it names.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class PayloadRecord:
     Attributes:
       digest: SHA-256 in hex.
       nbytes: its size.
-      slices: of a payload that is reduced in slices, one for each region of the run, which reduces
-        it; None for the sender's own slice, which no other region needs.
+      slices: of a payload that is reduced in slices: one for each region of the run, which reduces
+        it. None for the sender's own slice, which no other region needs.
     """
 
     digest: str

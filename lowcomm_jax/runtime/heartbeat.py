@@ -282,7 +282,7 @@ class Heartbeat:
     def _look(self, passed_s: float) -> None:
         """Read every region's beat; `passed_s` have passed since the last read.
 
-        Time in which the store was away, or this process paused, counts for one beat at most: no
+        Time in which the store was away, or this process paused, counts for one beat at most. No
         region was observed then, and none is taken for dead because of it.
         """
         found = {region: self._read(region) for region in range(self._count)}

@@ -253,7 +253,7 @@ def rendezvous(context: ExchangeContext, until: float, step: int) -> dict[int, i
     region that is not in the roster joins a run that goes on. The others do not wait for its
     payloads before its first one.
 
-    When nobody is left, the regions that come back begin a new epoch: they may have gone back to a
+    When no region is left, those that come back begin a new epoch. They may have gone back to a
     checkpoint, and must not land what was agreed on since. The roster of that epoch are the
     furthest of them: payloads that are gone could not bring the others up to their step. Where the
     epoch's result was left (`final_state`), nothing is begun: they come in late, and take it.

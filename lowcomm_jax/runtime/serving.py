@@ -6,9 +6,11 @@ through a fault of gRPC or by using up its descriptors, does not stop or slow th
 imports no module of this package, so that it starts at once and stays small.
 
 The other end sends one JSON object at a time, some with a descriptor, and waits for its answer:
-    {"host", "port", "roots", "chain", "key"} -> {"port"} or {"error"}: listen; the first of all.
-    {"hold": name, "nbytes"} and a descriptor of the payload's bytes -> {}: serve it.
-    {"drop": name} -> {}: serve it no more.
+
+- {"host", "port", "roots", "chain", "key"} -> {"port"} or {"error"}: listen; the first of all.
+- {"hold": name, "nbytes"} and a descriptor of the payload's bytes -> {}: serve them.
+- {"drop": name} -> {}: serve them no more.
+
 This process also sends {"sent": nbytes} before such bytes leave. It ends when the other end closes
 the socket.
 """

@@ -1,7 +1,8 @@
 """`StateTransfer`: gives a region that comes back the state of one that trained on.
 
 A donor removes its older states. The states of a donor that died are removed by the job that takes
-its place, or while there is none, by the lowest living region; never while a region may fetch them.
+its place, or while there is none, by the lowest living region. Nobody removes them while a region
+may fetch them.
 """
 
 from __future__ import annotations

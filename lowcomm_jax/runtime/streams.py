@@ -1,8 +1,8 @@
 """`Streams`: gets a payload from a server of `serving`, over several connections at once.
 
 One TCP connection does not use a long link fully, so that a payload is cut into as many ranges as
-there are streams. The part of a range that has arrived is kept (`Partial`), and the next try asks
-for the rest, from the same region or from another one that holds the payload.
+there are streams. The part of a range that has arrived is kept (`Partial`). The next try asks for
+the rest, from the same region or from another one that holds the payload.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class Timing:
     def patience_s(self, gaps_s: Sequence[float]) -> float:
         """How long a region may be silent, by the newest gaps between its heartbeats as seen here.
 
-        Three times the longest of them, from `dead_after_s` to 16 times that: a busy machine, or a
-        slow way to the store, makes regions look late that are alive.
+        Three times the longest of them, from `dead_after_s` to 16 times that. A busy machine, or a
+        slow way to the store, makes living regions look late.
         """
         slowest = 3 * max(gaps_s, default=0.0)
         return min(max(slowest, self.dead_after_s), 16 * self.dead_after_s)
@@ -70,8 +70,8 @@ class Timing:
 class Pace:
     """Observed lateness of announcements and speed of transfers; derives deadlines from them.
 
-    A deadline is floor + median lateness + 6 median absolute deviations + 3 transfer times: one
-    slow round does not move it, a link or region that stays slow does.
+    A deadline is floor + median lateness + 6 median absolute deviations + 3 transfer times. One
+    slow round does not move it; a link or region that stays slow does.
     """
 
     def __init__(self, timing: Timing):

@@ -1,8 +1,8 @@
 """CoCoDC's adaptive transmission (arXiv 2504.17672): send the fragment that changes most.
 
-Every h = floor(H / N) steps (at a slot) one fragment may leave. Among the fragments not in flight
-that is an overdue one (H steps or more since its last send), else one never sent, else the one of
-the largest score. Ties go to the fragment sent longest ago. The score is
+Every h = floor(H / N) steps (at a slot) one fragment may leave. Of the fragments not in flight that
+is an overdue one: H steps or more since its last send. If there is none it is one never sent, else
+the one of the largest score. Ties go to the fragment sent longest ago. The score is
 
 - `rate`: ||mean Delta_p||_2 / sqrt(numel_p) / I_p, as of the fragment's last landing, with I_p the
   steps between its last two sends (the paper's form); or

@@ -41,10 +41,11 @@ class Schedule(abc.ABC):
       period: H, inner optimizer steps between two syncs of the same parameters.
       fragments: K.
       delay: tau, inner steps between send and landing; one int, or one per region.
-      land_after_send: the due payload lands after the send of the same step (methods that overlap
-        a whole period), so that the new pseudo-gradient is measured before the anchor moves.
-      statistic: what `sends` chooses by, reduced over the regions at every landing: nothing
-        (`none`), the change `rate` of the fragment that lands, or the `drift` of every fragment,
+      land_after_send: the due payload lands after the send of the same step, so that the new
+        pseudo-gradient is measured before the anchor moves. For methods that overlap a whole
+        period.
+      statistic: what `sends` chooses by, reduced over the regions at every landing. `none`:
+        nothing. `rate`: the change of the fragment that lands. `drift`: that of every fragment,
         which travels in the payloads' headers.
       needs_network: whether a setting is missing that only a network gives (`settle`).
       measured: whether the run measures the seconds of a step and of a synchronisation; they travel

@@ -13,8 +13,8 @@ Differs from the paper, whose listing we had not:
 
 - The rank is rounded up to a bucket, so that each bucket compiles once; the smallest is the floor.
 - A round is never longer than H_1 nor shorter than `shortest`.
-- Nor is it shorter than the payload that leaves at its start needs to travel (T_comm <= H T_step);
-  that payload has the rank of the round before.
+- Nor is it shorter than the payload that leaves at its start needs to travel: T_comm <= H T_step.
+  That payload has the rank of the round before.
 - r' is at most the rank that was sent, so that the paper's rule can only lower the rank. With
   `probe` every `probe`-th round is sent one bucket higher, so that the rank can rise again.
 """
@@ -49,7 +49,7 @@ class Ranked(Schedule):
       ranks: the buckets, falling; the first is r_1.
       window: c, rounds whose measured ranks are averaged.
       shortest: the fewest steps of a round.
-      travel: inner steps the payload of each rank needs to travel, ceil(T_comm / T_step); empty =
+      travel: inner steps the payload of each rank needs to travel, ceil(T_comm / T_step). Empty =
         as the network says, if there is one and payloads travel behind a round.
       probe: rounds from one probing round to the next; None = never.
     """

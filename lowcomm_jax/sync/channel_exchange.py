@@ -155,7 +155,7 @@ class ChannelExchange:
         """The mean over the regions that count, `[1, ...]`, and its measurements, `[R]`.
 
         `spread` is the root mean square distance of a region's values from the mean, 0 for regions
-        that do not count; it is not measured where the channel has a codec.
+        that do not count. It is not measured where the channel has a codec.
         """
         mean = self._reduce(payload, weight_R)
         if self.exchange.codec is not None:

@@ -2,8 +2,8 @@
 
 A collective cannot span programs: it ends in the program that starts it. So the collectives of a
 payload in flight run in the program of the inner steps that follow its send. The first collective
-starts before the loop over the steps, and a barrier holds its raw buffers until after the loop;
-unpacking, decoding and the mean stay in the landing's program. A reduction of two collectives cuts
+starts before the loop over the steps, and a barrier holds its raw buffers until after the loop.
+Unpacking, decoding and the mean stay in the landing's program. A reduction of two collectives cuts
 the loop in two.
 
 Numbers equal those of a landing that does the collectives itself: the same values move, and sums

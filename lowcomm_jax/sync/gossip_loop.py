@@ -2,7 +2,7 @@
 
 A fragment's rounds are counted by its sends. A round's groups follow from its number, so that the
 state holds nothing beside the counters. Once anchors have moved, each region sends its own ahead to
-the partners of the next round and trains on; at the next boundary it waits for pseudo-gradients
+the partners of the next round, and trains on. At the next boundary it waits for pseudo-gradients
 only.
 """
 

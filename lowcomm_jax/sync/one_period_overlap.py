@@ -1,6 +1,6 @@
 """The loop of methods that overlap a whole period (eager, naive delay, DiLoCoX).
 
-At a round's boundary regions send the new pseudo-gradient first; then the payload of the round
+At a round's boundary regions send the new pseudo-gradient first. Then the payload of the round
 before moves the anchor, and every region that sent restarts from the anchor. A region that takes no
 part keeps its values: its progress was not sent and is measured again at the next boundary.
 """

@@ -39,8 +39,8 @@ class BatchBlock(NamedTuple):
 class BlockStager:
     """Groups batches `[R, b, ...]` into blocks of at most `capacity` steps.
 
-    With `microbatch` m the batch may change from step to step: it is cut into b / m microbatches,
-    a block holds at most `capacity` of them, and ends where b changes.
+    With `microbatch` m the batch b may change from step to step, and is cut into b / m
+    microbatches. A block holds at most `capacity` of them, and ends where b changes.
     """
 
     def __init__(self, batches: Iterable[PyTree], capacity: int, microbatch: int | None = None):

@@ -6,8 +6,8 @@ list refusals before any work starts.
 
 GPipe's schedule (`stages.gpipe`, arXiv 1811.06965, section 2) keeps the activations of all M
 microbatches for the backward pass. 1F1B (`one_f_one_b`) keeps the stage's inputs of 2 S - 1 of
-them, with the same bubble, and computes each stage's forward pass twice (`experiments bench
-pipeline` compares them). Stages as in DiLoCoX, arXiv 2506.21263.
+them, with the same bubble, and computes each stage's forward pass twice. `experiments bench
+pipeline` compares them. Stages as in DiLoCoX, arXiv 2506.21263.
 
 Differs from the papers: embedding and output layer are not part of the first and last stage, which
 would then be the slowest. Each stage holds a slice of the vocabulary and works on all microbatches
@@ -60,9 +60,9 @@ class Pipeline:
       mesh: with the axes of `regions.AXES`; its `stage` axis gives S.
       microbatches: M, into which a region's batch is cut.
       routed: in the loss, let every microbatch take a random path through the regions' stages
-        (NoLoCo, arXiv 2506.10911, section 3), so that a stage trains on the data of all regions.
-        Needs GPipe's schedule, and an engine whose regions have a slot of the mesh each and that
-        books the traffic (`hops=`). `logits` takes the fixed path.
+        (NoLoCo, arXiv 2506.10911, section 3). A stage then trains on the data of all regions. Needs
+        GPipe's schedule, and an engine whose regions have a slot of the mesh each and that books
+        the traffic (`hops=`). `logits` takes the fixed path.
       schedule: of the loss's gradients. With 1F1B those of its aux are taken as 0.
       seed: of the permutations that paths are made of (`pipeline_paths.table`).
 
