@@ -13,7 +13,7 @@ one row of a fixed table, which has a permutation for each boundary (`table`):
   share a row. Where the table holds all combinations these are independent too; else they are the
   combinations that the table happens to hold.
 - Up to 4 regions a permutation is any of all R!, equally likely, as in the paper. From 5 regions
-  on it is one of some random ones and their cyclic shifts: any two replicas of neighbouring stages
+  on it is one of some random ones and their cyclic shifts. Any two replicas of neighbouring stages
   are equally likely to meet, but most permutations are never drawn.
 
 A table has at most 24 rows for up to 12 regions, 2 R above. Of S stages a program holds at most

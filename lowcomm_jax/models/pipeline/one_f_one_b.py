@@ -7,9 +7,9 @@ Source: PipeDream-Flush, arXiv 2006.09503, section 2.2 (the schedule of Megatron
 Differs from the source: every device runs the same program, so that in a tick all stages go forward
 through one microbatch and back through another. Stage s goes forward through microbatch m in tick
 m + s and back in tick m + 2 (S - 1) - s. At most 2 S - 1 inputs of a stage are kept, where the
-source keeps S and GPipe M. In the first S - 1 ticks no stage computes backward, and in the last S -
-1 none forward. These ticks are programs of their own, so that the bubble is GPipe's. A stage keeps
-only its inputs, and repeats the forward pass before the backward pass.
+source keeps S and GPipe M. In the first S - 1 ticks no stage computes backward, and in the last
+S - 1 none forward. These ticks are programs of their own, so that the bubble is GPipe's. A stage
+keeps only its inputs, and repeats the forward pass before the backward pass.
 """
 
 from __future__ import annotations
