@@ -36,6 +36,7 @@ def loop(work: Any):
 
 
 def _network(torch, config):
+    """The decoder of `lowcomm_jax.models` in PyTorch: tokens `[B, T]` -> logits `[B, T, V]`."""
     nn, functional = torch.nn, torch.nn.functional
 
     class TorchBlock(nn.Module):

@@ -90,6 +90,7 @@ def _key(effect: Effect) -> tuple[str, Rung]:
 
 
 def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points) -> list[Effect]:
+    """One effect for each rung of a claim that has runs; p-values are not corrected yet."""
     pairs = {
         rung: _pairs(ledger, cells_of(claim, rung, seeds, points))
         for rung, seeds in claim.rungs().items()

@@ -198,6 +198,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
 
 
 def _train(run: Run, checkpoints: Checkpoints, console: Console, quiet: bool, display) -> bool:
+    """Restore or start a run, join the other regions, and train; whether the run is complete."""
     job = run.job
     with leader().together():
         restored = _restore(run, checkpoints)
@@ -302,6 +303,7 @@ def _loop(
     display: Display,
     console: Console,
 ) -> bool:
+    """Open the log at the step of the state, and run the training loop; whether it is complete."""
     extra = restored and restored.extra
     step = restored.step if restored else -1
     late = run.exchange is not None and int(state.counters.step) > max(step, 0)

@@ -71,6 +71,7 @@ class StepRecords:
         return records
 
     def _record(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The `step` record of one row of a history; also counts bytes, skips and stuck steps."""
         events, step = row["events"], row["step"]
         rate = self._rate(row, self.skipped)
         skipped = np.array(row.get("skipped", np.zeros(len(self.sent)))) > 0

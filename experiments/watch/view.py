@@ -119,6 +119,7 @@ def _unknown(record: Mapping[str, Any]) -> bool:
 def _view(
     workdir: Path, logs: Sequence[Log], now: float, changed: float, clock: VirtualClock | None
 ) -> View:
+    """The view of a run (module docstring) from its logs, as of `now`."""
     header = logs[0].header if logs else {}
     jobs = bool(logs) and len(header["here"]) < header["regions"]
     step = max((log.step for log in logs), default=0)
@@ -165,6 +166,7 @@ def _left(logs: Sequence[Log], steps: int) -> float | None:
 
 
 def _regions(logs: Sequence[Log], clock: VirtualClock | None) -> list[dict[str, Any]]:
+    """One row for each region; `link` and `waiting` only where a virtual clock follows the run."""
     report = None if clock is None or clock.now_R.max() <= 0 else clock.report()
     rows = []
     for region in sorted((r for log in logs for r in log.regions.values()), key=lambda r: r.number):

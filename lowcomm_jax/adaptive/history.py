@@ -114,6 +114,7 @@ class AdaptiveHistory:
 
 
 def _rows(segment: Segment) -> Iterator[dict[str, Any]]:
+    """One row a step, as `History.rows` gives; merges and looks stand in the segment's first."""
     numbers, shares = list(segment.shares), list(segment.shares.values())
     each = [share.history.rows() for share in shares]
     rates = [share.rate() for share in shares]

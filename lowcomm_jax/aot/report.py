@@ -231,6 +231,7 @@ def compiler_options(target: Target) -> dict[str, Any] | None:
 def _read(
     found: CompiledProgram, target: Target, shape: Mapping[str, int], resident: int
 ) -> ProgramReport:
+    """What a compiled program needs of one device: `resident` bytes stay there between programs."""
     program, device = parse(found.compiled.as_text()), target.accelerator
     partitions = target.size if target.is_gpu else target.devices_per_slice
     moved = collectives(program, tuple(shape.values()), partitions)

@@ -108,6 +108,7 @@ def materialise(
 
 
 def _write(corpus: Corpus, limit: int | None, folder: Path, progress: Progress | None) -> None:
+    """Write texts, keys, topics and head of a corpus's documents to files of `folder`."""
     digest = hashlib.sha256()
     offset, key, topic = [0], [], []
     number_of: dict[str, int] = {}

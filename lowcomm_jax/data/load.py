@@ -117,6 +117,7 @@ def _summary(
     groups: list[np.ndarray],
     held_out: np.ndarray,
 ) -> dict:
+    """What `load` found, for the header of metrics.jsonl: counts, digests, tokens by region."""
     length_D = tokens.length_D
     by_region = [
         np.concatenate(groups[r * spec.trainers : (r + 1) * spec.trainers])

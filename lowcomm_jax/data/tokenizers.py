@@ -190,6 +190,7 @@ def _train_bpe(documents: Documents, vocab_size: int, progress: Progress | None)
 
 
 def _open_file(name: str, path: Path, eos_token: str | None) -> FileTokenizer:
+    """Read a `tokenizer.json`; ValueError where it is none, or has no end-of-document token."""
     try:
         raw = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

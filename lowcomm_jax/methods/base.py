@@ -222,6 +222,7 @@ class Method:
         return wrong
 
     def _codec_violations(self) -> list[str]:
+        """Codecs that this method cannot use, one line with its fix each."""
         if self.codec is None:
             return []
         if not isinstance(self.codec, Codec):

@@ -232,6 +232,7 @@ def _shape_violations(network: Network) -> list[str]:
 
 
 def _pair_violations(network: Network, off_RxR: np.ndarray) -> list[str]:
+    """Pairs without a usable link, and delays and losses out of range, one line each."""
     names = network.regions
     found = []
     usable_RxR = (network.bandwidth_RxR > 0) & np.isfinite(network.bandwidth_RxR)

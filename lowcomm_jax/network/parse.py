@@ -219,6 +219,7 @@ def _read(path: Path) -> Mapping:
 
 
 def _from_mapping(given: Mapping) -> Network:
+    """The network of a description; raises ViolationsError with all that is wrong with it."""
     spec = {key: value for key, value in given.items() if value is not None}
     found: list[str] = []
     label = f"network {spec.get('name', 'unnamed')!r}"
@@ -358,6 +359,7 @@ def _overrides(links: Any, names, matrices: dict[str, np.ndarray], found: list[s
 def _override(
     where: str, link: Any, names, matrices: dict[str, np.ndarray], found: list[str]
 ) -> None:
+    """Set one entry of `links` in the matrices, or add what is wrong with it to `found`."""
     if not isinstance(link, Mapping):
         found.append(f"{where} is {link!r}: use {_LINK}")
         return

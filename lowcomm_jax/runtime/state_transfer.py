@@ -132,6 +132,7 @@ class StateTransfer:
             return self._publish(step, arrays, document)
 
     def _publish(self, step: int, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> bool:
+        """Write a state for the regions that ask for one; False if all have one by now."""
         asking = self.asking()
         key = self._free(step, asking)
         if key is None:

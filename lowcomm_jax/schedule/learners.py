@@ -264,6 +264,7 @@ class _Rounds:
             self.closes.append(found.closes)
 
     def _next(self) -> Round:
+        """The next round: when it opens, has its quorum, closes and lands, and whom it admits."""
         schedule, k = self.schedule, len(self.rounds)
         gap = schedule.gap(k)
         opens = gap + (self.rounds[-1].opens if k else 0)

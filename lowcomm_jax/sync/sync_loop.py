@@ -225,6 +225,7 @@ class SyncLoop:
         return self._send(state, p, step, mask, events, flight_key(p, step))
 
     def _send(self, state, p: int, step: int, mask, events: list[Event], key: str) -> TrainState:
+        """Encode the pseudo-gradient of fragment p, book it, and put it in flight under `key`."""
         if not mask.any() and not self.sends_empty:
             return state
         with_snapshot = self._lands_by_rule[p] and bool((self._delay > 0).any())
