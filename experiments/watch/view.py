@@ -119,7 +119,7 @@ def _unknown(record: Mapping[str, Any]) -> bool:
 def _view(
     workdir: Path, logs: Sequence[Log], now: float, changed: float, clock: VirtualClock | None
 ) -> View:
-    """The view of a run (module docstring) from its logs, as of `now`."""
+    """The view of a run that `look` gives, of logs as they are at `now`."""
     header = logs[0].header if logs else {}
     jobs = bool(logs) and len(header["here"]) < header["regions"]
     step = max((log.step for log in logs), default=0)
