@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.matrix import first_column, matrix_shape
@@ -35,10 +34,9 @@ from lowcomm_jax.compression.windows import Windows
 from lowcomm_jax.mesh.regions import REGION, Regions, axis_names
 from lowcomm_jax.mesh.stages import STAGE, stage_axis
 from lowcomm_jax.params.fragments import path_name
-from lowcomm_jax.params.sharding import SpecFn
+from lowcomm_jax.params.sharding import NEAR_SCALAR, SpecFn, leaf_of
 
 PyTree = Any
-_NEAR_SCALAR = 64  # values of a state that may be whole on every device: counters, random keys
 
 
 class RowPlan(NamedTuple):
@@ -173,9 +171,9 @@ class Rows:
         cut = any(self._names(spec, dim) for spec in inside for dim in range(len(spec)))
 
         def one(path, x):
-            name, shape = _leaf_of(path, state, like), x.shape[len(front) :]
+            name, shape = leaf_of(path, state, like), x.shape[len(front) :]
             if name is None:
-                if cut and math.prod(shape) > _NEAR_SCALAR:
+                if cut and math.prod(shape) > NEAR_SCALAR:
                     raise ValueError(self._homeless(path, shape))
                 return P(*front)
             if own[name].shape == shape:
@@ -303,29 +301,6 @@ class Rows:
         columns = [treedef.flatten_up_to(one) for one in rest]
         rows = [fn(path_name(p), x, *row) for (p, x), *row in zip(with_path, *columns)]
         return treedef.unflatten(rows)
-
-
-def _leaf_of(path: tuple, state: PyTree, like: PyTree) -> str | None:
-    """The leaf that an array of a codec's state belongs to; None = to none.
-
-    By the leaf's name on its path, or by its place in a sequence of as many entries as leaves.
-    """
-    names = [key.key for key in path if isinstance(key, DictKey) and key.key in like]
-    if names:
-        return names[-1]
-    node = state
-    for key in path:
-        if isinstance(key, SequenceKey):
-            if len(node) == len(like):
-                return sorted(like)[key.idx]
-            node = node[key.idx]
-        elif isinstance(key, DictKey):
-            node = node[key.key]
-        elif isinstance(key, GetAttrKey):
-            node = getattr(node, key.name)
-        else:
-            return None
-    return None
 
 
 def _swap(x: jax.Array, plan: RowPlan, back: bool) -> jax.Array:

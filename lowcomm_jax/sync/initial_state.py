@@ -17,7 +17,7 @@ from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.offload import stow
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.params import fragments as fragmentation
-from lowcomm_jax.params.sharding import leaf_shardings, optimizer_shardings
+from lowcomm_jax.params.sharding import leaf_shardings, optimizer_shardings, rule_shardings
 from lowcomm_jax.state.channel_flights import ChannelFlights
 from lowcomm_jax.state.train_state import Inner, SyncCounters, TrainState
 from lowcomm_jax.sync.channel_exchange import initial_flights
@@ -45,7 +45,10 @@ def initial_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         received=_received(programs, layout.select(params, "train")),
         outer=_outer(programs, anchor),
         codec=codec_states(programs),
-        landing=tuple(_stack(programs, s) for s in _landing_states(programs)),
+        landing=tuple(
+            _stack(programs, *one)
+            for one in zip(_landing_states(programs), landing_shardings(programs))
+        ),
         rate=place(np.zeros(k, np.float32), shared),
         in_flight={},
         counters=_counters(programs),
@@ -86,11 +89,12 @@ def _spread(tree: PyTree, count: int, shardings: PyTree, dtype: Any = None) -> P
     return jax.tree.map(lambda x, out: _copies(count, dtype, out)(x), tree, shardings)
 
 
-def _stack(programs: RoundPrograms, tree: PyTree) -> PyTree:
-    """The same values in every region, leaves `[R, ...]`."""
+def _stack(programs: RoundPrograms, tree: PyTree, out: PyTree = None) -> PyTree:
+    """The same values in every region, leaves `[R, ...]`; `out` = None: whole on its devices."""
     regions = programs.config.regions
-    shardings = jax.tree.map(lambda _: regions.sharding(REGION), tree)
-    return _spread(tree, regions.count, shardings)
+    if out is None:
+        out = jax.tree.map(lambda _: regions.sharding(REGION), tree)
+    return _spread(tree, regions.count, out)
 
 
 def anchor_axis(programs: RoundPrograms) -> tuple[int, str | None]:
@@ -163,7 +167,7 @@ def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
         k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in programs.fragments.shapes.items()
     }
     rule = programs.config.method.servers.outer
-    outer = optimizer_shardings(rule, like, specs, regions, None)
+    outer = rule_shardings("servers.outer", rule, like, specs, regions, None)
     # What a server's codec keeps lies in every region, and whole.
     own = regions.sharding(None)
     others = {"outer": outer, "codec": own}
@@ -253,7 +257,7 @@ def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         frozen=_placed(state.frozen, regions.sharding()),
         counters=_counters(programs),
         received=_placed(state.received, received),
-        landing=_placed(state.landing, regions.sharding(REGION)),
+        landing=tuple(_placed(*one) for one in zip(state.landing, landing_shardings(programs))),
         anchor=anchor,
         outer=outer,
         channels={name: _channel(programs, f) for name, f in state.channels.items()},
@@ -286,13 +290,27 @@ def outer_shardings(programs: RoundPrograms) -> list[PyTree]:
         like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in cut.like(0).items()}
         trees = layout.tree(like), layout.tree(programs.specs)
         return [optimizer_shardings(config.inner, *trees, config.regions, axis)]
-    found = []
-    for p in range(len(cut)):
-        like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in cut.like(p).items()}
-        specs = {name: programs.specs[name] for name in like}
-        rule = programs.config.method.outer_of(p)
-        found.append(optimizer_shardings(rule, like, specs, programs.config.regions, axis))
-    return found
+    method = config.method
+    return [
+        _rule_shardings(programs, "outer", method.outer_of(p), p, axis) for p in range(len(cut))
+    ]
+
+
+def landing_shardings(programs: RoundPrograms) -> list[PyTree]:
+    """Shardings of each fragment's landing state `[R, ...]`."""
+    rules = [programs.config.method.landing_of(p) for p in range(len(programs.fragments))]
+    return [
+        () if rule is None else _rule_shardings(programs, "landing", rule, p, REGION)
+        for p, rule in enumerate(rules)
+    ]
+
+
+def _rule_shardings(programs: RoundPrograms, name: str, rule, p: int, lead: str | None) -> PyTree:
+    """`rule_shardings` on the leaves of fragment p."""
+    shapes = programs.fragments.like(p)
+    like = {k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in shapes.items()}
+    specs = {leaf: programs.specs[leaf] for leaf in like}
+    return rule_shardings(name, rule, like, specs, programs.config.regions, lead)
 
 
 def region_batch(programs: RoundPrograms, batch: PyTree) -> PyTree:
