@@ -42,7 +42,7 @@ BITS = {
     COSINE: 32.0 * (12 + 32) / 4096.0,
 }
 LOW_RANK = "low_rank_int4"
-PARTIAL = (LOW_RANK, SPARSE, COSINE)  # a mean of such payloads is not sent on as another
+PARTIAL = (LOW_RANK, SPARSE, COSINE)  # the mean of such payloads is not encoded again
 CODECS = (*BITS, LOW_RANK)
 ONE_PERIOD, AUTO = "period", "auto"
 DATA_PARALLEL, DILOCO = "data_parallel", "diloco"
@@ -350,6 +350,6 @@ def plan_method(spec: str | Mapping) -> PlanMethod:
         found.append("a method needs a preset or a name")
     raise_all(f"method {name!r}", found)
     tau = fields.get("tau")
-    if isinstance(tau, str) and tau.isdecimal():  # a field that held "auto" takes text only
+    if isinstance(tau, str) and tau.isdecimal():  # a field of a config that held "auto" takes text alone
         fields["tau"] = int(tau)
     return replace(planned(base), **fields) if base else PlanMethod(**fields)
