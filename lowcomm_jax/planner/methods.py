@@ -350,6 +350,6 @@ def plan_method(spec: str | Mapping) -> PlanMethod:
         found.append("a method needs a preset or a name")
     raise_all(f"method {name!r}", found)
     tau = fields.get("tau")
-    if isinstance(tau, str) and tau.isdecimal():  # a field of a config that held "auto" takes text alone
+    if isinstance(tau, str) and tau.isdecimal():  # a config field that held "auto" takes text alone
         fields["tau"] = int(tau)
     return replace(planned(base), **fields) if base else PlanMethod(**fields)
