@@ -4,7 +4,7 @@ In: any pytree of arrays. Out:
 
 - `layout`: a `Layout` gives every leaf a name and a role (trained, frozen, local, averaged);
 - `fragments`: `Fragments` cuts the trained leaves into parts; one fragment travels at a time;
-- `sharding`: where parameters and optimizer state lie inside a region.
+- `sharding`: where parameters, optimizer state and states of rules lie inside a region.
 """
 
 from lowcomm_jax.params.fragments import Fragments, partition

@@ -1,4 +1,4 @@
-"""Shardings of parameters and optimizer state inside a region."""
+"""Shardings inside a region: of parameters, optimizer state, and states of a method's rules."""
 
 from __future__ import annotations
 
