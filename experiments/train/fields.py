@@ -87,19 +87,21 @@ def method_descriptions(method: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _part_docstring(key: str, section: Mapping[str, Any]) -> str:
-    """What describes the settings of a part that a method section has as a section of its own."""
-    if key in ("adaptive", "taylor"):
-        makers: list[Any] = [AdaGradCmp if key == "adaptive" else landing.taylor_delay_correction]
-    else:
-        part = parts.PARTS["codec" if key == "global_codec" else key]
-        found, _ = problems_of(lambda: parts.find(part, section.get("name"), key))
-        makers = [found[0] if isinstance(found, tuple) else found]
-        makers += [registry.make] if part is parts.PARTS["codec"] else []
+    """What describes the settings of a keyword that has a section of its own; "" = not known."""
+    known = {"adaptive": AdaGradCmp, "taylor": landing.taylor_delay_correction}
+    part = parts.PARTS.get("codec" if key == "global_codec" else key)
+    if part is None:
+        return _docstring(known.get(key))
+    found, _ = problems_of(lambda: parts.find(part, section.get("name"), key))
+    makers = [found[0] if isinstance(found, tuple) else found]
+    makers += [registry.make] if part is parts.PARTS["codec"] else []
     return "\n\n".join(map(_docstring, makers))
 
 
 def _docstring(maker: Any) -> str:
     """The docstring of a function, or those of a class and of what it extends, its own last."""
+    if maker is None:
+        return ""
     maker = maker.func if isinstance(maker, functools.partial) else maker
     described = reversed(maker.__mro__) if isinstance(maker, type) else (maker,)
     return "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in described)

@@ -70,6 +70,13 @@ def test_a_part_says_what_it_decides_and_its_names():
     assert "taylor_delay_correction" in found["landing"]
 
 
+def test_methods_and_parts_of_ones_own_need_no_docstring():
+    method = {"name": "own_parts:plain", "period": 3, "mine": {"a": 1}, "codec": {"k": 1}}
+    found = method_descriptions({**method, "outer": {"name": "own_parts:drag", "rate": 1.0}})
+    assert found["outer.name"].startswith("how the anchor moves")
+    assert not {"period", "mine", "mine.a", "outer.rate"} & set(found)
+
+
 def test_help_knows_the_config_it_is_given(capsys):
     assert main(["train", "--help", "--config=configs/noloco.py", "--config.steps=7"]) == 0
     shown = capsys.readouterr().out
