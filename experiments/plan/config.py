@@ -102,16 +102,11 @@ def _compile_violations(
     fields: Mapping[str, Any], model: PlanModel, network: Network | None
 ) -> list[str]:
     """Why the compiler cannot be asked; imports its modules, which is slow, only if needed."""
-    mesh, tokens = fields["mesh"], fields["microbatch_tokens"]
-    if mesh.get("stage", 1) == 1:
-        from experiments.plan.compile import compile_violations
-
-        return compile_violations(model, mesh, tokens)
-    from experiments.plan.stages import staged_violations
+    from experiments.plan.compile import compile_violations
 
     regions, schedule = 1 if network is None else network.size, fields["pipeline_schedule"]
-    per_step = fields.get("tokens_per_step", 0)
-    return staged_violations(model.name, regions, mesh, tokens, per_step, schedule)
+    tokens, per_step = fields["microbatch_tokens"], fields.get("tokens_per_step", 0)
+    return compile_violations(model, regions, fields["mesh"], tokens, per_step, schedule)
 
 
 def _number_violations(fields: Mapping[str, Any]) -> list[str]:

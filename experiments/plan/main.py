@@ -73,9 +73,7 @@ def main(
         best, tried, left_out = search(work, fields["loss_bound"], progress=shown.at)
     comparisons = COMPARISONS[fields["published"]]()
     seconds = time.perf_counter() - started
-    compiled = None
-    if fields["compile"]:
-        compiled = _compiled(request)
+    compiled = _compiled(request) if fields["compile"] else None
     result = {
         "name": fields["name"],
         "notes": fields["notes"],
@@ -132,15 +130,10 @@ def _plain(spec: Any) -> Any:
 
 def _compiled(request: PlanRequest) -> dict:
     """The compiler's figures; imports its modules, which is slow, only if needed."""
-    work, name = request.work, request.model.name
-    if work.mesh.get("stage", 1) == 1:
-        from experiments.plan.compile import compiled_bytes
+    from experiments.plan.compile import compiled_bytes
 
-        return compiled_bytes(name, work.mesh, work.microbatch_tokens, work.remat)
-    from experiments.plan.stages import staged_bytes
-
-    schedule = request.fields["pipeline_schedule"]
-    return staged_bytes(name, request.work, _rank(request.methods), schedule)
+    schedule, rank = request.fields["pipeline_schedule"], _rank(request.methods)
+    return compiled_bytes(request.model.name, request.work, rank, schedule)
 
 
 def _rank(rows: Sequence[PlanMethod]) -> int:

@@ -58,35 +58,27 @@ def _show_best(result: dict, console: Console) -> None:
 
 
 def show_compiled(compiled: dict | None, rows: Sequence[PlanRow], console: Console) -> None:
-    """Print the compiler's figure of the inner step (no anchor, no payload) beside ours."""
+    """Print the compiler's figures; without stages beside what is planned for the inner step."""
     if compiled is None:
         return
-    if "pipeline" in compiled:
-        return _show_stages(compiled, console)
-    gigabytes = {k: f"{v / 1e9:.3g} GB" for k, v in compiled.items() if k != "device"}
-    inner = sum(rows[0].memory.state[what] for what in INNER_BYTES)
-    ours = inner + rows[0].memory.estimates["activations"]
-    console.print(
-        f"one inner step, compiled for {compiled['device']}: {gigabytes['total']} a device "
-        f"(arguments {gigabytes['arguments']}, temporaries {gigabytes['temporaries']}); planned: "
-        f"{ours / 1e9:.3g} GB (exact state {inner / 1e9:.3g} GB, the rest estimated)"
-    )
-
-
-def _show_stages(compiled: dict, console: Console) -> None:
-    """Print the compiler's figures of DiLoCoX in stages: state included, nothing estimated."""
-    console.print(
-        "{stages} stages of {blocks_per_stage} blocks, {microbatches} microbatches ({schedule}): "
-        "bubble {bubble:.1%}, padding {padding:.1%} of the parameters".format(
-            **compiled["pipeline"]
+    if compiled["pipeline"] is not None:
+        text = (
+            "{stages} stages of {blocks_per_stage} blocks, {microbatches} microbatches "
+            "({schedule}): bubble {bubble:.1%}, padding {padding:.1%} of the parameters"
         )
-    )
-    names = {"inner": "inner step", "send": "send", "move": "landing"}
-    for key, name in names.items():
-        gigabytes = {k: f"{v / 1e9:.3g} GB" for k, v in compiled[key].items()}
+        console.print(text.format(**compiled["pipeline"]))
+    for name, parts in compiled["programs"].items():
+        gigabytes = {k: f"{v / 1e9:.3g} GB" for k, v in parts.items()}
         console.print(
             f"{name}, compiled for {compiled['device']}: {gigabytes['total']} a device (arguments "
             f"{gigabytes['arguments']}, temporaries {gigabytes['temporaries']})"
+        )
+    if compiled["pipeline"] is None:
+        inner = sum(rows[0].memory.state[what] for what in INNER_BYTES)
+        ours = inner + rows[0].memory.estimates["activations"]
+        console.print(
+            f"planned for the inner step: {ours / 1e9:.3g} GB (exact state {inner / 1e9:.3g} GB, "
+            "the rest estimated)"
         )
 
 

@@ -9,7 +9,8 @@ import sys
 import jax
 import pytest
 
-from experiments.plan.stages import staged_bytes, staged_violations
+from experiments.plan.compile import compile_violations, compiled_bytes
+from experiments.plan.model import read_model
 from lowcomm_jax.network import uniform
 from lowcomm_jax.planner.plan import Workload
 from lowcomm_jax.planner.shapes import MODELS
@@ -29,27 +30,28 @@ def workload(mesh, **changes):
 @pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
 def test_a_stage_holds_its_part_of_both_optimizers():
     with jax.numpy_dtype_promotion("standard"):
-        found = staged_bytes("nano", workload({"stage": 2}), rank=4)
+        found = compiled_bytes("nano", workload({"stage": 2}), rank=4)
     assert found["pipeline"]["stages"] == 2 and found["pipeline"]["microbatches"] == 4
     # nano: 4 blocks and a tied table of 256 x 128, none of it padded, halved; the rest are tokens,
     # counters, seeds and weights.
     blocks = 4 * (4 * 128 * 128 + 3 * 128 * 448 + 2 * 128)
     held = 4 * (blocks + 256 * 128 + 128) / 2
-    assert held * 3 <= found["inner"]["arguments"] < held * 3 + 4096
+    assert held * 3 <= found["programs"]["inner step"]["arguments"] < held * 3 + 4096
     # Parameters, anchor, residual, and the warm bases of rank 4.
-    assert held * 3 < found["send"]["arguments"] < held * 3.3
+    assert held * 3 < found["programs"]["send"]["arguments"] < held * 3.3
     # Anchor and momentum, the other region's payload and one's own.
-    assert held * 2 < found["move"]["arguments"] < held * 2.3
+    assert held * 2 < found["programs"]["anchor update"]["arguments"] < held * 2.3
 
 
 def test_what_cannot_be_compiled_is_refused():
-    found = staged_violations("nano", 2, {"stage": 5, "fsdp": 4}, 0, 1e6)
+    found = compile_violations(read_model("nano"), 2, {"stage": 5, "fsdp": 4}, 0, 1e6)
     for part in ("5 stages for 4 blocks", "are 40 devices, here are", "microbatch_tokens is 0"):
         assert any(part in line for line in found), found
-    found = staged_violations("nano", 2, {"stage": 2}, 64, 1e6, "zb")
+    found = compile_violations(read_model("nano"), 2, {"stage": 2}, 64, 1e6, "zb")
     assert found == ["pipeline_schedule: schedule 'zb' is unknown: use gpipe or 1f1b"]
-    assert "less than a microbatch" in staged_violations("nano", 2, {"stage": 2}, 2048, 2048.0)[0]
-    assert "needs a program" in staged_violations("1t", 2, {"stage": 2}, 2048, 1e6)[0]
+    found = compile_violations(read_model("nano"), 2, {"stage": 2}, 2048, 2048.0)
+    assert "less than a microbatch" in found[0]
+    assert "needs a program" in compile_violations(read_model("1t"), 2, {"stage": 2}, 2048, 1e6)[0]
 
 
 @pytest.mark.slow
@@ -58,11 +60,12 @@ def test_1f1b_needs_less_in_the_inner_step_alone():
     # Enough tokens for activations, not the optimizer, to need the most.
     work = workload({"stage": 2}, microbatch_tokens=1024, tokens_per_step=2 * 16 * 1024.0)
     with jax.numpy_dtype_promotion("standard"):
-        found = {s: staged_bytes("nano", work, 4, s) for s in ("gpipe", "1f1b")}
+        found = {s: compiled_bytes("nano", work, 4, s) for s in ("gpipe", "1f1b")}
     assert found["1f1b"]["pipeline"]["schedule"] == "1f1b"
-    used = {s: found[s]["inner"]["temporaries"] for s in found}
+    used = {s: found[s]["programs"]["inner step"]["temporaries"] for s in found}
     assert used["1f1b"] < used["gpipe"]
-    assert found["1f1b"]["move"] == found["gpipe"]["move"]
+    one, other = (found[s]["programs"]["anchor update"] for s in ("1f1b", "gpipe"))
+    assert one == other
 
 
 @pytest.mark.slow
@@ -78,7 +81,8 @@ def test_the_107b_configuration_lowers_on_sixteen_virtual_devices(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.search(r"8 stages of 10\s+blocks, 8 microbatches", done.stdout)
     compiled = json.loads((tmp_path / "plan.json").read_text())["compiled"]
+    programs = compiled["programs"]
     assert compiled["pipeline"]["padding"] < 0.03  # 78 blocks in 8 x 10
     # Parameters and two moments: 12 bytes of an eighth of 111e9, padding included.
-    assert compiled["inner"]["arguments"] == pytest.approx(12 * 111.2e9 / 8, rel=0.01)
-    assert compiled["move"]["arguments"] < compiled["inner"]["arguments"]
+    assert programs["inner step"]["arguments"] == pytest.approx(12 * 111.2e9 / 8, rel=0.01)
+    assert programs["anchor update"]["arguments"] < programs["inner step"]["arguments"]
