@@ -16,6 +16,7 @@ from experiments.cli import (
     closest,
     flag_problems,
     load_config,
+    refuse_any,
     refuse_foreign,
     split_config,
 )
@@ -126,8 +127,7 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
         problems.append(f"--config is missing: give --config=configs/{command}/....py")
         raise RefusedError(problems, command)
     config, found = load_config(path, overrides)
-    if problems + found:
-        raise RefusedError(problems + found, command)
+    refuse_any(problems + found, command)
     refuse_foreign(config, path, command)
     name = f"{command}-{Path(path.partition(':')[0]).stem}" if named else command
     try:

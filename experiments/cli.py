@@ -70,6 +70,19 @@ def problems_of(build: Callable[[], Any], prefix: str = "") -> tuple[Any, list[s
         return None, [prefix + item for item in items or [" ".join(lines)]]
 
 
+def refuse_any(problems: Sequence[str], title: str = "cannot start") -> None:
+    """Raise `RefusedError` where there are problems."""
+    if problems:
+        raise RefusedError(problems, title)
+
+
+def made_or_refused(build: Callable[[], Any], title: str, prefix: str = "") -> Any:
+    """Give what `build()` returns; its ValueError or TypeError becomes a `RefusedError`."""
+    made, problems = problems_of(build, prefix)
+    refuse_any(problems, title)
+    return made
+
+
 def closest(name: str, known: Sequence[str]) -> str:
     """`; did you mean X?` for a near miss, else the known names."""
     found = difflib.get_close_matches(name, known, n=2, cutoff=0.6)

@@ -9,17 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.shape import (
-    count,
-    fields,
-    items,
-    list_of,
-    number,
-    or_none,
-    section,
-    text,
-    whole,
-)
+from experiments.shape import count, fields, items, list_of, number, or_none, section, text, whole
 
 VERSION = 1
 # What every reader of a run needs of its records, by their kind.

@@ -24,7 +24,7 @@ import lowcomm_jax as lc
 from experiments.bench import events, gossip, torch_loop, trainers
 from experiments.bench.timing import interleave, median, ratio
 from experiments.bench.work import SIZES, EngineRow, engine_loop, make_work, plain_loop
-from experiments.cli import Flags, RefusedError, flag_problems
+from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.progress import tracked
 
 
@@ -131,8 +131,7 @@ def main(argv: Sequence[str]) -> int:
     problems = flag_problems("bench engine", argv, values, __doc__)
     if values.size not in SIZES:
         problems.append(f"--size={values.size}: use {' or '.join(SIZES)}")
-    if problems:
-        raise RefusedError(problems, "bench engine")
+    refuse_any(problems, "bench engine")
     size, repeats = values.size, values.repeats
     parts = {
         "throughput": lambda: throughput(size, repeats, values.torch),

@@ -30,7 +30,7 @@ from rich.table import Table
 import lowcomm_jax as lc
 from experiments.bench.engine import machine
 from experiments.bench.timing import interleave, median
-from experiments.cli import Flags, RefusedError, flag_problems
+from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.progress import tracked
 from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.hlo import parse
@@ -167,8 +167,7 @@ def main(argv: Sequence[str]) -> int:
     problems = flag_problems("bench gpu", argv, values, __doc__)
     if values.repeats < 1:
         problems.append(f"--repeats={values.repeats}: at least 1 is needed")
-    if problems:
-        raise RefusedError(problems, "bench gpu")
+    refuse_any(problems, "bench gpu")
     cases = ON_PROCESSORS if jax.default_backend() == "cpu" else ON_CARDS
     shown = tracked(cases, "bench gpu", lambda case: f"{case.preset}, {case.regions} regions")
     rows, error = [measure(case, values.repeats) for case in shown], attention_error()

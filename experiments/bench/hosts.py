@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, flag_problems
+from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.metrics import read_records
 from experiments.processes import ended_at_last, free_port, start
 from experiments.progress import tracked
@@ -45,8 +45,7 @@ def main(argv: Sequence[str]) -> int:
         for name, least in (("steps", 60), ("batch", 1), ("repeats", 1))
         if getattr(values, name) < least
     ]
-    if problems:
-        raise RefusedError(problems, "bench hosts")
+    refuse_any(problems, "bench hosts")
     console = Console()
     given = [
         f"--config={values.config}",

@@ -23,7 +23,7 @@ from rich.table import Table
 
 import lowcomm_jax as lc
 from experiments.bench.timing import interleave, median
-from experiments.cli import Flags, RefusedError, flag_problems
+from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.progress import tracked
 from experiments.train.header import machine
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
@@ -118,8 +118,7 @@ def main(argv: Sequence[str]) -> int:
     if not all(count.isdecimal() and int(count) > 0 for count in counts):
         problems.append(f"--microbatches={values.microbatches}: give whole numbers: 8,16")
     problems += _unfit(values.stages)
-    if problems:
-        raise RefusedError(problems, "bench pipeline")
+    refuse_any(problems, "bench pipeline")
     each = tracked(counts, "bench pipeline: microbatches", str)
     found = [row for n in each for row in rows(values.stages, int(n), values.repeats)]
     show(found)

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.bench import netem
-from experiments.cli import Flags, RefusedError, flag_problems
+from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.processes import ended_at_last, start
 from experiments.progress import tracked
 from lowcomm_jax import exchange
@@ -50,8 +50,7 @@ def main(argv: Sequence[str]) -> int:
     wrong += [] if values.repeats > 0 else [f"--repeats={values.repeats}: give at least 1"]
     if any(rates):
         wrong += netem.problems()
-    if wrong:
-        raise RefusedError(wrong, "bench transfer")
+    refuse_any(wrong, "bench transfer")
     table = Table(title="payloads from job to job")
     for heading in ("Mbit/s", "transport", "MiB", "seconds", "MB/s"):
         table.add_column(heading, justify="left" if heading == "transport" else "right")

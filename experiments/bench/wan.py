@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.bench import links, netem
-from experiments.cli import Flags, RefusedError, flag_problems
+from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.progress import tracked
 from lowcomm_jax.network import Jitter, VirtualClock, every_step, uniform
 from lowcomm_jax.network.randomness import generator
@@ -96,8 +96,7 @@ def main(argv: Sequence[str]) -> int:
     values = options.values
     problems = flag_problems("bench wan", argv, values, __doc__)
     rates, methods, wrong = _chosen(values)
-    if problems + wrong:
-        raise RefusedError(problems + wrong, "bench wan")
+    refuse_any(problems + wrong, "bench wan")
     console = Console()
     measure(console=console)
     missing = netem.problems()

@@ -33,9 +33,9 @@ from experiments.campaign.run import train_cell
 from experiments.campaign.show import excluded_lines, left_table, line_of
 from experiments.cli import (
     Flags,
-    RefusedError,
     flag_problems,
     load_config,
+    refuse_any,
     refuse_foreign,
     split_config,
 )
@@ -76,8 +76,7 @@ def main(argv: Sequence[str]) -> int:
     problems += found
     if values.core_hours is not None and not values.core_hours > 0:
         problems.append(f"--core_hours={values.core_hours}: must be positive")
-    if problems:
-        raise RefusedError(problems, TITLE)
+    refuse_any(problems, TITLE)
     only = None if values.only is None else values.only.split(",")
     campaign = plan(config, only, values.until)
     ledger = read(campaign)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import RefusedError, closest, load_config, problems_of
+from experiments.cli import RefusedError, closest, load_config, problems_of, refuse_any
 from experiments.config import plain
 from experiments.sweep.space import points
 from lowcomm_jax.data.config import SHARDINGS
@@ -145,8 +145,7 @@ def plan(config: Any, only: Sequence[str] | None = None, until: str | None = Non
             continue
         claims[name], found = _claim(name, entry, fields)
         problems += found
-    if problems:
-        raise RefusedError(problems, TITLE)
+    refuse_any(problems, TITLE)
     sizes = {n: Size(n, s["params"], s["batch"], s["set"]) for n, s in fields["sizes"].items()}
     return Campaign(
         title=fields["title"],

@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.campaign.cells import Cell, digest_of, fields_of, record_path
 from experiments.campaign.plan import Campaign
-from experiments.cli import RefusedError
+from experiments.cli import refuse_any
 
 VERSION = 1
 LARGEST_BYTES = 100_000
@@ -121,8 +121,7 @@ def read(campaign: Campaign) -> Records:
             problems.append(f"{file} is of version {version}, this program reads {VERSION}")
         else:
             records.append((file.name, record))
-    if problems:
-        raise RefusedError(problems, "cannot read the records")
+    refuse_any(problems, "cannot read the records")
     return Records(campaign, records)
 
 

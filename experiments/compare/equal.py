@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.cli import RefusedError
+from experiments.cli import refuse_any
 from experiments.compare.plan import BUDGETED, TITLE, Comparison, RunSpec
 from experiments.compare.runs import error_of, finished, run_all
 from experiments.report.html_data import bytes_at
@@ -48,8 +48,7 @@ def budgeted(comparison: Comparison, console: Console) -> Comparison | None:
         for name, run in pilots.items()
         if not finished(run.workdir)
     ]
-    if failed:
-        raise RefusedError(failed, TITLE)
+    refuse_any(failed, TITLE)
     logs = {name: read_run(run.workdir) for name, run in pilots.items()}
     steps = _steps(comparison, logs)
     for name, count in steps.items():
@@ -105,8 +104,7 @@ def _steps(comparison: Comparison, logs: Mapping[str, RunLog]) -> dict[str, int]
                 f"costs: give {base} more steps"
             )
         steps[name] = whole
-    if problems:
-        raise RefusedError(problems, TITLE)
+    refuse_any(problems, TITLE)
     return steps
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import RefusedError, closest, load_config, problems_of
+from experiments.cli import RefusedError, closest, load_config, problems_of, refuse_any
 from experiments.config import plain
 from experiments.report.virtual import Pace
 from experiments.train.job import Job
@@ -85,8 +85,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
     """
     fields, problems = _of_size(plain(config))
     problems += _own_problems(fields)
-    if problems:
-        raise RefusedError(problems, TITLE)
+    refuse_any(problems, TITLE)
     folder, seeds = Path(workdir), tuple(fields["seeds"])
     variants, jobs, runs = tuple(fields["variants"]), {}, []
     for name in variants:
@@ -98,8 +97,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
     problems += _unlike(jobs, fields["equal"])
     networks, found = _networks(fields, jobs)
     problems += found
-    if problems:
-        raise RefusedError(problems, TITLE)
+    refuse_any(problems, TITLE)
     order = {name: i for i, name in enumerate(variants)}
     return Comparison(
         config=fields,

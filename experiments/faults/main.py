@@ -30,7 +30,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.cli import Flags, RefusedError, parse_flags, show_help, split_config
+from experiments.cli import Flags, parse_flags, refuse_any, show_help, split_config
 from experiments.faults import happened
 from experiments.faults.fault import Fault
 from experiments.faults.random_scripts import RANDOM, at_random, read_random
@@ -73,8 +73,7 @@ def main(argv: Sequence[str]) -> int:
     problems += ["--count: at least 1"] if count < 1 else []
     if not problems:
         problems += read_random(f"{RANDOM}{seed}:{count}", regions, steps)[1]
-    if problems:
-        raise RefusedError(problems, "faults")
+    refuse_any(problems, "faults")
     workdir = Path(values.workdir or f"runs/faults-{seed}").absolute()
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ALIKE}".strip()
     console = Console(highlight=False, soft_wrap=True, markup=False)

@@ -21,7 +21,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
+from experiments.cli import (
+    Flags,
+    RefusedError,
+    flag_problems,
+    load_config,
+    refuse_any,
+    split_config,
+)
 from experiments.progress import tracked
 from lowcomm_jax.network.errors import above_zero, not_negative, raise_all, whole
 from lowcomm_jax.planner.goodput import (
@@ -77,8 +84,7 @@ def main(argv: Sequence[str]) -> int:
     values = options.values
     problems = flag_problems("plan", others, values, __doc__)
     config, found = load_config(path or DEFAULT, overrides)
-    if problems + found:
-        raise RefusedError(problems + found, "plan")
+    refuse_any(problems + found, "plan")
     try:
         answer(config.to_dict(), values.workdir, Console())
     except ValueError as error:

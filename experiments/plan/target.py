@@ -22,7 +22,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
+from experiments.cli import (
+    Flags,
+    RefusedError,
+    flag_problems,
+    load_config,
+    made_or_refused,
+    refuse_any,
+    split_config,
+)
 from experiments.progress import Work
 
 if TYPE_CHECKING:
@@ -47,8 +55,7 @@ def main(argv: Sequence[str]) -> int:
         problems.append("which run? give --config=configs/diloco.py (or another training config)")
         raise RefusedError(problems, "plan")
     config, found = load_config(path, overrides)
-    if problems + found:
-        raise RefusedError(problems + found, "plan")
+    refuse_any(problems + found, "plan")
     from experiments.train.checks import fit_warm_up
     from lowcomm_jax.aot.programs import TooLargeError
 
@@ -75,7 +82,6 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
     import jax
     import numpy as np
 
-    from experiments.cli import problems_of
     from experiments.train.job import abstract_params, make_engine, make_model
     from experiments.train.resolve import resolve
     from lowcomm_jax.aot import Target, ahead_of_time
@@ -85,9 +91,7 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
     if "methods" in config:
         fix = "give a training config, such as configs/diloco.py"
         raise RefusedError([f"--target compiles the programs of a run: {fix}"], "plan")
-    target, problems = problems_of(lambda: Target.parse(name))
-    if problems:
-        raise RefusedError(problems, "plan")
+    target = made_or_refused(lambda: Target.parse(name), "plan")
     try:
         assert target.devices
     except RuntimeError as error:
@@ -99,9 +103,7 @@ def compiled(config, name: str) -> tuple[Job, AheadOfTime]:
             tokenizer = load(job.data, progress=work.at)[2]
         model_config = dataclasses.replace(model_config, vocab_size=tokenizer.vocab_size)
     model = make_model(job, model_config)
-    engine, problems = problems_of(lambda: plain_engine(make_engine(job, model)))
-    if problems:
-        raise RefusedError(problems, "plan")
+    engine = made_or_refused(lambda: plain_engine(make_engine(job, model)), "plan")
     length = job.data.seq_len
     batch = {"tokens": jax.ShapeDtypeStruct((job.batch, length + 1), np.int32)}
     devices = job.mesh.size // job.mesh.shape["region"]

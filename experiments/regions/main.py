@@ -36,6 +36,7 @@ from experiments.cli import (
     RefusedError,
     load_config,
     parse_flags,
+    refuse_any,
     refuse_foreign,
     split_config,
 )
@@ -142,8 +143,7 @@ def _check(path: str, shared, workdir: Path, problems: list[str]) -> tuple[Job, 
         job = resolve(config, workdir / "region0")
     except RefusedError as error:
         raise RefusedError(problems + error.problems, "launch") from error
-    if problems:
-        raise RefusedError(problems, "launch")
+    refuse_any(problems, "launch")
     return job, count
 
 

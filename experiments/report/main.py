@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, parse_flags
+from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
 from experiments.compare.columns import note
 from experiments.progress import duration, size
 from experiments.report import by_region, html_report
@@ -110,8 +110,7 @@ def show(
             runs.append(read_run(workdir))
         except RefusedError as error:
             problems += error.problems
-    if problems:
-        raise RefusedError(problems, "report")
+    refuse_any(problems, "report")
     if len({run.name for run in runs}) < len(runs) == len({w.resolve() for w in workdirs}):
         names = unlike_names(workdirs)  # seed0 and seed0 tell nobody anything
         runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.cli import RefusedError, problems_of
+from experiments.cli import RefusedError, problems_of, refuse_any
 from experiments.runlog import RunLog, nominal_steps, summarise
 from lowcomm_jax.network import (
     ClockReport,
@@ -64,8 +64,7 @@ def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
     problems += [f"{run.name} has made no step yet: leave it out" for run in runs if not run.steps]
     if step_seconds is not None and step_seconds <= 0:
         problems.append(f"--step_seconds={step_seconds}: must be positive; give seconds above 0")
-    if problems:
-        raise RefusedError(problems, "report")
+    refuse_any(problems, "report")
     return network
 
 

@@ -18,7 +18,14 @@ from rich.console import Console
 from experiments.campaign.main import DEFAULT
 from experiments.campaign.plan import plan
 from experiments.campaign.records import Records, read
-from experiments.cli import Flags, RefusedError, flag_problems, load_config, split_config
+from experiments.cli import (
+    Flags,
+    RefusedError,
+    flag_problems,
+    load_config,
+    refuse_any,
+    split_config,
+)
 from experiments.progress import tracked
 from experiments.results import figures
 from experiments.results.effects import Effect, effects
@@ -40,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
     found = flag_problems("results", others, values, __doc__)
     config, problems = load_config(path or DEFAULT, overrides)
     problems += found
-    if problems:
-        raise RefusedError(problems, "results")
+    refuse_any(problems, "results")
     campaign = plan(config)
     ledger = read(campaign)
     if not ledger.found:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.cli import RefusedError, load_config, problems_of
+from experiments.cli import load_config, made_or_refused
 from experiments.compare import main as compare
 from experiments.compare.config import comparison
 from experiments.config import plain
@@ -37,9 +37,7 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
     fields = plain(config)
     base, _ = load_config(fields["config"], [])
     make = (base, fields["over"], fields["draws"], fields["draw_seed"])
-    found, problems = problems_of(lambda: points(*make))
-    if problems:
-        raise RefusedError(problems, "cannot sweep")
+    found = made_or_refused(lambda: points(*make), "cannot sweep")
     code = compare.main(comparison(**as_comparison(fields, found)), workdir, console)
     file = Path(workdir) / compare.RESULT
     if code not in (0, compare.EXIT_FAILED) or not file.is_file():

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.cli import RefusedError, problems_of
+from experiments.cli import RefusedError, made_or_refused, problems_of, refuse_any
 from experiments.faults.fault_hooks import ScriptedFaults
 from experiments.progress import Work
 from experiments.regions.exchange import open_exchange
@@ -91,8 +91,7 @@ def assemble(job: Job, quiet: bool = False) -> Run:
         loaded, problems = problems_of(lambda: load(job.data, progress=work.at))
     # What names a field is that of its section; the rest is about the corpus itself.
     problems = [("data." if re.match(r"\w+=", line) else "data: ") + line for line in problems]
-    if problems:
-        raise RefusedError(problems)
+    refuse_any(problems)
     train, evaluation, tokenizer = loaded
     config = job.model
     if not job.vocab_settled:
@@ -106,12 +105,10 @@ def assemble(job: Job, quiet: bool = False) -> Run:
     fault_hooks = None
     if job.faults and is_separate_job(job.config):
         fault_hooks = ScriptedFaults(job.faults, job.config["region"])
-    exchange, problems = problems_of(lambda: open_exchange(job, fault_hooks), "rendezvous: ")
-    if problems:
-        raise RefusedError(problems)
-    engine, problems = problems_of(lambda: _engine_that_fits(job, model, exchange))
-    if problems:
-        raise RefusedError(problems)
+    exchange = made_or_refused(
+        lambda: open_exchange(job, fault_hooks), "cannot start", "rendezvous: "
+    )
+    engine = made_or_refused(lambda: _engine_that_fits(job, model, exchange), "cannot start")
     steps = np.arange(job.steps)
     return Run(
         job=job,

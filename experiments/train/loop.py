@@ -21,13 +21,7 @@ from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.train.assemble import Run
 from experiments.train.disk import room
-from experiments.train.drivers import (
-    AdaptiveDriver,
-    AnyHistory,
-    Driver,
-    FixedDriver,
-    LearnerDriver,
-)
+from experiments.train.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver, LearnerDriver
 from experiments.train.evaluation import Evaluation, Evaluator
 from experiments.train.records import StepRecords
 from experiments.train.stopping import Stopping

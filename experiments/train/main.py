@@ -33,6 +33,7 @@ from experiments.cli import (
     RefusedError,
     load_config,
     parse_flags,
+    refuse_any,
     refuse_foreign,
     show_help,
     split_config,
@@ -91,8 +92,7 @@ def main(argv: Sequence[str]) -> int:
     if values.help:
         show_help(values, __doc__)
         shown, problems = load_config(path or "diloco", overrides)
-        if problems:
-            raise RefusedError(problems, "train")
+        refuse_any(problems, "train")
         fit_warm_up(shown, overrides)
         print("\n" + fields.listing(shown))
         return 0

@@ -20,7 +20,7 @@ import jax
 from rich.console import Console
 
 import lowcomm_jax
-from experiments.cli import RefusedError
+from experiments.cli import RefusedError, refuse_any
 from experiments.train import devices
 from experiments.workdir import differences, identity
 from lowcomm_jax.checkpoint.load import package_versions
@@ -139,8 +139,7 @@ def refuse(problems: Sequence[str], fields: Mapping[str, Any]) -> None:
     }
     everyones = leader().everyones("start", own)
     if len(everyones) == 1:
-        if problems:
-            raise RefusedError(list(problems))
+        refuse_any(problems)
         return
     found = _refused([one["problems"] for one in everyones])
     first = everyones[0]
@@ -160,8 +159,7 @@ def refuse(problems: Sequence[str], fields: Mapping[str, Any]) -> None:
         for i, one in enumerate(everyones)
         if one["devices"] < most
     ]
-    if found:
-        raise RefusedError(found)
+    refuse_any(found)
 
 
 def _refused(everyones: Sequence[Sequence[str]]) -> list[str]:
@@ -197,8 +195,7 @@ def require_equal(**values: Any) -> None:
         for i, own in enumerate(everyones)
         if own[name] != everyones[0][name]
     ]
-    if found:
-        raise RefusedError(found, "the processes of this job differ")
+    refuse_any(found, "the processes of this job differ")
 
 
 def describe(console: Console, fields: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from experiments.cli import RefusedError, problems_of
+from experiments.cli import RefusedError, problems_of, refuse_any
 from experiments.config import plain
 from experiments.faults.checks import read_faults
 from experiments.regions.jobs import exchange_problems
@@ -43,8 +43,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     """
     fields = plain(config)
     problems = checks.shape_problems(fields) or checks.extreme_problems(fields)
-    if problems:
-        raise RefusedError(problems)
+    refuse_any(problems)
     if target is None:
         devices.provide(fields["mesh"])
     mesh, misplaced = checks.make_mesh_of(fields, target)
@@ -89,8 +88,7 @@ def resolve(config: Any, workdir: str | Path, target: Target | None = None) -> J
     if method is not None and mesh is not None and not misfits:
         problems += _method_problems(job)
     problems += workdir_problems(job.workdir, fields)
-    if problems:
-        raise RefusedError(problems)
+    refuse_any(problems)
     return job
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from experiments.cli import RefusedError, problems_of
+from experiments.cli import RefusedError, made_or_refused
 from experiments.train.assemble import Run
 from experiments.train.job import abstract_params
 from experiments.trained.anchor import load_trained
@@ -32,9 +32,9 @@ def starting_params(run: Run) -> Any:
         if v is not None and k not in ("preset", "init_from")
     }
     changes["layer_loop"] = run.job.model.layer_loop
-    loaded, problems = problems_of(lambda: load_llama(start, **changes), "model.init_from: ")
-    if problems:
-        raise RefusedError(problems)
+    loaded = made_or_refused(
+        lambda: load_llama(start, **changes), "cannot start", "model.init_from: "
+    )
     return run.in_stages(loaded[1])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import ml_collections
 
 import lowcomm_jax as lc
-from experiments.cli import RefusedError, problems_of
+from experiments.cli import RefusedError, problems_of, refuse_any
 from experiments.train.assemble import Run, assemble
 from experiments.train.job import abstract_params
 from experiments.train.resolve import resolve
@@ -46,8 +46,7 @@ def load_trained(workdir: Path) -> Trained:
                 run.engine, abstract_params(run.model), config=identity(run.job.config)
             )
         )
-    if problems:
-        raise RefusedError(problems, title)
+    refuse_any(problems, title)
     if restored is None:
         raise RefusedError(["the run has no checkpoint yet: let it train longer"], title)
     params = run.in_one_piece(lc.global_params(restored.state))

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from experiments.cli import Flags, RefusedError, flag_problems, problems_of
+from experiments.cli import Flags, flag_problems, made_or_refused, refuse_any
 from experiments.progress import Work
 from experiments.trained.anchor import Trained, load_trained
 from lowcomm_jax.data.tokenizers import to_hugging_face
@@ -32,18 +32,15 @@ def main(argv: Sequence[str]) -> int:
     values = options.values
     problems = flag_problems("export", argv, values, __doc__)
     problems += [f"--{name} is missing" for name in ("workdir", "output") if not values[name].value]
-    if problems:
-        raise RefusedError(problems, "export")
+    refuse_any(problems, "export")
     with Work("export", 3) as work:
         work.at("reads the newest checkpoint", 0)
         trained = load_trained(Path(values.workdir))
         work.at("writes the weights", 1)
         params = jax.tree.map(np.asarray, trained.params)
-        _, problems = problems_of(
-            lambda: save_llama(values.output, trained.run.whole, params, values.dtype)
+        made_or_refused(
+            lambda: save_llama(values.output, trained.run.whole, params, values.dtype), "export"
         )
-        if problems:
-            raise RefusedError(problems, "export")
         work.at("writes the tokenizer", 2)
         _save_tokenizer(Path(values.output), trained)
     print(f"step {trained.step} written to {values.output}")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import compile_cache
-from experiments.cli import Flags, RefusedError, flag_problems, problems_of
+from experiments.cli import Flags, flag_problems, made_or_refused, refuse_any
 from experiments.trained.anchor import Trained, load_trained
 
 
@@ -32,8 +32,7 @@ def main(argv: Sequence[str]) -> int:
         problems.append("which run? give --workdir=runs/...")
     if values.count < 1:
         problems.append(f"--count={values.count}: at least 1 is needed")
-    if problems:
-        raise RefusedError(problems, "sample")
+    refuse_any(problems, "sample")
     compile_cache.enable(None)
     trained = load_trained(Path(values.workdir))
     for i in range(values.count):
@@ -71,13 +70,12 @@ def sample(
     prompt_P = jnp.asarray([tokenizer.eos_id, *tokenizer.encode(prompt)], jnp.int32)
     if length is None:
         length = max(1, trained.run.job.data.seq_len - prompt_P.size)
-    tokens, problems = problems_of(
+    tokens = made_or_refused(
         lambda: model.generate(
             trained.params, prompt_P, length, jax.random.key(seed), temperature, top_k
-        )
+        ),
+        "sample",
     )
-    if problems:
-        raise RefusedError(problems, "sample")
     added = tokens[prompt_P.size :].tolist()
     if tokenizer.eos_id in added:
         added = added[: added.index(tokenizer.eos_id)]

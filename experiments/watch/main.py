@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from experiments.cli import Flags, RefusedError, parse_flags, problems_of
+from experiments.cli import Flags, RefusedError, parse_flags, problems_of, refuse_any
 from experiments.watch.terminal import screen
 from experiments.watch.view import Watch
 
@@ -47,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
         network, found = problems_of(lambda: parse(values.network), "--network: ")
         problems += found
-    if problems:
-        raise RefusedError(problems, "watch")
+    refuse_any(problems, "watch")
     watch, console = Watch(Path(folders[0]), network), Console()
     try:
         if values.port is not None:

@@ -22,11 +22,7 @@ from lowcomm_jax.outer.gossip_stability import (
     second_moment_matrix,
 )
 from lowcomm_jax.outer.heavy_ball import heavy_ball
-from lowcomm_jax.outer.momentum_average import (
-    MomentumAverageState,
-    look_ahead,
-    momentum_average,
-)
+from lowcomm_jax.outer.momentum_average import MomentumAverageState, look_ahead, momentum_average
 from lowcomm_jax.outer.nesterov import nesterov
 from lowcomm_jax.outer.restarting import RestartingState, restarting
 from lowcomm_jax.outer.sgd import sgd

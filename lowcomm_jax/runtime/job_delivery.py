@@ -15,14 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowcomm_jax.exchange import (
-    GroupExchange,
-    MeshExchange,
-    Traffic,
-    all_gather,
-    in_halves,
-    pair,
-)
+from lowcomm_jax.exchange import GroupExchange, MeshExchange, Traffic, all_gather, in_halves, pair
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.mesh.leader import leader
 from lowcomm_jax.params.fragments import Fragments

@@ -20,11 +20,7 @@ from lowcomm_jax.exchange import MeshExchange, Traffic
 from lowcomm_jax.history import ChannelEvent, Event
 from lowcomm_jax.state.channel_flights import ChannelFlights, left_by
 from lowcomm_jax.state.train_state import TrainState, flight_key, with_inner
-from lowcomm_jax.sync.channel_exchange import (
-    ChannelExchange,
-    initial_flights,
-    make_channel_program,
-)
+from lowcomm_jax.sync.channel_exchange import ChannelExchange, initial_flights, make_channel_program
 from lowcomm_jax.sync.round_functions import RoundFunctions
 from lowcomm_jax.train.inner_step import InnerStep
 

@@ -5,13 +5,7 @@ import numpy as np
 import pytest
 from engine.collectives import sent_across, sized
 
-from lowcomm_jax.compression.windows import (
-    UnitSplit,
-    Windows,
-    cut_strips,
-    join_strips,
-    strips_work,
-)
+from lowcomm_jax.compression.windows import UnitSplit, Windows, cut_strips, join_strips, strips_work
 from lowcomm_jax.mesh.regions import Regions, make_mesh
 
 R, FSDP = 2, dict(region=2, fsdp=4)

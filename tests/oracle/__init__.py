@@ -7,12 +7,7 @@ from here).
 from oracle.async_server import active_at, local_steps, run_async_local_sgd, run_heloco
 from oracle.blocking import run_ddp, run_diloco, run_local_sgd, run_snoo
 from oracle.channels import Exchange, run_channels
-from oracle.compressed import (
-    run_decoupled,
-    run_decoupled_as_coded,
-    run_muloco,
-    run_sparseloco,
-)
+from oracle.compressed import run_decoupled, run_decoupled_as_coded, run_muloco, run_sparseloco
 from oracle.decoupled import run_decoupled_diloco
 from oracle.decoupled_jobs import run_learner_jobs
 from oracle.demo import run_demo

@@ -17,12 +17,7 @@ from lowcomm_jax.planner.dag import (
     streaming,
     utilisation,
 )
-from lowcomm_jax.planner.reproduction import (
-    bandwidth_table,
-    dag_schedule,
-    hours_table,
-    sync_table,
-)
+from lowcomm_jax.planner.reproduction import bandwidth_table, dag_schedule, hours_table, sync_table
 
 
 def walk(layers, step_s, link_s, latency_s, sends, tau, steps, warm):
