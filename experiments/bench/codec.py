@@ -7,12 +7,8 @@ machine loads them alike; medians are reported.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
-import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,43 +18,31 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from experiments.bench.work import write_rows
+from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.progress import tracked
 from lowcomm_jax import compression
 from lowcomm_jax.compression import Codec
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings of the benchmark.
-
-    Attributes:
-      codecs: names for `compression.make`; empty = all.
-      size: the matrix is size x size, fp32.
-      repeats: rounds of the interleaved timing.
-      rank: rank of the low-rank codecs; None = size / 64.
-      output: JSON file, or None.
-    """
-
-    codecs: tuple[str, ...] = ()
-    size: int = 4096
-    repeats: int = 5
-    rank: int | None = None
-    output: str | None = None
-
-
-def main(config: Config | Mapping[str, Any] | Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Measure, print a table, write JSON.
-
-    Args:
-      config: settings, or command-line words.
+def main(argv: Sequence[str]) -> list[dict[str, Any]]:
+    """Measure, print a table, write JSON; see the module's docstring for the flags.
 
     Returns:
       One row per codec: name, bytes_per_value, compression, error_gaussian, error_heavy,
       encode_s, decode_s, copy_s, of_copy.
     """
-    config = _config(config)
+    options = Flags()
+    options.text("codecs", "", "names, separated by commas (default: all)")
+    options.whole("size", 4096, "the matrix is size x size, fp32")
+    options.whole("repeats", 5, "rounds of the interleaved timing")
+    options.whole("rank", None, "of the low-rank codecs (default: size / 64)")
+    options.text("output", None, "also write the rows to this file")
+    config = options.values
+    refuse_any(flag_problems("bench codec", argv, config, __doc__), "bench codec")
+    names = list(filter(None, config.codecs.split(","))) or compression.names()
     noise = {"gaussian": _gaussian(config.size), "heavy": _heavy_tailed(config.size)}
-    codecs = {name: _build(name, config) for name in config.codecs or compression.names()}
+    codecs = {name: _build(name, config.rank or max(config.size // 64, 1)) for name in names}
     programs = {name: _programs(codec, config.size) for name, codec in codecs.items()}
     seconds = _interleaved(programs, noise["gaussian"], config.repeats)
     rows = []
@@ -75,31 +59,12 @@ def main(config: Config | Mapping[str, Any] | Sequence[str] = ()) -> list[dict[s
                 "of_copy": copy / (encode + decode),
             }
         )
-    _print(rows, config)
-    if config.output is not None:
-        where = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
-        text = json.dumps({"config": dataclasses.asdict(config), **where, "rows": rows}, indent=1)
-        pathlib.Path(config.output).write_text(text + "\n")
+    _print(rows, config.size)
+    write_rows(config.output, rows, size=config.size, repeats=config.repeats)
     return rows
 
 
-def _config(given: Config | Mapping[str, Any] | Sequence[str]) -> Config:
-    if isinstance(given, Config):
-        return given
-    if isinstance(given, Mapping):
-        return Config(**given)
-    parser = argparse.ArgumentParser(prog="bench codec", description=__doc__)
-    parser.add_argument("--codecs", default="", help="names, separated by commas")
-    parser.add_argument("--size", type=int, default=Config.size)
-    parser.add_argument("--repeats", type=int, default=Config.repeats)
-    parser.add_argument("--rank", type=int, default=None)
-    parser.add_argument("--output", default=None)
-    words = vars(parser.parse_args(list(given)))
-    return Config(**{**words, "codecs": tuple(filter(None, words["codecs"].split(",")))})
-
-
-def _build(name: str, config: Config) -> Codec:
-    rank = config.rank or max(config.size // 64, 1)
+def _build(name: str, rank: int) -> Codec:
     return compression.make(name, **({"rank": rank} if name.startswith("low_rank") else {}))
 
 
@@ -159,11 +124,11 @@ def _error(programs: tuple[Callable, Callable], x: jax.Array) -> float:
     return float(jnp.linalg.norm(x - decode(encode(x))) / jnp.linalg.norm(x))
 
 
-def _print(rows: list[dict[str, Any]], config: Config) -> None:
+def _print(rows: list[dict[str, Any]], size: int) -> None:
     copy = rows[0]["copy_s"]
     title = (
-        f"{config.size} x {config.size} fp32 on {jax.devices()[0].device_kind}; "
-        f"copy {1e3 * copy:.2f} ms ({4e-9 * config.size**2 / copy:.2f} GB/s)"
+        f"{size} x {size} fp32 on {jax.devices()[0].device_kind}; "
+        f"copy {1e3 * copy:.2f} ms ({4e-9 * size**2 / copy:.2f} GB/s)"
     )
     # Names in full, in a terminal of 80 columns.
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)

@@ -8,30 +8,61 @@ Prints a table with each ratio, its target and whether it was met, and the machi
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from rich.console import Console
 from rich.table import Table
 
 import lowcomm_jax as lc
-from experiments.bench import events, gossip, torch_loop, trainers
+from experiments.bench import torch_loop
 from experiments.bench.timing import interleave, median, ratio
-from experiments.bench.work import SIZES, EngineRow, engine_loop, make_work, plain_loop
+from experiments.bench.work import (
+    SIZES,
+    BenchWork,
+    EngineRow,
+    engine_loop,
+    exchange_loop,
+    held_bytes,
+    make_work,
+    one_device_engine,
+    plain_loop,
+    write_rows,
+)
 from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.progress import tracked
+from experiments.train.header import machine
+from lowcomm_jax.exchange.pairs import Draw
+from lowcomm_jax.models import TransformerConfig, build
+
+FAR = 10**6  # H of methods that are not to synchronise
+TRAINERS, TRAINERS_PERIOD = 4, 30  # of configs/adloco.py
+TRAINER_FORMS = {
+    "by turns": {"stack_trainers": False},
+    "stacked (map)": {"stack_trainers": True, "replicas": "map"},
+    "stacked (vmap)": {"stack_trainers": True, "replicas": "vmap"},
+}
+GOSSIPING = 1000  # regions
+GOSSIP_MODEL = TransformerConfig(
+    vocab_size=64,
+    layers=2,
+    width=32,
+    heads=2,
+    kv_heads=2,
+    head_dim=16,
+    mlp_width=64,
+    max_seq_len=16,
+)
+PAIRS = {"group_size": 2, "alpha": 0.5, "beta": 0.7, "gamma": 0.7}
 
 
 def throughput(size: str, repeats: int, with_torch: bool) -> list[EngineRow]:
     """tokens/s of one region against a plain loop, and of four regions against one."""
     work = make_work(size, steps=8)
-    never = lc.methods.diloco(10**6)
+    never = lc.methods.diloco(FAR)
     variants = {
         "plain": plain_loop(work),
         "one": engine_loop(work, never, 1),
@@ -54,17 +85,15 @@ def throughput(size: str, repeats: int, with_torch: bool) -> list[EngineRow]:
     ]
     if with_torch:
         torch_one = ratio(seconds["torch"], seconds["one"])
-        torch_four = 4 * ratio(seconds["torch"], seconds[_better(four_map, four_vmap)])
+        torch_four = 4 * ratio(
+            seconds["torch"], seconds["four map" if four_map >= four_vmap else "four vmap"]
+        )
         rows += [
             EngineRow("PyTorch loop", work.tokens / median(seconds["torch"]), "tokens/s"),
             EngineRow("R=1 / PyTorch", torch_one, "x", ">= 1.0", torch_one >= 1),
             EngineRow("R=4 / PyTorch", torch_four, "x", ">= 1.0", torch_four >= 1),
         ]
     return rows
-
-
-def _better(four_map: float, four_vmap: float) -> str:
-    return "four map" if four_map >= four_vmap else "four vmap"
 
 
 def memory(size: str) -> list[EngineRow]:
@@ -74,13 +103,7 @@ def memory(size: str) -> list[EngineRow]:
     allowed = one_model * (1 + 2 + 1)
     peak = {}
     for regions in (1, 8):
-        engine = lc.Engine(
-            work.model.loss_fn,
-            optax.adamw(3e-4),
-            lc.methods.diloco(2),
-            regions,
-            mesh=lc.make_mesh(devices=jax.devices()[:1]),
-        )
+        engine = one_device_engine(work.model, lc.methods.diloco(2), regions)
         state = engine.init(work.params)
         state, _ = engine.run(state, work.batches(regions))
         jax.block_until_ready(state.anchor)
@@ -89,8 +112,7 @@ def memory(size: str) -> list[EngineRow]:
         staged = engine.place(jax.tree.map(lambda *x: np.stack(x, axis=1), *work.batches(regions)))
         args = (state.inner, state.frozen, staged, engine.region_ids, None, np.int32(2))
         analysis = block.lower(*args).compile().memory_analysis()
-        held = sum(x.nbytes for x in jax.tree.leaves(state) if isinstance(x, jax.Array))
-        peak[regions] = held + analysis.temp_size_in_bytes
+        peak[regions] = held_bytes(state) + analysis.temp_size_in_bytes
         del state
     growth = (peak[8] - peak[1]) / 7 / allowed
     return [
@@ -101,13 +123,172 @@ def memory(size: str) -> list[EngineRow]:
     ]
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "jax": jax.__version__,
-        "python": platform.python_version(),
+def events(work: BenchWork, repeats: int) -> list[EngineRow]:
+    """Cost of sends and landings, and host time of a step without either."""
+    sync, fragment, step = _event_seconds(work, repeats)
+    share = sync / (100 * step + sync)
+    part = fragment / sync
+    quiet = _quiet_step_ratio(work, repeats)
+    per_step, per_run_step = _host_overhead(repeats)
+    return [
+        EngineRow("outer step, share of time at H=100", 100 * share, "%", "< 1", share < 0.01),
+        EngineRow(
+            "send + land of 1 of 4 fragments / whole sync", part, "x", "<= 0.375", part <= 0.375
+        ),
+        EngineRow(
+            "step without event, streaming / diloco speed", quiet, "x", ">= 0.99", quiet >= 0.99
+        ),
+        EngineRow("host overhead of engine.step", per_step, "us", "< 100", per_step < 100),
+        EngineRow(
+            "host overhead of engine.run, per step",
+            per_run_step,
+            "us",
+            "< engine.step",
+            per_run_step < per_step,
+        ),
+    ]
+
+
+def _event_seconds(work: BenchWork, repeats: int) -> tuple[float, float, float]:
+    """Seconds of a whole-model sync, of one of four fragments, and of an inner step (R = 4)."""
+
+    def sync(method):
+        engine = one_device_engine(work.model, method, 4)
+        return exchange_loop(engine, [engine.init(work.params)])
+
+    far = lc.methods.diloco(FAR)
+    variants = {
+        "whole": sync(far),
+        "fragment": sync(lc.methods.streaming_diloco(FAR, 4, 0, 0.0, pattern="balanced")),
+        "steps": engine_loop(work._replace(steps=4), far, 4),
     }
+    seconds = interleave(variants, repeats)
+    return median(seconds["whole"]), median(seconds["fragment"]), median(seconds["steps"]) / 4
+
+
+def _quiet_step_ratio(work: BenchWork, repeats: int) -> float:
+    """Speed of steps without an event: Streaming DiLoCo against DiLoCo."""
+    work = work._replace(steps=8)
+    streaming = lc.methods.streaming_diloco(FAR, 4, 5, 0.5, pattern="balanced")
+    variants = {
+        "diloco": engine_loop(work, lc.methods.diloco(FAR), 2),
+        "streaming": engine_loop(work, streaming, 2),
+    }
+    seconds = interleave(variants, repeats)
+    return ratio(seconds["diloco"], seconds["streaming"])
+
+
+def _host_overhead(repeats: int, leaves: int = 75, steps: int = 200) -> tuple[float, float]:
+    """Microseconds per step above a plain jit loop of equal leaves, on a model with no work."""
+    params = {f"p{i:03d}": jnp.zeros(4) for i in range(leaves)}
+    optimizer = optax.sgd(1e-3, momentum=0.9)
+    batch = {"x": np.zeros((1, 4), np.float32)}
+
+    def loss_fn(params, batch, rng):
+        del rng
+        return sum(jnp.sum(p * batch["x"][0]) for p in params.values())
+
+    @jax.jit
+    def plain(params, opt, batch):
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch, None)
+        updates, opt = optimizer.update(grads, opt, params)
+        return optax.apply_updates(params, updates), opt, loss
+
+    plain = jax.jit(plain, donate_argnums=(0, 1))
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(loss_fn, optimizer, lc.methods.diloco(FAR), 1, mesh=mesh)
+    one, many = [engine.init(params)], [engine.init(params)]
+    state = [jax.tree.map(jnp.copy, params), optimizer.init(params)]
+    staged = jax.tree.map(lambda x: x[None], batch)
+
+    def plain_steps():
+        for _ in range(steps):
+            *state[:], loss = plain(*state, batch)
+        return loss
+
+    def engine_steps():
+        for _ in range(steps):
+            one[0], metrics = engine.step(one[0], staged)
+        return metrics["loss"]
+
+    def engine_run():
+        many[0], _ = engine.run(many[0], [staged] * steps)
+        return many[0].inner.step
+
+    seconds = interleave({"plain": plain_steps, "step": engine_steps, "run": engine_run}, repeats)
+    base = median(seconds["plain"])
+    return tuple((median(seconds[k]) - base) / steps * 1e6 for k in ("step", "run"))
+
+
+def trainers(work: BenchWork, repeats: int) -> list[EngineRow]:
+    """Trainers stacked into one program against trainers one after the other, whole rounds."""
+    seconds = interleave(
+        {name: _trainer_rounds(work, **form) for name, form in TRAINER_FORMS.items()}, repeats
+    )
+    turns, *others = TRAINER_FORMS
+    return [
+        EngineRow(
+            f"{TRAINERS} trainers, {name} / {turns}", ratio(seconds[turns], seconds[name]), "x"
+        )
+        for name in others
+    ]
+
+
+def _trainer_rounds(work: BenchWork, **form):
+    """A round of H steps on one sequence a trainer, and the exchanges after it."""
+    method = lc.methods.adloco(TRAINERS_PERIOD, TRAINERS, None, "fixed", start_batch=1)
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.AdaptiveEngine(work.model.loss_fn, optax.adamw(3e-4), method, 1, mesh=mesh, **form)
+    holder = [engine.init(work.params)]
+    drawn = np.random.default_rng(0).integers(
+        0, work.model.config.vocab_size, (1, 1, work.context + 1), np.int32
+    )
+
+    def source(trainer: int, start: int, count: int) -> dict[str, np.ndarray]:
+        del trainer, start
+        return {"tokens": np.repeat(drawn, count, axis=1)}
+
+    def run():
+        holder[0], _ = engine.run(holder[0], source, rounds=1)
+        return [(t.state.anchor, t.state.inner) for t in holder[0].trainers.values()]
+
+    return run
+
+
+def gossip(repeats: int) -> list[EngineRow]:
+    """A thousand gossiping regions: a step of all, a round in pairs, memory."""
+    model = build(GOSSIP_MODEL)
+    params = jax.jit(model.init)(jax.random.key(0))
+    work = BenchWork(model, params, batch=2, context=16, steps=1)
+    engine = one_device_engine(model, lc.methods.noloco(FAR, **PAIRS), GOSSIPING, "vmap")
+    holder, (batch,) = [engine.init(params)], work.batches(GOSSIPING)
+
+    def step():
+        holder[0], _ = engine.step(holder[0], batch)
+        return holder[0].inner.step
+
+    seconds = interleave({"step": step, "round": exchange_loop(engine, holder)}, repeats)
+    state, held = holder[0], held_bytes(holder[0])
+    replica = sum(x.nbytes for x in jax.tree.leaves(params))
+    title = f"{GOSSIPING:,} gossip regions of {replica // 4:,} parameters"
+    peak = (held + _landing_bytes(engine, state)) / replica / GOSSIPING
+    return [
+        EngineRow(f"{title}: inner step of all", median(seconds["step"]), "s"),
+        EngineRow(f"{title}: a round in pairs", median(seconds["round"]), "s"),
+        EngineRow(f"{title}: state", held / 1e6, "MB"),
+        EngineRow(f"{title}: state and landing / (1,000 replicas)", peak, "x"),
+    ]
+
+
+def _landing_bytes(engine: lc.Engine, state) -> int:
+    """Bytes of payloads in flight and of what the landing needs beside its arguments."""
+    loop = engine.sync_loop(state)
+    anchor = state.anchor
+    arguments = (anchor, state.outer[0], anchor, np.ones(GOSSIPING, np.float32))
+    draw = Draw(loop.exchange.draw(0))
+    lowered = loop.programs.outer_program.lower(*arguments, loop.fragments.rows(0), draw)
+    payload = sum(x.nbytes for x in anchor.values())
+    return payload + lowered.compile().memory_analysis().temp_size_in_bytes
 
 
 def show(rows: Sequence[EngineRow], title: str) -> None:
@@ -136,13 +317,11 @@ def main(argv: Sequence[str]) -> int:
     parts = {
         "throughput": lambda: throughput(size, repeats, values.torch),
         "memory": lambda: memory(size),
-        "events": lambda: events.rows(make_work(size, steps=1), repeats),
-        "trainers": lambda: trainers.rows(make_work(size, steps=1), repeats),
-        "gossip": lambda: gossip.rows(repeats),
+        "events": lambda: events(make_work(size, steps=1), repeats),
+        "trainers": lambda: trainers(make_work(size, steps=1), repeats),
+        "gossip": lambda: gossip(repeats),
     }
     rows = [row for name in tracked(parts, "bench engine", str) for row in parts[name]()]
     show(rows, f"engine ({values.size}): {machine()}")
-    if values.json:
-        record = {"machine": machine(), "rows": [row._asdict() for row in rows]}
-        Path(values.json).write_text(json.dumps(record, indent=1))
+    write_rows(values.json, [row._asdict() for row in rows])
     return 0

@@ -15,9 +15,7 @@ peak rate.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 import lowcomm_jax as lc
-from experiments.bench.engine import machine
 from experiments.bench.timing import interleave, median
+from experiments.bench.work import held_bytes, write_rows
 from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.progress import tracked
 from lowcomm_jax.aot.arithmetic import matrix_flops
@@ -89,7 +87,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     tokens = case.regions * case.batch * case.length
     used = model.flops_per_token(case.length) * tokens
     stats = device.memory_stats() or {}
-    held = sum(x.nbytes for x in jax.tree.leaves(state) if isinstance(x, jax.Array))
+    held = held_bytes(state)
     inner = sum(x.nbytes for x in jax.tree.leaves(state.inner))
     return {
         "model": case.preset,
@@ -172,7 +170,5 @@ def main(argv: Sequence[str]) -> int:
     shown = tracked(cases, "bench gpu", lambda case: f"{case.preset}, {case.regions} regions")
     rows, error = [measure(case, values.repeats) for case in shown], attention_error()
     show(rows, error, Console())
-    if values.json:
-        found = {"machine": machine(), "attention_error": error, "rows": rows}
-        Path(values.json).write_text(json.dumps(found, indent=1) + "\n")
+    write_rows(values.json, rows, attention_error=error)
     return 0

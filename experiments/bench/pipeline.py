@@ -10,10 +10,8 @@ stages cost nothing here; with a device for each stage they cost the bubble, whi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +21,7 @@ from rich.table import Table
 
 import lowcomm_jax as lc
 from experiments.bench.timing import interleave, median
+from experiments.bench.work import write_rows
 from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.progress import tracked
 from experiments.train.header import machine
@@ -122,9 +121,7 @@ def main(argv: Sequence[str]) -> int:
     each = tracked(counts, "bench pipeline: microbatches", str)
     found = [row for n in each for row in rows(values.stages, int(n), values.repeats)]
     show(found)
-    if values.json:
-        record: dict[str, Any] = {"machine": machine(), "rows": [row._asdict() for row in found]}
-        Path(values.json).write_text(json.dumps(record, indent=1))
+    write_rows(values.json, [row._asdict() for row in found])
     return 0
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +13,7 @@ import numpy as np
 import optax
 
 import lowcomm_jax as lc
+from experiments.train.header import machine, versions
 from lowcomm_jax.models import build
 from lowcomm_jax.models.config import TransformerConfig
 from lowcomm_jax.models.model import Model
@@ -23,6 +27,13 @@ class EngineRow(NamedTuple):
     unit: str
     target: str = ""
     met: bool | None = None
+
+
+def write_rows(path: str | None, rows: Sequence[Any], **more: Any) -> None:
+    """Write rows, the machine and what else is given as JSON; None = nowhere."""
+    if path is not None:
+        record = {"machine": machine(), "versions": versions(), **more, "rows": rows}
+        Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 class BenchWork(NamedTuple):
@@ -96,17 +107,39 @@ def plain_loop(work: BenchWork):
     return run
 
 
+def one_device_engine(model: Model, method, regions: int, replicas: str = "map", mesh=None):
+    """An engine of AdamW on one device; `mesh`: on that one instead."""
+    mesh = mesh or lc.make_mesh(devices=jax.devices()[:1])
+    return lc.Engine(
+        model.loss_fn, optax.adamw(3e-4), method, regions, mesh=mesh, replicas=replicas
+    )
+
+
+def held_bytes(tree: Any) -> int:
+    """Bytes of the arrays that a state holds on devices."""
+    return sum(x.nbytes for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
+
+
 def engine_loop(work: BenchWork, method, regions: int, replicas: str = "map", mesh=None):
     """The same steps through `Engine.run`; returns a function that runs them once."""
-    mesh = mesh or lc.make_mesh(devices=jax.devices()[:1])
-    engine = lc.Engine(
-        work.model.loss_fn, optax.adamw(3e-4), method, regions, mesh=mesh, replicas=replicas
-    )
+    engine = one_device_engine(work.model, method, regions, replicas, mesh)
     state = [engine.init(work.params)]
     batches = work.batches(regions)
 
     def run():
         state[0], _ = engine.run(state[0], batches)
         return state[0].anchor, state[0].inner.step
+
+    return run
+
+
+def exchange_loop(engine: lc.Engine, holder: list):
+    """A function that sends and lands the first fragment of the state in `holder`."""
+    loop, everyone = engine.sync_loop(holder[0]), np.ones(engine.regions.count, bool)
+
+    def run():
+        state = loop.send(holder[0], 0, 1, everyone, [])
+        holder[0] = loop.land(state, list(state.in_flight), 1, [])
+        return holder[0].anchor, holder[0].inner.params
 
     return run

@@ -29,7 +29,7 @@ def shown(text):
 
 def test_names_are_printed_whole(measured, capsys):
     names = compression.names()
-    bench_codec._print([measured["int8"] | {"codec": name} for name in names], bench_codec.Config())
+    bench_codec._print([measured["int8"] | {"codec": name} for name in names], SIZE)
     assert set(names) <= shown(capsys.readouterr().out)
 
 
