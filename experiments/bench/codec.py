@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from experiments.bench.work import write_rows
 from experiments.cli import Flags, flag_problems, refuse_any
+from experiments.printing import right
 from experiments.progress import tracked
 from lowcomm_jax import compression
 from lowcomm_jax.compression import Codec
@@ -131,10 +132,9 @@ def _print(rows: list[dict[str, Any]], size: int) -> None:
         f"copy {1e3 * copy:.2f} ms ({4e-9 * size**2 / copy:.2f} GB/s)"
     )
     # Names in full, in a terminal of 80 columns.
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
-    table.add_column("codec", no_wrap=True)
-    for heading in ("B/value", "times", "err Gauss", "err heavy", "enc ms", "dec ms", "of copy"):
-        table.add_column(heading, justify="right")
+    headings = ("B/value", "times", "err Gauss", "err heavy", "enc ms", "dec ms", "of copy")
+    columns = Column("codec", no_wrap=True), *right(headings)
+    table = Table(*columns, title=title, box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
     for row in rows:
         table.add_row(
             row["codec"],

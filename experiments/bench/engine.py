@@ -33,6 +33,7 @@ from experiments.bench.work import (
     write_rows,
 )
 from experiments.cli import Flags, flag_problems, refuse_any
+from experiments.printing import right
 from experiments.progress import tracked
 from experiments.train.header import machine
 from lowcomm_jax.exchange.pairs import Draw
@@ -292,9 +293,7 @@ def _landing_bytes(engine: lc.Engine, state) -> int:
 
 
 def show(rows: Sequence[EngineRow], title: str) -> None:
-    table = Table(title=title)
-    for name in ("figure", "measured", "target", "met"):
-        table.add_column(name, justify="left" if name == "figure" else "right")
+    table = Table("figure", *right(("measured", "target", "met")), title=title)
     for row in rows:
         met = "" if row.met is None else ("yes" if row.met else "NO")
         table.add_row(row.name, f"{row.value:,.3g} {row.unit}", row.target, met)

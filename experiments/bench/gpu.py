@@ -29,6 +29,7 @@ import lowcomm_jax as lc
 from experiments.bench.timing import interleave, median
 from experiments.bench.work import held_bytes, write_rows
 from experiments.cli import Flags, flag_problems, refuse_any
+from experiments.printing import right
 from experiments.progress import tracked
 from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.hlo import parse
@@ -138,9 +139,8 @@ def show(rows: Sequence[dict[str, Any]], error: float | None, console: Console) 
     kind = jax.local_devices()[0].device_kind
     said = "no kernel here" if error is None else f"gradients within {error:.2%} of plain products"
     console.print(f"{kind}; attention: {said}")
-    table = Table(title="training, one device")
-    for name in ("model", "regions", "tokens/s", "step", "at least", "MFU", "memory asked", "used"):
-        table.add_column(name, justify="left" if name == "model" else "right")
+    headings = ("regions", "tokens/s", "step", "at least", "MFU", "memory asked", "used")
+    table = Table("model", *right(headings), title="training, one device")
     for row in rows:
         bound, used = row["bound_seconds"], row["memory_used"]
         table.add_row(

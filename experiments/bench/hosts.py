@@ -23,6 +23,7 @@ from rich.table import Table
 
 from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.metrics import read_records
+from experiments.printing import right
 from experiments.processes import ended_at_last, free_port, start
 from experiments.progress import tracked
 from experiments.workdir import METRICS
@@ -108,9 +109,9 @@ def pace(folder: Path, after: int) -> float:
 
 def table(found: dict[str, list[float]]) -> Table:
     """Medians, and the ratio to one process within each round."""
-    made = Table(title=f"two regions on this machine, {len(found[ONE])} rounds")
-    for heading in ("", "tokens/s", "of one process", "lowest", "highest", "target"):
-        made.add_column(heading, justify="left" if not heading else "right")
+    headings = ("tokens/s", "of one process", "lowest", "highest", "target")
+    title = f"two regions on this machine, {len(found[ONE])} rounds"
+    made = Table("", *right(headings), title=title)
     for name, measured in found.items():
         ratios = [a / b for a, b in zip(measured, found[ONE])]
         target = f">= {TARGET}" if name == SEVERAL else ""

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from experiments.bench import netem
 from experiments.metrics import read_records
+from experiments.printing import right
 from experiments.processes import ended_at_last, start
 from experiments.progress import tracked
 from experiments.report.virtual import seconds_at
@@ -217,16 +218,15 @@ def _read(folder: Path) -> TrainedOverLink:
 
 def table(found: Sequence[LinkRow]) -> Table:
     """The figures with their targets."""
+    headings = ("Mbit/s", "measured", "p90", "clock", "off")
     made = Table(
+        "method",
+        *right((*headings, "exchange", "p90", "waited for", "hidden")),
         title="training over real links, seconds of a period of 10 steps",
         caption=f"off: by how much the clock misses the median, at most {TARGET_CLOCK:.0%}; "
         "hidden: where nine in ten exchanges take less than tau steps, at most "
         f"{TARGET_SHARE:.0%} of their time is waited for",
     )
-    for heading in ("method", "Mbit/s", "measured", "p90", "clock", "off"):
-        made.add_column(heading, justify="left" if heading == "method" else "right")
-    for heading in ("exchange", "p90", "waited for", "hidden"):
-        made.add_column(heading, justify="right")
     for r in found:
         times = [f"{x:.3f}" for x in (r.measured, r.p90, r.foretold)]
         off = f"{r.error:+.1%} {_met(abs(r.error) <= TARGET_CLOCK)}"

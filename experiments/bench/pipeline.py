@@ -23,6 +23,7 @@ import lowcomm_jax as lc
 from experiments.bench.timing import interleave, median
 from experiments.bench.work import write_rows
 from experiments.cli import Flags, flag_problems, refuse_any
+from experiments.printing import right
 from experiments.progress import tracked
 from experiments.train.header import machine
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
@@ -88,9 +89,9 @@ def _compiled(pipe: Pipeline, batch: int):
 
 
 def show(found: Sequence[PipelineRow]) -> None:
-    table = Table(title=f"a gradient step of {LAYERS} blocks of width {WIDTH}: {machine()}")
-    for name in ("stages x microbatches", "schedule", "remat", "bubble", "MB a device", "time"):
-        table.add_column(name, justify="right")
+    title = f"a gradient step of {LAYERS} blocks of width {WIDTH}: {machine()}"
+    headings = ("stages x microbatches", "schedule", "remat", "bubble", "MB a device", "time")
+    table = Table(*right(headings), title=title)
     for row in found:
         base = next(r for r in found if r[:2] == row[:2])
         table.add_row(

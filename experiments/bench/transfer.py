@@ -26,6 +26,7 @@ from rich.table import Table
 
 from experiments.bench import netem
 from experiments.cli import Flags, flag_problems, refuse_any
+from experiments.printing import right
 from experiments.processes import ended_at_last, start
 from experiments.progress import tracked
 from lowcomm_jax import exchange
@@ -51,9 +52,8 @@ def main(argv: Sequence[str]) -> int:
     if any(rates):
         wrong += netem.problems()
     refuse_any(wrong, "bench transfer")
-    table = Table(title="payloads from job to job")
-    for heading in ("Mbit/s", "transport", "MiB", "seconds", "MB/s"):
-        table.add_column(heading, justify="left" if heading == "transport" else "right")
+    columns = (*right(["Mbit/s"]), "transport", *right(("MiB", "seconds", "MB/s")))
+    table = Table(*columns, title="payloads from job to job")
     parts = [(f"{rate or 'loopback'}", variant, rate) for rate in rates for variant in VARIANTS]
     for link, variant, rate in tracked(parts, "bench transfer", lambda part: ", ".join(part[:2])):
         for mib, seconds in measure(variant, rate, sizes, values.repeats).items():

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from experiments.bench import links, netem
 from experiments.cli import Flags, flag_problems, refuse_any
+from experiments.printing import right
 from experiments.progress import tracked
 from lowcomm_jax.network import Jitter, VirtualClock, every_step, uniform
 from lowcomm_jax.network.randomness import generator
@@ -170,9 +171,8 @@ def fitted_exponent(rows: Sequence[dict]) -> float:
 
 def _show(label: str, rows: list[dict], exponent: float, console: Console) -> None:
     titles = {"clock": "NoLoCo on the virtual clock", "idle": "idle simulation (vectorised)"}
-    table = Table(title=f"{titles[label]}, {rows[0]['rounds']} rounds")
-    for heading in ("regions", "seconds", "time ratio", "size ratio"):
-        table.add_column(heading, justify="right")
+    headings = ("regions", "seconds", "time ratio", "size ratio")
+    table = Table(*right(headings), title=f"{titles[label]}, {rows[0]['rounds']} rounds")
     for before, row in zip([None, *rows], rows, strict=False):
         cells = ["", ""]
         if before is not None:
@@ -184,9 +184,8 @@ def _show(label: str, rows: list[dict], exponent: float, console: Console) -> No
 
 
 def _show_idle(rows: list[dict], console: Console) -> None:
-    table = Table(title=f"share of the time regions stand idle, {rows[0]['rounds']} rounds")
-    for heading in ("regions", "global barrier", "pairs only"):
-        table.add_column(heading, justify="right")
+    title = f"share of the time regions stand idle, {rows[0]['rounds']} rounds"
+    table = Table(*right(("regions", "global barrier", "pairs only")), title=title)
     for row in rows:
         table.add_row(str(row["regions"]), f"{row['barrier_idle']:.0%}", f"{row['pair_idle']:.0%}")
     console.print(table)

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from experiments.campaign.cells import Cell
 from experiments.campaign.estimate import Seconds
 from experiments.campaign.order import Step, own
 from experiments.campaign.plan import Campaign
 from experiments.campaign.records import Records
+from experiments.printing import right
 
 
 def line_of(cell: Cell, record: Mapping[str, Any], spent: float, core_hours: float | None) -> str:
@@ -31,11 +32,10 @@ def left_table(
 ) -> Table:
     """Steps in order, and the sum of core-hours behind each; of one shard only its own cells."""
     title = "left to run, in order" + (f", shard {shard} of {shards}" if shards > 1 else "")
-    out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for heading in ("stage", "claim", "size", "rounds", "regions", "split"):
-        out.add_column(heading, no_wrap=True)
-    for heading in ("cells", "tuning", "core-hours", "in all"):
-        out.add_column(heading, justify="right", no_wrap=True)
+    names = ("stage", "claim", "size", "rounds", "regions", "split")
+    columns = [Column(name, no_wrap=True) for name in names]
+    columns += right(("cells", "tuning", "core-hours", "in all"), no_wrap=True)
+    out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
     total = 0.0
     for step in steps:
         cells, tunes = (own(campaign, part, shard, shards) for part in (step.cells, step.tunes))

@@ -11,10 +11,11 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 
 from experiments.compare.columns import columns
 from experiments.compare.plan import Comparison, RunSpec
+from experiments.printing import right
 from experiments.processes import last_line
 from experiments.progress import Display, Now, duration, steps_of
 from experiments.report.html_report import row_of
@@ -259,11 +260,9 @@ class Progress:
             title += "; how long it takes is known after the first steps"
         else:
             title += f"; {self._guess(left, spent + left)}"
-        out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1))
-        out.add_column("", no_wrap=True)
-        for heading in self._columns:
-            out.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
-        out.add_column("")  # the only one that may be folded
+        headings = right((h.replace(" ", "\n") for h in self._columns), no_wrap=True)
+        columns = Column("", no_wrap=True), *headings, ""  # only the last one may be folded
+        out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
         blank = [""] * len(self._columns)
         for name, row in self._shown():
             words = row.line if row.state == "failed" else row.state

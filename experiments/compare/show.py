@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from experiments.compare.columns import brief, columns, note, plus_minus, with_interval
 from experiments.compare.target import BYTES, STEPS, TOKENS, seconds_on
+from experiments.printing import right
 from experiments.progress import size, thousands
 
 
@@ -91,14 +92,17 @@ def interval_of(result: Mapping[str, Any]) -> str:
 def costs_table(result: Mapping[str, Any], network: str | None) -> Table:
     """Every variant's loss and costs, with its time on a network if there is one."""
     title = "what it cost" if network is None else f"on the network {network}"
-    out = Table(box=None, title=title, title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
-    out.add_column("variant", no_wrap=True)
     shown = columns([] if network is None else [network])
-    for heading in shown:
-        out.add_column(heading.replace(" ", "\n"), justify="right", overflow="fold")
+    out = _narrow_table(title, [heading.replace(" ", "\n") for heading in shown])
     for name, row in in_order(result).items():
         out.add_row(name, *(column.text(row) for column in shown.values()))
     return out
+
+
+def _narrow_table(title: str, headings: Sequence[str]) -> Table:
+    columns = Column("variant", no_wrap=True), *right(headings, overflow="fold")
+    how = {"title_justify": "left", "pad_edge": False, "padding": (0, 2, 0, 0)}
+    return Table(*columns, box=None, title=title, **how)
 
 
 def _loss(row: Mapping[str, Any], seeds: int) -> str:
@@ -118,14 +122,10 @@ def _close(text: str) -> str:
 
 def target_table(result: Mapping[str, Any]) -> Table:
     """Costs of reaching the target: tokens, bytes, and virtual time on every network."""
-    title = f"to reach the loss {result['target']:.4f}"
-    out = Table(box=None, title=title, title_justify="left", pad_edge=False, padding=(0, 2, 0, 0))
-    out.add_column("variant", no_wrap=True)
     shown = {"tokens": (TOKENS, _tokens), "sent per region": (BYTES, size)}
     for name in result["networks"]:
         shown[f"time on {name}"] = (seconds_on(name), brief)
-    for heading in shown:
-        out.add_column(heading, justify="right", overflow="fold")
+    out = _narrow_table(f"to reach the loss {result['target']:.4f}", list(shown))
     for name, row in in_order(result).items():
         cells = [_reached(row["to_target"][key], form) for key, form in shown.values()]
         out.add_row(name, *cells)

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from experiments.cli import (
     Flags,
@@ -29,6 +29,7 @@ from experiments.cli import (
     refuse_any,
     split_config,
 )
+from experiments.printing import right, say
 from experiments.progress import tracked
 from lowcomm_jax.network.errors import above_zero, not_negative, raise_all, whole
 from lowcomm_jax.planner.goodput import (
@@ -238,7 +239,7 @@ def _show_own(
     """Print one fleet: a row a method, and where its chip time goes."""
     shown = " + ".join(map(str, fleet.regions))
     spare = fleet.allocated - fleet.chips
-    _say(
+    say(
         console,
         f"{fields['name']}: {shown} chips" + (f" and {spare} spare ones" if spare else ""),
         f"an interrupt of a region every {_each([1 / rate for rate in fleet.rates])}, of all every "
@@ -246,13 +247,13 @@ def _show_own(
         *_breaks(fleet),
     )
     parts = [what for what in rows[0].lost if any(row.lost[what] >= 5e-6 for row in rows)]
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("%", no_wrap=True, vertical="bottom")
     priced = fields["price_per_chip_hour"] is not None
     headings = ["goodput", "uptime", *(f"lost: {part}" for part in parts), "chips lost"]
-    for heading in [*headings, *(["a day"] if priced else [])]:
-        words = "\n".join(heading.split(": ") if ": " in heading else heading.rsplit(" ", 1))
-        table.add_column(words, justify="right", no_wrap=True, vertical="bottom")
+    headings += ["a day"] if priced else []
+    words = ("\n".join(h.split(": ") if ": " in h else h.rsplit(" ", 1)) for h in headings)
+    how = {"no_wrap": True, "vertical": "bottom"}
+    columns = Column("%", **how), *right(words, **how)
+    table = Table(*columns, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for row in rows:
         lost = (1.0 - row.goodput) * fleet.allocated
         shares = [row.goodput, row.uptime, *(row.lost[part] for part in parts)]
@@ -263,7 +264,7 @@ def _show_own(
     console.print(table)
     best = max(rows, key=lambda row: row.goodput)
     by_name = {row.method: row for row in rows}
-    _say(
+    say(
         console,
         f"highest goodput: {METHODS[best.method].title}, {_percent(best.goodput)}; DP loses "
         f"{100 * (best.goodput - by_name[DP].goodput):.2f} points more. Standard errors of the "
@@ -271,7 +272,7 @@ def _show_own(
         *_reactions(),
     )
     if fields["notes"]:
-        _say(console, fields["notes"])
+        say(console, fields["notes"])
 
 
 def _show_fleets(
@@ -287,10 +288,11 @@ def _show_fleets(
             cells[chips, regions if row.method == DECOUPLED else row.method] = row
     of = {chips: cells[chips, DP] for chips in fields["chips"]}
     first = next(iter(request.fleets.values()))
-    _say(console, f"{fields['name']}: an interrupt of a chip every {_each(first.mtbfs)}")
-    _say(console, _costs(first), *_breaks(first))
-    table = Table(box=box.SIMPLE, title="goodput, % (ours - published)", title_justify="left")
-    _columns(table, ["chips", "DP", "elastic DP", *(f"M = {n}" for n in fields["learners"])])
+    say(console, f"{fields['name']}: an interrupt of a chip every {_each(first.mtbfs)}")
+    say(console, _costs(first), *_breaks(first))
+    shown = _columns(["chips", "DP", "elastic DP", *(f"M = {n}" for n in fields["learners"])])
+    title = "goodput, % (ours - published)"
+    table = Table(*shown, box=box.SIMPLE, title=title, title_justify="left")
     for chips in of:
         shown = (_beside(cells[chips, c].goodput, PUBLISHED.get(chips, {}).get(c)) for c in columns)
         table.add_row(_chips(chips), *shown)
@@ -310,9 +312,9 @@ def _show_fleets(
         shown = (f"{100 * one.goodput:.1f} / {100 * one.uptime:.1f}" for one in row)
         table.add_row(_chips(chips), *shown)
     console.print(table)
-    _say(console, *_reactions())
+    say(console, *_reactions())
     if fields["notes"]:
-        _say(console, fields["notes"])
+        say(console, fields["notes"])
 
 
 def _show_fit(cells: Mapping, fields: Mapping[str, Any], console: Console) -> None:
@@ -322,26 +324,25 @@ def _show_fit(cells: Mapping, fields: Mapping[str, Any], console: Console) -> No
     elastic = [ELASTIC_DP, *(m for m in fields["learners"] if m in known)]
     ours = {n: {c: cells[n, c].goodput for c in (DP, *elastic)} for n in chips}
     if chips:
-        _say(
+        say(
             console,
             f"largest error: {largest_error(ours, elastic):.2f} points (elastic DP, Decoupled), "
             f"{largest_error(ours, [DP]):.2f} (DP); published: {SOURCE}",
         )
     for name, what in (("elastic", "elastic DP and Decoupled"), ("dp", "DP")):
         overhead, stop_s, points = FITTED[name]
-        _say(
+        say(
             console,
             f"fitted to that table, in no source: {what}: (1 - {overhead:.2%}) / (1 + {stop_s} s / "
             f"T), T the time between interrupts of a job; largest error {points:.2f} points",
         )
     gaps = [abs(c.goodput - c.closed_form) for c in cells.values() if c.closed_form is not None]
     if gaps:
-        _say(console, f"simulation against closed form: at most {100 * max(gaps):.2f} points")
+        say(console, f"simulation against closed form: at most {100 * max(gaps):.2f} points")
 
 
-def _columns(table: Table, headings: Sequence[str]) -> None:
-    for heading in headings:
-        table.add_column(heading.replace(", ", ",\n"), justify="right", vertical="bottom")
+def _columns(headings: Sequence[str]) -> list[Column]:
+    return right((heading.replace(", ", ",\n") for heading in headings), vertical="bottom")
 
 
 def _beside(ours: float, published: float | None) -> str:
@@ -404,8 +405,3 @@ def _chips(count: int) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}%"
-
-
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)

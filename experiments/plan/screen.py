@@ -8,8 +8,9 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from experiments.printing import right, say
 from experiments.progress import duration, size, thousands
 from lowcomm_jax.planner.plan import PlanRow
 from lowcomm_jax.runtime.store_requests import requests_a_round, requests_a_second
@@ -21,7 +22,7 @@ def show_answer(result: Mapping[str, Any], rows: Sequence[PlanRow], console: Con
     regions, devices = len(network["regions"]), found["devices_per_region"]
     limit = found["device_gb"]
     of = "" if limit is None else f" of {limit:g} GB"
-    _say(
+    say(
         console,
         f"{result['name']}: {_count(result['params'])} parameters, "
         f"{_count(result['tokens'])} tokens in {result['steps']:,.0f} steps of "
@@ -33,22 +34,20 @@ def show_answer(result: Mapping[str, Any], rows: Sequence[PlanRow], console: Con
     for number, name in enumerate(found["best"], 1):
         entry = found["rows"][name]
         if entry["train"] is None:
-            _say(console, f"{number}. {name}: no command, {entry['no_train']}")
+            say(console, f"{number}. {name}: no command, {entry['no_train']}")
         else:
-            _say(console, f"{number}. {name}: {result['starts'][name]}")
+            say(console, f"{number}. {name}: {result['starts'][name]}")
     for line in _remarks(rows, found, result["loss_bound"]):
-        _say(console, line)
+        say(console, line)
 
 
 def _table(rows: Sequence[PlanRow], found: Mapping[str, Any]) -> Table:
-    out = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    out.add_column("", no_wrap=True)
     headings = ["fits", "GB a device", "time", "busy", "sent a region", "loss penalty"]
     if priced := any(entry["price"] for entry in found["rows"].values()):
         headings += ["price", "of it sending"]
-    for heading in headings:
-        heading = "\n".join(heading.rsplit(" ", 1))
-        out.add_column(heading, justify="right", no_wrap=True, vertical="bottom")
+    headings = ("\n".join(heading.rsplit(" ", 1)) for heading in headings)
+    columns = Column("", no_wrap=True), *right(headings, no_wrap=True, vertical="bottom")
+    out = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     place = {name: f"{i}." for i, name in enumerate(found["best"], 1)}
     order = [*found["best"], *(r.method.name for r in rows if r.method.name not in found["best"])]
     by_name = {row.method.name: row for row in rows}
@@ -124,26 +123,25 @@ def show_explanation(
     """Print how the best row's hours are computed, and what each input would change."""
     name = row.method.name
     steps, step_s = result["steps"], result["step_s"]
-    _say(
+    say(
         console,
         f"{name}: {row.hours:,.4g} h = {steps:,.0f} steps x {step_s:.3g} s / {row.utilisation:.1%} "
         f"of the time computing: "
         f"the {why['driver']} drive it",
     )
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for heading in ("one at a time", "hours", "change"):
-        table.add_column(heading, justify="left" if heading == "one at a time" else "right")
+    columns = "one at a time", *right(("hours", "change"))
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1))
     for change, hours, ratio in why["changes"]:
         table.add_row(change, f"{hours:,.4g}", f"{ratio - 1:+.1%}")
     console.print(table)
     part, nbytes = why["memory"]
-    _say(console, f"memory: {part} is the largest part, {size(nbytes)} a device")
+    say(console, f"memory: {part} is the largest part, {size(nbytes)} a device")
     price = result["answer"]["rows"][name]["price"]
     if price is not None:
         what = {"gpu": "GPU hours", "traffic": "traffic"}[why["price"]]
         share = price[why["price"]] / price["total"] if price["total"] else 0.0
-        _say(console, f"price: {what} are {share:.0%} of it")
-    _say(console, _store_line(len(result["network"]["regions"]), steps, row))
+        say(console, f"price: {what} are {share:.0%} of it")
+    say(console, _store_line(len(result["network"]["regions"]), steps, row))
 
 
 def _store_line(regions: int, steps: float, row: PlanRow) -> str:
@@ -163,8 +161,3 @@ def command(path: Path, name: str) -> str:
         f"python -m experiments train --config={path} "
         f"--config.data.corpus=text:my_texts/ --workdir=runs/{name}"
     )
-
-
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from experiments.plan.screen import requests_line
+from experiments.printing import right
 from lowcomm_jax.planner.dag import TARGETS
 from lowcomm_jax.planner.memory import INNER_BYTES
 from lowcomm_jax.planner.plan import PlanRow, Workload
@@ -116,20 +117,16 @@ _ROWS = {
 
 def _show_rows(rows: Sequence[PlanRow], console: Console) -> None:
     """One column a method: a few methods fit a narrow terminal."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("", no_wrap=True)
-    for row in rows:
-        table.add_column(row.method.name.replace("_", " "), justify="right")
+    names = right(row.method.name.replace("_", " ") for row in rows)
+    table = Table(Column("", no_wrap=True), *names, box=box.SIMPLE_HEAD)
     for heading, cell in _ROWS.items():
         table.add_row(heading, *(cell(row) for row in rows))
     console.print(table)
 
 
 def _show_bandwidth(rows: Sequence[PlanRow], console: Console) -> None:
-    table = Table(title="smallest bandwidth of the slowest link, Gbit/s")
-    table.add_column("method", no_wrap=True)
-    for target in TARGETS:
-        table.add_column(f"{target:.0%}", justify="right")
+    columns = Column("method", no_wrap=True), *right(f"{target:.0%}" for target in TARGETS)
+    table = Table(*columns, title="smallest bandwidth of the slowest link, Gbit/s")
     for row in rows:
         cells = ("-" if gbps is None else f"{gbps:.3g}" for gbps in row.needed_gbps.values())
         table.add_row(row.method.name, *cells)
@@ -139,9 +136,8 @@ def _show_bandwidth(rows: Sequence[PlanRow], console: Console) -> None:
 def _show_published(entries: Sequence[dict], console: Console) -> None:
     if not entries:
         return
-    table = Table(title="beside the published figures (errors stated, not tuned away)")
-    for heading in ("what", "unit", "ours", "published", "error", "confidence"):
-        table.add_column(heading)
+    headings = ("what", "unit", "ours", "published", "error", "confidence")
+    table = Table(*headings, title="beside the published figures (errors stated, not tuned away)")
     for entry in entries:
         low, high = entry["published"]
         shown = f"{low:.4g}" if low == high else f"{low:.4g} - {high:.4g}"

@@ -31,6 +31,7 @@ from experiments.cli import (
     refuse_any,
     split_config,
 )
+from experiments.printing import right
 from experiments.progress import Work
 
 if TYPE_CHECKING:
@@ -129,9 +130,8 @@ def show(job: Job, report: AheadOfTime, console: Console) -> None:
         f"for programs; between programs {_gb(report.resident)} of state lie there"
         + (f", and {_gb(report.stowed)} on the host" if report.stowed else "")
     )
-    table = Table(box=box.SIMPLE, title="programs, one device", title_justify="left")
-    for column in ("program", "needs", "of it temporary", "TFLOP", "at least", "bound by"):
-        table.add_column(column, justify="left" if column in ("program", "bound by") else "right")
+    columns = ("program", *right(("needs", "of it temporary", "TFLOP", "at least")), "bound by")
+    table = Table(*columns, box=box.SIMPLE, title="programs, one device", title_justify="left")
     for program in report.programs:
         over = program.needs - report.room
         needs = _gb(program.needs) + (f" ({_gb(over)} too much)" if over > 0 else "")
@@ -181,9 +181,8 @@ def _show_crossing(report: AheadOfTime, console: Console) -> None:
 def _show_collectives(report: AheadOfTime, console: Console) -> None:
     from lowcomm_jax.aot.report import collective_table
 
-    table = Table(box=box.SIMPLE, title="collectives, one device", title_justify="left")
-    for column in ("program", "what", "runs", "bytes sent"):
-        table.add_column(column, justify="right" if column in ("runs", "bytes sent") else "left")
+    columns = ("program", "what", *right(("runs", "bytes sent")))
+    table = Table(*columns, box=box.SIMPLE, title="collectives, one device", title_justify="left")
     for program in report.programs:
         for what, row in collective_table(program.collectives).items():
             table.add_row(program.name, what, f"{row['runs']:g}", _mb(row["bytes"]))

@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from experiments.cli import RefusedError, problems_of
+from experiments.printing import right
 from experiments.progress import size
 from experiments.report.virtual import on_network
 from experiments.runlog import RunLog, summarise
@@ -202,9 +203,9 @@ def _payload(run: RunLog) -> float | None:
 
 def table(name: str, lines: Sequence[Deviation]) -> Table:
     """A row a figure, marked where plan and run differ by more than `APART`."""
-    out = Table(box=box.SIMPLE_HEAD, title=f"{name} against its plan", title_justify="left")
-    for heading in ("", "planned", "seen", "seen / planned"):
-        out.add_column(heading, justify="right" if heading else "left")
+    columns = ("", *right(("planned", "seen", "seen / planned")))
+    title = f"{name} against its plan"
+    out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for line in lines:
         ratio = "" if line.ratio is None else f"{line.ratio:.3f}"
         mark = f"{ratio} differs" if line.apart else ratio

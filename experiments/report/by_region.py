@@ -9,6 +9,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from experiments.printing import right
 from experiments.runlog import RunLog
 
 
@@ -63,9 +64,8 @@ def by_region(run: RunLog) -> list[RegionRun]:
 
 def table(run: RunLog, regions: list[RegionRun]) -> Table:
     """A row a region."""
-    out = Table(box=box.SIMPLE_HEAD, title=f"regions of {run.name}")
-    for heading in ("region", "participation", "liveness", "progress", "waited", "an exchange"):
-        out.add_column(heading, justify="right")
+    headings = ("region", "participation", "liveness", "progress", "waited", "an exchange")
+    out = Table(*right(headings), box=box.SIMPLE_HEAD, title=f"regions of {run.name}")
     for number, region in enumerate(regions):
         shares = [region.participation, region.liveness, region.progress]
         cells = [f"{share:.0%}" for share in shares]

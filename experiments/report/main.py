@@ -21,6 +21,7 @@ from rich.table import Table
 
 from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
 from experiments.compare.columns import note
+from experiments.printing import right
 from experiments.progress import duration, size
 from experiments.report import by_region, html_report
 from experiments.report.against import APART, against, read_plan
@@ -203,10 +204,8 @@ def unlike_names(workdirs: Sequence[Path]) -> list[str]:
 
 def virtual_table(names: Sequence[str], replayed: Sequence[Virtual]) -> Table:
     """Costs of the runs on the network; one column a run."""
-    out = Table(box=box.SIMPLE_HEAD, title=f"on the network {replayed[0].network}")
-    out.add_column("")
-    for name in names:
-        out.add_column(name, justify="right")
+    title = f"on the network {replayed[0].network}"
+    out = Table("", *right(names), box=box.SIMPLE_HEAD, title=title)
     for heading, cell in _VIRTUAL_ROWS.items():
         out.add_row(heading, *(cell(virtual) for virtual in replayed))
     return out
@@ -214,11 +213,8 @@ def virtual_table(names: Sequence[str], replayed: Sequence[Virtual]) -> Table:
 
 def table(summaries: Sequence[Summary]) -> Table:
     """One column a run, one row a number that some run has: a few runs fit a narrow terminal."""
-    out = Table(box=box.SIMPLE_HEAD)
-    out.add_column("")
-    for summary in summaries:
-        name = summary.name if summary.complete else f"{summary.name} (at step {summary.step})"
-        out.add_column(name, justify="right")
+    names = (s.name if s.complete else f"{s.name} (at step {s.step})" for s in summaries)
+    out = Table("", *right(names), box=box.SIMPLE_HEAD)
     for heading, cell in _ROWS.items():
         cells = [cell(summary) for summary in summaries]
         if set(cells) != {"-"}:

@@ -10,9 +10,10 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from experiments.compare.columns import brief, plus_minus, with_interval
+from experiments.printing import right
 from experiments.progress import size
 from experiments.sweep.space import settings
 
@@ -83,11 +84,10 @@ def show(
 ) -> None:
     """Print every point, best loss first; a cost on its frontier is marked."""
     loss = losses(result)
-    out = Table(box=box.SIMPLE_HEAD, title="all points, best first", title_justify="left")
-    for field in settings(next(iter(points.values()))):
-        out.add_column(field, overflow="fold")
-    for heading in ("eval loss", *(cost.heading for cost in costs)):
-        out.add_column(heading, justify="right", overflow="fold")
+    columns = [Column(field, overflow="fold") for field in settings(next(iter(points.values())))]
+    columns += right(("eval loss", *(cost.heading for cost in costs)), overflow="fold")
+    title = "all points, best first"
+    out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
     unknown = float("inf")
     for name in sorted(loss, key=lambda n: unknown if loss[n] is None else loss[n]):
         cells = [

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from experiments.printing import right
 from experiments.progress import duration, size, thousands
 
 _MARKS = {
@@ -62,12 +63,10 @@ def heading(view: Mapping[str, Any]) -> list[str]:
 
 def regions(view: Mapping[str, Any]) -> Table:
     """A row a region; columns without a value are left out."""
-    out = Table(box=box.SIMPLE_HEAD)
-    out.add_column("region", justify="right")
     shown = {name: [cell(row) for row in view["regions"]] for name, cell in COLUMNS.items()}
     shown = {name: cells for name, cells in shown.items() if set(cells) != {"-"}}
-    for name in shown:
-        out.add_column(name.replace(" ", "\n"), justify="right")
+    headings = ("region", *(name.replace(" ", "\n") for name in shown))
+    out = Table(*right(headings), box=box.SIMPLE_HEAD)
     for i, row in enumerate(view["regions"]):
         style = None if row["finite"] else "red"
         out.add_row(str(row["region"]), *(cells[i] for cells in shown.values()), style=style)
