@@ -11,6 +11,8 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+RESULT, REPORT = "compare.json", "report.html"  # files of a comparison
+
 
 def comparison(
     variants: Mapping[str, Mapping[str, Any]] | None = None,

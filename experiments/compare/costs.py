@@ -39,7 +39,7 @@ def costs(run: RunLog, networks: Mapping[str, Network], step_seconds: Pace) -> d
 
 
 def _virtual(run: RunLog, network: Network, step_seconds: Pace) -> dict[str, float]:
-    found = on_network(run, network, step_seconds, None)
+    found = on_network(run, network, step_seconds)
     return {
         "seconds": found.clock.wall_s,
         "allreduce_seconds": found.allreduce_s,

@@ -2,7 +2,7 @@
 
     python -m experiments compare --config=configs/compare/cocodc_vs_streaming.py --workdir=runs/b
 
-Writes compare.json, compare.png and report.html into WORKDIR; the run of a variant with seed K lies
+Writes compare.json and report.html into WORKDIR; the run of a variant with seed K lies
 in WORKDIR/VARIANT/seedK. Exit code 75: interrupted (Ctrl-C or SIGTERM); 1: runs failed. The same
 command continues: it keeps complete runs and goes on with the others. Fields:
 experiments/compare/config.py.
@@ -21,12 +21,12 @@ from rich.console import Console
 from experiments import compile_cache
 from experiments.compare.at_equal import sentence
 from experiments.compare.columns import note
+from experiments.compare.config import REPORT, RESULT
 from experiments.compare.equal import budgeted
-from experiments.compare.files import PICTURE, REPORT, RESULT
 from experiments.compare.plan import Comparison, plan
 from experiments.compare.result import Logs, collect, read_logs
 from experiments.compare.runs import run_all, terminations_interrupt
-from experiments.compare.show import in_order, interval_of, picture, show
+from experiments.compare.show import in_order, interval_of, show
 from experiments.report import html_report
 from experiments.report.html_data import Entry
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
@@ -69,10 +69,9 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
     result = collect(comparison, logs, failures)
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
     (comparison.workdir / RESULT).write_text(text, encoding="utf-8")
-    picture(result, comparison.workdir / PICTURE)
     page = report(comparison, logs, result)
     show(result, console)
-    files = [comparison.workdir / RESULT, comparison.workdir / PICTURE, *page]
+    files = [comparison.workdir / RESULT, *page]
     names = ", ".join(map(str, files))
     console.print(f"written: {names}", highlight=False, soft_wrap=True)
     return EXIT_FAILED if result["failures"] else 0

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.compare.files import REPORT, RESULT
+from experiments.compare.config import REPORT, RESULT
 
 
 def main(config: Any, workdir: str | Path) -> int:

@@ -1,10 +1,8 @@
-"""Print the result of a comparison, a table per panel, and draw its picture."""
+"""Print the result of a comparison, a table per panel."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -151,46 +149,3 @@ def _difference(found: Mapping[str, Any]) -> str:
     if found["documents_half"] is not None:
         return _close(plus_minus({**found, "half": found["documents_half"]}, "+.3f"))
     return f"{plus_minus(found, '+.4f')}\n{found['verdict']}"
-
-
-def picture(result: Mapping[str, Any], path: Path) -> None:
-    """Draw evaluation loss against tokens, one plot a panel: mean over seeds and its interval."""
-    from matplotlib.figure import Figure  # slow to import
-
-    panels = result["panels"]
-    across = math.ceil(math.sqrt(len(panels)))
-    rows = math.ceil(len(panels) / across)
-    figure = Figure(figsize=(6.5 * across, 4.5 * rows), layout="constrained")
-    for number, panel in enumerate(panels):
-        axes = figure.add_subplot(rows, across, number + 1)
-        _plot(axes, result, panel)
-        axes.set(xlabel="tokens, all regions", ylabel="eval loss of the anchor, nats per token")
-        axes.set_title(panel["title"])
-        axes.xaxis.set_major_formatter(thousands)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        if axes.get_lines():
-            axes.legend(frameon=False, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-
-
-def _plot(axes, result: Mapping[str, Any], panel: Mapping[str, Any]) -> None:
-    early = []  # losses at half of the run: the axis starts there, not at the first steep fall
-    for number, name in enumerate(panel["differences"]):
-        # The evaluation before training does not depend on the method.
-        points = [p for p in result["variants"][name]["curve"] if p["step"]]
-        curve = [p for p in points if p["mean"] is not None]
-        if not curve:
-            continue
-        tokens, mean = [p["tokens"] for p in curve], [p["mean"] for p in curve]
-        half = [p["half"] or 0.0 for p in curve]
-        style = {"color": f"C{number % 10}", "ls": "-" if number < 10 else "--"}
-        axes.plot(tokens, mean, lw=1.4, label=name, **style)
-        low, high = ([m + sign * h for m, h in zip(mean, half)] for sign in (-1, 1))
-        axes.fill_between(tokens, low, high, color=style["color"], alpha=0.15, lw=0)
-        early += [m for t, m in zip(tokens, mean) if t >= 0.5 * tokens[-1]][:1]
-    if early:
-        axes.set_ylim(top=1.02 * max(early))
-    if result["target"] is not None:
-        axes.axhline(result["target"], color="black", lw=0.8, ls=":")

@@ -175,7 +175,7 @@ def against(run: RunLog, plan: Mapping[str, Any]) -> list[Deviation]:
     step_s = plan["step_s"]
     network = parse(plan["network_spec"]).with_median_step(step_s)
     periods = dataclasses.replace(run, steps=run.steps[:whole])
-    virtual = on_network(periods, network, "network", None)
+    virtual = on_network(periods, network, "network")
     busy_s = step_s / row["utilisation"]
     pace = summary.tokens_per_second and run.header["tokens_per_step"] / summary.tokens_per_second
     faster = virtual.allreduce_s / virtual.clock.wall_s

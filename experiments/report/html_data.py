@@ -112,10 +112,7 @@ def utilisation_curves(
         Curve(
             entry.name,
             [float(link.slowest_gbps) for link in links],
-            [
-                on_network(entry.runs[0], link, step_seconds, None).clock.utilisation
-                for link in links
-            ],
+            [on_network(entry.runs[0], link, step_seconds).clock.utilisation for link in links],
         )
         for entry in entries
     ]

@@ -135,8 +135,7 @@ def show(
     loss_curves(runs, picture)
     console.print(f"loss curves: {picture}", highlight=False, soft_wrap=True)
     if links is not None:
-        pictures = [workdir / "timeline.png" for workdir in workdirs]
-        replayed = [on_network(r, links, step_seconds, p) for r, p in zip(runs, pictures)]
+        replayed = [on_network(run, links, step_seconds) for run in runs]
         console.print(virtual_table([run.name for run in runs], replayed))
         console.print(f"{BASELINE}, on the same clock.", highlight=False)
         for run in (run for run, virtual in zip(runs, replayed) if virtual.uneven):
@@ -145,8 +144,6 @@ def show(
                 "says nothing of it, those that step more seldom wait for their peers.",
                 highlight=False,
             )
-        for path in pictures:
-            console.print(f"timeline: {path}", highlight=False, soft_wrap=True)
     if page is not None:
         networks = {} if network is None or links is None else {network: links}
         write_page(runs, workdirs, networks, step_seconds, Path(page))

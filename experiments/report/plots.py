@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.progress import thousands
+from experiments.report.html_data import Entry, step_curves
 from experiments.runlog import RunLog
-
-_SMOOTHED_OVER = 50  # curves of noisy training losses show about this many windows
 
 
 def loss_curves(runs: Sequence[RunLog], path: Path) -> None:
@@ -19,16 +17,17 @@ def loss_curves(runs: Sequence[RunLog], path: Path) -> None:
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     if len(runs) == 1:
-        _regions(axes, runs[0])
+        for column, region in enumerate(runs[0].header["here"]):
+            _training(axes, runs[0], column, alpha=0.8, label=f"region {region}, training")
     for number, run in enumerate(runs):
         # The evaluation before training does not depend on the method.
-        evals = [e for e in run.evals if e["step"]]
-        tokens = [e["tokens"] for e in evals]
+        evals = [e for e in run.evals if e["step"] and e["anchor"] is not None]
+        tokens, losses = [e["tokens"] for e in evals], [e["anchor"] for e in evals]
         colour = "black" if len(runs) == 1 else f"C{number % 10}"
         label = "anchor, validation" if len(runs) == 1 else f"{run.name}, anchor, validation"
-        axes.plot(tokens, _values(evals, "anchor"), "o-", ms=4, color=colour, label=label)
+        axes.plot(tokens, losses, "o-", ms=4, color=colour, label=label)
         if len(runs) > 1:
-            axes.plot(*_smooth(run, None), color=colour, alpha=0.35, lw=1)
+            _training(axes, run, None, color=colour, alpha=0.35)
     title = ", ".join(dict.fromkeys(run.header["method"] for run in runs))
     regions = "/".join(dict.fromkeys(str(run.header["regions"]) for run in runs))
     _leave_out_the_first_fall(axes, runs)
@@ -50,31 +49,13 @@ def _leave_out_the_first_fall(axes, runs: Sequence[RunLog]) -> None:
         axes.set_ylim(top=1.05 * max(seen))
 
 
-def _regions(axes, run: RunLog) -> None:
-    here = run.header.get("here", range(run.header["regions"]))
-    for column, region in enumerate(here):
-        axes.plot(*_smooth(run, column), lw=1, alpha=0.8, label=f"region {region}, training")
+def _training(axes, run: RunLog, column: int | None, **style) -> None:
+    """The training loss of one region, averaged over windows; None = the mean of all."""
+    kind = "ce" if run.steps and "ce" in run.steps[0] else "loss"
 
+    def value(row):
+        losses = row[kind] if column is None else [row[kind][column]]
+        return None if None in losses else sum(losses) / len(losses)
 
-def _smooth(run: RunLog, region: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, training loss) averaged over windows; region None = the mean of all."""
-    if not run.steps:
-        return np.empty(0), np.empty(0)
-    key = "ce" if "ce" in run.steps[0] else "loss"
-    loss_SxR = np.array([_numbers(step[key]) for step in run.steps]).reshape(len(run.steps), -1)
-    loss_S = loss_SxR.mean(axis=1) if region is None else loss_SxR[:, region]
-    tokens_S = np.array([step["tokens"] for step in run.steps])
-    window = max(1, len(loss_S) // _SMOOTHED_OVER)
-    whole = len(loss_S) // window * window
-    return (
-        tokens_S[:whole].reshape(-1, window).mean(axis=1),
-        loss_S[:whole].reshape(-1, window).mean(axis=1),
-    )
-
-
-def _values(records: Sequence[dict], key: str) -> list[float]:
-    return _numbers(record[key] for record in records)
-
-
-def _numbers(values) -> list[float]:
-    return [float("nan") if value is None else value for value in values]
+    for curve in step_curves([Entry(run.name, (run,))], value):
+        axes.plot(curve.x, curve.y, lw=1, **style)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -19,7 +18,6 @@ from lowcomm_jax.network import (
     every_step,
     parse,
     replay,
-    save_picture,
 )
 
 Pace = float | Literal["network"] | None
@@ -68,22 +66,17 @@ def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
     return network
 
 
-def on_network(run: RunLog, network: Network, step_seconds: Pace, picture: Path | None) -> Virtual:
+def on_network(run: RunLog, network: Network, step_seconds: Pace) -> Virtual:
     """Replay a run's events.
 
     Args:
       step_seconds: see `Pace`.
-      picture: where the timeline of the last steps goes; None = no picture.
 
     Raises:
       RefusedError: the run is too short to know its speed, and `step_seconds` is not given.
     """
-    network, steps = _paced(run, network, step_seconds), len(run.steps)
-    clock = replay(network, run.steps, record_from=_shown_from(run) if picture else None)
-    if picture is not None:
-        shown = min(PICTURE_STEPS, steps)
-        title = f"{run.name} on {network.name}: the last {shown} steps"
-        save_picture(clock.timeline(), picture, title)
+    network = _paced(run, network, step_seconds)
+    clock = replay(network, run.steps, record_from=None)
     baseline, as_many = VirtualClock(network), round(nominal_steps(run, run.steps[-1]))
     every_step(baseline, 1, max(1, as_many), 4 * run.header["trained_params"])
     uneven = any("active" in row for row in run.steps)
@@ -95,7 +88,8 @@ def on_network(run: RunLog, network: Network, step_seconds: Pace, picture: Path 
 def last_steps(run: RunLog, network: Network, step_seconds: Pace) -> Timeline:
     """The timeline of the last `PICTURE_STEPS` steps; see `on_network`."""
     network = _paced(run, network, step_seconds)
-    return replay(network, run.steps, record_from=_shown_from(run)).timeline()
+    shown_from = max(1, len(run.steps) - PICTURE_STEPS + 1)
+    return replay(network, run.steps, record_from=shown_from).timeline()
 
 
 def seconds_at(
@@ -108,10 +102,6 @@ def seconds_at(
         done = step
         seconds.append(float(clock.now_R.max()))
     return seconds
-
-
-def _shown_from(run: RunLog) -> int:
-    return max(1, len(run.steps) - PICTURE_STEPS + 1)
 
 
 def _paced(run: RunLog, network: Network, step_seconds: Pace) -> Network:

@@ -37,12 +37,12 @@ def network(sync_seconds):
     return uniform(R, bits_per_link / sync_seconds / 1e9, delay_s=0.0, compute_s=1.0)
 
 
-def test_hours_utilisation_and_allreduce_by_hand(tmp_path):
-    virtual = on_network(run(), network(2.0), STEP, tmp_path / "timeline.png")
+def test_hours_utilisation_and_allreduce_by_hand():
+    virtual = on_network(run(), network(2.0), STEP)
     assert virtual.clock.wall_s == pytest.approx(12 * STEP + 3 * 2.0)
     assert virtual.clock.utilisation == pytest.approx(12 * STEP / (12 * STEP + 3 * 2.0))
     assert virtual.allreduce_s == pytest.approx(12 * (STEP + 2.0))
-    assert (tmp_path / "timeline.png").stat().st_size > 1000 and not virtual.uneven
+    assert not virtual.uneven
 
 
 @pytest.mark.parametrize("pace, each", [(None, 0.125), ("network", 1.0), (STEP, STEP)])
@@ -50,7 +50,7 @@ def test_terminal_page_figures_and_comparisons_have_one_clock(pace, each, monkey
     """None: this run's machine; the network's own; a number."""
     monkeypatch.setattr("experiments.report.virtual._own_step_seconds", lambda run: 0.125)
     monkeypatch.setattr("experiments.compare.costs.summarise", lambda run: MagicMock())
-    terminal = on_network(run(), network(2.0), pace, None)
+    terminal = on_network(run(), network(2.0), pace)
     assert terminal.step_seconds == each
     assert terminal.clock.wall_s == pytest.approx(12 * each + 3 * 2.0)
     page = costs(run(), {"n": network(2.0)}, pace)["networks"]["n"]
@@ -63,7 +63,7 @@ def test_terminal_page_figures_and_comparisons_have_one_clock(pace, each, monkey
 def test_slower_regions_stay_slower():
     steady = network(2.0)
     uneven = steady.with_compute([1.0, 1.0, 3.0])
-    virtual = on_network(run(), uneven, STEP, None)
+    virtual = on_network(run(), uneven, STEP)
     assert virtual.clock.compute_R == pytest.approx([12 * STEP, 12 * STEP, 36 * STEP])
     # The baseline waits for the slowest region at every step, too.
     assert virtual.allreduce_s == pytest.approx(12 * (3 * STEP + 2.0))
@@ -77,7 +77,7 @@ def test_the_baseline_meets_the_same_jitter():
         transfer_jitter=Jitter("lognormal", 0.6),
         first_use_s=0.7,
     )
-    virtual = on_network(run(period=1), noisy, STEP, None)
+    virtual = on_network(run(period=1), noisy, STEP)
     assert virtual.clock.wall_s == pytest.approx(virtual.allreduce_s, rel=1e-12)
 
 
@@ -85,7 +85,7 @@ def test_uneven_regions_compute_only_their_own_steps():
     slow = run()
     for row in slow.steps:
         row["active"] = [True, True, row["step"] % 2 == 0]
-    virtual = on_network(slow, network(2.0), STEP, None)
+    virtual = on_network(slow, network(2.0), STEP)
     assert virtual.uneven
     assert virtual.clock.compute_R == pytest.approx([12 * STEP, 12 * STEP, 6 * STEP])
 

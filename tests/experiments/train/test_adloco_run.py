@@ -152,6 +152,6 @@ def check_report_and_replay(root):
     assert summary.compression == pytest.approx(expected / summary.bytes_sent)
     network = check([run], NETWORK, None)
     seconds = float(np.median(network.compute_R))
-    replayed = on_network(run, network, seconds, None)
+    replayed = on_network(run, network, seconds)
     own = run.end["virtual"]["wall_s"]
     assert replayed.clock.wall_s == pytest.approx(own, rel=0.02)  # but for the last exchange
