@@ -1,7 +1,8 @@
 """Show how far work is: a live line in a terminal, plain lines elsewhere.
 
 `open_display` is for the steps of a run. `Work` is for all other work that may take long; it is
-shown on stderr, so that tables and JSON on stdout stay what they are.
+shown on stderr, so that tables and JSON on stdout stay what they are. `say` and `right` are for the
+lines and tables on stdout.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 PLAIN_SECONDS = 10  # between two lines of work where there is no terminal
@@ -229,6 +231,17 @@ class _Silent:
 
     def close(self) -> None:
         pass
+
+
+def say(console: Console, *lines: str) -> None:
+    """Print lines as they are: no markup, no colours of numbers, folded by the terminal alone."""
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def right(headings: Iterable[str], **how: Any) -> list[Column]:
+    """Columns of a table whose cells lie to the right; `how`: other fields of `Column`."""
+    return [Column(heading, justify="right", **how) for heading in headings]
 
 
 def size(count: float) -> str:

@@ -15,8 +15,7 @@ from scipy import special
 
 from experiments.cli import RefusedError
 from experiments.metrics import VERSION, checked, read_records
-from experiments.regions.merged import merged, region_logs
-from experiments.regions.participation import measure
+from experiments.regions.merged import measure, merged, region_logs
 from experiments.shape import fields, number
 from experiments.workdir import METRICS
 from lowcomm_jax.outer import Consensus

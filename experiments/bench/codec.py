@@ -20,8 +20,7 @@ from rich.table import Column, Table
 
 from experiments.bench.work import write_rows
 from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.printing import right
-from experiments.progress import tracked
+from experiments.progress import right, tracked
 from lowcomm_jax import compression
 from lowcomm_jax.compression import Codec
 

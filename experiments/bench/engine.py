@@ -19,7 +19,6 @@ from rich.table import Table
 
 import lowcomm_jax as lc
 from experiments.bench import torch_loop
-from experiments.bench.timing import interleave, median, ratio
 from experiments.bench.work import (
     SIZES,
     BenchWork,
@@ -27,14 +26,16 @@ from experiments.bench.work import (
     engine_loop,
     exchange_loop,
     held_bytes,
+    interleave,
     make_work,
+    median,
     one_device_engine,
     plain_loop,
+    ratio,
     write_rows,
 )
 from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.printing import right
-from experiments.progress import tracked
+from experiments.progress import right, tracked
 from experiments.train.header import machine
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.models import TransformerConfig, build

@@ -26,11 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 import lowcomm_jax as lc
-from experiments.bench.timing import interleave, median
-from experiments.bench.work import held_bytes, write_rows
+from experiments.bench.work import held_bytes, interleave, median, write_rows
 from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.printing import right
-from experiments.progress import tracked
+from experiments.progress import right, tracked
 from lowcomm_jax.aot.arithmetic import matrix_flops
 from lowcomm_jax.aot.hlo import parse
 from lowcomm_jax.aot.targets import accelerator_of

@@ -23,9 +23,8 @@ from rich.table import Table
 
 from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.metrics import read_records
-from experiments.printing import right
 from experiments.processes import ended_at_last, free_port, start
-from experiments.progress import tracked
+from experiments.progress import right, tracked
 from experiments.workdir import METRICS
 
 ONE, SEVERAL, JOBS = "one process, two devices", "two processes", "a job a region"

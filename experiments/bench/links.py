@@ -24,9 +24,8 @@ from rich.table import Table
 
 from experiments.bench import netem
 from experiments.metrics import read_records
-from experiments.printing import right
 from experiments.processes import ended_at_last, start
-from experiments.progress import tracked
+from experiments.progress import right, tracked
 from experiments.report.virtual import seconds_at
 from experiments.runlog import RunLog, read_run
 from experiments.workdir import METRICS

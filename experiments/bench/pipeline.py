@@ -20,11 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 import lowcomm_jax as lc
-from experiments.bench.timing import interleave, median
-from experiments.bench.work import write_rows
+from experiments.bench.work import interleave, median, write_rows
 from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.printing import right
-from experiments.progress import tracked
+from experiments.progress import right, tracked
 from experiments.train.header import machine
 from lowcomm_jax.models import Pipeline, TransformerConfig, build
 from lowcomm_jax.planner.memory import memory_of

@@ -26,9 +26,8 @@ from rich.table import Table
 
 from experiments.bench import netem
 from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.printing import right
 from experiments.processes import ended_at_last, start
-from experiments.progress import tracked
+from experiments.progress import right, tracked
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import streams, wire
 

@@ -22,8 +22,7 @@ from rich.table import Table
 
 from experiments.bench import links, netem
 from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.printing import right
-from experiments.progress import tracked
+from experiments.progress import right, tracked
 from lowcomm_jax.network import Jitter, VirtualClock, every_step, uniform
 from lowcomm_jax.network.randomness import generator
 from lowcomm_jax.planner.noloco_latency import idle_table

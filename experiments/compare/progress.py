@@ -15,9 +15,8 @@ from rich.table import Column, Table
 
 from experiments.compare.columns import columns
 from experiments.compare.plan import Comparison, RunSpec
-from experiments.printing import right
 from experiments.processes import last_line
-from experiments.progress import Display, Now, duration, steps_of
+from experiments.progress import Display, Now, duration, right, steps_of
 from experiments.report.html_report import row_of
 from experiments.runlog import RunLog, read_run, summarise
 from experiments.workdir import CHECKPOINTS

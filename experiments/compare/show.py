@@ -11,8 +11,7 @@ from rich.table import Column, Table
 
 from experiments.compare.columns import brief, columns, note, plus_minus, with_interval
 from experiments.compare.target import BYTES, STEPS, TOKENS, seconds_on
-from experiments.printing import right
-from experiments.progress import size, thousands
+from experiments.progress import right, size, thousands
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from experiments.faults.absences import Absences, Moment, ReplayedAbsences, ScriptedAbsences
+from experiments.faults.fault import Fault, participants
 from experiments.faults.happened import Happened
 from experiments.train.assemble import Run
 from experiments.train.starting import starting_params
-from lowcomm_jax.recovery.rejoin_sim import rejoin_regions
+from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.sync.sync_loop import SyncLoop
 
 
 class SimulatedFaults:
@@ -83,3 +86,106 @@ def _absences(faults, regions: int) -> Absences | None:
     if isinstance(faults, Happened):
         return ReplayedAbsences(faults)
     return ScriptedAbsences(faults, regions) if faults else None
+
+
+class Moment(NamedTuple):
+    """Inner steps done, and seconds of the virtual clock; None = there is no clock."""
+
+    step: int
+    seconds: float | None
+
+
+class Absences(Protocol):
+    """Which regions are absent when, and when they return.
+
+    Attributes:
+      timed: whether absences go by time; the step at which one begins is then not known before.
+    """
+
+    timed: bool
+
+    def takes_part(self, step: int, before: Moment) -> np.ndarray:
+        """Bool `[R]`: who takes part in what is sent after `step`; `before`: when it began."""
+
+    def prepare_loop(self, loop: SyncLoop) -> None:
+        """Prepare a simulation's loop, once, before it runs."""
+
+    def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
+        """Bool `[R]`: who takes part in the last synchronisation of a fragment."""
+
+    def next_return(self, step: int) -> float:
+        """The first step after this one at which a region starts from the anchor; or infinity."""
+
+    def returning(self, before: Moment, now: Moment) -> np.ndarray:
+        """Bool `[R]`: the regions that start from the anchor after one moment, up to another."""
+
+
+class ScriptedAbsences:
+    """A script's faults."""
+
+    def __init__(self, faults: Sequence[Fault], regions: int):
+        self._up = participants(faults, regions)
+        self._kills = [fault for fault in faults if fault.kind == "kill"]
+        self._regions = regions
+        self.timed = any(fault.timed for fault in faults)
+
+    def takes_part(self, step: int, before: Moment) -> np.ndarray:
+        return self._up(step, before.seconds)
+
+    def prepare_loop(self, loop: SyncLoop) -> None:
+        """Nothing to prepare: only who takes part differs."""
+
+    def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
+        """All but those that are dead for good: every other fault is over at the end."""
+        del fragment
+        dead = [fault.region for fault in self._kills if fault.end == math.inf]
+        return _without(dead, self._regions)
+
+    def next_return(self, step: int) -> float:
+        if self.timed:
+            return math.inf
+        return min((f.end for f in self._kills if f.end > step), default=math.inf)
+
+    def returning(self, before: Moment, now: Moment) -> np.ndarray:
+        def comes(fault: Fault) -> bool:
+            if fault.timed:
+                return before.seconds < fault.end <= now.seconds
+            return before.step < fault.end <= now.step
+
+        return ~_without([f.region for f in self._kills if comes(f)], self._regions)
+
+
+class ReplayedAbsences:
+    """What happened in a run of jobs."""
+
+    timed = False
+
+    def __init__(self, happened: Happened):
+        self._happened = happened
+
+    def takes_part(self, step: int, before: Moment) -> np.ndarray:
+        del before
+        return _without(self._happened.left_out.get(step, ()), self._happened.run.regions)
+
+    def prepare_loop(self, loop: SyncLoop) -> None:
+        """Send also what nobody took part in, as jobs do, and let some keep their own values."""
+        it = self._happened
+        loop.replay(lambda sent: _without(it.kept_own.get(sent, ()), it.run.regions))
+
+    def takes_part_at_the_end(self, fragment: int) -> np.ndarray:
+        return _without(self._happened.at_the_end.get(fragment, ()), self._happened.run.regions)
+
+    def next_return(self, step: int) -> float:
+        steps = [one.step for one in self._happened.rejoined]
+        return min((at for at in steps if at > step), default=math.inf)
+
+    def returning(self, before: Moment, now: Moment) -> np.ndarray:
+        came = self._happened.rejoined
+        regions = [one.region for one in came if before.step < one.step <= now.step]
+        return ~_without(regions, self._happened.run.regions)
+
+
+def _without(regions: Sequence[int], count: int) -> np.ndarray:
+    mask = np.ones(count, bool)
+    mask[list(regions)] = False
+    return mask

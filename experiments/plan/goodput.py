@@ -29,8 +29,7 @@ from experiments.cli import (
     refuse_any,
     split_config,
 )
-from experiments.printing import right, say
-from experiments.progress import tracked
+from experiments.progress import right, say, tracked
 from lowcomm_jax.network.errors import above_zero, not_negative, raise_all, whole
 from lowcomm_jax.planner.goodput import (
     CONFIDENCE,

@@ -10,8 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.printing import right, say
-from experiments.progress import duration, size, thousands
+from experiments.progress import duration, right, say, size, thousands
 from lowcomm_jax.planner.plan import PlanRow
 from lowcomm_jax.runtime.store_requests import requests_a_round, requests_a_second
 

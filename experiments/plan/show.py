@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from experiments.plan.screen import requests_line
-from experiments.printing import right
+from experiments.progress import right
 from lowcomm_jax.planner.dag import TARGETS
 from lowcomm_jax.planner.memory import INNER_BYTES
 from lowcomm_jax.planner.plan import PlanRow, Workload

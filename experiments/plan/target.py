@@ -31,8 +31,7 @@ from experiments.cli import (
     refuse_any,
     split_config,
 )
-from experiments.printing import right
-from experiments.progress import Work
+from experiments.progress import Work, right
 
 if TYPE_CHECKING:
     from experiments.train.job import Job

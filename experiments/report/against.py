@@ -12,8 +12,7 @@ from rich import box
 from rich.table import Table
 
 from experiments.cli import RefusedError, problems_of
-from experiments.printing import right
-from experiments.progress import size
+from experiments.progress import right, size
 from experiments.report.virtual import on_network
 from experiments.runlog import RunLog, summarise
 from experiments.shape import (

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from experiments.compare.columns import brief, plus_minus, with_interval
-from experiments.printing import right
-from experiments.progress import size
+from experiments.progress import right, size
 from experiments.sweep.space import settings
 
 MARK = "*"

@@ -10,8 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.printing import right
-from experiments.progress import duration, size, thousands
+from experiments.progress import duration, right, size, thousands
 
 _MARKS = {
     "step": ("·", "dim"),

@@ -10,8 +10,7 @@ from typing import Any
 from experiments.cli import RefusedError
 from experiments.metrics import VERSION, checked
 from experiments.watch.alarms import alarms
-from experiments.watch.follow import Follower
-from experiments.watch.record import Log
+from experiments.watch.record import Follower, Log
 from experiments.workdir import METRICS
 from lowcomm_jax.network import Network, VirtualClock, replay
 

@@ -11,8 +11,7 @@ positions, so a resumed run reads the same samples.
 
 from lowcomm_jax.data.config import DataConfig
 from lowcomm_jax.data.corpora import Corpus, Document, open_corpus
-from lowcomm_jax.data.evaluate import EvalData, per_document
-from lowcomm_jax.data.load import load
+from lowcomm_jax.data.load import EvalData, load, per_document
 from lowcomm_jax.data.tokenizers import Tokenizer
 from lowcomm_jax.data.train import TrainData
 

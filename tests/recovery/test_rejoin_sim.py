@@ -11,7 +11,7 @@ from oracle.loop import Regions, copy_tree, reduce_over, subtract, zeros_like
 from oracle.outer import Nesterov
 
 import lowcomm_jax as lc
-from lowcomm_jax.recovery.rejoin_sim import rejoin_regions
+from lowcomm_jax.recovery.rejoin import rejoin_regions
 
 R, H, TAU, ALPHA, STEPS = 3, 4, 2, 0.3, 15
 MESH = lc.make_mesh(devices=jax.devices()[:1])

@@ -12,7 +12,7 @@ from runtime.test_same_numbers import METHODS
 from runtime.together import batches, engine, rows, values
 
 from lowcomm_jax.recovery import rejoin
-from lowcomm_jax.recovery.rejoin_sim import rejoin_regions
+from lowcomm_jax.recovery.rejoin import rejoin_regions
 
 R, STEPS, DIES, WAIT = 3, 160, 9, 24
 

@@ -14,7 +14,7 @@ from lowcomm_jax.channels import Channel, Everything, Sampled
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.methods import Method
 from lowcomm_jax.network import replay, uniform
-from lowcomm_jax.recovery.rejoin_sim import rejoin_regions
+from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.schedule import Never, Staggered
 from lowcomm_jax.state import with_inner
 from lowcomm_jax.state.leaves import state_leaves

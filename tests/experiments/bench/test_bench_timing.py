@@ -1,7 +1,7 @@
 """What the benchmarks have in common."""
 
 from experiments import progress
-from experiments.bench.timing import interleave
+from experiments.bench.work import interleave
 
 
 def test_rounds_are_interleaved_and_told(monkeypatch, capsys):

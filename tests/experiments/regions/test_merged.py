@@ -7,7 +7,7 @@ import pytest
 
 from experiments.metrics import VERSION, MetricsLog
 from experiments.regions.merged import merged
-from experiments.report.by_region import by_region
+from experiments.report.main import by_region
 from experiments.runlog import read_run, summarise
 
 REGIONS, STEPS = 3, 4
