@@ -269,3 +269,8 @@ def thousands(value: float, _=None) -> str:
         if abs(value) >= scale:
             return f"{value / scale:g}{unit}"
     return f"{value:g}"
+
+
+def rounded(count: float) -> str:
+    """`thousands` of three digits: 1.23M."""
+    return thousands(float(f"{count:.3g}"))

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.progress import duration, size, thousands
+from experiments.progress import duration, rounded, size
 from experiments.report.virtual import Pace
 
 ALLREDUCE = "AllReduce: fp32 gradients exchanged at every step"
@@ -29,7 +29,7 @@ def columns(networks: Sequence[str]) -> dict[str, Column]:
     """Heading -> column; the columns of one network follow one another."""
     found = {
         "eval loss": Column(lambda row: row["loss"]["mean"], _loss),
-        "tokens": _known("tokens", lambda count: thousands(float(f"{count:.3g}"))),
+        "tokens": _known("tokens", rounded),
         "sent per region": _known("bytes_sent", size),
         "fewer bytes": _known("compression", "{:.3g}x".format),
     }

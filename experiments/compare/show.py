@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from experiments.compare.columns import brief, columns, note, plus_minus, with_interval
 from experiments.compare.target import BYTES, STEPS, TOKENS, seconds_on
-from experiments.progress import right, size, thousands
+from experiments.progress import right, rounded, size
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
@@ -104,7 +104,7 @@ def _narrow_table(title: str, headings: Sequence[str]) -> Table:
 
 def _loss(row: Mapping[str, Any], seeds: int) -> str:
     text = plus_minus(with_interval(row), ".4f")
-    text = _close(text) if seeds == 1 else text
+    text = text.replace(" ", "") if seeds == 1 else text
     lost = len(row["runs"]) - row["loss"]["count"]
     missing = seeds - len(row["runs"])
     notes = [f"{lost} not finite"] if lost else []
@@ -112,14 +112,9 @@ def _loss(row: Mapping[str, Any], seeds: int) -> str:
     return f"{text} ({', '.join(notes)})" if notes else text
 
 
-def _close(text: str) -> str:
-    """The text on one line: with one seed there are no verdicts below the numbers."""
-    return text.replace(" ", "")
-
-
 def target_table(result: Mapping[str, Any]) -> Table:
     """Costs of reaching the target: tokens, bytes, and virtual time on every network."""
-    shown = {"tokens": (TOKENS, _tokens), "sent per region": (BYTES, size)}
+    shown = {"tokens": (TOKENS, rounded), "sent per region": (BYTES, size)}
     for name in result["networks"]:
         shown[f"time on {name}"] = (seconds_on(name), brief)
     out = _narrow_table(f"to reach the loss {result['target']:.4f}", list(shown))
@@ -127,10 +122,6 @@ def target_table(result: Mapping[str, Any]) -> Table:
         cells = [_reached(row["to_target"][key], form) for key, form in shown.values()]
         out.add_row(name, *cells)
     return out
-
-
-def _tokens(count: float) -> str:
-    return thousands(float(f"{count:.3g}"))
 
 
 def _reached(found: Mapping[str, Any], form: Callable[[float], str] = "{:.0f}".format) -> str:
@@ -146,5 +137,5 @@ def _difference(found: Mapping[str, Any]) -> str:
     if found["mean"] is None:
         return "-"
     if found["documents_half"] is not None:
-        return _close(plus_minus({**found, "half": found["documents_half"]}, "+.3f"))
+        return plus_minus({**found, "half": found["documents_half"]}, "+.3f").replace(" ", "")
     return f"{plus_minus(found, '+.4f')}\n{found['verdict']}"

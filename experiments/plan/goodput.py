@@ -265,7 +265,7 @@ def _show_own(
     by_name = {row.method: row for row in rows}
     say(
         console,
-        f"highest goodput: {METHODS[best.method].title}, {_percent(best.goodput)}; DP loses "
+        f"highest goodput: {METHODS[best.method].title}, {100 * best.goodput:.2f}%; DP loses "
         f"{100 * (best.goodput - by_name[DP].goodput):.2f} points more. Standard errors of the "
         f"simulation: at most {100 * max(row.error for row in rows):.2f} points",
         *_reactions(),
@@ -400,7 +400,3 @@ def _time(seconds: float) -> str:
 
 def _chips(count: int) -> str:
     return f"{count / 1e6:g}M" if count >= 1e6 else f"{count / 1e3:g}k"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}%"

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.progress import duration, right, say, size, thousands
+from experiments.progress import duration, right, rounded, say, size
 from lowcomm_jax.planner.plan import PlanRow
 from lowcomm_jax.runtime.store_requests import requests_a_round, requests_a_second
 
@@ -23,8 +23,8 @@ def show_answer(result: Mapping[str, Any], rows: Sequence[PlanRow], console: Con
     of = "" if limit is None else f" of {limit:g} GB"
     say(
         console,
-        f"{result['name']}: {_count(result['params'])} parameters, "
-        f"{_count(result['tokens'])} tokens in {result['steps']:,.0f} steps of "
+        f"{result['name']}: {rounded(result['params'])} parameters, "
+        f"{rounded(result['tokens'])} tokens in {result['steps']:,.0f} steps of "
         f"{result['step_s']:.3g} s",
         f"{regions} regions of {devices} devices{of}; network {network['name']}, slowest link "
         f"{network['slowest_gbps']:.3g} Gbit/s ({network['confidence']})",
@@ -63,13 +63,9 @@ def _table(rows: Sequence[PlanRow], found: Mapping[str, Any]) -> Table:
         if priced:
             total = entry["price"]["total"]
             share = entry["price"]["traffic"] / total if total else 0.0
-            cells += [_count(total), f"{share:.0%}"]
+            cells += [rounded(total), f"{share:.0%}"]
         out.add_row(f"{place.get(name, '  ')} {name}", *cells)
     return out
-
-
-def _count(number: float) -> str:
-    return thousands(float(f"{number:.3g}"))
 
 
 def _time(hours: float) -> str:
@@ -150,7 +146,7 @@ def _store_line(regions: int, steps: float, row: PlanRow) -> str:
     total = rounds * a_round + 3600 * row.hours * a_second
     return (
         f"store: with one job per region and exchange=store, {a_round} requests a round and region "
-        f"at least, and {a_second:.0f} a second: {_count(total)} a region"
+        f"at least, and {a_second:.0f} a second: {rounded(total)} a region"
     )
 
 

@@ -166,7 +166,11 @@ def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
     """What the methods did: staleness, disagreement of the regions, ranks."""
     figures = [staleness_chart(staleness(entries), colour)]
     for title, label, value in (
-        ("disagreement of the regions", "distance from their mean", _disagreement),
+        (
+            "disagreement of the regions",
+            "distance from their mean",
+            operator.itemgetter("disagreement"),
+        ),
         ("codec error", "share of the change not read", _codec_error),
         ("measured rank", "rank of the mean change", rank_of),
         ("batch of a trainer", "sequences asked for", batch_of),
@@ -199,7 +203,3 @@ def _codec_error(row: Mapping[str, Any]) -> float | None:
         if took_part
     ]
     return float(np.mean(errors)) if errors else None
-
-
-def _disagreement(row: Mapping[str, Any]) -> float | None:
-    return row["disagreement"]

@@ -17,6 +17,7 @@ from experiments.results import fit as fits
 from experiments.results.effects import OPEN, SURE, Effect
 from experiments.results.figures import count, kind
 from experiments.results.verdict import NO_VERDICT, ORDER, Verdict
+from lowcomm_jax.checkpoint.load import dotted
 
 FOLDER = "evidence"  # of the pictures, beside the page
 OVERVIEW = "overview.png"
@@ -63,6 +64,7 @@ def _head(evidence: Evidence) -> str:
     campaign, records = evidence.campaign, list(evidence.ledger.found.values())
     sizes = ", ".join(dict.fromkeys(count(r["params"]) for r in records if not r["cell"]["tunes"]))
     seeds = {r["cell"]["seed"] for r in records if not r["cell"]["tunes"]}
+    of_seeds = f"Seeds that are reported: {len(seeds)}."
     return f"""
 # Evidence: what papers claim, as a function of scale
 
@@ -70,14 +72,10 @@ Written by `python -m experiments results` from the records in `{campaign.record
 
 Models of {sizes} parameters on the bytes of Python sources, H = {campaign.period}. A verdict is
 about these scales. Published figures come from models 100 to 100,000 times larger.
-{_word_of_seeds(len(seeds))} Other measurements: [results](RESULTS.md).
+{of_seeds} Losses are in nats per token (a byte). Other measurements: [results](RESULTS.md).
 
 ![all claims at all rungs]({FOLDER}/{OVERVIEW})
 """
-
-
-def _word_of_seeds(seeds: int) -> str:
-    return f"Seeds that are reported: {seeds}. Losses are in nats per token (a byte)."
 
 
 def _claims_table(evidence: Evidence) -> str:
@@ -99,7 +97,7 @@ def _claims_table(evidence: Evidence) -> str:
         told = ", ".join(str(statuses[word]) for word in ("seen", "opposite", OPEN))
         shown = "; ".join(f"{_difference(e)} ({e.rung.regions} regions)" for e in at) or "-"
         rows.append(
-            f"| [{claim.says}](#{_anchor(claim)}) ({claim.source.partition(';')[0]}) "
+            f"| [{claim.says}](#{claim.name}) ({claim.source.partition(';')[0]}) "
             f"| {kind(verdict.split)} | **{_verdict(evidence, verdict)}** | {shown} | {told} |"
         )
     absent = [n for n in evidence.campaign.claims if not evidence.effects[n]]
@@ -118,10 +116,6 @@ def _verdict(evidence: Evidence, verdict: Verdict) -> str:
         if "to" in verdict.word or "from" in verdict.word
         else (f"{verdict.word} (up to {where})")
     )
-
-
-def _anchor(claim: Claim) -> str:
-    return claim.name
 
 
 def _difference(effect: Effect) -> str:
@@ -299,23 +293,13 @@ def _rates(evidence: Evidence) -> str:
 
 def _settings(points, name: str) -> str:
     """The values of a point, each with the grid that it was chosen from."""
-    flat = {point: _flat(changes) for point, changes in points.items()}
+    flat = {point: dotted(changes) for point, changes in points.items()}
     shown = []
     for field, value in flat[name].items():
         grid = ", ".join(f"{v:g}" for v in sorted({of[field] for of in flat.values()}))
         which = "outer" if "outer" in field else "inner"
         shown.append(f"{which} {value:g} (of {grid})")
     return ", ".join(shown)
-
-
-def _flat(changes, prefix: str = "") -> dict[str, float]:
-    found = {}
-    for key, value in changes.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
 
 
 def _scaling(evidence: Evidence) -> str:

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from experiments.compare.columns import brief, plus_minus, with_interval
 from experiments.progress import right, size
-from experiments.sweep.space import settings
+from lowcomm_jax.checkpoint.load import dotted
 
 MARK = "*"
 
@@ -83,7 +83,7 @@ def show(
 ) -> None:
     """Print every point, best loss first; a cost on its frontier is marked."""
     loss = losses(result)
-    columns = [Column(field, overflow="fold") for field in settings(next(iter(points.values())))]
+    columns = [Column(field, overflow="fold") for field in dotted(next(iter(points.values())))]
     columns += right(("eval loss", *(cost.heading for cost in costs)), overflow="fold")
     title = "all points, best first"
     out = Table(*columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
@@ -94,7 +94,7 @@ def show(
             for cost in costs
         ]
         shown = plus_minus(with_interval(result["variants"][name]), ".4f")
-        out.add_row(*map(str, settings(points[name]).values()), shown, *cells)
+        out.add_row(*map(str, dotted(points[name]).values()), shown, *cells)
     console.print(out)
     console.print(
         f"{MARK}: on the frontier, no other point has both a lower loss and a lower cost. "
@@ -110,7 +110,7 @@ def write_csv(
     path: Path,
 ) -> None:
     """Write a row a point: settings, loss, half interval, costs, and on which frontiers it is."""
-    headings = [*settings(next(iter(points.values()))), "loss", "loss_half"]
+    headings = [*dotted(next(iter(points.values()))), "loss", "loss_half"]
     for cost in costs:
         headings += [cost.heading, f"on frontier: {cost.heading}"]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -118,7 +118,7 @@ def write_csv(
         table.writerow(["point", *headings])
         for name, point in points.items():
             found = with_interval(result["variants"][name])
-            row = [name, *settings(point).values(), found["mean"], found["half"]]
+            row = [name, *dotted(point).values(), found["mean"], found["half"]]
             for cost in costs:
                 row += [cost.of[name], name in cost.edge]
             table.writerow(row)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
@@ -148,14 +148,3 @@ def _changes(
             here, value = here.setdefault(parent, {}), value[parent]
         here[last] = value[last]
     return changes, [line.replace("--config.", "over: ") for line in problems if line]
-
-
-def settings(point: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted field -> value of a point."""
-    found = {}
-    for key, value in point.items():
-        if isinstance(value, Mapping):
-            found |= settings(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found

@@ -67,7 +67,6 @@ class Evaluator:
         devices = mesh.shape[REGION] * mesh.shape["fsdp"]
         spec = P(None, slots) if batch % devices == 0 else P()
         self._batches = place(chosen, NamedSharding(mesh, spec))
-        self._per_region = per_region
         everywhere = NamedSharding(mesh, P())  # so that every process can read them
         self._losses = jax.jit(
             lambda state, batches: _losses(model, state, batches, per_region),

@@ -99,7 +99,6 @@ class Log:
         self.behind = 0  # steps that the newest evaluated anchor is old
         self.own_anchors = False
         self.complete = False
-        self.resumed = 0
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.norms: OrderedDict[str, float] = OrderedDict()  # of landings, by key
         self._left_out: OrderedDict[str, Sequence[float]] = OrderedDict()  # of sends, by key
@@ -121,7 +120,6 @@ class Log:
                 self.behind = record.get("behind", 0)
                 self.own_anchors |= "anchor_variance" in record
             elif kind == "resume":
-                self.resumed += 1
                 self.complete = False
             elif kind == "end":
                 self.complete = True

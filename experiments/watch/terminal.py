@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.progress import duration, right, size, thousands
+from experiments.progress import duration, right, rounded, size
 
 _MARKS = {
     "step": ("·", "dim"),
@@ -42,12 +42,11 @@ def heading(view: Mapping[str, Any]) -> list[str]:
         state += ", complete"
     elif view["left_s"] is not None:
         state += f", about {duration(view['left_s'])} left"
-    tokens = thousands(float(f"{view['tokens']:.3g}"))
     kind = "one job per region" if view["jobs"] else "one process"
     lines = [
         f"{view['name']}: {view['method']}, {view['regions_of_run']} regions, {kind}, "
         f"corpus {view['corpus']}",
-        f"{state}; {tokens} tokens",
+        f"{state}; {rounded(view['tokens'])} tokens",
     ]
     if view["tokens_per_second"]:
         lines[-1] += f", {view['tokens_per_second']:,.0f} tokens/s"

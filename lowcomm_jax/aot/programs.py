@@ -80,7 +80,6 @@ def compile_engine(
     engine: Engine,
     params: PyTree,
     batch: PyTree,
-    options: Any = None,
     progress: Progress | None = None,
 ) -> CompiledEngine:
     """Compile the programs of a period: inner step, and the largest fragment's send and landing.
@@ -89,7 +88,6 @@ def compile_engine(
       engine: on the mesh of a target; its loss function is traced, nothing runs.
       params: shapes of the parameters, the user's tree.
       batch: shapes of one region's batch of a step, `[b, ...]`.
-      options: XLA compiler options.
       progress: see `ahead_of_time`.
 
     Raises:
@@ -101,7 +99,7 @@ def compile_engine(
     programs = round_programs.build(config, layout)
     state = abstract_state(programs, params)
     found: list[CompiledProgram] = []
-    recording = _recording(programs, found, options, engine.config.offload, progress)
+    recording = _recording(programs, found, engine.config.offload, progress)
     loop = engine.loop_of(recording)
     staged = region_batch(programs, batch)
     ids = jax.ShapeDtypeStruct((loop.count,), np.int32, sharding=config.regions.sharding(REGION))
@@ -172,7 +170,6 @@ def _record_gradient_step(recording, state: TrainState, staged: PyTree, ids: Any
 def _recording(
     programs: RoundPrograms,
     found: list,
-    options: Any,
     offload: bool,
     progress: Progress | None,
 ) -> RoundPrograms:
@@ -202,7 +199,7 @@ def _recording(
             start = time.perf_counter()
             lowered = program.lower(*args, **kwargs)
             try:
-                compiled = lowered.compile(compiler_options=options)
+                compiled = lowered.compile()
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise

@@ -209,7 +209,7 @@ def ahead_of_time(
             "mesh=target.mesh(...)"
         )
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
-    found = compile_engine(engine, *shapes, options=compiler_options(target), progress=progress)
+    found = compile_engine(engine, *shapes, progress=progress)
     reports = [_read(program, target, mesh.shape, found.resident) for program in found.programs]
     return AheadOfTime(
         target,
@@ -220,12 +220,6 @@ def ahead_of_time(
         found.announced,
         flops_used,
     )
-
-
-def compiler_options(target: Target) -> dict[str, Any] | None:
-    """XLA's options for programs of a target; None = its defaults."""
-    del target
-    return None
 
 
 def _read(

@@ -109,8 +109,6 @@ class PerTensor(Codec):
         """The codec of the leaf with this path."""
         return next((c for pattern, c in self.rules if re.search(pattern, path)), self.default)
 
-        """path -> codec of each leaf, to check the rules."""
-
     def sent_whole(self, like: PyTree) -> list[str]:
         """Paths of the matrices larger than 64 x 64 of which a codec sends all, though it should
         choose (`MatrixCodec.sends_all`).

@@ -267,22 +267,6 @@ def expected(fleet: Fleet, method: str) -> float | None:
 # -- the published simulation ------------------------------------------------------------------
 
 
-def published_fleet(chips: int, learners: int) -> Fleet:
-    """Give a fleet of the published simulation, with the values that are fitted to its table.
-
-    A chip has one interrupt a year, as published. Times of reconfiguration and repair are not:
-    `FITTED` stands for both.
-    """
-    elastic, restart = FITTED["elastic"], FITTED["dp"]
-    return Fleet(
-        regions=even_regions(chips, learners),
-        stop_s=elastic.stop_s,
-        restart_s=restart.stop_s,
-        overhead=elastic.overhead,
-        restart_overhead=restart.overhead,
-    )
-
-
 def even_regions(chips: int, regions: int) -> tuple[int, ...]:
     """Cut a number of chips into regions that differ by one chip at most."""
     return tuple(chips * (i + 1) // regions - chips * i // regions for i in range(regions))

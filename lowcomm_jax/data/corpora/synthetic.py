@@ -56,23 +56,6 @@ class MarkovCorpus:
         weight[topic, row, weight.argmax(-1)] += rest
         return weight
 
-    def entropy_per_character(self) -> float:
-        """Return the source's entropy rate in nats per character, averaged over the topics.
-
-        It is the lower bound of a model's expected loss per character, apart from the first symbol,
-        the end of the document and the unknown topic.
-        """
-        length_S = np.array([len(symbol) for symbol in self.symbols], np.float64)
-        rates = []
-        for weight_SxS in self.transitions():
-            p_SxS = weight_SxS / _TOTAL
-            pi_S = np.full(len(self.symbols), 1.0 / len(self.symbols))
-            for _ in range(1_000):
-                pi_S = pi_S @ p_SxS
-            entropy_S = -(p_SxS * np.log(p_SxS)).sum(-1)
-            rates.append((pi_S @ entropy_S) / (pi_S @ length_S))
-        return float(np.mean(rates))
-
     def documents(self) -> Iterator[Document]:
         bound_KxSxS = np.cumsum(self.transitions(), axis=-1)
         topic_D = np.tile(np.arange(self.topics), self.documents_per_topic)

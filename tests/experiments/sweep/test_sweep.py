@@ -5,7 +5,8 @@ import pytest
 
 from experiments.cli import load_config
 from experiments.sweep.frontier import frontier
-from experiments.sweep.space import points, settings
+from experiments.sweep.space import points
+from lowcomm_jax.checkpoint.load import dotted
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_draws_are_seeded_and_stay_in_their_ranges(base):
     found = points(base, over, 60, 3)
     assert list(points(base, over, 5, 3)) == list(found)[:5]
     assert list(points(base, over, 5, 4)) != list(found)[:5]
-    drawn = [settings(point) for point in found.values()]
+    drawn = [dotted(point) for point in found.values()]
     rate = np.array([point["inner.learning_rate"] for point in drawn])
     assert rate.min() >= 1e-4 and rate.max() <= 1e-1
     # Half of a logarithmic range lies below its geometric mean.
