@@ -169,7 +169,7 @@ def _inside(entries: Sequence[Entry], colour: Mapping[str, int]) -> str:
         (
             "disagreement of the regions",
             "distance from their mean",
-            operator.itemgetter("disagreement"),
+            lambda row: row["disagreement"],
         ),
         ("codec error", "share of the change not read", _codec_error),
         ("measured rank", "rank of the mean change", rank_of),
