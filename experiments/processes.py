@@ -81,6 +81,33 @@ def ended_at_last(processes: Iterable[subprocess.Popen]) -> Iterator[None]:
             process.wait()
 
 
+def run_together(
+    what: str,
+    module: str,
+    parts: Iterable[tuple[Sequence[str], Path, Sequence[str]]],
+    within_s: float | None = None,
+) -> None:
+    """Run a module in several processes at once, until all have ended.
+
+    Args:
+      what: they do, for the error's message.
+      parts: (arguments, output, before) of each; see `start`.
+      within_s: seconds for one of them; None = any.
+
+    Raises:
+      RuntimeError: a process failed; holds the end of its output.
+    """
+    children: list[subprocess.Popen] = []
+    with ended_at_last(children):
+        outputs = []
+        for arguments, output, before in parts:
+            children.append(start(module, arguments, output, before))
+            outputs.append(output)
+        for child, output in zip(children, outputs, strict=True):
+            if child.wait(within_s):
+                raise RuntimeError(f"{what}: {output.read_text()[-2000:]}")
+
+
 def last_line(file: Path) -> str:
     """The last whole line of a file that is being written, empty if there is none."""
     with file.open("rb") as opened:

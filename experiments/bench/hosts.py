@@ -23,7 +23,7 @@ from rich.table import Table
 
 from experiments.cli import Flags, flag_problems, refuse_any
 from experiments.metrics import read_records
-from experiments.processes import ended_at_last, free_port, start
+from experiments.processes import free_port, run_together
 from experiments.progress import right, tracked
 from experiments.workdir import METRICS
 
@@ -74,14 +74,8 @@ def tokens_per_second(name: str, given: Sequence[str], steps: int, work: Path) -
     Raises:
       RuntimeError: a process failed; holds the end of its output.
     """
-    output, commands = work / "output.txt", commands_of(name, given, work)
-    children = []
-    with ended_at_last(children):
-        for command in commands:
-            children.append(start("experiments", command, output))
-        codes = [child.wait() for child in children]
-    if any(codes):
-        raise RuntimeError(f"{name} ended with {codes}:\n{output.read_text()[-2000:]}")
+    commands = commands_of(name, given, work)
+    run_together(name, "experiments", ((c, work / "output.txt", ()) for c in commands))
     folders = [work / "run"] if name != JOBS else [work / "run" / f"region{r}" for r in range(2)]
     return sum(pace(folder, steps // 4) for folder in folders)
 

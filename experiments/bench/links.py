@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import statistics
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +22,7 @@ from rich.table import Table
 
 from experiments.bench import netem
 from experiments.metrics import read_records
-from experiments.processes import ended_at_last, start
+from experiments.processes import run_together
 from experiments.progress import right, tracked
 from experiments.report.virtual import seconds_at
 from experiments.runlog import RunLog, read_run
@@ -154,26 +152,17 @@ def row(
 
 def train(method: str, rate: float | None, periods: int, batch: int) -> TrainedOverLink:
     """One run of `WARM_UP + periods` periods, so many sequences a step."""
-    folder = Path(tempfile.mkdtemp(prefix="lowcomm-link-"))
-    processes: list[subprocess.Popen] = []
-    try:
-        with netem.link(rate) as places, ended_at_last(processes):
-            cores = sorted(os.sched_getaffinity(0))
-            for region, place in enumerate(places):
-                workdir = folder / f"region{region}"
-                workdir.mkdir()
-                pinned = [*place, "taskset", "-c", str(cores[region % len(cores)])]
-                steps = (WARM_UP + periods) * PERIOD
-                arguments = _arguments(method, region, folder, steps, batch)
-                output = workdir / "output.txt"
-                processes.append(start("experiments", arguments, output, before=pinned))
-            for region, process in enumerate(processes):
-                if process.wait(_SECONDS_TO_END):
-                    printed = (folder / f"region{region}" / "output.txt").read_text()
-                    raise RuntimeError(f"{method} at {rate} Mbit/s: {printed[-2000:]}")
+    with tempfile.TemporaryDirectory(prefix="lowcomm-link-") as made, netem.link(rate) as places:
+        folder, cores, parts = Path(made), sorted(os.sched_getaffinity(0)), []
+        for region, place in enumerate(places):
+            workdir = folder / f"region{region}"
+            workdir.mkdir()
+            pinned = [*place, "taskset", "-c", str(cores[region % len(cores)])]
+            steps = (WARM_UP + periods) * PERIOD
+            arguments = _arguments(method, region, folder, steps, batch)
+            parts.append((arguments, workdir / "output.txt", pinned))
+        run_together(f"{method} at {rate} Mbit/s", "experiments", parts, _SECONDS_TO_END)
         return _read(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _arguments(method: str, region: int, folder: Path, steps: int, batch: int) -> list[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from rich.table import Table
 
 from experiments.bench import netem
 from experiments.cli import Flags, flag_problems, refuse_any
-from experiments.processes import ended_at_last, start
+from experiments.processes import run_together
 from experiments.progress import right, tracked
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import streams, wire
@@ -78,19 +77,12 @@ def measure(variant: str, rate: int, sizes: Sequence[int], repeats: int) -> dict
     Raises:
       RuntimeError: an end failed, with what it printed.
     """
-    processes: list[subprocess.Popen] = []
     with tempfile.TemporaryDirectory(prefix="lowcomm-transfer-") as folder, _places(rate) as places:
-        with ended_at_last(processes):
-            outputs = []
-            for region, (before, host) in enumerate(places):
-                settings = [folder, region, host, variant, list(sizes), repeats]
-                outputs.append(Path(folder) / f"output{region}")
-                given = [json.dumps(settings)]
-                made = start("experiments.bench.transfer", given, outputs[-1], before=before)
-                processes.append(made)
-            for process, output in zip(processes, outputs, strict=True):
-                if process.wait(_SECONDS_TO_END):
-                    raise RuntimeError(f"{variant}: {output.read_text()[-2000:]}")
+        parts = []
+        for region, (before, host) in enumerate(places):
+            settings = [folder, region, host, variant, list(sizes), repeats]
+            parts.append(([json.dumps(settings)], Path(folder) / f"output{region}", before))
+        run_together(variant, "experiments.bench.transfer", parts, _SECONDS_TO_END)
         taken = json.loads((Path(folder) / "taken").read_text())
     return {int(mib): statistics.median(seconds) for mib, seconds in taken.items()}
 

@@ -15,6 +15,8 @@ from experiments.workdir import METRICS
 from lowcomm_jax.network import Network, VirtualClock, replay
 
 SHOWN_STEPS = 60  # of the timeline
+_AS_RECORDED = ("step", "loss", "finite", "exchanges", "staleness", "stalest", "sent", "received")
+_AS_RECORDED += ("rate", "waited", "travel", "skipped")  # of a region
 
 View = dict[str, Any]
 """Fields (losses in nats per token, bytes, seconds; None = not known):
@@ -172,19 +174,8 @@ def _regions(logs: Sequence[Log], clock: VirtualClock | None) -> list[dict[str, 
         r = region.number
         row = {
             "region": r,
-            "step": region.step,
-            "loss": region.loss,
-            "finite": region.finite,
+            **{name: getattr(region, name) for name in _AS_RECORDED},
             "participation": region.counted / region.exchanges if region.exchanges else None,
-            "exchanges": region.exchanges,
-            "staleness": region.staleness,
-            "stalest": region.stalest,
-            "sent": region.sent,
-            "received": region.received,
-            "rate": region.rate,
-            "waited": region.waited,
-            "travel": region.travel,
-            "skipped": region.skipped,
             "curve": [list(point) for point in zip(region.curve.x, region.curve.y)],
             "link": None,
             "waiting": None,
