@@ -16,10 +16,10 @@ from experiments.campaign.cells import Cell, digest_of, fields_of, record_path
 from experiments.campaign.config import arm, claim, stage
 from experiments.campaign.config import tuning as halving
 from experiments.campaign.estimate import RunEstimate
+from experiments.campaign.main import train_cell
 from experiments.campaign.order import UNKNOWN, ordered, runnable, shard_of
 from experiments.campaign.plan import plan
 from experiments.campaign.records import LARGEST_BYTES, Records, read, write
-from experiments.campaign.run import train_cell
 from experiments.cli import RefusedError, load_config
 
 

@@ -6,7 +6,7 @@ from pytest import approx
 
 from experiments.__main__ import main
 from experiments.metrics import read_records
-from experiments.regions.region_job import RegionJob
+from experiments.regions.main import RegionJob
 from experiments.runlog import read_run, summarise
 from experiments.workdir import METRICS
 

@@ -7,7 +7,7 @@ import pytest
 from launched import Jobs, landings
 
 from experiments.__main__ import main
-from experiments.regions.region_job import RegionJob
+from experiments.regions.main import RegionJob
 from experiments.runlog import read_run, summarise
 from experiments.train.processes import EXIT_LOST
 from experiments.workdir import METRICS

@@ -13,7 +13,7 @@ import pytest
 from launched import Jobs, landings
 
 from experiments.metrics import read_records
-from experiments.regions.region_job import RegionJob
+from experiments.regions.main import RegionJob
 from experiments.workdir import CHECKPOINTS, METRICS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
