@@ -297,15 +297,12 @@ def _show_fleets(
         table.add_row(_chips(chips), *shown)
     console.print(table)
     _show_fit(cells, fields, console)
-    table = Table(
-        box=box.SIMPLE,
-        title=f"goodput / uptime, %; DiLoCo and Streaming with {m} regions (not published)",
-        title_justify="left",
-    )
     names = [DP, ELASTIC_DP, *COUPLED]
     last = fields["learners"][-1:]
     titles = [METHODS[name].title for name in names]
-    _columns(table, ["chips", *titles, *(f"Decoupled, M = {n}" for n in last)])
+    columns = _columns(["chips", *titles, *(f"Decoupled, M = {n}" for n in last)])
+    title = f"goodput / uptime, %; DiLoCo and Streaming with {m} regions (not published)"
+    table = Table(*columns, box=box.SIMPLE, title=title, title_justify="left")
     for chips in of:
         row = [cells[chips, column] for column in (*names, *last)]
         shown = (f"{100 * one.goodput:.1f} / {100 * one.uptime:.1f}" for one in row)
