@@ -10,16 +10,21 @@ RUNS = ("#1d5fd1", "#d9480f", "#12843f", "#8e2fb8", "#8a6d00", "#d6256f", "#0a81
 _DARK = ("#6ea8ff", "#ff9259", "#52d07c", "#cf8bf3", "#e3c341", "#ff7fb0", "#4fcfe6", "#b9bfc9")
 INK, DIM, GRID = "#1b1d21", "#5b616b", "#e8eaee"  # light
 
-_COLOURS = """
+_BASE = """
 :root{color-scheme:light dark;--bg:#f7f7f8;--card:#fff;--ink:%(ink)s;--dim:%(dim)s;--edge:#dfe2e7;
 --grid:%(grid)s;%(light)s}
 @media(prefers-color-scheme:dark){:root{--bg:#121418;--card:#1b1e24;--ink:#e9ebef;--dim:#a2a9b5;
 --edge:#333943;--grid:#2a2f38;%(dark)s}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+.scroll{overflow-x:auto;background:var(--card);border:1px solid var(--edge);border-radius:8px}
+tbody tr:last-child>*{border-bottom:0}
+figure{margin:0;padding:10px 12px;background:var(--card);border:1px solid var(--edge);
+border-radius:8px}
+svg *{stroke-linejoin:round}
 """
 
 _STYLE = """
-*{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main{max-width:1320px;margin:0 auto;padding:20px 16px 48px}
 h1{font-size:1.6rem;line-height:1.25;margin:.2em 0}h2{font-size:1.15rem;margin:1.8em 0 .6em}
 p{margin:.4em 0}.dim,.note,.none{color:var(--dim);font-size:.875rem}
@@ -30,10 +35,8 @@ border:1px solid var(--edge);border-radius:999px;padding:3px 12px;cursor:pointer
 .legend button::before{content:"";display:inline-block;width:.7em;height:.7em;margin-right:.5em;
 border-radius:50%%;background:var(--c)}
 .legend button[aria-pressed=false]{opacity:.45;text-decoration:line-through}
-.scroll{overflow-x:auto;background:var(--card);border:1px solid var(--edge);border-radius:8px}
 table{border-collapse:collapse;width:max-content;min-width:100%%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:8px 12px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--edge)}
-tbody tr:last-child>*{border-bottom:0}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--card)}
 thead th{vertical-align:bottom;white-space:normal;font-weight:600;padding:0;min-width:5.6em}
 thead button{font:inherit;color:inherit;background:none;border:0;padding:8px 12px;cursor:pointer;
@@ -44,10 +47,8 @@ tbody th{font-weight:600}tbody th::before{content:"";display:inline-block;width:
 margin-right:.5em;border-radius:50%%;background:var(--c)}
 .grid2{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(100%%,380px),1fr));
 align-items:start}
-figure{margin:0;padding:10px 12px;background:var(--card);border:1px solid var(--edge);
-border-radius:8px}
 figcaption{font-weight:600;font-size:.95rem;margin-bottom:4px}
-svg{display:block;width:100%%;height:auto}svg *{stroke-linejoin:round}
+svg{display:block;width:100%%;height:auto}
 .off{display:none}
 %(classes)s
 @media(max-width:640px){.legend{position:static}th,td,thead button{padding:7px 8px}}
@@ -147,13 +148,13 @@ def table(
     )
 
 
-def colours() -> str:
-    """The CSS variables of every page: --bg, --card, --ink, --dim, --edge, --grid, --s0 to --s7.
+def base_style() -> str:
+    """The CSS of every page; its variables are --bg, --card, --ink, --dim, --edge, --grid, --s0 ...
 
     Light and dark follow the reader's own setting.
     """
     light, dark = (";".join(f"--s{i}:{c}" for i, c in enumerate(runs)) for runs in (RUNS, _DARK))
-    return _COLOURS % {"light": light, "dark": dark, "ink": INK, "dim": DIM, "grid": GRID}
+    return _BASE % {"light": light, "dark": dark, "ink": INK, "dim": DIM, "grid": GRID}
 
 
 def css_colours() -> dict[str, str]:
@@ -164,4 +165,4 @@ def css_colours() -> dict[str, str]:
 
 def _style() -> str:
     classes = [f".s{i}{{--c:var(--s{i})}}" for i in range(len(RUNS))]
-    return colours() + _STYLE % {"classes": "".join(classes)}
+    return base_style() + _STYLE % {"classes": "".join(classes)}

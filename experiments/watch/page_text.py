@@ -1,6 +1,6 @@
 """The page of `watch`: its script requests the view at intervals and draws it."""
 
-from experiments.report.html_page import colours
+from experiments.report.html_page import base_style
 
 PAGE = (
     """<!doctype html>
@@ -8,10 +8,8 @@ PAGE = (
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <link rel="icon" href="data:,"><title>watch</title><style>
 """
-    + colours()
+    + base_style()
     + """
-*{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main{max-width:1100px;margin:0 auto;padding:20px 16px 48px}
 h1{font-size:1.4rem;line-height:1.25;margin:.2em 0;overflow-wrap:anywhere}
 h2{font-size:1.1rem;margin:1.4em 0 .4em}p{margin:.3em 0}.dim{color:var(--dim);font-size:.9rem}
@@ -20,14 +18,9 @@ h2{font-size:1.1rem;margin:1.4em 0 .4em}p{margin:.3em 0}.dim{color:var(--dim);fo
 background:var(--card);border-left:6px solid #d6404a;font-weight:600}
 #alarms li.well{border-left-color:#12843f;font-weight:400}
 progress{width:100%;height:10px}
-.scroll{overflow-x:auto;background:var(--card);border:1px solid var(--edge);border-radius:8px}
 table{border-collapse:collapse;min-width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:7px 12px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--edge)}
-tbody tr:last-child>*{border-bottom:0}
-figure{margin:0;padding:10px 12px;background:var(--card);border:1px solid var(--edge);
-border-radius:8px}
 figure{overflow-x:auto}svg{display:block;width:100%;min-width:640px;height:auto}
-svg *{stroke-linejoin:round}
 </style></head><body><main>
 <h1 id="name">...</h1><p id="about" class="dim"></p>
 <progress id="done" max="1" value="0"></progress>
