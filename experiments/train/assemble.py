@@ -70,15 +70,8 @@ class Run:
 
     def evaluator(self) -> Evaluator:
         """The run's evaluator; puts its sequences on the devices."""
-        settings = self.job.config["eval"]
-        return Evaluator(
-            self.model,
-            self.evaluation,
-            self.job.mesh,
-            sequences=settings["sequences"],
-            batch=settings["batch"],
-            per_region=settings["per_region"],
-        )
+        settings = {k: x for k, x in self.job.config["eval"].items() if k != "every"}
+        return Evaluator(self.model, self.evaluation, self.job.mesh, **settings)
 
 
 def assemble(job: Job, quiet: bool = False) -> Run:

@@ -53,6 +53,8 @@ LARGEST = {
 }
 """Larger numbers are refused at once: else memory runs out, or folders are made, before they fail.
 """
+_FROM_1 = ("regions", "batch", "accumulate", "block", "eval.sequences", "eval.batch", "log.every")
+_FROM_1 += ("checkpoint.keep_last",)
 
 
 def extreme_problems(fields: Mapping[str, Any]) -> list[str]:
@@ -107,27 +109,12 @@ def _same_type(value: Any, default: Any, optional: bool) -> bool:
 
 def number_problems(fields: Mapping[str, Any]) -> list[str]:
     """Counts, chances, seeds and patterns that are out of range."""
-    found = [
-        f"{name}={value}: at least 1 is needed"
-        for name, value in {
-            "regions": fields["regions"],
-            "batch": fields["batch"],
-            "accumulate": fields["accumulate"],
-            "block": fields["block"],
-            "eval.sequences": fields["eval"]["sequences"],
-            "eval.batch": fields["eval"]["batch"],
-            "log.every": fields["log"]["every"],
-            "checkpoint.keep_last": fields["checkpoint"]["keep_last"],
-        }.items()
-        if value < 1
-    ]
+    given = dotted(dict(fields))
+    found = [f"{name}={given[name]}: at least 1 is needed" for name in _FROM_1 if given[name] < 1]
     found += [
-        f"{name}={value}: give 0 (off) or a number of inner steps"
-        for name, value in {
-            "eval.every": fields["eval"]["every"],
-            "checkpoint.every": fields["checkpoint"]["every"],
-        }.items()
-        if value < 0
+        f"{name}={given[name]}: give 0 (off) or a number of inner steps"
+        for name in ("eval.every", "checkpoint.every")
+        if given[name] < 0
     ]
     if not 0 < fields["participation"] <= 1:
         found.append(f"participation={fields['participation']}: give a chance in (0, 1]")

@@ -24,6 +24,9 @@ from lowcomm_jax.optimizers import InnerConfig, learning_rate, make_optimizer
 from lowcomm_jax.params.fragments import path_name
 from lowcomm_jax.runtime.connect import JobExchange
 
+_AS_CONFIGURED = ("network", "replicas", "seed", "block", "offload", "codec_error")
+_AS_CONFIGURED += ("concurrent_exchange",)  # keywords of an engine, and fields of a config
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -123,7 +126,6 @@ def make_engine(
     specs = {
         path_name(path): spec for path, spec in jax.tree_util.tree_flatten_with_path(layout)[0]
     }
-    guards = job.config["guards"]
     make, settings, inner = Engine, {"accumulate": job.config["accumulate"]}, job.inner
     if exchange is not None:
         settings["exchange"] = exchange
@@ -138,20 +140,13 @@ def make_engine(
         job.method,
         job.regions,
         mesh=job.mesh,
-        network=job.config["network"],
-        replicas=job.config["replicas"],
-        seed=job.config["seed"],
         roles=job.roles,
         weights=job.weights if isinstance(job.weights, str) else np.array(job.weights),
         specs=lambda name, leaf: specs[name],
         stacked=stacked,
-        outlier_factor=guards["outlier_factor"],
-        max_update_norm=guards["max_update_norm"],
-        block=job.config["block"],
-        offload=job.config["offload"],
-        codec_error=job.config["codec_error"],
-        concurrent_exchange=job.config["concurrent_exchange"],
         batches="own",
+        **{name: job.config[name] for name in _AS_CONFIGURED},
+        **job.config["guards"],
         **settings,
     )
 
