@@ -283,9 +283,7 @@ def _measured(campaign: Campaign, cell: Cell, run: RunLog) -> dict[str, Any]:
         "loss": round(last, 6) if finite else None,
         "bytes_sent": float(np.mean(run.end["bytes_sent"])),
         "allreduce_bytes": run.header["allreduce_bytes_per_step"] * run.header["steps"],
-        "exchanges": cost["exchanges"],
-        "staleness": cost["staleness"],
+        **{name: cost[name] for name in ("exchanges", "staleness", "document_interval")},
         "virtual": cost["networks"][_NETWORK],
-        "document_interval": cost["document_interval"],
         "curve": [list(row) for row in rows],
     }

@@ -18,6 +18,7 @@ from lowcomm_jax.network import Network, parse
 TITLE = "cannot run the campaign"
 LEAST_SEEDS = 3  # of a verdict
 _NAME = re.compile(r"\w+")
+_AS_GIVEN = ("title", "period", "evaluations", "common", "link", "step_seconds")
 _LISTS = ("sizes", "rounds", "regions", "splits", "seeds")
 
 
@@ -148,18 +149,13 @@ def plan(config: Any, only: Sequence[str] | None = None, until: str | None = Non
     refuse_any(problems, TITLE)
     sizes = {n: Size(n, s["params"], s["batch"], s["set"]) for n, s in fields["sizes"].items()}
     return Campaign(
-        title=fields["title"],
+        **{name: fields[name] for name in _AS_GIVEN},
         records=Path(fields["records"]),
-        period=fields["period"],
-        evaluations=fields["evaluations"],
-        common=fields["common"],
         sizes=dict(sorted(sizes.items(), key=lambda item: item[1].params)),
         arms=arms,
         claims=claims,
         stages=tuple(key for key in stages if until is None or key <= until),
         tuning=_tuning(fields["tuning"]),
-        link=fields["link"],
-        step_seconds=fields["step_seconds"],
     )
 
 

@@ -20,6 +20,7 @@ TITLE = "cannot compare"
 EQUAL = ("tokens", "steps", "bytes", "time")
 BUDGETED = ("bytes", "time")  # every variant's steps follow from the baseline's cost
 _FOLDER = re.compile(r"\w[\w=+-]*")
+_AS_GIVEN = ("baseline", "equal", "target", "parallel", "keep_checkpoints", "compile_cache")
 _SIZED = ("common", "variants", "panels", "baseline", "target")
 # Runs are evaluated on the same documents only if these agree.
 _JUDGED_BY = {
@@ -103,12 +104,7 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         config=fields,
         workdir=folder,
         seeds=seeds,
-        baseline=fields["baseline"],
-        equal=fields["equal"],
-        target=fields["target"],
-        parallel=fields["parallel"],
-        keep_checkpoints=fields["keep_checkpoints"],
-        compile_cache=fields["compile_cache"],
+        **{name: fields[name] for name in _AS_GIVEN},
         variants=variants,
         growing=frozenset(name for name, job in jobs.items() if job.method.adapts),
         runs=tuple(sorted(runs, key=lambda r: (seeds.index(r.seed), order[r.variant]))),

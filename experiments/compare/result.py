@@ -104,13 +104,10 @@ def _variant(comparison: Comparison, runs: Mapping[int, RunLog], target: float |
     missed = sum(cost[STEPS] is None for cost in reached)
     first = next(iter(runs.values()), None)
     return {
-        "method": first and first.header["method"],
-        "regions": first and first.header["regions"],
-        "steps": first and first.header["steps"],
+        **{name: first and first.header[name] for name in ("method", "regions", "steps")},
         "runs": rows,
         "loss": _plain(estimate([row["loss"] for row in rows.values()])),
-        "tokens": _mean([row["tokens"] for row in rows.values()]),
-        "bytes_sent": _mean([row["bytes_sent"] for row in rows.values()]),
+        **{k: _mean([row[k] for row in rows.values()]) for k in ("tokens", "bytes_sent")},
         "to_target": {
             key: {**_plain(estimate([cost[key] for cost in reached])), "not_reached": missed}
             for key in keys(comparison.networks)

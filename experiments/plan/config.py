@@ -181,9 +181,7 @@ def _workload(fields: Mapping[str, Any], model: PlanModel, network: Network) -> 
         tokens_per_step=float(fields["tokens_per_step"]),
         # The network's own seconds only say how much slower one region is than another.
         network=network.with_median_step(step_s),
-        mesh=fields["mesh"],
-        microbatch_tokens=fields["microbatch_tokens"],
-        remat=fields["remat"],
+        **{name: fields[name] for name in ("mesh", "microbatch_tokens", "remat")},
     )
 
 

@@ -39,10 +39,7 @@ def write_json(runs: Mapping[str, RunLog], path: Path) -> None:
     found = {
         name: {
             "summary": dataclasses.asdict(summarise(run)),
-            "header": run.header,
-            "steps": run.steps,
-            "evals": run.evals,
-            "end": run.end,
+            **{name: getattr(run, name) for name in ("header", "steps", "evals", "end")},
         }
         for name, run in runs.items()
     }

@@ -157,9 +157,7 @@ def _adaptive_settings(job: Job) -> dict[str, Any]:
     rate, peak = learning_rate(job.inner, job.steps), job.inner.learning_rate
     return {
         "schedule": lambda samples: rate(samples / nominal) / peak,
-        "scaling": given["scaling"],
+        **{name: given[name] for name in ("scaling", "largest_microbatch", "stack_trainers")},
         "reference_batch": job.batch,
-        "largest_microbatch": given["largest_microbatch"],
         "memory": given["memory_gb"] and int(given["memory_gb"] * 1e9),
-        "stack_trainers": given["stack_trainers"],
     }

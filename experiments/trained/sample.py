@@ -35,19 +35,11 @@ def main(argv: Sequence[str]) -> int:
     refuse_any(problems, "sample")
     compile_cache.enable(None)
     trained = load_trained(Path(values.workdir))
+    how = {name: getattr(values, name) for name in ("length", "temperature", "top_k")}
     for i in range(values.count):
         if i:
             print("-" * 20)
-        print(
-            sample(
-                trained,
-                values.prompt,
-                length=values.length,
-                temperature=values.temperature,
-                top_k=values.top_k,
-                seed=values.seed + i,
-            )
-        )
+        print(sample(trained, values.prompt, seed=values.seed + i, **how))
     return 0
 
 
