@@ -38,6 +38,7 @@ from lowcomm_jax.planner.methods import PlanMethod
 from lowcomm_jax.planner.plan import PlanRow, plan
 from lowcomm_jax.planner.search import Choice, search
 
+_OF_THE_MEMORY = ("state_total", "estimates", "estimate_total", "stage")
 SWITCHES = {
     "explain": "say which number drives the hours, the memory and the price",
     "details": "print all tables",
@@ -75,17 +76,12 @@ def main(
     seconds = time.perf_counter() - started
     compiled = _compiled(request) if fields["compile"] else None
     result = {
-        "name": fields["name"],
-        "notes": fields["notes"],
+        **{name: fields[name] for name in ("name", "notes", "loss_bound")},
         "baseline": BASELINE,
         "network": _network_entry(work.network),
         "params": work.model.size,
         "network_spec": _plain(fields["network"]),
-        "tokens": work.tokens,
-        "tokens_per_step": work.tokens_per_step,
-        "loss_bound": fields["loss_bound"],
-        "step_s": work.step_s,
-        "steps": work.steps,
+        **{k: getattr(work, k) for k in ("tokens", "tokens_per_step", "step_s", "steps")},
         "rows": [_row_entry(row) for row in rows],
         "best": _choice_entry(best) if best else None,
         "settings_tried": len(tried),
@@ -171,10 +167,7 @@ def _row_entry(row: PlanRow) -> dict:
         "needed_gbps": {f"{target:.0%}": gbps for target, gbps in row.needed_gbps.items()},
         "memory": {
             "state_bytes": row.memory.state,
-            "state_total": row.memory.state_total,
-            "estimates": row.memory.estimates,
-            "estimate_total": row.memory.estimate_total,
-            "stage": row.memory.stage,
+            **{k: getattr(row.memory, k) for k in _OF_THE_MEMORY},
             "stage_bytes": list(row.memory.stage_bytes),
         },
     }

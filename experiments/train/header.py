@@ -19,6 +19,7 @@ from lowcomm_jax.checkpoint.trainers import State, one_of, plain_engine
 from lowcomm_jax.exchange import two_shot
 from lowcomm_jax.models import Pipeline
 
+_OF_THE_JOB = ("config", "steps", "regions", "here", "tokens_per_step")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
@@ -37,11 +38,7 @@ def header(run: Run, state: State) -> dict[str, Any]:
         "version": VERSION,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "method": job.method.name,
-        "config": job.config,
-        "steps": job.steps,
-        "regions": job.regions,
-        "here": job.here,
-        "tokens_per_step": job.tokens_per_step,
+        **{name: getattr(job, name) for name in _OF_THE_JOB},
         "params": run.model.param_count,
         "trained_params": trained,
         "flops_per_token": run.model.flops_per_token(seq_len),
