@@ -261,6 +261,7 @@ def train_cell(campaign: Campaign, cell: Cell, workdir: Path) -> dict[str, Any] 
 
 
 def _measured(campaign: Campaign, cell: Cell, run: RunLog) -> dict[str, Any]:
+    """The record of a finished run: metrics of its log, and its costs on the virtual network."""
     network = campaign.network(cell.regions)
     seconds_at = virtual_at(network, campaign.step_seconds)
     losses = [record["anchor"] for record in run.evals]
