@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_collections
+import yaml
 from absl import flags
 from ml_collections import config_flags
 
@@ -316,6 +317,11 @@ def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | 
             del above[last]
             above[last] = ml_collections.FieldReference(text, field_type=object)
         return None
+    if isinstance(above[last], ml_collections.ConfigDict) and not text.startswith("{"):
+        below = f"{field}.name" if "name" in above[last] else f"{field}.FIELD"
+        return f"--config.{field}={text}: a section of fields; set one, as --config.{below}=..."
+    if above.get_type(last) is object and text.startswith("{"):
+        return _override_by_mapping(above, last, f"--config.{field}={text}")
     values, argument = flags.FlagValues(), f"--config.{field}={text}"
     try:
         config_flags.DEFINE_config_dict(
@@ -327,6 +333,15 @@ def override(config: ml_collections.ConfigDict, field: str, text: str) -> str | 
         if kind := _KINDS.get(type(above[last])):
             reason = f"give {kind}, as {above[last]}"
         return f"--config.{field}={text}: {reason}"
+    return None
+
+
+def _override_by_mapping(above: ml_collections.ConfigDict, last: str, argument: str) -> str | None:
+    """Set a field that takes a name or a mapping, from the text of a mapping (YAML, or JSON)."""
+    try:
+        above[last] = yaml.safe_load(argument.partition("=")[2])
+    except yaml.YAMLError as error:
+        return f"{argument}: no mapping: {' '.join(str(error).split())}"
     return None
 
 

@@ -123,7 +123,7 @@ class Engine:
 
     Raises:
       ValueError: one message that lists every setting that cannot work, with its fix.
-      TypeError: `loss_fn`, `inner` or `method` is something else.
+      TypeError: `loss_fn`, `inner`, `method`, `mesh` or `seed` is something else.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Engine:
         concurrent_exchange: bool | None = None,
         batches: Literal["whole", "own"] = "whole",
     ):
-        refuse_other_types(loss_fn, inner, method)
+        refuse_other_types(loss_fn, inner, method, mesh, seed)
         separate = isinstance(exchange, JobExchange)
         here = 1 if separate else regions
         mesh = mesh or default_mesh(here if isinstance(here, int) and here > 0 else 1)

@@ -27,14 +27,26 @@ class State(Protocol):
         ...
 
 
+def _whole(state: State) -> TrainState:
+    if not hasattr(state, "whole"):
+        raise ValueError(
+            f"a {type(state).__name__} is no training state: give that of engine.init, step, run "
+            "or finish"
+        )
+    return state.whole()
+
+
 def global_params(state: State) -> PyTree:
     """The model to evaluate and export: the anchor Theta in the user's tree structure.
 
     With an anchor per region it is their mean. Methods without a main exchange have no anchor; it
     is then the mean of the regions whose values are finite. Several trainers are weighted by their
     requested batches. Trained leaves are fp32; non-trainable ones come from region 0.
+
+    Raises:
+      ValueError: no training state was given.
     """
-    state = state.whole()
+    state = _whole(state)
     anchor = {k: x.mean(axis=0) for k, x in anchors(state).items()}
     buffers = {k: x[0] for k, x in state.inner.buffers.items()}
     return to_host_if_hidden(state.layout.tree({**anchor, **buffers, **state.frozen}))
@@ -58,8 +70,11 @@ def region_params(state: State) -> PyTree:
 
     A copy: the state's own arrays are donated to the next step. Several trainers are weighted as
     in `global_params`.
+
+    Raises:
+      ValueError: no training state was given.
     """
-    state = state.whole()
+    state = _whole(state)
     count = state.inner.step.shape[0]
     frozen = {k: jax.numpy.broadcast_to(x, (count, *x.shape)) for k, x in state.frozen.items()}
     own = jax.tree.map(jax.numpy.copy, {**state.inner.params, **state.inner.buffers})

@@ -16,10 +16,10 @@ def get_config() -> ConfigDict:
     config.notes = ""
     # A name out of lowcomm_jax.planner.shapes.MODELS, or of lowcomm_jax.models.PRESETS (its exact
     # parameter tree is taken), or layers, width, mlp, heads, vocab, kv_heads, gated, tied.
-    config.model = "1.3b"
+    config.model = config_dict.FieldReference("1.3b", field_type=object)
     # A preset (configs/network.py lists them), "aws:Oregon,Tokyo,London", a .yaml file, or the
     # mapping itself.
-    config.network = "intercontinental"
+    config.network = config_dict.FieldReference("intercontinental", field_type=object)
     # Seconds of the median region's inner step (the network says how much slower one region is
     # than another); 0 = from devices, FLOP/s and MFU.
     config.compute_s = 0.0

@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from experiments.plan.model import PlanModel, read_model
-from lowcomm_jax.network.errors import above_zero, collect, not_negative, raise_all, whole
+from lowcomm_jax.network.errors import (
+    above_zero,
+    collect,
+    is_unknown,
+    not_negative,
+    raise_all,
+    whole,
+)
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.parse import parse
 from lowcomm_jax.planner import reproduction
@@ -79,7 +86,7 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
     fields = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
     known = sorted((*NEEDED, *DEFAULTS))
     unknown = sorted(set(config) - set(known), key=str)
-    found = [f"field {name!r} is unknown: use {', '.join(known)}" for name in unknown]
+    found = [f"field {name!r} {is_unknown(name, known)}" for name in unknown]
     found += [f"field {name!r} is missing: give it" for name in NEEDED if name not in fields]
     found += _number_violations(fields)
     model = network = None

@@ -21,16 +21,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.cli import (
-    Flags,
-    RefusedError,
-    flag_problems,
-    load_config,
-    refuse_any,
-    split_config,
-)
+from experiments.cli import Flags, RefusedError, flag_problems, load_config, refuse_any, split_config
 from experiments.progress import right, say, tracked
-from lowcomm_jax.network.errors import above_zero, not_negative, raise_all, whole
+from lowcomm_jax.network.errors import above_zero, is_unknown, not_negative, raise_all, whole
 from lowcomm_jax.planner.goodput import (
     CONFIDENCE,
     DECOUPLED,
@@ -152,11 +145,7 @@ def read(config: Mapping[str, Any]) -> GoodputRequest:
         fix = "give one such as configs/plan/goodput_three_regions.py"
         raise_all("goodput config", [f"--goodput has configs of its own: {fix}"])
     found = [f"field {name!r} is missing: give it" for name in FIELDS if name not in config]
-    found += [
-        f"field {name!r} is unknown: use {', '.join(FIELDS)}"
-        for name in config
-        if name not in FIELDS
-    ]
+    found += [f"field {name!r} {is_unknown(name, FIELDS)}" for name in config if name not in FIELDS]
     raise_all("goodput config", found)
     found = whole("seed", config["seed"], 0)
     found += [line for name in _FROM_0 for line in not_negative(name, config[name])]

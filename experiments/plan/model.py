@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lowcomm_jax.network.errors import ViolationsError, raise_all
+from lowcomm_jax.network.errors import ViolationsError, is_unknown, raise_all
 from lowcomm_jax.planner.shapes import MODELS, Decoder, Shapes, from_tree
 
 
@@ -43,7 +43,9 @@ def read_model(spec: Any) -> PlanModel:
     if not isinstance(spec, Mapping) or not needed <= set(spec) <= known:
         given = sorted(spec, key=str) if isinstance(spec, Mapping) else repr(spec)
         fix = f"use a name, or fields: needed {sorted(needed)}, known {sorted(known)}"
-        raise ViolationsError("model", [f"given {given}: {fix}"])
+        unknown = sorted(set(spec) - known, key=str) if isinstance(spec, Mapping) else []
+        wrong = [f"field {k!r} {is_unknown(k, sorted(known))}" for k in unknown]
+        raise ViolationsError("model", [*wrong, f"given {given}: {fix}"])
     decoder = Decoder(**spec)
     raise_all("model", decoder.violations())
     return PlanModel(decoder.shapes())
@@ -55,8 +57,9 @@ def _preset(name: str) -> PlanModel:
     from lowcomm_jax.models import PRESETS, build
 
     if name not in PRESETS:
-        fix = f"use {', '.join((*MODELS, *PRESETS))}, or give layers, width, mlp, heads, vocab"
-        raise ViolationsError("model", [f"{name!r} is unknown: {fix}"])
+        known = dict.fromkeys((*MODELS, *PRESETS))
+        own = "or a mapping with layers, width, mlp, heads, vocab"
+        raise ViolationsError("model", [f"{name!r} {is_unknown(name, known)}, {own}"])
     config = dataclasses.replace(PRESETS[name], layer_loop="scan")
     model = build(config)
     abstract = jax.eval_shape(model.init, jax.random.key(0))

@@ -20,6 +20,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from lowcomm_jax.mesh.regions import make_mesh
+from lowcomm_jax.network.errors import is_unknown
 
 GB = 10**9
 TFLOPS = 10**12
@@ -142,7 +143,7 @@ class Target:
         name, _, shape = text.partition(":")
         if name not in ACCELERATORS:
             raise ValueError(
-                f"target {text!r}: device {name!r} is unknown: use one of {', '.join(ACCELERATORS)}"
+                f"target {text!r}: device {name!r} {is_unknown(name, ACCELERATORS, 'use one of')}"
             )
         one = ACCELERATORS[name]
         sample = "2x8" if one.platform == "gpu" else "4x4x2slices"

@@ -20,6 +20,7 @@ from lowcomm_jax.compression.random_k import RandomK
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
 from lowcomm_jax.compression.sign import Sign
 from lowcomm_jax.compression.top_k import TopK
+from lowcomm_jax.network.errors import is_unknown
 
 INT4 = Integer(bits=4)
 STAT2 = Statistical(bits=2)
@@ -116,7 +117,7 @@ def make(
         return make(keywords.pop("name", "<no name given>"), **keywords)
     problems = _unknown(spec, settings)
     if isinstance(rules, str) and rules not in PRESETS:
-        problems.append(f"rules={rules!r} is unknown: choose one of {', '.join(PRESETS)}")
+        problems.append(f"rules={rules!r} {is_unknown(rules, PRESETS, 'choose one of')}")
     if problems:
         raise ValueError("codec:\n- " + "\n- ".join(problems))
     pairs = PRESETS[rules] if isinstance(rules, str) else rules
@@ -134,7 +135,7 @@ def make(
 def _unknown(name: str, settings: Mapping[str, Any]) -> list[str]:
     """Problems of a name and its settings, one line with its fix each."""
     if name not in CODECS:
-        return [f"{name!r} is unknown: choose one of {', '.join(CODECS)}"]
+        return [f"{name!r} {is_unknown(name, CODECS, 'choose one of')}"]
     fields = inspect.signature(CODECS[name][0]).parameters
     free = [k for k, p in fields.items() if p.kind is not p.POSITIONAL_ONLY]
     wrong = [k for k in settings if k not in free]

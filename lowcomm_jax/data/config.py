@@ -4,6 +4,8 @@ import dataclasses
 import os
 from pathlib import Path
 
+from lowcomm_jax.network.errors import is_unknown
+
 SHARDINGS = ("iid", "topic", "dirichlet")
 PACKINGS = ("stream", "document")
 CORPORA = (
@@ -91,14 +93,15 @@ class DataConfig:
             )
         if self.sharding not in SHARDINGS:
             found.append(
-                f"sharding={self.sharding!r} is unknown; use one of {', '.join(SHARDINGS)}"
+                f"sharding={self.sharding!r} {is_unknown(self.sharding, SHARDINGS, 'use one of')}"
             )
         if not self.alpha > 0:
             found.append(f"alpha={self.alpha} must be positive")
         if not 0 < self.val_fraction < 1:
             found.append(f"val_fraction={self.val_fraction} must lie strictly between 0 and 1")
         if self.packing not in PACKINGS:
-            found.append(f"packing={self.packing!r} is unknown; use one of {', '.join(PACKINGS)}")
+            near = is_unknown(self.packing, PACKINGS, "use one of")
+            found.append(f"packing={self.packing!r} {near}")
         return found + _tokenizer_violations(self.tokenizer)
 
 
@@ -114,7 +117,7 @@ def _tokenizer_violations(name: str) -> list[str]:
         if rest and Path(rest).expanduser().is_file():
             return []
         return [f"tokenizer={name!r}: there is no such file; give the path of a tokenizer.json"]
-    return [f"tokenizer={name!r} is unknown; use one of {', '.join(TOKENIZERS)}"]
+    return [f"tokenizer={name!r} {is_unknown(name, TOKENIZERS, 'use one of')}"]
 
 
 def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:

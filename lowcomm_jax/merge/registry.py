@@ -9,6 +9,7 @@ from lowcomm_jax.merge.align import Align
 from lowcomm_jax.merge.base import Merge
 from lowcomm_jax.merge.isotropic import Isotropic
 from lowcomm_jax.merge.radial_directional import RadialDirectional
+from lowcomm_jax.network.errors import is_unknown
 
 RULES: dict[str, type[Merge]] = {
     "align": Align,
@@ -31,7 +32,7 @@ def make(spec: str | Mapping[str, Any] | Merge) -> Merge:
     settings = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = settings.pop("name", None)
     if name not in RULES:
-        raise ValueError(f"merge={name!r} is unknown: use {', '.join(RULES)}")
+        raise ValueError(f"merge={name!r} {is_unknown(name, RULES)}")
     known = RULES[name].__dataclass_fields__
     unknown = [f"{k}={v!r}" for k, v in settings.items() if k not in known]
     if unknown:

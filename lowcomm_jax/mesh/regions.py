@@ -98,7 +98,7 @@ class Regions:
         """What is wrong with this layout, one line each; empty when it can run."""
         problems = []
         if not isinstance(self.count, int) or self.count < 1:
-            return [f"regions={self.count}: a whole number, at least 1, is needed"]
+            return [f"regions={self.count!r}: a whole number, at least 1, is needed"]
         if tuple(self.mesh.axis_names) != AXES:
             problems.append(f"mesh axes {self.mesh.axis_names}: use lowcomm_jax.make_mesh ({AXES})")
         elif self.count % self.slots:

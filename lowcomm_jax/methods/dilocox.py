@@ -40,6 +40,7 @@ from lowcomm_jax import outer as outer_rules
 from lowcomm_jax.compression import Codec, LowRank, names, registry
 from lowcomm_jax.compression.codec_levels import CodecLevels
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.network.errors import is_unknown
 from lowcomm_jax.schedule import Ranked, Schedule, Staggered
 from lowcomm_jax.schedule.base import FirstRound
 
@@ -190,7 +191,7 @@ def _codec_problems(codec: str | Mapping[str, Any]) -> tuple[bool, list[str]]:
     name = spec.get("name")
     if name not in names():
         # Whatever it is meant to be: only the name is wrong.
-        return True, [f"codec={name!r} is unknown: choose one of {', '.join(names())}"]
+        return True, [f"codec={name!r} {is_unknown(name, names(), 'choose one of')}"]
     if not isinstance(registry.make_matrix(name), LowRank):
         return False, []
     problems = [f"codec.{k} is unused: give it as rank" for k in ("rank", "basis") if k in spec]
@@ -214,7 +215,7 @@ def _adaptation(adaptive, low_rank: bool) -> tuple[AdaGradCmp | None, list[str]]
     fields = [f.name for f in dataclasses.fields(AdaGradCmp)]
     wrong = [k for k in adaptive if k not in fields]
     if wrong:
-        return None, [f"adaptive.{k} is unknown: use {', '.join(fields)}" for k in wrong]
+        return None, [f"adaptive.{k} {is_unknown(k, fields)}" for k in wrong]
     return AdaGradCmp(**adaptive), []
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from lowcomm_jax.models.config import TransformerConfig
+from lowcomm_jax.network.errors import is_unknown
 
 
 def _dense(layers: int, heads: int, width: int, head_dim: int, **changes: Any) -> TransformerConfig:
@@ -145,7 +146,7 @@ def preset(name: str, **changes: Any) -> TransformerConfig:
     """
     problems = []
     if name not in PRESETS:
-        problems.append(f"preset {name!r} is unknown: choose one of {', '.join(PRESETS)}")
+        problems.append(f"preset {name!r} {is_unknown(name, PRESETS, 'choose one of')}")
     fields = [field.name for field in dataclasses.fields(TransformerConfig)]
     unknown = [key for key in changes if key not in fields]
     if unknown:

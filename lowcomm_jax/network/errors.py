@@ -4,8 +4,9 @@
 one that names the value and its fix.
 """
 
+import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -50,6 +51,14 @@ def collect(found: list[str], where: str, build: Callable[[], T]) -> T | None:
     except ViolationsError as error:
         found += [f"{where}: {line}" for line in error.lines]
     return None
+
+
+def is_unknown(name: Any, known: Iterable[str], fix: str = "use") -> str:
+    """`is unknown (did you mean X?): use X, Y, Z`; without X where no known name is near."""
+    known = [str(each) for each in known]
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"is unknown{hint}: {fix} {', '.join(known)}"
 
 
 # -- checks of numbers -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_jax.network.errors import raise_all
+from lowcomm_jax.network.errors import is_unknown, raise_all
 from lowcomm_jax.network.randomness import Jitter
 
 BYTES_PER_GBIT = 1e9 / 8.0
@@ -122,11 +122,7 @@ class Network:
         """
         known = set(self.regions)
         bad = [] if len(names) else ["no region is named: use some of " + ", ".join(self.regions)]
-        bad += [
-            f"region {n!r} is unknown: use {', '.join(self.regions)}"
-            for n in names
-            if n not in known
-        ]
+        bad += [f"region {n!r} {is_unknown(n, self.regions)}" for n in names if n not in known]
         bad += [
             f"region {n!r} is named twice"
             for n in sorted({n for n in names if list(names).count(n) > 1})

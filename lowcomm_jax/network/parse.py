@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from lowcomm_jax.network.errors import ViolationsError, raise_all
+from lowcomm_jax.network.errors import ViolationsError, is_unknown, raise_all
 from lowcomm_jax.network.links import Network, violations
 from lowcomm_jax.network.randomness import Jitter
 
@@ -136,8 +136,8 @@ def preset(name: str) -> Network:
     if name.startswith("aws:"):
         return aws([part.strip() for part in name[4:].split(",") if part.strip()], name=name)
     if name not in PRESETS:
-        known = f"use {', '.join(names())}, aws:A,B,... or a .yaml file"
-        raise ViolationsError("network", [f"{name!r} is unknown: {known}"])
+        others = "aws:A,B,... or a .yaml file"
+        raise ViolationsError("network", [f"{name!r} {is_unknown(name, names())}, {others}"])
     return parse({"name": name, "confidence": "assumed", **PRESETS[name]})
 
 
@@ -224,7 +224,7 @@ def _from_mapping(given: Mapping) -> Network:
     found: list[str] = []
     label = f"network {spec.get('name', 'unnamed')!r}"
     unknown = sorted(set(spec) - KEYS, key=str)
-    found += [f"key {k!r} is unknown: use {', '.join(sorted(KEYS))}" for k in unknown]
+    found += [f"key {k!r} {is_unknown(k, sorted(KEYS))}" for k in unknown]
     missing = [k for k in ("regions", "bandwidth_gbps") if k not in spec]
     if missing:
         raise_all(label, found + [f"key {k!r} is missing: give it" for k in missing])
@@ -364,7 +364,7 @@ def _override(
         found.append(f"{where} is {link!r}: use {_LINK}")
         return
     found += [
-        f"{where} key {k!r} is unknown: use {', '.join(sorted(LINK_KEYS))}"
+        f"{where} key {k!r} {is_unknown(k, sorted(LINK_KEYS))}"
         for k in sorted(set(link) - LINK_KEYS, key=str)
     ]
     pair = link.get("pair")

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
+from lowcomm_jax.network.errors import is_unknown
+
 
 def raise_all(where: str, violations: Iterable[str | None]) -> None:
     """Raise one ValueError that lists every violation, or return when there is none.
@@ -48,7 +50,7 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str | None:
     """Describe an unknown choice, or return None when ``value`` is allowed."""
     if value in allowed:
         return None
-    return f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}"
+    return f"{name}={value!r} {is_unknown(value, allowed, 'choose one of')}"
 
 
 def rates(learning_rate: Any, momentum: Any) -> list[str | None]:

@@ -67,6 +67,10 @@ def _no_arrays(names: Sequence[str], values: Sequence[Any]) -> list[str]:
                 f"{name!r}: a {type(value).__name__} is no array: keep it out of the parameters "
                 "(Equinox: eqx.partition(model, eqx.is_array); NNX: nnx.split)"
             )
+            continue
+        if not hasattr(value, "shape"):
+            kind = type(value).__name__
+            problems.append(f"{name!r}: a {kind} is no array: make it one, as jnp.asarray(value)")
     return problems
 
 
@@ -127,6 +131,16 @@ def _flax_kinds(params: PyTree) -> dict[str, str]:
     return kinds
 
 
+def _roles_of_tree(treedef: Any, roles: PyTree) -> tuple[Role, ...]:
+    try:
+        return tuple(treedef.flatten_up_to(roles))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "roles: give a function of (name, leaf), or a tree of train, frozen, local and average "
+            f"with the structure of the parameters: {error}"
+        ) from error
+
+
 def make_layout(params: PyTree, roles: Roles = None) -> Layout:
     """Describe `params`.
 
@@ -152,7 +166,7 @@ def make_layout(params: PyTree, roles: Roles = None) -> Layout:
     elif callable(roles) and not as_tree:
         chosen = tuple(roles(name, leaf) for name, (_, leaf) in zip(names, with_path))
     else:
-        chosen = tuple(treedef.flatten_up_to(roles))
+        chosen = _roles_of_tree(treedef, roles)
     twice = sorted({name for name in names if names.count(name) > 1})
     problems += [f"{name!r}: two leaves have this path; rename one" for name in twice]
     for name, role, (_, leaf) in zip(names, chosen, with_path):

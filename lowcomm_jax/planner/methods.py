@@ -16,7 +16,14 @@ import numpy as np
 from lowcomm_jax import methods
 from lowcomm_jax.compression import Codec, LowRank
 from lowcomm_jax.compression.two_shot import per_tensor
-from lowcomm_jax.network.errors import ViolationsError, above_zero, not_negative, raise_all, whole
+from lowcomm_jax.network.errors import (
+    ViolationsError,
+    above_zero,
+    is_unknown,
+    not_negative,
+    raise_all,
+    whole,
+)
 from lowcomm_jax.network.routes import EXCHANGES
 from lowcomm_jax.planner.expected_loss import (
     Penalty,
@@ -340,11 +347,10 @@ def plan_method(spec: str | Mapping) -> PlanMethod:
     name = fields.get("name", base)
     found = []
     if base is not None and base not in tuple(FACTORIES):
-        found.append(f"preset {base!r} is unknown: use {', '.join(FACTORIES)}")
+        found.append(f"preset {base!r} {is_unknown(base, FACTORIES)}")
     known = PlanMethod.__dataclass_fields__
     found += [
-        f"field {k!r} is unknown: use {', '.join(known)}"
-        for k in sorted(set(fields) - set(known), key=str)
+        f"field {k!r} {is_unknown(k, known)}" for k in sorted(set(fields) - set(known), key=str)
     ]
     if name is None:
         found.append("a method needs a preset or a name")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from lowcomm_jax import methods
 from lowcomm_jax.compression import Codec
@@ -21,8 +23,8 @@ from lowcomm_jax.sync.round_programs import EngineConfig
 from lowcomm_jax.train.batch_blocks import MicrobatchCut
 
 
-def refuse_other_types(loss_fn: Any, inner: Any, method: Any) -> None:
-    """Check that an engine's first arguments are what their names say.
+def refuse_other_types(loss_fn: Any, inner: Any, method: Any, mesh: Any, seed: Any) -> None:
+    """Check that the arguments of an engine are what their names say.
 
     Raises:
       TypeError: lists those that are not, with the fix.
@@ -37,6 +39,10 @@ def refuse_other_types(loss_fn: Any, inner: Any, method: Any) -> None:
         near = difflib.get_close_matches(name, methods.__all__, n=1) or ["diloco"]
         fix = f"call its factory, as lc.methods.{near[0]}(...)"
         problems.append(f"method={method!r} is no Method: {fix}")
+    if not (mesh is None or isinstance(mesh, Mesh)):
+        problems.append(f"mesh={mesh!r} is no Mesh: give lc.make_mesh(...), or leave it out")
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        problems.append(f"seed={seed!r}: give a whole number")
     if problems:
         raise TypeError("an engine cannot be made of this:\n- " + "\n- ".join(problems))
 
@@ -140,7 +146,7 @@ def weight_problems(weights: Any, count: int) -> list[str]:
 def counting_problems(**counts: Any) -> list[str]:
     """Problems of settings that must be whole numbers from 1."""
     return [
-        f"{name}={value}: a whole number, at least 1, is needed"
+        f"{name}={value!r}: a whole number, at least 1, is needed"
         for name, value in counts.items()
         if not isinstance(value, int) or value < 1
     ]

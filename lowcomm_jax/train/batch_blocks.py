@@ -39,8 +39,8 @@ class BatchBlock(NamedTuple):
 class BlockStager:
     """Groups batches `[R, b, ...]` into blocks of at most `capacity` steps.
 
-    With `microbatch` m the batch b may change from step to step, and is cut into b / m
-    microbatches. A block holds at most `capacity` of them, and ends where b changes.
+    A block ends where the shape or dtype of a leaf changes. With `microbatch` m a batch b is cut
+    into b / m microbatches, of which a block holds at most `capacity`: another b compiles nothing.
     """
 
     def __init__(self, batches: Iterable[PyTree], capacity: int, microbatch: int | None = None):
@@ -82,7 +82,7 @@ class BlockStager:
     def _group(self, room: int) -> list[PyTree]:
         group: list[PyTree] = []
         while len(group) < room and (batch := self._next()) is not None:
-            if self.microbatch is not None and group and batch_size(batch) != batch_size(group[0]):
+            if group and _kinds(batch) != _kinds(group[0]):
                 self._waiting.append(batch)
                 break
             group.append(batch)
@@ -102,6 +102,12 @@ class BlockStager:
                 "larger microbatch"
             )
         return size // m
+
+
+def _kinds(batch: PyTree) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
+    """The structure of a batch, and shape and dtype of its leaves: one block has one of each."""
+    leaves, treedef = jax.tree_util.tree_flatten(batch)
+    return treedef, [(np.shape(x), x.dtype) for x in leaves]
 
 
 class BlockPace:
@@ -242,6 +248,7 @@ def check_leaves(batch: PyTree, regions: int) -> None:
     """
     leaves = jax.tree_util.tree_leaves(batch)
     if leaves and all(np.ndim(x) >= 2 and np.shape(x)[0] == regions for x in leaves):
+        _refuse_text(batch, leaves)
         return
     named = jax.tree_util.tree_flatten_with_path(batch)[0]
     shown = ", ".join(f"{jax.tree_util.keystr(p)} {list(np.shape(x))}" for p, x in named[:4])
@@ -249,6 +256,18 @@ def check_leaves(batch: PyTree, regions: int) -> None:
         f"a batch's leaves are arrays [{regions} regions, per-region batch, ...]; this one has "
         + (shown or "no leaf")
     )
+
+
+def _refuse_text(batch: PyTree, leaves: list[Any]) -> None:
+    """Refuse entries that are text or Python objects, which no device takes."""
+    if not any(isinstance(x, np.ndarray) and x.dtype.kind in "USO" for x in leaves):
+        return
+    dtypes = [
+        (jax.tree_util.keystr(p), x.dtype)
+        for p, x in jax.tree_util.tree_flatten_with_path(batch)[0]
+    ]
+    shown = ", ".join(f"{name} has dtype {dtype}" for name, dtype in dtypes if dtype.kind in "USO")
+    raise ValueError(f"a batch's leaves are arrays of numbers; {shown}")
 
 
 def check_batch(shape: tuple[int, ...], count: int, cut: int, accumulate: int) -> None:

@@ -53,6 +53,53 @@ def test_a_batch_of_another_shape_is_shown(batch, shown):
         one.run(one.init(PARAMS), [batch])
 
 
+@pytest.mark.parametrize("entries", [np.full((2, 4, 3), "a"), np.full((2, 4, 3), None)])
+def test_a_batch_of_text_or_objects(entries):
+    one = engine()
+    with pytest.raises(ValueError, match=r"arrays of numbers; \['x'\] has dtype"):
+        one.step(one.init(PARAMS), {"x": entries})
+
+
+def test_a_run_takes_batches_of_other_shapes_and_dtypes_as_steps_do():
+    """Blocks of one shape and dtype; others were reshaped or cut to whole numbers, or failed."""
+    values = np.linspace(-1, 2, 48, dtype=np.float32).reshape(2, 8, 3)
+    stream = [values.round().astype(np.int32), values, values[:, :4], values.reshape(2, 4, 2, 3)]
+    one = engine()
+    stepped, losses = one.init(PARAMS), []
+    for x in stream:
+        stepped, metrics = one.step(stepped, {"x": x})
+        losses.append(np.asarray(metrics["loss"]))
+    ran, history = one.run(one.init(PARAMS), [{"x": x} for x in stream])
+    np.testing.assert_allclose(history["loss"], losses, rtol=1e-6)
+    got, expected = lc.region_params(ran)["w"], lc.region_params(stepped)["w"]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_mesh_and_seed_of_another_type_are_listed():
+    with pytest.raises(TypeError) as error:
+        lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, mesh="cpu", seed="a")
+    assert "mesh='cpu' is no Mesh: give lc.make_mesh" in str(error.value)
+    assert "seed='a': give a whole number" in str(error.value)
+
+
+def test_numbers_in_the_place_of_arrays():
+    with pytest.raises(ValueError, match="'b': a float is no array: make it one"):
+        engine().init({**PARAMS, "b": 0.5})
+
+
+@pytest.mark.parametrize("roles", ["train", {"v": "train"}])
+def test_roles_of_another_tree(roles):
+    one = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, roles=roles)
+    with pytest.raises(ValueError, match=r"roles: give a function of \(name, leaf\), or a tree"):
+        one.init(PARAMS)
+
+
+@pytest.mark.parametrize("view", [lc.global_params, lc.region_params])
+def test_parameters_of_what_is_no_state(view):
+    with pytest.raises(ValueError, match="a tuple is no training state"):
+        view((PARAMS, None))
+
+
 def test_run_takes_a_stream():
     one = engine()
     with pytest.raises(ValueError, match="a stream of batches, not one"):

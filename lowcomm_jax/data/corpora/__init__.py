@@ -5,6 +5,7 @@ from lowcomm_jax.data.corpora.base import Corpus, CorpusSource, Document
 from lowcomm_jax.data.corpora.columns import open_arrayrecord, open_hub, open_parquet
 from lowcomm_jax.data.corpora.files import open_python, open_text
 from lowcomm_jax.data.corpora.synthetic import MarkovCorpus, open_synthetic
+from lowcomm_jax.network.errors import is_unknown
 
 __all__ = ["Corpus", "CorpusSource", "Document", "MarkovCorpus", "open_corpus"]
 
@@ -22,5 +23,6 @@ def open_corpus(source: CorpusSource) -> tuple[Corpus | None, list[str]]:
     """Return the corpus a spec names, or None and every violation, each with its fix."""
     opener = _OPENERS.get(source.kind)
     if opener is None:
-        return None, [f"corpus={source.name!r} is unknown; use one of {', '.join(CORPORA)}"]
+        near = is_unknown(source.kind, CORPORA, "use one of")
+        return None, [f"corpus={source.name!r} {near}"]
     return opener(source)

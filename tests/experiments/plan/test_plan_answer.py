@@ -67,6 +67,25 @@ def test_the_presets_answer_in_a_screen(name, width, tmp_path):
     assert result["rows"][0]["method"]["name"] in text and "fits" in text
 
 
+def test_a_model_and_a_network_may_be_mappings(tmp_path):
+    model = "layers: 8, width: 64, mlp: 256, heads: 2, vocab: 100"
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from configs.plan import llama_8b\n\n\ndef get_config():\n"
+        "    config = llama_8b.get_config()\n"
+        "    config.network = {'regions': ['a', 'b'], 'bandwidth_gbps': 3}\n    return config\n"
+    )
+    given, problems = load_config(str(mine), [("model", f"{{{model}}}")])
+    setup = read(plain(given))
+    assert not problems and setup.model.shapes.layers == 8 and setup.model.shapes.width == 64
+    assert setup.work.network.regions == ("a", "b") and setup.work.network.slowest_gbps == 3
+    typed = '{"regions": 3, "bandwidth_gbps": 2}'
+    given, problems = load_config("configs/plan/llama_8b.py", [("network", typed)])
+    assert not problems and read(plain(given)).work.network.slowest_gbps == 2
+    _, problems = load_config("configs/plan/llama_8b.py", [("network", "{regions: [a")])
+    assert len(problems) == 1 and "no mapping" in problems[0] and "\n" not in problems[0]
+
+
 def test_price_and_fit_by_hand(tmp_path):
     fields = config("llama_8b", price_per_gpu_hour=3.0, price_per_gb=0.5)
     result, text = answered(fields, tmp_path)

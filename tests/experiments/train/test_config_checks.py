@@ -218,6 +218,12 @@ def test_the_inner_section_is_the_optimizers_config():
         (["train", "--config=diloco:huge"], "use nano or published"),
         (["train", "--config=diloco", "--workdri=x"], "did you mean --workdir?"),
         (["train"], "--config=configs/diloco.py"),
+        (
+            ["train", "--config=diloco", "--config.method=diloca"],
+            "set one, as --config.method.name=",
+        ),
+        (["train", "--config=diloco", "--config.network=lann"], "did you mean lan?"),
+        (["plan", "--target=h10:2x8", "--config=diloco"], "did you mean h100?"),
         (["report"], "which runs?"),
         (["sample", "--count=0"], "2 problems"),
         (["sample", "--workdir=nowhere"], "no run lies there"),
