@@ -117,7 +117,8 @@ def show(
         names = unlike_names(workdirs)  # seed0 and seed0 tell nobody anything
         runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]
     links = check(runs, network, step_seconds) if network else None
-    console.print(table([summarise(run) for run in runs]))
+    # One clock: where a network is asked for, nothing is said of the one that a run trained with.
+    console.print(table([summarise(run) for run in runs], own_network=links is None))
     for run in runs:
         if regions := by_region(run):
             console.print(region_table(run, regions))
@@ -209,15 +210,19 @@ def virtual_table(names: Sequence[str], replayed: Sequence[Virtual]) -> Table:
     return out
 
 
-def table(summaries: Sequence[Summary]) -> Table:
-    """One column a run, one row a number that some run has: a few runs fit a narrow terminal."""
+def table(summaries: Sequence[Summary], own_network: bool = True) -> Table:
+    """One column a run, one row a number that some run has: a few runs fit a narrow terminal.
+
+    Args:
+      own_network: whether to show the virtual time on the network that a run trained with.
+    """
     names = (s.name if s.complete else f"{s.name} (at step {s.step})" for s in summaries)
     out = Table("", *right(names), box=box.SIMPLE_HEAD)
     for heading, cell in _ROWS.items():
         cells = [cell(summary) for summary in summaries]
         if set(cells) != {"-"}:
             out.add_row(heading, *cells)
-    if any(s.virtual_seconds is not None for s in summaries):
+    if own_network and any(s.virtual_seconds is not None for s in summaries):
         for heading, cell in _OWN_NETWORK_ROWS.items():
             known = [s.virtual_seconds is not None for s in summaries]
             out.add_row(heading, *(cell(s) if k else "-" for s, k in zip(summaries, known)))

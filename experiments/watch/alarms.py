@@ -33,7 +33,7 @@ def _not_finite(view: Mapping[str, Any], logs: Sequence[Log]) -> list[str]:
             found.append(
                 f"region {region.number}: the loss of step {region.step} is not finite; {last}"
             )
-        elif region.last_skipped > view["step"] - 2 * _interval(logs):
+        elif region.skipped and region.last_skipped > view["step"] - 2 * _interval(logs):
             found.append(
                 f"region {region.number}: {region.skipped} steps skipped, the last at step "
                 f"{region.last_skipped}: gradients were not finite"

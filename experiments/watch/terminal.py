@@ -7,10 +7,10 @@ from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from experiments.progress import duration, right, rounded, size
+from experiments.progress import duration, rounded, size
 
 _MARKS = {
     "step": ("·", "dim"),
@@ -60,11 +60,12 @@ def heading(view: Mapping[str, Any]) -> list[str]:
 
 
 def regions(view: Mapping[str, Any]) -> Table:
-    """A row a region; columns without a value are left out."""
+    """A row a region; columns without a value are left out. No number is cut off at 80 columns."""
     shown = {name: [cell(row) for row in view["regions"]] for name, cell in COLUMNS.items()}
     shown = {name: cells for name, cells in shown.items() if set(cells) != {"-"}}
-    headings = ("region", *(name.replace(" ", "\n") for name in shown))
-    out = Table(*right(headings), box=box.SIMPLE_HEAD)
+    first = Column("region", justify="right", no_wrap=True)
+    others = (Column(name.replace(" ", "\n"), justify="right", overflow="fold") for name in shown)
+    out = Table(first, *others, box=box.SIMPLE_HEAD, padding=0)
     for i, row in enumerate(view["regions"]):
         style = None if row["finite"] else "red"
         out.add_row(str(row["region"]), *(cells[i] for cells in shown.values()), style=style)

@@ -153,15 +153,18 @@ def draw(timeline: Timeline, axes: Axes) -> None:
     axes.set_yticks([i + 0.5 for i in range(len(timeline.regions))], timeline.regions)
     axes.set_ylim(len(timeline.regions), 0)
     axes.set_xlabel("virtual seconds")
-    if seen:
-        # Below the axes: inside it would hide a region's bars.
-        axes.figure.legend(
+    # Below the axes: inside it would hide a region's bars. As many columns as the figure has room.
+    for columns in range(len(seen), 0, -1):
+        legend = axes.figure.legend(
             seen.values(),
             seen.keys(),
             loc="outside lower center",
             fontsize="small",
-            ncols=len(seen),
+            ncols=columns,
         )
+        if columns == 1 or legend.get_window_extent().width <= axes.figure.bbox.width:
+            break
+        legend.remove()
 
 
 def save_picture(timeline: Timeline, path: Path | str, title: str = "") -> Path:

@@ -3,8 +3,9 @@
 import itertools
 
 import pytest
+from matplotlib.figure import Figure
 
-from lowcomm_jax.network import VirtualClock, save_picture, uniform
+from lowcomm_jax.network import VirtualClock, draw, save_picture, uniform
 
 
 def recorded():
@@ -51,3 +52,12 @@ def test_picture(tmp_path):
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     with pytest.raises(ValueError, match="record=True"):
         VirtualClock(uniform(2, 1.0)).timeline()
+
+
+@pytest.mark.parametrize("width", [2.0, 4.4, 10.0])
+def test_the_legend_lies_inside_the_picture(width):
+    figure = Figure(figsize=(width, 4), layout="constrained")
+    draw(recorded().timeline(), figure.add_subplot())
+    figure.draw_without_rendering()
+    box = figure.legends[-1].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width and len(figure.legends) == 1

@@ -1,6 +1,7 @@
 """A tiny run from the command line: metrics, report, samples, export, and a second start."""
 
 import csv
+import dataclasses
 import json
 import struct
 
@@ -131,6 +132,15 @@ def test_the_reports_arithmetic(folder, records):
     shown = console.export_text()
     assert f"{summary.loss:.4f} ± {summary.interval:.3f}" in shown
     assert f"{STEPS / rounds:.3g}x" in shown
+
+
+def test_the_own_network_is_left_out_where_another_clock_is_shown(folder):
+    found = dataclasses.replace(summarise(read_run(folder / "run")), virtual_seconds=90.0)
+    found = dataclasses.replace(found, utilisation=0.5)
+    for own_network in (True, False):
+        console = Console(width=80, record=True)
+        console.print(table([found], own_network))
+        assert ("virtual time" in console.export_text()) is own_network
 
 
 def test_the_picture_and_the_report_command(folder, capsys):

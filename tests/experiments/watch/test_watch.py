@@ -225,6 +225,24 @@ def test_alarms(tmp_path, changes, words):
         assert view["eval"]["loss"] == 3.0
 
 
+def test_a_run_that_has_just_begun_is_no_alarm(tmp_path):
+    log(tmp_path / "run", [header(range(3), 3), evaluation(0, 5.5)])
+    assert Watch(tmp_path / "run").look()["alarms"] == []
+
+
+def test_no_number_is_cut_off_in_a_narrow_terminal(run):
+    from lowcomm_jax.network import uniform
+
+    view = Watch(run, uniform(3, 1.0, delay_s=0.001, compute_s=0.1)).look()
+    for row in view["regions"]:
+        row |= {"step": 123_456, "loss": 12.3456, "sent": 4.05e12, "received": 4.05e12}
+        row |= {"rate": 3.37e5, "link": 1.1e-5, "staleness": 5, "stalest": 5}
+    lines = shown(view, width=80)
+    assert "\u2026" not in lines
+    for cell in ("region", "123,456", "12.3456", "5 (<= 5)", "4.05 TB", "337 kB/s", "0.0011%"):
+        assert cell in lines, lines
+
+
 def test_a_region_behind_and_a_run_that_stands_still(tmp_path):
     watch = Watch(jobs(tmp_path, ends=(40, 18)))
     assert watch.look()["alarms"] == ["region 1 is 22 steps behind the first"]
