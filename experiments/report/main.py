@@ -25,7 +25,7 @@ from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
 from experiments.compare.columns import note
 from experiments.progress import duration, right, size
 from experiments.report import html_report
-from experiments.report.against import APART, against, read_plan
+from experiments.report.against import APART, Deviation, against, read_plan
 from experiments.report.against import table as table_against
 from experiments.report.export_table import write_csv, write_json
 from experiments.report.html_data import Entry
@@ -56,26 +56,37 @@ def main(argv: Sequence[str]) -> int:
     workdirs = [Path(folder) for folder in folders]
     plan = None if values.against is None else read_plan(Path(values.against))
     console = Console(markup=False)  # a run's name may have brackets
+    # Before anything is printed: a run that the plan does not know is refused.
+    held = [] if plan is None else [(run.name, against(run, plan)) for run in read_all(workdirs)]
     show(workdirs, console, values.png, values.network, values.step_seconds, values.html)
-    if plan is not None:
-        hold_against(workdirs, plan, console)
+    for name, lines in held:
+        show_against(name, lines, console)
     export(workdirs, {write_csv: values.csv, write_json: values.json})
     return 0
 
 
-def hold_against(workdirs: Sequence[Path], plan: Mapping, console: Console) -> None:
-    """Print how the runs compare with the plan of their configs.
+def show_against(name: str, lines: Sequence[Deviation], console: Console) -> None:
+    """Print how a run compares with the plan of its config."""
+    console.print(table_against(name, lines))
+    apart = [line.what for line in lines if line.apart]
+    text = f"more than {APART:.0%} apart: {', '.join(apart)}" if apart else "as planned"
+    console.print(f"{name}: {text}", highlight=False)
+
+
+def read_all(workdirs: Sequence[Path]) -> list[RunLog]:
+    """The runs in these folders.
 
     Raises:
-      RefusedError: a run is of no config in the plan.
+      RefusedError: lists every folder that holds no run.
     """
+    runs, problems = [], []
     for workdir in workdirs:
-        run = read_run(workdir)
-        lines = against(run, plan)
-        console.print(table_against(run.name, lines))
-        apart = [line.what for line in lines if line.apart]
-        text = f"more than {APART:.0%} apart: {', '.join(apart)}" if apart else "as planned"
-        console.print(f"{run.name}: {text}", highlight=False)
+        try:
+            runs.append(read_run(workdir))
+        except RefusedError as error:
+            problems += error.problems
+    refuse_any(problems, "report")
+    return runs
 
 
 def export(workdirs: Sequence[Path], wanted: Mapping[Callable, str | None]) -> None:
@@ -106,13 +117,7 @@ def show(
     """
     from experiments.report.plots import loss_curves  # matplotlib is slow to import
 
-    runs, problems = [], []
-    for workdir in workdirs:
-        try:
-            runs.append(read_run(workdir))
-        except RefusedError as error:
-            problems += error.problems
-    refuse_any(problems, "report")
+    runs = read_all(workdirs)
     if len({run.name for run in runs}) < len(runs) == len({w.resolve() for w in workdirs}):
         names = unlike_names(workdirs)  # seed0 and seed0 tell nobody anything
         runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]

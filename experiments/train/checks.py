@@ -138,7 +138,8 @@ def count_steps(fields: Mapping[str, Any]) -> tuple[int, list[str]]:
         fix = "give steps, or tokens of all regions together"
         return steps, [] if steps >= 1 else [f"steps={steps}: {fix}"]
     if steps:
-        return steps, [f"steps={steps} and tokens={tokens}: give one (--config.steps=0 for tokens)"]
+        fix = "give one (--config.tokens=None for steps, --config.steps=0 for tokens)"
+        return steps, [f"steps={steps} and tokens={tokens}: {fix}"]
     per_step = fields["regions"] * fields["batch"] * fields["data"]["seq_len"]
     if tokens < 1:
         return 0, [f"tokens={tokens}: at least 1 is needed; or give steps"]

@@ -280,6 +280,17 @@ def test_a_run_of_another_config_is_refused(planned, capsys):
         assert words in capsys.readouterr().err
 
 
+def test_a_run_that_the_plan_does_not_know_is_refused_before_anything_is_printed(
+    planned, capsys, monkeypatch
+):
+    folder, _ = planned
+    other = ran(*planned, regions=3)
+    monkeypatch.setattr("experiments.report.main.read_run", lambda workdir: other)
+    assert command(["report", "anywhere", f"--against={folder}"]) == 2
+    said = capsys.readouterr()
+    assert not said.out and "regions: 4 -> 3" in said.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["diloco", "streaming"])
 def test_a_real_run_is_as_planned(name, root, tmp_path):
