@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,10 @@ COMMANDS = {  # the module of each, in the order in which they are shown
 # These take main(config, workdir), where only comparisons have an exit code to return; the others
 # take main(argv) -> exit code. Their config, None = to be named.
 _BY_CONFIG = {"quick": "configs/compare/quick.py", "compare": None, "sweep": None, "plan": None}
+# Ctrl-C ends these at once wherever they have nothing to save, as SIGTERM does. A KeyboardInterrupt
+# would be lost in a callback of JAX's, or leave a compilation half done.
+_END_AT_ONCE = ("train", "plan", "report", "sample", "export", "results")
+EXIT_CTRL_C = 128 + signal.SIGINT
 # Paths that do not lead where a file can be read or written; the path says enough.
 _ABOUT_A_PATH = (
     FileNotFoundError,
@@ -57,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
       argv: the command and its flags, without the program's name.
 
     Returns:
-      The exit code; 2: refused, with every problem listed on stderr.
+      The exit code; 2: refused, with every problem listed on stderr; 130: ended by Ctrl-C.
     """
     command, *rest = argv or ["quick"]
     if command in ("help", "--help", "-h"):
@@ -86,6 +91,19 @@ def main(argv: Sequence[str]) -> int:
             raise
         print(f"{command}: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_REFUSED
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted", file=sys.stderr)
+        return EXIT_CTRL_C
+
+
+def let_ctrl_c_end(argv: Sequence[str]) -> None:
+    """Where the command of a process may be ended at any time, do so without a traceback.
+
+    What a command installs later (`lowcomm_jax.interrupt`: save, then end) takes its place.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    if argv and argv[0] in _END_AT_ONCE and not ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _module(command: str, argv: Sequence[str]) -> str:
@@ -139,4 +157,5 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    let_ctrl_c_end(sys.argv[1:])
     sys.exit(main(sys.argv[1:]))
