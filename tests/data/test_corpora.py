@@ -153,7 +153,7 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("nothing", "is unknown; use one of python"),
+        ("nothing", "is unknown: use one of python"),
         ("python:other", "python:tests"),
         ("text:/no/such/place", "no such path"),
         ("text:", "no such path"),
