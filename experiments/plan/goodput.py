@@ -21,7 +21,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from experiments.cli import Flags, RefusedError, flag_problems, load_config, refuse_any, split_config
+from experiments.cli import (
+    Flags,
+    RefusedError,
+    flag_problems,
+    load_config,
+    refuse_any,
+    split_config,
+)
 from experiments.progress import right, say, tracked
 from lowcomm_jax.network.errors import above_zero, is_unknown, not_negative, raise_all, whole
 from lowcomm_jax.planner.goodput import (
