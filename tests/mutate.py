@@ -1,36 +1,45 @@
 """Small faults in the core rooms, one at a time: how many of them do the tests see?
 
-    python tests/mutate.py ROOM [ROOM ...] [--sample=100 | --all] [--seed=0] [--out=mutants.jsonl]
+    python tests/mutate.py ROOM [ROOM ...] [--sample=100 | --all] [--seed=0] [--kept=build/mutants]
 
-A mutant is one change of one place of a room's source: another comparison, another sign or
-operator, a condition negated or dropped, a number moved by one, a keyword left out. Of each room a
-seeded sample is judged, on one core, in a copy of the tree. Coverage of the room's tests and of
-those in `BESIDE` says which tests run a changed line; only those are run for it, until one fails.
+Of each room a seeded sample of its mutants (`tests/mutants.py`) is judged, on one core, in a copy
+of the tree. One run with coverage says which tests of the room, and of those in `BESIDE`, run which
+line, and how long each takes. A mutant is tried by the tests that run its lines, and then by the
+rest of the room's tests in the same files, until one fails; by tests of `LIMIT_S` in all, the
+shortest first. `--limit` asks for more. A test that fails counts if it passes without the fault.
 
-Every verdict is a line of `--out` at once: a run that was cut off goes on where it was. Survivors
-have an empty "verdict": write there why, e.g. "equivalent: ..." or "test: ..."; equivalent ones do
-not count in the rate, which is printed with its 95 % interval (Wilson).
+Every process is forked from one that has imported jax, but nothing of this project.
+
+Every verdict is a line of `ROOM.jsonl` in `--kept` at once: a run that was cut off goes on where it
+was; `--again` tries the survivors once more. Why a survivor survived is written by hand into
+`tests/mutants.toml`. One that is "equivalent" there does not count in the rate, which is printed
+with its 95 % interval (Wilson).
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
+import contextlib
+import dataclasses
 import hashlib
+import importlib.util
 import json
 import math
+import multiprocessing
 import os
-import random
-import re
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import coverage
+import pytest
+from mutants import ROOT, of_room, sample
 
-ROOT = Path(__file__).parents[1]
 ROOMS = (
     *("sync", "train", "exchange", "runtime", "compression", "landing", "outer", "schedule"),
     "checkpoint",
@@ -47,183 +56,207 @@ BESIDE = {
     "schedule": ["tests/engine"],
     "checkpoint": ["tests/state", "tests/experiments/train"],
 }
-TEST_S, TRY_S = 90, 1800  # seconds for one test, and for all that judge one mutant
-Covered = dict[str, dict[str, list[str]]]  # source file -> line -> tests
-COMPARISONS = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
-OPERATORS = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Add,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-}
+LIMIT_S = 60  # of tests for one mutant, by what they took without coverage's delay
+QUICK_S = 1.0  # tests that take less are tried before the others of their room
+VERDICTS = ROOT / "tests/mutants.toml"
+BEFORE_FORKS = ("optax", "flax.linen", "flax.nnx", "orbax.checkpoint", "pyarrow.flight")
 
 
-def changes(node: ast.AST) -> list[ast.expr]:
-    """What may stand in the place of one expression."""
-    found: list[ast.expr] = []
-    match node:
-        case ast.Compare(left, [op], [right]) if type(op) in COMPARISONS:
-            found.append(ast.Compare(left, [COMPARISONS[type(op)]()], [right]))
-        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
-            found.append(ast.BinOp(left, OPERATORS[type(op)](), right))
-        case ast.BoolOp(op, values):
-            other = ast.Or() if isinstance(op, ast.And) else ast.And()
-            found += [ast.BoolOp(other, values), values[0], values[-1]]
-        case ast.UnaryOp(ast.Not() | ast.USub() | ast.Invert(), operand):
-            found.append(operand)
-        case ast.IfExp(_, body, orelse):
-            found += [body, orelse]
-        case ast.Constant(bool() as value):
-            found.append(ast.Constant(not value))
-        case ast.Constant(int() | float() as value):
-            found.append(ast.Constant(value + 1))
-        case ast.Call(function, arguments, keywords) if keywords:
-            found += [
-                ast.Call(function, arguments, keywords[:i] + keywords[i + 1 :])
-                for i in range(len(keywords))
-                if keywords[i].arg
-            ]
-    return found
+@dataclasses.dataclass
+class Measured:
+    """What one run of some tests without any fault showed."""
+
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # of each test
+    # source file -> line -> tests; no test: the line runs at import
+    lines: dict[str, dict[str, list[str]]] = dataclasses.field(default_factory=dict)
+
+    def __or__(self, other: Measured) -> Measured:
+        lines = {path: dict(at) for path, at in self.lines.items()}
+        for path, at in other.lines.items():
+            known = lines.setdefault(path, {})
+            for line, tests in at.items():
+                known[line] = [*known.get(line, ()), *tests]
+        return Measured(self.seconds | other.seconds, lines)
 
 
-def mutants(path: str, source: str) -> list[dict]:
-    """All mutants of one file: where, from what, to what."""
-    lines = source.encode().splitlines(keepends=True)
-    starts = [sum(map(len, lines[:i])) for i in range(len(lines))]
-    tree, found, skipped = ast.parse(source), [], set()
-    for node in ast.walk(tree):
-        for part in (*getattr(node, "decorator_list", ()), getattr(node, "annotation", None)):
-            skipped |= set(map(id, ast.walk(part))) if part is not None else set()
-        skipped |= {id(node.returns)} if getattr(node, "returns", None) is not None else set()
-        if isinstance(node, ast.JoinedStr | ast.Raise):
-            skipped |= set(map(id, ast.walk(node)))  # messages
-    for node in ast.walk(tree):
-        for new in changes(node) if id(node) not in skipped else ():
-            begin = starts[node.lineno - 1] + node.col_offset
-            end = starts[node.end_lineno - 1] + node.end_col_offset
-            text = f"({ast.unparse(ast.fix_missing_locations(new))})"
-            old = source.encode()[begin:end].decode()
-            where = {"path": path, "line": node.lineno, "last": node.end_lineno}
-            found.append({**where, "begin": begin, "end": end, "old": old, "new": text})
-    return found
+class Watch:
+    """A plug-in of pytest: runs chosen tests in their order, tells which began, and times them."""
+
+    def __init__(self, tests: list[str] | None, seconds: dict[str, float], began: Path) -> None:
+        self.order = None if tests is None else {test: i for i, test in enumerate(tests)}
+        self.known, self.began, self.seconds = seconds, began, Counter()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.order is None:
+            return
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.order),
+            key=lambda item: self.order[item.nodeid],
+        )
+        for item in items:
+            item.add_marker(pytest.mark.timeout(30 + 10 * self.known[item.nodeid]))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        with self.began.open("a") as out:
+            out.write(f"{nodeid}\n")
+        if (measured := coverage.Coverage.current()) is not None:
+            measured.switch_context(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
 
 
-def of_room(room: str) -> list[dict]:
-    folder = ROOT / "lowcomm_jax" / room
-    files = sorted(folder.rglob("*.py"))
-    return [m for f in files for m in mutants(str(f.relative_to(ROOT)), f.read_text())]
+class Tree:
+    """A copy of the working tree in which faults are put, and tests run."""
 
-
-def pytest_runtest_logstart(nodeid: str) -> None:
-    """As a plug-in of the run that measures coverage: lines belong to the test that runs them."""
-    if (measured := coverage.Coverage.current()) is not None:
-        measured.switch_context(nodeid)
-
-
-def covering(copy: Path, tests: list[str], out: Path) -> Covered:
-    """Which test runs which line, by one run of `tests`; kept beside `out`.
-
-    Ends the program if one of them fails without any fault: it can judge none.
-    """
-    known_at = out.with_suffix(f".{hashlib.sha256(repr(tests).encode()).hexdigest()[:8]}.covered")
-    if not known_at.exists():
-        data = copy / ".coverage"
-        data.unlink(missing_ok=True)
-        launcher = ["-m", "coverage", "run", "--source=lowcomm_jax", "--concurrency=thread"]
-        if pytest(copy, tests, 7200, launcher=launcher, options=["-p", "mutate"]) != 0:
-            sys.exit(f"a test of {tests} fails without any fault: it can judge none")
-        measured = coverage.CoverageData(str(data))
-        measured.read()
-        lines = {
-            str(Path(path).relative_to(copy)): measured.contexts_by_lineno(path)
-            for path in measured.measured_files()
-        }
-        known_at.write_text(json.dumps(lines))
-    return json.loads(known_at.read_text())
-
-
-def pytest(copy: Path, tests: list[str], seconds: float, launcher=(), options=()) -> int | None:
-    """The exit code of these tests, slow ones left out; None = they took too long."""
-    asked = copy / "asked.txt"
-    asked.write_text("\n".join(tests))
-    command = [sys.executable, *launcher, "-m", "pytest", "-n", "0", "-q", "-x", f"@{asked}"]
-    around = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "tests")]),
-        "PYTHONDONTWRITEBYTECODE": "1",
+    def __init__(self, folder: Path, kept: Path) -> None:
+        self.copy, self.kept = folder / "copy", kept
+        self.began, self.printed, self.used = (folder / n for n in ("began", "printed", "used"))
+        leave = shutil.ignore_patterns(".git", "*.egg-info", "runs", "build")
+        shutil.copytree(ROOT, self.copy, ignore=leave)
+        path = os.pathsep.join([str(self.copy), str(self.copy / "tests")])
+        os.environ["PYTHONPATH"] = path  # of processes that tests start
         # Most programs are those of other mutants too.
-        "JAX_COMPILATION_CACHE_DIR": str(copy / "compiled"),
-    }
-    quiet = {"stdout": (copy / "printed.txt").open("w"), "stderr": subprocess.STDOUT}
-    try:
-        made = subprocess.run([*command, *options], cwd=copy, env=around, timeout=seconds, **quiet)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        quiet["stdout"].close()
-    return made.returncode
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(kept / "compiled")
+        for name in ("conftest", *BEFORE_FORKS):
+            importlib.import_module(name)
+
+    def measure(self, tests: str) -> Measured:
+        """Which test of a folder runs which line; kept until the code or those tests change.
+
+        Ends the program if one of them fails without any fault: it can judge none.
+        """
+        files = sorted(self.copy.glob("lowcomm_jax/**/*.py"))
+        files += sorted((self.copy / tests).rglob("*.py"))
+        digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
+        known_at = self.kept / f"{tests.replace('/', '_')}.{digest}.json"
+        if not known_at.exists():
+            inside = self.copy / "lowcomm_jax"
+
+            def measured() -> int:
+                lines = coverage.Coverage(
+                    data_file=None, source=[str(inside)], concurrency="thread"
+                )
+                watch = Watch(None, {}, self.began)
+                lines.start()
+                code = self._pytest([tests], watch)
+                lines.stop()
+                data = lines.get_data()
+                at = {
+                    str(Path(path).relative_to(self.copy)): data.contexts_by_lineno(path)
+                    for path in data.measured_files()
+                }
+                known_at.write_text(json.dumps({"seconds": watch.seconds, "lines": at}))
+                return code
+
+            if self._fork(measured, 7200) != 0:
+                known_at.unlink(missing_ok=True)
+                sys.exit(f"{self.printed.read_text()}\nwithout any fault: it can judge none")
+        return Measured(**json.loads(known_at.read_text()))
+
+    def first_to_fail(self, tests: list[str], seconds: dict[str, float]) -> str | None:
+        """The first of `tests` that fails, in this order; "time" where one hangs."""
+        files = list({test.partition("::")[0]: None for test in tests})
+        watch = Watch(tests, seconds, self.began)
+        limit_s = 120 + 5 * sum(seconds[test] for test in tests)
+        code = self._fork(lambda: self._pytest(files, watch), limit_s)
+        began = self.began.read_text().splitlines()
+        if code == 0:
+            return None
+        return "time" if code is None else began[-1] if began else "import"
+
+    def _pytest(self, arguments: list[str], watch: Watch) -> int:
+        options = ["-n", "0", "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={self.used}"]
+        return int(pytest.main([*options, *arguments], plugins=[watch]))
+
+    def _fork(self, work: Callable[[], int], seconds: float) -> int | None:
+        """The exit code of `work` in a process of its own; None where it took too long."""
+        self.began.write_text("")
+
+        def child() -> None:
+            os.setsid()
+            out = os.open(self.printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(out, 1), os.dup2(out, 2)
+            os.chdir(self.copy)
+            sys.path[:] = [p for p in sys.path if p and not Path(p).is_relative_to(ROOT)]
+            sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+            for name, module in list(sys.modules.items()):  # those of the tree itself
+                if name != "__main__" and str(ROOT) in str(getattr(module, "__file__", "")):
+                    del sys.modules[name]
+            os._exit(work())
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(seconds)
+        took_too_long = process.exitcode is None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with what tests started
+        process.join()
+        return None if took_too_long else process.exitcode
 
 
-def chosen_tests(mutant: dict, known: Covered, own: list[str]) -> list[list[str]]:
-    """Tests for one mutant, in the order in which they are tried, each until one fails.
+def chosen_tests(
+    mutant: dict, measured: Measured, own: list[str], judged: list[dict], limit_s: float
+) -> list[str]:
+    """Tests for one mutant, in the order in which they are tried; `limit_s` of them.
 
-    First the tests that run a changed line; then the rest of their files, since what a fixture or
-    a cache ran for several tests was counted for the first. A line that runs at import alone is
-    judged by the room's own files, one that never runs by none.
+    First three that killed mutants nearby; then those that run a changed line, the room's own
+    before others, quick ones before others, file by file. Then the rest of the room's tests in
+    those files, since what a fixture or a cache ran for several tests was counted for the first.
+    A line that runs at import alone is judged by all of the room's tests, one that never runs by
+    none.
     """
-    lines = known.get(mutant["path"], {})
+    lines, seconds = measured.lines.get(mutant["path"], {}), measured.seconds
     at = [lines[str(i)] for i in range(mutant["line"], mutant["last"] + 1) if str(i) in lines]
-    # The room's own tests first, as they were listed; those of other rooms behind them.
-    running = {test: None for tests in at for test in tests if test}
-    if not running:
-        return [own] if at else []
-    files = {test.partition("::")[0]: None for test in running}
-    return [
-        sorted(running, key=lambda test: not test.startswith(tuple(own))),
-        sorted(files, key=lambda file: not file.startswith(tuple(own))),
-    ]
+    if not at:
+        return []
+    of_room = {test for test in seconds if test.startswith(tuple(own))}
+    running = {test for tests in at for test in tests if test in seconds} or of_room
+    killed: Counter[str] = Counter()
+    for other in judged:
+        if other["path"] == mutant["path"] and other["killed_by"] in running:
+            killed[other["killed_by"]] += 9 if other["function"] == mutant["function"] else 1
+    first = [test for test, _ in killed.most_common(3)]
+
+    def order(test: str) -> tuple:
+        slow = seconds[test] > QUICK_S
+        return (test not in of_room, slow, test.partition("::")[0], seconds[test])
+
+    files = {test.partition("::")[0] for test in running}
+    beside = {test for test in of_room - running if test.partition("::")[0] in files}
+    chosen, sum_s = [], 0.0
+    for test in (*first, *sorted(running - set(first), key=order), *sorted(beside, key=order)):
+        if not chosen or sum_s + seconds[test] <= limit_s:
+            chosen.append(test)
+            sum_s += seconds[test]
+    return chosen
 
 
-def judge(copy: Path, mutant: dict, known: Covered, own: list[str]) -> dict:
-    """The mutant with `killed_by`: a test, `time` if it takes too long, or None for a survivor."""
-    path = copy / mutant["path"]
-    source = path.read_bytes()
-    path.write_bytes(source[: mutant["begin"]] + mutant["new"].encode() + source[mutant["end"] :])
-    tries = chosen_tests(mutant, known, own)
+def judge(tree: Tree, mutant: dict, tests: list[str], seconds: dict[str, float]) -> dict:
+    """The mutant with `killed_by`: a test, "time" where one hangs, "import", or None."""
+    path = tree.copy / mutant["path"]
+    source, compiled = path.read_bytes(), Path(importlib.util.cache_from_source(str(path)))
+    changed = source[: mutant["begin"]] + mutant["new"].encode() + source[mutant["end"] :]
+    compiled.unlink(missing_ok=True)
+    path.write_bytes(changed)
     try:
-        killed_by = next(filter(None, (killer(copy, tests) for tests in tries)), None)
+        killed_by = tree.first_to_fail(tests, seconds) if tests else None
     finally:
         path.write_bytes(source)
-    return {**mutant, "tests": len(tries[0]) if tries else 0, "killed_by": killed_by, "verdict": ""}
+        compiled.unlink(missing_ok=True)
+    return {**mutant, "tests": len(tests), "killed_by": killed_by}
 
 
-def killer(copy: Path, tests: list[str]) -> str | None:
-    """The first of `tests` that fails."""
-    code = pytest(copy, tests, TRY_S, options=["-o", f"timeout={TEST_S}"])
-    if code in (0, 5):
-        return None
-    found = re.findall(r"^(?:FAILED|ERROR) (\S+)", (copy / "printed.txt").read_text(), re.M)
-    return found[0] if found else "time" if code is None else "the process ended"
+def verdicts() -> dict[str, str]:
+    """What was written by hand about each survivor, by its id."""
+    known = tomllib.loads(VERDICTS.read_text()) if VERDICTS.exists() else {}
+    return {m["id"]: m["verdict"] for m in known.get("mutant", ())}
 
 
-def rate(judged: list[dict]) -> str:
+def rate(judged: list[dict], known: dict[str, str]) -> str:
     """The kill rate of what is not equivalent, with Wilson's 95 % interval."""
-    counted = [m for m in judged if not m["verdict"].startswith("equivalent")]
+    counted = [m for m in judged if not known.get(m["id"], "").startswith("equivalent")]
     n, killed = len(counted), sum(m["killed_by"] is not None for m in counted)
     if not n:
         return "nothing was judged"
@@ -233,6 +266,42 @@ def rate(judged: list[dict]) -> str:
     return f"{killed} of {n} killed: {p:.1%} [{low:.1%}, {high:.1%}]"
 
 
+def judge_room(tree: Tree, room: str, given: argparse.Namespace) -> None:
+    """Judges the room's sample, one line a mutant, and prints the rate."""
+    every, out = of_room(room), given.kept / f"{room}.jsonl"
+    chosen = sample(every, given.seed)[: None if given.all else given.sample]
+    lines = out.read_text().splitlines() if out.exists() else []
+    judged = {m["id"]: m for m in map(json.loads, lines)}
+    own = given.only or [f"tests/{room}"]
+    measured = Measured()
+    for tests in [*own, *([] if given.only else BESIDE[room])]:
+        measured |= tree.measure(tests)
+    sound: set[str] = set()  # tests seen to pass without the fault, as they were run
+    for mutant in chosen:
+        before = judged.get(mutant["id"])
+        if before and (before["killed_by"] or not given.again):
+            continue
+        others = list(judged.values())
+        while True:
+            tests = chosen_tests(mutant, measured, own, others, given.limit)
+            verdict = judge(tree, mutant, tests, measured.seconds)
+            test = verdict["killed_by"]
+            if test not in measured.seconds or test in sound:
+                break
+            until = tests[: tests.index(test) + 1]
+            if tree.first_to_fail(until, measured.seconds) is None:
+                sound.add(test)
+                break
+            print(f"{test} fails without any fault too: it judges nothing", flush=True)
+            del measured.seconds[test]
+        judged[mutant["id"]] = verdict
+        with out.open("a") as file:
+            file.write(json.dumps(verdict) + "\n")
+        print(mutant["path"], mutant["line"], verdict["killed_by"], flush=True)
+    of_sample = [judged[m["id"]] for m in chosen if m["id"] in judged]
+    print(f"{room} ({len(every)}):", rate(of_sample, verdicts()))
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rooms", nargs="+", choices=ROOMS)
@@ -240,31 +309,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="these files and folders of tests alone")
-    parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of tests a mutant")
+    parser.add_argument("--again", action="store_true", help="try survivors once more")
+    parser.add_argument("--kept", type=Path, default=ROOT / "build/mutants")
     given = parser.parse_args(arguments)
-    judged = (
-        [json.loads(x) for x in given.out.read_text().splitlines()] if given.out.exists() else []
-    )
-    done = {(m["path"], m["begin"], m["end"], m["new"]) for m in judged}
+    given.kept = given.kept.resolve()
+    given.kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        leave = shutil.ignore_patterns(".git", "__pycache__", "*.egg-info", "runs")
-        shutil.copytree(ROOT, copy, ignore=leave)
+        tree = Tree(Path(folder), given.kept)
         for room in given.rooms:
-            every = of_room(room)
-            random.Random(given.seed).shuffle(every)
-            chosen = every if given.all else every[: given.sample]
-            own = given.only or [f"tests/{room}"]
-            beside = [] if given.only else BESIDE[room]
-            known = covering(copy, [*own, *beside], given.out.resolve())
-            for mutant in chosen:
-                if (mutant["path"], mutant["begin"], mutant["end"], mutant["new"]) in done:
-                    continue
-                judged.append(judge(copy, {"room": room, **mutant}, known, own))
-                with given.out.open("a") as out:
-                    out.write(json.dumps(judged[-1]) + "\n")
-                print(judged[-1]["path"], judged[-1]["line"], judged[-1]["killed_by"], flush=True)
-            print(f"{room} ({len(every)}):", rate([m for m in judged if m["room"] == room]))
+            judge_room(tree, room, given)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import ast
 
+import mutants
 import mutate
 import pytest
 
@@ -19,7 +20,7 @@ def mutated(mutant, source):
 
 
 def test_mutants_of_a_few_lines():
-    found = mutate.mutants("f.py", SOURCE)
+    found = mutants.mutants("f.py", SOURCE)
     changes = {(m["old"], m["new"]) for m in found}
     assert {("a < b", "(a <= b)"), ("a == 3", "(a != 3)"), ("not a == 3", "(a == 3)")} <= changes
     assert {("a + 2", "(a - 2)"), ("2", "(3)"), ("-b", "(b)")} <= changes
@@ -32,17 +33,47 @@ def test_mutants_of_a_few_lines():
 
 @pytest.mark.parametrize("room", mutate.ROOMS)
 def test_every_mutant_of_a_room_is_a_program(room):
-    found = mutate.of_room(room)
+    found = mutants.of_room(room)
     assert len(found) > 30
     for mutant in found[:: max(1, len(found) // 20)]:
-        source = (mutate.ROOT / mutant["path"]).read_text()
+        source = (mutants.ROOT / mutant["path"]).read_text()
         ast.parse(mutated(mutant, source))
 
 
+def test_an_edit_elsewhere_leaves_the_ids():
+    def ids(source):
+        return [m["id"] for m in mutants.mutants("f.py", source)]
+
+    assert len(set(ids(SOURCE * 2))) == 2 * len(ids(SOURCE)), "those alike are told apart"
+    assert set(ids(SOURCE)) == set(ids("\n\nLIMIT = print()\n" + SOURCE))
+    every = mutants.mutants("f.py", SOURCE)
+    order = [m["id"] for m in mutants.sample(every, seed=0)]
+    assert order != [m["id"] for m in mutants.sample(every, seed=1)]
+    without = [m["id"] for m in mutants.sample(every[1:], seed=0)]
+    assert without == [i for i in order if i != every[0]["id"]]
+
+
+def test_tests_are_chosen_by_lines_then_by_kills_place_and_time():
+    seconds = {"r/a.py::slow": 30.0, "r/a.py::quick": 0.2, "r/b.py::x": 0.1, "o/c.py::y": 0.1}
+    lines = {"f.py": {"1": ["r/a.py::slow", "o/c.py::y", "r/b.py::x"], "2": [""]}}
+    measured = mutate.Measured(seconds, lines)
+    mutant = {"path": "f.py", "line": 1, "last": 1, "function": "f"}
+
+    def chosen(judged=(), limit_s=60.0, **at):
+        return mutate.chosen_tests({**mutant, **at}, measured, ["r"], judged, limit_s)
+
+    assert chosen() == ["r/b.py::x", "r/a.py::slow", "o/c.py::y", "r/a.py::quick"]
+    assert chosen(limit_s=5) == ["r/b.py::x", "o/c.py::y", "r/a.py::quick"]
+    killed = [{"path": "f.py", "function": "g", "killed_by": "o/c.py::y"}]
+    assert chosen(killed)[0] == "o/c.py::y"
+    assert chosen(line=2, last=2) == ["r/a.py::quick", "r/b.py::x", "r/a.py::slow"], "at import"
+    assert chosen(line=3, last=3) == [], "never run"
+
+
 def test_equivalent_mutants_do_not_count():
-    killed, survivor = {"killed_by": "t", "verdict": ""}, {"killed_by": None, "verdict": ""}
-    same = {"killed_by": None, "verdict": "equivalent: it is rounded afterwards"}
-    assert mutate.rate([killed] * 90 + [survivor] * 10 + [same] * 5) == (
+    killed, survivor = {"id": "k", "killed_by": "t"}, {"id": "s", "killed_by": None}
+    same, known = {"id": "e", "killed_by": None}, {"e": "equivalent: it is rounded afterwards"}
+    assert mutate.rate([killed] * 90 + [survivor] * 10 + [same] * 5, known) == (
         "90 of 100 killed: 90.0% [82.6%, 94.5%]"
     )
-    assert mutate.rate([same]) == "nothing was judged"
+    assert mutate.rate([same], known) == "nothing was judged"
