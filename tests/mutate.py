@@ -4,9 +4,9 @@
 
 Of each room a seeded sample of its mutants (`tests/mutants.py`) is judged, on one core, in a copy
 of the tree. One run with coverage says which tests of the room, and of those in `BESIDE`, run which
-line, and how long each takes. A mutant is tried by the tests that run its lines, and then by the
-rest of the room's tests in the same files, until one fails; by tests of `LIMIT_S` in all, the
-shortest first. `--limit` asks for more. A test that fails counts if it passes without the fault.
+line, and how long each takes. A mutant is tried by the tests that run its lines, and then by those
+near them, until one fails; by tests of `--limit` seconds in all, quick ones first. A test that
+fails counts if it passes without the fault.
 
 Every process is forked from one that has imported jax, but nothing of this project.
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import json
@@ -46,9 +47,9 @@ ROOMS = (
 )
 # What sees faults of a room beside its own tests. They are tried last.
 BESIDE = {
-    "sync": ["tests/engine"],
+    "sync": ["tests/engine", "tests/schedule", "tests/recovery"],
     "train": ["tests/engine"],
-    "exchange": ["tests/runtime"],
+    "exchange": ["tests/sync", "tests/engine", "tests/mesh", "tests/runtime"],
     "runtime": ["tests/exchange", "tests/recovery"],
     "compression": ["tests/engine"],
     "landing": ["tests/engine"],
@@ -57,7 +58,6 @@ BESIDE = {
     "checkpoint": ["tests/state", "tests/experiments/train"],
 }
 LIMIT_S = 60  # of tests for one mutant, by what they took without coverage's delay
-QUICK_S = 1.0  # tests that take less are tried before the others of their room
 VERDICTS = ROOT / "tests/mutants.toml"
 BEFORE_FORKS = ("optax", "flax.linen", "flax.nnx", "orbax.checkpoint", "pyarrow.flight")
 
@@ -201,11 +201,11 @@ def chosen_tests(
 ) -> list[str]:
     """Tests for one mutant, in the order in which they are tried; `limit_s` of them.
 
-    First three that killed mutants nearby; then those that run a changed line, the room's own
-    before others, quick ones before others, file by file. Then the rest of the room's tests in
-    those files, since what a fixture or a cache ran for several tests was counted for the first.
-    A line that runs at import alone is judged by all of the room's tests, one that never runs by
-    none.
+    First three that killed mutants nearby. Then those that run a changed line: the quickest of each
+    file, then the second of each, since tests of one file often see the same. Then those that run
+    another line of that source file, and the rest of the room's tests in the same files: what a
+    fixture, a cache or a compiled function ran for several tests was counted for the first. A line
+    that runs at import alone is judged by all of the room's tests, one that never runs by none.
     """
     lines, seconds = measured.lines.get(mutant["path"], {}), measured.seconds
     at = [lines[str(i)] for i in range(mutant["line"], mutant["last"] + 1) if str(i) in lines]
@@ -218,19 +218,27 @@ def chosen_tests(
         if other["path"] == mutant["path"] and other["killed_by"] in running:
             killed[other["killed_by"]] += 9 if other["function"] == mutant["function"] else 1
     first = [test for test, _ in killed.most_common(3)]
-
-    def order(test: str) -> tuple:
-        slow = seconds[test] > QUICK_S
-        return (test not in of_room, slow, test.partition("::")[0], seconds[test])
-
     files = {test.partition("::")[0] for test in running}
-    beside = {test for test in of_room - running if test.partition("::")[0] in files}
+    beside = {test for test in of_room if test.partition("::")[0] in files}
+    beside |= {test for tests in lines.values() for test in tests if test in seconds}
+    in_turn = functools.partial(alternating, own=own, seconds=seconds)
     chosen, sum_s = [], 0.0
-    for test in (*first, *sorted(running - set(first), key=order), *sorted(beside, key=order)):
+    for test in (*first, *in_turn(running - {*first}), *in_turn(beside - running)):
         if not chosen or sum_s + seconds[test] <= limit_s:
             chosen.append(test)
             sum_s += seconds[test]
     return chosen
+
+
+def alternating(tests: set[str], own: list[str], seconds: dict[str, float]) -> list[str]:
+    """The quickest test of each file, then the second of each; the room's `own` before others."""
+    seen: Counter[str] = Counter()
+    turns: list[tuple[int, bool, float, str]] = []
+    for test in sorted(tests, key=seconds.__getitem__):
+        file = test.partition("::")[0]
+        turns.append((seen[file], not test.startswith(tuple(own)), seconds[test], test))
+        seen[file] += 1
+    return [test for *_, test in sorted(turns)]
 
 
 def judge(tree: Tree, mutant: dict, tests: list[str], seconds: dict[str, float]) -> dict:

@@ -55,18 +55,20 @@ def test_an_edit_elsewhere_leaves_the_ids():
 
 def test_tests_are_chosen_by_lines_then_by_kills_place_and_time():
     seconds = {"r/a.py::slow": 30.0, "r/a.py::quick": 0.2, "r/b.py::x": 0.1, "o/c.py::y": 0.1}
-    lines = {"f.py": {"1": ["r/a.py::slow", "o/c.py::y", "r/b.py::x"], "2": [""]}}
+    seconds["r/a.py::beside"] = 0.01
+    lines = {"f.py": {"1": [*seconds][:4], "2": [""]}, "g.py": {"1": ["r/b.py::x"]}}
     measured = mutate.Measured(seconds, lines)
     mutant = {"path": "f.py", "line": 1, "last": 1, "function": "f"}
 
     def chosen(judged=(), limit_s=60.0, **at):
         return mutate.chosen_tests({**mutant, **at}, measured, ["r"], judged, limit_s)
 
-    assert chosen() == ["r/b.py::x", "r/a.py::slow", "o/c.py::y", "r/a.py::quick"]
-    assert chosen(limit_s=5) == ["r/b.py::x", "o/c.py::y", "r/a.py::quick"]
-    killed = [{"path": "f.py", "function": "g", "killed_by": "o/c.py::y"}]
-    assert chosen(killed)[0] == "o/c.py::y"
-    assert chosen(line=2, last=2) == ["r/a.py::quick", "r/b.py::x", "r/a.py::slow"], "at import"
+    turns = ["r/b.py::x", "r/a.py::quick", "o/c.py::y", "r/a.py::slow", "r/a.py::beside"]
+    assert chosen() == turns
+    assert chosen(limit_s=5) == [test for test in turns if test != "r/a.py::slow"]
+    killed = [{"path": "f.py", "function": "g", "killed_by": "r/a.py::slow"}]
+    assert chosen(killed)[0] == "r/a.py::slow"
+    assert chosen(line=2, last=2)[0] == "r/a.py::beside", "at import: all of the room"
     assert chosen(line=3, last=3) == [], "never run"
 
 
