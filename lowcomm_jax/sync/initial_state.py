@@ -150,13 +150,13 @@ def _servers(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> dict[str,
     def init(anchor):
         model = {k: jnp.broadcast_to(x, (groups, *x.shape[1:])) for k, x in anchor.items()}
         nothing = jax.tree.map(jnp.zeros_like, model)
-        travels = {"update": nothing, "reply": nothing}
-        coded = _broadcast(codec.init(programs.fragments.like(0)), groups) if codec else ()
-        outer_states = jax.vmap(outer.init)(model)
-        return {"model": model, "merged": model, "outer": outer_states, "codec": coded, **travels}
+        found = {"model": model, "merged": model, "update": nothing, "reply": nothing}
+        found["outer"] = jax.vmap(outer.init)(model)
+        if codec is not None:
+            found["codec"] = _broadcast(codec.init(programs.fragments.like(0)), groups)
+        return found
 
-    made = jax.jit(init, out_shardings=out)(anchor)
-    return made if codec else {name: x for name, x in made.items() if name != "codec"}
+    return jax.jit(init, out_shardings=out)(anchor)
 
 
 def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
@@ -166,12 +166,12 @@ def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
     like = {
         k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in programs.fragments.shapes.items()
     }
-    rule = programs.config.method.servers.outer
-    outer = rule_shardings("servers.outer", rule, like, specs, regions, None)
-    # What a server's codec keeps lies in every region, and whole.
-    own = regions.sharding(None)
-    others = {"outer": outer, "codec": own}
-    return {**dict.fromkeys(("model", "merged", "update", "reply"), leaves), **others}
+    servers = programs.config.method.servers
+    found = dict.fromkeys(("model", "merged", "update", "reply"), leaves)
+    found["outer"] = rule_shardings("servers.outer", servers.outer, like, specs, regions, None)
+    if servers.codec is not None:
+        found["codec"] = regions.sharding(None)  # what it keeps lies in every region, and whole
+    return found
 
 
 def _outer(programs: RoundPrograms, anchor: dict[str, jax.Array]) -> tuple[PyTree, ...]:
@@ -257,6 +257,7 @@ def abstract_state(programs: RoundPrograms, params: PyTree) -> TrainState:
         frozen=_placed(state.frozen, regions.sharding()),
         counters=_counters(programs),
         received=_placed(state.received, received),
+        rate=_placed(state.rate, regions.sharding()),
         landing=tuple(_placed(*one) for one in zip(state.landing, landing_shardings(programs))),
         anchor=anchor,
         outer=outer,

@@ -30,11 +30,12 @@ def away(step):
 def test_a_run_equals_its_steps_where_participants_change_inside_a_block(name):
     batches = [{"x": np.float32([[t], [2 * t - 3], [5 - t]])} for t in range(STEPS)]
     start = START if name != "streaming" else {"a": START["w"], "b": START["w"] + 1}
-    by_steps, events = engine(square_loss, METHODS[name]()), []
+    by_steps, events, losses = engine(square_loss, METHODS[name]()), [], []
     state = by_steps.init(start)
     for step, batch in enumerate(batches, 1):
         state, metrics = by_steps.step(state, batch, away(step))
         events += metrics["events"]
+        losses.append(metrics["loss"])
     in_blocks = engine(square_loss, METHODS[name]())
     other, history = in_blocks.run(in_blocks.init(start), batches, away)
 
@@ -45,5 +46,13 @@ def test_a_run_equals_its_steps_where_participants_change_inside_a_block(name):
     assert len({tuple(who) for _, _, who in took_part(events)}) > 1
     for one, another in ((state.anchor, other.anchor), (state.inner, other.inner)):
         jax.tree.map(np.testing.assert_array_equal, one, another)
+    np.testing.assert_array_equal(history["loss"], losses)
     assert state.counters.bytes_sent.tolist() == other.counters.bytes_sent.tolist()
     assert len(away(1)) == R
+
+
+def test_gradients_that_are_exchanged_at_every_step_are_never_stale():
+    one = engine(square_loss, METHODS["ddp"]())
+    state, _ = one.step(one.init(START), {"x": np.float32([[1], [2], [3]])})
+    assert state.counters.staleness.tolist() == [[0, 0, 0]]
+    assert state.counters.last_landed.tolist() == [[1, 1, 1]]

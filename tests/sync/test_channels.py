@@ -160,6 +160,23 @@ def test_leaves_whose_names_are_not_in_the_order_of_the_tree():
 # -- bytes and time -------------------------------------------------------------------------------
 
 
+def test_the_spread_is_the_distance_of_a_regions_values_from_the_mean():
+    """Everything is averaged after the first step; region 1 sits out and counts as 0."""
+
+    def pushed(params, batch, rng):
+        return params["w"] @ batch["x"].mean(0)
+
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    method = Method("x", Never(), None, channels=(Channel("x", selection=Everything()),))
+    engine = lc.Engine(pushed, optax.sgd(1.0), method, R, mesh=mesh)
+    x = np.float32([[[1, -2]], [[7, 7]], [[3, 5]]])
+    state = engine.init({"w": np.float32([10.0, 20.0])})
+    state, metrics = engine.step(state, {"x": x}, [True, False, True])
+    apart = x[[0, 2], 0] - x[[0, 2], 0].mean(0)
+    rms = np.sqrt((apart**2).mean(1))
+    np.testing.assert_allclose(metrics["x_spread"], [rms[0], 0, rms[1]], rtol=1e-6)
+
+
 def test_bytes_are_those_of_the_values():
     """Of 15, 7, 12 and 1 values 4, 2, 3 and 1 travel, in strata of 4; bf16 in 3 slices of 4."""
     for codec, nbytes in ((None, 4 * 10), ("bf16", 2 * 12)):

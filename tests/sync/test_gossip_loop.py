@@ -52,6 +52,23 @@ def test_one_group_of_all_is_diloco(variant, rule):
         np.testing.assert_allclose(value, lc.global_params(shared)[name], rtol=1e-5, atol=1e-6)
 
 
+def test_momentum_moves_anchors_where_a_group_has_no_news():
+    """Regions that agree, and then stand still: the second landing is momentum alone."""
+    alpha, beta, lr = 0.5, 0.6, 0.1
+
+    def pushed(params, batch, rng):
+        return params["w"].sum() * batch["x"].mean()
+
+    method = lc.methods.noloco(1, group_size=2, alpha=alpha, beta=beta)
+    start = {"w": np.float32([1.0, -2.0])}
+    engine, state = make(method, 2, optax.sgd(lr), pushed, start)
+    for push in (3.0, 0.0):
+        state, _ = engine.step(state, {"x": np.full((2, 1), push, np.float32)})
+    moved = np.asarray(state.anchor["w"]) - start["w"]
+    first = -3.0 * lr * beta
+    np.testing.assert_allclose(moved, np.full((2, 2), first * (1 + alpha)), rtol=1e-6)
+
+
 def seed_where(region, alone, rounds):
     """A seed whose first rounds leave `region` alone, or never do."""
 

@@ -67,6 +67,21 @@ def test_nobody_takes_part(name):
     assert state.counters.bytes_sent.sum() == 0 and not state.in_flight
 
 
+def test_a_payload_in_flight_lands_at_a_boundary_at_which_nobody_takes_part():
+    """Each boundary lands the payload of the one before, without the own part landed already."""
+    engine, state = make(lc.methods.eager_diloco(2, outer=optax.sgd(1.0)))
+    for t, batch in enumerate(stream(4), 1):
+        state, metrics = engine.step(state, batch, [t < 4] * R)
+        if t == 3:
+            (flight,) = state.in_flight.values()
+            late, before = host(flight.payload), host(state.anchor)
+    (land,) = metrics["events"]
+    assert (land.kind, land.participants.any(), state.in_flight) == ("land", False, {})
+    for key, payload in late.items():
+        moved = before[key] - np.asarray(state.anchor[key])
+        np.testing.assert_allclose(moved, payload.mean(0) - payload / R, rtol=1e-4, atol=1e-6)
+
+
 def test_a_mask_of_the_wrong_length_is_refused():
     engine, state = make(lc.methods.diloco(2))
     with pytest.raises(ValueError, match=r"one bool per region \(3\)"):
