@@ -2,10 +2,12 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
-from params.tiny_runs import R, engine
+from params.tiny_runs import LR, R, engine
 
 import lowcomm_jax as lc
+from lowcomm_jax import batching
 
 STEPS = 9
 START = {"w": np.float32([1.0, -2.0])}
@@ -53,6 +55,30 @@ def test_a_run_equals_its_steps_where_participants_change_inside_a_block(name):
 
 def test_gradients_that_are_exchanged_at_every_step_are_never_stale():
     one = engine(square_loss, METHODS["ddp"]())
-    state, _ = one.step(one.init(START), {"x": np.float32([[1], [2], [3]])})
+    state, metrics = one.step(one.init(START), {"x": np.float32([[1], [2], [3]])})
+    _, land = metrics["events"]
+    assert land.staleness.tolist() == [0, 0, 0]
     assert state.counters.staleness.tolist() == [[0, 0, 0]]
     assert state.counters.last_landed.tolist() == [[1, 1, 1]]
+
+
+def test_steps_whose_batch_a_policy_plans_are_plain_steps_and_donate_the_state():
+    x_SxR = np.float32([[t, 2 - t, t * t - 3] for t in range(8)])  # each step takes two samples
+    whole = engine(square_loss, lc.methods.diloco(2))
+    expected = whole.init(START)
+    for first in range(0, 8, 2):
+        expected, _ = whole.step(expected, {"x": x_SxR[first : first + 2].T})
+    parts = lc.AdaptiveEngine(
+        square_loss,
+        optax.sgd(LR),
+        lc.methods.diloco(2, inner_batching=batching.Fixed(2)),
+        R,
+        largest_microbatch=2,
+        mesh=lc.make_mesh(devices=jax.devices()[:1]),
+    )
+    state = parts.init(START)
+    given = state.trainers[0].state.inner.params["w"]
+    state, _ = parts.run(state, lambda _, start, n: {"x": x_SxR[start : start + n].T}, rounds=2)
+    found = state.trainers[0].state.anchor["w"]
+    np.testing.assert_allclose(found, expected.anchor["w"], rtol=1e-5)
+    assert given.is_deleted()

@@ -9,6 +9,7 @@ import dataclasses
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -18,6 +19,8 @@ from same_as_probe import FIELDS, VALUES, Run, save
 
 import lowcomm_jax as lc
 from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.state.train_state import Inner
+from lowcomm_jax.sync.concurrent_exchange import _together
 
 TWO_SHOT = {"reduce": "two_shot"}
 FOUR = {"regions": 4, "mesh": (2, 1, 2), "steps": (0, 11, 16)}
@@ -130,6 +133,15 @@ def test_its_collectives_leave_the_anchor_update(monkeypatch):
     monkeypatch.setattr(loop, "update_anchor", watched)
     one.run(state, 1, 16)
     assert len(kept) > 3 and all(kept)
+
+
+def test_what_inner_steps_made_is_held_back_with_the_raw_buffers():
+    """All that is read later comes out of the barrier: a compiler may move nothing across it."""
+    inner = Inner({"w": jnp.ones(2)}, {}, (), jnp.int32(0), jnp.zeros(1))
+    closed = jax.make_jaxpr(_together)([jnp.ones(3)], (inner, ()))
+    (barrier,) = [e for e in closed.eqns if e.primitive.name == "optimization_barrier"]
+    brought, params = closed.jaxpr.outvars[:2]
+    assert {brought, params} <= set(barrier.outvars)
 
 
 @pytest.mark.parametrize(

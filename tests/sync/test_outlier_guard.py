@@ -11,6 +11,7 @@ import pytest
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
+from lowcomm_jax.sync.round_functions import OutlierGuard
 
 R, BAD = 3, 1
 MESH = lc.make_mesh(devices=jax.devices()[:1])
@@ -129,6 +130,11 @@ def test_an_outlier_by_norm_is_left_out(factor, left_out):
     norms = np.asarray(values["delta_norm"])
     assert 4.0 * np.median(norms) < norms[BAD] < 1e6 * np.median(norms)
     assert np.asarray(values["left_out"]).tolist() == [False, left_out, False]
+
+
+def test_any_factor_above_one_and_any_norm_above_zero_is_a_bound():
+    assert not OutlierGuard(1.5, 0.5).violations()
+    assert len(OutlierGuard(1.0, 0.0).violations()) == 2
 
 
 def test_the_median_is_over_those_who_take_part():
