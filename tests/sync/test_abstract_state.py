@@ -1,4 +1,4 @@
-"""The state that programs are lowered on is the one that training starts with, without its arrays."""
+"""The state that programs are lowered on is the one of the first step, without arrays."""
 
 import dataclasses
 

@@ -58,6 +58,7 @@ def test_gradients_that_are_exchanged_at_every_step_are_never_stale():
     state, metrics = one.step(one.init(START), {"x": np.float32([[1], [2], [3]])})
     _, land = metrics["events"]
     assert land.staleness.tolist() == [0, 0, 0]
+    assert state.inner.step.tolist() == [1] * R
     assert state.counters.staleness.tolist() == [[0, 0, 0]]
     assert state.counters.last_landed.tolist() == [[1, 1, 1]]
 
@@ -67,7 +68,9 @@ def test_steps_whose_batch_a_policy_plans_are_plain_steps_and_donate_the_state()
     whole = engine(square_loss, lc.methods.diloco(2))
     expected = whole.init(START)
     for first in range(0, 8, 2):
+        given = expected.inner.params["w"]
         expected, _ = whole.step(expected, {"x": x_SxR[first : first + 2].T})
+        assert given.is_deleted()
     parts = lc.AdaptiveEngine(
         square_loss,
         optax.sgd(LR),

@@ -1,5 +1,7 @@
 """Channels inside the inner program: the same numbers on every way, bytes, clock, refusals."""
 
+import types
+
 import jax
 import numpy as np
 import optax
@@ -18,6 +20,7 @@ from lowcomm_jax.recovery.rejoin import rejoin_regions
 from lowcomm_jax.schedule import Never, Staggered
 from lowcomm_jax.state import with_inner
 from lowcomm_jax.state.leaves import state_leaves
+from lowcomm_jax.sync.channel_exchange import VALUES, ChannelExchange
 
 STEPS, R = 11, 3
 # Delays, a main exchange, several sources, a channel that is seldom due and late.
@@ -175,6 +178,52 @@ def test_the_spread_is_the_distance_of_a_regions_values_from_the_mean():
     apart = x[[0, 2], 0] - x[[0, 2], 0].mean(0)
     rms = np.sqrt((apart**2).mean(1))
     np.testing.assert_allclose(metrics["x_spread"], [rms[0], 0, rms[1]], rtol=1e-6)
+
+
+def two_channels(**settings):
+    pair = Channel("a", **settings), Channel("b", source="mu", **settings)
+    return make(Method("x", Never(), None, channels=pair))
+
+
+def test_events_of_a_channel_have_its_number():
+    engine, state = two_channels(every=2, selection=Sampled(0.3), codec="bf16")
+    state, history = engine.run(state, stream(last=2))
+    told = [(e.kind, e.channel, e.fragment) for e in history.events]
+    first = told[0][2]
+    assert told == [
+        (kind, name, first + number)
+        for kind in ("send", "land")
+        for number, name in enumerate("ab")
+    ]
+
+
+def test_channels_draw_their_entries_apart():
+    engine, state = two_channels(selection=Sampled(0.3))
+    a, b = (one.indices(0) for one in engine.sync_loop(state).programs.channels.exchanges)
+    assert any((np.asarray(x) != np.asarray(y)).any() for x, y in zip(a, b))
+
+
+def test_on_tpus_values_travel_in_whole_lanes_and_come_back_as_they_were():
+    """Three values in two regions, widened to the lanes of two devices."""
+    widths, parts = [], np.float32([[1, 2, 3], [5, 7, 9]])
+    tpus = np.array([types.SimpleNamespace(platform="tpu")] * 2)
+    mesh = types.SimpleNamespace(devices=tpus, size=2)
+
+    def reduce(payload, weight_R, like, lies):
+        widths.append((like[VALUES].shape, payload[VALUES].shape))
+        mean = (weight_R @ payload[VALUES] / weight_R.sum())[None]
+        return types.SimpleNamespace(mean={VALUES: mean})
+
+    one = types.SimpleNamespace(
+        regions=types.SimpleNamespace(mesh=mesh, slots=2),
+        whole=False,
+        exchange=types.SimpleNamespace(codec=None, reduce=reduce),
+        like={VALUES: jax.ShapeDtypeStruct((3,), np.float32)},
+        _lies=None,
+    )
+    mean = ChannelExchange._reduce(one, {VALUES: parts}, np.float32([1, 3]))
+    np.testing.assert_array_equal(mean[VALUES], [[4, 5.75, 7.5]])
+    assert widths == [((256,), (2, 256))]
 
 
 def test_bytes_are_those_of_the_values():

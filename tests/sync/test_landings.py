@@ -1,6 +1,7 @@
 """What a payload lands on: its own age, and the rule's state of who lands."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,3 +44,38 @@ def test_an_asynchronous_payload_is_as_old_as_the_anchor_it_was_measured_against
         (8, [-1, 4, -1]),
         (8, [-1, -1, 8]),
     ]
+
+
+def test_in_a_replayed_run_those_adopt_that_adopted_in_it():
+    one = engine(square_loss, lc.methods.diloco(2))
+    loop = one.sync_loop(one.init(START))
+    loop.replay(lambda sent: np.array([sent == 4, True, False]))
+    due = np.array([True, False, True])
+    for sent, adopting in ((4, [True, False, False]), (2, [False, False, False])):
+        assert loop.adopters(SimpleNamespace(sent=sent), due).tolist() == adopting
+
+
+def test_of_learners_that_come_back_the_event_names_the_one():
+    method = lc.methods.decoupled_diloco(3, 1, 1, outages=((1, 2, 4),))
+    one = engine(square_loss, method)
+    batches = [{"x": np.full((R, 1), t, np.float32)} for t in range(6)]
+    _, history = one.run(one.init(START), batches)
+    (event,) = [e for e in history.events if e.kind == "recover"]
+    assert event.participants.tolist() == [False, True, False]
+
+
+def test_at_the_end_every_fragment_in_flight_lands_on_itself():
+    """Two payloads are under way: each moves its own fragment once, and is not sent again."""
+    method = lc.methods.streaming_diloco(4, 2, 3, 0.0, outer=optax.sgd(0.5), pattern=["a", "b"])
+    start = {"a": START["w"], "b": START["w"] + 3}
+
+    def loss(params, batch, rng):
+        return sum(square_loss({"w": x}, batch, rng) for x in params.values())
+
+    one = engine(loss, method)
+    batches = [{"x": np.float32([[t], [2 * t], [-t]])} for t in range(4)]
+    state, _ = one.run(one.init(start), batches)
+    payloads = [np.array(x) for f in state.in_flight.values() for x in f.payload.values()]
+    final = one.finish(state)
+    for value, payload, before in zip(final.anchor.values(), payloads, start.values(), strict=True):
+        np.testing.assert_allclose(value[0], before - 0.5 * payload.mean(0), rtol=1e-6)
