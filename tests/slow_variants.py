@@ -104,7 +104,7 @@ SLOW = [
     r"test_noloco_run\.py::",
     r"test_plan_stages\.py::test_a_stage_holds_its_part",
     r"test_plan_command\.py::test_a_model_of_ours",
-    r"test_checkpoint_regions\.py::test_(new_regions|refused_without|a_running_mean|fewer)",
+    r"test_checkpoint_regions\.py::test_(new_regions|refused_without|fewer)",
     r"test_checkpoint_stages\.py::test_resume_is_exact\[quick",
     r"test_checkpoint_damage\.py::test_every_flipped_byte",
     r"test_adloco_run\.py::test_adloco$",

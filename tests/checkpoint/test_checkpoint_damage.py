@@ -152,6 +152,10 @@ def test_altered_number_is_found_by_its_digest(saved, tmp_path):
     assert json.loads(text) != json.loads(file.read_text())
     with pytest.raises(DamagedError, match="document differs from its digest"):
         store.read_document(other)
+    for foreign in (["content", "digest"], {"content": {}}):
+        file.write_text(json.dumps(foreign))
+        with pytest.raises(DamagedError, match="the document is not one of a checkpoint"):
+            store.read_document(other)
 
 
 def test_a_checkpoint_under_another_steps_name_is_not_believed(copied, caplog):

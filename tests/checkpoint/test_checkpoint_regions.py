@@ -1,11 +1,12 @@
 """Resuming with more or fewer regions is an operation of its own, with pinned semantics."""
 
+import jax
 import numpy as np
 import pytest
 from checkpoint.checkpoint_cases import bf16_params, make_engine, train, values
 
 from lowcomm_jax.checkpoint import Checkpoints
-from lowcomm_jax.checkpoint.load import resize
+from lowcomm_jax.checkpoint.load import differing_leaves, resize
 
 
 def saved(tmp_path, name, regions, steps, finish=False):
@@ -129,8 +130,21 @@ def test_refused_without_the_flag_and_with_payloads_in_flight(tmp_path):
 
 
 def test_a_running_mean_of_the_regions_is_not_that_of_more(tmp_path):
-    saved(tmp_path, "ef21", 3, 4)
+    before = saved(tmp_path, "ef21", 3, 2)
+    after = restore(tmp_path, "ef21", 3)
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
     engine = make_engine("ef21", 4)
     refusal = pytest.raises(ValueError, match="keeps a running mean of 3 of them")
     with Checkpoints(tmp_path) as checkpoints, refusal:
         checkpoints.restore(engine, bf16_params(), change_regions=True)
+
+
+def test_anchors_are_one_or_one_a_region():
+    def lines(old, new):
+        shapes = ({"anchor/a": jax.ShapeDtypeStruct((n, 5), np.float32)} for n in (old, new))
+        return differing_leaves(*shapes, regions=(2, 3))
+
+    assert lines(1, 1) == lines(2, 3) == []
+    assert lines(1, 3) == ["anchor/a: float32[5] in 1 anchors -> float32[5] in 3 anchors"]
+    assert len(lines(2, 1)) == len(lines(1, 2)) == 1

@@ -124,6 +124,13 @@ def test_keep_best_beside_the_last(start, tmp_path):
         assert checkpoints.best() == 7
 
 
+def test_a_checkpoint_without_metrics_is_never_the_best(start, tmp_path):
+    with Checkpoints(tmp_path, keep_best="eval") as checkpoints:
+        save_all(checkpoints, start, {1: None, 2: {"eval": 2.0}, 3: None})
+        assert checkpoints.best() == 2
+        assert checkpoints.document(3)["metrics"] == {}
+
+
 def test_the_later_of_equally_good_checkpoints_is_the_best(start, tmp_path):
     with Checkpoints(tmp_path, keep_last=1, keep_best="eval") as checkpoints:
         save_all(checkpoints, start, {2: {"eval": 1.5}, 3: {"eval": 1.5}, 4: {"eval": 2.0}})

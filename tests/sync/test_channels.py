@@ -181,19 +181,20 @@ def test_the_spread_is_the_distance_of_a_regions_values_from_the_mean():
 
 
 def two_channels(**settings):
-    pair = Channel("a", **settings), Channel("b", source="mu", **settings)
+    pair = Channel("b", **settings), Channel("c", source="mu", **settings)
     return make(Method("x", Never(), None, channels=pair))
 
 
 def test_events_of_a_channel_have_its_number():
     engine, state = two_channels(every=2, selection=Sampled(0.3), codec="bf16")
+    state = engine.warm(state, stream(last=1)[0])
     state, history = engine.run(state, stream(last=2))
     told = [(e.kind, e.channel, e.fragment) for e in history.events]
     first = told[0][2]
     assert told == [
         (kind, name, first + number)
         for kind in ("send", "land")
-        for number, name in enumerate("ab")
+        for number, name in enumerate("bc")
     ]
 
 
