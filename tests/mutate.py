@@ -11,8 +11,9 @@ fails counts if it passes without the fault.
 Every process is forked from one that has imported jax, but nothing of this project.
 
 Every verdict is a line of `ROOM.jsonl` in `--kept` at once: a run that was cut off goes on where it
-was; `--again` tries the survivors once more. Why a survivor survived is written by hand into
-`tests/mutants.toml`. One that is "equivalent" there does not count in the rate, which is printed
+was; `--again` tries the survivors once more. What is known of a survivor is written by hand into
+`tests/mutants.toml`: "equivalent: why" does not count in the rate, "test: which" counts as killed
+(a test written since, or one beyond the limit, seen to fail with the fault). The rate is printed
 with its 95 % interval (Wilson).
 """
 
@@ -264,8 +265,9 @@ def verdicts() -> dict[str, str]:
 
 def rate(judged: list[dict], known: dict[str, str]) -> str:
     """The kill rate of what is not equivalent, with Wilson's 95 % interval."""
-    counted = [m for m in judged if not known.get(m["id"], "").startswith("equivalent")]
-    n, killed = len(counted), sum(m["killed_by"] is not None for m in counted)
+    verdict = {m["id"]: "test" if m["killed_by"] else known.get(m["id"], "") for m in judged}
+    counted = [said for said in verdict.values() if not said.startswith("equivalent")]
+    n, killed = len(counted), sum(said.startswith("test") for said in counted)
     if not n:
         return "nothing was judged"
     p, z = killed / n, 1.96

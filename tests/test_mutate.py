@@ -73,9 +73,13 @@ def test_tests_are_chosen_by_lines_then_by_kills_place_and_time():
 
 
 def test_equivalent_mutants_do_not_count():
-    killed, survivor = {"id": "k", "killed_by": "t"}, {"id": "s", "killed_by": None}
-    same, known = {"id": "e", "killed_by": None}, {"e": "equivalent: it is rounded afterwards"}
-    assert mutate.rate([killed] * 90 + [survivor] * 10 + [same] * 5, known) == (
+    def some(name, count, killed_by=None):
+        return [{"id": f"{name}{i}", "killed_by": killed_by} for i in range(count)]
+
+    same = some("e", 5)
+    known = {m["id"]: "equivalent: it is rounded afterwards" for m in same}
+    known |= {"s0": "test: tests/r/test_a.py::test_b", "s1": "open: memory alone"}
+    assert mutate.rate(some("k", 89, "t") + some("s", 11) + same, known) == (
         "90 of 100 killed: 90.0% [82.6%, 94.5%]"
     )
-    assert mutate.rate([same], known) == "nothing was judged"
+    assert mutate.rate(same, known) == "nothing was judged"

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
 from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.checkpoint.target import _fitting
 
 NAME = "streaming"
 REGIONS = 4
@@ -71,3 +72,10 @@ def test_two_regions_a_slot(saved):
     found = restore(directory, make_engine(NAME, REGIONS, lc.make_mesh(region=2, fsdp=1)))
     assert_same(values(found), before)
     assert found.inner.params["a"].sharding.num_devices == 2
+
+
+def test_an_axis_that_does_not_divide_is_left_out():
+    mesh = lc.make_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])
+    spec = [["fsdp", "tensor"], ["fsdp", "tensor"], "fsdp", "tensor", None]
+    found = _fitting(spec, (8, 6, 6, 3, 5), mesh)
+    assert found == P(("fsdp", "tensor"), None, "fsdp", None, None)

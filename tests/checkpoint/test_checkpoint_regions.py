@@ -58,6 +58,13 @@ def test_more_regions(tmp_path):
     np.testing.assert_array_equal(after["clock/last_sent"], before["clock/last_sent"])
 
 
+def test_one_region_alone(tmp_path):
+    before = saved(tmp_path, "diloco", 1, 2)
+    after = restore(tmp_path, "diloco", 1)
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+
 def test_fewer_regions(tmp_path):
     before = saved(tmp_path, "diloco", 4, 6)
     after = restore(tmp_path, "diloco", 2)

@@ -158,6 +158,17 @@ def test_a_process_that_could_not_write_its_part_is_named(path, monkeypatch):
     assert store.steps(path.parent) == {}
 
 
+def test_where_every_process_wrote_its_part_the_others_go_on_too(path, monkeypatch):
+    second = Two(None)
+    second.leads = False
+    monkeypatch.setattr(manager, "leader", lambda: second)
+    with Checkpoints(path.parent) as checkpoints:
+        checkpoints._shared = True
+        checkpoints._pending = checkpoints._worker.submit(lambda: None)
+        checkpoints.wait()
+        assert checkpoints._pending is None
+
+
 def test_who_does_not_see_the_leaders_token_does_not_write(path, monkeypatch):
     for seen in (True, False):
         two = Two(seen)
