@@ -21,3 +21,8 @@ def test_an_error_is_raised_here_and_an_end_is_named():
         in_child_process(os.stat, "nowhere.txt")
     with pytest.raises(RuntimeError, match="_exit ended with code 3, in its own process"):
         in_child_process(os._exit, 3)
+
+
+def test_it_prints_beside_its_answer_and_a_terminals_signals_do_not_reach_it():
+    assert in_child_process(print, "to stderr") is None
+    assert in_child_process(os.getsid, 0) != os.getsid(0)

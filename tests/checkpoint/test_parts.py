@@ -176,3 +176,7 @@ def test_who_does_not_see_the_leaders_token_does_not_write(path, monkeypatch):
         with Checkpoints(path.parent) as checkpoints:
             assert checkpoints._all_reach() is seen
     assert list(path.parent.iterdir()) == []
+
+
+def test_the_numbers_of_formats_on_disk_never_change():
+    assert (store.FORMAT, store.FORMAT_OF_PARTS) == (1, 2)
