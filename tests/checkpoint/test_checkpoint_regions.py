@@ -155,3 +155,10 @@ def test_anchors_are_one_or_one_a_region():
     assert lines(1, 1) == lines(2, 3) == []
     assert lines(1, 3) == ["anchor/a: float32[5] in 1 anchors -> float32[5] in 3 anchors"]
     assert len(lines(2, 1)) == len(lines(1, 2)) == 1
+
+
+def test_what_a_channel_has_in_flight_is_dropped():
+    saved = {"channels/x/payload/values": np.ones((2, 3, 7), np.float16)}
+    (flight,) = resize(saved, {}, (2, 4), anchors=1).values()
+    np.testing.assert_array_equal(flight, np.zeros((4, 3, 7), np.float16))
+    assert flight.dtype == np.float16
