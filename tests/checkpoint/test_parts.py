@@ -176,7 +176,21 @@ def test_who_does_not_see_the_leaders_token_does_not_write(path, monkeypatch):
         with Checkpoints(path.parent) as checkpoints:
             assert checkpoints._all_reach() is seen
     assert list(path.parent.iterdir()) == []
+    monkeypatch.setattr(manager, "leader", lambda: Two(True))
+    with Checkpoints(path.parent / "made" / "here") as checkpoints:
+        assert checkpoints._all_reach()
 
 
 def test_the_numbers_of_formats_on_disk_never_change():
     assert (store.FORMAT, store.FORMAT_OF_PARTS) == (1, 2)
+
+
+def test_what_is_neither_a_step_nor_half_of_one_is_left_alone(path):
+    for name in ("7", "8.replaced", "8.deleted", "9.replaced", "notes"):
+        (path.parent / name).mkdir()
+    assert {n: p.name for n, p in store.steps(path.parent).items()} == {
+        7: "7",
+        8: "8.replaced",
+        9: "9.replaced",
+    }
+    assert [(n, p.name) for n, p in store.leftovers(path.parent)] == [(8, "8.deleted")]
