@@ -26,3 +26,8 @@ def test_an_error_is_raised_here_and_an_end_is_named():
 def test_it_prints_beside_its_answer_and_a_terminals_signals_do_not_reach_it():
     assert in_child_process(print, "to stderr") is None
     assert in_child_process(os.getsid, 0) != os.getsid(0)
+
+
+def test_it_touches_no_accelerator(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    assert in_child_process(os.getenv, "JAX_PLATFORMS") == "cpu"

@@ -125,7 +125,7 @@ def test_keep_best_beside_the_last(start, tmp_path):
 
 
 def test_a_checkpoint_without_metrics_is_never_the_best(start, tmp_path):
-    with Checkpoints(tmp_path, keep_best="eval") as checkpoints:
+    with Checkpoints(tmp_path / "made" / "here", keep_best="eval") as checkpoints:
         save_all(checkpoints, start, {1: None, 2: {"eval": 2.0}, 3: None})
         assert checkpoints.best() == 2
         assert checkpoints.document(3)["metrics"] == {}

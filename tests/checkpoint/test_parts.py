@@ -194,3 +194,8 @@ def test_what_is_neither_a_step_nor_half_of_one_is_left_alone(path):
         9: "9.replaced",
     }
     assert [(n, p.name) for n, p in store.leftovers(path.parent)] == [(8, "8.deleted")]
+
+
+def test_parts_begin_in_a_folder_that_is_not_there_yet(path):
+    store.begin_parts(path.parent / "made" / "7")
+    assert (path.parent / "made").exists() and not store.steps(path.parent / "made")
