@@ -167,7 +167,7 @@ def server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:
         k: jax.ShapeDtypeStruct(s.shape, "float32") for k, s in programs.fragments.shapes.items()
     }
     servers = programs.config.method.servers
-    found = dict.fromkeys(("model", "merged", "update", "reply"), leaves)
+    found: dict[str, PyTree] = dict.fromkeys(("model", "merged", "update", "reply"), leaves)
     found["outer"] = rule_shardings("servers.outer", servers.outer, like, specs, regions, None)
     if servers.codec is not None:
         found["codec"] = regions.sharding(None)  # what it keeps lies in every region, and whole
