@@ -75,18 +75,22 @@ def _broadcast(tree: PyTree, count: int) -> PyTree:
 
 
 @functools.lru_cache(maxsize=256)
-def _copies(count: int, dtype: Any, out: jax.sharding.Sharding):
-    """Makes `count` copies of an array; engines whose arrays are alike share the program."""
+def _copies(count: int, dtype: Any, out: tuple[jax.sharding.Sharding, ...]):
+    """Makes `count` copies of arrays; engines whose parameters are alike share the program."""
 
-    def copies(x):
-        return _broadcast(jnp.asarray(x, dtype), count)
+    def copies(leaves):
+        return _broadcast(tuple(jnp.asarray(x, dtype) for x in leaves), count)
 
     return jax.jit(copies, out_shardings=out)
 
 
 def _spread(tree: PyTree, count: int, shardings: PyTree, dtype: Any = None) -> PyTree:
     """The same values `count` times, leaves `[count, ...]`, as `dtype` (None = their own)."""
-    return jax.tree.map(lambda x, out: _copies(count, dtype, out)(x), tree, shardings)
+    leaves, treedef = jax.tree.flatten(tree)
+    if not leaves:
+        return tree
+    out = tuple(treedef.flatten_up_to(shardings))
+    return treedef.unflatten(_copies(count, dtype, out)(tuple(leaves)))
 
 
 def _stack(programs: RoundPrograms, tree: PyTree, out: PyTree = None) -> PyTree:
