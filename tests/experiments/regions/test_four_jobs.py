@@ -66,7 +66,9 @@ def test_jobs_end_with_the_bits_of_one_process(model, regions, tiny, root):
         assert region.end["step"] == steps and anchors(region) == wanted
     assert [event["participants"] for event in landings(jobs)] == [[True] * regions] * rounds
     assert [step["loss"] for step in jobs.steps] == [step["loss"] for step in alone.steps]
-    assert summarise(jobs).tokens == summarise(alone).tokens == steps * regions * LENGTH
+    # The last sequence of an epoch is filled with padding, which is masked.
+    tokens, given = summarise(alone).tokens, steps * regions * LENGTH
+    assert summarise(jobs).tokens == tokens and 0.99 * given < tokens <= given
     # Dense fp32 in slices: those of the others to them, and the average of one's own to each.
     once = 2 * (regions - 1) * 4 * jobs.header["params"] // regions
     sent = [(rounds + 1) * once] * regions
