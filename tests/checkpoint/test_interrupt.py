@@ -72,9 +72,8 @@ from lowcomm_jax.interrupt import Interrupt
 x = jnp.eye(256)
 long = jax.jit(lambda n: jax.lax.fori_loop(0, n, lambda i, y: y @ x, x)).lower(1).compile()
 with Interrupt():
-    under_way = long(60_000)  # a minute or so
     print("ready", flush=True)
-    jax.block_until_ready(under_way)
+    jax.block_until_ready(long(60_000))  # a minute or so
 """
 
 
