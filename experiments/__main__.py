@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -158,4 +159,8 @@ def _run_by_config(command: str, module, argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     let_ctrl_c_end(sys.argv[1:])
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if code == EXIT_CTRL_C:  # now: an ordinary exit waits for what is queued on the device
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
