@@ -89,7 +89,7 @@ def test_while_the_main_thread_waits_for_the_device(number):
     ) as process:
         try:
             assert process.stdout.readline() == "ready\n"
-            time.sleep(1.0)  # it waits by now, on a busy machine too
+            time.sleep(1.0)  # in the device's work by now, on a busy machine too
             process.send_signal(number)
             sent = time.monotonic()
             # Plug-ins may have said something before.
@@ -98,8 +98,7 @@ def test_while_the_main_thread_waits_for_the_device(number):
             assert any(said in line for line in shown)
             assert time.monotonic() - sent < 5  # at once, on a busy machine too
             process.send_signal(number)
-            # -number: the main thread could act on it after all, and did.
-            assert process.wait(20) in (128 + number, -number)
+            assert process.wait(20) == 128 + number
         finally:
             process.kill()
 
