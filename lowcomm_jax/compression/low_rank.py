@@ -153,14 +153,16 @@ class LowRank(MatrixCodec):
         if not self.factored(shape):
             return None
         p, q = jax.vmap(lambda one: self._factors(one, shape))(payload_R)
-        layers, n, m = shape
         # A payload of weight 0 is silenced whatever it holds.
         present = (weight_R > 0)[:, None, None, None]
         p = jnp.where(present, p * weight_R[:, None, None, None], 0.0)
         q = jnp.where(present, q, 0.0)
-        p = jnp.moveaxis(p, 0, 1).reshape(layers, -1, n)
-        q = jnp.moveaxis(q, 0, 1).reshape(layers, -1, m)
-        ranks = jax.vmap(lambda a, b: measured_rank(a.T, b.T, energy))(p, q)
+
+        def own_rows(x_RxLxrxK):
+            x_LxRxrxK = jnp.moveaxis(x_RxLxrxK, 0, 1)
+            return pin_split(x_LxRxrxK.reshape(len(x_LxRxrxK), -1, x_LxRxrxK.shape[-1]), 2)
+
+        ranks = rank_of_products(own_rows(p), own_rows(q), energy)
         return jnp.mean(jnp.minimum(ranks, self.rank).astype(jnp.float32))
 
     def rows_together(self, shape: Shape) -> int:
@@ -262,16 +264,35 @@ def measured_rank(p_NxR: jax.Array, q_MxR: jax.Array, energy: float = 0.99) -> j
 
     Args:
       p_NxR, q_MxR: fp32 factors, not necessarily orthonormal.
-      energy: share of the squared Frobenius norm, in (0, 1].
+      energy: share of the squared Frobenius norm, in (0, 1]. Singular values below some 1e-3 of
+        the largest are known in part only: their squares come from sums in fp32.
 
     Returns:
       int32 scalar between 0 (zero matrix) and r.
     """
-    values = singular_values(triangular(p_NxR) @ triangular(q_MxR).T)
-    squares = jnp.square(values * cutting.reciprocal(values[0]))
-    kept = jnp.cumsum(squares)
-    short = (kept < energy * kept[-1]) & (kept[-1] > 0)
-    return jnp.sum(short.astype(jnp.int32)) + (kept[-1] > 0).astype(jnp.int32)
+    return rank_of_products(p_NxR.T[None], q_MxR.T[None], energy)[0]
+
+
+def rank_of_products(p_LxRxN: jax.Array, q_LxRxM: jax.Array, energy: float) -> jax.Array:
+    """`measured_rank` of every P Q^T from transposed factors, int32 `[L]`.
+
+    The squares of the singular values are the eigenvalues of (P^T P)^(1/2) Q^T Q (P^T P)^(1/2).
+    Devices that hold parts of the rows of P and Q add up R x R products; no factor is gathered.
+    """
+    values, vectors = jax.vmap(eigen)(gram(p_LxRxN))
+    root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
+    turned = jnp.einsum("lrs,lrt,ltu->lsu", root, gram(q_LxRxM), root, precision=_EXACT)
+    squares = jnp.maximum(jax.vmap(eigen)(turned)[0][:, ::-1], 0.0)
+    kept = jnp.cumsum(squares * cutting.reciprocal(squares[:, :1]), axis=1)
+    total = kept[:, -1:]
+    short = jnp.sum(kept < energy * total, axis=1)
+    return jnp.where(total[:, 0] > 0, 1 + short, 0)
+
+
+def gram(x_LxRxN: jax.Array) -> jax.Array:
+    """X^T X of every matrix whose largest magnitude is scaled to 1, `[L, R, R]`."""
+    scaled = x_LxRxN * cutting.reciprocal(jnp.max(jnp.abs(x_LxRxN), axis=(1, 2), keepdims=True))
+    return jnp.einsum("lrn,lsn->lrs", scaled, scaled, precision=_EXACT)
 
 
 # Factorisations take one matrix after the other, under `vmap` too. On a CPU, jaxlib 0.10 hands a
@@ -293,12 +314,6 @@ def factorised(x_NxR: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @sequential_vmap
-def triangular(x_NxR: jax.Array) -> jax.Array:
-    """R of X = Q R, `[min(N, R), R]`."""
-    return jnp.linalg.qr(x_NxR)[1]
-
-
-@sequential_vmap
-def singular_values(x_NxM: jax.Array) -> jax.Array:
-    """Singular values in descending order, `[min(N, M)]`."""
-    return jnp.linalg.svd(x_NxM, compute_uv=False)
+def eigen(x_RxR: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues `[R]`, in ascending order, and eigenvectors `[R, R]` of a symmetric matrix."""
+    return jnp.linalg.eigh(x_RxR)

@@ -62,6 +62,43 @@ def test_factors_of_shards_are_those_of_the_whole(case, largest, monkeypatch):
     assert max(gathered, default=0) < 4 * np.prod(shape) / 2
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_the_rank_of_a_mean_is_measured_without_gathering_factors(case):
+    """Regions of ranks 3 and 2 with values of 1, 1/2 and 1/4: a mean of rank 5."""
+    shape, spec, mesh = CASES[case]
+    rng, values = np.random.default_rng(3), []
+    for scales in ((1.0, 0.5, 0.25), (1.0, 0.5)):
+        u, v = (np.linalg.qr(rng.standard_normal((n, len(scales))))[0] for n in shape)
+        values.append((u * scales) @ v.T)
+    values = np.stack(values).astype("f4")
+    squares = np.linalg.svd(values.mean(0), compute_uv=False) ** 2
+    shares = np.cumsum(squares) / squares.sum()
+
+    def ranks(spec, mesh):
+        regions = Regions(R, make_mesh(region=R, **mesh))
+        exchange = MeshExchange(regions, make("low_rank", rank=RANK))
+        like, specs = {"w": jax.ShapeDtypeStruct(shape, np.float32)}, {"w": spec}
+        delta_R = {"w": jax.device_put(values, regions.sharding("region", *spec))}
+        states = jax.tree.map(lambda s: np.stack([s] * R), exchange.codec.init(like))
+
+        payload, _ = jax.jit(lambda *given: exchange.encode(*given, specs))(delta_R, states)
+
+        def rank(payload, energy):
+            return exchange.reduce(payload, np.ones(R, np.float32), like, specs, energy).rank
+
+        program = jax.jit(rank).lower(payload, 0.5).compile()
+        inside = [c for c in sized(program.as_text()) if not sent_across([c], 4, R).any()]
+        return [int(program(payload, e)) for e in (0.5, 0.8, 0.95, 0.999)], inside
+
+    expected = [int(np.sum(shares < e)) + 1 for e in (0.5, 0.8, 0.95, 0.999)]
+    assert len(set(expected)) == 4
+    found, inside = ranks(spec, mesh)
+    assert found == ranks(P(), {})[0] == expected
+    # Factors of all regions are moved in parts, none is gathered.
+    gathered = [c.nbytes for c in inside if c.kind == "all-gather"]
+    assert max(gathered, default=0) < 4 * R * RANK * max(shape) / 2
+
+
 def test_chunks_divide_the_rank():
     assert [column_chunks((1, n, 8), 6) for n in (8, 1 << 22, 1 << 23, 1 << 40)] == [1, 2, 3, 6]
 
