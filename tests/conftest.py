@@ -1,6 +1,7 @@
 """Strict JAX settings for every test, eight virtual CPU devices, programs compiled once."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -11,8 +12,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     # Tests compile many small programs once each: compile time is what matters.
-    " --xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
-    " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    " --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1"
 )
 
 # Many tests build the same program. All processes of a run, which inherit these variables, share
@@ -30,6 +31,23 @@ from slow_variants import is_slow  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def pytest_configure(config):
+    """Before XLA reads its flags: the quick set spares a third of its processor time at level 0.
+
+    There a product and a sum are not contracted as they are at higher levels. Tests that compare
+    programs of different form bit for bit are slow ones for that reason.
+    """
+    level = 0 if config.option.markexpr == "not slow" else 1
+    os.environ["XLA_FLAGS"] += f" --xla_backend_optimization_level={level}"
+
+
+def pytest_collection_finish(session):
+    """What was imported stays: garbage is looked for among newer objects, and less often."""
+    del session
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 SLOW_S = 1800  # for one slow test; that of the others is in pyproject.toml

@@ -53,6 +53,9 @@ SLOW = [
     r"test_one_f_one_b\.py::test_loss_and_gradients_of_every_microbatch\[4",
     r"test_outlier_guard\.py::test_one_bad_batch\w+\[(?!streaming-adamw|noloco)",
     r"test_participation\.py::test_accumulated_microbatches_equal_one_batch\[(?!diloco-3)",
+    # Bit for bit between programs of different form: not at the quick set's level of optimization.
+    r"test_learner_rounds\.py::test_with_everyone_equal",
+    r"test_oracle_decoupled\.py::test_with_everyone_equal",
     # Codecs: one of each family.
     r"test_codec_battery\.py::test_(round_trip|vmap|aggregate)\w+\[(?!fp32|bf16|int8|e3m0|dct_topk"
     r"|sign\])",

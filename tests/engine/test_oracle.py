@@ -46,7 +46,7 @@ def anchors(state):
 
 
 def close(actual, expected, name):
-    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-6, err_msg=name)
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=5e-6, err_msg=name)
 
 
 def check(seen, run):

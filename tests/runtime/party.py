@@ -117,7 +117,7 @@ def rounds(regions: list[exchange.RemoteExchange], first: int, last: int) -> Non
             check(arrived, regions[0].count, [x.region for x in regions], number)
 
 
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait for something that must come true."""
     end = time.monotonic() + seconds
     while not condition():
