@@ -85,7 +85,9 @@ def made_or_refused(build: Callable[[], Any], title: str, prefix: str = "") -> A
 
 
 def closest(name: str, known: Sequence[str]) -> str:
-    """`; did you mean X?` for a near miss, else the known names."""
+    """`; did you mean X?` for a near miss, else the known names; of what is gone, what to do."""
+    if name in _GONE:
+        return f"; {_GONE[name]}"
     found = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
     if found:
         return f"; did you mean {' or '.join(found)}?"
@@ -272,6 +274,10 @@ def _raised_in(file: str, error: Exception) -> str:
     if isinstance(error, SyntaxError) and error.filename == file:
         lines, error = [error.lineno], type(error)(error.msg)
     where = f", line {lines[-1]}" if lines and lines[-1] else ""
+    unknown = re.match(r"""["']*Key "(\w+)" does not exist""", str(error))
+    if unknown:  # the error's own text has every field of the config with its value
+        name, near = unknown[1], re.findall(r'Did you mean "(\w+)"', str(error))
+        return f"--config={file}{where}: {name}: there is no such field{closest(name, near)}"
     return f"--config={file}{where}: {type(error).__name__}: {error}"
 
 
@@ -295,6 +301,10 @@ def find_config(file: str) -> str:
 
 
 _OF_FACTORIES = ("channels", "hands_out", "servers")  # fields of a `Method` that no text can name
+_GONE = dict.fromkeys(
+    ("transport", "trusted_network"),
+    "payloads of exchange=peers travel by Arrow Flight alone: leave it out",
+)
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 

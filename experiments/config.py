@@ -123,11 +123,6 @@ def _add_jobs(config: ConfigDict) -> None:
     config.secret = config_dict.placeholder(str)  # key that all jobs share: file:PATH or env:NAME
     # Address at which the other jobs reach this one (exchange=peers); port 0 = a free one.
     config.address = "127.0.0.1:0"
-    # Protocol of payloads between peers. flight: Arrow Flight with mutual TLS (the extra `flight`).
-    # jax: plain text, and any host that can connect can end the job; on the loopback only, unless
-    # trusted_network is set.
-    config.transport = "flight"
-    config.trusted_network = False  # with transport=jax: only our jobs can connect to `address`
     # Folder with ca.crt, tls.crt and tls.key of this job; default: the job makes them at its start.
     config.certificates = config_dict.placeholder(str)
     config.wait_minutes = 10.0  # longest wait for the other jobs at the start

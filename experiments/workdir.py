@@ -23,7 +23,7 @@ _HOUSEKEEPING = (
     "rendezvous",
     "secret",
     "address",
-    "transport",
+    "transport",  # of runs of before, as is the next
     "trusted_network",
     "certificates",
     "wait_minutes",

@@ -1,4 +1,4 @@
-"""How fast a payload gets from job to job: Arrow Flight with mutual TLS, and JAX's transfer server.
+"""How fast a payload gets from job to job by Arrow Flight with mutual TLS, of 4 streams and of 1.
 
     python -m experiments bench transfer [--mib=64,512,2560] [--rates=0,500] [--repeats=3]
 
@@ -30,8 +30,8 @@ from experiments.progress import right, tracked
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import streams, wire
 
-VARIANTS = {"flight": {}, "flight, 1 stream": {}, "jax": {"trusted_network": True}}
-"""Name -> keywords of `exchange.peers`."""
+STREAMS = (streams.STREAMS, 1)
+"""Most connections that a pull uses."""
 _SECONDS_TO_END = 600
 _LOOK_S = 0.002
 
@@ -50,12 +50,12 @@ def main(argv: Sequence[str]) -> int:
     if any(rates):
         wrong += netem.problems()
     refuse_any(wrong, "bench transfer")
-    columns = (*right(["Mbit/s"]), "transport", *right(("MiB", "seconds", "MB/s")))
+    columns = right(("Mbit/s", "streams", "MiB", "seconds", "MB/s"))
     table = Table(*columns, title="payloads from job to job")
-    parts = [(f"{rate or 'loopback'}", variant, rate) for rate in rates for variant in VARIANTS]
-    for link, variant, rate in tracked(parts, "bench transfer", lambda part: ", ".join(part[:2])):
-        for mib, seconds in measure(variant, rate, sizes, values.repeats).items():
-            rows = link, variant, f"{mib}", f"{seconds:.3f}"
+    parts = [(f"{rate or 'loopback'}", f"{count}", rate) for rate in rates for count in STREAMS]
+    for link, count, rate in tracked(parts, "bench transfer", lambda part: ", ".join(part[:2])):
+        for mib, seconds in measure(int(count), rate, sizes, values.repeats).items():
+            rows = link, count, f"{mib}", f"{seconds:.3f}"
             table.add_row(*rows, f"{mib * 2**20 / seconds / 1e6:.0f}")
     Console().print(table)
     return 0
@@ -71,8 +71,8 @@ def _numbers(text: str, wrong: list[str]) -> list[int]:
     return found
 
 
-def measure(variant: str, rate: int, sizes: Sequence[int], repeats: int) -> dict[int, float]:
-    """Median seconds of a pull, by size in MiB.
+def measure(count: int, rate: int, sizes: Sequence[int], repeats: int) -> dict[int, float]:
+    """Median seconds of a pull by this number of streams, by size in MiB.
 
     Raises:
       RuntimeError: an end failed, with what it printed.
@@ -80,9 +80,9 @@ def measure(variant: str, rate: int, sizes: Sequence[int], repeats: int) -> dict
     with tempfile.TemporaryDirectory(prefix="lowcomm-transfer-") as folder, _places(rate) as places:
         parts = []
         for region, (before, host) in enumerate(places):
-            settings = [folder, region, host, variant, list(sizes), repeats]
+            settings = [folder, region, host, count, list(sizes), repeats]
             parts.append(([json.dumps(settings)], Path(folder) / f"output{region}", before))
-        run_together(variant, "experiments.bench.transfer", parts, _SECONDS_TO_END)
+        run_together(f"{count} streams", "experiments.bench.transfer", parts, _SECONDS_TO_END)
         taken = json.loads((Path(folder) / "taken").read_text())
     return {int(mib): statistics.median(seconds) for mib, seconds in taken.items()}
 
@@ -98,13 +98,11 @@ def _places(rate: int) -> Iterator[list[tuple[list[str], str]]]:
 
 
 def end(
-    folder: str, region: int, host: str, variant: str, sizes: Sequence[int], repeats: int
+    folder: str, region: int, host: str, count: int, sizes: Sequence[int], repeats: int
 ) -> None:
     """One of the two processes: region 0 serves, region 1 pulls."""
-    if variant.endswith("1 stream"):
-        streams.STREAMS = 1
-    given = {"transport": variant.partition(",")[0], **VARIANTS[variant]}
-    one = exchange.peers(f"file://{folder}/meet", region, 2, "bench", address=f"{host}:0", **given)
+    streams.STREAMS = count
+    one = exchange.peers(f"file://{folder}/meet", region, 2, "bench", address=f"{host}:0")
     one.join(60.0)
     transport, taken = one._context.transport, {mib: [] for mib in sizes}
     for mib in sizes:
@@ -113,15 +111,15 @@ def end(
             if region == 0:
                 data = np.random.default_rng(repeat).bytes(2**20) * mib
                 name = wire.digest(data)
-                hint = transport.put(name, data, [1])
+                transport.put(name, data)
                 del data
-                _tell(ready, {"name": name, "hint": hint})
+                _tell(ready, {"name": name})
                 _told(done)
                 transport.drop(name, shared=True)
             else:
                 told = _told(ready)
                 began = time.perf_counter()
-                data = transport.get(told["name"], mib * 2**20, [0], told["hint"])
+                data = transport.get(told["name"], mib * 2**20, [0])
                 if repeat:
                     taken[mib].append(time.perf_counter() - began)
                 if wire.digest(data) != told["name"]:

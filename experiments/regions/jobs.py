@@ -9,7 +9,7 @@ from experiments.train.processes import process_problems
 from lowcomm_jax import exchange
 from lowcomm_jax.methods import Method
 from lowcomm_jax.runtime.checks import job_problems, learner_needs
-from lowcomm_jax.runtime.connect import transport_problems
+from lowcomm_jax.runtime.connect import flight_problems
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.schedule import Learners
 from lowcomm_jax.sync.round_functions import OutlierGuard
@@ -17,12 +17,7 @@ from lowcomm_jax.sync.round_functions import OutlierGuard
 EXCHANGES = {"store": exchange.store, "peers": exchange.peers}
 """Exchanges between separate jobs, by their name in a config."""
 
-PEERS = {
-    "address": "127.0.0.1:0",
-    "transport": "flight",
-    "certificates": None,
-    "trusted_network": False,
-}
+PEERS = {"address": "127.0.0.1:0", "certificates": None}
 """Fields that only `exchange=peers` reads, with their defaults."""
 
 
@@ -56,7 +51,7 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
             "rendezvous is missing: give a folder that all jobs reach, file:///..., gs:// or s3://"
         )
     if kind == "peers":
-        found += transport_problems(**{name: fields[name] for name in PEERS})
+        found += flight_problems()
     else:
         found += [
             f"{name}={fields[name]!r} has no effect with exchange={kind}: leave it out"

@@ -75,20 +75,18 @@ class Announcement:
       region, incarnation: who announces.
       payload: what it has published; None = it takes no part.
       terms: what it has decided (`runtime.terms`).
-      hint: where the transport finds the payload.
     """
 
     region: int
     incarnation: int
     payload: PayloadRecord | None
     terms: Terms
-    hint: dict
 
     @classmethod
     def read(cls, body: Any) -> Announcement:
         """From the JSON of a record; raises `Rejected`."""
-        reads = {"region": records.whole, "incarnation": records.whole, "hint": records.section}
-        reads |= {"payload": records.or_none(PayloadRecord.read), "terms": records.terms}
+        reads = {"region": records.whole, "incarnation": records.whole, "terms": records.terms}
+        reads |= {"payload": records.or_none(PayloadRecord.read)}
         return cls(**records.fields(body, **reads))
 
 

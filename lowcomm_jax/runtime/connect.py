@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import ipaddress
-import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -25,22 +23,16 @@ from lowcomm_jax.runtime.commits import CommitLog
 from lowcomm_jax.runtime.context import ExchangeContext, FaultHooks, NoFaults
 from lowcomm_jax.runtime.heartbeat import Heartbeat
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
-from lowcomm_jax.runtime.peer_transport import PeerTransport
 from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.request import Arrived
 from lowcomm_jax.runtime.rounds import RoundExchange
 from lowcomm_jax.runtime.secret import Seal, read_secret
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.runtime.timing import Pace, Timing
-from lowcomm_jax.runtime.transport import StoreTransport, Transport
+from lowcomm_jax.runtime.transport import StoreTransport
 
 ROUNDS_KEPT = {"store": 16, "peers": 4}
 """For how many rounds payloads stay; a round has a key for every fragment."""
-
-TRANSPORTS = ("flight", "jax")
-"""How payloads of `peers` travel: see `peers`."""
-
-log = logging.getLogger(__name__)
 
 
 def store(
@@ -96,9 +88,7 @@ def peers(
     secret: bytes | str | None = None,
     *,
     address: str = "127.0.0.1:0",
-    transport: str = "flight",
     certificates: str | None = None,
-    trusted_network: bool = False,
     timing: Timing | None = None,
     keep: int = ROUNDS_KEPT["peers"],
     heal: Heal = "stop",
@@ -106,85 +96,44 @@ def peers(
 ) -> RemoteExchange | LockstepExchange:
     """Exchange whose payloads go straight from region to region; see `store`.
 
+    They travel by Arrow Flight with mutual TLS (the extra `flight`): a region accepts only regions
+    of the run.
+
     Args:
       url, region, count, run_id, secret, timing, heal, mishaps: see `store`.
       address: "host:port" under which the other regions reach this one; port 0 takes any.
-      transport: the same in all regions. "flight": Arrow Flight with mutual TLS (the extra
-        `flight`), which accepts only regions of the run. "jax": JAX's transfer server, plain text;
-        **any host that can connect to it can end this process**.
-      certificates: for "flight": folder with `tls.crt`, `tls.key` and the authority's `ca.crt`;
-        None = every region makes its own when it starts. The same choice in all regions.
-      trusted_network: for "jax": allow an address that is not this machine's loopback, where only
-        hosts of the run can connect to it.
+      certificates: folder with `tls.crt`, `tls.key` and the authority's `ca.crt`; None = every
+        region makes its own when it starts. The same choice in all regions.
       keep: keys whose payloads of all regions stay in this host's memory for regions that are
         late; more than may be in flight at once.
 
     Raises:
       ValueError: lists everything that is wrong with the arguments, or the address cannot be used.
     """
-    wrong = transport_problems(transport, address, certificates, trusted_network)
 
     def make() -> RemoteExchange:
         parts = _context_parts(
-            url, region, count, run_id, secret, timing, keep, heal, mishaps, wrong
+            url, region, count, run_id, secret, timing, keep, heal, mishaps, flight_problems()
         )
-        names = ("heartbeat", "counter", "pace", "timing", "closing")
-        given = [parts[name] for name in names]
-        made: Transport
-        if transport == "jax":
-            made = PeerTransport(parts["store"], parts["seal"], *given, address)
-            log.warning(
-                "payloads travel as plain text, and whoever can connect to port %s can end this "
-                "job (docs/security.md)",
-                address,
-            )
-        else:
-            # Its libraries are an extra.
-            from lowcomm_jax.runtime.flight_transport import FlightTransport
+        # Its libraries are an extra.
+        from lowcomm_jax.runtime.flight_transport import FlightTransport
 
-            made = FlightTransport(*given, address, certificates)
+        names = ("heartbeat", "counter", "pace", "timing", "closing")
+        made = FlightTransport(*(parts[name] for name in names), address, certificates)
         return RemoteExchange(ExchangeContext(transport=made, **parts), "peers", keep)
 
     return _for_all_processes(make, region, count, heal)
 
 
-def transport_problems(
-    transport: str, address: str, certificates: str | None, trusted_network: bool
-) -> list[str]:
-    """One line with its fix for each argument of `peers` that cannot be used together."""
-    if transport not in TRANSPORTS:
-        return [f"transport={transport!r}: use {' or '.join(TRANSPORTS)}"]
-    if transport == "flight":
-        missing = [x for x in ("pyarrow", "cryptography") if importlib.util.find_spec(x) is None]
-        found = [
-            f"exchange=peers needs {' and '.join(missing)}, which are not installed: pip install "
-            "'lowcomm_jax[flight]', or use exchange=store. In a network where nobody else can "
-            "connect, transport=jax needs neither"
-        ]
-        found = found if missing else []
-        if trusted_network:
-            found.append("trusted_network has no effect with transport=flight: leave it out")
-        return found
-    found = []
-    if certificates is not None:
-        found.append(
-            f"certificates={certificates!r} has no effect with transport=jax: leave it out"
-        )
-    if not trusted_network and not _is_loopback(address):
-        found.append(
-            f"transport=jax on address={address!r}: whoever can connect there can end this job, "
-            "and payloads are plain text; use transport=flight, or say trusted_network=True where "
-            "nobody else can connect"
-        )
-    return found
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def flight_problems() -> list[str]:
+    """One line with its fix where the libraries of `peers` are not installed."""
+    missing = [x for x in ("pyarrow", "cryptography") if importlib.util.find_spec(x) is None]
+    if not missing:
+        return []
+    return [
+        f"exchange=peers needs {' and '.join(missing)}, which are not installed: pip install "
+        "'lowcomm_jax[flight]', or use exchange=store"
+    ]
 
 
 class LockstepExchange:

@@ -32,7 +32,6 @@ class PayloadPiece(NamedTuple):
       payload: names them by their content.
       like: shapes they must hold; None = any.
       holders: the regions that may have them, tried in turn.
-      hint: where the transport finds them.
     """
 
     key: str
@@ -40,7 +39,6 @@ class PayloadPiece(NamedTuple):
     payload: PayloadRecord
     like: wire.Shapes | None
     holders: Sequence[int]
-    hint: dict
 
 
 class Fetch:
@@ -180,7 +178,7 @@ class Fetch:
     def _bytes(self, piece: PayloadPiece) -> bytes:
         context, payload = self._context, piece.payload
         began = time.monotonic()
-        data = context.transport.get(payload.digest, payload.nbytes, piece.holders, piece.hint)
+        data = context.transport.get(payload.digest, payload.nbytes, piece.holders)
         context.fault_hooks.received(piece.key, len(data))
         if wire.digest(data) != payload.digest:
             raise Rejected(f"the bytes received for payload {payload.digest} are damaged")

@@ -133,10 +133,9 @@ class FlightTransport:
 
     # -- serving ------------------------------------------------------------------------------
 
-    def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
-        """Hold the bytes for other regions; heartbeats carry all that readers need."""
+    def put(self, name: str, data: bytes) -> None:
+        """Hold the bytes for other regions; heartbeats carry all that those need."""
         self.keep(name, data)
-        return {}
 
     def get_ahead(self, sizes: Mapping[str, int]) -> None:
         """Nothing: a region fetches from another one without a look at the store."""
@@ -175,7 +174,7 @@ class FlightTransport:
 
     # -- fetching -----------------------------------------------------------------------------
 
-    def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
+    def get(self, name: str, nbytes: int, holders: Sequence[int]) -> bytes:
         """Pull the bytes from the first of these regions that is alive and has them.
 
         Raises:
@@ -183,7 +182,7 @@ class FlightTransport:
           Missing: no region that can be reached has them now.
           StoreUnavailable: a region has them, over a link that became slower. Try again: the next
             try has more time, and asks only for the rest.
-          ValueError: the other region's payloads travel by another transport.
+          ValueError: the other region has certificates of another kind.
         """
         me, denied, slow = self._heartbeat.region, set(), None
         partial = self._take_partial(name, nbytes)
@@ -253,13 +252,13 @@ class FlightTransport:
         """Connections to a region; None = it has not let us in yet.
 
         Raises:
-          ValueError: its payloads travel by another transport.
+          ValueError: it has certificates of another kind.
         """
         ours = self._certificate
-        if not beat.address.startswith(SCHEME) or bool(beat.certificate) != bool(ours):
+        if bool(beat.certificate) != bool(ours):
             raise ValueError(
-                f"region {holder} serves payloads in another way (transport, certificates) than "
-                f"region {self._heartbeat.region}: give all regions the same"
+                f"region {holder} has certificates of another kind than region "
+                f"{self._heartbeat.region}: give all regions a folder of certificates, or none"
             )
         place = beat.address, beat.certificate
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,30 +81,21 @@ def publish(
     context: ExchangeContext,
     key: str,
     packed: PackedPayload,
-    readers: Sequence[int],
     retry: Callable,
-) -> dict:
-    """Hand all bytes to the transport, through `retry`; returns the hint for the `Announcement`.
-
-    Args:
-      readers: regions that will fetch the bytes at once; others can ask for them. No other region
-        may be in it: bytes that are offered and never pulled stay in memory.
-    """
+) -> None:
+    """Hand all bytes to the transport, through `retry`."""
     pieces = [*packed.slices.values(), packed.data]
     sent = context.fault_hooks.sent(key, b"".join(pieces))
     ends = itertools.accumulate(map(len, pieces))
     *slices, data = [sent[end - len(x) : end] for end, x in zip(ends, pieces)]
 
-    def put(payload: PayloadRecord, data: bytes, readers: Sequence[int]) -> dict:
-        return retry(lambda: context.transport.put(payload.digest, data, readers))
+    def put(payload: PayloadRecord, data: bytes) -> None:
+        retry(lambda: context.transport.put(payload.digest, data))
 
     payload = packed.payload
-    hints = {
-        str(s): put(payload.slices[s], x, [s] if s in readers else [])
-        for s, x in zip(packed.slices, slices)
-    }
-    hint = put(payload, data, readers)
-    return {**hint, "slices": hints} if hints else hint
+    for number, piece in zip(packed.slices, slices):
+        put(payload.slices[number], piece)
+    put(payload, data)
 
 
 def pieces(
@@ -112,12 +103,11 @@ def pieces(
     region: int,
     payload: PayloadRecord,
     like: wire.Shapes | None,
-    hint: dict,
     slice_of: int | None,
 ) -> list[PayloadPiece]:
     """What to fetch of a region: what every region needs, and the slice that `slice_of` reduces."""
     holders = [region, *(r for r in request.members if r != region)]
-    whole = PayloadPiece(request.key, request.name, payload, like, holders, hint)
+    whole = PayloadPiece(request.key, request.name, payload, like, holders)
     if slice_of is None or request.reduction is None or not payload.slices[slice_of]:
         return [whole]
     return [whole, slice_piece(whole, request.reduction, slice_of)]
@@ -131,7 +121,6 @@ def slice_piece(whole: PayloadPiece, reduction: Reduction, number: int) -> Paylo
         whole.payload.slices[number],
         reduction.like,
         whole.holders[:1],  # nobody else has any use for it
-        whole.hint.get("slices", {}).get(str(number), {}),
     )
 
 

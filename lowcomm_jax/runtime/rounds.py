@@ -308,9 +308,9 @@ class RoundExchange:
                 host_payload = payloads.on_host(arrays, None)
                 began_s = self._clock()  # until now the device was computing
                 packed = payloads.pack(context, found.name, host_payload)
-                hint = payloads.publish(context, key, packed, (), lambda act: act())
+                payloads.publish(context, key, packed, lambda act: act())
                 own = context.heartbeat.own.incarnation
-                announcement = Announcement(context.region, own, packed.payload, record, hint)
+                announcement = Announcement(context.region, own, packed.payload, record)
                 context.commit_log.announce(found.name, announcement)
                 found.own = packed.payload, host_payload.rest
                 found.write_s = self._clock() - began_s
@@ -328,7 +328,7 @@ class RoundExchange:
                 announcement = context.commit_log.announcement(found.name, region)
                 if announcement is not None and announcement.payload is not None:
                     self._note(found, announcement)
-                    self._fetch(number, region, announcement.payload, announcement.hint)
+                    self._fetch(number, region, announcement.payload)
                     news = True
             if not found.announced and number > self.newest:
                 return news
@@ -355,7 +355,7 @@ class RoundExchange:
             if commit is None:
                 return news
             for region, payload in commit.payloads.items():
-                self._fetch(number, region, payload, {})
+                self._fetch(number, region, payload)
             found.commit = commit
             self.newest, self.committed = max(self.newest, number), number + 1
             news = True
@@ -405,7 +405,7 @@ class RoundExchange:
 
     # -- payloads -------------------------------------------------------------------------------
 
-    def _fetch(self, number: int, region: int, payload: PayloadRecord, hint: dict) -> None:
+    def _fetch(self, number: int, region: int, payload: PayloadRecord) -> None:
         """Begin to fetch a payload, unless it is ours or its fetch has begun."""
         found = self._rounds.get(number)
         if found is None or (found.own is not None and found.own[0] == payload):
@@ -416,7 +416,7 @@ class RoundExchange:
                 return
             before.cancel()  # of a job that was here before, and was replaced
         like = wire.shapes_of(self._like_K[number % len(self._like_K)])
-        piece = PayloadPiece(_key(number), found.name, payload, like, [region], hint)
+        piece = PayloadPiece(_key(number), found.name, payload, like, [region])
         found.began_s[region] = self._clock()
         found.fetches[region] = Fetch(self._context, region, [piece], self._wake)
 

@@ -300,7 +300,7 @@ class StateTransfer:
         return body["step"], arrays, body["document"]
 
     def _get(self, donor: int, name: str, digest: str, nbytes: int) -> bytes:
-        data = self._context.transport.get(name, nbytes, [donor], {})
+        data = self._context.transport.get(name, nbytes, [donor])
         if wire.digest(data) != digest:
             raise Rejected(f"piece {name} of a state was damaged")
         return data

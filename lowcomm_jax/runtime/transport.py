@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from lowcomm_jax.runtime.errors import Missing
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
@@ -24,15 +24,11 @@ class Transport(Protocol):
         """Begin to serve; called once, when the region has joined."""
         ...
 
-    def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
-        """Publish bytes of our own, which these regions will want at once.
-
-        Returns:
-          small JSON that spares readers a question, for `get`.
-        """
+    def put(self, name: str, data: bytes) -> None:
+        """Publish bytes of our own."""
         ...
 
-    def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
+    def get(self, name: str, nbytes: int, holders: Sequence[int]) -> bytes:
         """Fetch bytes from one of these regions, tried in turn; the first has published them.
 
         Raises:
@@ -48,7 +44,7 @@ class Transport(Protocol):
           sizes: by name.
         """
 
-    def keep(self, name: str, data: bytes) -> Any:
+    def keep(self, name: str, data: bytes) -> None:
         """Bytes of another region that were verified: they may be served to others."""
         ...
 
@@ -72,13 +68,12 @@ class StoreTransport:
     def start(self) -> None:
         """Nothing to serve from."""
 
-    def put(self, name: str, data: bytes, readers: Sequence[int] = ()) -> dict:
+    def put(self, name: str, data: bytes) -> None:
         """Write the bytes; written anew where they are, in case those are damaged."""
         self._store.write(f"blob/{name}", data)
         self._counter.add("sent", len(data))
-        return {}
 
-    def get(self, name: str, nbytes: int, holders: Sequence[int], hint: dict) -> bytes:
+    def get(self, name: str, nbytes: int, holders: Sequence[int]) -> bytes:
         """Read the bytes, of any writer."""
         key = f"blob/{name}"
         data = self._store.take_ahead(key)

@@ -174,9 +174,7 @@ class TwoShotExchange:
             elif number == self._context.region and fetch is not None and fetch.complete:
                 found[region] = fetch.got[1]
             else:
-                whole = PayloadPiece(
-                    self.request.key, self.request.name, payload, None, [region], {}
-                )
+                whole = PayloadPiece(self.request.key, self.request.name, payload, None, [region])
                 piece = payloads.slice_piece(whole, self.request.reduction, number)
                 waiting[region] = Fetch(self._context, region, [piece])
                 self._fetches.append(waiting[region])

@@ -140,7 +140,7 @@ class WholeExchange:
     def _publish(self) -> None:
         """Publish our payload, then announce it; neither if there is a commit record already."""
         request, context = self.request, self._context
-        payload, hint = None, {}
+        payload = None
         context.fault_hooks.begins(request.key, self._terms)
         self.host_payload = payloads.on_host(request.arrays, request.reduction)
         self.inbox.shapes = wire.shapes_of(self.host_payload.rest) or None
@@ -150,13 +150,12 @@ class WholeExchange:
         if self._retry(lambda: context.commit_log.committed(request.name)) is not None:
             return
         if request.takes_part:
-            readers = [r for r in request.members if r != context.region and self._awaited(r)]
             # By its name, which has the epoch: equal payloads of two epochs are not one.
             packed = payloads.pack(context, request.name, self.host_payload)
-            hint = payloads.publish(context, request.key, packed, readers, self._retry)
+            payloads.publish(context, request.key, packed, self._retry)
             payload = packed.payload
         announcement = Announcement(
-            context.region, context.heartbeat.own.incarnation, payload, self._terms, hint
+            context.region, context.heartbeat.own.incarnation, payload, self._terms
         )
         self._retry(lambda: context.commit_log.announce(request.name, announcement))
         self.inbox.announcements[context.region] = announcement
@@ -373,7 +372,7 @@ class Inbox:
             if announcement is not None and announcement != self.announcements.get(region):
                 self.announcements[region], found = announcement, True
                 if announcement.payload is not None:
-                    self._fetch(region, announcement.payload, announcement.hint, ours)
+                    self._fetch(region, announcement.payload, ours)
         return found
 
     def _outdated(self, region: int) -> bool:
@@ -408,17 +407,17 @@ class Inbox:
         """The fetch of exactly this payload, begun if need be; `ours`: see `look`."""
         fetch = self.fetches.get(region)
         if fetch is None or fetch.payload != payload:
-            self._fetch(region, payload, {}, ours)
+            self._fetch(region, payload, ours)
         return self.fetches[region]
 
-    def _fetch(self, region: int, payload: PayloadRecord, hint: dict, ours: bool) -> None:
+    def _fetch(self, region: int, payload: PayloadRecord, ours: bool) -> None:
         """Begin to fetch a payload, from its region or from another one that has it."""
         if region in self.fetches:
             self.fetches[region].cancel()
         # A job that was here before us has not sent the slice that it was to reduce itself.
         slice_of = self._context.region if ours and self._request.joins else None
         like = self._like(region)
-        pieces = payloads.pieces(self._request, region, payload, like, hint, slice_of)
+        pieces = payloads.pieces(self._request, region, payload, like, slice_of)
         self.fetches[region] = Fetch(self._context, region, pieces, self.news)
         self._begun.append(self.fetches[region])
 

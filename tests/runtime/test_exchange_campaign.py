@@ -72,9 +72,9 @@ class Worker:
         """The next payload is published with a flipped bit."""
         transport, put = self.one._context.transport, self.one._context.transport.put
 
-        def once(name, data, readers):
+        def once(name, data):
             transport.put = put
-            return put(name, data[:-1] + bytes([data[-1] ^ 1]), readers)
+            return put(name, data[:-1] + bytes([data[-1] ^ 1]))
 
         transport.put = once
 

@@ -55,7 +55,7 @@ def fetched(attempts):
         pace=SimpleNamespace(transferred=lambda *_: None),
     )
     pieces = [
-        PayloadPiece("k", "k", PayloadRecord(wire.digest(x), len(x)), None, [1], {})
+        PayloadPiece("k", "k", PayloadRecord(wire.digest(x), len(x)), None, [1])
         for x in (FIRST, SECOND)
     ]
     script.fetch = Fetch(context, 1, pieces)

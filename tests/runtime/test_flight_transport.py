@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.flight as flight
 import pytest
 from runtime import made_certificates
-from runtime.faults import folder, forge
+from runtime.faults import folder, forge, vanish
 from runtime.party import LIKE, TIMING, Party, at_once, check, land, rounds, send, until
 from runtime.proxy import Proxy
 from runtime.test_same_numbers import METHODS, assert_same, expected
@@ -243,17 +243,14 @@ def test_a_forged_certificate_lets_nobody_in(party):
     rounds(regions, 1, 2)
 
 
-def test_regions_whose_payloads_travel_differently_say_so(tmp_path, party):
-    jax_party = Party(exchange.peers, party.url)
-    regions = [party.region(0, 2), jax_party.region(1, 2, transport="jax")]
+def test_regions_with_certificates_of_two_kinds_say_so(tmp_path, party):
+    made_certificates.write(tmp_path / "of the run", ["127.0.0.1"])
+    regions = [party.region(0, 2), party.region(1, 2, certificates=f"{tmp_path}/of the run")]
     at_once(lambda x: x.join(20.0), regions)
     send(regions, "k")
-    try:
-        for x in regions:
-            with pytest.raises(ValueError, match=r"in another way .* give all regions the same"):
-                x.finish("k", LIKE)
-    finally:
-        jax_party.close()
+    for x in regions:
+        with pytest.raises(ValueError, match=r"another kind .* a folder of certificates, or none"):
+            x.finish("k", LIKE)
 
 
 # -- what breaks --------------------------------------------------------------------------------
@@ -395,6 +392,32 @@ def test_memory_holds_no_more_than_the_kept_payloads(party):
     assert not any(x._context.transport._partials for x in regions)
 
 
+def test_a_payload_outlives_its_region_with_those_who_hold_it(party):
+    regions = party.run(3, timing=dataclasses.replace(TIMING, deadline_s=1.0))
+    send(regions[:2], "k")
+    land(regions[:2], "k")
+    vanish(regions[0])
+    check(regions[2].skip("k", LIKE), 3, [0, 1])
+
+
+def test_what_is_gone_with_everyone_who_held_it_is_said_to_be_lost(party):
+    timing = dataclasses.replace(TIMING, deadline_s=0.5, answer_s=0.3)
+    regions = party.run(2, timing=timing)
+    send(regions[:1], "k")
+    land(regions[:1], "k")
+    vanish(regions[0])
+    with pytest.raises(exchange.Lost, match="region 0 for 'k'"):
+        regions[1].skip("k", LIKE)
+
+
+def test_a_region_that_ends_waits_for_those_who_still_fetch(party):
+    regions = party.run(2)
+    send(regions, "k")
+    land(regions[:1], "k")
+    regions[0].close(linger_s=10.0)
+    check(land(regions[1:], "k")[0], 2, [0, 1])
+
+
 # -- certificates of one's own, and refusals ----------------------------------------------------
 
 
@@ -454,26 +477,10 @@ def test_what_cannot_be_is_refused_with_its_fix(party, monkeypatch):
         for part in parts:
             assert part in str(caught.value)
 
-    refused("transport='tcp': use flight or jax", transport="tcp")
-    refused("trusted_network has no effect", trusted_network=True)
-    refused("certificates='x' has no effect", transport="jax", certificates="x")
-    refused(
-        "can end this job", "use transport=flight", transport="jax", address="0.0.0.0:0", keep=0
-    )
-    refused("keep=0", transport="jax", address="0.0.0.0:0", keep=0)  # beside all else
     find = connect.importlib.util.find_spec
     monkeypatch.setattr(
         connect.importlib.util, "find_spec", lambda x: None if x == "pyarrow" else find(x)
     )
-    refused("needs pyarrow", "pip install 'lowcomm_jax[flight]'", "exchange=store", "transport=jax")
-
-
-def test_what_jax_s_server_risks_is_said(party, caplog):
-    party.region(0, 1, transport="jax")
-    assert "whoever can connect to port 127.0.0.1:0 can end this job" in caplog.text
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:7", "[::1]:7", "localhost:7"])
-def test_loopback_is_where_jax_may_listen(address):
-    assert connect.transport_problems("jax", address, None, False) == []
-    assert connect.transport_problems("jax", "10.0.0.1:7", None, True) == []
+    refused(
+        "needs pyarrow", "pip install 'lowcomm_jax[flight]'", "exchange=store", "keep=0", keep=0
+    )

@@ -16,7 +16,6 @@ from lowcomm_jax.runtime import (
     anchor_check,
     final_state,
     membership,
-    peer_transport,
     records,
     state_transfer,
     wire,
@@ -108,7 +107,7 @@ BODIES = {  # reader of a kind of record -> one as regions write it
     "beat": (Beat.read, dataclasses.asdict(Beat(3, 5, step=7, passes={"a": "b"}))),
     "said": (
         Announcement.read,
-        dataclasses.asdict(Announcement(1, 2, PAYLOAD, {"step": 4, "anchor": "ff"}, {"port": 1})),
+        dataclasses.asdict(Announcement(1, 2, PAYLOAD, {"step": 4, "anchor": "ff"})),
     ),
     "commit": (
         Commit.read,
@@ -128,7 +127,6 @@ BODIES = {  # reader of a kind of record -> one as regions write it
         anchor_check._told,
         {"incarnation": 1, "step": 4, "moments": {"4": {"anchor": "ff"}}},
     ),
-    "ask": (peer_transport._asked, {"name": "x", "nbytes": 4, "number": 9, "region": 1}),
 }
 ODD = st.sampled_from([None, True, -1, 1 << 70, 1.5, "", "x", [], {}, [1], {"a": 1}, "\u0660"])
 

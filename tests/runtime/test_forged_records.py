@@ -123,7 +123,7 @@ def altered(change):
 
     def apply(region):
         put = region._context.transport.put
-        region._context.transport.put = lambda name, data, readers: put(name, change(data), readers)
+        region._context.transport.put = lambda name, data: put(name, change(data))
 
     return apply
 

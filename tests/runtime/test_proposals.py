@@ -36,7 +36,7 @@ def at_proposal(living, held):
     around = context(living)
     one = WholeExchange(around, REQUEST, lambda region: True, lambda _: None)
     for region in range(R):
-        one.inbox.announcements[region] = Announcement(region, 1, payload(region), {}, {})
+        one.inbox.announcements[region] = Announcement(region, 1, payload(region), {})
         one.inbox.fetches[region] = SimpleNamespace(complete=True)
     one._held = {by: {r: payload(r).content for r in regions} for by, regions in held.items()}
     return one, around
@@ -51,7 +51,7 @@ def test_the_dead_are_not_present():
 
 def test_who_announced_and_lives_is_present_without_a_payload():
     one, _ = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2], 2: [0, 1, 2]})
-    one.inbox.announcements[2] = Announcement(2, 1, None, {}, {})
+    one.inbox.announcements[2] = Announcement(2, 1, None, {})
     commit = one._propose()
     assert sorted(commit.payloads) == [0, 1] and commit.present == (0, 1, 2)
 
@@ -80,7 +80,7 @@ def test_averages_are_owed_by_the_job_that_announced(beat, owes):
     reduction = SimpleNamespace(parts=R, like={}, rest={})
     request = ExchangeRequest("k", "1.k", tuple(range(R)), reduction=reduction)
     one = TwoShotExchange(around, request, lambda region: True, lambda _: None)
-    one._first.inbox.announcements[1] = Announcement(1, 4, payload(1), {}, {})
+    one._first.inbox.announcements[1] = Announcement(1, 4, payload(1), {})
     everyone = Commit({r: payload(r) for r in range(R)}, {}, 0, tuple(range(R)))
     assert one._owes_averages(everyone)(1) is owes
     assert not one._owes_averages(Commit(everyone.payloads, {}, 0, (0, 2)))(1)

@@ -100,9 +100,9 @@ class Job:
         transport = self.exchange._context.transport
         put = transport.put
 
-        def once(name, data, *readers):
+        def once(name, data):
             transport.put = put
-            return put(name, data[:-1] + bytes([data[-1] ^ 1]), *readers)
+            return put(name, data[:-1] + bytes([data[-1] ^ 1]))
 
         transport.put = once
 

@@ -231,5 +231,3 @@ def test_payloads_of_both_halves_are_removed(party):
 
     # A payload is in R pieces and an average, each region's; and twice what it says about them.
     until(lambda: len(left()) <= 2 * R * (R + 1 + 4))
-    held = getattr(regions[0]._context.transport, "_held", {})
-    until(lambda: len(held) <= 2 * R * (R + 1))
