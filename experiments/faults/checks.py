@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.faults import happened, scripts
-from experiments.faults.fault import Fault
+from experiments.faults.fault import ENDS, Fault
 from experiments.faults.happened import Happened
 from experiments.faults.random_scripts import RANDOM
 from experiments.regions.jobs import is_separate_job
@@ -51,8 +51,10 @@ def _script_problems(
             f"faults={fields['faults']!r} go by time, and there is no clock: give a network, or "
             "faults by step"
         )
-    if any(fault.kind == "kill" for fault in found):
+    if any(fault.kind in ENDS for fault in found):
         problems += _rejoin_problems(fields, method, "a region that is killed", "use kind stop")
+    if any(fault.kind == "nan" for fault in found) and method is not None and method.adapts:
+        problems.append("faults: kind nan is not for batches that grow: leave it out")
     return problems
 
 

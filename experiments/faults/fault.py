@@ -12,19 +12,26 @@ A script is a YAML list, or `random:SEED:COUNT` (`random_scripts`):
     - {step: 170, kind: late, region: 2, steps: 20, delay: 3}  # sends everything 3 s later
     - {step: 200, kind: slow, region: 3, steps: 20, mbit: 2}   # its link carries 2 Mbit/s
     - {step: 230, kind: straggle, region: 0, steps: 20, delay: 0.1}  # its steps take 0.1 s longer
+    - {step: 260, kind: replay, region: 1, steps: 20}    # it sends older payloads again
+    - {step: 290, kind: nan, region: 2}                  # its parameters are not finite any more
+    - {step: 310, kind: full_disk, region: 3, steps: 30}  # cannot write what it saw land, and ends
+    - {step: 350, kind: stranger, region: 0, steps: 20}  # senseless bytes at its port, in the store
+    - {step: 380, kind: version, region: 1, steps: 20}   # records of another version in its place
+    - {step: 410, kind: seed, region: 2, steps: 20}      # a job with another seed in its place
 
 or the same with `time` in the place of `step` and `seconds` in that of `steps`, in all entries.
-- Steps are those of the furthest region. For `corrupt`, `late` and `slow` the step of the send
-  counts; for `straggle` the region's own step.
+- Steps are those of the furthest region. For `corrupt`, `replay`, `late` and `slow` the step of the
+  send counts; for `straggle` and `nan` the region's own step.
 - Times are seconds since all regions first met (`origin`), restarts and pauses included. In a
   simulation they are seconds of the network's virtual clock.
 
 `launch --faults=` injects the faults into real jobs (`injector`). A fault that kills, stops or cuts
 off a region begins only once that region and another one are in the run.
 
-In a simulation (`train --config.faults=`) a region that is killed, stopped or cut off, or sends
-damaged payloads, takes no part in exchanges meanwhile. After a kill the region starts from the
-anchor (`lowcomm_jax.recovery.rejoin_sim`). The other kinds change nothing there.
+In a simulation (`train --config.faults=`) a region that is killed, stopped or cut off, has a full
+disk, or sends damaged or older payloads, takes no part in exchanges meanwhile. After a kill or a
+full disk the region starts from the anchor (`lowcomm_jax.recovery.rejoin_sim`). `nan` does the same
+as in jobs. The other kinds change nothing there.
 
 Real jobs need a while to notice a loss, to restart and to catch up, and they defer what they cannot
 send in an outage. A simulation repeats exactly what they did when it is given their happened.yaml
@@ -40,11 +47,15 @@ from typing import Any
 
 import numpy as np
 
-ABSENT = ("kill", "stop", "partition", "corrupt")
+ENDS = ("kill", "full_disk")
+"""Kinds whose region's job ends; it starts from the anchor when they are over."""
+ABSENT = (*ENDS, "stop", "partition", "corrupt", "replay")
 """Kinds whose region takes no part in exchanges meanwhile."""
-INSIDE = ("corrupt", "late", "slow", "straggle")
-"""Kinds that a region's job injects into itself (`fault_hooks`)."""
-KINDS = (*ABSENT, "late", "slow", "straggle", "outage", "rejoin")
+INSIDE = ("corrupt", "replay", "late", "slow", "straggle", "nan")
+"""Kinds that a region's job injects into itself (`fault_hooks`, `not_finite`)."""
+BESIDE = ("stranger", "version", "seed")
+"""Kinds that are done beside a region, which must not notice (`strangers`)."""
+KINDS = (*ABSENT, "late", "slow", "straggle", "nan", *BESIDE, "outage", "rejoin")
 FIELDS = ("step", "time", "kind", "region", "steps", "seconds", "delay", "mbit")
 
 
@@ -84,8 +95,9 @@ class Fault:
 
     @property
     def length(self) -> float:
-        """Steps or seconds; 0 for an outage that begins at a step, whose end is not at a step."""
-        if self.kind == "outage" and not self.timed:
+        """Steps or seconds; 0 for an outage that begins at a step, whose end is not at a step, and
+        for `nan`, which happens once."""
+        if self.kind == "nan" or (self.kind == "outage" and not self.timed):
             return 0
         length = self.seconds if self.timed else self.steps
         return math.inf if length is None else length
@@ -111,13 +123,13 @@ class Fault:
 def participants(faults: Sequence[Fault], regions: int) -> Callable[..., np.ndarray]:
     """(inner step, seconds) -> bool `[R]`: who takes part in what is sent then.
 
-    A region that was killed takes part again only after the sends of the step of its return.
+    A region whose job ended takes part again only after the sends of the step of its return.
     """
 
     def up(step: int, seconds: float | None = None) -> np.ndarray:
         mask = np.ones(regions, bool)
         for fault in faults:
-            returns = fault.kind == "kill" and not fault.timed and step == fault.end
+            returns = fault.kind in ENDS and not fault.timed and step == fault.end
             if fault.kind in ABSENT and (returns or fault.on(step, seconds)):
                 mask[fault.region] = False
         return mask

@@ -1,10 +1,10 @@
-"""Faults that a region's job injects into itself: damaged, late and slow payloads, slow steps."""
+"""Faults that a region's job injects into itself: damaged, old, late, slow payloads, slow steps."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from experiments.faults.fault import Fault
 
@@ -16,6 +16,8 @@ class ScriptedFaults:
 
     Attributes:
       began: Unix time in seconds at which the run began (`origin`); None = it has not begun.
+      not_finite: called with the step after which parameters stopped being finite (`NotFinite`);
+        None = nobody is called.
     """
 
     def __init__(self, faults: Sequence[Fault], region: int):
@@ -23,7 +25,10 @@ class ScriptedFaults:
         self._link = threading.Lock()
         self._steps: dict[str, int] = {}  # of the newest exchanges, in the order they began
         self._noting = threading.Lock()
+        self._replays = any(fault.kind == "replay" for fault in self._faults)
+        self._before: dict[int, bytes] = {}  # the newest payload, by its size
         self.began: float | None = None
+        self.not_finite: Callable[[int], None] | None = None
 
     def begins(self, key: str, terms: Mapping[str, int | str]) -> None:
         """Remember the step of an exchange that sends something."""
@@ -35,7 +40,13 @@ class ScriptedFaults:
                 del self._steps[next(iter(self._steps))]
 
     def sent(self, key: str, data: bytes) -> bytes:
-        """Delay a payload, or flip one bit of it after its digest was taken; returns its bytes."""
+        """Delay a payload, or replace it after its digest was taken; returns the bytes to send.
+
+        Replaced are one bit of it, or all of it by an older one of its size (zeros before that).
+        """
+        before = self._before.get(len(data), bytes(len(data)))
+        if self._replays:
+            self._before[len(data)] = data
         for fault in self._of(key):
             if fault.kind == "late":
                 time.sleep(fault.delay)
@@ -44,6 +55,8 @@ class ScriptedFaults:
             elif fault.kind == "corrupt":
                 middle = len(data) // 2
                 data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+            elif fault.kind == "replay":
+                data = before
         return data
 
     def steps(self, step: int) -> None:

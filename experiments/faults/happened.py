@@ -18,6 +18,8 @@ the same anchors, bit for bit:
     rejoined:                  # started from the anchor, after the sends of that step
     - {step: 40, region: 1}
     - {step: 90, region: 3, moments_of: 60}  # with the optimizer's state of its checkpoint
+    not_finite:                # after that step: regions whose parameters stopped being finite
+      24: [1]
 
 The commit record of an exchange says who took part (`landings`).
 """
@@ -34,6 +36,8 @@ import yaml
 FILE = "happened.yaml"
 # Tables of the file, and the fields of `Happened` that hold them.
 _TABLES = {"left_out": "left_out", "kept_own": "kept_own", "left_out_at_the_end": "at_the_end"}
+_TABLES |= {"not_finite": "not_finite"}
+_LATER = {"not_finite": {}}  # what files of older versions lack
 
 
 class Settings(NamedTuple):
@@ -83,6 +87,7 @@ class Happened:
       left_out, kept_own: step of the send -> regions.
       at_the_end: fragment -> regions.
       rejoined: regions that started from the anchor.
+      not_finite: step -> regions whose parameters stopped being finite after it.
     """
 
     run: Settings
@@ -90,6 +95,7 @@ class Happened:
     kept_own: Mapping[int, tuple[int, ...]]
     at_the_end: Mapping[int, tuple[int, ...]]
     rejoined: tuple[Rejoin, ...]
+    not_finite: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write the file that `parsed` takes."""
@@ -120,7 +126,7 @@ def parsed(body: Mapping, name: str, run: Settings) -> tuple[Happened | None, li
       name: of the file, for messages.
       run: the run that is to repeat it.
     """
-    fields = (*Settings._fields, *_TABLES, "rejoined")
+    fields, body = (*Settings._fields, *_TABLES, "rejoined"), {**_LATER, **body}
     if set(body) != set(fields):
         return None, [f"faults={name!r}: give a list of faults, or all of {list(fields)}"]
     problems = [

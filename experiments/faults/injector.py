@@ -1,5 +1,7 @@
 """Inject the faults of a script into real jobs: kill, stop and cut off regions, and undo it.
 
+A full disk is a link to /dev/full in the place of a file that the job must write (`landings`).
+
 The launcher calls `Injector.act` at intervals. Faults of kinds `INSIDE` are not injected here, but
 by `fault_hooks` in the region's own job.
 """
@@ -14,13 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from experiments.faults.fault import INSIDE, Fault
+from experiments.faults.fault import BESIDE, ENDS, INSIDE, Fault
+from experiments.faults.landings import FILE
 from experiments.faults.origin import noted
 from experiments.faults.rendezvous_cut import cut_all, cut_region, reconnect_all, reconnect_region
+from experiments.faults.strangers import Impostor, Strangers
 from experiments.processes import last_line
 from experiments.workdir import METRICS
 
 _PATIENCE_SECONDS = 60.0
+_FULL = Path("/dev/full")
 
 
 class RegionTarget(Protocol):
@@ -38,6 +43,10 @@ class RegionTarget(Protocol):
     def start(self) -> None: ...
 
     def signal(self, number: signal.Signals) -> None: ...
+
+    def impostor(self) -> Impostor:
+        """A job in this region's place that has another seed."""
+        ...
 
 
 class RunMoment(NamedTuple):
@@ -69,10 +78,14 @@ class Injector:
 
     def __init__(self, faults: Sequence[Fault], targets: Sequence[RegionTarget], rendezvous: Path):
         self._targets, self._rendezvous = targets, rendezvous
+        self._strangers = Strangers(rendezvous)
+        for target in targets:
+            _make_room(target.workdir)  # after a launcher that was killed
         self._began: float | None = None
         now = self._now()
         outside = [fault for fault in faults if fault.kind not in INSIDE]
         self._waiting = [f for f in outside if now.step == 0 or f.end > now.of(f)]
+        self._total = len(self._waiting)
         self._running: dict[Fault, tuple[float, float]] = {}  # since when: what it goes by, clock
         # A region is in the run from this step on: that of the others when its last fault was over.
         self._in_from = [1] * len(targets)
@@ -90,13 +103,14 @@ class Injector:
         if not self._waiting and not self._running:
             return []
         now = self._now()
+        self._strangers.act(list(self._running))
         if now.step != self._moved[0]:
             self._moved = now.step, time.monotonic()
         stuck = time.monotonic() > self._moved[1] + _PATIENCE_SECONDS
         said = []
         for fault in [f for f in self._running if over or self._is_over(f, now, stuck)]:
             del self._running[fault]
-            if over and fault.kind == "kill":
+            if over and fault.kind in ENDS:
                 self._leave(fault)
                 said.append(f"step {now.step}: the run is over without region {fault.region}")
                 continue
@@ -114,10 +128,18 @@ class Injector:
             said.append(f"step {now.step}: {_named(fault)} begins")
         return said
 
+    @property
+    def progress(self) -> str:
+        """How many faults have begun, and how many are on."""
+        begun = self._total - len(self._waiting)
+        return f"{begun} of {self._total} have begun, {len(self._running)} are on"
+
     def end_all(self) -> None:
-        """Let stopped regions run and restore links; killed regions stay dead."""
+        """Let stopped regions run and restore links and files; killed regions stay dead."""
         for fault in self._running:
-            if fault.kind != "kill":
+            if fault.kind == "full_disk":
+                _make_room(self._targets[fault.region].workdir)
+            elif fault.kind != "kill":
                 self._end(fault, self._now())
         self._running = {}
 
@@ -132,6 +154,8 @@ class Injector:
         since, clock = self._running[fault]
         if fault.kind == "outage":
             return time.monotonic() - clock >= fault.seconds
+        if not self._strangers.has_begun(fault):
+            return False
         if stuck and not fault.timed and fault.end < math.inf:
             return True
         return now.of(fault) >= max(fault.end, since + fault.length if since > fault.end else 0)
@@ -151,9 +175,14 @@ class Injector:
             cut_all(self._rendezvous)
             return
         target = self._targets[fault.region]
+        if fault.kind in BESIDE:
+            self._strangers.begin(fault, target.impostor())
+            return
         target.held = True
         if fault.kind == "partition":
             cut_region(self._rendezvous, fault.region)
+        elif fault.kind == "full_disk":
+            _fill(target.workdir)
         else:
             target.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
@@ -162,20 +191,53 @@ class Injector:
             reconnect_all(self._rendezvous)
             return
         target = self._targets[fault.region]
+        if fault.kind in BESIDE:
+            self._strangers.end(fault)
+            return
         if fault.kind == "partition":
             reconnect_region(self._rendezvous, fault.region)
-        elif fault.kind == "kill":
-            target.start()
+        elif fault.kind in ENDS:
+            self._revive(fault)
         else:
             target.signal(signal.SIGCONT)
         target.held = False
         self._in_from[fault.region] = now.step + 1
 
+    def _revive(self, fault: Fault) -> None:
+        """Start a region's job again, which has ended."""
+        target = self._targets[fault.region]
+        if fault.kind == "full_disk":
+            # It has ended by itself, unless nothing has landed since.
+            target.signal(signal.SIGKILL)
+            _make_room(target.workdir)
+        target.start()
+
     def _leave(self, fault: Fault) -> None:
         """Give a killed region up: no region is left that could give it a state."""
         target = self._targets[fault.region]
+        if fault.kind == "full_disk":
+            target.signal(signal.SIGKILL)
+            _make_room(target.workdir)
         target.held = False
         target.code = 0 if fault.end == math.inf else -signal.SIGKILL
+
+
+def _fill(workdir: Path) -> None:
+    """Let the job find a full disk when it next writes what it saw land (learners do not)."""
+    path = workdir / FILE
+    if path.is_file():
+        path.rename(_kept(workdir))
+        path.symlink_to(_FULL)
+
+
+def _make_room(workdir: Path) -> None:
+    """Undo `_fill`, if it was done."""
+    if _kept(workdir).is_file():
+        _kept(workdir).replace(workdir / FILE)
+
+
+def _kept(workdir: Path) -> Path:
+    return workdir / f"{FILE}.kept"
 
 
 def _named(fault: Fault) -> str:

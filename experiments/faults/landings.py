@@ -71,6 +71,10 @@ class Landings:
         record = {"kind": "rejoin", "step": step, "region": self._region}
         self._write(record | ({} if moments_of is None else {"moments_of": moments_of}))
 
+    def not_finite(self, step: int) -> None:
+        """Record that this region's parameters stopped being finite after this step."""
+        self._write({"kind": "not_finite", "step": step})
+
     def _write(self, record: Record) -> None:
         if not leader().leads:
             return
@@ -95,11 +99,14 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
     """
     exchanges: dict[tuple, tuple[int, list[bool]]] = {}
     rejoined, kept = {}, {}
+    spoilt: dict[int, set[int]] = {}
     regions = {workdir / FILE: region for region, workdir in enumerate(workdirs)}
     for path, record in _standing([workdir / FILE for workdir in workdirs]):
         epoch, kind, step = (record.pop(name) for name in ("epoch", "kind", "step"))
         if kind == "rejoin":
             rejoined[step, record["region"]] = Rejoin(step, **record)
+        elif kind == "not_finite":
+            spoilt.setdefault(step, set()).add(regions[path])
         elif kind == "landing":
             members, counted = tuple(record["members"]), record["counted"]
             name = step, record["fragment"], record["number"], record["last"], members
@@ -117,7 +124,8 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
         own.setdefault(step, set()).update({region} if did else ())
     during, ends = _left_out({name: counted for name, (_, counted) in exchanges.items()})
     came = tuple(rejoined[key] for key in sorted(rejoined))
-    return Happened(run, left_out=during, kept_own=_some(own), at_the_end=ends, rejoined=came)
+    tables = {"left_out": during, "kept_own": _some(own), "at_the_end": ends}
+    return Happened(run, **tables, rejoined=came, not_finite=_some(spoilt))
 
 
 def _standing(paths: Sequence[Path]) -> list[tuple[Path, Record]]:

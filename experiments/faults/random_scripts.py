@@ -57,7 +57,8 @@ def at_random(seed: int, count: int, regions: int, steps: int) -> list[Fault]:
         if kind == "outage":
             found.append(Fault(begin, kind, seconds=_SECONDS))
             continue
-        found.append(Fault(begin, kind, region, steps=length, **_MORE.get(kind, {})))
+        given = {} if kind == "nan" else {"steps": length}
+        found.append(Fault(begin, kind, region, **given, **_MORE.get(kind, {})))
     return found
 
 

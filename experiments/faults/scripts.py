@@ -105,7 +105,7 @@ def _problems(number: int, entry: Any, regions: int, steps: int) -> list[str]:
     begin, length = ("time", "seconds") if "time" in entry else ("step", "steps")
     if kind == "outage":
         length = "seconds"
-    allowed = {begin, length, *_MORE.get(kind, ())} - ({length} if kind == "rejoin" else set())
+    allowed = {begin, *_MORE.get(kind, ())} | (set() if kind in ("rejoin", "nan") else {length})
     needed = allowed - ({length} if kind == "kill" else set())
     given = {name: x for name, x in entry.items() if name not in ("kind", "region")}
     found = []
@@ -117,6 +117,10 @@ def _problems(number: int, entry: Any, regions: int, steps: int) -> list[str]:
         f"fault {number}: {kind} from a {begin} has no {name}: leave out {name}={given[name]}"
         for name in sorted(set(given) - allowed)
     ]
+    if kind == "nan" and begin == "time":
+        found.append(
+            f"fault {number}: nan goes by steps: give a step in place of time={entry[begin]}"
+        )
     if not found and begin == "step" and entry["step"] >= steps:
         found.append(f"fault {number}: step={entry['step']}: begin before the last step, {steps}")
     if kind == "outage" and region is not None:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from experiments.faults.fault import Fault, participants
+from experiments.faults.fault import ENDS, Fault, participants
 from experiments.faults.happened import Happened
+from experiments.faults.not_finite import NotFinite
 from experiments.train.assemble import Run
 from experiments.train.starting import starting_params
 from lowcomm_jax.recovery.rejoin import rejoin_regions
@@ -21,7 +22,8 @@ class SimulatedFaults:
     """Applies a run's faults, and its chance to take part, to a simulation.
 
     Args:
-      run: where it is one of several jobs, nothing is simulated.
+      run: where it is one of several jobs, nothing is simulated but parameters that stop being
+        finite.
       state: first state of its engine.
     """
 
@@ -32,6 +34,9 @@ class SimulatedFaults:
         job, here = run.job, run.exchange is None
         self._chance = job.config["participation"] if here else 1.0
         self._absences = _absences(job.faults, job.regions) if here else None
+        self._not_finite = NotFinite.of(job.faults, job.here)
+        if run.fault_hooks is not None:
+            self._not_finite.witness = run.fault_hooks.not_finite
         if self._absences is not None and not job.method.adapts:
             self._absences.prepare_loop(run.engine.sync_loop(state))
 
@@ -52,6 +57,7 @@ class SimulatedFaults:
     def begin(self, step: int, target: int) -> int:
         """Begin a chunk of steps; returns the step at which it must end, at most `target`."""
         self._began = self._now(step)
+        target = int(min(target, self._not_finite.next(step)))
         if self._absences is None:
             return target
         if self._absences.timed:
@@ -60,6 +66,7 @@ class SimulatedFaults:
 
     def end(self, step: int, state: Any) -> Any:
         """End the chunk: returning regions start from the anchor; returns the state."""
+        state = self._not_finite.apply(state, self._began.step, step)
         if self._absences is None:
             return state
         comes_R = self._absences.returning(self._began, self._now(step))
@@ -125,7 +132,7 @@ class ScriptedAbsences:
 
     def __init__(self, faults: Sequence[Fault], regions: int):
         self._up = participants(faults, regions)
-        self._kills = [fault for fault in faults if fault.kind == "kill"]
+        self._kills = [fault for fault in faults if fault.kind in ENDS]
         self._regions = regions
         self.timed = any(fault.timed for fault in faults)
 

@@ -162,6 +162,7 @@ def run(jobs: list[RegionJob], console: Console, injector: Injector) -> int:
                 over = all(job.code is not None for job in jobs if not job.held)
                 for line in injector.act(over):
                     table.print(line)
+                    table.say("faults", injector.progress)
                 for job in [job for job in jobs if job.code is None and not job.held]:
                     table.say(job.name, job.says or "starts")
                     if (code := job.poll()) is not None:
@@ -295,6 +296,13 @@ class RegionJob:
         given = [f"--config.{name}={value}" for name, value in [*fields, *own]]
         arguments = ["train", f"--config={self.config}", *given, f"--workdir={self.workdir}"]
         return start("experiments", [*arguments, *self.more], self.output(process))
+
+    def impostor(self) -> RegionJob:
+        """A job in this region's place, beside it, that has another seed."""
+        seed = next((int(value) for name, value in reversed(self.shared) if name == "seed"), 0)
+        shared = [*self.shared, ("seed", str(seed + 1))]
+        folder = self.folder / "impostors"
+        return dataclasses.replace(self, shared=shared, folder=folder, restarts=0, processes=[])
 
     def signal(self, number: signal.Signals) -> None:
         """To all processes that live."""

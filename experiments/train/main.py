@@ -264,6 +264,8 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
     if not job.by_rounds:  # learners' landings stand in their metrics, and in the records
         loop = run.engine.sync_loop(state)
         landings = Landings(loop, job.workdir, exchange.region, exchange.epoch)
+        if run.fault_hooks is not None:
+            run.fault_hooks.not_finite = landings.not_finite
     if exchange.awaited:
         if landings is not None:
             landings.begin(state.counters.done_until)

@@ -1,0 +1,152 @@
+"""What is done beside a region while the run goes on, and which the run must not notice.
+
+`stranger`: bytes of no sense, to the region's port (`peers`) and under keys that the run will use.
+`version`: records of another version, where those of the region will stand.
+`seed`: a job in the region's place that was started with another seed, and so is of another run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from experiments.faults.fault import Fault
+from experiments.processes import last_line
+from lowcomm_jax.runtime.secret import Seal
+
+EVERY_SECONDS = 0.5
+WAITS = "waits for the others"
+"""What a job prints once it has registered."""
+_TO_START_SECONDS = 120.0
+_AHEAD = (1, 2, 3)  # exchanges
+_TIMEOUT_SECONDS = 0.2
+
+
+class Impostor(Protocol):
+    """A job that is not of the run."""
+
+    def start(self) -> None: ...
+
+    def signal(self, number: signal.Signals) -> None: ...
+
+    def output(self) -> Path: ...
+
+
+class Strangers:
+    """Does what the active faults of kinds `BESIDE` say; call `act` at intervals.
+
+    Args:
+      rendezvous: folder in which the jobs meet.
+      seed: of what is written.
+    """
+
+    def __init__(self, rendezvous: Path, seed: int = 0):
+        self._rendezvous, self._rng = rendezvous, np.random.default_rng(seed)
+        self._acts_at = 0.0
+        self._impostors: dict[Fault, tuple[Impostor, float]] = {}
+
+    def begin(self, fault: Fault, impostor: Impostor) -> None:
+        """Begin a fault; impostor: the job that `seed` starts."""
+        if fault.kind == "seed":
+            impostor.start()
+            self._impostors[fault] = impostor, time.monotonic()
+
+    def end(self, fault: Fault) -> None:
+        """End a fault."""
+        if fault in self._impostors:
+            self._impostors.pop(fault)[0].signal(signal.SIGKILL)
+
+    def has_begun(self, fault: Fault) -> bool:
+        """Whether it was there at all: a job takes a while to start."""
+        if fault not in self._impostors:
+            return True
+        impostor, since = self._impostors[fault]
+        waits = impostor.output().is_file() and WAITS in last_line(impostor.output())
+        return waits or time.monotonic() > since + _TO_START_SECONDS
+
+    def act(self, running: Sequence[Fault]) -> None:
+        """Write and send what is due; not while the folder is away, nor more than it can take."""
+        active = [fault for fault in running if fault.kind in ("stranger", "version")]
+        if not active or time.monotonic() < self._acts_at or not self._rendezvous.is_dir():
+            return
+        self._acts_at = time.monotonic() + EVERY_SECONDS
+        for run in filter(Path.is_dir, self._rendezvous.iterdir()):
+            for fault in active:
+                self._write(run, fault)
+        for fault in active:
+            if fault.kind == "stranger":
+                self._knock(fault.region)
+
+    # -- the store ------------------------------------------------------------------------------
+
+    def _write(self, run: Path, fault: Fault) -> None:
+        """Records under keys that exchanges will use soon, and a heartbeat (`version`)."""
+        exchange = _newest(run)
+        if exchange is None:
+            return
+        epoch, number = exchange
+        keys = [f"{kind}/{epoch}.{number + n}/{fault.region}" for kind in ("said", "held")
+                for n in _AHEAD]  # fmt: skip
+        if fault.kind == "stranger":
+            keys += [f"commit/{epoch}.{number + n}/0" for n in _AHEAD]
+            keys += ["epoch/none", f"beat/{fault.region}.txt", "born/0/x"]
+            self._put(run, {key: self._rng.bytes(int(self._rng.integers(1, 99))) for key in keys})
+            return
+        seal = Seal(run.name, b"")
+        body = {"version": 99, "region": fault.region, "payload": {"sha3": "0"}, "step": "1"}
+        records = {key: seal.close(key, body) for key in [*keys, f"commit/{epoch}.{number + 2}/0"]}
+        beat = f"beat/{fault.region}"
+        self._put(run, records)
+        # It stands there until the region's next heartbeat.
+        self._put(run, {beat: seal.close(beat, body | {"incarnation": 10**6})}, over=True)
+
+    def _put(self, run: Path, values: dict[str, bytes], over: bool = False) -> None:
+        for key, data in values.items():
+            path = run / key
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                new = path.with_name(f"{path.name}.{self._rng.integers(1 << 60)}.__lock")
+                new.write_bytes(data)
+                if over or not path.exists():
+                    new.replace(path)
+                else:
+                    new.unlink()
+
+    # -- the port -------------------------------------------------------------------------------
+
+    def _knock(self, region: int) -> None:
+        """Send bytes of no sense to the region's port, if it has one."""
+        junk = [bytes(4), bytes(16), (1 << 62).to_bytes(8, "little"), self._rng.bytes(64),
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9)]  # fmt: skip
+        for host, port in self._ports(region):
+            data = junk[int(self._rng.integers(len(junk)))]
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((host, port), _TIMEOUT_SECONDS) as one,
+            ):
+                one.sendall(data)
+
+    def _ports(self, region: int) -> list[tuple[str, int]]:
+        found = []
+        for beat in self._rendezvous.glob(f"*/beat/{region}"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                address = json.loads(json.loads(beat.read_bytes())["body"])["address"]
+                match = re.search(r"([\w.\-]+):(\d+)/?$", address)
+                if match:
+                    found.append((match[1], int(match[2])))
+        return found
+
+
+def _newest(run: Path) -> tuple[int, int] | None:
+    """(epoch, number) of the newest exchange that has a record; None = there is none."""
+    names = (re.fullmatch(r"(\d+)\.(\d+)", path.name) for path in run.glob("commit/*"))
+    return max(((int(match[1]), int(match[2])) for match in names if match), default=None)
