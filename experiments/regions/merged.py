@@ -137,9 +137,12 @@ class _Totals:
         record = {**rows[0], **self._sum()}
         for name in [name for name in _OWN if name in rows[0]]:
             none = 0.0 if name == "skipped" else math.nan
-            record[name] = [found[r][name][0] if r in found else none for r in self._regions]
+            own = [found[r][name][0] if r in found else none for r in self._regions]
+            # A log has null where a number was not finite.
+            record[name] = [math.nan if x is None else x for x in own]
         record["present"] = [r in found for r in self._regions]
-        record["loss_mean"] = float(np.nanmean(record["loss"]))
+        losses = [x for x in record["loss"] if not math.isnan(x)]
+        record["loss_mean"] = float(np.mean(losses)) if losses else math.nan
         record["tokens_per_second"] = sum(row["tokens_per_second"] or 0.0 for row in rows)
         record["seconds"] = max(row["seconds"] for row in rows)
         shares = [r["participation"] for r in rows if r["participation"] is not None]
