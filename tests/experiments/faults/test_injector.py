@@ -36,6 +36,9 @@ class Target:
     def signal(self, number):
         self.done.append(number)
 
+    def impostor(self):
+        return self
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -163,3 +166,36 @@ def test_nobody_waits_for_steps_that_nobody_makes(run, monkeypatch):
     assert len(injecting.act(False)) == 2 and not injecting.act(False)
     monkeypatch.setattr(injector, "_PATIENCE_SECONDS", -1.0)
     assert injecting.act(False) == ["step 4: stop of region 0 ends"]
+
+
+def test_a_full_disk_is_found_at_the_next_landing_and_room_is_made_before_the_job_starts(run):
+    targets, _, inject = run
+    path = targets[1].workdir / "landings.jsonl"
+    path.write_text("seen\n")
+    injecting = inject(Fault(4, "full_disk", 1, steps=3), Fault(20, "full_disk", 1, steps=9))
+    everyone(targets, 4)
+    assert injecting.act(False) == ["step 4: full_disk of region 1 begins"] and targets[1].held
+    with pytest.raises(OSError, match="No space left"), path.open("a") as file:
+        file.write("more\n")
+    everyone(targets, 7)
+    injecting.act(False)
+    assert targets[1].done == [KILL, "start"] and path.read_text() == "seen\n"
+    assert not path.is_symlink() and not targets[1].held
+    everyone(targets, 20)
+    injecting.act(False)
+    injecting.end_all()
+    assert path.read_text() == "seen\n"
+
+
+def test_a_job_with_another_seed_is_beside_the_region_and_stays_until_it_was_there(run):
+    targets, _, inject = run
+    targets[1].output = lambda: targets[1].workdir / "output.txt"
+    injecting = inject(Fault(4, "seed", 1, steps=3))
+    everyone(targets, 4)
+    injecting.act(False)
+    assert targets[1].done == ["start"] and not targets[1].held
+    everyone(targets, 9)
+    assert not injecting.act(False)
+    targets[1].output().write_text("region 1 waits for the others ...\n")
+    assert injecting.act(False) == ["step 9: seed of region 1 ends"]
+    assert targets[1].done == ["start", KILL] and injecting.progress.startswith("1 of 1")

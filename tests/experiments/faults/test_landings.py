@@ -1,11 +1,13 @@
 """What the jobs of a run saw happen, put together, through deaths of all of them."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
-from experiments.faults.happened import Happened, Rejoin, Settings
+from experiments.faults.happened import Happened, Rejoin, Settings, parsed
 from experiments.faults.landings import FILE, Landings, gathered
 from experiments.workdir import METRICS
 from lowcomm_jax.runtime.job_loop import Counted
@@ -153,3 +155,17 @@ def test_a_line_that_was_cut_off_does_not_spoil_the_next_one(folders):
     _, saw = noted(folders[0], 0)
     saw(Counted(0, 12, 1, False, SOME, True))
     assert gathered(folders, RUN).left_out == {6: (1,), 12: (1,)}
+
+
+def test_parameters_that_stopped_being_finite_are_written_and_read_again(folders, tmp_path):
+    for region, step in ((0, None), (1, 7), (2, 7)):
+        landings, _ = begun(folders[region], region, 1, 0)
+        if step is not None:
+            landings.not_finite(step)
+    found = gathered(folders, RUN)
+    assert found.not_finite == {7: (1, 2)}
+    found.write(tmp_path / "happened.yaml")
+    body = yaml.safe_load((tmp_path / "happened.yaml").read_text())
+    assert parsed(body, "it", RUN) == (found, [])
+    del body["not_finite"]  # as versions before wrote it
+    assert parsed(body, "it", RUN) == (dataclasses.replace(found, not_finite={}), [])

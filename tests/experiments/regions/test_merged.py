@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from experiments.metrics import VERSION, MetricsLog
@@ -207,3 +208,18 @@ def test_participation_is_of_all_regions_also_of_those_that_were_away(tmp_path):
     steps = [r for r in merged(paths) if r["kind"] == "step"]
     expected = [2 / 3, 2 / 3, 1 / 3, 1 / 3]
     assert [r["participation"] for r in steps] == expected
+
+
+def test_a_loss_that_is_not_finite_is_shown_and_is_not_in_the_mean(tmp_path):
+    """A log has null in its place; region 1 had one at both steps, region 0 at the second."""
+    paths, losses = [], [[2.0, None], [None, None]]
+    for region, own in enumerate(losses):
+        paths.append(tmp_path / f"{region}.jsonl")
+        log = MetricsLog(paths[-1], -1)
+        log.write(
+            [header(region), *(record(region, t) | {"loss": [x]} for t, x in enumerate(own, 1))]
+        )
+        log.close()
+    first, second = (r for r in merged(paths) if r["kind"] == "step")
+    assert first["loss"][0] == first["loss_mean"] == 2.0 and np.isnan(first["loss"][1:]).all()
+    assert np.isnan(second["loss"]).all() and np.isnan(second["loss_mean"])
