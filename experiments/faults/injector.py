@@ -118,6 +118,7 @@ class Injector:
             said.append(f"step {now.step}: {_named(fault)} ends")
         if over:
             said += [f"{_named(fault)} never came: the run is over" for fault in self._waiting]
+            self._total -= len(self._waiting)
             self._waiting = []
         for fault in [f for f in self._waiting if f.begin <= now.of(f)]:
             if not self._may_begin(fault):
