@@ -1,12 +1,17 @@
-"""When a region counts as dead: soon where beats come fast, later where they come slowly."""
+"""When a region counts as dead: soon where beats come fast, later where they come slowly.
 
+And what a region makes of the beats that it reads, looked at one by one.
+"""
+
+import dataclasses
 import time
 
 import pytest
 from runtime.faults import vanish
 from runtime.party import at_once, rounds, until
 
-from lowcomm_jax.exchange import Timing
+from lowcomm_jax.exchange import StoreUnavailable, Timing
+from lowcomm_jax.runtime.errors import Lost, Superseded
 from lowcomm_jax.runtime.heartbeat import Beat, Heartbeat
 from lowcomm_jax.runtime.kv import MetricsCounter, Store
 from lowcomm_jax.runtime.secret import Seal
@@ -79,3 +84,224 @@ def test_eight_regions_exchange_and_two_die(store_party):
     rounds(regions, 0, 2)
     at_once(vanish, regions[6:])
     rounds(regions[:6], 2, 4)
+
+
+# -- beats, read one by one -------------------------------------------------------------------
+
+
+class Watched:
+    """Region 0 of three, which looks when it is told to; others beat as the test says."""
+
+    def __init__(self, folder):
+        self.store, self.seal = Store(f"file://{folder}", "run", MetricsCounter()), Seal("run", b"")
+        timing = Timing(beat_s=1.0, dead_after_s=4.0)
+        self.ours = Heartbeat(self.store, self.seal, 0, 3, timing)
+        self.ours.update(incarnation=3, epoch=2)
+
+    def beats(self, region, incarnation=1, counter=1, **more):
+        body = dataclasses.asdict(Beat(incarnation, counter, **more))
+        key = f"beat/{region}"
+        self.store.write(key, self.seal.close(key, body))
+
+    def look(self, passed_s=LOOK_S):
+        self.ours._look(passed_s)
+
+    @property
+    def living(self):
+        return self.ours.living(), self.ours.living(certain=False)
+
+
+@pytest.fixture
+def watched(tmp_path):
+    return Watched(tmp_path)
+
+
+def test_a_beat_that_changes_is_life_and_one_that_stands_may_be(watched):
+    watched.look()
+    assert watched.living == ({0}, {0})
+    watched.beats(1)
+    watched.look(), watched.look()
+    assert watched.living == ({0}, {0, 1}), "it may be of yesterday"
+    watched.beats(1, counter=2)
+    watched.look()
+    assert watched.living == ({0, 1}, {0, 1})
+    watched.look(3.75)
+    assert watched.living == ({0, 1}, {0, 1})
+    watched.look(0.25)
+    assert watched.living == ({0}, {0}), "silent for four seconds"
+    assert watched.ours.clock_s == 4 * LOOK_S + 4.0
+    watched.beats(1, counter=3, leaving=True)
+    watched.look()
+    assert watched.living == ({0}, {0}) and watched.ours.latest()[1].leaving
+
+
+def test_an_older_record_proves_nothing(watched):
+    watched.beats(1, 2, 5)
+    watched.look()
+    for incarnation, counter in ((2, 5), (2, 4), (1, 9)):
+        watched.beats(1, incarnation, counter)
+        watched.look(1.0)
+        assert watched.living == ({0}, {0, 1})
+    watched.look(1.0)
+    assert watched.living == ({0}, {0}) and watched.ours.latest()[1].counter == 5
+
+
+def test_how_long_a_restart_takes_says_nothing(watched):
+    for counter in range(1, 5):
+        watched.beats(1, 1, counter)
+        watched.look(3.0)
+    assert list(watched.ours._seen[1].gaps_s) == [3.0] * 3
+    watched.look(8.0)
+    watched.beats(1, 2, 1)
+    watched.look(3.0)
+    seen = watched.ours._seen[1]
+    assert (seen.changed, seen.silent_s, list(seen.gaps_s)) == (True, 0.0, [])
+    watched.beats(1, 2, 2)
+    watched.look(1.5)
+    assert list(watched.ours._seen[1].gaps_s) == [1.5]
+
+
+def test_the_newest_gaps_count(watched):
+    for counter in range(1, 14):
+        watched.beats(1, 1, counter)
+        watched.look(float(counter))
+    assert list(watched.ours._seen[1].gaps_s) == [float(n) for n in range(6, 14)]
+
+
+def test_the_latest_beats_are_those_of_all_that_were_seen_and_our_own(watched):
+    watched.beats(2, 4, 7, step=9)
+    watched.look()
+    latest = watched.ours.latest()
+    assert latest.keys() == {0, 2} and latest[2].step == 9
+    assert latest[0] == watched.ours.own and latest[0].incarnation == 3
+
+
+@pytest.mark.parametrize(
+    ("region", "incarnation", "epoch", "error"),
+    [
+        (0, 4, 2, Superseded),
+        (0, 3, 2, None),
+        (0, 2, 9, None),  # an earlier job's
+        (1, 1, 3, Lost),
+        (1, 1, 2, None),
+        (1, 1, 1, None),
+    ],
+)
+def test_whose_place_is_taken_or_whose_run_began_anew_ends(
+    watched, region, incarnation, epoch, error
+):
+    watched.beats(region, incarnation, epoch=epoch)
+    watched.look()
+    if error is None:
+        watched.ours.check()
+    else:
+        with pytest.raises(error):
+            watched.ours.check()
+
+
+def test_who_has_not_joined_yet_may_find_any_epoch(watched):
+    watched.ours.update(epoch=0)
+    watched.beats(1, epoch=7)
+    watched.look()
+    watched.ours.check()
+
+
+def test_the_first_error_stays(watched):
+    watched.ours.run_guarded(lambda: None)
+    watched.ours.check()
+
+    def broken():
+        raise OSError("the disk is gone")
+
+    watched.ours.run_guarded(broken, pytest.fail)
+    watched.ours.fail(ValueError("that follows from it"))
+    with pytest.raises(OSError, match="the disk is gone"):
+        watched.ours.check()
+    counter = watched.ours.own.counter
+    watched.ours._beat()
+    assert watched.ours.own.counter == counter, "it beats no more"
+
+
+@pytest.mark.parametrize(
+    ("above", "beaten", "born", "expected"),
+    [(0, None, (), 1), (4, None, (), 5), (0, 6, (), 7), (2, 3, (5, 9), 10), (0, 3, (4,), 5)],
+)
+def test_a_job_is_the_next_incarnation_of_all_that_are_known(
+    watched, above, beaten, born, expected
+):
+    """Of the newest record, of the list, and of what the caller knows."""
+    if beaten:
+        watched.beats(0, beaten)
+    for number in born:
+        watched.store.write(f"born/0/{number}", b"")
+    watched.ours.start(above)
+    watched.ours.stop(leaving=False)
+    assert watched.ours.own.incarnation == expected
+    assert watched.store.read(f"born/0/{expected}")
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+def test_who_stops_says_so_or_is_gone(watched, leaving):
+    watched.ours._timing = Timing(beat_s=0.05)
+    watched.ours.update(awaited=True)
+    watched.ours.stop()  # before its start there is nothing to stop
+    watched.ours.start()
+    watched.ours.refresh()
+    watched.ours.stop(leaving)
+    told = watched.ours._read(0)
+    assert (told.leaving, told.awaited) == (leaving, not leaving)
+
+
+def test_a_store_that_has_just_gone_away_is_given_time(watched, monkeypatch):
+    ours, waits = watched.ours, []
+    assert ours.store_answers()
+    now = [50.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def asleep(seconds):
+        waits.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", asleep)
+    ours._note_outage(StoreUnavailable("away"))
+    now[0] += 1.0
+    ours._note_outage(StoreUnavailable("still away"))
+    assert not ours.store_answers()
+    assert now[0] == 50.0 + 4.0 and set(waits) == {0.25}, "since the first, and no longer"
+    assert watched.store.counter.read()["outage"] == 1
+    assert not ours.store_answers() and now[0] == 54.0
+    ours.outage = None
+    assert ours.store_answers()
+    ours._note_outage(StoreUnavailable("away again"))
+    ours.fail(ValueError("over"))
+    with pytest.raises(ValueError, match="over"):
+        ours.store_answers()
+
+
+def test_the_others_have_beaten_since_when_all_living_ones_have(watched, monkeypatch):
+    """So often since our next beat; one that comes later, once; the dead are not waited for."""
+    ours, script = watched.ours, []
+    for counter in (1, 2):
+        watched.beats(1, 1, counter)
+        watched.beats(2, 1, counter)
+        watched.look()
+    script += [
+        ours._beat,
+        lambda: watched.beats(1, 1, 3),
+        lambda: watched.beats(2, 1, 4),
+        lambda: watched.beats(1, 1, 4),
+    ]
+
+    def asleep(seconds):
+        script.pop(0)()
+        watched.look(0.0)
+
+    monkeypatch.setattr(time, "sleep", asleep)
+    ours.wait_for_beats(times=2)
+    assert not script
+    script += [ours._beat, lambda: watched.beats(1, 2, 1)]
+    watched.look(4.0)  # long silent: 2 counts as dead, and 1 comes as another job
+    watched.beats(1, 1, 5)
+    watched.look(0.0)
+    ours.wait_for_beats(times=2)
+    assert not script

@@ -54,3 +54,93 @@ def test_only_who_was_waited_for_can_be_left_behind(vain, told):
     commit, heard = Commit({}, {2: {}} if told else {}, 1, (0, 1)), frozenset({0, 1})
     waiting.note({1, 2}, ExchangeResult(commit, {}, heard, frozenset({2} if vain else ()), 0.1))
     assert waiting.awaited(1) and waiting.awaited(2) == (told or not vain)
+
+
+class Beats:
+    """What a wait list reads of a heartbeat: beats by region, and who lives."""
+
+    def __init__(self, step=10, region=0, **beats):
+        self.region, self.own = region, Beat(1, step=step)
+        self.beats = {int(name[1:]): beat for name, beat in beats.items()}
+        self.alive = {region, *self.beats}
+
+    def latest(self):
+        return self.beats
+
+    def living(self, certain=True):
+        return self.alive if not certain else set()
+
+
+def ended(announced, unanswered=(), present=(0, 1), terms=()):
+    """The end of an exchange."""
+    commit = Commit({}, {r: {} for r in terms}, 0, tuple(present))
+    return ExchangeResult(commit, {}, frozenset(announced), frozenset(unanswered), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("beat", "roster", "lives", "expected"),
+    [
+        (Beat(2), {1: 2}, True, True),
+        (Beat(2), {1: 2}, False, False),
+        (Beat(3), {1: 2}, True, False),  # another job, that has sent nothing
+        (Beat(3, awaited=True), {1: 2}, True, True),
+        (Beat(3, awaited=True), {}, True, True),
+        (Beat(2, wants=True), {1: 2}, True, False),
+        (Beat(2, wants=True, awaited=True), {1: 2}, True, False),
+        (None, {1: 2}, True, False),
+        (None, {}, True, False),
+    ],
+)
+def test_who_is_waited_for(beat, roster, lives, expected):
+    beats = Beats() if beat is None else Beats(r1=beat)
+    beats.alive = {0, 1} if lives else {0}
+    waiting = WaitList(beats)
+    waiting.roster = roster
+    assert waiting.awaited(1) is expected
+
+
+def test_who_missed_an_exchange_is_waited_for_once_it_is_past_our_step_of_then():
+    beats = Beats(step=10, r1=Beat(1, step=4, awaited=True))
+    waiting = WaitList(beats)
+    assert waiting.awaited(1) and not waiting.left_behind(1)
+    waiting.note({1}, ended({0}, {1}))
+    for step, behind in ((4, True), (10, True), (11, False)):
+        beats.beats[1] = Beat(1, step=step, awaited=True)
+        assert waiting.left_behind(1) is behind and waiting.awaited(1) is not behind
+    assert not waiting.left_behind(2), "of which nothing is known"
+
+
+def test_a_second_miss_counts_from_then_only_if_it_had_caught_up():
+    beats = Beats(step=10, r1=Beat(1, step=4, awaited=True))
+    waiting = WaitList(beats)
+    waiting.note({1}, ended({0}, {1}))
+    beats.own = Beat(1, step=20)
+    beats.beats[1] = Beat(1, step=10, awaited=True)
+    waiting.note({1}, ended({0}, {1}))  # it is still behind: a later step it might never reach
+    beats.beats[1] = Beat(1, step=11, awaited=True)
+    assert not waiting.left_behind(1)
+    waiting.note({1}, ended({0}, {1}))
+    assert waiting.left_behind(1)
+    beats.beats[1] = Beat(1, step=21, awaited=True)
+    assert not waiting.left_behind(1)
+
+
+def test_who_announces_is_behind_no_more():
+    beats = Beats(step=10, r1=Beat(1, step=4), r2=Beat(1, step=4))
+    waiting = WaitList(beats)
+    waiting.note({1, 2}, ended({0}, {1, 2}))
+    assert waiting.left_behind(1) and waiting.left_behind(2)
+    waiting.note({1}, ended({0, 1, 2}))  # 2 is no member of that group
+    assert not waiting.left_behind(1) and waiting.left_behind(2)
+    waiting.note({2}, ended({0}, terms={2}))  # only the record's writer has heard it
+    assert not waiting.left_behind(2)
+
+
+@pytest.mark.parametrize("region", [0, 3])
+def test_it_is_known_whether_the_others_went_on_without_us(region):
+    waiting = WaitList(Beats(region=region))
+    assert not waiting.behind
+    waiting.note(set(), ended({0, 1}))
+    assert waiting.behind is (region == 3)
+    waiting.note(set(), ended({0, 1}, present=(0, 1, 3)))
+    assert not waiting.behind
