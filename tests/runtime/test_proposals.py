@@ -1,13 +1,17 @@
 """What a region proposes as the commit record, and when: decided without threads or a store."""
 
+import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from lowcomm_jax.runtime import two_shot_exchange, whole_exchange
 from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord
+from lowcomm_jax.runtime.errors import Lost, Missing
 from lowcomm_jax.runtime.heartbeat import Beat
 from lowcomm_jax.runtime.request import ExchangeRequest
-from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange
+from lowcomm_jax.runtime.two_shot_exchange import TwoShotExchange, is_committed
 from lowcomm_jax.runtime.whole_exchange import WholeExchange
 
 R, DEADLINE_S = 3, 10.0
@@ -84,3 +88,417 @@ def test_averages_are_owed_by_the_job_that_announced(beat, owes):
     everyone = Commit({r: payload(r) for r in range(R)}, {}, 0, tuple(range(R)))
     assert one._owes_averages(everyone)(1) is owes
     assert not one._owes_averages(Commit(everyone.payloads, {}, 0, (0, 2)))(1)
+
+
+def test_terms_of_the_dead_whose_payload_is_here_count():
+    """Others may hold it. Terms of the dead whose payload is not here do not."""
+    one, _ = at_proposal(living={0, 1}, held={0: [0, 1, 2], 1: [0, 1, 2]})
+    one.inbox.announcements[3] = Announcement(3, 1, payload(3), {}, {})
+    commit = one._propose()
+    assert set(commit.terms) == {0, 1, 2} and sorted(commit.payloads) == [0, 1, 2]
+    assert commit.present == (0, 1, 2) and commit.writer == 0
+
+
+def test_who_has_other_terms_is_no_part_of_the_record_but_named_in_it():
+    one, around = at_proposal(living={0, 1, 2}, held={by: [0, 1, 2] for by in range(3)})
+    around.heal = "majority"
+    for region in range(3):
+        terms = {"step": 4 + (region == 2)}
+        one.inbox.announcements[region] = Announcement(region, 1, payload(region), terms, {})
+    commit = one._propose()
+    assert sorted(commit.payloads) == [0, 1] and commit.present == (0, 1)
+    assert commit.terms == {0: {"step": 4}, 1: {"step": 4}, 2: {"step": 5}}
+
+
+def test_confirmations_are_read_and_not_awaited_of_the_dead_or_replaced():
+    one, around = at_proposal(living={0, 1}, held={0: [0, 1, 2]})
+    confirmed = {1: {0: payload(0).content, 1: payload(1).content}}
+    around.commit_log.confirmed = lambda name, region: confirmed.get(region)
+    commit = one._propose()  # at once: 2 is dead
+    assert sorted(commit.payloads) == [0, 1], "region 1 does not hold that of 2"
+    assert one._known == (3, 3, 2)
+    one, around = at_proposal(living={0, 1, 2}, held={0: [0, 1, 2], 1: [0, 1, 2]})
+    around.heartbeat.latest = lambda: {2: Beat(incarnation=2)}
+    assert sorted(one._propose().payloads) == [0, 1, 2]
+
+
+def test_a_payload_that_only_we_lack_is_waited_for_while_the_others_live():
+    held = {0: [0, 1], 1: [0, 1, 2], 2: [0, 1, 2]}
+    # `held` of 0 is what it confirmed; as if it were not known to itself to lack anything.
+    for living, at_once in (({0, 1, 2}, False), ({0}, True)):
+        one, around = at_proposal(living, {**held, 0: [0, 1, 2]})
+        one.inbox.fetches[2].complete = False
+        around.heartbeat.clock_s = 1.9 * DEADLINE_S
+        if at_once:
+            assert sorted(one._propose().payloads) == [0, 1]
+            continue
+        assert one._propose() is None
+        around.heartbeat.clock_s = 2.0 * DEADLINE_S
+        assert sorted(one._propose().payloads) == [0, 1]
+
+
+# -- what is waited for before a region confirms what it holds ----------------------------------
+
+
+def waiting(awaited=(0, 1, 2), **changes):
+    """An exchange of region 0 that nobody else has announced to yet; (it, its context, notes)."""
+    around = context(living={0, 1, 2})
+    notes = SimpleNamespace(late_s=[], confirmed=[])
+    around.pace.announced = notes.late_s.append
+    around.commit_log.announcement = lambda name, region: None
+    around.commit_log.confirm = lambda name, region, held: notes.confirmed.append((region, held))
+    around.timing = SimpleNamespace(beat_s=1.0)
+    request = dataclasses.replace(REQUEST, **changes)
+    one = WholeExchange(around, request, lambda region: region in awaited, lambda _: None)
+    one.inbox.announcements[0] = Announcement(0, 1, payload(0), {}, {})
+    return one, around, notes
+
+
+def arrive(one, around, region, here=True):
+    """A region has announced, and its payload is here."""
+    one.inbox.fetches[region] = SimpleNamespace(
+        complete=here, hopeless=False, missing_s=None, payload=payload(region)
+    )
+    said = Announcement(region, 1, payload(region), {}, {})
+    around.commit_log.announcement = lambda name, r: said if r == region else None
+    one.inbox._fetch = lambda *_: None
+
+
+def test_a_region_confirms_once_all_that_are_awaited_are_here():
+    one, around, notes = waiting(awaited=(0, 1))
+    assert not one._confirm() and one._waits_for == [1]
+    around.heartbeat.clock_s = 3.0
+    arrive(one, around, 1, here=False)
+    assert not one._confirm() and one._held is None
+    around.heartbeat.clock_s = 4.0
+    one.inbox.fetches[1].complete = True
+    assert one._confirm() and not one._waits_for
+    held = {0: payload(0).content, 1: payload(1).content}
+    assert notes.confirmed == [(0, held)] and one._held == {0: held}
+    assert notes.late_s == [3.0], "how late the last announcement was"
+    assert one._waited_s == 0.0, "the next wait begins"
+
+
+def test_a_deadline_ends_the_wait_and_is_noted_as_lateness():
+    one, around, notes = waiting()
+    around.heartbeat.clock_s = DEADLINE_S - 0.5
+    assert not one._confirm()
+    around.heartbeat.clock_s = DEADLINE_S
+    assert one._confirm() and one._waits_for == [1, 2] and notes.late_s == [DEADLINE_S]
+
+
+@pytest.mark.parametrize("changes", [{"follows": True}, {"patience_s": 5.0}])
+def test_waits_that_are_no_usual_ones_teach_nothing(changes):
+    one, _, notes = waiting(awaited=(), **changes)
+    assert one._confirm() and not notes.late_s
+
+
+def test_an_earlier_jobs_payload_is_not_confirmed():
+    one, _, notes = waiting(awaited=())
+    one.inbox.announcements[0] = Announcement(0, 7, payload(0), {}, {})
+    one.inbox.fetches[0] = fetched(0, hopeless=True)
+    assert one._confirm() and not notes.confirmed and one._held == {0: {}}
+
+
+def test_patience_is_for_those_who_still_compute():
+    """For a payload that was announced the usual time is enough, from then on."""
+    one, around, _ = waiting(awaited=(0, 1), patience_s=30.0)
+    around.heartbeat.clock_s = DEADLINE_S + 29.0
+    assert not one._confirm()
+    arrive(one, around, 1, here=False)
+    assert not one._confirm()
+    around.heartbeat.clock_s += DEADLINE_S - 1.0
+    assert not one._confirm()
+    around.heartbeat.clock_s += 1.0
+    assert one._confirm()
+    one, around, _ = waiting(awaited=(0, 1), patience_s=30.0)
+    around.heartbeat.clock_s = DEADLINE_S + 30.0
+    assert one._confirm()
+
+
+def test_the_deadline_is_for_the_bytes_that_this_region_gets():
+    one, around, _ = waiting()
+    sizes = []
+    around.pace.deadline_s = lambda nbytes: sizes.append(nbytes) or 100.0
+    slices = tuple(PayloadRecord(f"{s}", 10 + s) for s in range(R))
+    one.inbox.announcements = {
+        0: Announcement(0, 1, PayloadRecord("a", 100, slices), {}, {}),
+        1: Announcement(1, 1, PayloadRecord("b", 200, (None, *slices[1:])), {}, {}),
+        2: Announcement(2, 1, None, {}, {}),
+    }
+    assert not one._waited_enough([1]) and sizes == [100 + 10 + 200]
+    around.heartbeat.clock_s = 100.0
+    assert one._waited_enough([1]) and not one._waited_enough([1], deadlines=2)
+    assert not one._waited_enough([1], patience_s=0.5) and one._waited_enough([], deadlines=9)
+
+
+@pytest.mark.parametrize(
+    ("held", "passed"),
+    [
+        ({1: {0: "", 1: ""}}, True),
+        ({1: {0: "", 1: "", 2: ""}}, False),
+        ({1: None}, False),
+        ({}, False),
+    ],
+)
+def test_whom_another_region_left_out_cannot_count_any_more(held, passed):
+    one, around, _ = waiting()
+    around.commit_log.confirmed = lambda name, region: held.get(region)
+    one.inbox.announcements[1] = Announcement(1, 1, payload(1), {}, {})
+    around.heartbeat.clock_s = 0.75
+    assert not one._passed_over([2]), "asked once a heartbeat"
+    around.heartbeat.clock_s = 1.0
+    assert one._passed_over([2]) is passed
+    assert not one._passed_over([2])
+    around.heartbeat.clock_s = 2.0
+    assert not one._passed_over([1, 2]), "region 1 has announced"
+    assert one._passed_over([2]) is passed
+
+
+# -- the inbox --------------------------------------------------------------------------------
+
+
+def fetched(region, **state):
+    state = {"complete": False, "hopeless": False, "missing_s": None, **state}
+    return SimpleNamespace(region=region, payload=payload(region), **state)
+
+
+@pytest.mark.parametrize(
+    ("state", "living", "final"),
+    [
+        ({"complete": True}, {0, 1}, True),
+        ({}, {0, 1}, False),
+        ({"hopeless": True}, {0, 1}, True),
+        ({"missing_s": 0.0}, {0, 1}, False),
+        ({"missing_s": 0.0}, {0}, True),
+        ({}, {0}, False),  # dead, and its bytes may still come from elsewhere
+    ],
+)
+def test_when_waiting_for_a_payload_changes_nothing(state, living, final):
+    one, around, _ = waiting()
+    around.heartbeat.living = lambda certain: living
+    one.inbox.announcements[1] = Announcement(1, 1, payload(1), {}, {})
+    one.inbox.fetches[1] = fetched(1, **state)
+    assert one.inbox.is_final(1) is final and one.inbox.has(1) is state.get("complete", False)
+    one.inbox.announcements[1] = Announcement(1, 1, None, {}, {})
+    assert one.inbox.is_final(1)
+    assert one.inbox.is_final(0) and one.inbox.has(0) and not one.inbox.has(2)
+
+
+@pytest.mark.parametrize(
+    ("missing_s", "incarnation", "asked"), [(0.0, 2, True), (0.0, 1, False), (None, 2, False)]
+)
+def test_a_job_in_the_place_of_one_whose_payload_is_gone_is_heard(missing_s, incarnation, asked):
+    one, around, _ = waiting()
+    one.inbox.announcements |= {r: Announcement(r, 1, payload(r), {}, {}) for r in (1, 2)}
+    one.inbox.fetches = {1: fetched(1, missing_s=missing_s), 2: fetched(2)}
+    around.heartbeat.latest = lambda: {1: Beat(incarnation)}
+    asks, new = [], Announcement(1, 2, PayloadRecord("new", 9), {}, {})
+    around.commit_log.announcement = lambda name, region: asks.append(region) or new
+    begun = []
+    one.inbox._fetch = lambda *given: begun.append(given)
+    assert one.inbox.replaced(1) is (incarnation == 2)
+    assert one.inbox.look() is asked and asks == [1] * asked
+    assert begun == [(1, new.payload, {}, True)] * asked
+    assert not one.inbox.replaced(1) or not asked, "it is the job that announced now"
+
+
+def test_what_was_published_is_known_by_its_digests():
+    one, *_ = waiting()
+    one.inbox.announcements[2] = Announcement(2, 1, None, {}, {})
+    one.inbox.fetches[1] = fetched(1)
+    assert one.published == {"1.k": {0: ["digest 0"], 1: ["digest 1"]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "ours", "slice_of"),
+    [({}, True, 0), ({}, False, None), ({"joins": False}, True, None)],
+)
+def test_which_slice_is_fetched(monkeypatch, changes, ours, slice_of):
+    """The one that this region reduces, unless another job was to reduce it."""
+    reduction = SimpleNamespace(rest={"weight": ("float32", (1,))})
+    one, *_ = waiting(reduction=reduction, **changes)
+    given = []
+    monkeypatch.setattr(whole_exchange.payloads, "pieces", lambda *x: given.append(x) or ["piece"])
+    monkeypatch.setattr(whole_exchange, "Fetch", lambda *x: SimpleNamespace(cancelled=[], given=x))
+    before = SimpleNamespace(cancel=lambda: given.append("cancelled"))
+    one.inbox.fetches[1] = before
+    one.inbox._fetch(1, payload(1), {"at": 5}, ours)
+    request = one.inbox._request
+    assert given == ["cancelled", (request, 1, payload(1), reduction.rest, {"at": 5}, slice_of)]
+    assert one.inbox.fetches[1].given[1:] == (1, ["piece"], one.inbox.news)
+
+
+def test_shapes_that_a_payload_must_have():
+    reduction = SimpleNamespace(rest={"weight": ("float32", (1,))})
+    own = {"x": ("int8", (2,))}
+    cases = [({}, own), ({"reduction": reduction}, reduction.rest)]
+    cases += [({"like": {1: {}}, "reduction": reduction}, {})]
+    for changes, expected in cases:
+        one, *_ = waiting(**changes)
+        one.inbox.shapes = own
+        assert one.inbox._like(1) == expected
+
+
+def test_a_record_that_we_find_is_completed_from_what_is_here():
+    one, _, _ = waiting()
+    one.host_payload = SimpleNamespace(rest={"x": 0})
+    begun, looked = [], []
+    arrays = {1: fetched(1), 2: fetched(2)}
+    for region, fetch in arrays.items():
+        fetch.first = lambda check, region=region: {"x": region}
+    one.inbox.fetches = {1: arrays[1]}
+    one.inbox.look = lambda ours: looked.append(ours)
+
+    def fetch(region, wanted, hint, ours):
+        begun.append((region, wanted, hint, ours))
+        one.inbox.fetches[region] = arrays[region]
+
+    one.inbox._fetch = fetch
+    commit = Commit({r: payload(r) for r in range(3)}, {}, 1, (1, 2))
+    assert one._complete(commit) == {0: {"x": 0}, 1: {"x": 1}, 2: {"x": 2}}
+    assert begun == [(2, payload(2), {}, False)] and not looked, "it announced: it has looked"
+    one.inbox.announcements.clear()
+    one._retry = lambda act: act()
+    other = Commit({1: PayloadRecord("another job's", 5)}, {}, 1, (0, 1))
+    one._complete(other)
+    assert begun[1:] == [(1, other.payloads[1], {}, True)] and looked == [True]
+
+    def gone(check):
+        raise Missing("gone")
+
+    arrays[1].first = gone
+    with pytest.raises(Lost, match="payload of region 1 for 'k' is agreed on"):
+        one._complete(other)
+
+
+# -- the second exchange of slices ------------------------------------------------------------
+
+
+class Reduction:
+    """Slices of one number each, which are added up."""
+
+    parts, like, rest = R, {"x": ("float32", ())}, {"weight": ("float32", (1,))}
+
+    def reduce(self, slice_R, rest_R, takes_part_R):
+        return {"x": np.float32((slice_R["x"] * rest_R["weight"][:, 0] * takes_part_R).sum())}
+
+
+def two_shot(joins=True, living=(0, 1, 2)):
+    around = context(living)
+    around.count = R
+    request = dataclasses.replace(REQUEST, reduction=Reduction(), joins=joins)
+    one = TwoShotExchange(around, request, lambda region: True, lambda _: None)
+    one._first.inbox.announcements[0] = Announcement(0, 1, payload(0), {}, {})
+    return one, around
+
+
+@pytest.mark.parametrize(
+    ("present", "joins", "ours"),
+    [
+        ((0, 1, 2), True, [0]),
+        ((0, 1), True, [0, 2]),  # of a region that is not there: slice 2 % 2
+        ((1, 2), True, []),
+        ((0, 1, 2), False, []),
+    ],
+)
+def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, joins, ours):
+    one, _ = two_shot(joins)
+    commit = Commit({r: payload(r) for r in present}, {}, 1, present)
+    owner = [s if s in present else present[s % len(present)] for s in range(R)]
+    made, sent = [], {}
+
+    def averages(found, numbers):
+        made.append(numbers)
+        return {f"{s}/x": np.float32(s) for s in numbers}
+
+    def follow_up(suffix, awaited, **more):
+        sent.update(more, suffix=suffix)
+        arrays = {r: {} for r in present}
+        for s, r in enumerate(owner):
+            arrays[r][f"{s}/x"] = np.float32(10 + s)
+        return SimpleNamespace(commit=commit, arrays=arrays)
+
+    monkeypatch.setattr(one, "_averages", averages)
+    monkeypatch.setattr(one, "_follow_up", follow_up)
+    found = one._exchange_averages(SimpleNamespace(commit=commit))
+    assert made == [ours] and found["x"].tolist() == [10, 11, 12]
+    assert sent["suffix"] == "averages" and sent["takes_part"] is bool(ours)
+    assert sent["arrays"].keys() == {f"{s}/x" for s in ours}
+    expected = {r: {} for r in range(R)}
+    for s, r in enumerate(owner):
+        expected[r][f"{s}/x"] = ("float32", ())
+    assert sent["like"] == expected
+    second = Commit({present[0]: payload(0)}, {}, 1, present)
+    monkeypatch.setattr(one, "_follow_up", lambda *_, **__: SimpleNamespace(commit=second))
+    assert one._exchange_averages(SimpleNamespace(commit=commit)) is None, "one brought none"
+
+
+def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
+    """Ours from the host; of our own number those that came with the payloads; else fetched."""
+    one, _ = two_shot()
+    begun = []
+
+    def fetch(context, region, pieces):
+        begun.append((region, pieces[0].name, pieces[0].payload))
+        return SimpleNamespace(first=lambda check: {"x": np.float32(100 + region)})
+
+    monkeypatch.setattr(two_shot_exchange, "Fetch", fetch)
+    one._first.host_payload = SimpleNamespace(slices={"x": np.float32([5, 6, 7])})
+    slices = {
+        r: tuple(None if s == r else PayloadRecord(f"{r}{s}", 4) for s in range(R))
+        for r in range(R)
+    }
+    named = {r: PayloadRecord(f"digest {r}", 100, slices[r]) for r in range(R)}
+    one._first.inbox.announcements[0] = Announcement(0, 1, named[0], {}, {})
+    here = [{}, {"x": np.float32(50)}]
+    one._first.inbox.fetches = {
+        1: SimpleNamespace(complete=True, got=here),
+        2: SimpleNamespace(complete=False, got=here[:1]),
+    }
+    commit = Commit(named, {}, 0, (0, 1, 2))
+    assert one._contributions(commit, 0) == {0: {"x": 5}, 1: {"x": 50}, 2: {"x": 102}}
+    assert begun == [(2, "1.k/slice 0", slices[2][0])]
+    begun.clear()
+    # Of region 2's number, which is away: what came with payload 1 is slice 0.
+    assert one._contributions(commit, 2)[1] == {"x": 101} and one._contributions(commit, 2)[0] == {
+        "x": 7
+    }
+    one._first.inbox.announcements[0] = Announcement(0, 9, named[0], {}, {})
+    with pytest.raises(Missing, match="before us"):
+        one._contributions(commit, 0)
+    assert one._averages(SimpleNamespace(commit=commit, arrays={}), [0]) == {}
+
+
+def test_an_average_is_of_those_whose_slices_are_given():
+    one, _ = two_shot()
+    rest = {r: {"weight": np.float32([1 + r])} for r in range(R)}
+    slices = {0: {"x": np.float32([1, 2, 3])}, 2: {"x": np.float32([10, 20, 30])}}
+    found = one._average_all(slices, rest)
+    np.testing.assert_array_equal(found["x"], [1 + 3 * 10, 2 + 3 * 20, 3 + 3 * 30])
+
+
+@pytest.mark.parametrize(
+    ("records", "over"),
+    [
+        ({}, False),
+        ({"1.k": ((0, 1), (0, 1))}, False),
+        ({"1.k": ((), (0, 1))}, True),  # nobody took part: there is nothing to average
+        ({"1.k": ((0, 1), (0, 1)), "1.k@averages": ((0, 1), ())}, True),
+        ({"1.k": ((0, 1), (0, 1, 2)), "1.k@averages": ((0, 1), ())}, False),
+        ({"1.k": ((0, 1), (0, 1)), "1.k@averages": ((0, 1, 2), ())}, True),
+        (
+            {"1.k": ((0, 1), (0, 1)), "1.k@averages": ((0,), ()), "1.k@whole": ((0,), ())},
+            True,
+        ),
+    ],
+)
+def test_when_an_exchange_of_slices_is_over(records, over):
+    made = {
+        name: Commit({r: payload(r) for r in who}, {}, 0, present)
+        for name, (who, present) in records.items()
+    }
+    log = SimpleNamespace(committed=made.get)
+    sliced = dataclasses.replace(REQUEST, reduction=Reduction())
+    assert is_committed(log, sliced) is over
+    assert is_committed(log, REQUEST) is ("1.k" in records)
