@@ -3,6 +3,7 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
@@ -12,8 +13,8 @@ from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax import compression
-from lowcomm_jax.exchange import GroupExchange
-from lowcomm_jax.exchange.pairs import Draw, plan_permutes
+from lowcomm_jax.exchange import GroupExchange, shares
+from lowcomm_jax.exchange.pairs import Draw, _relative, _weighted_mean, plan_permutes
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.topology.gossip import Gossip, member_table
 
@@ -222,3 +223,31 @@ def test_a_landing_talks_to_partners_only(slots, inner):
 def test_a_program_that_would_not_compile_is_refused():
     with pytest.raises(ValueError, match=r"more than 4096.*one region slot"):
         lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.noloco(2), 400, mesh=lc.make_mesh(region=8))
+
+
+def test_weights_are_shares_of_the_largest_and_a_mean_passes_over_weight_zero():
+    """An oracle: a group without weight has none, and NaN of weight 0 is left out."""
+    weight_RxN = np.float32([[1, 4, 2], [0, 0, 0], [0, 3, 6]])
+    shares_RxN = np.asarray(_relative(jnp.asarray(weight_RxN)))
+    np.testing.assert_array_equal(shares_RxN, np.float32([[0.25, 1, 0.5], [0, 0, 0], [0, 0.5, 1]]))
+    rows = [np.float32([[k + 1, -2 * k], [7, 8], [5 * k, k * k]]) for k in range(3)]
+    rows[0][2] = np.nan
+    found = _weighted_mean([jnp.asarray(row) for row in rows], jnp.asarray(weight_RxN))
+    expected = np.zeros((3, 2))
+    for region, weights in enumerate(weight_RxN):
+        terms = [w * row[region] for w, row in zip(weights, rows) if w > 0]
+        if terms:
+            expected[region] = sum(terms) / sum(weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("int8", "float32", "int8")])
+def test_buffers_that_are_merged_come_apart_as_they_were(dtypes):
+    sizes = [(jnp.dtype(dtype), 3 + 2 * i) for i, dtype in enumerate(dtypes)]
+    buffers = [jnp.arange(2 * n).reshape(2, n).astype(dtype) - 4 for dtype, n in sizes]
+    (merged,) = shares._merge(buffers, 4)
+    alike = len({*dtypes}) == 1
+    assert merged.dtype == (dtypes[0] if alike else "uint32")
+    for (dtype, _), before, after in zip(sizes, buffers, shares._split(merged, sizes)):
+        assert after.dtype == dtype
+        np.testing.assert_array_equal(after, before)
