@@ -142,7 +142,7 @@ def says(made, number, *regions, terms=None, job=1, here=True):
     """These regions announce, and their payloads are here at once."""
     name = f"1.round{number}"
     for region in regions:
-        said = Announcement(region, job, payload(region, job), terms or {}, {"at": region})
+        said = Announcement(region, job, payload(region, job), terms or {})
         if region == 0:
             found = made.one._round(number)
             found.own = said.payload, {"x": np.float32([0.0])}
@@ -219,7 +219,7 @@ def test_nobody_waits_for_who_cannot_come(learner, case):
 
 def test_who_sits_out_is_no_part_of_a_round(learner):
     made = learner(quorum=1)
-    made.log.said["1.round0", 1] = Announcement(1, 1, None, {}, {})
+    made.log.said["1.round0", 1] = Announcement(1, 1, None, {})
     made.one._find()
     assert closed(made) is None and not made.one._rounds[0].announced
 

@@ -42,11 +42,10 @@ class Transport:
     def __init__(self):
         self.held, self.dropped = {}, []
 
-    def put(self, name, data, readers=()):
+    def put(self, name, data):
         self.held[name] = data
-        return {"at": name}
 
-    def get(self, name, nbytes, holders, hint):
+    def get(self, name, nbytes, holders):
         return self.held[name]
 
     def drop(self, name, shared):
@@ -212,16 +211,16 @@ def test_what_could_not_be_removed_is_tried_again():
 
 def test_which_pieces_of_a_payload_a_region_fetches_and_from_whom():
     slices = (None, PayloadRecord("s1", 4), PayloadRecord("s2", 5))
-    payload, hint = PayloadRecord("whole", 9, slices), {"slices": {"1": {"port": 7}}}
+    payload = PayloadRecord("whole", 9, slices)
     reduction = SimpleNamespace(like={"x": ("int8", (2,))})
     request = ExchangeRequest("k", "1.k", (0, 1, 2), reduction=reduction)
 
     def found(request, slice_of):
-        return payloads.pieces(request, 2, payload, {}, hint, slice_of)
+        return payloads.pieces(request, 2, payload, {}, slice_of)
 
     whole, piece = found(request, 1)
-    assert whole == ("k", "1.k", payload, {}, [2, 0, 1], hint)
-    assert piece == ("k", "1.k/slice 1", slices[1], reduction.like, [2], {"port": 7})
+    assert whole == ("k", "1.k", payload, {}, [2, 0, 1])
+    assert piece == ("k", "1.k/slice 1", slices[1], reduction.like, [2])
     assert len(found(request, 0)) == 1, "there is none of that number"
     assert len(found(request, None)) == 1
     assert len(found(ExchangeRequest("k", "1.k", (0, 1, 2)), 1)) == 1
@@ -229,7 +228,7 @@ def test_which_pieces_of_a_payload_a_region_fetches_and_from_whom():
     assert payload.digests == ["whole", "s1", "s2"]
 
 
-def test_slices_are_offered_to_who_reduces_them_and_damage_reaches_the_right_ones():
+def test_every_slice_is_published_and_damage_reaches_the_right_ones():
     """The fault hook gets all bytes one after the other, and what it returns is published."""
     around = context(Beats(region=1))
     host = payloads.HostPayload({}, {"w": np.float32([1])}, {"x": np.arange(3, dtype=np.int8)})
@@ -238,22 +237,15 @@ def test_slices_are_offered_to_who_reduces_them_and_damage_reaches_the_right_one
     seen, offered = [], []
     around.fault_hooks = SimpleNamespace(sent=lambda key, data: seen.append((key, data)) or data)
 
-    def put(name, data, readers=()):
-        offered.append((name, data, list(readers)))
-        return {"port": len(offered)}
-
-    around.transport.put = put
-    hint = payloads.publish(around, "k", packed, [0], lambda act: act())
+    around.transport.put = lambda *named: offered.append(named)
+    payloads.publish(around, "k", packed, lambda act: act())
     assert seen == [("k", packed.slices[0] + packed.slices[2] + packed.data)]
     record = packed.payload
     assert offered == [
-        (record.slices[0].digest, packed.slices[0], [0]),
-        (record.slices[2].digest, packed.slices[2], []),
-        (record.digest, packed.data, [0]),
+        (record.slices[0].digest, packed.slices[0]),
+        (record.slices[2].digest, packed.slices[2]),
+        (record.digest, packed.data),
     ]
-    assert hint == {"port": 3, "slices": {"0": {"port": 1}, "2": {"port": 2}}}
-    whole = payloads.pack(around, "1.k", payloads.HostPayload({}, {"w": np.float32([1])}, {}))
-    assert payloads.publish(around, "k", whole, [], lambda act: act()) == {"port": 4}
 
 
 # -- states -----------------------------------------------------------------------------------

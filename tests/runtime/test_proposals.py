@@ -93,7 +93,7 @@ def test_averages_are_owed_by_the_job_that_announced(beat, owes):
 def test_terms_of_the_dead_whose_payload_is_here_count():
     """Others may hold it. Terms of the dead whose payload is not here do not."""
     one, _ = at_proposal(living={0, 1}, held={0: [0, 1, 2], 1: [0, 1, 2]})
-    one.inbox.announcements[3] = Announcement(3, 1, payload(3), {}, {})
+    one.inbox.announcements[3] = Announcement(3, 1, payload(3), {})
     commit = one._propose()
     assert set(commit.terms) == {0, 1, 2} and sorted(commit.payloads) == [0, 1, 2]
     assert commit.present == (0, 1, 2) and commit.writer == 0
@@ -104,7 +104,7 @@ def test_who_has_other_terms_is_no_part_of_the_record_but_named_in_it():
     around.heal = "majority"
     for region in range(3):
         terms = {"step": 4 + (region == 2)}
-        one.inbox.announcements[region] = Announcement(region, 1, payload(region), terms, {})
+        one.inbox.announcements[region] = Announcement(region, 1, payload(region), terms)
     commit = one._propose()
     assert sorted(commit.payloads) == [0, 1] and commit.present == (0, 1)
     assert commit.terms == {0: {"step": 4}, 1: {"step": 4}, 2: {"step": 5}}
@@ -150,7 +150,7 @@ def waiting(awaited=(0, 1, 2), **changes):
     around.timing = SimpleNamespace(beat_s=1.0)
     request = dataclasses.replace(REQUEST, **changes)
     one = WholeExchange(around, request, lambda region: region in awaited, lambda _: None)
-    one.inbox.announcements[0] = Announcement(0, 1, payload(0), {}, {})
+    one.inbox.announcements[0] = Announcement(0, 1, payload(0), {})
     return one, around, notes
 
 
@@ -159,7 +159,7 @@ def arrive(one, around, region, here=True):
     one.inbox.fetches[region] = SimpleNamespace(
         complete=here, hopeless=False, missing_s=None, payload=payload(region)
     )
-    said = Announcement(region, 1, payload(region), {}, {})
+    said = Announcement(region, 1, payload(region), {})
     around.commit_log.announcement = lambda name, r: said if r == region else None
     one.inbox._fetch = lambda *_: None
 
@@ -195,7 +195,7 @@ def test_waits_that_are_no_usual_ones_teach_nothing(changes):
 
 def test_an_earlier_jobs_payload_is_not_confirmed():
     one, _, notes = waiting(awaited=())
-    one.inbox.announcements[0] = Announcement(0, 7, payload(0), {}, {})
+    one.inbox.announcements[0] = Announcement(0, 7, payload(0), {})
     one.inbox.fetches[0] = fetched(0, hopeless=True)
     assert one._confirm() and not notes.confirmed and one._held == {0: {}}
 
@@ -222,9 +222,9 @@ def test_the_deadline_is_for_the_bytes_that_this_region_gets():
     around.pace.deadline_s = lambda nbytes: sizes.append(nbytes) or 100.0
     slices = tuple(PayloadRecord(f"{s}", 10 + s) for s in range(R))
     one.inbox.announcements = {
-        0: Announcement(0, 1, PayloadRecord("a", 100, slices), {}, {}),
-        1: Announcement(1, 1, PayloadRecord("b", 200, (None, *slices[1:])), {}, {}),
-        2: Announcement(2, 1, None, {}, {}),
+        0: Announcement(0, 1, PayloadRecord("a", 100, slices), {}),
+        1: Announcement(1, 1, PayloadRecord("b", 200, (None, *slices[1:])), {}),
+        2: Announcement(2, 1, None, {}),
     }
     assert not one._waited_enough([1]) and sizes == [100 + 10 + 200]
     around.heartbeat.clock_s = 100.0
@@ -244,7 +244,7 @@ def test_the_deadline_is_for_the_bytes_that_this_region_gets():
 def test_whom_another_region_left_out_cannot_count_any_more(held, passed):
     one, around, _ = waiting()
     around.commit_log.confirmed = lambda name, region: held.get(region)
-    one.inbox.announcements[1] = Announcement(1, 1, payload(1), {}, {})
+    one.inbox.announcements[1] = Announcement(1, 1, payload(1), {})
     around.heartbeat.clock_s = 0.75
     assert not one._passed_over([2]), "asked once a heartbeat"
     around.heartbeat.clock_s = 1.0
@@ -277,10 +277,10 @@ def fetched(region, **state):
 def test_when_waiting_for_a_payload_changes_nothing(state, living, final):
     one, around, _ = waiting()
     around.heartbeat.living = lambda certain: living
-    one.inbox.announcements[1] = Announcement(1, 1, payload(1), {}, {})
+    one.inbox.announcements[1] = Announcement(1, 1, payload(1), {})
     one.inbox.fetches[1] = fetched(1, **state)
     assert one.inbox.is_final(1) is final and one.inbox.has(1) is state.get("complete", False)
-    one.inbox.announcements[1] = Announcement(1, 1, None, {}, {})
+    one.inbox.announcements[1] = Announcement(1, 1, None, {})
     assert one.inbox.is_final(1)
     assert one.inbox.is_final(0) and one.inbox.has(0) and not one.inbox.has(2)
 
@@ -290,22 +290,22 @@ def test_when_waiting_for_a_payload_changes_nothing(state, living, final):
 )
 def test_a_job_in_the_place_of_one_whose_payload_is_gone_is_heard(missing_s, incarnation, asked):
     one, around, _ = waiting()
-    one.inbox.announcements |= {r: Announcement(r, 1, payload(r), {}, {}) for r in (1, 2)}
+    one.inbox.announcements |= {r: Announcement(r, 1, payload(r), {}) for r in (1, 2)}
     one.inbox.fetches = {1: fetched(1, missing_s=missing_s), 2: fetched(2)}
     around.heartbeat.latest = lambda: {1: Beat(incarnation)}
-    asks, new = [], Announcement(1, 2, PayloadRecord("new", 9), {}, {})
+    asks, new = [], Announcement(1, 2, PayloadRecord("new", 9), {})
     around.commit_log.announcement = lambda name, region: asks.append(region) or new
     begun = []
     one.inbox._fetch = lambda *given: begun.append(given)
     assert one.inbox.replaced(1) is (incarnation == 2)
     assert one.inbox.look() is asked and asks == [1] * asked
-    assert begun == [(1, new.payload, {}, True)] * asked
+    assert begun == [(1, new.payload, True)] * asked
     assert not one.inbox.replaced(1) or not asked, "it is the job that announced now"
 
 
 def test_what_was_published_is_known_by_its_digests():
     one, *_ = waiting()
-    one.inbox.announcements[2] = Announcement(2, 1, None, {}, {})
+    one.inbox.announcements[2] = Announcement(2, 1, None, {})
     one.inbox.fetches[1] = fetched(1)
     assert one.published == {"1.k": {0: ["digest 0"], 1: ["digest 1"]}}
 
@@ -323,9 +323,9 @@ def test_which_slice_is_fetched(monkeypatch, changes, ours, slice_of):
     monkeypatch.setattr(whole_exchange, "Fetch", lambda *x: SimpleNamespace(cancelled=[], given=x))
     before = SimpleNamespace(cancel=lambda: given.append("cancelled"))
     one.inbox.fetches[1] = before
-    one.inbox._fetch(1, payload(1), {"at": 5}, ours)
+    one.inbox._fetch(1, payload(1), ours)
     request = one.inbox._request
-    assert given == ["cancelled", (request, 1, payload(1), reduction.rest, {"at": 5}, slice_of)]
+    assert given == ["cancelled", (request, 1, payload(1), reduction.rest, slice_of)]
     assert one.inbox.fetches[1].given[1:] == (1, ["piece"], one.inbox.news)
 
 
@@ -350,19 +350,19 @@ def test_a_record_that_we_find_is_completed_from_what_is_here():
     one.inbox.fetches = {1: arrays[1]}
     one.inbox.look = lambda ours: looked.append(ours)
 
-    def fetch(region, wanted, hint, ours):
-        begun.append((region, wanted, hint, ours))
+    def fetch(region, wanted, ours):
+        begun.append((region, wanted, ours))
         one.inbox.fetches[region] = arrays[region]
 
     one.inbox._fetch = fetch
     commit = Commit({r: payload(r) for r in range(3)}, {}, 1, (1, 2))
     assert one._complete(commit) == {0: {"x": 0}, 1: {"x": 1}, 2: {"x": 2}}
-    assert begun == [(2, payload(2), {}, False)] and not looked, "it announced: it has looked"
+    assert begun == [(2, payload(2), False)] and not looked, "it announced: it has looked"
     one.inbox.announcements.clear()
     one._retry = lambda act: act()
     other = Commit({1: PayloadRecord("another job's", 5)}, {}, 1, (0, 1))
     one._complete(other)
-    assert begun[1:] == [(1, other.payloads[1], {}, True)] and looked == [True]
+    assert begun[1:] == [(1, other.payloads[1], True)] and looked == [True]
 
     def gone(check):
         raise Missing("gone")
@@ -389,7 +389,7 @@ def two_shot(joins=True, living=(0, 1, 2)):
     around.count = R
     request = dataclasses.replace(REQUEST, reduction=Reduction(), joins=joins)
     one = TwoShotExchange(around, request, lambda region: True, lambda _: None)
-    one._first.inbox.announcements[0] = Announcement(0, 1, payload(0), {}, {})
+    one._first.inbox.announcements[0] = Announcement(0, 1, payload(0), {})
     return one, around
 
 
@@ -450,7 +450,7 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
         for r in range(R)
     }
     named = {r: PayloadRecord(f"digest {r}", 100, slices[r]) for r in range(R)}
-    one._first.inbox.announcements[0] = Announcement(0, 1, named[0], {}, {})
+    one._first.inbox.announcements[0] = Announcement(0, 1, named[0], {})
     here = [{}, {"x": np.float32(50)}]
     one._first.inbox.fetches = {
         1: SimpleNamespace(complete=True, got=here),
@@ -464,7 +464,7 @@ def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
     assert one._contributions(commit, 2)[1] == {"x": 101} and one._contributions(commit, 2)[0] == {
         "x": 7
     }
-    one._first.inbox.announcements[0] = Announcement(0, 9, named[0], {}, {})
+    one._first.inbox.announcements[0] = Announcement(0, 9, named[0], {})
     with pytest.raises(Missing, match="before us"):
         one._contributions(commit, 0)
     assert one._averages(SimpleNamespace(commit=commit, arrays={}), [0]) == {}
