@@ -132,7 +132,7 @@ class Rows:
 
         def one(x, cut):
             axes = (*cut.layers, *cut.rows, *cut.columns)
-            matrix = (cut.layers or None, cut.rows or None, cut.columns or None)
+            matrix = cut.layers, cut.rows, cut.columns
             # Behind the layers come the rows, blocks or chunks.
             shape = x.shape[lead + len(front) :]
             counts = [self._devices(names) for names in (cut.layers, cut.rows, cut.columns)]
@@ -261,7 +261,7 @@ class Rows:
         if any(dim not in (row, at) or shape[dim] % self._devices(cuts[dim]) for dim in cuts):
             return None
         rows, columns = cuts.get(row) if at > row else None, cuts.get(at)
-        return P(self._names(spec, 0) or None if row else None, rows, columns)
+        return P(self._names(spec, 0) if row else None, rows, columns)
 
     def _devices(self, axes: tuple[str, ...]) -> int:
         return math.prod(self.regions.mesh.shape[a] for a in axes)

@@ -25,7 +25,9 @@ def problem():
     return values, indices
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 1, 1, 1), (1, 1, 2, 2), (2, 1, 2, 2)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (2, 1, 1, 1), (1, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)]
+)
 def test_entries_on_every_mesh(shape):
     """48 and 15 lie behind the ends of their leaves: taken as 0, put nowhere."""
     mesh = lc.make_mesh(*shape, devices=jax.devices()[: int(np.prod(shape))])

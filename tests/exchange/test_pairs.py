@@ -105,11 +105,12 @@ def by_hand(size, weight):
 
 WEIGHT = np.array([1, 1, 0, 1, 1, 1, 1, 1], np.float32)
 UNEVEN = np.array([1, 0.3, 0, 2.5, 0, 0.7, 0.1, 0], np.float32)
+ALONE = np.array([0, 0, 0, 0, 0, 3, 0, 0], np.float32)
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("codec", [None, "bf16"])
-@pytest.mark.parametrize("weight", [WEIGHT, UNEVEN], ids=["equal", "uneven"])
+@pytest.mark.parametrize("weight", [WEIGHT, UNEVEN, ALONE], ids=["equal", "uneven", "alone"])
 def test_means_are_those_of_the_groups(size, codec, weight):
     codec = codec and compression.make(codec)
     delta, anchor, counts = means(regions_on(1), size, codec, weight)
@@ -218,6 +219,21 @@ def test_a_landing_talks_to_partners_only(slots, inner):
         assert all(a % inner == b % inner for a, b in pairs), "a shard left its place"
     if slots == R:
         assert len(across) == gossip.count(R), "one exchange of one buffer in each matching"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("slots", [2, 8])
+def test_the_limit_of_transfers_is_that_of_all_partitions_of_a_program(monkeypatch, size, slots):
+    """Each slot's row goes to the others of its group, in every partition that may be drawn."""
+    exchange = GroupExchange(regions_on(slots), Gossip(size, 3))
+    most = exchange.topology.count(R) * R // slots * (size - 1)
+    monkeypatch.setattr("lowcomm_jax.exchange.pairs.MOST_PERMUTES", most)
+    assert exchange.violations() == []
+    monkeypatch.setattr("lowcomm_jax.exchange.pairs.MOST_PERMUTES", most - 1)
+    (told,) = exchange.violations()
+    assert f"{R} regions in groups of {size} on {slots} region slots" in told
+    assert f"a program of {most} transfers, more than {most - 1}" in told
+    assert GroupExchange(regions_on(1), Gossip(size, 3)).violations() == []
 
 
 def test_a_program_that_would_not_compile_is_refused():

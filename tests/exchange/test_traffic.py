@@ -70,15 +70,17 @@ def test_odd_sizes_are_not_lost_to_rounding():
     ("codec", "route"),
     [
         (None, "two_shot"),
+        ({"name": "int8", "reduce": "two_shot"}, "two_shot"),
         ("topk", "all_gather"),
         ("low_rank", "all_gather"),
     ],
 )
 def test_a_codec_books_the_collectives_that_run(codec, route):
     regions = Regions(3, lc.make_mesh(devices=jax.devices()[:1]), "map")
-    made = None if codec is None else lc.compression.make(codec)
-    exchange = MeshExchange(regions, made)
     like, part = {"w": jax.ShapeDtypeStruct((64, 48), np.float32)}, np.array([True, False, True])
+    made = None if codec is None else lc.compression.make(codec)
+    made = made and lc.compression.route(made, [like], 3).codec
+    exchange = MeshExchange(regions, made)
     traffic = exchange.traffic(like, part, header=8)
     expected = {"two_shot": two_shot, "all_gather": all_gather}[route](
         exchange.nbytes(like) + 8, part
@@ -86,3 +88,22 @@ def test_a_codec_books_the_collectives_that_run(codec, route):
     assert (traffic.route, traffic.nbytes) == (route, expected.nbytes)
     np.testing.assert_array_equal(traffic.sent, expected.sent)
     np.testing.assert_array_equal(traffic.received, expected.received)
+    alone = MeshExchange(regions, made, one_by_one=True).traffic(like, part, header=8)
+    assert alone.route == "all_gather", "a rule that reads payloads one by one needs all of them"
+    np.testing.assert_array_equal(alone.sent, all_gather(expected.nbytes, part).sent)
+
+
+def test_groups_exchange_among_themselves():
+    regions = Regions(4, lc.make_mesh(devices=jax.devices()[:1]), "map")
+    like, part = {"w": jax.ShapeDtypeStruct((5,), np.float32)}, np.array([True, True, False, True])
+    traffic = MeshExchange(regions).traffic(like, part, [(0, 3), (1, 2)], header=2)
+    assert (traffic.route, traffic.nbytes) == ("pair", 22)
+    assert traffic.sent.tolist() == [22, 22, 0, 22]
+    assert traffic.received.tolist() == [22, 0, 22, 22]
+
+
+def test_exchanges_add_up_under_the_first_ones_route():
+    one, other = all_gather(7, [True] * 2), in_halves(12, [True] * 2)
+    both = one.plus(other)
+    assert (both.route, both.nbytes) == ("all_gather", 19)
+    assert both.sent.tolist() == [7 + 12] * 2 == both.received.tolist()
