@@ -4,12 +4,17 @@ import dataclasses
 import shutil
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from runtime.faults import folder, outage, vanish
 from runtime.party import LIKE, TIMING, at_once, check, land, send, until
 
 from lowcomm_jax import exchange
+from lowcomm_jax.runtime import membership
+from lowcomm_jax.runtime.heartbeat import Beat
+from lowcomm_jax.runtime.kv import MetricsCounter, Store
+from lowcomm_jax.runtime.secret import Seal
 
 
 def test_a_dead_region_is_left_out_within_its_time(party):
@@ -242,3 +247,161 @@ def test_a_pause_of_the_observer_counts_as_one_beat(party):
     heartbeat._look = slow
     until(lambda: len(passed) > 3)
     assert max(passed[1:]) <= TIMING.beat_s
+
+
+# -- who may join, decided from beats and records ---------------------------------------------
+
+
+def among(region=0, count=3, epoch=2, dead=(), **beats):
+    """The context of a region that has seen these beats."""
+    own = Beat(1, epoch=epoch, awaited=True)
+    latest = {int(name[1:]): beat for name, beat in beats.items()} | {region: own}
+    heartbeat = SimpleNamespace(
+        own=own, latest=lambda: latest, living=lambda certain=True: set(latest) - set(dead)
+    )
+    heartbeat.update = lambda **changes: None
+    closing = SimpleNamespace(waits=[], closes=False)
+    closing.wait = lambda seconds: closing.waits.append(seconds) or closing.closes
+    return SimpleNamespace(
+        region=region,
+        count=count,
+        run_id="run",
+        heartbeat=heartbeat,
+        timing=exchange.Timing(beat_s=1.0),
+        closing=closing,
+        counter=MetricsCounter(),
+    )
+
+
+TRAINS = Beat(4, epoch=2, awaited=True)
+
+
+@pytest.mark.parametrize(
+    ("beat", "epoch", "goes_on"),
+    [
+        (TRAINS, 2, True),
+        (TRAINS, 3, False),
+        (dataclasses.replace(TRAINS, awaited=False), 2, False),
+        (dataclasses.replace(TRAINS, wants=True), 2, False),
+        (dataclasses.replace(TRAINS, paused=True), 2, False),
+        (dataclasses.replace(TRAINS, epoch=0), 0, False),  # there is no run yet
+    ],
+)
+def test_a_run_goes_on_where_one_trains(beat, epoch, goes_on):
+    assert membership._run_goes_on([Beat(9), beat], epoch) is goes_on
+    assert not membership._run_goes_on([], epoch)
+
+
+def test_a_new_roster_are_the_furthest_of_those_who_came():
+    latest = {0: Beat(3, step=7), 1: Beat(5, step=9), 2: Beat(2, step=9), 3: Beat(8, step=50)}
+    assert membership._furthest(latest, {0, 1, 2}) == {"1": 5, "2": 2}
+    assert membership._furthest(latest, {0}) == {"0": 3}
+
+
+@pytest.mark.parametrize(
+    ("steps", "coming", "fine"),
+    [
+        ((0, 0, 0), {0, 1}, True),
+        ((0, 0, 9), {0, 1}, False),
+        ((0, 5, 9), {0, 1}, True),
+        ((0, 0, 9), {0, 1, 2}, True),
+    ],
+)
+def test_who_is_fresh_begins_no_run_anew_that_another_may_have(steps, coming, fine):
+    beats = {f"r{r}": Beat(1, step=step) for r, step in enumerate(steps) if r}
+    context = among(**beats)
+    if fine:
+        membership._check_not_fresh(context, coming)
+    else:
+        with pytest.raises(TimeoutError, match=r"regions \[0, 1\] have no .* steps \{2: 9\}"):
+            membership._check_not_fresh(context, coming)
+
+
+def test_why_a_region_could_not_join():
+    context = among(r2=Beat(1, epoch=3))
+    assert "regions [1] of run" in membership._why_not_in(context, {0, 2}, 3)
+    told = membership._why_not_in(context, {0, 2}, 2)
+    assert "regions [2] of run 'run' train, but there is no record" in told
+
+
+@pytest.mark.parametrize(
+    ("beats", "misses"),
+    [
+        ({"r1": TRAINS, "r2": TRAINS}, False),
+        ({"r1": TRAINS}, True),
+        ({"r1": TRAINS, "r2": Beat(1, epoch=2)}, True),  # it is only coming in
+        ({"r1": TRAINS, "r2": Beat(1, epoch=1, awaited=True)}, True),  # of another past
+        ({"r1": TRAINS, "r2": dataclasses.replace(TRAINS, wants=True)}, True),
+        ({"r1": TRAINS, "r2": Beat(1, leaving=True, step=20)}, False),
+        ({"r1": TRAINS, "r2": Beat(1, leaving=True, trained=20)}, False),
+        ({"r1": TRAINS, "r2": Beat(1, leaving=True, step=19, trained=19)}, True),
+        ({"r1": TRAINS, "r2": Beat(1, step=20)}, True),
+    ],
+)
+def test_a_run_that_ends_without_somebody(beats, misses):
+    """The lowest of those who are there says how it has ended."""
+
+    def asked(region):
+        others = {k: v for k, v in {"r0": TRAINS, **beats}.items() if k != f"r{region}"}
+        left = {int(name[1:]) for name, beat in others.items() if beat.leaving}
+        context = among(region, dead=left, **others)
+        return membership.Membership(context, "store", 2).misses(20)
+
+    assert asked(0) is misses and not asked(1)
+
+
+def test_steps_are_those_made_and_those_exchanged():
+    context = among(r1=Beat(1, step=8, trained=5), r2=Beat(1, step=3, trained=9), dead=(2,))
+    one = membership.Membership(context, "store", 2)
+    assert one.steps() == {0: 0, 1: 8}
+    context.heartbeat.living = lambda certain=True: {0, 1, 2}
+    assert one.steps() == {0: 0, 1: 8, 2: 9}
+
+
+def test_one_beat_is_waited_for_unless_more_are_asked_for():
+    context, waited = among(), []
+    context.heartbeat.wait_for_beats, told = waited.append, []
+    context.heartbeat.update = lambda **changes: told.append((len(waited), changes))
+    one = membership.Membership(context, "store", 2)
+    one.wait_for_beats(), one.wait_for_beats(3), one.come_in()
+    assert waited == [1, 3, 2], "the second was made after it had read ours"
+    assert told == [(2, {"awaited": True, "wants": False})]
+
+
+def test_a_store_that_does_not_answer_is_asked_every_half_beat(monkeypatch, caplog):
+    context, now, answers = among(), [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    waits = context.closing.waits
+
+    def wait(seconds):
+        waits.append(seconds)
+        now[0] += seconds
+
+    def act():
+        if not answers:
+            raise exchange.StoreUnavailable("away")
+        return answers.pop()
+
+    context.closing.wait = wait
+    with pytest.raises(exchange.StoreUnavailable):
+        membership.retry(context, 101.25, act)
+    assert waits == [0.5, 0.5, 0.25] and len(caplog.records) == 1
+    waits.clear()
+    answers.append("found")
+    assert membership.retry(context, 0.0, act) == "found" and not waits
+    context.closing.wait = lambda seconds: True
+    with pytest.raises(RuntimeError, match="closed while this region was joining"):
+        membership.retry(context, now[0] + 9.0, act)
+
+
+def test_the_newest_record_of_an_epoch_that_is_signed_counts(tmp_path):
+    context = among()
+    context.store = Store(f"file://{tmp_path}", "run", context.counter)
+    context.seal = Seal("run", b"")
+    assert membership._newest_epoch(context) == (0, {}, 1)
+    for number, roster in ((2, {"0": 1}), (4, {"0": 3, "2": 1})):
+        key = f"epoch/{number}"
+        context.store.write(key, context.seal.close(key, roster))
+    context.store.write("epoch/7", b"junk")
+    assert membership._newest_epoch(context) == (4, {0: 3, 2: 1}, 8)
+    assert context.counter.read()["rejected_record"] == 1

@@ -1,0 +1,457 @@
+"""What a job defers, catches up with, reports and lands: decided step by step, without others."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
+from lowcomm_jax.runtime.job_delivery import JobDelivery, PendingExchange
+from lowcomm_jax.runtime.job_loop import JobLoop, OutagePacing
+from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
+
+ME, NOBODY = np.array([True]), np.array([False])
+
+
+@dataclasses.dataclass
+class Counters:
+    """What the loop reads of `SyncCounters`, of two fragments."""
+
+    step: int = 0
+    behind: int = 0
+    done_until: int = 0
+    last_sent: np.ndarray = dataclasses.field(default_factory=lambda: np.array([-1, -1]))
+    last_landed: np.ndarray = dataclasses.field(default_factory=lambda: np.array([[0], [0]]))
+    sends: np.ndarray = dataclasses.field(default_factory=lambda: np.array([2, 1]))
+
+    def copy(self):
+        return dataclasses.replace(self, last_sent=self.last_sent.copy())
+
+
+@dataclasses.dataclass
+class State:
+    counters: Counters = dataclasses.field(default_factory=Counters)
+    in_flight: dict = dataclasses.field(default_factory=dict)
+
+    def replace(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+    def at(self, step):
+        return self.replace(counters=dataclasses.replace(self.counters, step=step))
+
+
+class Notes:
+    """A delivery that notes its calls."""
+
+    def __init__(self, reachable=True):
+        self.calls, self.is_reachable, self.trained = [], reachable, None
+
+    def reachable(self):
+        return self.is_reachable
+
+    def __getattr__(self, name):
+        return lambda *given: self.calls.append((name, *given))
+
+
+class Loop(JobLoop):
+    """Events are due after every third step, and done while the others can be reached."""
+
+    def __init__(self, reachable=True):
+        self.delivery, self.pacing, self._adopts = Notes(reachable), OutagePacing(), True
+        self.done, self.sends = [], lambda step: True
+
+    def upcoming(self, state):
+        return state.counters.done_until + 3
+
+    def _reachable_events_at(self, state, mask, events):
+        counters = state.counters
+        self.done.append((int(counters.step), bool(mask[0]), self._adopts, int(counters.behind)))
+        if not self.delivery.is_reachable:
+            return state, False
+        counters = counters.copy()
+        counters.done_until = int(counters.step)
+        if self.sends(counters.step):
+            counters.last_sent[0] = counters.step
+        return state.replace(counters=counters), True
+
+
+def test_what_is_due_is_done_with_the_others():
+    loop = Loop()
+    state = loop.run_due(State().at(2), ME, [])
+    assert loop.done == [] and state.counters.behind == 0 and loop.delivery.trained == 2
+    state = loop.run_due(state.at(3), ME, [])
+    assert loop.done == [(3, True, True, 1)] and loop.delivery.calls == []
+    assert (state.counters.step, state.counters.behind, loop.pacing.first) == (3, 0, None)
+
+
+def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
+    loop = Loop(reachable=False)
+    state = loop.run_due(State().at(3), ME, [])
+    assert state.counters.behind == 1 and loop.pacing.first[0] == 3
+    assert loop.delivery.calls == [("still_behind",)]
+    for step in (4, 8):
+        state = loop.run_due(state.at(step), ME, [])
+        assert (state.counters.step, state.counters.behind) == (step, step - 3 + 1)
+    assert loop.done[1:] == [(3, False, False, 1)] * 2 and loop.pacing.last[0] == 8
+    loop.done.clear(), loop.delivery.calls.clear()
+    loop.delivery.is_reachable = True
+    loop.pacing = SimpleNamespace(first=(3, 0.0), patience_s=lambda steps: 10.0 * steps)
+    state = loop.run_due(state.at(9), ME, [])
+    late = [(step, False, False, 1) for step in (3, 6)]
+    assert loop.done == [*late, (9, True, True, 1)] and state.counters.behind == 0
+    assert loop.delivery.calls == [
+        ("fetch_ahead", 3, 9 - 3 + 1),
+        *[("be_patient", 30.0)] * 3,
+        ("be_patient", 0.0),
+        ("forget_ahead",),
+    ]
+    assert loop.pacing == OutagePacing() and loop._adopts
+
+
+@pytest.mark.parametrize("sends", [3, 6])
+def test_only_who_sends_in_time_has_caught_up(sends):
+    """Not who made up for a send, nor who has only landed something."""
+    loop = Loop()
+    loop.sends = lambda step: step == sends
+    loop.pacing.deferred(3)
+    loop.run_due(State().at(6), ME, [])
+    assert [step for step, *_ in loop.done] == [3, 6]
+    assert (loop.pacing == OutagePacing()) is (sends == 6)
+
+
+@pytest.mark.parametrize(
+    ("deferred", "reachable", "step", "ahead"),
+    [
+        (True, True, 4, True),
+        (False, True, 4, False),
+        (True, False, 4, False),
+        (True, True, 3, False),
+    ],
+)
+def test_what_was_missed_is_read_at_once_where_it_can_be(deferred, reachable, step, ahead):
+    loop = Loop(reachable)
+    if deferred:
+        loop.pacing.deferred(3)
+    loop.run_due(State().at(step), ME, [])
+    names = [name for name, *_ in loop.delivery.calls]
+    assert ("fetch_ahead" in names) is ahead and ("forget_ahead" in names) is ahead
+
+
+def test_what_was_read_ahead_is_let_go_of_whatever_happens():
+    loop = Loop()
+    loop.pacing.deferred(3)
+    loop._reachable_events_at = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        loop.run_due(State().at(4), ME, [])
+    assert loop.delivery.calls[-1] == ("forget_ahead",)
+
+
+class Events(JobLoop):
+    """The parts of one event, noted; sends are due after every fourth step."""
+
+    def __init__(self, reachable=True, arrives=(True, True), land_after_send=False):
+        self.schedule = SimpleNamespace(
+            land_after_send=land_after_send,
+            next_send=lambda step, counters: step // 4 * 4 + 4,
+        )
+        answers = iter(arrives)
+        self.notes = []
+        self.delivery = SimpleNamespace(
+            reachable=lambda: self.notes.append("reach") or reachable,
+            arrives=lambda state, keys: self.notes.append(list(keys)) or next(answers),
+            publish_progress=lambda state, fragments: self.notes.append("told"),
+        )
+        self.fragments = None
+
+    def before_sends(self, state, events):
+        self.notes.append("before")
+        return state
+
+    def send_due(self, state, mask, events):
+        self.notes.append("send")
+        counters = state.counters.copy()
+        counters.last_sent[1] = counters.step
+        return state.replace(counters=counters), (1,)
+
+    def after_sends(self, state, sent, mask, events):
+        self.notes.append(("after", *sent))
+        return state
+
+    def decide(self, state, events):
+        return state
+
+
+def flying(due=4):
+    return SimpleNamespace(waiting=ME, due=np.array([due]), sent=1, fragment=0, takes_part=ME)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_event_is_arrivals_sends_landings_and_is_told(after):
+    loop = Events(land_after_send=after)
+    state = State(in_flight={"0@1": flying()}).at(4)
+    _, done = loop._reachable_events_at(state, ME, [])
+    second = [] if after else ["0@1"]
+    assert done
+    assert loop.notes == ["reach", ["0@1"], "before", "send", second, ("after", 1), "told"]
+
+
+def test_a_send_needs_the_others_and_a_landing_waits_for_what_arrives():
+    loop = Events(reachable=False)
+    assert not loop._reachable_events_at(State().at(4), ME, [])[1] and loop.notes == ["reach"]
+    loop = Events(reachable=False)  # of step 5 nothing leaves
+    assert loop._reachable_events_at(State().at(5), ME, [])[1]
+    assert "reach" not in loop.notes
+    loop = Events(arrives=(False,))
+    assert not loop._reachable_events_at(State().at(4), ME, [])[1]
+    assert loop.notes == ["reach", []], "nothing was sent"
+
+
+def test_what_stopped_after_its_sends_goes_on_with_the_landing():
+    loop = Events(arrives=(True, False, True, True))
+    state, done = loop._reachable_events_at(State().at(4), ME, [])
+    assert not done and "told" not in loop.notes
+    loop.notes.clear()
+    _, done = loop._reachable_events_at(state, ME, [])
+    assert done and loop.notes == [[], "before", [], ("after",), "told"]
+
+
+# -- the delivery -----------------------------------------------------------------------------
+
+
+class Exchange:
+    """The exchange of region 1 of three, with given answers."""
+
+    count, region = 3, 1
+
+    def __init__(self, **answers):
+        self.calls = []
+        for name, answer in answers.items():
+            setattr(self, name, answer)
+
+
+def pending(members=(0, 1, 2), listens_only=False):
+    return PendingExchange("7", {}, members, {}, listens_only, None)
+
+
+@pytest.mark.parametrize(
+    ("one", "learns"),
+    [
+        (None, True),
+        (pending(), True),
+        (pending(listens_only=True), True),
+        (pending((0, 1)), True),
+        (pending((0, 1), listens_only=True), False),
+    ],
+)
+def test_who_only_listens_to_a_small_group_learns_nothing(one, learns):
+    delivery = JobDelivery(Exchange(), shared=True)
+    if one is not None:
+        delivery._pending["k"] = one
+    assert delivery.learns_outcome("k") is learns
+
+
+def test_the_group_of_this_region():
+    delivery = JobDelivery(Exchange(), shared=True)
+    assert delivery.own_group(None) == (0, 1, 2) and delivery.own_group([(0,), (1, 2)]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("reachable", "ready", "never", "listens", "arrives"),
+    [
+        (True, False, False, False, True),
+        (False, False, False, False, False),
+        (False, True, False, False, True),  # it is here already
+        (False, False, True, False, True),
+        (False, False, False, True, True),
+    ],
+)
+def test_what_can_be_landed_now(reachable, ready, never, listens, arrives):
+    exchange = Exchange(
+        reachable=lambda: reachable, ready=lambda name: ready, arrives=lambda name: True
+    )
+    delivery = JobDelivery(exchange, shared=True)
+    delivery.never_defers = never
+    delivery._pending["k"] = pending(listens_only=listens)
+    state = SimpleNamespace(inner=SimpleNamespace(params={}))
+    assert delivery.arrives(state, ["k"]) is arrives and delivery.arrives(state, ["other"])
+    assert delivery.reachable() is (reachable or never)
+
+
+def test_the_furthest_of_those_who_train():
+    steps = {0: 9, 1: 50, 2: 30}
+    exchange = Exchange(steps=lambda: steps, donors=lambda: {0})
+    delivery = JobDelivery(exchange, shared=True)
+    assert delivery.frontier() == 9
+    exchange.donors = lambda: {0, 2}
+    assert delivery.frontier() == 30
+    exchange.donors = set
+    assert delivery.frontier() == 0
+
+
+def test_whether_others_went_on_is_asked_of_the_next_exchange():
+    asked = []
+    exchange = Exchange(
+        passed_over=lambda key: asked.append(key),
+        fetch_ahead=lambda first, count: asked.append((first, count)),
+    )
+    delivery, groups = (JobDelivery(exchange, shared=shared) for shared in (True, False))
+    delivery.passed_over(4), delivery.fetch_ahead(4, 9)
+    assert asked == ["5", (5, 9)]
+    assert groups.passed_over(4) is False
+    groups.fetch_ahead(4, 9)
+    assert len(asked) == 2
+
+    def away(key):
+        raise StoreUnavailable("away")
+
+    exchange.passed_over = away
+    assert delivery.passed_over(4) is True
+
+
+@pytest.mark.parametrize(
+    ("agreed", "ended"),
+    [
+        (None, False),
+        ({}, False),
+        ({0: {"sends": 3}}, True),
+        ({0: {"sends": 3}, 2: {"sends": 4}}, False),
+    ],
+)
+def test_whether_the_others_have_ended(agreed, ended):
+    asked = []
+    exchange = Exchange(agreed_terms=lambda key: asked.append(key) or agreed)
+    state = State().at(12)
+    assert JobDelivery(exchange, shared=True).ended_before(state) is ended and asked == ["12.end"]
+    assert JobDelivery(exchange, shared=False).ended_before(state) is False
+
+
+def test_final_anchors_that_differ_heal_nobody():
+    started = []
+
+    def finish(name, like):
+        raise Parted("they differ", heals=True)
+
+    exchange = Exchange(start=lambda *given, **more: started.append((given, more)), finish=finish)
+    delivery = JobDelivery(exchange, shared=True)
+    delivery.anchor_history = SimpleNamespace(
+        shared=True, note=lambda *_: None, terms=lambda *_: {"anchor": "5"}
+    )
+    state = State().at(12)
+    state.anchor = {}
+    with pytest.raises(Parted, match="they differ") as error:
+        delivery.compare_final_anchors(state, None)
+    assert error.value.heals is False
+    terms = {"anchor": "5", "sends": 3}
+    assert started == [(("12.end", {}), {"takes_part": False, "terms": terms})]
+
+
+# -- learners ---------------------------------------------------------------------------------
+
+
+class Reports(LearnerJobLoop):
+    """Rounds of two fragments, of which reports are noted; the schedule opens one in four ticks."""
+
+    def __init__(self, landed=0, newest=-1, committed=0, seen=(-1, 0), until=None):
+        self.landed, self.until, self._fragments, self._seen = landed, until, 2, seen
+        self.rounds = SimpleNamespace(newest=newest, committed=committed)
+        self.schedule = SimpleNamespace(
+            opens=lambda number: 4 * number, gap=lambda number: 4, delay=6
+        )
+        self.sent = []
+
+    def _send_report(self, state, number, now, mask, events):
+        self.sent.append(number)
+        flight = SimpleNamespace(fragment=number % 2)
+        return state.replace(in_flight={**state.in_flight, f"{number}": flight})
+
+
+@pytest.mark.parametrize(
+    ("due", "newest", "now", "is_due"),
+    [(9, 3, 9, True), (9, 3, 8, False), (9, 4, 8, False), (9, 5, 3, True)],
+)
+def test_an_own_report_lands_after_tau_ticks_of_whoever_is_fastest(due, newest, now, is_due):
+    """Round 3 was opened at tick 12, and round 5 at tick 20: more than six after it."""
+    loop = Reports(landed=3, newest=newest)
+    assert loop._is_due(SimpleNamespace(due=np.array([due])), now) is is_due
+
+
+@pytest.mark.parametrize(
+    ("number", "now", "landed_at", "until", "flying", "can"),
+    [
+        (4, 5, 0, None, (), True),
+        (5, 5, 0, None, (), True),
+        (6, 5, 0, None, (), False),  # the fragment's last round has not landed here
+        (4, 5, 5, None, (), False),  # no step since it landed
+        (4, 6, 5, None, (), True),
+        (4, 0, 0, None, (), False),
+        (4, 1, -3, None, (), True),
+        (4, 0, -3, None, (), False),  # before the first step
+        (4, 5, 0, 4, (), False),
+        (4, 5, 0, 5, (), True),
+        (4, 5, 0, None, (0,), False),  # it has reported
+        (4, 5, 0, None, (1,), True),
+    ],
+)
+def test_to_which_round_a_learner_can_report(number, now, landed_at, until, flying, can):
+    loop, state = Reports(landed=4, until=until), State()
+    state.counters.last_landed[number % 2, 0] = landed_at
+    state.in_flight = {f"{p}": SimpleNamespace(fragment=p) for p in flying}
+    assert loop._can_report(state, number, now) is can
+
+
+@pytest.mark.parametrize(
+    ("loop", "now", "sent", "seen"),
+    [
+        (Reports(), 3, [], (-1, 0)),  # less than a period since it began
+        (Reports(), 4, [0], (0, 4)),
+        (Reports(newest=0, seen=(0, 1)), 4, [0], (0, 1)),
+        (Reports(newest=0), 4, [0], (0, 4)),  # seen only now: the next one is not due
+        (Reports(newest=1, seen=(1, 1)), 4, [0, 1], (1, 1)),
+        (Reports(newest=1, committed=1, seen=(1, 1)), 4, [1], (1, 1)),  # round 0 is over
+        (Reports(landed=1, newest=1, committed=1, seen=(1, 1)), 5, [1, 2], (2, 5)),
+        (Reports(landed=1, newest=1, committed=1, seen=(1, 1), until=2), 5, [1], (1, 1)),
+    ],
+)
+def test_what_a_learner_reports_to_and_opens(loop, now, sent, seen):
+    loop._report(State(), now, ME, [])
+    assert (loop.sent, loop._seen) == (sent, seen)
+
+
+def test_the_round_of_a_report_is_that_of_its_fragment():
+    loop = Reports(landed=3)
+    first, second = (SimpleNamespace(fragment=np.int64(p)) for p in (1, 0))
+    state = State(in_flight={"a": first, "b": second})
+    assert loop._own(state, 3) == ("a", first) and loop._own(state, 4) == ("b", second)
+    assert loop._own(State(), 3) is None
+
+
+@pytest.mark.parametrize(("landed", "until", "read"), [(0, 2, 5), (2, 2, 0), (3, 2, 0)])
+def test_batches_are_read_until_so_many_rounds_have_landed(monkeypatch, landed, until, read):
+    """The one with which the last round lands is the last one that is read."""
+    monkeypatch.setattr("lowcomm_jax.runtime.learner_job_loop.rounds_landed", lambda state: landed)
+    loop, seen = Reports(seen=(1, 3)), []
+    loop._at_the_end = False
+    stream = iter(range(100))
+    for batch in loop.until_rounds(State(), until, stream):
+        seen.append(batch)
+        if batch == 4:
+            loop.landed = until
+    assert seen == list(range(read)) and loop._seen == (1, 3)
+    assert next(stream) == (read if read else 1), "of none that is not trained on but one"
+
+
+def test_after_the_end_rounds_go_on_with_the_next_numbers(monkeypatch):
+    monkeypatch.setattr("lowcomm_jax.runtime.learner_job_loop.rounds_landed", lambda state: 6)
+    loop, told = Reports(), []
+    loop._at_the_end, loop.rounds.go_on = True, told.append
+    list(loop.until_rounds(State().at(40), 6, []))
+    assert told == [6] and loop._seen == (5, 40) and loop._at_the_end is False
+    with pytest.raises(ValueError, match="6 rounds have landed here, of 7"):
+        loop.until = 7
+        loop.run_all(State(), [])
+    loop.until = 6
+    with pytest.raises(ValueError, match="of 6"):
+        loop.run_all(State(in_flight={"a": None}), [])
+    state = State()
+    assert loop.run_all(state, []) is state and loop._at_the_end
