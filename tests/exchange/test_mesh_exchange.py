@@ -16,7 +16,7 @@ from lowcomm_jax.mesh.regions import Regions, make_mesh
 R = 4
 LIKE = {
     "w": jax.ShapeDtypeStruct((17, 5), np.float32),
-    "s": jax.ShapeDtypeStruct((3,), np.float32),
+    "s": jax.ShapeDtypeStruct((4,), np.float32),
 }
 WEIGHT = np.array([1.0, 2.5, 0.0, 0.5], np.float32)
 KINDS = {
@@ -28,11 +28,12 @@ KINDS = {
 }
 
 
-def exchange_on(slots, kind, replicas="map", inner=1):
+def exchange_on(slots, kind, replicas="map", inner=1, devices=1):
+    """`devices`: that the codec's slices are cut for."""
     codec, one_by_one = KINDS[kind]
-    devices = jax.devices()[: slots * inner]
-    regions = Regions(R, make_mesh(region=slots, fsdp=inner, devices=devices), replicas)
-    made = codec and route(make(codec), [LIKE], R).codec
+    mesh = make_mesh(region=slots, fsdp=inner, devices=jax.devices()[: slots * inner])
+    regions = Regions(R, mesh, replicas)
+    made = codec and route(make(codec), [LIKE], R, devices).codec
     return MeshExchange(regions, made, one_by_one=one_by_one)
 
 
@@ -86,6 +87,18 @@ def test_one_collective_at_a_time_comes_to_the_same(kind):
         for key in LIKE:
             np.testing.assert_array_equal(whole[key], by_parts[key], f"{slots} {replicas} {key}")
             np.testing.assert_array_equal(whole[key], expected[key], f"{slots} {replicas} {key}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_it_does_where_devices_of_a_region_have_shards(kind, monkeypatch):
+    """Rows are coded where they lie, so that payloads are cut as well."""
+    monkeypatch.setitem(LIKE, "w", jax.ShapeDtypeStruct((64, 8), np.float32))
+    alone = programs(exchange_on(1, kind, devices=2), {"w": P(), "s": P()})[1]
+    exchange, specs = exchange_on(2, kind, inner=2, devices=2), {"w": P(None, "fsdp"), "s": P()}
+    _, whole, by_parts = programs(exchange, specs)
+    for key in LIKE:
+        np.testing.assert_array_equal(whole[key], by_parts[key], key)
+        np.testing.assert_array_equal(whole[key], alone[key], key)
 
 
 @pytest.mark.parametrize("kind", ["dense", "two-shot", "all-gather"])

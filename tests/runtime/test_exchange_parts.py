@@ -1,6 +1,8 @@
 """The small parts of the exchange between jobs, each on its own."""
 
 import json
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -9,9 +11,10 @@ import safetensors.numpy
 from runtime.party import at_once
 
 from lowcomm_jax import exchange
-from lowcomm_jax.runtime import wire
+from lowcomm_jax.runtime import request, wire
 from lowcomm_jax.runtime.commits import Commit, CommitLog, PayloadRecord
 from lowcomm_jax.runtime.kv import MetricsCounter, Store, segment
+from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.secret import Seal, read_secret
 from lowcomm_jax.runtime.timing import Pace, Timing
 
@@ -82,6 +85,18 @@ def test_a_payload_whose_bytes_do_not_fit_its_description_is_refused():
         wire.unpack(data, **ABOUT, like=None)
 
 
+@pytest.mark.parametrize(
+    ("count", "told"), [(1, "a0"), (3, "a0; a1; a2"), (4, "a0; a1; a2; and 1 more")]
+)
+def test_three_arrays_that_differ_are_named(count, told):
+    found = {f"a{i}": ("int8", (i,)) for i in range(5)}
+    like = {name: ("int8", (9,)) if i < count else x for i, (name, x) in enumerate(found.items())}
+    parts = [f"a{i} is ('int8', ({i},)), expected ('int8', (9,))" for i in range(min(count, 3))]
+    more = ["and 1 more"] if "more" in told else []
+    assert wire._difference(found, like) == "; ".join(parts + more)
+    assert wire._difference({}, {"x": 1}) == "x is None, expected 1"
+
+
 # -- secrets ----------------------------------------------------------------------------------
 
 
@@ -92,6 +107,18 @@ def test_a_payload_whose_bytes_do_not_fit_its_description_is_refused():
 def test_a_secret_that_is_not_there_is_not_called_short(source, reason):
     with pytest.raises(ValueError, match=f"{source}.*{reason}"):
         read_secret(source)
+
+
+@pytest.mark.parametrize("size", [15, 16])
+def test_a_secret_that_is_long_enough_is_taken(size, monkeypatch):
+    monkeypatch.setenv("SHARED", "x" * size)
+    if size == 16:
+        assert read_secret("env:SHARED") == b"x" * 16
+    else:
+        with pytest.raises(ValueError, match="secret 'env:SHARED' has 15 bytes: use 16 or more"):
+            read_secret("env:SHARED")
+        with pytest.raises(ValueError, match=r"^the secret has 15 bytes"):
+            read_secret(b"x" * 15)
 
 
 def test_secrets_are_read_from_where_they_are(tmp_path, monkeypatch):
@@ -246,6 +273,27 @@ def test_one_slow_round_moves_no_deadline_and_a_slow_region_does():
     assert pace.deadline_s(0) == 22.0
 
 
+def test_a_pace_forgets_and_knows_no_time_before_it_has_seen_some():
+    pace = Pace(Timing(floor_s=2.0, first_s=1.0))
+    assert pace.transfer_s(10**9) == 0.0 and pace.deadline_s(0) == 2.0, "no less than the floor"
+    pace.announced(-5.0), pace.announced(0.0)
+    assert pace.deadline_s(0) == 2.0
+    pace.announced(0.0)
+    assert pace.deadline_s(0) == 2.0, "who comes before us is not late"
+    pace.transferred(100, 1.0)
+    assert pace.transfer_s(50) == 0.5 and pace.deadline_s(50) == 2.0 + 3 * 0.5
+    for _ in range(32):
+        pace.transferred(300, 1.0), pace.announced(1.0)
+    assert pace.transfer_s(300) == 1.0 and pace.deadline_s(0) == 3.0
+    assert len(pace._late_s) == len(pace._bytes_per_s) == 32
+    pace.transferred(100, 0.0)  # of which the clock saw no time
+
+
+@pytest.mark.parametrize(("dead_after_s", "wrong"), [(2.0, 0), (1.99, 1), (0.0, 1)])
+def test_two_heartbeats_at_least_make_a_death(dead_after_s, wrong):
+    assert len(Timing(beat_s=1.0, dead_after_s=dead_after_s).violations()) == wrong
+
+
 def test_a_given_deadline_is_used():
     assert Pace(Timing(deadline_s=7.0)).deadline_s(10**12) == 7.0
 
@@ -281,3 +329,59 @@ def test_what_was_read_ahead_is_read_no_more_until_it_is_forgotten(store):
     other.write("said/b", b"4")
     store.forget_ahead()
     assert store.read("said/b") == b"4"
+
+
+# -- requests and results ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "group", "wrong"),
+    [
+        ("k", (0, 1, 2), []),
+        ("k", (1,), []),
+        ("", (0, 1), ["the key is empty"]),
+        ("k", (0, 2), ["must contain this region, 1"]),
+        ("k", (1, 1), ["must be different regions of 0..2"]),
+        ("k", (1, 3), ["must be different regions of 0..2"]),
+        ("", (0, 3), ["empty", "different", "contain"]),
+    ],
+)
+def test_groups_that_a_region_cannot_exchange_in(key, group, wrong):
+    found = request.problems(key, group, region=1, count=3)
+    assert len(found) == len(wrong) and all(part in one for part, one in zip(wrong, found))
+
+
+def test_what_arrives_is_put_into_rows():
+    counter = MetricsCounter()
+    counter.add("sent", 5), counter.add("received", 7)
+    arrays = {r: {"x": np.float32([r, 10 * r])} for r in (0, 2)}
+    record = Commit({r: PayloadRecord(f"{r}", 8) for r in (0, 2)}, {}, 0)
+    result = request.ExchangeResult(record, arrays, frozenset(), frozenset(), 1.5)
+    like = {"x": np.zeros(2, np.float32)}
+    found = request.arrange(result, like, 3, 0.5, counter)
+    assert found.participants.tolist() == [True, False, True]
+    assert found.arrays["x"].tolist() == [[0, 0], [0, 0], [2, 20]]
+    assert (found.bytes_sent, found.bytes_received) == (5, 7)
+    assert (found.seconds, found.waited, found.reduced) == (1.5, 0.5, None)
+    assert request.arrange(result, like, 3, 0.5, counter).bytes_sent == 0, "since the last one"
+    with pytest.raises(exchange.Rejected, match="payload of region 0 is"):
+        request.arrange(result, {"x": np.zeros(3, np.float32)}, 3, 0.5, counter)
+    none = request.nothing(like, 2)
+    assert not none.participants.any() and none.arrays["x"].tolist() == [[0, 0]] * 2
+
+
+def test_the_wait_for_an_exchange_is_that_of_its_calls():
+    one = RemoteExchange.__new__(RemoteExchange)
+    record = Commit({0: PayloadRecord("0", 8)}, {}, 0)
+    arrays = {0: {"x": np.zeros(2, np.float32)}}
+    result = request.ExchangeResult(record, arrays, frozenset(), frozenset(), 1.5)
+    one.count, one._context = 2, SimpleNamespace(counter=MetricsCounter())
+    for waited in (None, 30.0):
+        outcome = Future()
+        outcome.set_result(result)
+        one._open, one._waited = {"k": SimpleNamespace(outcome=outcome)}, {}
+        if waited:
+            one._waited["k"] = waited
+        assert one.ready("k")
+        found = one.finish("k", {"x": np.zeros(2, np.float32)})
+        assert 0.0 <= found.waited - (waited or 0.0) < 0.9 and not one._open and not one._waited

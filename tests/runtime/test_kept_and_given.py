@@ -130,6 +130,11 @@ def test_whoever_asked_is_near_for_so_many_keys_since_then():
         assert (passed(gc) == []) is kept, number
 
 
+def test_of_whom_nothing_is_known_has_nothing():
+    gc, _ = collecting(keep=1, r1=at("unknown", wants=True))
+    assert passed(gc) == []
+
+
 def test_where_all_are_waited_for_however_far_behind_payloads_stay():
     gc, _ = collecting(r1=at("2"))
     gc.for_all = True
