@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any, Literal
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Schedule, Timing, common_violations
+from lowcomm_jax.schedule.base import Rates, Schedule, Timing, common_violations
 from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 
@@ -135,11 +135,7 @@ class Adaptive(Schedule):
         }
 
     def sends(
-        self,
-        step: int,
-        counters: SyncCounters,
-        in_flight: Set[int],
-        rates: Callable[[], np.ndarray],
+        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
     ) -> tuple[int, ...]:
         origin, spacing = self._grid(step, counters)
         if (step - origin) % spacing:

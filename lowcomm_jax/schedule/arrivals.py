@@ -8,13 +8,13 @@ dynamic local updates (eq. 6 there) max(1, floor(v / max v H)), so that all arri
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Set
+from collections.abc import Set
 from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Schedule
+from lowcomm_jax.schedule.base import Rates, Schedule
 from lowcomm_jax.state.train_state import SyncCounters
 
 
@@ -64,11 +64,7 @@ class Arrivals(Schedule):
         return int(min(upcoming))
 
     def sends(
-        self,
-        step: int,
-        counters: SyncCounters,
-        in_flight: Set[int],
-        rates: Callable[[], np.ndarray],
+        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
     ) -> tuple[int, ...]:
         del counters, in_flight, rates
         return (0,) if self.senders(step, len(self.speeds)).any() else ()

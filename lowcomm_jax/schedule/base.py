@@ -19,6 +19,8 @@ import numpy as np
 from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 FirstRound = Literal["empty", "blocking"]
+Rates = Callable[[], np.ndarray]
+"""Fetches a statistic of the fragments, float32 `[K]`; it may wait for the device."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,17 +93,13 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def sends(
-        self,
-        step: int,
-        counters: SyncCounters,
-        in_flight: Set[int],
-        rates: Callable[[], np.ndarray],
+        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
     ) -> tuple[int, ...]:
         """Fragments that leave after inner step `step`.
 
         Args:
           in_flight: fragments in flight. `Staggered` and `Adaptive` never send one of these.
-          rates: fetches the fragments' statistic, float32 `[K]`; it may wait for the device.
+          rates: of the schedule's `statistic`.
         """
 
     def level(self, counters: SyncCounters) -> int:

@@ -40,13 +40,13 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Set
+from collections.abc import Set
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Schedule, Timing, common_violations, steps_to_travel
+from lowcomm_jax.schedule.base import Rates, Schedule, Timing, common_violations, steps_to_travel
 from lowcomm_jax.state.train_state import SyncCounters
 
 _DECAY = 0.9  # of the average time to a quorum
@@ -188,11 +188,7 @@ class Learners(Schedule):
         return self.after(step, counters.last_landed.shape[1])
 
     def sends(
-        self,
-        step: int,
-        counters: SyncCounters,
-        in_flight: Set[int],
-        rates: Callable[[], np.ndarray],
+        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
     ) -> tuple[int, ...]:
         del in_flight, rates
         regions = counters.last_landed.shape[1]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Set
+from collections.abc import Set
 
-import numpy as np
-
-from lowcomm_jax.schedule.base import Schedule
+from lowcomm_jax.schedule.base import Rates, Schedule
 from lowcomm_jax.state.train_state import SyncCounters
 
 FAR = 2**62
@@ -31,11 +29,7 @@ class Never(Schedule):
         return FAR
 
     def sends(
-        self,
-        step: int,
-        counters: SyncCounters,
-        in_flight: Set[int],
-        rates: Callable[[], np.ndarray],
+        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
     ) -> tuple[int, ...]:
         del step, counters, in_flight, rates
         return ()

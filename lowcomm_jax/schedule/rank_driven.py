@@ -22,13 +22,14 @@ Differs from the paper, whose listing we had not:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from lowcomm_jax.schedule.base import (
     FirstRound,
+    Rates,
     Schedule,
     Timing,
     common_violations,
@@ -89,11 +90,7 @@ class Ranked(Schedule):
         return int(counters.decided["boundary"])
 
     def sends(
-        self,
-        step: int,
-        counters: SyncCounters,
-        in_flight: Set[int],
-        rates: Callable[[], np.ndarray],
+        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
     ) -> tuple[int, ...]:
         del in_flight, rates
         return (0,) if step == counters.decided["boundary"] else ()

@@ -7,12 +7,11 @@ exactly. K = 1 is DiLoCo's round (arXiv 2311.08105); H = 1 is synchronisation at
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Set
-
-import numpy as np
+from collections.abc import Set
 
 from lowcomm_jax.schedule.base import (
     FirstRound,
+    Rates,
     Schedule,
     Timing,
     common_violations,
@@ -60,11 +59,7 @@ class Staggered(Schedule):
         return min(upcoming(self.first(p)) for p in range(self.fragments))
 
     def sends(
-        self,
-        step: int,
-        counters: SyncCounters,
-        in_flight: Set[int],
-        rates: Callable[[], np.ndarray],
+        self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates
     ) -> tuple[int, ...]:
         del counters, rates
         return tuple(
