@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from experiments.progress import duration, right, rounded, say, size
 from lowcomm_jax.planner.plan import PlanRow
-from lowcomm_jax.runtime.store_requests import requests_a_round, requests_a_second
+from lowcomm_jax.planner.requests import requests_a_round, requests_a_second
 
 
 def show_answer(result: Mapping[str, Any], rows: Sequence[PlanRow], console: Console) -> None:

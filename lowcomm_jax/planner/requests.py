@@ -1,7 +1,7 @@
-"""Requests of independent learners to the store they meet through, and the seconds of a round.
+"""Requests of regions as separate jobs to the store they meet through, and the seconds of a round.
 
-Decoupled DiLoCo with P = H has a round after every step. A store may then charge for requests, or
-limit them, more than for bytes. The counts are those of `runtime.rounds`; a test compares the two.
+Object stores charge for requests, and limit them. Decoupled DiLoCo with P = H has a round after
+every step: there they may cost more than the bytes. Tests compare the counts with those of jobs.
 """
 
 from __future__ import annotations
@@ -11,17 +11,34 @@ from dataclasses import dataclass
 
 from lowcomm_jax.network.collectives import STORE_LOOK_S, store_seconds
 from lowcomm_jax.network.links import Network
+from lowcomm_jax.runtime.heartbeat import LOOKS_PER_BEAT
+from lowcomm_jax.runtime.kv import GROWTH
+from lowcomm_jax.runtime.timing import Timing
 
-GROWTH = 1.5
-"""Factor by which pauses between looks grow while nothing is new (`runtime.kv.Store.pauses`)."""
 
-BEAT_S, LOOKS_PER_BEAT = 1.0, 4
-"""Seconds between two heartbeats, and how often all are read meanwhile (`runtime.heartbeat`)."""
+def requests_a_round(count: int) -> int:
+    """Requests of one region for one exchange of all regions, at the least.
+
+    This is for whole payloads through the store, of regions that are all in time. Further looks for
+    a late region come on top, as do heartbeats (`requests_a_second`) and deletions.
+
+    Args:
+      count: regions of the run.
+    """
+    others = count - 1
+    looks = 3 * others  # announcements, payloads, and who has confirmed what
+    own = 1 + 3 + 3 + 1  # the payload; announcing and committing (read, ask, write); confirming
+    return looks + own + 2  # is there a record already, before and after
+
+
+def requests_a_second(count: int) -> float:
+    """Requests of one region's heartbeat: its own beat, and several looks at all others' a beat."""
+    return (LOOKS_PER_BEAT * count + 1) / Timing.beat_s
 
 
 @dataclass(frozen=True)
 class StoreRequests:
-    """Requests of one learner, a second.
+    """Requests of one independent learner (`runtime.rounds`), a second.
 
     Attributes:
       round_s: seconds between two rounds.
@@ -84,6 +101,7 @@ def learner_requests(
     """
     regions, round_s = network.size, period / fragments * step_s
     counted = {kind: n / round_s for kind, n in per_round(regions, looks(round_s)).items()}
-    beats = (1 + LOOKS_PER_BEAT * regions) / BEAT_S
     exchange_s = store_seconds(network, fragment_nbytes)
-    return StoreRequests(round_s, **counted, beats=beats, exchange_s=exchange_s)
+    return StoreRequests(
+        round_s, **counted, beats=requests_a_second(regions), exchange_s=exchange_s
+    )

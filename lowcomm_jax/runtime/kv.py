@@ -33,6 +33,9 @@ POLL_S = {"file": (0.002, 0.05)}
 
 POLL_FAR_S = (0.05, 1.0)
 
+GROWTH = 1.5
+"""Factor by which pauses grow while nothing is new."""
+
 SLOWEST_BYTES_PER_S = 1e5
 """A slower way to the store counts as none."""
 
@@ -183,7 +186,7 @@ class Store:
         pause, longest = self.poll_s
         while True:
             yield pause
-            pause = min(1.5 * pause, longest)
+            pause = min(GROWTH * pause, longest)
 
     def _get(self, key: str, nbytes: int = 0):
         found = self._answer(self._kv.read(key), nbytes)

@@ -10,7 +10,8 @@ from runtime.object_store import BUCKET, Proxy, at_random, s3_server
 from runtime.party import Party, check, land, rounds, send, until
 
 from lowcomm_jax import exchange
-from lowcomm_jax.runtime import kv, store_requests
+from lowcomm_jax.planner.requests import requests_a_round
+from lowcomm_jax.runtime import kv
 from lowcomm_jax.runtime.kv import MetricsCounter
 
 WRITERS = 4
@@ -145,7 +146,7 @@ def test_requests_of_a_round_are_those_that_plan_prints(proxy, url, count):
         rounds(regions, 3, 9)
         seen = [(m, p) for m, p, _ in proxy.seen if "/beat/" not in p]
         a_round = len(seen) / count / 6
-        least = store_requests.requests_a_round(count)
+        least = requests_a_round(count)
         assert least <= a_round * 1.05 and a_round < 2 * least
     finally:
         party.close()
