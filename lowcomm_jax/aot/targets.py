@@ -22,9 +22,6 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from lowcomm_jax.mesh.regions import make_mesh
 from lowcomm_jax.network.errors import is_unknown
 
-GB = 10**9
-TFLOPS = 10**12
-
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
