@@ -12,9 +12,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
@@ -111,6 +111,31 @@ class _Plain:
 
     def close(self) -> None:
         pass
+
+
+class LiveView:
+    """What `shown` returns, four times a second, where `console` is a terminal; a context.
+
+    Elsewhere, or where it is not `wanted`, nothing. It goes when it is closed.
+    """
+
+    def __init__(self, console: Console, shown: Callable[[], RenderableType], wanted: bool = True):
+        self.console = console
+        self._live = Live(
+            console=console, refresh_per_second=4, transient=True, get_renderable=shown
+        )
+        self.live = console.is_terminal and wanted
+        if self.live:
+            self._live.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._live.stop()
 
 
 class Work:

@@ -27,6 +27,7 @@ from experiments.compare.plan import Comparison, plan
 from experiments.compare.result import Logs, collect, read_logs
 from experiments.compare.runs import run_all, terminations_interrupt
 from experiments.compare.show import in_order, interval_of, show
+from experiments.progress import say
 from experiments.report import html_report
 from experiments.report.html_data import Entry
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
@@ -73,7 +74,7 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
     show(result, console)
     files = [comparison.workdir / RESULT, *page]
     names = ", ".join(map(str, files))
-    console.print(f"written: {names}", highlight=False, soft_wrap=True)
+    say(console, f"written: {names}")
     return EXIT_FAILED if result["failures"] else 0
 
 
@@ -107,9 +108,8 @@ def report(comparison: Comparison, logs: Logs, result: Mapping[str, Any]) -> lis
 def describe(comparison: Comparison, console: Console) -> None:
     """Print what is about to be trained."""
     comparison.workdir.mkdir(parents=True, exist_ok=True)
-    console.print(
+    say(
+        console,
         f"{len(comparison.variants)} variants x {len(comparison.seeds)} seeds = "
         f"{len(comparison.runs)} runs, {comparison.parallel} at once, in {comparison.workdir}",
-        highlight=False,
-        soft_wrap=True,
     )

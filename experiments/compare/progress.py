@@ -10,13 +10,12 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.live import Live
 from rich.table import Column, Table
 
 from experiments.compare.columns import columns
 from experiments.compare.plan import Comparison, RunSpec
 from experiments.processes import last_line
-from experiments.progress import Display, Now, duration, right, steps_of
+from experiments.progress import Display, LiveView, Now, duration, right, steps_of
 from experiments.report.html_report import row_of
 from experiments.runlog import RunLog, read_run, summarise
 from experiments.workdir import CHECKPOINTS
@@ -111,7 +110,7 @@ class _Row:
     cells: Sequence[str] = ()
 
 
-class Progress:
+class Progress(LiveView):
     """Shows the step of every run that trains, how runs ended, and the time left.
 
     In a terminal: a table in which methods appear as they finish. Elsewhere: printed lines. Leave
@@ -129,7 +128,7 @@ class Progress:
         console: Console,
         error_of: Callable[[Path], str | None],
     ):
-        self.console, self._error_of, self._comparison = console, error_of, comparison
+        self._error_of, self._comparison = error_of, comparison
         self._total, self._left = len(comparison.runs), len(left)
         self._trained: list[tuple[RunLog, float]] = []  # complete, and its seconds
         self._several = len(comparison.seeds) > 1
@@ -144,24 +143,12 @@ class Progress:
         if self._left < self._total:
             text = f"{self._total - self._left} of {self._total} runs are complete already"
             console.print(text, highlight=False)
-        self._live = None
-        if console.is_terminal and left:
-            self._live = Live(
-                console=console, refresh_per_second=4, transient=True, get_renderable=self._table
-            )
-            self._live.start()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
+        super().__init__(console, self._table, wanted=bool(left))
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            if self._left == 0:
-                self.console.print(self._table())
+        super().close()
+        if self.live and self._left == 0:
+            self.console.print(self._table())
         if self._left == 0 and self._trained:
             self._print(_shares(self._trained, time.monotonic() - self._started))
 
@@ -191,14 +178,14 @@ class Progress:
             self._trained.append((log, seconds))
             text = f"eval loss {log.evals[-1]['anchor'] or float('nan'):.4f}"
             row.state = "done"
-            if self._live is not None:
+            if self.live:
                 found = row_of(log, self._comparison.networks, self._comparison.step_seconds)
                 row.cells = [column.text(found) for column in self._columns.values()]
             if not self._comparison.keep_checkpoints:
                 shutil.rmtree(run.workdir / CHECKPOINTS, ignore_errors=True)
         else:
             text, row.state, row.line = f"failed: {error}", "failed", error
-        if self._live is not None and error is None:
+        if self.live and error is None:
             row.line = duration(seconds)
             return
         guess = self._time.left(time.monotonic())
@@ -221,7 +208,7 @@ class Progress:
         if row.line == line:
             return
         row.state, row.line = "starts" if told is None else "trains", line
-        if self._live is None:
+        if not self.live:
             self._print(f"{name:14} {line}")
             self._tell(now)
 

@@ -31,7 +31,7 @@ from experiments.cli import (
     refuse_any,
     split_config,
 )
-from experiments.progress import Work, right
+from experiments.progress import Work, right, say
 
 if TYPE_CHECKING:
     from experiments.train.job import Job
@@ -153,10 +153,9 @@ def show(job: Job, report: AheadOfTime, console: Console) -> None:
     for program in report.programs:
         for one in program.replicated[:5]:
             axes = "+".join(one.axes)
-            console.print(
+            say(
+                console,
                 f"{program.name}: {one.what}, {_gb(one.nbytes)}, whole along {axes} ({one.source})",
-                highlight=False,
-                soft_wrap=True,
             )
     for line in advice(report):
         console.print(f"[yellow]to do[/yellow] {line}")

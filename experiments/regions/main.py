@@ -32,7 +32,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from experiments.cli import (
@@ -51,6 +50,7 @@ from experiments.faults.landings import gathered
 from experiments.faults.rendezvous_cut import folder_problems, make_ready, region_link
 from experiments.faults.scripts import write
 from experiments.processes import POLL_SECONDS, ended_at_last, free_port, last_line, start
+from experiments.progress import LiveView, say
 from experiments.regions.jobs import EXCHANGES
 from experiments.report import main as report
 from experiments.train import devices
@@ -193,45 +193,28 @@ def _ended(job: RegionJob, code: int, table: LiveTable) -> None:
     job.start()
 
 
-class LiveTable:
-    """The newest line of each run, by name. Close it, or use it as a context."""
+class LiveTable(LiveView):
+    """The newest line of each run, by name."""
 
     def __init__(self, console: Console):
-        self.console = console
         self._lines: dict[str, str] = {}
-        self._live = None
-        if console.is_terminal:
-            self._live = Live(console=console, refresh_per_second=4, transient=True)
-            self._live.start()
+        super().__init__(console, self._shown)
 
-    def __enter__(self) -> LiveTable:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
+    def _shown(self) -> Text:
+        lines = "\n".join(f"{name:14} {line}" for name, line in self._lines.copy().items())
+        return Text(lines, no_wrap=True, overflow="ellipsis")
 
     def say(self, name: str, line: str) -> None:
         """Replace the line of `name`."""
         if self._lines.get(name) == line:
             return
         self._lines[name] = line
-        if self._live is None:
+        if not self.live:
             self.print(f"{name:14} {line}")
-            return
-        shown = "\n".join(f"{name:14} {line}" for name, line in self._lines.items())
-        self._live.update(Text(shown, no_wrap=True, overflow="ellipsis"))
-
-    def drop(self, name: str) -> None:
-        """Show `name` no longer."""
-        self._lines.pop(name, None)
 
     def print(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(self.console, text)
 
 
 @dataclasses.dataclass

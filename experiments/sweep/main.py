@@ -20,6 +20,7 @@ from experiments.cli import load_config, made_or_refused
 from experiments.compare import main as compare
 from experiments.compare.config import comparison
 from experiments.config import plain
+from experiments.progress import say
 from experiments.sweep.config import as_comparison
 from experiments.sweep.frontier import costs_of, picture, show, write_csv
 from experiments.sweep.space import points
@@ -48,5 +49,5 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
     write_csv(result, found, costs, Path(workdir) / TABLE)
     picture(result, costs, Path(workdir) / PICTURE)
     names = f"{Path(workdir) / TABLE}, {Path(workdir) / PICTURE}"
-    console.print(f"written: {names}", highlight=False, soft_wrap=True)
+    say(console, f"written: {names}")
     return code

@@ -41,7 +41,7 @@ from experiments.cli import (
 from experiments.config import plain
 from experiments.faults import origin
 from experiments.faults.landings import Landings
-from experiments.progress import Display, open_display, size
+from experiments.progress import Display, open_display, say, size
 from experiments.regions.rejoin_counts import continue_counts
 from experiments.report import main as report
 from experiments.train import fields, processes
@@ -161,7 +161,7 @@ def train_and_heal(job: Job, console: Console, quiet: bool = False) -> bool:
         except (Lost, Parted) as error:
             if not getattr(error, "heals", True):
                 raise
-            console.print(f"{error}; it comes back", highlight=False, soft_wrap=True)
+            say(console, f"{error}; it comes back")
 
 
 def train(job: Job, console: Console, quiet: bool = False, display: Display | None = None) -> bool:
@@ -176,7 +176,7 @@ def train(job: Job, console: Console, quiet: bool = False, display: Display | No
     """
     quiet = quiet or display is not None
     if job.mesh.shape["stage"] > job.microbatches:
-        console.print(f"warning: {_idle(job)}", highlight=False, soft_wrap=True)
+        say(console, f"warning: {_idle(job)}")
     if not quiet:
         processes.describe(console, job.config)
         console.print(f"reading the corpus {job.data.corpus} ...", highlight=False)
@@ -313,7 +313,7 @@ def _loop(
         step = int(state.counters.step)
     with contextlib.closing(open_log(run.job, step)) as log:
         if restored is not None and leader().leads and (gap := missing(log.newest, restored.step)):
-            console.print(f"{run.job.workdir / METRICS} {gap}", highlight=False, soft_wrap=True)
+            say(console, f"{run.job.workdir / METRICS} {gap}")
         if late:
             newest = leader().broadcast_from_leader("newest record", lambda: log.newest)
             state, extra = continue_counts(state, newest, extra)
