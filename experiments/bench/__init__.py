@@ -1,7 +1,7 @@
 """`python -m experiments bench NAME`: speed and memory, as ratios measured within one process.
 
 In: flags of the benchmark. Out: tables, and JSON where a flag asks for it.
-`engine` times the engine on the models of `work`, and `torch_loop` beside it. `codec` times codecs,
+`engine` times the engine on the models of `work`, and a loop in PyTorch. `codec` times codecs,
 `pipeline` pipeline schedules, `transfer` transports, `gpu` the accelerator at hand, and `hosts`
 several processes. `wan` times the virtual clock and, with `links` and `netem`, jobs over real
 links. `work` interleaves the variants of a comparison. Open `main.py` first, then `engine.py`.

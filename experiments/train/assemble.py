@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,17 +14,18 @@ import numpy as np
 from experiments.cli import RefusedError, made_or_refused, problems_of, refuse_any
 from experiments.faults.fault_hooks import ScriptedFaults
 from experiments.progress import Work
-from experiments.regions.exchange import open_exchange
-from experiments.regions.jobs import is_separate_job
+from experiments.regions.jobs import EXCHANGES, PEERS, is_separate_job
 from experiments.train.evaluation import Evaluator
 from experiments.train.job import Job, abstract_params, make_engine, make_model
+from experiments.workdir import identity
 from lowcomm_jax import AdaptiveEngine, Engine
 from lowcomm_jax.checkpoint.trainers import plain_engine
 from lowcomm_jax.data import EvalData, Tokenizer, TrainData, load
 from lowcomm_jax.models import Model, Pipeline
 from lowcomm_jax.optimizers import learning_rate
 from lowcomm_jax.params.layout import make_layout
-from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.runtime.connect import ROUNDS_KEPT, JobExchange
+from lowcomm_jax.runtime.timing import Timing
 from lowcomm_jax.sync import round_programs
 
 
@@ -124,3 +128,42 @@ def _engine_that_fits(
     plain = plain_engine(engine)
     round_programs.build(plain.config, make_layout(abstract_params(model), plain.roles))
     return engine
+
+
+_OWN = ("region", "mesh", "microbatches", "accumulate", "replicas", "block", "offload")
+"""Fields in which the jobs of a run may differ: where and how each computes."""
+
+
+def open_exchange(job: Job, fault_hooks: ScriptedFaults | None = None) -> JobExchange | None:
+    """Open the exchange of a checked job; it has not joined the others yet. None on a mesh.
+
+    Args:
+      fault_hooks: faults that this job injects into its own payloads; None = none.
+
+    Raises:
+      ValueError: the rendezvous or the secret cannot be used.
+    """
+    fields = job.config
+    if not is_separate_job(fields):
+        return None
+    kind = fields["exchange"]
+    given = {} if kind == "store" else {name: fields[name] for name in PEERS}
+    return EXCHANGES[kind](
+        fields["rendezvous"],
+        fields["region"],
+        fields["regions"],
+        run_id(fields),
+        secret=fields["secret"],
+        timing=Timing.between(fields["rendezvous"], deadline_s=fields["deadline_s"]),
+        keep=ROUNDS_KEPT[kind] * job.method.schedule.fragments,
+        heal=fields["heal"],
+        mishaps=fault_hooks,
+        **given,
+    )
+
+
+def run_id(fields: Mapping[str, Any]) -> str:
+    """Digest of the fields that all jobs of a run share; the others refuse a job with another."""
+    shared = {k: v for k, v in identity(fields).items() if k not in _OWN}
+    text = json.dumps(shared, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

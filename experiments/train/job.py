@@ -116,7 +116,7 @@ def make_engine(
     """The engine of a job; nothing is compiled yet.
 
     Args:
-      exchange: with the other jobs (`regions.exchange.open_exchange`); None on a mesh.
+      exchange: with the other jobs (`assemble.open_exchange`); None on a mesh.
 
     Raises:
       ValueError: everything the engine refuses.

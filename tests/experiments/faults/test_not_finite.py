@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.faults.fault import Fault
-from experiments.faults.not_finite import NotFinite
+from experiments.faults.simulated import NotFinite
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ import lowcomm_jax as lc
 from experiments.cli import RefusedError
 from experiments.config import base, plain
 from experiments.regions import jobs
-from experiments.regions.exchange import open_exchange
 from experiments.train import devices
+from experiments.train.assemble import open_exchange
 from experiments.train.processes import process_problems, refuse
 
 
