@@ -186,7 +186,9 @@ def test_a_script_is_started(one_device, tmp_path, name):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout and not done.stderr.strip()
+    # JAX's plug-in for CUDA (extra `aot`) remarks that there is no driver.
+    told = [x for x in done.stderr.splitlines() if not re.search("InitializeLog|cudart_stub", x)]
+    assert done.stdout and not any(told)
 
 
 @pytest.mark.slow
