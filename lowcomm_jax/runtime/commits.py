@@ -153,6 +153,28 @@ class CommitLog:
         found = self._open(key, self._store.read(key), Announcement.read)
         return found if found is not None and found.region == region else None
 
+    def sit_out(self, names: Sequence[str], region: int, incarnation: int) -> None:
+        """Announce in all of these exchanges at once that this region takes no part in them.
+
+        An announcement that it has made stands. No terms: the region may agree with everyone.
+        """
+        absent = dataclasses.asdict(Announcement(region, incarnation, None, {}))
+        keys = [announcement_key(name, region) for name in names]
+        self._store.create_all({key: self._seal.close(key, absent) for key in keys})
+
+    def announcements(
+        self, names: Sequence[str], members: Sequence[int]
+    ) -> dict[str, dict[int, Announcement]]:
+        """Those that have announced, by exchange and region, read all at once."""
+        keys = {(n, r): announcement_key(n, r) for n in names for r in members}
+        values = self._store.read_all(list(keys.values()))
+        found: dict[str, dict[int, Announcement]] = {name: {} for name in names}
+        for (name, region), key in keys.items():
+            one = self._open(key, values[key], Announcement.read)
+            if one is not None and one.region == region:
+                found[name][region] = one
+        return found
+
     def confirm(self, name: str, region: int, held: dict[int, str]) -> None:
         """Say which payloads a region holds and has verified: `PayloadRecord.content` by region."""
         key = f"held/{name}/{region}"
@@ -202,6 +224,12 @@ class CommitLog:
             if found is not None:
                 return found
             self._store.create(key, self._seal.close(key, dataclasses.asdict(commit)))
+
+    def commit_all(self, commits: dict[str, Commit]) -> None:
+        """Write the records of several exchanges at once, where there are none."""
+        keys = {f"commit/{name}/0": commit for name, commit in commits.items()}
+        closed = {key: self._seal.close(key, dataclasses.asdict(x)) for key, x in keys.items()}
+        self._store.create_all(closed)
 
     def agree(self, name: str, proposal: dict) -> dict:
         """The value that was proposed first under this name."""

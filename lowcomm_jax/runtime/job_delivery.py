@@ -259,14 +259,19 @@ class JobDelivery:
         except StoreUnavailable:
             return True  # the exchange's heartbeat reports it
 
-    def fetch_ahead(self, sends: int, steps: int) -> None:
+    def fetch_ahead(self, sends: int, steps: int, missed: int) -> int:
         """Read at once what the others may have landed since, after so many sends of ours.
 
         Args:
           steps: since then; no more sends than that are due.
+          missed: sends, from the next on, in which this region has no part.
+
+        Returns:
+          Of how many sends it is known now.
         """
-        if self.anchor_history.shared:  # in groups there are other names
-            self.exchange.fetch_ahead(sends + 1, steps)
+        if not self.anchor_history.shared:  # in groups there are other names
+            return sends
+        return sends + self.exchange.fetch_ahead(sends + 1, steps, missed)
 
     def forget_ahead(self) -> None:
         """Let go of what was read so and is not needed any more."""

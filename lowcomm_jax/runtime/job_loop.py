@@ -5,8 +5,9 @@ the other regions, `run_due` defers events, and the job keeps training; `SyncCou
 the steps since. On reconnection the loop runs the deferred events in order. This region counts as
 absent in each: it sends nothing, and adopts nothing that arrives, since that would undo what it
 trained meanwhile. So anchors and decisions are those of the other regions, and its next send has
-all progress since. What the others have landed it reads all at once (`JobDelivery.fetch_ahead`).
-Slower regions may still be where this one was long ago: they are waited for.
+all progress since. What the others have landed it reads all at once, and what all have missed they
+end at once (`RemoteExchange.fetch_ahead`). Slower regions may still be where this one was long ago:
+they are waited for.
 
 What happens to a region that is alive and does not answer is decided in `whole_exchange.py`.
 """
@@ -106,6 +107,7 @@ class JobLoop(SyncLoop):
         self.delivery, self.pacing = delivery, OutagePacing()
         self.witness: Callable[[Counted], None] | None = None
         self._adopts = True
+        self._known = 0  # of how many sends the outcome was read ahead
 
     # -- due events, deferred where the others cannot be reached -----------------------------------
 
@@ -113,18 +115,23 @@ class JobLoop(SyncLoop):
         """Do all that is due up to the counters' step, or defer it while the store is away."""
         now, nobody = int(state.counters.step), np.zeros_like(mask)
         self.delivery.trained = now
-        behind = now - self.upcoming(state)
-        if self.pacing.first is None or behind <= 0 or not self.delivery.reachable():
+        late = self.pacing.first is not None and self.upcoming(state) < now
+        if not late or not self.delivery.reachable():
             return self._run_due(state, mask, nobody, events)
-        self.delivery.fetch_ahead(int(state.counters.sends.sum()), behind + 1)
+        self._known = int(state.counters.sends.sum())
         try:
-            return self._run_due(state, mask, nobody, events)
+            return self._run_due(state, mask, nobody, events, ahead=True)
         finally:
             self.delivery.forget_ahead()
 
-    def _run_due(self, state: TrainState, mask, nobody, events: list[Event]) -> TrainState:
+    def _run_due(
+        self, state: TrainState, mask, nobody, events: list[Event], ahead: bool = False
+    ) -> TrainState:
         now = int(state.counters.step)
         while (at := self.upcoming(state)) <= now:
+            if ahead and at < now and (sends := int(state.counters.sends.sum())) >= self._known:
+                missed = self._missed(state, now)
+                self._known = self.delivery.fetch_ahead(sends, now - at + 1, missed)
             if self.pacing.first is not None:
                 patience_s = self.pacing.patience_s(at - state.counters.done_until)
                 self.delivery.be_patient(patience_s)
@@ -144,6 +151,18 @@ class JobLoop(SyncLoop):
                 self.pacing = OutagePacing()
                 self.delivery.be_patient(0.0)
         return as_of(state, now, behind=0)
+
+    def _missed(self, state: TrainState, now: int) -> int:
+        """How many sends were due before `now`; 0 where what lands decides what is sent."""
+        schedule, counters, found = self.schedule, state.counters, 0
+        if not schedule.by_steps or self.method.base == "received":  # there, absence is no send
+            return 0
+        step = counters.done_until
+        while (step := schedule.next_send(step, counters)) < now:
+            if not (counters.last_sent == step).any():
+                sent = schedule.sends(step, counters, frozenset(), lambda: np.zeros(0))
+                found += len(sent)
+        return found
 
     def _reachable_events_at(
         self, state: TrainState, mask: np.ndarray, events: list[Event]

@@ -20,7 +20,8 @@ import re
 import secrets
 import threading
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import tensorstore as ts
 
@@ -38,6 +39,9 @@ GROWTH = 1.5
 
 SLOWEST_BYTES_PER_S = 1e5
 """A slower way to the store counts as none."""
+
+AT_ONCE = 64
+"""Most requests that are under way together."""
 
 ENDPOINT = "AWS_ENDPOINT_URL"
 
@@ -90,15 +94,21 @@ class Store:
           nbytes: of all together, if that matters.
           absent: those that are not there will not be there later either, as far as it matters.
         """
-        found: dict[str, bytes | None] = dict.fromkeys(keys) if absent else {}
+        found = self.read_all(keys, nbytes)
+        here = {key for key, value in found.items() if value is not None}
+        self._ahead |= found if absent else {key: found[key] for key in here}
+        return here
+
+    def read_all(self, keys: Sequence[str], nbytes: int = 0) -> dict[str, bytes | None]:
+        """The values of keys, read all at once; None = there is none. `nbytes`: of all together."""
         pending = [(key, self._kv.read(key)) for key in keys]
+        found: dict[str, bytes | None] = dict.fromkeys(keys)
         for key, future in pending:
             value = self._answer(future, nbytes)
             if value.state == "value":
                 self.counter.add("store_read", len(value.value))
                 found[key] = value.value
-        self._ahead |= found
-        return {key for key, value in found.items() if value is not None}
+        return found
 
     def take_ahead(self, key: str) -> bytes | None:
         """What `read_ahead` has read of a key, once: who asks again gets what stands there now."""
@@ -122,6 +132,12 @@ class Store:
             created = bool(done.generation)
         self.counter.add("store_written", len(value) if created else 0)
         return created
+
+    def create_all(self, values: Mapping[str, bytes]) -> None:
+        """Write those of these keys that do not exist yet, all at once."""
+        with ThreadPoolExecutor(AT_ONCE, "lowcomm-at-once") as pool:
+            for _ in pool.map(self.create, values, values.values()):
+                pass
 
     def _link(self, path: pathlib.Path, value: bytes) -> bool:
         """Create a file whole or not at all, without a lock.

@@ -40,8 +40,9 @@ class LoopbackExchange:
     def be_patient(self, seconds: float) -> None:
         """Does nothing: nobody is waited for."""
 
-    def fetch_ahead(self, first: int, count: int) -> None:
-        """Does nothing: nobody has gone on."""
+    def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
+        """0: nobody has gone on."""
+        return 0
 
     def forget_ahead(self) -> None:
         """Does nothing: see `fetch_ahead`."""

@@ -17,10 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from lowcomm_jax.runtime import terms
 from lowcomm_jax.runtime.anchor_check import AnchorVersions
-from lowcomm_jax.runtime.commits import name_of
+from lowcomm_jax.runtime.commits import Commit, name_of
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.errors import StoreUnavailable
+from lowcomm_jax.runtime.kv import AT_ONCE
 from lowcomm_jax.runtime.membership import Membership
 from lowcomm_jax.runtime.request import Arrived, ExchangeRequest, arrange, problems
 from lowcomm_jax.runtime.rounds import Like, RoundExchange
@@ -31,7 +33,6 @@ from lowcomm_jax.runtime.whole_exchange import WholeExchange
 from lowcomm_jax.runtime.wire import Reduction
 from lowcomm_jax.schedule import Admission
 
-_AT_ONCE = 64
 _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class RemoteExchange(Membership):
         self._open: dict[str, WholeExchange | TwoShotExchange] = {}
         self._waited: dict[str, float] = {}
         self._patience_s = 0.0
+        self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
 
     @property
     def epoch(self) -> int:
@@ -176,34 +178,78 @@ class RemoteExchange(Membership):
                 return None if commit is None else dict(commit.terms)
         raise AssertionError("pauses never end")
 
-    def fetch_ahead(self, first: int, count: int) -> None:
+    def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:
         """Read what came of exchanges of all regions that went on without us, all at once.
 
         `start` and `finish` then find it here: their number costs no round trips to the store.
         Records and payloads are kept until `forget_ahead`. What cannot be read is read later.
 
+        Where all regions have missed an exchange, no record says so yet. This region announces at
+        once that it has no part in those that it missed. The last one to do so finds that nobody
+        has, and writes the empty records.
+
         Args:
           first: number of the first exchange, which is its key.
           count: how many at most.
+          missed: in how many of them, from the first on, this region certainly has no part.
+
+        Returns:
+          How many, from the first on, have been read.
         """
         context, everyone = self._context, tuple(range(self.count))
+        epoch, until = context.heartbeat.own.epoch, first + missed
         sizes: dict[str, int] = {}
+        known, closed = first, -1
         try:
-            for start in range(first, first + count, _AT_ONCE):
-                numbers = range(start, min(start + _AT_ONCE, first + count))
-                epoch = context.heartbeat.own.epoch
+            while known < first + count:
+                numbers = range(known, min(known + AT_ONCE, first + count))
                 names = [name_of(epoch, str(n), everyone, self.count) for n in numbers]
                 landed = context.commit_log.read_ahead(names, everyone)
+                known += len(landed)
+                if not landed and known < until:
+                    self._sit_out(epoch, range(known, until))
+                    if closed != known and self._close_missed(names[: until - known]):
+                        closed = known
+                        continue  # their records can be read now
                 averages = context.commit_log.read_ahead(list(map(averages_of, landed)), everyone)
                 for commit in [*landed.values(), *averages.values()]:
                     sizes |= {p.digest: p.nbytes for p in commit.payloads.values()}
-                if len(landed) < len(names):
+                if not landed:
                     break
             while sizes and sum(sizes.values()) > _MOST_AHEAD:
                 sizes.popitem()  # the last ones are read when it is their turn
             context.transport.get_ahead(sizes)
         except StoreUnavailable as error:
             log.info("what the others have landed is read one by one: %s", error)
+        return known - first
+
+    def _sit_out(self, epoch: int, numbers: range) -> None:
+        """Announce that this region has no part in these exchanges of all regions, once in each."""
+        new = [n for n in numbers if (epoch, n) > self._absent]
+        if new:
+            names = [name_of(epoch, str(n), tuple(range(self.count)), self.count) for n in new]
+            own = self._context.heartbeat.own.incarnation
+            self._context.commit_log.sit_out(names, self.region, own)
+            self._absent = epoch, new[-1]
+
+    def _close_missed(self, names: Sequence[str]) -> bool:
+        """Write the empty records of the first exchanges in which nobody has a part, if any.
+
+        Nobody has a part once all that are waited for have announced so: then no other record can
+        come, whoever writes it.
+        """
+        context, everyone = self._context, range(self.count)
+        living, empty = context.heartbeat.living(certain=False), {}
+        for name, said in context.commit_log.announcements(names, everyone).items():
+            known = {r: one.terms for r, one in said.items() if r in living}
+            coming = any(r not in said and self._wait_list.awaited(r) for r in everyone)
+            taken = any(one.payload is not None for one in said.values())
+            agreed = known and terms.counting(known, context.heal) == known.keys()
+            if coming or taken or not agreed:
+                break
+            empty[name] = Commit({}, known, self.region, tuple(sorted(known)))
+        context.commit_log.commit_all(empty)
+        return bool(empty)
 
     def forget_ahead(self) -> None:
         """Let go of what `fetch_ahead` has read."""

@@ -10,6 +10,7 @@ from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
 from lowcomm_jax.runtime.job_delivery import JobDelivery, PendingExchange
 from lowcomm_jax.runtime.job_loop import JobLoop, OutagePacing
 from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
+from lowcomm_jax.schedule import Adaptive, Staggered
 
 ME, NOBODY = np.array([True]), np.array([False])
 
@@ -45,10 +46,14 @@ class Notes:
     """A delivery that notes its calls."""
 
     def __init__(self, reachable=True):
-        self.calls, self.is_reachable, self.trained = [], reachable, None
+        self.calls, self.is_reachable, self.trained, self.known = [], reachable, None, 9
 
     def reachable(self):
         return self.is_reachable
+
+    def fetch_ahead(self, sends, steps, missed):
+        self.calls.append(("fetch_ahead", sends, steps, missed))
+        return sends + self.known
 
     def __getattr__(self, name):
         return lambda *given: self.calls.append((name, *given))
@@ -60,6 +65,7 @@ class Loop(JobLoop):
     def __init__(self, reachable=True):
         self.delivery, self.pacing, self._adopts = Notes(reachable), OutagePacing(), True
         self.done, self.sends = [], lambda step: True
+        self.schedule, self.method = Staggered(6, 2), SimpleNamespace(base="anchor")
 
     def upcoming(self, state):
         return state.counters.done_until + 3
@@ -73,6 +79,7 @@ class Loop(JobLoop):
         counters.done_until = int(counters.step)
         if self.sends(counters.step):
             counters.last_sent[0] = counters.step
+            counters.sends = np.add(counters.sends, [1, 0])
         return state.replace(counters=counters), True
 
 
@@ -101,7 +108,7 @@ def test_what_is_due_while_nobody_can_be_reached_is_made_up_for_as_if_absent():
     late = [(step, False, False, 1) for step in (3, 6)]
     assert loop.done == [*late, (9, True, True, 1)] and state.counters.behind == 0
     assert loop.delivery.calls == [
-        ("fetch_ahead", 3, 9 - 3 + 1),
+        ("fetch_ahead", 3, 9 - 3 + 1, 2),
         *[("be_patient", 30.0)] * 3,
         ("be_patient", 0.0),
         ("forget_ahead",),
@@ -136,6 +143,41 @@ def test_what_was_missed_is_read_at_once_where_it_can_be(deferred, reachable, st
     loop.run_due(State().at(step), ME, [])
     names = [name for name, *_ in loop.delivery.calls]
     assert ("fetch_ahead" in names) is ahead and ("forget_ahead" in names) is ahead
+
+
+@pytest.mark.parametrize(
+    ("known", "asked"), [(9, [3]), (1, [3, 4, 5]), (0, [3, 4, 5]), (2, [3, 5])]
+)
+def test_more_is_read_ahead_once_what_was_read_is_done(known, asked):
+    """But never for the step of now: in its sends this region has a part."""
+    loop = Loop()
+    loop.pacing.deferred(3)
+    loop.delivery.known = known
+    loop.run_due(State().at(12), ME, [])
+    calls = [call for call in loop.delivery.calls if call[0] == "fetch_ahead"]
+    assert [sends for _, sends, _, _ in calls] == asked
+    steps = [3 + 3 * (sends - 3) for sends in asked]  # an event, with a send, every third step
+    assert [given for _, _, *given in calls] == [[12 - at + 1, (12 - at) // 3] for at in steps]
+
+
+@pytest.mark.parametrize(
+    ("done", "sent", "now", "missed"),
+    [
+        (0, -1, 3, 0),  # fragments leave after 3, 9, ... and 6, 12, ...
+        (0, -1, 4, 1),
+        (0, -1, 13, 4),
+        (3, 3, 13, 3),
+        (8, -1, 13, 2),
+        (2, 3, 13, 3),  # it has left, and the step is not done
+    ],
+)
+def test_sends_that_were_missed(done, sent, now, missed):
+    loop, counters = Loop(), Counters(done_until=done, last_sent=np.array([sent, -1]))
+    assert loop._missed(State(counters), now) == missed
+    loop.method.base = "received"
+    assert loop._missed(State(counters), now) == 0
+    loop.method.base, loop.schedule = "anchor", Adaptive(6, 2, 1, 1)
+    assert loop._missed(State(counters), now) == 0
 
 
 def test_what_was_read_ahead_is_let_go_of_whatever_happens():
@@ -293,13 +335,13 @@ def test_whether_others_went_on_is_asked_of_the_next_exchange():
     asked = []
     exchange = Exchange(
         passed_over=lambda key: asked.append(key),
-        fetch_ahead=lambda first, count: asked.append((first, count)),
+        fetch_ahead=lambda *given: asked.append(given) or 7,
     )
     delivery, groups = (JobDelivery(exchange, shared=shared) for shared in (True, False))
-    delivery.passed_over(4), delivery.fetch_ahead(4, 9)
-    assert asked == ["5", (5, 9)]
-    assert groups.passed_over(4) is False
-    groups.fetch_ahead(4, 9)
+    delivery.passed_over(4)
+    assert delivery.fetch_ahead(4, 9, 2) == 4 + 7
+    assert asked == ["5", (5, 9, 2)]
+    assert groups.passed_over(4) is False and groups.fetch_ahead(4, 9, 2) == 4
     assert len(asked) == 2
 
     def away(key):

@@ -90,7 +90,7 @@ def test_round_trips_after_an_outage_do_not_grow_with_what_was_missed(
 ):
     """All of it is read at once; one by one it takes several requests for each exchange."""
     if not ahead:
-        monkeypatch.setattr(exchange.RemoteExchange, "fetch_ahead", lambda *_: None)
+        monkeypatch.setattr(exchange.RemoteExchange, "fetch_ahead", lambda *_: 0)
     shut, back = threading.Event(), threading.Event()
     jobs, ends = started(3, lambda job: shut.is_set() and job.away == (job.region == 0))
     jobs[0].holds[ALONE] = lambda: back.is_set() and not jobs[0].away

@@ -1,0 +1,151 @@
+"""Exchanges that this region missed: read at once, sat out at once, closed where nobody came."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lowcomm_jax.runtime.commits import Announcement, Commit, CommitLog, PayloadRecord
+from lowcomm_jax.runtime.errors import StoreUnavailable
+from lowcomm_jax.runtime.heartbeat import Beat
+from lowcomm_jax.runtime.kv import MetricsCounter, Store
+from lowcomm_jax.runtime.remote import RemoteExchange
+from lowcomm_jax.runtime.secret import Seal
+
+R, EPOCH = 3, 2
+PAYLOAD = PayloadRecord("a" * 64, 8)
+ABSENT = Announcement(0, 7, None, {})
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store in an empty folder."""
+    return Store(f"file://{tmp_path}/meet", "run", MetricsCounter())
+
+
+def remote(store, awaited=(0, 1, 2), living=(0, 1, 2)):
+    """Region 0's exchange, which waits for these regions."""
+    beats = {r: Beat(incarnation=1, epoch=EPOCH, awaited=r in awaited) for r in range(R)}
+    heartbeat = SimpleNamespace(
+        region=0,
+        own=Beat(incarnation=7, epoch=EPOCH),
+        latest=lambda: beats,
+        living=lambda certain=True: set(living),
+    )
+    context = SimpleNamespace(
+        region=0,
+        count=R,
+        heal="stop",
+        store=store,
+        commit_log=CommitLog(store, Seal("run", b"x" * 16)),
+        heartbeat=heartbeat,
+        transport=SimpleNamespace(get_ahead=lambda sizes: None),
+    )
+    return RemoteExchange(context, "store", 4), context.commit_log
+
+
+def announce(log, numbers, regions=(1, 2), payload=None, terms=None):
+    for number in numbers:
+        for region in regions:
+            log.announce(f"{EPOCH}.{number}", Announcement(region, 1, payload, terms or {}))
+
+
+def records(log, numbers):
+    return [log.committed(f"{EPOCH}.{number}") for number in numbers]
+
+
+def test_a_region_sits_out_what_it_missed_and_keeps_what_it_has_announced(store):
+    one, log = remote(store)
+    log.announce(f"{EPOCH}.6", Announcement(0, 7, PAYLOAD, {"step": 4}))
+    assert one.fetch_ahead(5, 9, missed=3) == 0
+    said = {n: log.announcement(f"{EPOCH}.{n}", 0) for n in range(4, 9)}
+    assert said == {4: None, 5: ABSENT, 6: Announcement(0, 7, PAYLOAD, {"step": 4})} | {
+        7: ABSENT,
+        8: None,
+    }
+    assert records(log, range(5, 8)) == [None] * 3, "the others have not said anything"
+
+
+def test_it_says_so_once(store, monkeypatch):
+    one, log = remote(store)
+    said = []
+    monkeypatch.setattr(log, "sit_out", lambda names, *own: said.append((names, own)))
+    one.fetch_ahead(5, 9, missed=3), one.fetch_ahead(5, 9, missed=3), one.fetch_ahead(6, 9, 4)
+    names = [f"{EPOCH}.{n}" for n in range(5, 10)]
+    assert said == [(names[:3], (0, 7)), (names[3:], (0, 7))]
+    one.fetch_ahead(12, 9)
+    assert len(said) == 2, "of nothing is it known that it was missed"
+
+
+def test_the_last_to_say_so_closes_them_all_at_once(store):
+    one, log = remote(store)
+    announce(log, range(5, 80))
+    assert one.fetch_ahead(5, 100, missed=75) == 75
+    empty = Commit({}, {r: {} for r in range(R)}, 0, (0, 1, 2))
+    assert records(log, range(5, 80)) == [empty] * 75
+    assert store.read(f"commit/{EPOCH}.80/0") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "closed"),
+    [
+        ({"regions": (1,)}, False),  # region 2 may still come with a payload
+        ({"payload": PAYLOAD}, False),
+        ({"terms": {"anchor": "1"}}, True),  # who names no terms agrees with them
+    ],
+)
+def test_only_what_nobody_has_a_part_in_is_closed(store, said, closed):
+    one, log = remote(store)
+    announce(log, [5, 6]), announce(log, [7], **said), announce(log, [8])
+    assert one.fetch_ahead(5, 4, missed=4) == (4 if closed else 2)
+    assert [x is not None for x in records(log, range(5, 9))] == [True] * 2 + [closed] * 2
+
+
+def test_who_is_not_waited_for_keeps_nothing_open(store):
+    one, log = remote(store, awaited=(0, 1), living=(0, 1))
+    announce(log, [5], regions=(1,)), announce(log, [6])
+    assert one.fetch_ahead(5, 2, missed=2) == 2
+    # The dead have no terms in a record, and are not present.
+    assert records(log, [5, 6]) == [Commit({}, {0: {}, 1: {}}, 0, (0, 1))] * 2
+
+
+@pytest.mark.parametrize("heal", ["stop", "lowest"])
+def test_regions_that_have_parted(store, heal):
+    """All that stop find it in the record; where some go on, the exchange itself says who."""
+    one, log = remote(store)
+    one._context.heal = heal
+    for region, anchor in ((1, "1"), (2, "2")):
+        announce(log, [5], (region,), terms={"anchor": anchor})
+    assert one.fetch_ahead(5, 1, missed=1) == (1 if heal == "stop" else 0)
+    if heal == "stop":
+        assert records(log, [5])[0].terms == {0: {}, 1: {"anchor": "1"}, 2: {"anchor": "2"}}
+
+
+def test_what_the_others_landed_is_read_and_not_sat_out(store):
+    one, log = remote(store)
+    landed = Commit({1: PAYLOAD}, {1: {}}, 1, (1, 2))
+    for number in (5, 6):
+        log.commit(f"{EPOCH}.{number}", landed)
+    announce(log, [7])
+    assert one.fetch_ahead(5, 9, missed=3) == 3
+    assert records(log, [5, 6]) == [landed] * 2 and not records(log, [7])[0].payloads
+    assert log.announcement(f"{EPOCH}.5", 0) is None
+
+
+def test_junk_in_the_place_of_a_record_is_left_to_the_exchange_itself(store):
+    one, log = remote(store)
+    announce(log, [5])
+    store.create(f"commit/{EPOCH}.5/0", b"junk")
+    assert one.fetch_ahead(5, 1, missed=1) == 0
+
+
+def test_a_store_that_goes_away_again_costs_nothing(store, monkeypatch):
+    one, log = remote(store)
+
+    def away(*given):
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(log, "sit_out", away)
+    assert one.fetch_ahead(5, 9, missed=3) == 0
+    monkeypatch.undo()
+    announce(log, range(5, 8))
+    assert one.fetch_ahead(5, 9, missed=3) == 3, "it had not said so yet"
