@@ -1,5 +1,6 @@
 """The small parts of the exchange between jobs, each on its own."""
 
+import itertools
 import json
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from runtime.party import at_once
 from lowcomm_jax import exchange
 from lowcomm_jax.runtime import request, wire
 from lowcomm_jax.runtime.commits import Commit, CommitLog, PayloadRecord
-from lowcomm_jax.runtime.kv import MetricsCounter, Store, segment
+from lowcomm_jax.runtime.kv import POLL_FAR_S, MetricsCounter, Store, segment
 from lowcomm_jax.runtime.remote import RemoteExchange
 from lowcomm_jax.runtime.secret import Seal, read_secret
 from lowcomm_jax.runtime.timing import Pace, Timing
@@ -246,6 +247,9 @@ def test_pauses_grow_to_a_limit(store):
     pauses = store.pauses()
     seen = [next(pauses) for _ in range(30)]
     assert (seen[0], seen[-1]) == store.poll_s and seen == sorted(seen)
+    store.poll_s = POLL_FAR_S  # as of a store that charges for requests
+    far = list(itertools.islice(store.pauses(), 30))
+    assert (far[0], far[1], far[-1]) == (0.05, 0.05 * 1.5, 1.0)
 
 
 # -- timing -----------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ import pytest
 from cryptography import x509
 
 from lowcomm_jax import exchange
-from lowcomm_jax.runtime import flight_transport
+from lowcomm_jax.runtime import flight_transport, payload_server
 from lowcomm_jax.runtime.certificates import Authority, Credentials, fingerprint, host_name
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.flight_transport import FlightTransport
 from lowcomm_jax.runtime.heartbeat import Beat
 from lowcomm_jax.runtime.kv import MetricsCounter
+from lowcomm_jax.runtime.payload_server import PayloadServer
 from lowcomm_jax.runtime.streams import DeniedError, Partial
 from lowcomm_jax.runtime.timing import Pace, Timing
 
@@ -217,3 +218,16 @@ def test_a_payload_is_complete_when_all_ranges_are():
     assert partial.complete and partial.whole() == b"x" * (4 << 20) + bytes(4 << 20)
     with pytest.raises(ValueError, match="0 bytes came, 0 were due"):
         first.add(b"")
+
+
+def test_a_new_process_is_given_the_newest_128_payloads(monkeypatch):
+    """Each takes a descriptor, of which a process has few."""
+    process = SimpleNamespace(port=1, ended=False, end=lambda: None)
+    monkeypatch.setattr(payload_server, "_Process", lambda settings, sent: process)
+    server = PayloadServer("127.0.0.1:0", Credentials(b"roots", b"chain", b"key"), print)
+    monkeypatch.setattr(server, "_tell", lambda asked, payload=None: None)
+    for number in range(131):
+        server.hold(str(number), b"x")
+    assert list(server._kept) == [str(number) for number in range(3, 131)]
+    assert len(server.names) == 131, "the process that holds them serves them all"
+    server.close()
