@@ -348,10 +348,11 @@ class Inbox:
 
     @property
     def published(self) -> dict[int, list[str]]:
-        """Digests of all that was published, by region, as far as known."""
+        """Digests of all that was published, by region, as far as known; [] = it takes no part."""
         fetched = {r: fetch.payload.digests for r, fetch in self.fetches.items()}
         announced = self.announcements.items()
-        return fetched | {r: one.payload.digests for r, one in announced if one.payload}
+        sent = {r: one.payload.digests for r, one in announced if one.payload}
+        return {region: [] for region in self.announcements} | fetched | sent
 
     @property
     def known(self) -> tuple[int, int]:

@@ -119,3 +119,15 @@ def test_what_goes_wrong_while_removing_is_raised_where_somebody_waits(party, mo
     rounds(regions, 0, 1)
     with pytest.raises(OSError, match="the disk is gone"):
         until(lambda: send(regions[:1], str(time.monotonic())))
+
+
+def test_announcements_of_who_takes_no_part_go_too(party):
+    regions = party.run(2, keep=2)
+    for number in range(9):
+        if number == 8:
+            time.sleep(0.5)  # until each has heard that the other has everything so far
+        send(regions[:1], f"{number}", takes_part=False)
+        send(regions[1:], f"{number}")
+        land(regions, f"{number}")
+    until(lambda: stored(regions[0], "said/") in ([6, 7, 8], [7, 8]))
+    assert {key[-1] for key in regions[0]._context.store.list("said/")} == {"0", "1"}

@@ -307,7 +307,8 @@ def test_what_was_published_is_known_by_its_digests():
     one, *_ = waiting()
     one.inbox.announcements[2] = Announcement(2, 1, None, {})
     one.inbox.fetches[1] = fetched(1)
-    assert one.published == {"1.k": {0: ["digest 0"], 1: ["digest 1"]}}
+    # The announcement of one that takes no part is removed with the others.
+    assert one.published == {"1.k": {0: ["digest 0"], 1: ["digest 1"], 2: []}}
 
 
 @pytest.mark.parametrize(
