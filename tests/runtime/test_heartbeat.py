@@ -305,3 +305,24 @@ def test_the_others_have_beaten_since_when_all_living_ones_have(watched, monkeyp
     watched.look(0.0)
     ours.wait_for_beats(times=2)
     assert not script
+
+
+def test_who_was_not_known_before_has_beaten_since(watched, monkeypatch):
+    ours = watched.ours
+    for counter in (1, 2):
+        watched.beats(1, 1, counter)
+        watched.look()
+    script = [
+        ours._beat,
+        lambda: watched.beats(2, 1, 1),
+        lambda: watched.beats(2, 1, 2),
+        lambda: watched.beats(1, 1, 3),
+    ]
+
+    def asleep(seconds):
+        script.pop(0)()
+        watched.look(0.0)
+
+    monkeypatch.setattr(time, "sleep", asleep)
+    ours.wait_for_beats()
+    assert not script and ours.living() == {0, 1, 2}
