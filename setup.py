@@ -73,6 +73,7 @@ setup(
             "nbclient>=0.10",
             "prometheus-client>=0.20",
             "pytest>=8",
+            "pytest-split>=0.10",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3",
             "tensorboardX>=2.6",

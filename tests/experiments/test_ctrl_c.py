@@ -48,14 +48,13 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [1.0, 2.0, 4.0])
-def test_a_run_that_has_not_begun_ends_at_once(after, tmp_path):
+def test_a_run_that_has_not_begun_ends_at_once(after, handler, tmp_path):
     command = [sys.executable, "-m", "experiments", "train", "--config=diloco"]
     ended = subprocess.Popen(
         [*command, "--config.model.layers=24", f"--workdir={tmp_path / 'run'}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
     )
     time.sleep(after)

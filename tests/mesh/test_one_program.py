@@ -78,11 +78,11 @@ def test_a_quick_case_in_two_processes(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes, devices", [(2, 2), (4, 1)])
+@pytest.mark.parametrize(("processes", "devices", "each"), [(4, 1, 1), (2, 2, 7)])
 @pytest.mark.parametrize("kind", ["regions apart", "regions of two", "stages"])
-def test_every_case(kind, processes, devices, tmp_path):
-    """Eight to twenty minutes each on two cores."""
-    names = [name for name in cases() if kind in name]
+def test_every_case(kind, processes, devices, each, tmp_path):
+    """A process a device; and every seventh case with two devices a process."""
+    names = [name for name in cases() if kind in name][::each]
     one = train(tmp_path / "one", names, 1, 4)[0]
     several = train(tmp_path / "several", names, processes, devices)
     for name in names:
