@@ -41,6 +41,10 @@ def pytest_configure(config):
     """
     level = 0 if config.option.markexpr == "not slow" else 1
     os.environ["XLA_FLAGS"] += f" --xla_backend_optimization_level={level}"
+    if level:
+        # XLA's CPU backend has a thread a device, and needs more where a device waits in several
+        # collectives: slow tests of 1F1B with shards inside a stage would wait for ever.
+        os.environ.setdefault("NPROC", "16")
 
 
 def pytest_collection_finish(session):
