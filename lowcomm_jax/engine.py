@@ -32,8 +32,8 @@ from lowcomm_jax.runtime.checks import exchange_problems
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.job_loop import JobLoop
-from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
 from lowcomm_jax.runtime.make_loop import job_loop
+from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.schedule import Learners
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync import initial_state, round_programs
@@ -340,7 +340,7 @@ class Engine:
         """
         loop = self._begin(state)
         if rounds is not None:
-            if not isinstance(loop, LearnerJobLoop):
+            if not isinstance(loop, RoundJobLoop):
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
             batches = loop.until_rounds(state, rounds, batches)
         cut = self._cut(microbatch, counts_R)

@@ -11,7 +11,6 @@ from lowcomm_jax.methods import Method
 from lowcomm_jax.runtime.checks import job_problems, learner_needs
 from lowcomm_jax.runtime.connect import flight_problems
 from lowcomm_jax.runtime.terms import Heal
-from lowcomm_jax.schedule import Learners
 from lowcomm_jax.sync.round_functions import OutlierGuard
 
 EXCHANGES = {"store": exchange.store, "peers": exchange.peers}
@@ -27,8 +26,8 @@ def is_separate_job(fields: Mapping[str, Any]) -> bool:
 
 
 def ends_by_rounds(fields: Mapping[str, Any], method: Method) -> bool:
-    """Whether this job is an independent learner: jobs have rounds in common, but no steps."""
-    return is_separate_job(fields) and isinstance(method.schedule, Learners)
+    """Whether regions go at a pace of their own: jobs have rounds in common, but no steps."""
+    return is_separate_job(fields) and method.schedule.uneven
 
 
 def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[str]:
@@ -69,6 +68,6 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         )
     if method is None:
         return found
-    if isinstance(method.schedule, Learners) and kind != "store":
+    if method.schedule.uneven and kind != "store":
         found.append(learner_needs(method.name))
     return found + job_problems(method, count, OutlierGuard(**fields["guards"]))

@@ -156,7 +156,7 @@ class _Totals:
         views: dict[tuple, dict[int, dict]] = {}
         for region, row in found.items():
             for event in row["events"]:
-                name = (event["kind"], event["key"], event["fragment"])
+                name = (event["kind"], _exchange(event), event["fragment"])
                 views.setdefault(name, {})[region] = event
         return [self._event(own) for own in views.values()]
 
@@ -185,18 +185,23 @@ def measure(steps: Sequence[dict[str, Any]]) -> None:
       steps: records of the jobs of a run, or of one of them; changed in place. Payloads that have
         not landed stay as they were sent, as do the records of a run in one process.
     """
-    counted: dict[str, Sequence[bool]] = {}
+    counted: dict[Any, Sequence[bool]] = {}
     for step in steps:
         for event in step["events"]:
             if event["kind"] == "land" and "travel_seconds" in event:
-                counted[event["key"]] = event["participants"]
+                counted[_exchange(event)] = event.get("admitted", event["participants"])
     for step in steps if counted else ():
         sends = [e for e in step["events"] if e["kind"] == "send" and e["fragment"] >= 0]
         if sends:
             step["participation"] = float(np.mean([_share(send, counted) for send in sends]))
 
 
-def _share(send: Mapping[str, Any], counted: Mapping[str, Sequence[bool]]) -> float:
-    took = counted.get(send["key"], send["participants"])
+def _exchange(event: Mapping[str, Any]) -> Any:
+    """What names its exchange in all regions: its round, where they have no steps in common."""
+    return event.get("round", event["key"])
+
+
+def _share(send: Mapping[str, Any], counted: Mapping[Any, Sequence[bool]]) -> float:
+    took = counted.get(_exchange(send), send["participants"])
     left_out = send.get("left_out") or [0.0] * len(took)
     return sum(bool(t) and not out for t, out in zip(took, left_out)) / len(took)

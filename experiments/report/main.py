@@ -315,7 +315,10 @@ def by_region(run: RunLog) -> list[RegionRun]:
     landings = [e for step in run.steps for e in step["events"] if "travel_seconds" in e]
     if not landings or "present" not in run.steps[0]:
         return []
-    counted_LxR = np.array([e["participants"] for e in landings], bool)
+    # Regions at a pace of their own land a round at different steps: it counts once.
+    rounds = {e["round"]: e["admitted"] for e in landings if "admitted" in e}
+    counted = list(rounds.values()) or [e["participants"] for e in landings]
+    counted_LxR = np.array(counted, bool)
     travel_LxR = np.array([e["travel_seconds"] for e in landings], float)
     waited_LxR = np.array([e["waited_seconds"] for e in landings], float)
     made_SxR = np.array([step["present"] for step in run.steps], bool)

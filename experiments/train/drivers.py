@@ -121,10 +121,10 @@ class FixedDriver:
 
 
 class LearnerDriver(FixedDriver):
-    """An independent learner that is a job: a nominal step is a tick, of the fastest learner.
+    """A region at a pace of its own that is a job: a nominal step is a tick, of the fastest region.
 
     A run of N ticks ends with the last round that opens until then, after as many steps of its own
-    as that takes this learner.
+    as that takes this region.
     """
 
     waits = True
@@ -135,8 +135,11 @@ class LearnerDriver(FixedDriver):
         self._rounds = self._schedule.rounds_by(run.job.steps)
 
     def progress(self, state: TrainState) -> int:
-        landed = rounds_landed(state)
-        return self._run.job.steps if landed >= self._rounds else self._schedule.opens(landed - 1)
+        landed, steps = rounds_landed(state), self._run.job.steps
+        if landed >= self._rounds:
+            return steps
+        # Several rounds may open at the last tick: it is over when all of them have landed.
+        return min(self._schedule.opens(landed - 1), steps - 1)
 
     def advance(self, state: TrainState, count: int, participants, stopping: Stopping):
         loop, landed = self._run.engine.sync_loop(state), rounds_landed(state)

@@ -9,13 +9,15 @@ A job that stopped at any other step would leave a payload for which the others 
   past that region.
 - With gossip a region waits for its partner only: all stop two rounds past the furthest region.
 - A job that has passed the agreed step proposes a new one, and may stop alone.
-- Independent learners have no steps in common: they stop before a round, further ahead than any of
-  them can have opened one.
+- Regions at a pace of their own have no steps in common. They stop before a round two periods
+  ahead, or a second ahead by the rounds so far, whichever is later.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import time
 
 import numpy as np
 
@@ -32,6 +34,7 @@ class Stopping:
         self._run, self._interrupt = run, interrupt
         self._last: int | None = None
         self._begun = False
+        self._since: tuple[int, float] | None = None  # (rounds, seconds) at the first step
 
     def at(self, step: int, state: TrainState) -> bool:
         """Whether `step` is the last one.
@@ -40,6 +43,8 @@ class Stopping:
           step: inner steps done, or about to be done with what has been handed out.
           state: not later than that.
         """
+        if self._since is None and self._run.job.by_rounds:
+            self._since = rounds_landed(state), time.monotonic()
         if not self._interrupt.requested:
             return False
         if self._run.exchange is None:
@@ -63,6 +68,13 @@ class Stopping:
         self._begun = self._begun or begins
         return begins
 
+    def _rounds_a_second(self, landed: int) -> int:
+        """So far: nobody waits for anybody, and all must hear of the last round before it lands."""
+        if self._since is None:
+            return 0
+        first, began_s = self._since
+        return math.ceil((landed - first) / max(time.monotonic() - began_s, 1e-3))
+
     def _agree(self, step: int, state: TrainState) -> int:
         """The step that all stop at; what was agreed on for an earlier one is over."""
         proposal = {"step": self._next_landing(step, state)}
@@ -77,7 +89,9 @@ class Stopping:
         schedule = loop.schedule
         if self._run.job.by_rounds:
             newest = step if loop.rounds is None else loop.rounds.newest
-            return newest + 2 * schedule.fragments
+            return newest + max(
+                2 * schedule.rounds_by(schedule.period), self._rounds_a_second(step)
+            )
         furthest = max([step, *self._run.exchange.steps().values()])
         if loop.groups(0) is not None:
             return (furthest // schedule.period + 3) * schedule.period

@@ -19,7 +19,8 @@ c      share of the momentum at other arrivals      `c`
 
 Differs from the paper: time is counted in ticks, inner steps of the fastest region. Arrivals of
 one tick are applied in region order, and then all of them get the newest anchor (a grace period of
-one tick). Data shards are not resampled by progress.
+one tick). Data shards are not resampled by progress. Between jobs arrivals are those of real time
+(`runtime.arrival_job_loop`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def async_local_sgd(
 
     Args:
       period: H, inner steps of the fastest region between two of its arrivals.
-      speeds: inner steps per second of each region, in any unit, `[R]`.
+      speeds: inner steps per second of each region, in any unit, `[R]`; between jobs they decide
+        only how many steps a region makes between its arrivals.
       learning_rate: outer learning rate of an arrival.
       momentum: weight of the old outer momentum, in [0, 1).
       buffer: arrivals between two renewals of the momentum; None = R.

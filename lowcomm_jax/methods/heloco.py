@@ -60,7 +60,7 @@ def heloco(
 
     Args:
       period: H, inner steps of a region between two of its arrivals.
-      speeds: inner steps per second of each region, in any unit, `[R]`.
+      speeds: inner steps per second of each region, in any unit, `[R]`; see `async_local_sgd`.
       learning_rate: outer learning rate of an arrival, and of the look-ahead.
       momentum: weight of the old outer momentum, in [0, 1).
       weight: rho, weight of an arrival, above 0; the paper has 1 or 1 / sqrt(R).

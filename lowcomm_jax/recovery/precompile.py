@@ -31,8 +31,8 @@ def precompile(engine: Engine, state: TrainState) -> TrainState:
       state: is donated; use the returned one.
 
     Returns:
-      The state. Its anchor, outer state and parameters have no meaning; codecs are as at step 0;
-      the rest is unchanged.
+      The state. Its anchor, as here and as received, outer state and parameters have no meaning;
+      codecs are as at step 0; the rest is unchanged.
     """
     loop = engine.sync_loop(state)
     loopback = _loopback_loop(engine, loop)
@@ -49,6 +49,7 @@ def precompile(engine: Engine, state: TrainState) -> TrainState:
     return state.replace(
         inner=dataclasses.replace(state.inner, params=params),
         anchor=played.anchor,
+        received=played.received,
         outer=played.outer,
         codec=codec_states(loop.programs),
         landing=landing,

@@ -8,8 +8,8 @@ Progress that a lost region had not sent is lost. It starts from the anchor, wit
 0 (residuals of 0) and its own inner optimizer state: that of its checkpoint, or a fresh one.
 `enter` raises `Lost` where no region gave a state, `Parted` where the state is not the others'.
 
-An independent learner (`LearnerJobLoop`) copies a peer instead, its parameters and optimizer state
-included. `rejoin_regions` does what `enter` does, where all regions are in one process.
+A region at a pace of its own (`RoundJobLoop`) copies a peer instead: a learner its parameters and
+optimizer state, too. `rejoin_regions` does what `enter` does, where all regions are in one process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.job_loop import JobLoop
-from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop, start_from_peer
+from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.runtime.state_transfer import SHARED, State
 from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.leaves import named_leaves
@@ -73,7 +73,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
     own = int(state.counters.step)
     state = engine.warm(precompile(engine, state), batch)
     result = exchange.result()
-    if isinstance(loop, LearnerJobLoop):
+    if isinstance(loop, RoundJobLoop):
         return _copy_peer(loop, state, result)
     if result is not None:
         _, arrays, document = result
@@ -91,15 +91,15 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
         compiled.add(_level(loop, state))
 
 
-def _copy_peer(loop: LearnerJobLoop, state: TrainState, result: State | None) -> TrainState:
-    """An independent learner copies a peer, or the result of those that have ended.
+def _copy_peer(loop: RoundJobLoop, state: TrainState, result: State | None) -> TrainState:
+    """A region at a pace of its own copies a peer, or the result of those that have ended.
 
     What was committed since the peer gave its state it lands by itself: payloads stay meanwhile.
     Its anchor is compared with those of the others at every round it lands.
     """
     exchange = loop.delivery.exchange
     _, arrays, document = _newest(exchange) if result is None else result
-    state = start_from_peer(loop, state, arrays, document)
+    state = loop.start_from_peer(state, arrays, document)
     exchange.beat(loop.delivery.position(state))
     if result is None:
         exchange.come_in()

@@ -11,7 +11,7 @@ from lowcomm_jax.compression import Codec
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.runtime.connect import JobExchange
-from lowcomm_jax.schedule import Learners
+from lowcomm_jax.schedule import Learners, TwoLevels
 from lowcomm_jax.sync.round_functions import OutlierGuard
 
 
@@ -32,13 +32,13 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
             f"the mesh has {mesh.shape[REGION]} region slots, but this job is one region: use "
             "region=1, and fsdp or tensor for its devices"
         )
-    if isinstance(method.schedule, Learners) and exchange.kind != "store":
+    if method.schedule.uneven and exchange.kind != "store":
         found.append(learner_needs(method.name))
     return found + job_problems(method, regions, guard)
 
 
 def learner_needs(name: str) -> str:
-    """Why learners need the exchange that they need."""
+    """Why regions at a pace of their own need the exchange that they need."""
     return (
         f"{name} between jobs: payloads must outlive who wrote them; use exchange.store "
         "(exchange=store)"
@@ -86,8 +86,8 @@ def _method_problems(method: Method) -> list[str]:
         refuse("channels exchange inside the inner steps' program", "use exchange='mesh'")
     if isinstance(schedule, Learners):
         found += _learner_problems(method, schedule)
-    elif method.base == "received" or schedule.uneven:
-        refuse("regions at a pace of their own are simulated only", "use exchange='mesh'")
+    if isinstance(schedule, TwoLevels):
+        refuse("local servers are simulated only", "use exchange='mesh'")
     if method.anchors == "per_region" and method.topology is None:
         refuse("it applies a region's own part apart from the others'", "use exchange='mesh'")
     if isinstance(method.codec, Codec) and method.codec.increments:

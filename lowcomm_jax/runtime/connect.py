@@ -222,6 +222,10 @@ class LockstepRounds:
         """See `RoundExchange`."""
         self._look(lambda: self._rounds.stepped())
 
+    def wait(self) -> None:
+        """See `RoundExchange`."""
+        self._look(lambda: self._rounds.wait())
+
     def check(self) -> None:
         """See `RoundExchange`."""
         self._leader.broadcast_from_leader("check", lambda: self._rounds.check())

@@ -72,7 +72,8 @@ class JobDelivery:
       listens_only: take what the others exchange, and send nothing (`rejoin.catch_up`).
       never_defers: wait for the others also while the store is away.
       trained: inner steps this region has made.
-      by_rounds: regions have rounds in common, but no steps (`learner_job_loop`).
+      by_rounds: regions have rounds in common, but no steps (`round_job_loop`).
+      whole: every region needs the payloads of all, and not only their mean.
       gives: what a region that asks is given of a state.
     """
 
@@ -80,7 +81,7 @@ class JobDelivery:
         """`shared`: all regions have one anchor, not one each."""
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
-        self.listens_only = self.never_defers = self.by_rounds = False
+        self.listens_only = self.never_defers = self.by_rounds = self.whole = False
         self.gives: Callable[[TrainState], State] = shared_state
         self.trained = 0
         self._pending: dict[str, PendingExchange] = {}
@@ -91,7 +92,7 @@ class JobDelivery:
     def loopback(self) -> JobDelivery:
         """A delivery without the other regions; what it compiles is compiled for this one, too."""
         alone = JobDelivery(LoopbackExchange(self.region, self.total), self.anchor_history.shared)
-        alone._slicings = self._slicings
+        alone._slicings, alone.whole = self._slicings, self.whole
         return alone
 
     def start(
@@ -123,7 +124,7 @@ class JobDelivery:
             del terms["step"]
         shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in arrays.items()}
         slicing = None
-        if groups is None and goes_in_slices(exchange, self.total):
+        if groups is None and self._reduces(exchange):
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
         self._pending[key] = PendingExchange(
@@ -145,6 +146,9 @@ class JobDelivery:
             return arrays
         # Copies: the landing may donate the anchor before it was read.
         return arrays | {f"{ANCHOR}/{k}": jnp.copy(anchor[k]) for k in like}
+
+    def _reduces(self, exchange: MeshExchange) -> bool:
+        return not self.whole and goes_in_slices(exchange, self.total)
 
     def _slicing(self, flight: InFlight, shapes: dict, exchange, like: PyTree) -> Slicing:
         """Made once for each fragment and level, so that each is compiled once."""
@@ -370,7 +374,7 @@ class JobDelivery:
         if groups is not None:
             anchor = 4 * sum(x.size for x in jax.tree.leaves(like))
             return self._own(pair(nbytes + anchor, everyone, groups))
-        if goes_in_slices(exchange, self.total):
+        if self._reduces(exchange):
             padded = padded_nbytes(exchange, like, self.total)
             return self._own(in_halves(padded, everyone).plus(all_gather(header, everyone)))
         return self._own(all_gather(nbytes, everyone))

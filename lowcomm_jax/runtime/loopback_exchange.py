@@ -86,13 +86,15 @@ class LoopbackExchange:
     def announce_anchors(self, versions: Any) -> None:
         """Does nothing: nobody asks."""
 
-    def rounds(self, admission: Any, overlap: int, like_K: Any, first: int) -> LoopbackRounds:
-        del admission, overlap
+    def rounds(
+        self, admission: Any, most: int, overlap: int, like_K: Any, first: int
+    ) -> LoopbackRounds:
+        del admission, most, overlap
         return LoopbackRounds(self, like_K, first)
 
 
 class LoopbackRounds:
-    """What `LearnerJobLoop` needs of a `RoundExchange`: a round is over when it is reported to."""
+    """What `RoundJobLoop` needs of a `RoundExchange`: a round is over when it is reported to."""
 
     def __init__(self, exchange: LoopbackExchange, like_K: Any, first: int):
         self.committed = first
@@ -117,6 +119,9 @@ class LoopbackRounds:
 
     def stepped(self) -> None:
         """Does nothing: nobody waits."""
+
+    def wait(self) -> None:
+        """Does nothing: nothing is to come."""
 
     def check(self) -> None:
         """Does nothing: nothing can end it."""

@@ -273,17 +273,18 @@ class RemoteExchange(Membership):
     # -- rounds of learners ---------------------------------------------------------------------
 
     def rounds(
-        self, admission: Admission, overlap: int, like_K: Sequence[Like], first: int
+        self, admission: Admission, most: int, overlap: int, like_K: Sequence[Like], first: int
     ) -> RoundExchange:
-        """Begin to take part in the rounds of independent learners; see `RoundExchange`.
+        """Begin to take part in rounds of regions at a pace of their own; see `RoundExchange`.
 
         Args:
+          most: regions that a round admits, those that reported first.
           overlap: tau.
           like_K: shapes of what is sent of each fragment.
           first: the first round that has not landed here.
         """
         self._context.heartbeat.check()
-        given = (self._wait_list.awaited, admission, overlap, like_K, first)
+        given = (self._wait_list.awaited, admission, most, overlap, like_K, first)
         found = RoundExchange(self._context, self._payload_gc, *given)
         self._running.append(found)
         found.begin()

@@ -49,6 +49,7 @@ from lowcomm_jax.runtime.request import Arrived, ExchangeResult, arrange
 from lowcomm_jax.schedule import Admission
 
 _DECAY = 0.9
+_MOMENT_S = 0.05
 Like = dict[str, jax.ShapeDtypeStruct]
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ class RoundExchange:
         payload_gc: PayloadGC,
         awaited: Callable[[int], bool],
         admission: Admission,
+        most: int,
         overlap: int,
         like_K: Sequence[Like],
         first: int,
@@ -138,6 +140,7 @@ class RoundExchange:
         """
         Args:
           awaited: whether a learner that lives is waited for (`WaitList.awaited`).
+          most: learners that a round admits, those that reported first.
           overlap: tau.
           like_K: shapes of what a learner sends of each fragment.
           first: rounds before this one have landed here.
@@ -147,7 +150,8 @@ class RoundExchange:
         self.newest = first - 1
         self.times = RoundTimes()
         self._context, self._gc, self._awaited = context, payload_gc, awaited
-        self._admission, self._overlap, self._like_K = admission, overlap, like_K
+        self._admission, self._most = admission, most
+        self._overlap, self._like_K = overlap, like_K
         self._clock, self._stepped_s = clock, None
         self._slow = self._told = False  # what was warned of
         self._rounds: dict[int, _Round] = {}
@@ -155,7 +159,7 @@ class RoundExchange:
         self._swept = first
         self._lock, self._looking = threading.Lock(), threading.Lock()
         payload_gc.for_all = True
-        self._wake = threading.Event()
+        self._wake, self._news = threading.Event(), threading.Event()
         act = (self._run,)
         self._thread = threading.Thread(
             target=context.heartbeat.run_guarded, args=act, name="lowcomm-rounds", daemon=True
@@ -177,6 +181,11 @@ class RoundExchange:
         self._stepped_s = now
         if before is not None:
             self.times.note("step_s", now - before)
+
+    def wait(self) -> None:
+        """Wait until a pass has found something new, for a moment at most."""
+        self._news.wait(_MOMENT_S)
+        self._news.clear()
 
     def report(
         self, number: int, arrays: Mapping[str, Any], terms: Mapping[str, Any], step: int
@@ -269,6 +278,7 @@ class RoundExchange:
             try:
                 if self.look():
                     pauses = context.store.pauses()
+                    self._news.set()
             except StoreUnavailable as error:
                 log.info("rounds: %s", error)  # the heartbeat reports it
             self._wake.wait(next(pauses))
@@ -378,7 +388,7 @@ class RoundExchange:
         missing = [r for r in others if self._awaited(r) and not self._hopeless(found, r)]
         if missing and now < found.quorum_s + window_s:
             return []
-        return sorted(counting)
+        return sorted([r for r in found.announced if r in counting][: self._most])
 
     def _warn_of_quorum(self, found: _Round) -> None:
         """Warn once where fewer learners live than a quorum needs."""
@@ -443,7 +453,8 @@ class RoundExchange:
                 read_s = self._clock() - found.began_s.pop(region)
                 self.times.note("sync_s", found.write_s + read_s)
         step_s = self.times.step_s
-        if not self._slow and step_s and (self.times.sync_s or 0) > self._overlap * step_s:
+        hides = self._overlap > 0 and not self._slow
+        if hides and step_s and (self.times.sync_s or 0) > self._overlap * step_s:
             self._slow = True
             log.warning(
                 "writing a payload and reading one takes %.3g s, but overlap=%d inner steps take "

@@ -7,7 +7,9 @@ dynamic local updates (eq. 6 there) max(1, floor(v / max v H)), so that all arri
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import math
 from collections.abc import Set
 from fractions import Fraction
 from typing import ClassVar
@@ -62,6 +64,17 @@ class Arrivals(Schedule):
             rounds = int(step * share) // n + 1
             upcoming.append(-(-rounds * n // share))
         return int(min(upcoming))
+
+    def rounds_by(self, step: int) -> int:
+        """How many arrivals there are until a tick, itself included."""
+        each = zip(self._shares(), self.local_steps())
+        return sum(int(step * share) // n for share, n in each)
+
+    def opens(self, number: int) -> int:
+        """The tick of arrival `number`, from 0; -1 = before all of them."""
+        slowest = max(n / share for share, n in zip(self._shares(), self.local_steps()))
+        ticks = range(math.ceil((number + 1) * slowest) + 1)
+        return bisect.bisect_right(ticks, number, key=self.rounds_by)
 
     def sends(
         self, step: int, counters: SyncCounters, in_flight: Set[int], rates: Rates

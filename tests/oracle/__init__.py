@@ -4,7 +4,13 @@ Nothing here imports JAX or the package under test (jax_problem.py aside, which 
 from here).
 """
 
-from oracle.async_server import active_at, local_steps, run_async_local_sgd, run_heloco
+from oracle.async_server import (
+    active_at,
+    local_steps,
+    run_arrivals,
+    run_async_local_sgd,
+    run_heloco,
+)
 from oracle.blocking import run_ddp, run_diloco, run_local_sgd, run_snoo
 from oracle.channels import Exchange, run_channels
 from oracle.compressed import run_decoupled, run_decoupled_as_coded, run_muloco, run_sparseloco
@@ -73,6 +79,7 @@ __all__ = [
     "make_params",
     "make_stream",
     "norm_test",
+    "run_arrivals",
     "run_async_local_sgd",
     "run_channels",
     "run_cocodc",

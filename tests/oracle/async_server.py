@@ -127,3 +127,41 @@ def _run(server, params, batches, period, inner, speeds, dynamic, finish, extra)
         arrive(steps, list(range(count)), "final")
         run.record_finished(**fields(steps))
     return run
+
+
+def run_arrivals(server, params, batches: dict, arrivals, steps: Sequence[int], inner):
+    """Apply arrivals in the order of their records: what regions that are jobs must end with.
+
+    Every region trains on from what it was handed out at its last arrival; its pseudo-gradient is
+    measured against that.
+
+    Args:
+      arrivals: (region, inner steps it had made until then), in their order.
+      steps: inner steps that each region makes in all; those after its last arrival travel with
+        the last synchronisation, in region order.
+
+    Returns:
+      (model, values of every region) before the last synchronisation, and the model after it.
+    """
+    regions = Regions(params, inner, len(steps))
+    received = [copy_tree(params) for _ in steps]
+    made = [0] * len(steps)
+
+    def train(r: int, until: int) -> None:
+        while made[r] < until:
+            made[r] += 1
+            regions.step(batches, made[r], [q == r for q in range(len(steps))])
+
+    for r, at in arrivals:
+        train(r, at)
+        server.arrive(subtract(received[r], regions.values[r]))
+        received[r] = copy_tree(server.handed_out())
+        regions.values[r] = copy_tree(received[r])
+    for r, at in enumerate(steps):
+        train(r, at)
+    before = copy_tree(server.theta), [copy_tree(x) for x in regions.values]
+    for r in range(len(steps)):
+        delta = subtract(received[r], regions.values[r])
+        if any(value.any() for value in delta.values()):
+            server.arrive(delta)
+    return *before, copy_tree(server.theta)

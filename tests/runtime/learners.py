@@ -41,6 +41,11 @@ class ByHand(RoundExchange):
     def begin(self):
         """No thread."""
 
+    def wait(self):
+        """Nobody else moves meanwhile."""
+        self.look()
+        time.sleep(0.001 * self.fetching)
+
 
 def by_hand(monkeypatch):
     ByHand.now = 0.0

@@ -1,4 +1,4 @@
-"""Learners that are jobs of their own, in real time: one dies, comes back, and copies a peer."""
+"""Regions at a pace of their own, in real time: one dies, comes back, and copies a peer."""
 
 import threading
 import time
@@ -60,8 +60,22 @@ class Live(Learner):
             rejoin.serve(self.one, self.state, 10.0)
 
 
-def test_a_learner_that_dies_copies_a_peer_and_nobody_stops(store_party):
-    made = lc.methods.decoupled_diloco(3, 3, 2, 1, 0.8, pattern=PATTERN)
+METHODS = {
+    "learners": (
+        lambda: lc.methods.decoupled_diloco(3, 3, 2, 1, 0.8, pattern=PATTERN),
+        lambda given, key: given[f"inner/params/{key}"][0],
+    ),
+    "arrivals": (
+        lambda: lc.methods.async_local_sgd(3, (1.0, 1.0, 1.0)),
+        lambda given, key: given[f"anchor/{key}"][0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_region_that_dies_copies_a_peer_and_nobody_stops(name, store_party):
+    make, copied = METHODS[name]
+    made = make()
     regions = store_party.run(R)
     jobs = [Live(x.region, x, made, 0.08 + 0.04 * x.region) for x in regions]
     jobs[2].dies = DIES
@@ -92,7 +106,7 @@ def test_a_learner_that_dies_copies_a_peer_and_nobody_stops(store_party):
     position, arrays, _ = next(one.gave for one in jobs if one.gave is not None)
     assert again.came[1] == position > 0
     for key, value in again.copied.items():
-        np.testing.assert_array_equal(value, arrays[f"inner/params/{key}"][0], key)
+        np.testing.assert_array_equal(value, copied(arrays, key), key)
     counted = [e for e in again.history.events if e.kind == "land" and e.values["admitted"][2]]
     assert counted, "it takes part again"
 

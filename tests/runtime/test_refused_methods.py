@@ -23,6 +23,8 @@ RUN = {
     "sparseloco": lambda m: m.sparseloco(4),
     "muloco": lambda m: m.muloco(4),
     "decoupled_momentum": lambda m: m.decoupled_momentum(4),
+    "async_local_sgd": lambda m: m.async_local_sgd(4, SPEEDS),
+    "heloco": lambda m: m.heloco(4, SPEEDS),
 }
 REFUSED = {  # the method, what its refusal names, and the row of the docs
     "ddp": (lambda m: m.ddp(), "at every step", "AllReduce"),
@@ -40,7 +42,7 @@ REFUSED = {  # the method, what its refusal names, and the row of the docs
         "trainers and batch policies",
         "batch policies",
     ),
-    "async": (lambda m: m.async_local_sgd(4, SPEEDS), "a pace of their own", "asynchronous"),
+    "halos": (lambda m: m.halos(4, SPEEDS, [[0], [1, 2]]), "local servers", "HALoS"),
     "sparta": (lambda m: m.sparta(), "channels exchange", "SPARTA"),
     "des_loc": (lambda m: m.des_loc(4, 8, 8), "channels exchange", "DES-LOC"),
 }

@@ -1,5 +1,8 @@
-"""Decoupled DiLoCo with a process a learner: to the end; killed and back; stopped and continued."""
+"""A process a region at its own pace: to the end; killed and back; stopped and continued."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 from launched import Jobs
 from pytest import approx
@@ -7,6 +10,7 @@ from pytest import approx
 from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.regions.main import RegionJob
+from experiments.report.main import by_region
 from experiments.runlog import read_run, summarise
 from experiments.workdir import METRICS
 
@@ -61,6 +65,27 @@ def test_three_processes_end_with_one_model(tiny, root, capfd):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
+def test_three_processes_that_arrive_end_with_one_model(tiny, root, capfd):
+    more = {"steps": 60, "method.period": PERIOD, "method.speeds": "(1.0, 0.7, 0.5)"}
+    plain = {k: v for k, v in fields(tiny, root).items() if k not in METHOD}
+    given = [f"--config.{k}={v}" for k, v in {**plain, **more, "log.every": 6}.items()]
+    command = ["launch", "--regions=3", "--exchange=store", "--config=configs/async_local_sgd.py"]
+    assert main([*command, *given, f"--workdir={root / 'arrive'}"]) == 0, capfd.readouterr()
+    logs, last = ends([root / "arrive" / f"region{r}" for r in range(3)])
+    assert len({one["anchor"] for one in last}) == 1
+    told = [landed(log) for log in logs]
+    arrivals = 10 + 10 + 10  # every 6, 4 and 3 steps, at the declared speeds about at once
+    assert all(numbers == list(range(arrivals)) for numbers, _ in told)
+    assert told[0][1] == told[1][1] == told[2][1]
+    assert all(sum(who) == 1 for who in told[0][1].values())
+    merged = read_run(root / "arrive")
+    assert summarise(merged).loss == approx(last[0]["anchor"])
+    counted = np.array(list(told[0][1].values())).mean(0)
+    assert [one.participation for one in by_region(merged)] == approx(counted.tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_regions_of_two_processes_end_with_one_model(tiny, root, capfd):
     more = {"steps": 24, "mesh.fsdp": 2}
     given = [f"--config.{k}={v}" for k, v in fields(tiny, root, **more).items()]
@@ -73,22 +98,32 @@ def test_regions_of_two_processes_end_with_one_model(tiny, root, capfd):
 
 
 class Learners(Jobs):
-    """Learners of the nano model."""
+    """Regions of the nano model at a pace of their own."""
 
-    def __init__(self, tiny, root, count, **more):
-        (root / "run").mkdir()
-        given = fields(tiny, root, regions=count, exchange="store", **more)
-        where, rest = (root / "run", root / "run" / "meet"), [f"--compile_cache={root / 'cache'}"]
-        config = "configs/decoupled_jobs.py"
+    def __init__(self, tiny, root, count, config, given):
+        home = root / f"run of {Path(config).stem}"
+        home.mkdir()
+        where, rest = (home, home / "meet"), [f"--compile_cache={root / 'cache'}"]
         super().__init__(
             [RegionJob(config, [*given.items()], r, 1, *where, rest, 0) for r in range(count)]
         )
 
 
+def kind(name, tiny, root):
+    """(config file, fields) of a run of two that does not end by itself."""
+    given = fields(tiny, root, regions=2, exchange="store", steps=4000, batch=4)
+    if name == "learners":
+        return "configs/decoupled_jobs.py", given
+    given = {k: v for k, v in given.items() if k not in METHOD}
+    given |= {"method.period": PERIOD, "method.speeds": "(1.0, 1.0)", "log.every": 6}
+    return "configs/async_local_sgd.py", given
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_killed_and_back_then_all_stopped_and_continued(tiny, root):
-    with Learners(tiny, root, 2, steps=4000, batch=4) as run:
+@pytest.mark.parametrize("name", ["learners", "arrivals"])
+def test_killed_and_back_then_all_stopped_and_continued(name, tiny, root):
+    with Learners(tiny, root, 2, *kind(name, tiny, root)) as run:
         for region in (0, 1):
             run.reached(region, 12)
         run.jobs[1].signal(9)

@@ -1,0 +1,331 @@
+"""`RoundJobLoop`: the loop of regions that are jobs, have no steps in common, and meet in rounds.
+
+A round moves everyone's anchor by the payloads that its record names. Rounds land in their order
+(`rounds.RoundExchange`), so that all regions have the same anchor after the same rounds.
+`LearnerJobLoop` (Decoupled DiLoCo) and `ArrivalJobLoop` (asynchronous methods) decide who reports
+when, and what a region does with a round that lands.
+
+A run ends with a round (`Engine.run(rounds=)`), after different numbers of steps. Every region
+lands that round; the last synchronisation is an ordinary exchange of all living regions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowcomm_jax.exchange import Traffic, all_gather
+from lowcomm_jax.history import Event
+from lowcomm_jax.mesh.arrays import fetch, place
+from lowcomm_jax.mesh.leader import leader
+from lowcomm_jax.runtime.connect import LockstepRounds
+from lowcomm_jax.runtime.job_delivery import JobDelivery, everyones, with_everyones_rows
+from lowcomm_jax.runtime.job_loop import JobLoop
+from lowcomm_jax.runtime.loopback_exchange import LoopbackRounds
+from lowcomm_jax.runtime.request import Arrived
+from lowcomm_jax.runtime.rounds import Like, RoundExchange
+from lowcomm_jax.runtime.slicing import named
+from lowcomm_jax.runtime.state_transfer import SHARED, State
+from lowcomm_jax.schedule import Admission
+from lowcomm_jax.state.leaves import named_leaves, saved_name
+from lowcomm_jax.state.train_state import InFlight, TrainState, rounds_landed
+from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.sync_loop import as_of
+
+PyTree = Any
+Rounds = RoundExchange | LockstepRounds | LoopbackRounds
+
+
+class RoundJobLoop(JobLoop):
+    """`JobLoop` of regions at a pace of their own.
+
+    Attributes:
+      copied: fields of `Inner` and of the state that a region which comes back copies from a peer,
+        besides those that all have in common (`SHARED`).
+      rounds: the exchange of rounds; None before the first step.
+      landed: rounds that have landed here.
+      until: the first round that the run does not have: it is neither opened nor landed.
+    """
+
+    copied: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery):
+        super().__init__(programs, weights, delivery)
+        delivery.by_rounds, delivery.gives = True, self.given_to_peers
+        self.rounds: Rounds | None = None
+        self.landed = 0
+        self.until: int | None = None
+        self._fragments = len(self.fragments)
+        self._mark: jax.Array | None = None
+        self._at_the_end = False
+        self._payload_K = [_payload_like(programs, p) for p in range(self._fragments)]
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def upcoming(self, state: TrainState) -> int:
+        """The next step: a region looks for rounds after every one."""
+        return state.counters.done_until + 1
+
+    def until_rounds(
+        self, state: TrainState, rounds: int, batches: Iterable[PyTree]
+    ) -> Iterator[PyTree]:
+        """The batches, until so many rounds have landed here."""
+        self.landed, self.until = rounds_landed(state), rounds
+        if self._at_the_end:
+            # The last synchronisation was a round of every fragment, without a record of its own.
+            self.rounds.go_on(self.landed)
+            self._at_the_end = False
+            self.goes_on(state)
+        for batch in batches:
+            if self.landed >= self.until:
+                return
+            yield batch
+            if self.landed >= self.until:
+                return
+
+    def run_due(self, state: TrainState, mask: np.ndarray, events: list[Event]) -> TrainState:
+        """Land rounds that have arrived, report, and open the next round where it is time."""
+        now = int(state.counters.step)
+        self._keep_step_with_device(state)
+        rounds = self._begun(state)
+        rounds.stepped()
+        rounds.check()
+        state = as_of(state, now, behind=0)
+        state = self.land_arrived(state, now, events)
+        if mask.any():
+            state = self.report(state, now, mask, events)
+        self.delivery.trained = now
+        self.tell(state)
+        return state
+
+    def land_arrived(self, state: TrainState, now: int, events: list[Event]) -> TrainState:
+        """Land, in their order, the rounds that have arrived and are due."""
+        raise NotImplementedError
+
+    def report(
+        self, state: TrainState, now: int, mask: np.ndarray, events: list[Event]
+    ) -> TrainState:
+        """Report to rounds where it is time."""
+        raise NotImplementedError
+
+    def goes_on(self, state: TrainState) -> None:
+        """Called where a run goes on after its last synchronisation."""
+
+    def tell(self, state: TrainState) -> None:
+        """Tell the others of this region's progress, and give a newcomer what it asks for."""
+        self.delivery.exchange.beat(self.landed)
+        self.delivery.answer(state)
+
+    def _begun(self, state: TrainState) -> Rounds:
+        if self.rounds is None:
+            self.landed = rounds_landed(state)
+            like_K = [self._like_of(p) for p in range(self._fragments)]
+            given = (*self.admission(), int(self.schedule.delay), like_K, self.landed)
+            self.rounds = self.delivery.exchange.rounds(*given)
+            self.begins(state)
+        return self.rounds
+
+    def admission(self) -> tuple[Admission, int]:
+        """(for whom a round waits, most regions that it admits)."""
+        raise NotImplementedError
+
+    def begins(self, state: TrainState) -> None:
+        """Called before the first step, once there is an exchange of rounds."""
+
+    def _keep_step_with_device(self, state: TrainState) -> None:
+        """Wait for the step before, so that landings and reports do not run ahead of training."""
+        mark = jnp.copy(state.inner.step)  # the state itself is donated to the next step
+        if self._mark is not None:
+            jax.block_until_ready(self._mark)
+        self._mark = mark
+
+    # -- landings -------------------------------------------------------------------------------
+
+    def own(self, state: TrainState, number: int) -> tuple[str, InFlight] | None:
+        """This region's report of a round: (key, flight); None = it has not reported."""
+        p = number % self._fragments
+        return next((i for i in state.in_flight.items() if i[1].fragment == p), None)
+
+    def take(self, state: TrainState, number: int) -> Arrived | None:
+        """What came of a round, whose terms are compared with ours; None = it has not arrived."""
+        arrived = self.rounds.take(number)
+        if arrived is not None:
+            self.rounds.compare(number, self._terms(state, number))
+        return arrived
+
+    def all_payloads(self, flight: InFlight, arrived: Arrived) -> InFlight:
+        """The flight as those of all regions together."""
+        rows = {name: x[:, 0] for name, x in arrived.arrays.items()}
+        payload = everyones(self._payload_K[int(flight.fragment)], rows)
+        return with_everyones_rows(flight, payload, rows, arrived.participants)
+
+    def measured(self, arrived: Arrived, waited_s: float = 0.0) -> dict[str, np.ndarray]:
+        """Values of the event of a round that lands, besides those of the anchor's move."""
+        return {
+            "round": np.array(self.landed),
+            "admitted": arrived.participants.copy(),
+            "travel_seconds": np.array([arrived.seconds], np.float32),
+            "waited_seconds": np.array([waited_s], np.float32),
+        }
+
+    def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
+        """As on one mesh, but `step` is the tick at which the round opens: steps differ here."""
+        del state
+        told = {"fragment": flight.fragment, "round": self.landed // self._fragments}
+        told["step"] = self.schedule.opens(self.landed)
+        return {name: np.int32(value) for name, value in told.items()}
+
+    def spectator(self, p: int, now: int) -> InFlight:
+        """The flight of a round to which this region has not reported."""
+        return InFlight(
+            payload=None,
+            snapshot=None,
+            accepted=np.ones(1, bool),
+            weight=np.zeros(1, np.float32),
+            fragment=np.int64(p),
+            sent=np.int64(now),
+            due=np.full(1, now, np.int64),
+            takes_part=np.zeros(1, bool),
+            anchor_updated=np.bool_(False),
+            level=np.int64(0),
+            header={},
+        )
+
+    # -- reports --------------------------------------------------------------------------------
+
+    def waiting(self, mask: np.ndarray) -> np.ndarray:
+        return mask.copy()
+
+    def adopters(self, flight: InFlight, due_R: np.ndarray) -> np.ndarray:
+        del flight
+        return due_R
+
+    def report_to(self, state: TrainState, number: int, flight: InFlight) -> None:
+        """Send the payload of a flight to a round, which it opens if nobody has."""
+        p = int(flight.fragment)
+        arrays = self.delivery.arrays_to_send(flight, state.anchor, self._like[p])
+        self.rounds.report(number, arrays, self._terms(state, number), int(flight.sent))
+
+    def _terms(self, state: TrainState, number: int) -> dict[str, Any]:
+        """What all that take part in a round must agree on."""
+        p = number % self._fragments
+        digest = self.delivery.anchor_history.sent(state.anchor, self.fragments, p)
+        return {"round": number, "fragment": p, **digest}
+
+    def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
+        """Every region gets all payloads whole, as if all others were admitted."""
+        if self._at_the_end:
+            return super().traffic(exchange, like, mask, groups, header)
+        everyone, region = np.ones(self.total, bool), self.delivery.region
+        everyone[region] = mask.any()
+        found, own = all_gather(exchange.nbytes(like) + header, everyone), slice(region, region + 1)
+        return found._replace(sent=found.sent[own], received=found.received[own])
+
+    def _like_of(self, p: int) -> Like:
+        """Shapes of what a region sends of a fragment."""
+        like = named(self._payload_K[p])
+        shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in like.items()}
+        return shapes | {"weight": jax.ShapeDtypeStruct((1,), np.float32)}
+
+    # -- the end, and after a restart -----------------------------------------------------------
+
+    def run_all(self, state: TrainState, events: list[Event]) -> TrainState:
+        """The state as it is: a run ends when its last round has landed.
+
+        Raises:
+          ValueError: the last round has not landed.
+        """
+        landed = rounds_landed(state)
+        if self.until is None or landed < self.until or state.in_flight:
+            raise ValueError(
+                f"{landed} rounds have landed here, of {self.until}: a run ends with a round, the "
+                "same for all; train with Engine.run(state, batches, rounds=...) first"
+            )
+        self._at_the_end = True
+        return state
+
+    def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
+        """False: others' steps are unknown here, so the last synchronisation is always done."""
+        return False
+
+    # -- copies of a peer -----------------------------------------------------------------------
+
+    def given_to_peers(self, state: TrainState) -> State:
+        """What a region that comes back copies: (rounds landed, arrays by name, document).
+
+        The anchor, the outer state, the counters, and what `copied` names. Only the first process
+        of a job gets the arrays.
+        """
+        inner, more = self.copied
+        names: dict[str, Any] = {}
+        for field in (*SHARED, "counters", *more):
+            names |= named_leaves(saved_name(field), getattr(state, field))
+        for field in inner:
+            names |= named_leaves(f"inner/{field}", getattr(state.inner, field))
+        reports = np.zeros(len(state.counters.sends), np.int64)
+        for flight in state.in_flight.values():
+            reports[int(flight.fragment)] += 1
+        document = {"landed": (state.counters.sends - reports).tolist()}
+        return rounds_landed(state), fetch(names, here=leader().leads), document
+
+    def start_from_peer(
+        self, state: TrainState, arrays: dict[str, np.ndarray], document: dict
+    ) -> TrainState:
+        """The state of a region that has copied a peer (`given_to_peers`).
+
+        It is at the peer's round. Its own step stays, or becomes the peer's if that is later, so
+        that no sample is read twice. Counts since a fragment was received start again.
+
+        Raises:
+          ValueError: the arrays are of another model or method; lists every difference.
+        """
+        fields, more = self.copied
+        trees = {field: getattr(state, field) for field in (*SHARED, *more)}
+        trees |= {f"inner/{field}": getattr(state.inner, field) for field in fields}
+        like = {
+            name: x
+            for prefix, tree in trees.items()
+            for name, x in named_leaves(prefix, tree).items()
+        }
+        wrong = [
+            f"{name}: {arrays[name].shape if name in arrays else 'missing'} -> {x.shape}"
+            for name, x in like.items()
+            if name not in arrays or arrays[name].shape != x.shape
+        ]
+        if wrong:
+            raise ValueError("a peer's state does not fit:\n- " + "\n- ".join(wrong))
+
+        def copied(prefix: str) -> PyTree:
+            tree = trees[prefix]
+            leaves = [place(arrays[n], x.sharding) for n, x in named_leaves(prefix, tree).items()]
+            return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+        counters = state.counters.copy()
+        step = np.int64(max(int(counters.step), int(arrays["clock/step"])))
+        counters = dataclasses.replace(counters, step=step, behind=np.int64(0))
+        counters.sends[:] = document["landed"]
+        counters.last_landed[:] = step
+        counters.last_sent[:], counters.previous_sent[:] = arrays["clock/last_sent"], -1
+        zeros = np.zeros(state.inner.tokens.shape, np.float32)
+        own = {field: copied(f"inner/{field}") for field in fields}
+        own["tokens"] = place(zeros, state.inner.tokens.sharding)
+        made = np.full(state.inner.step.shape, step, np.int32)
+        own["step"] = place(made, state.inner.step.sharding)
+        inner = dataclasses.replace(state.inner, **own)
+        shared = {field: copied(field) for field in (*SHARED, *more)}
+        return state.replace(inner=inner, in_flight={}, counters=counters, **shared)
+
+
+def _payload_like(programs: RoundPrograms, p: int) -> PyTree:
+    """Shapes of one region's payload of a fragment, `[1, ...]`."""
+    like, codec = programs.fragments.like(p), programs.exchange.codec
+    dense = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in like.items()}
+    if codec is not None:
+        codec = codec.at(0)
+        dense = jax.eval_shape(lambda tree: codec.encode(tree, codec.init(like))[0], dense)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), dense)

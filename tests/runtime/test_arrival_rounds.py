@@ -1,0 +1,259 @@
+"""Asynchronous methods between jobs: real arrivals, one record each; against NumPy and the mesh."""
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from engine.test_oracle import close
+from oracle import merging
+from oracle.outer import DelayedNesterovServer, HeLoCoServer
+from runtime.learners import TIMING, ByHand, Learner, by_hand, finish, look, records, run, table
+from runtime.party import at_once
+from runtime.together import engine
+
+import lowcomm_jax as lc
+from lowcomm_jax import exchange
+
+ARRIVALS, R = 11, 3
+SPEEDS = (1.0, 0.62, 0.8)
+SGD = oracle.Momentum(0.05, 0.8)
+
+
+def nesterov(speeds=SPEEDS, period=4, **more):
+    return lc.methods.async_local_sgd(period, speeds, 0.7, 0.9, buffer=2, c=0.3, **more)
+
+
+def heloco(speeds=SPEEDS, period=4, **more):
+    return lc.methods.heloco(period, speeds, 0.7, 0.9, weight=0.5, **more)
+
+
+def server_of(name):
+    params = oracle.make_params()
+    if name == "nesterov":
+        return DelayedNesterovServer(params, lr=0.7, momentum=0.9, buffer=2, c=0.3)
+    return HeLoCoServer(params, lr=0.7, momentum=0.9, rho=0.5, align=merging.align())
+
+
+METHODS = {"nesterov": nesterov, "heloco": heloco}
+
+
+@pytest.fixture
+def regions(store_party, monkeypatch):
+    """`regions(method)`: jobs that have joined, and look when they are told to."""
+    by_hand(monkeypatch)
+
+    def make(made, count=R, step=0, **options):
+        options = {"timing": TIMING, "keep": 1000, **options}
+        found = [store_party.region(r, count, **options) for r in range(count)]
+        at_once(lambda x: x.join(20.0, step), found)
+        return [Learner(one.region, one, made, table(count)) for one in found]
+
+    return make
+
+
+def arrivals(jobs, rounds):
+    """(region, own steps) of every arrival, as the records and the regions' logs say."""
+    who = {k: owner for k, (owner,) in records(jobs[0], rounds).items()}
+    steps = {k: at for one in jobs for at, kind, k in one.log if kind == "report"}
+    return [(who[k], steps[k]) for k in range(rounds)]
+
+
+def assert_replayed(jobs, name, rounds=ARRIVALS):
+    """End the run, and compare all with the arrivals of its records, applied by hand."""
+    told, steps = arrivals(jobs, rounds), [one.step_number for one in jobs]
+    values = [one.values() for one in jobs]
+    finish(jobs)
+    given = (server_of(name), oracle.make_params(), jobs[0].data, told, steps, SGD)
+    before, locals_, after = oracle.run_arrivals(*given)
+    for one, own, mine in zip(jobs, values, locals_, strict=True):
+        for key in after:
+            close(one.before[key], before[key], f"{one.region} {key} before the end")
+            close(own[key], mine[key], f"values of {one.region} {key}")
+            close(one.anchor()[key], after[key], f"{one.region} {key}")
+            np.testing.assert_array_equal(one.anchor()[key], jobs[0].anchor()[key], key)
+            np.testing.assert_array_equal(one.values()[key], one.anchor()[key], key)
+    return told
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_arrival_moves_the_anchor_of_all_in_the_order_of_the_records(name, regions):
+    jobs = regions(METHODS[name]())
+    run(jobs, ARRIVALS, SPEEDS)
+    told = assert_replayed(jobs, name)
+    assert {region for region, _ in told} == {0, 1, 2}
+    for one in jobs:
+        assert [k for _, kind, k in one.log if kind == "land"][:ARRIVALS] == list(range(ARRIVALS))
+    # The declared speeds say after how many steps a region arrives, and nothing else.
+    for region, n in enumerate(jobs[0].loop.schedule.local_steps()):
+        own = [at for who, at in told if who == region]
+        assert own == [n * (i + 1) for i in range(len(own))]
+
+
+CODEC = {"name": "int4", "error_feedback": 0.9}
+ON_ONE_MESH = {
+    "nesterov": nesterov,
+    "heloco": heloco,
+    "int4": lambda *given, **more: nesterov(*given, codec=CODEC, **more),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_ONE_MESH)
+def test_arrivals_at_the_declared_speeds_are_those_of_the_mesh_bit_for_bit(name, regions):
+    """Speeds whose arrivals never fall on one tick: 4, 8, ... and 5, 10, ... up to tick 19."""
+    speeds, ticks = (1.0, 0.8), 19
+    made = ON_ONE_MESH[name](speeds, dynamic=False)
+    jobs = regions(made, 2)
+    run(jobs, 100, speeds, last=ticks)
+    assert [who for who, _ in arrivals(jobs, 7)] == [0, 1, 0, 1, 0, 1, 0]
+    with jax.numpy_dtype_promotion("standard"):
+        one = engine(made, 2)
+        state = one.init(oracle.make_params())
+        own, data = [0, 0], []
+        for t in range(1, ticks + 1):  # a region's batches are numbered by its own steps
+            own = [n + int(a) for n, a in zip(own, made.schedule.active(t, 2))]
+            each = [oracle.step_batch(jobs[0].data, max(n, 1)) for n in own]
+            data.append(jax.tree.map(lambda *x: np.stack([y[r] for r, y in enumerate(x)]), *each))
+        state, _ = one.run(state, data)
+    for job in jobs:
+        for key, value in job.anchor().items():
+            np.testing.assert_array_equal(value, state.anchor[key][0], key)
+            mine = state.inner.params[key][job.region]
+            np.testing.assert_array_equal(job.values()[key], mine, key)
+            given = state.received[key][job.region]
+            np.testing.assert_array_equal(job.state.received[key][0], given, key)
+
+
+def meets(one, other, monkeypatch, rounds):
+    """While `one` waits for the number of its arrival, `other` makes a step."""
+    waited, wait = [], ByHand.wait
+
+    def once(self):
+        if self is one.loop.rounds and not waited:
+            waited.append(1)
+            self._publish()
+            other.step(rounds)
+        wait(self)
+
+    monkeypatch.setattr(ByHand, "wait", once)
+    with jax.numpy_dtype_promotion("standard"):
+        one.step(rounds)
+    assert waited
+
+
+def two_before_their_second_arrival(regions, weights="equal", **more):
+    made = nesterov((1.0, 1.0), **more)
+    jobs = regions(made, 2)
+    for one in jobs:
+        one.one = engine(made, 2, one.exchange, weights=weights)
+        one.state = one.one.init(oracle.make_params())
+    run(jobs, ARRIVALS, (1.0, 1.0), last=7)
+    assert [one.loop.landed for one in jobs] == [2, 2]
+    return jobs
+
+
+def test_who_comes_second_keeps_its_steps_and_goes_to_the_next_round(regions, monkeypatch):
+    one, other = jobs = two_before_their_second_arrival(regions)
+    meets(one, other, monkeypatch, ARRIVALS)
+    look(jobs)
+    assert records(one, 4) == {0: (0,), 1: (1,), 2: (1,), 3: (0,)}
+    assert one.log[-3:] == [(8, "report", 3), (8, "land", 2), (8, "land", 3)]
+    run(jobs, 7, (1.0, 1.0), first=9)
+    assert_replayed(jobs, "nesterov", 7)
+
+
+@pytest.mark.parametrize(
+    ("codec", "weights"), [(None, "equal"), (None, "tokens"), (CODEC, "equal")]
+)
+def test_an_arrival_after_the_last_round_is_taken_back_and_travels_at_the_end(
+    codec, weights, regions, monkeypatch
+):
+    one, other = jobs = two_before_their_second_arrival(regions, weights, codec=codec)
+    residual = [np.array(x) for x in jax.tree.leaves(one.state.codec)]
+    meets(one, other, monkeypatch, 3)
+    assert one.loop.landed == 3 and one.log[-2:] == [(8, "report", -1), (8, "land", 2)]
+    assert not one.state.in_flight
+    for was, now in zip(residual, jax.tree.leaves(one.state.codec), strict=True):
+        np.testing.assert_array_equal(was, now)
+    with jax.numpy_dtype_promotion("standard"):
+        other.step(3)  # lands nothing, and makes no step beyond the last round
+    assert other.step_number == 8
+    if codec is None:
+        assert_replayed(jobs, "nesterov", 3)
+    else:
+        finish(jobs)
+        for key, value in one.anchor().items():
+            np.testing.assert_array_equal(value, other.anchor()[key], key)
+
+
+def test_who_dies_before_its_arrival_has_a_record_still_counts(regions, monkeypatch):
+    """It has announced, and is gone: another region writes the record when it has the payload."""
+    jobs = regions(nesterov((1.0, 1.0, 1.0)))
+    run(jobs, ARRIVALS, (1.0, 1.0, 1.0), last=7)
+    dead, *living = jobs
+
+    class GoneError(Exception):
+        pass
+
+    def gone(self):
+        self._publish()
+        raise GoneError
+
+    with monkeypatch.context() as patch, jax.numpy_dtype_promotion("standard"):
+        patch.setattr(ByHand, "wait", gone)
+        with pytest.raises(GoneError):
+            dead.step(ARRIVALS)
+    dead.exchange._context.heartbeat.stop(leaving=False)
+    look(living)
+    number = living[0].loop.rounds.committed - 1
+    assert records(living[0], number + 1)[number] == (0,)
+    dead.log.append((8, "report", number))
+    run(living, ARRIVALS, (1.0, 1.0), first=8)
+    told = arrivals([living[0], *jobs], ARRIVALS)
+    given = (oracle.make_params(), jobs[0].data, told, [8, *(x.step_number for x in living)], SGD)
+    before, _, _ = oracle.run_arrivals(server_of("nesterov"), *given)
+    for one in living:
+        for key, value in one.anchor().items():
+            close(value, before[key], key)
+
+
+def test_a_run_may_go_on_after_its_end(regions):
+    jobs = regions(nesterov((1.0, 1.0, 1.0)))
+    run(jobs, 6, (1.0, 1.0, 1.0))
+    finish(jobs)
+    run(jobs, 12, (1.0, 1.0, 1.0), first=jobs[0].step_number + 1)
+    assert all(one.loop.landed == 12 for one in jobs)
+    for one in jobs:
+        for key, value in one.anchor().items():
+            np.testing.assert_array_equal(value, jobs[0].anchor()[key], key)
+
+
+def test_who_sits_out_keeps_its_steps(regions):
+    """Without its arrival the anchor does not move; its next arrival has all steps since."""
+    (one,) = jobs = regions(nesterov((1.0,)), 1)
+    data = [jax.tree.map(lambda x: x[:1], oracle.step_batch(one.data, t)) for t in range(1, 13)]
+    sits_out = {4, 5}
+    with jax.numpy_dtype_promotion("standard"):
+        one.state, history = one.one.run(
+            one.state, data, lambda step: [step not in sits_out], rounds=2
+        )
+    assert [(e.step, e.kind) for e in history.events if e.kind == "send"] == [
+        (6, "send"),
+        (10, "send"),
+    ]
+    assert len(jobs) == 1 and one.step_number == 10
+
+
+def test_settings_that_cannot_be_between_jobs_are_listed(store_party):
+    own = store_party.region(0, 2)
+    halos = lc.methods.halos(4, (1.0, 1.0), [[0], [1]])
+    with pytest.raises(ValueError, match="local servers are simulated only"):
+        engine(halos, 2, own)
+    with pytest.raises(ValueError, match=r"use exchange\.store"):
+        engine(nesterov((1.0, 1.0)), 2, exchange.peers(store_party.url, 0, 2, "other"))
+
+
+def test_arrivals_are_counted_by_the_declared_speeds():
+    schedule = nesterov((1.0, 0.8), dynamic=False).schedule
+    assert [schedule.opens(k) for k in range(-1, 7)] == [0, 4, 5, 8, 10, 12, 15, 16]
+    assert [schedule.rounds_by(t) for t in (0, 3, 4, 5, 16, 20)] == [0, 0, 1, 2, 7, 9]
