@@ -174,9 +174,10 @@ class Engine:
         problems += call_problems(method, loss_fn)
         if problems:
             raise ValueError("these settings cannot work:\n- " + "\n- ".join(problems))
-        self.delivery: JobDelivery | None = (
-            JobDelivery(exchange, method.anchors == "shared") if separate else None
-        )
+        self.delivery: JobDelivery | None = None
+        if separate:
+            kind = {"shared": method.anchors == "shared", "in_groups": method.topology is not None}
+            self.delivery = JobDelivery(exchange, **kind)
         self.config: EngineConfig = EngineConfig(
             loss_fn=loss_fn,
             inner=optax.with_extra_args_support(behind_outer(method, inner)),

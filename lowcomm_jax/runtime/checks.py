@@ -88,7 +88,7 @@ def _method_problems(method: Method) -> list[str]:
         found += _learner_problems(method, schedule)
     if isinstance(schedule, TwoLevels):
         refuse("local servers are simulated only", "use exchange='mesh'")
-    if method.anchors == "per_region" and method.topology is None:
+    if method.takes_own_parts:
         refuse("it applies a region's own part apart from the others'", "use exchange='mesh'")
     if isinstance(method.codec, Codec) and method.codec.increments:
         refuse(

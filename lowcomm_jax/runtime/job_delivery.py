@@ -69,6 +69,7 @@ class JobDelivery:
       anchor_history: digests of the anchors this region has had.
       total: number of regions.
       region: number of this one, from 0.
+      in_groups: a fragment is exchanged in groups, with the anchors of their members.
       listens_only: take what the others exchange, and send nothing (`rejoin.catch_up`).
       never_defers: wait for the others also while the store is away.
       trained: inner steps this region has made.
@@ -77,8 +78,11 @@ class JobDelivery:
       gives: what a region that asks is given of a state.
     """
 
-    def __init__(self, exchange: JobExchange | LoopbackExchange, shared: bool):
-        """`shared`: all regions have one anchor, not one each."""
+    def __init__(
+        self, exchange: JobExchange | LoopbackExchange, shared: bool, in_groups: bool = False
+    ):
+        """`shared`: all regions have one anchor, not one each; `in_groups`: partners exchange."""
+        self.in_groups = in_groups
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
@@ -91,7 +95,8 @@ class JobDelivery:
 
     def loopback(self) -> JobDelivery:
         """A delivery without the other regions; what it compiles is compiled for this one, too."""
-        alone = JobDelivery(LoopbackExchange(self.region, self.total), self.anchor_history.shared)
+        there = LoopbackExchange(self.region, self.total)
+        alone = JobDelivery(there, self.anchor_history.shared, self.in_groups)
         alone._slicings, alone.whole = self._slicings, self.whole
         return alone
 
@@ -142,7 +147,7 @@ class JobDelivery:
             f"{HEADER}/{name}": x for name, x in flight.header.items()
         }
         arrays["weight"] = flight.weight
-        if self.anchor_history.shared:
+        if not self.in_groups:
             return arrays
         # Copies: the landing may donate the anchor before it was read.
         return arrays | {f"{ANCHOR}/{k}": jnp.copy(anchor[k]) for k in like}
@@ -256,7 +261,7 @@ class JobDelivery:
 
         True also while the store is away and nothing is known. Not for groups: see `_listen`.
         """
-        if not self.anchor_history.shared:
+        if self.in_groups:
             return False
         try:
             return self.exchange.passed_over(str(sends + 1))
@@ -273,7 +278,7 @@ class JobDelivery:
         Returns:
           Of how many sends it is known now.
         """
-        if not self.anchor_history.shared:  # in groups there are other names
+        if self.in_groups:  # there are other names
             return sends
         return sends + self.exchange.fetch_ahead(sends + 1, steps, missed)
 
@@ -306,7 +311,7 @@ class JobDelivery:
 
         Then the last synchronisation is over, without this region. Waits while the store is away.
         """
-        if not self.anchor_history.shared:
+        if self.in_groups:
             return False
         agreed = self.exchange.agreed_terms(self._final(state))
         sends = int(state.counters.sends.sum())
@@ -318,7 +323,7 @@ class JobDelivery:
         Raises:
           Parted: another region has another anchor.
         """
-        if not self.anchor_history.shared:
+        if self.in_groups:
             return
         self.anchor_history.note(state, fragments)
         # No later send would notice. `heals` is False: no run goes on that one could join again.

@@ -221,6 +221,10 @@ class JobLoop(SyncLoop):
             self.witness(Counted(p, step, number, last, counted, adopted))
         return state, flight
 
+    def counted(self, flight: InFlight) -> np.ndarray:
+        own = self.delivery.region  # all regions are members, but in groups
+        return flight.weight[own : own + 1] > 0
+
     def adopters(self, flight: InFlight, due_R: np.ndarray) -> np.ndarray:
         return super().adopters(flight, due_R) & self._adopts
 

@@ -182,6 +182,7 @@ class RoundFunctions:
         codec_state=None,
         brought=None,
         told=None,
+        counted_R=None,
         *,
         if_news=False,
         level=0,
@@ -199,6 +200,8 @@ class RoundFunctions:
           codec_state: `[R, ...]` of a personal codec (`compression.Codec.receive`), else None.
           brought: result of the payload's collectives (`MeshExchange.reduce`); None = none ran yet.
           told: int32 `fragment`, `round` and `step`, keywords of the outer rule.
+          counted_R: bool `[R]` of a personal codec: whose payload counts, of the regions here; None
+            = those of a weight above 0.
           if_news: leave the anchor alone when the mean is exactly 0, so that momentum alone does
             not move it.
           level: of the codec, at which the payload was encoded.
@@ -223,7 +226,8 @@ class RoundFunctions:
         mean_norm = self.norm(mean)
         new_codec_state = codec_state
         if codec_state is not None:
-            mean, new_codec_state = self._receive(mean, codec_state, weight_R)
+            counted_R = weight_R > 0 if counted_R is None else counted_R
+            mean, new_codec_state = self._receive(mean, codec_state, counted_R)
         rule, _ = self.rules_K[rules]
         updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
         updates, update_norm = self.guard.clip(updates, self.norm(updates))
@@ -253,12 +257,12 @@ class RoundFunctions:
 
         return self.regions.everywhere(merge)(delta, weight, momentum)
 
-    def _receive(self, mean, codec_state, weight_R):
+    def _receive(self, mean, codec_state, counted_R):
         """(the mean as every region's codec receives it, fp32 `[R, ...]`; codec state)."""
         rows, specs = self.exchange.rows, self._specs(mean)
         shared = jax.tree.map(lambda x: x[0], rows.to_rows(mean, specs, lead=None))
         receive = self.regions.lift(self.exchange.codec.receive, (None, 0, 0))
-        direction, codec_state = receive(shared, codec_state, weight_R > 0)
+        direction, codec_state = receive(shared, codec_state, counted_R)
         return rows.from_rows(direction, specs), codec_state
 
     def norm(self, tree: dict[str, jax.Array]) -> jax.Array:
@@ -439,6 +443,7 @@ class GossipRoundFunctions(RoundFunctions):
         codec_state=None,
         brought=None,
         told=None,
+        counted_R=None,
         *,
         if_news=False,
         level=0,
@@ -451,8 +456,8 @@ class GossipRoundFunctions(RoundFunctions):
 
         Args:
           draw: of the round (`exchange.pairs.Draw`); the rest as in `RoundFunctions.outer_step`.
-          codec_state, brought, level: have no effect: gossip has no personal codecs and one level,
-            and its landings do the exchange.
+          codec_state, brought, counted_R, level: have no effect: gossip has no personal codecs and
+            one level, and its landings do the exchange.
           told, rules: as in `RoundFunctions.outer_step`.
           if_news: leave the anchors of a group alone whose mean is exactly 0.
 
@@ -460,7 +465,7 @@ class GossipRoundFunctions(RoundFunctions):
           (anchor, outer_state, None, metrics `[R]`): `pull_norm` is the distance of an anchor
           from the mean of its group before it moves, 0 where it does not.
         """
-        del codec_state, brought, level
+        del codec_state, brought, counted_R, level
         base = fragmentation.take(anchor, rows)
         like = without_lead(base)
         anchors = base if draw.anchors is None else draw.anchors

@@ -385,6 +385,7 @@ class SyncLoop:
             state.codec[p] if personal else None,
             flight.brought,
             self.told(state, flight),
+            self.counted(flight) if personal else None,
             if_news=if_news,
             level=int(flight.level),
             rules=self._rules[p],
@@ -392,6 +393,11 @@ class SyncLoop:
         outer, anchor = with_item(state.outer, p, outer), {**state.anchor, **anchor}
         state = state.replace(anchor=anchor, outer=outer)
         return state.replace(codec=with_item(state.codec, p, codec)) if personal else state, values
+
+    def counted(self, flight: InFlight) -> np.ndarray | None:
+        """Bool `[R]`: whose payloads count, of the regions of this job; None = as weights say."""
+        del flight
+        return None
 
     def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
         """Keywords of the outer and landing rules for a payload that lands, int32."""

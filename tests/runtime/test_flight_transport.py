@@ -103,7 +103,7 @@ def test_two_jobs_under_junk_end_with_the_bits_of_the_run_in_one_process(between
         over.set()
         thrower.join()
     assert len(thrown) >= 2 * len(JUNK)
-    assert_same(jobs, expected(METHODS["local_sgd"](), 2, 9), gossip=False)
+    assert_same(jobs, expected(METHODS["local_sgd"](), 2, 9), own_anchors=False)
 
 
 @pytest.mark.slow

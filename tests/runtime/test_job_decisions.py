@@ -337,7 +337,8 @@ def test_whether_others_went_on_is_asked_of_the_next_exchange():
         passed_over=lambda key: asked.append(key),
         fetch_ahead=lambda *given: asked.append(given) or 7,
     )
-    delivery, groups = (JobDelivery(exchange, shared=shared) for shared in (True, False))
+    delivery = JobDelivery(exchange, shared=True)
+    groups = JobDelivery(exchange, shared=False, in_groups=True)
     delivery.passed_over(4)
     assert delivery.fetch_ahead(4, 9, 2) == 4 + 7
     assert asked == ["5", (5, 9, 2)]
@@ -365,7 +366,8 @@ def test_whether_the_others_have_ended(agreed, ended):
     exchange = Exchange(agreed_terms=lambda key: asked.append(key) or agreed)
     state = State().at(12)
     assert JobDelivery(exchange, shared=True).ended_before(state) is ended and asked == ["12.end"]
-    assert JobDelivery(exchange, shared=False).ended_before(state) is False
+    groups = JobDelivery(exchange, shared=False, in_groups=True)
+    assert groups.ended_before(state) is False
 
 
 def test_final_anchors_that_differ_heal_nobody():
@@ -456,7 +458,7 @@ def test_to_which_round_a_learner_can_report(number, now, landed_at, until, flyi
     ],
 )
 def test_what_a_learner_reports_to_and_opens(loop, now, sent, seen):
-    loop._report(State(), now, ME, [])
+    loop.report(State(), now, ME, [])
     assert (loop.sent, loop._seen) == (sent, seen)
 
 
@@ -464,14 +466,14 @@ def test_the_round_of_a_report_is_that_of_its_fragment():
     loop = Reports(landed=3)
     first, second = (SimpleNamespace(fragment=np.int64(p)) for p in (1, 0))
     state = State(in_flight={"a": first, "b": second})
-    assert loop._own(state, 3) == ("a", first) and loop._own(state, 4) == ("b", second)
-    assert loop._own(State(), 3) is None
+    assert loop.own(state, 3) == ("a", first) and loop.own(state, 4) == ("b", second)
+    assert loop.own(State(), 3) is None
 
 
 @pytest.mark.parametrize(("landed", "until", "read"), [(0, 2, 5), (2, 2, 0), (3, 2, 0)])
 def test_batches_are_read_until_so_many_rounds_have_landed(monkeypatch, landed, until, read):
     """The one with which the last round lands is the last one that is read."""
-    monkeypatch.setattr("lowcomm_jax.runtime.learner_job_loop.rounds_landed", lambda state: landed)
+    monkeypatch.setattr("lowcomm_jax.runtime.round_job_loop.rounds_landed", lambda state: landed)
     loop, seen = Reports(seen=(1, 3)), []
     loop._at_the_end = False
     stream = iter(range(100))
@@ -484,7 +486,7 @@ def test_batches_are_read_until_so_many_rounds_have_landed(monkeypatch, landed, 
 
 
 def test_after_the_end_rounds_go_on_with_the_next_numbers(monkeypatch):
-    monkeypatch.setattr("lowcomm_jax.runtime.learner_job_loop.rounds_landed", lambda state: 6)
+    monkeypatch.setattr("lowcomm_jax.runtime.round_job_loop.rounds_landed", lambda state: 6)
     loop, told = Reports(), []
     loop._at_the_end, loop.rounds.go_on = True, told.append
     list(loop.until_rounds(State().at(40), 6, []))

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from runtime.faults import vanish
-from runtime.test_same_numbers import METHODS, assert_same, expected
+from runtime.test_same_numbers import METHODS, assert_same, expected, own_anchors
 from runtime.together import batches, engine, in_jobs, rows, values
 
 from lowcomm_jax.recovery import rejoin
@@ -26,14 +26,16 @@ def sitting_out(step):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("diloco", "noloco")]
 
 
-@pytest.mark.parametrize("name", ["sparseloco", *SLOW])
+@pytest.mark.parametrize("name", ["sparseloco", "as coded", *SLOW])
 def test_absent_regions_are_as_absent_as_on_the_mesh(name, between):
     together = expected(METHODS[name](), R, 14, sitting_out)
     jobs = in_jobs(between(R), METHODS[name](), R, 14, sitting_out)
-    assert_same(jobs, together, name == "noloco")
+    assert_same(jobs, together, own_anchors(name))
 
 
-@pytest.mark.parametrize("name", ["diloco", pytest.param("noloco", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["diloco", *(pytest.param(x, marks=pytest.mark.slow) for x in ("noloco", "as coded"))]
+)
 def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
     """Until it is back the anchors are those of a run in which it sits out from its death on."""
     steps, dies, back = 400, 9, 24
@@ -62,7 +64,7 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
 
         jobs = list(pool.map(lambda r: (lost if r == 2 else first)(r), range(R)))
         for region, (_, state) in enumerate(jobs[:2]):
-            row = region if name == "noloco" else 0
+            row = region if own_anchors(name) else 0
             for leaf, value in state.anchor.items():
                 np.testing.assert_array_equal(value[0], anchor[leaf][row], leaf)
 
@@ -91,7 +93,7 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
         at, ended, events = newcomer.result()
     assert back <= at < steps
     assert any(event.kind == "send" for event in events)
-    for anchors, _ in survivors if name != "noloco" else ():
+    for anchors, _ in () if own_anchors(name) else survivors:
         jax.tree.map(np.testing.assert_array_equal, anchors, ended[0])
 
 

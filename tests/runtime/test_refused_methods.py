@@ -23,6 +23,7 @@ RUN = {
     "sparseloco": lambda m: m.sparseloco(4),
     "muloco": lambda m: m.muloco(4),
     "decoupled_momentum": lambda m: m.decoupled_momentum(4),
+    "as coded": lambda m: m.decoupled_momentum(4, "as_coded"),
     "async_local_sgd": lambda m: m.async_local_sgd(4, SPEEDS),
     "heloco": lambda m: m.heloco(4, SPEEDS),
 }
@@ -31,11 +32,6 @@ REFUSED = {  # the method, what its refusal names, and the row of the docs
     "demo": (lambda m: m.demo(), "at every step", "DeMo"),
     "ef21": (lambda m: m.diloco(4, codec=ef21(compression.make("topk"))), "running mean", "EF21"),
     "eager": (lambda m: m.eager_diloco(4), "own part apart", "eager DiLoCo"),
-    "as coded": (
-        lambda m: m.decoupled_momentum(4, variant="as_coded"),
-        "own part apart",
-        "`variant=as_coded`",
-    ),
     "adloco": (lambda m: m.adloco(4), "trainers and batch policies", "AdLoCo"),
     "a policy": (
         lambda m: m.diloco(4, inner_batching=NormTest(start=2, cap=8)),

@@ -33,6 +33,7 @@ METHODS = {
     "dilocox": lambda: lc.methods.dilocox(4, FACTORS, 1, outer=RULE),
     "noloco": lambda: lc.methods.noloco(4, seed=3),
     "sparseloco": lambda: lc.methods.sparseloco(4),
+    "as coded": lambda: lc.methods.decoupled_momentum(4, "as_coded", 4, 4),
     "isoloco": lambda: lc.methods.isoloco(4),
     "restarted": lambda: lc.methods.restarted_diloco(4, 2),
     "snoo": lambda: lc.methods.snoo(4),
@@ -53,11 +54,16 @@ def expected(method, regions, steps, participants=None, **kwargs):
     return train(engine(method, regions, **kwargs), batches(steps, regions), participants)
 
 
-def assert_same(jobs, together, gossip):
+def own_anchors(name):
+    """Whether each region of a method in `METHODS` has an anchor of its own."""
+    return METHODS[name]().anchors == "per_region"
+
+
+def assert_same(jobs, together, own_anchors):
     for region, job in enumerate(jobs):
         for (anchor, params), (all_anchors, all_params) in zip(job, together, strict=True):
             for name, value in anchor.items():
-                row = region if gossip else 0
+                row = region if own_anchors else 0
                 np.testing.assert_array_equal(value[0], all_anchors[name][row], name)
             for name, value in params.items():
                 np.testing.assert_array_equal(value[0], all_params[name][region], name)
@@ -70,6 +76,7 @@ QUICK = [
     ("dilocox", 2),
     ("noloco", 3),
     ("radial", 3),
+    ("as coded", 3),
 ]
 SLOW = [
     pytest.param(name, regions, marks=pytest.mark.slow)
@@ -97,7 +104,7 @@ def test_regions_of_one_and_of_two_devices(between):
 def test_anchors_and_parameters_are_those_of_one_process(name, regions, between):
     together = expected(METHODS[name](), regions, 14)
     jobs = in_jobs(between(regions), METHODS[name](), regions, 14)
-    assert_same(jobs, together, name == "noloco")
+    assert_same(jobs, together, own_anchors(name))
 
 
 @pytest.mark.slow
