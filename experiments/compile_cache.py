@@ -25,14 +25,11 @@ def default_folder() -> Path:
     return cache_folder(None) / "xla" / hashlib.sha256(features.encode()).hexdigest()[:12]
 
 
-def enable(folder: str | None, least_seconds: float = 0.3) -> None:
-    """Keep compiled programs in `folder`: None = `default_folder()`, "off" = nowhere.
-
-    Programs that took less than `least_seconds` to compile are not kept.
-    """
+def enable(folder: str | None) -> None:
+    """Keep all compiled programs in `folder`: None = `default_folder()`, "off" = nowhere."""
     if folder == "off":
         return
     path = default_folder() if folder is None else Path(folder).expanduser()
     path.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_seconds)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
         show_plan(campaign, ledger, options, console)
         return 0
     # Runs are short and alike: small programs, too, are worth keeping.
-    compile_cache.enable(values.compile_cache, least_seconds=0.0)
+    compile_cache.enable(values.compile_cache)
     if not run(campaign, ledger, options, console):
         console.print("interrupted; run the same command to continue")
         return EXIT_INTERRUPTED

@@ -24,7 +24,6 @@ from rich.table import Table
 from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
 from experiments.compare.columns import note
 from experiments.progress import duration, right, say, size, thousands
-from experiments.report import html_report
 from experiments.report.against import APART, Deviation, against, read_plan
 from experiments.report.against import table as table_against
 from experiments.report.export_table import write_csv, write_json
@@ -185,6 +184,8 @@ def write_page(
     ]
     if len(documents) > 1:
         about.append("The runs were evaluated on different documents: their losses do not compare.")
+    from experiments.report import html_report  # draws with matplotlib, slow to import
+
     rows = {e.name: html_report.row_of(e.runs[0], networks, step_seconds) for e in entries}
     html_report.write(path, "Runs", about, entries, rows, networks, step_seconds)
 

@@ -1,6 +1,8 @@
 """Text from files: one file, a folder, or the standard library of the running interpreter."""
 
 import dataclasses
+import fnmatch
+import os
 import re
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -117,12 +119,14 @@ def open_text(source: CorpusSource) -> tuple[TextCorpus | None, list[str]]:
 
 
 def _walk(root: Path, pattern: str, left_out: frozenset[str]) -> list[Path]:
+    """Files below `root` in the order of their names; no hidden ones, and no folder `left_out`."""
     found = []
-    for file in root.rglob(pattern):
-        parts = file.relative_to(root).parts
-        hidden = any(part.startswith(".") for part in parts)
-        if not hidden and left_out.isdisjoint(parts) and file.is_file():
-            found.append((parts, file))
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name[0] != "." and name not in left_out]
+        for name in fnmatch.filter(files, pattern):
+            file = Path(folder, name)
+            if name[0] != "." and name not in left_out and file.is_file():
+                found.append((file.relative_to(root).parts, file))
     return [file for _, file in sorted(found)]
 
 
