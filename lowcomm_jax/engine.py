@@ -326,9 +326,8 @@ class Engine:
             before, up to `block` microbatches: only another m compiles (`warm`).
           counts_R: microbatches each region trains on at a step, `[R]`; the rest of its samples is
             not read. None = all.
-          rounds: for independent learners that are jobs of their own, which have no steps in
-            common: train until so many rounds of the run have landed here. `batches` may be
-            endless.
+          rounds: for regions that are jobs at a pace of their own, which have no steps in common:
+            train until so many rounds of the run have landed here. `batches` may be endless.
 
         Returns:
           (state, history): metrics and events of these steps, fetched from the device only when

@@ -202,6 +202,8 @@ def _exchange(event: Mapping[str, Any]) -> Any:
 
 
 def _share(send: Mapping[str, Any], counted: Mapping[Any, Sequence[bool]]) -> float:
+    if send.get("round") == -1:
+        return 0.0  # an arrival that found no round
     took = counted.get(_exchange(send), send["participants"])
     left_out = send.get("left_out") or [0.0] * len(took)
     return sum(bool(t) and not out for t, out in zip(took, left_out)) / len(took)

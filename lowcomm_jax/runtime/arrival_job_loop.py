@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.history import Event
 from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.runtime.job_delivery import JobDelivery
@@ -41,9 +42,11 @@ class ArrivalJobLoop(RoundJobLoop):
 
     def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery):
         super().__init__(programs, weights, delivery)
+        self._nbytes = programs.exchange.at(0).nbytes(self._like[0])
         delivery.whole = True  # each moves the anchor by itself, also in the last synchronisation
         self._steps = self.schedule.local_steps()[delivery.region]
-        self._arrived_s = 0.0  # when this region last arrived, on its clock
+        # When this region last arrived, on its clock, and the number of that arrival.
+        self._arrived_s, self._number = 0.0, -1
 
     def admission(self) -> tuple[Admission, int]:
         return Admission(quorum=1, grace=0.0), 1
@@ -63,13 +66,15 @@ class ArrivalJobLoop(RoundJobLoop):
     def _land(self, state: TrainState, arrived: Arrived, now: int, events) -> TrainState:
         """Move the anchor by an arrival; whose it is adopts the anchor."""
         counters, reported = state.counters.copy(), self.own(state, self.landed)
-        ours = reported is not None and bool(arrived.participants[self.delivery.region])
+        ours = reported is not None and self.rounds.names_ours(self.landed)
         if ours:
             key, flight = reported
+            self._number = self.landed
             state = state.replace(in_flight=without(state.in_flight, key))
         else:
             key, flight = flight_key(0, now), self.spectator(0, now)
             counters.sends[0] += 1
+            counters.bytes_received += self._nbytes
         state = state.replace(counters=counters)
         state, values = self.update_anchor(state, self.all_payloads(flight, arrived))
         adopts, since = np.array([ours]), max(0, int(counters.last_landed[0, 0]))
@@ -115,7 +120,7 @@ class ArrivalJobLoop(RoundJobLoop):
             self.rounds.check()
             self.tell(state)
             state = self.land_arrived(state, now, events)
-        sent["round"] = np.array(self.landed - 1)
+        sent["round"] = np.array(self._number)
         return state
 
     def _taken_back(self, state: TrainState, key: str, flight: InFlight) -> TrainState:
@@ -128,6 +133,11 @@ class ArrivalJobLoop(RoundJobLoop):
     def send(self, state, p: int, step: int, mask: np.ndarray, events: list[Event]) -> TrainState:
         return self._send(state, p, step, mask, events, flight_key(p, step))
 
+    def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
+        """Others' payloads are received as their arrivals land, not at an own send."""
+        found = super().traffic(exchange, like, mask, groups, header)
+        return found if self._at_the_end else found._replace(received=0 * found.received)
+
     def _start(self, state, key: str, flight: InFlight, number: int, again: bool = False) -> None:
         if self._at_the_end:
             super()._start(state, key, flight, number, again)
@@ -135,7 +145,8 @@ class ArrivalJobLoop(RoundJobLoop):
     # -- after a restart ------------------------------------------------------------------------
 
     def reconnect(self, state: TrainState) -> None:
-        """Nothing is in flight between two steps."""
+        """Begin; nothing is in flight between two steps."""
+        self._begun(state)
 
     def start_from_peer(
         self, state: TrainState, arrays: dict[str, np.ndarray], document: dict

@@ -11,7 +11,7 @@ from lowcomm_jax.compression import Codec
 from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.runtime.connect import JobExchange
-from lowcomm_jax.schedule import Learners, TwoLevels
+from lowcomm_jax.schedule import Arrivals, Learners, TwoLevels
 from lowcomm_jax.sync.round_functions import OutlierGuard
 
 
@@ -34,7 +34,7 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
         )
     if method.schedule.uneven and exchange.kind != "store":
         found.append(learner_needs(method.name))
-    return found + job_problems(method, regions, guard)
+    return found + heal_problems(method, exchange.heal) + job_problems(method, regions, guard)
 
 
 def learner_needs(name: str) -> str:
@@ -43,6 +43,16 @@ def learner_needs(name: str) -> str:
         f"{name} between jobs: payloads must outlive who wrote them; use exchange.store "
         "(exchange=store)"
     )
+
+
+def heal_problems(method: Method, heal: str) -> list[str]:
+    """Where no vote can tell whose anchor is to be kept."""
+    if heal == "stop" or not isinstance(method.schedule, Arrivals):
+        return []
+    return [
+        f"heal={heal!r}: the record of an arrival has one region's anchor, and no majority; use "
+        f"heal='stop' with {method.name}"
+    ]
 
 
 def job_problems(method: Method, regions: int, guard: OutlierGuard) -> list[str]:
@@ -86,8 +96,15 @@ def _method_problems(method: Method) -> list[str]:
         refuse("channels exchange inside the inner steps' program", "use exchange='mesh'")
     if isinstance(schedule, Learners):
         found += _learner_problems(method, schedule)
-    if isinstance(schedule, TwoLevels):
+    elif isinstance(schedule, TwoLevels):
         refuse("local servers are simulated only", "use exchange='mesh'")
+    elif isinstance(schedule, Arrivals) != (method.base == "received"):
+        refuse(
+            "contributions are applied one by one in the order of their arrival alone",
+            "give base='received' and schedule.Arrivals, or neither, or use exchange='mesh'",
+        )
+    elif schedule.uneven and not isinstance(schedule, Arrivals):
+        refuse("regions at a pace of their own are simulated only", "use exchange='mesh'")
     if method.takes_own_parts:
         refuse("it applies a region's own part apart from the others'", "use exchange='mesh'")
     if isinstance(method.codec, Codec) and method.codec.increments:

@@ -155,6 +155,7 @@ class LockstepExchange:
     ):
         self.region: int = region
         self.count: int = count
+        self.heal: Heal = heal
         self._leader = team
         self._exchange: RemoteExchange | None = None
         given = team.everyones("region", (region, count, heal))
@@ -251,6 +252,11 @@ class LockstepRounds:
     def go_on(self, first: int) -> None:
         """See `RoundExchange`."""
         self._look(lambda: self._rounds.go_on(first))
+
+    def names_ours(self, number: int) -> bool:
+        """See `RoundExchange`."""
+        ours = self._leader.broadcast_from_leader
+        return ours("names_ours", lambda: self._rounds.names_ours(number))
 
     def landed(self, number: int) -> None:
         """See `RoundExchange`."""

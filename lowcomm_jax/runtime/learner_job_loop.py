@@ -83,7 +83,7 @@ class LearnerJobLoop(RoundJobLoop, LearnerLoop):
         if reported is None:
             counters.sends[p] += 1
         state = state.replace(in_flight=without(state.in_flight, key), counters=counters)
-        if reported is not None and not arrived.participants[self.delivery.region]:
+        if reported is not None and not self.rounds.names_ours(self.landed):
             state = state.replace(codec=with_item(state.codec, p, flight.kept))
         state, values = self.update_anchor(state, self.all_payloads(flight, arrived))
         everyone = np.ones(1, bool)

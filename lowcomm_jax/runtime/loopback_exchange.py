@@ -114,6 +114,9 @@ class LoopbackRounds:
     def compare(self, number: int, ours: Any) -> None:
         """Does nothing: there is nobody else."""
 
+    def names_ours(self, number: int) -> bool:
+        return True
+
     def landed(self, number: int) -> None:
         """Does nothing: nothing is kept."""
 

@@ -43,12 +43,13 @@ class Membership:
       region: number of this one, from 0.
       count: number of regions.
       kind: `store` or `peers`, how payloads travel.
+      heal: which anchor is kept where anchors differ.
     """
 
     def __init__(self, context: ExchangeContext, kind: str, keep: int):
         self.region: int = context.region
         self.count: int = context.count
-        self.kind = kind
+        self.kind, self.heal = kind, context.heal
         self._context = context
         self._payload_gc = PayloadGC(context, keep)
         self._wait_list = WaitList(context.heartbeat)

@@ -241,7 +241,8 @@ class RoundJobLoop(JobLoop):
           ValueError: the last round has not landed.
         """
         landed = rounds_landed(state)
-        if self.until is None or landed < self.until or state.in_flight:
+        short = self.until is None or landed < self.until or bool(state.in_flight)
+        if short and not self.ended_before(state):  # the others may have ended without us
             raise ValueError(
                 f"{landed} rounds have landed here, of {self.until}: a run ends with a round, the "
                 "same for all; train with Engine.run(state, batches, rounds=...) first"

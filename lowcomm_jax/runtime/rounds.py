@@ -235,6 +235,11 @@ class RoundExchange:
         record = terms.as_record(ours)
         terms.check(f"round {number}", commit.terms, context.region, record, context.heal)
 
+    def names_ours(self, number: int) -> bool:
+        """Whether a round's record names what this job, and none before it, has published."""
+        found, region = self._rounds[number], self._context.region
+        return found.own is not None and found.commit.payloads.get(region) == found.own[0]
+
     def landed(self, number: int) -> None:
         """Note that a round has landed here; its payloads may go once it has landed everywhere."""
         with self._lock:

@@ -1,5 +1,7 @@
 """Asynchronous methods between jobs: real arrivals, one record each; against NumPy and the mesh."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import oracle
@@ -217,6 +219,74 @@ def test_who_dies_before_its_arrival_has_a_record_still_counts(regions, monkeypa
             close(value, before[key], key)
 
 
+def test_a_report_is_told_with_the_round_that_was_its_own(regions, monkeypatch):
+    """Also if the next round has landed here before the region looks again."""
+    one, other = jobs = two_before_their_second_arrival(regions)
+    waited, wait = [], ByHand.wait
+
+    def late(self):
+        if self is not one.loop.rounds or waited:
+            wait(self)
+            return
+        waited.append(1)
+        self.look()
+        other.step(ARRIVALS)
+        look(jobs)
+
+    monkeypatch.setattr(ByHand, "wait", late)
+    with jax.numpy_dtype_promotion("standard"):
+        one.step(ARRIVALS)
+    assert records(one, 4) == {0: (0,), 1: (1,), 2: (0,), 3: (1,)} and one.loop.landed == 4
+    assert [k for _, kind, k in one.log if kind == "report"] == [0, 2]
+
+
+def test_an_arrival_of_the_job_before_is_not_ones_own(regions, monkeypatch, store_party):
+    """Its record comes late: the job in its place has made steps since, and keeps them."""
+    jobs = regions(nesterov((1.0, 1.0)), 2)
+    run(jobs, ARRIVALS, (1.0, 1.0), last=7)
+    dead, other = jobs
+    given = other.loop.given_to_peers(other.state)
+
+    class GoneError(Exception):
+        pass
+
+    def gone(self):
+        self._publish()
+        raise GoneError
+
+    with monkeypatch.context() as patch, jax.numpy_dtype_promotion("standard"):
+        patch.setattr(ByHand, "wait", gone)
+        with pytest.raises(GoneError):
+            dead.step(ARRIVALS)
+    dead.exchange._context.heartbeat.stop(leaving=False)
+    own = store_party.region(0, 2, timing=TIMING, keep=1000)
+    own.join(20.0)
+    again = Learner(0, own, dead.one.method, table(2))
+    again.state = again.loop.start_from_peer(again.state, *given[1:])
+    own.come_in()
+    look([other])
+    assert records(other, 3)[2] == (0,), "the other one has written the record"
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(4):
+            again.step(ARRIVALS)
+    assert again.log[-3:] == [(11, "report", 3), (11, "land", 2), (11, "land", 3)]
+    look([again, other])
+    assert records(other, 4)[3] == (0,)
+
+
+def test_bytes_are_those_of_the_arrivals_of_each(regions):
+    """Region 1 arrives half as often: as on one mesh, it sends half as much as it receives."""
+    speeds = (1.0, 0.5)
+    jobs = regions(nesterov(speeds, dynamic=False), 2)
+    run(jobs, 100, speeds, last=18)
+    nbytes = 4 * sum(x.size for x in oracle.make_params().values())
+    sent, received = (
+        [int(getattr(one.state.counters, name)[0]) for one in jobs]
+        for name in ("bytes_sent", "bytes_received")
+    )
+    assert sent == [4 * nbytes, 2 * nbytes] and received == [2 * nbytes, 4 * nbytes]
+
+
 def test_a_run_may_go_on_after_its_end(regions):
     jobs = regions(nesterov((1.0, 1.0, 1.0)))
     run(jobs, 6, (1.0, 1.0, 1.0))
@@ -251,6 +321,11 @@ def test_settings_that_cannot_be_between_jobs_are_listed(store_party):
         engine(halos, 2, own)
     with pytest.raises(ValueError, match=r"use exchange\.store"):
         engine(nesterov((1.0, 1.0)), 2, exchange.peers(store_party.url, 0, 2, "other"))
+    with pytest.raises(ValueError, match="no majority; use heal='stop'"):
+        engine(nesterov((1.0, 1.0)), 2, store_party.region(0, 2, heal="majority"))
+    received = dataclasses.replace(lc.methods.diloco(4), base="received")
+    with pytest.raises(ValueError, match="in the order of their arrival alone"):
+        engine(received, 2, own)
 
 
 def test_arrivals_are_counted_by_the_declared_speeds():

@@ -488,6 +488,7 @@ def test_batches_are_read_until_so_many_rounds_have_landed(monkeypatch, landed, 
 def test_after_the_end_rounds_go_on_with_the_next_numbers(monkeypatch):
     monkeypatch.setattr("lowcomm_jax.runtime.round_job_loop.rounds_landed", lambda state: 6)
     loop, told = Reports(), []
+    loop.ended_before = lambda state: False
     loop._at_the_end, loop.rounds.go_on = True, told.append
     list(loop.until_rounds(State().at(40), 6, []))
     assert told == [6] and loop._seen == (5, 40) and loop._at_the_end is False
@@ -499,3 +500,5 @@ def test_after_the_end_rounds_go_on_with_the_next_numbers(monkeypatch):
         loop.run_all(State(in_flight={"a": None}), [])
     state = State()
     assert loop.run_all(state, []) is state and loop._at_the_end
+    loop.until, loop.ended_before = None, lambda state: True
+    assert loop.run_all(state, []) is state, "the others have ended without this region"

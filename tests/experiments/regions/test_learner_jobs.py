@@ -1,5 +1,6 @@
 """A process a region at its own pace: to the end; killed and back; stopped and continued."""
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,15 @@ def test_peers_are_refused_before_any_job_starts(tiny, root, capsys):
     command = ["launch", "--regions=2", "--config=configs/decoupled_jobs.py", *given]
     assert main([*command, f"--workdir={root / 'refused'}"]) == 2
     assert "use exchange.store (exchange=store)" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_before_the_first_arrival_is_refused(tiny, root, capsys):
+    more = {"steps": 5, "method.period": PERIOD, "method.speeds": "(1.0, 1.0)"}
+    plain = {k: v for k, v in fields(tiny, root).items() if k not in METHOD}
+    given = [f"--config.{k}={v}" for k, v in {**plain, **more}.items()]
+    command = ["launch", "--regions=2", "--exchange=store", "--config=configs/async_local_sgd.py"]
+    assert main([*command, *given, f"--workdir={root / 'short'}"]) == 2
+    assert "steps=5: the first round is at step 6; give more" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -101,17 +111,16 @@ class Learners(Jobs):
     """Regions of the nano model at a pace of their own."""
 
     def __init__(self, tiny, root, count, config, given):
-        home = root / f"run of {Path(config).stem}"
-        home.mkdir()
+        home = Path(tempfile.mkdtemp(prefix=Path(config).stem, dir=root))
         where, rest = (home, home / "meet"), [f"--compile_cache={root / 'cache'}"]
         super().__init__(
             [RegionJob(config, [*given.items()], r, 1, *where, rest, 0) for r in range(count)]
         )
 
 
-def kind(name, tiny, root):
-    """(config file, fields) of a run of two that does not end by itself."""
-    given = fields(tiny, root, regions=2, exchange="store", steps=4000, batch=4)
+def kind(name, tiny, root, steps=4000):
+    """(config file, fields) of a run of two; with so many steps it does not end by itself."""
+    given = fields(tiny, root, regions=2, exchange="store", steps=steps, batch=4)
     if name == "learners":
         return "configs/decoupled_jobs.py", given
     given = {k: v for k, v in given.items() if k not in METHOD}
@@ -154,3 +163,19 @@ def test_killed_and_back_then_all_stopped_and_continued(name, tiny, root):
     for (_, mine), (_, theirs) in [[landed(read_records(j.workdir / METRICS)) for j in run.jobs]]:
         shared = mine.keys() & theirs.keys()
         assert shared and all(mine[k] == theirs[k] for k in shared)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("name", ["learners", "arrivals"])
+def test_who_comes_back_after_the_end_takes_the_result(name, tiny, root):
+    with Learners(tiny, root, 2, *kind(name, tiny, root, steps=120)) as run:
+        run.reached(1, 6)
+        run.jobs[1].signal(9)
+        run.jobs[1].processes[0].wait()
+        run.until(lambda: run.jobs[0].poll() is not None)
+        run.start(1)
+        run.until(lambda: run.jobs[1].poll() is not None)
+        assert run.exits() == [0, 0], [run.shown(r) for r in (0, 1)]
+        _, last = ends([job.workdir for job in run.jobs])
+        assert last[0]["anchor"] == last[1]["anchor"]
