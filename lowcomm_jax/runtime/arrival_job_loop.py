@@ -53,19 +53,11 @@ class ArrivalJobLoop(RoundJobLoop):
 
     # -- landings -------------------------------------------------------------------------------
 
-    def land_arrived(self, state: TrainState, now: int, events: list[Event]) -> TrainState:
-        while self.until is None or self.landed < self.until:
-            arrived = self.take(state, self.landed)
-            if arrived is None:
-                return state
-            state = self._land(state, arrived, now, events)
-            self.rounds.landed(self.landed)
-            self.landed += 1
-        return state
-
-    def _land(self, state: TrainState, arrived: Arrived, now: int, events) -> TrainState:
+    def land_round(
+        self, state: TrainState, reported, arrived: Arrived, now: int, events: list[Event]
+    ) -> TrainState:
         """Move the anchor by an arrival; whose it is adopts the anchor."""
-        counters, reported = state.counters.copy(), self.own(state, self.landed)
+        counters = state.counters.copy()
         ours = reported is not None and self.rounds.names_ours(self.landed)
         if ours:
             key, flight = reported

@@ -223,7 +223,7 @@ class JobLoop(SyncLoop):
 
     def counted(self, flight: InFlight) -> np.ndarray:
         own = self.delivery.region  # all regions are members, but in groups
-        return flight.weight[own : own + 1] > 0
+        return np.asarray(flight.weight[own : own + 1]) > 0
 
     def adopters(self, flight: InFlight, due_R: np.ndarray) -> np.ndarray:
         return super().adopters(flight, due_R) & self._adopts

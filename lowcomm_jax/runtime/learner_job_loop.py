@@ -56,25 +56,12 @@ class LearnerJobLoop(RoundJobLoop, LearnerLoop):
 
     # -- landings -------------------------------------------------------------------------------
 
-    def land_arrived(self, state: TrainState, now: int, events: list[Event]) -> TrainState:
-        while self.until is None or self.landed < self.until:
-            reported = self.own(state, self.landed)
-            if reported is not None and not self._is_due(reported[1], now):
-                return state
-            arrived = self.take(state, self.landed)
-            if arrived is None:
-                return state
-            state = self._land_round(state, reported, arrived, now, events)
-            self.rounds.landed(self.landed)
-            self.landed += 1
-        return state
-
-    def _is_due(self, flight: InFlight, now: int) -> bool:
+    def is_due(self, flight: InFlight, now: int) -> bool:
         """Whether the report of the next round is tau ticks old: by own steps, or by rounds."""
         ticks = self.schedule.opens(self.rounds.newest) - self.schedule.opens(self.landed)
         return now >= int(flight.due[0]) or ticks >= self.schedule.delay
 
-    def _land_round(
+    def land_round(
         self, state: TrainState, reported, arrived: Arrived, now: int, events: list[Event]
     ) -> TrainState:
         """Move the anchor by the payloads of all that were admitted, and adopt it."""

@@ -103,10 +103,6 @@ class RoundJobLoop(JobLoop):
         self.tell(state)
         return state
 
-    def land_arrived(self, state: TrainState, now: int, events: list[Event]) -> TrainState:
-        """Land, in their order, the rounds that have arrived and are due."""
-        raise NotImplementedError
-
     def report(
         self, state: TrainState, now: int, mask: np.ndarray, events: list[Event]
     ) -> TrainState:
@@ -151,12 +147,37 @@ class RoundJobLoop(JobLoop):
         p = number % self._fragments
         return next((i for i in state.in_flight.items() if i[1].fragment == p), None)
 
-    def take(self, state: TrainState, number: int) -> Arrived | None:
-        """What came of a round, whose terms are compared with ours; None = it has not arrived."""
-        arrived = self.rounds.take(number)
-        if arrived is not None:
+    def land_arrived(self, state: TrainState, now: int, events: list[Event]) -> TrainState:
+        """Land, in their order, the rounds that have arrived and are due."""
+        while self.until is None or self.landed < self.until:
+            number = self.landed
+            reported = self.own(state, number)
+            if reported is not None and not self.is_due(reported[1], now):
+                return state
+            arrived = self.rounds.take(number)
+            if arrived is None:
+                return state
             self.rounds.compare(number, self._terms(state, number))
-        return arrived
+            state = self.land_round(state, reported, arrived, now, events)
+            self.rounds.landed(number)
+            self.landed += 1
+        return state
+
+    def is_due(self, flight: InFlight, now: int) -> bool:
+        """Whether the round of this region's report may land."""
+        del flight, now
+        return True
+
+    def land_round(
+        self,
+        state: TrainState,
+        reported: tuple[str, InFlight] | None,
+        arrived: Arrived,
+        now: int,
+        events: list[Event],
+    ) -> TrainState:
+        """Land the next round, `landed`; `reported`: this region's report of it (`own`)."""
+        raise NotImplementedError
 
     def all_payloads(self, flight: InFlight, arrived: Arrived) -> InFlight:
         """The flight as those of all regions together."""

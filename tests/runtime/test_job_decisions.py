@@ -417,7 +417,7 @@ class Reports(LearnerJobLoop):
 def test_an_own_report_lands_after_tau_ticks_of_whoever_is_fastest(due, newest, now, is_due):
     """Round 3 was opened at tick 12, and round 5 at tick 20: more than six after it."""
     loop = Reports(landed=3, newest=newest)
-    assert loop._is_due(SimpleNamespace(due=np.array([due])), now) is is_due
+    assert loop.is_due(SimpleNamespace(due=np.array([due])), now) is is_due
 
 
 @pytest.mark.parametrize(
