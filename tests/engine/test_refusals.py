@@ -225,3 +225,12 @@ def test_a_network_is_named_once():
 def test_a_schedule_of_ones_own_names_its_field():
     method = Method("mine", Staggered(2, delay=3), outer=lc.outer.average())
     assert "use at most 1 (overlap is the schedule's `delay`)" in refusal(method)
+
+
+@pytest.mark.parametrize("weights", ["tokens", [1.0, 2.0, 3.0]])
+def test_a_running_mean_is_of_equal_regions(weights):
+    summed = lc.methods.diloco(
+        4, optax.chain(integrate(), optax.sgd(0.7)), codec=ef21(make("int8"))
+    )
+    assert "keeps a running mean of equal regions" in refusal(summed, weights=weights)
+    lc.Engine(loss_fn, optax.sgd(0.1), summed, 3, mesh=MESH, weights="equal")

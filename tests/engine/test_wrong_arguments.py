@@ -150,3 +150,10 @@ def test_trainers_that_were_donated_are_refused():
     for call in (lambda: one.run(state, lambda *_: None, steps=1), lambda: one.finish(state)):
         with pytest.raises(ValueError, match=r"was donated.*use the state that was returned"):
             call()
+
+
+@pytest.mark.parametrize("seed", [True, 1.5, None])
+def test_a_seed_that_is_no_whole_number(seed):
+    with pytest.raises(TypeError, match=f"seed={seed}: give a whole number"):
+        lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, seed=seed)
+    lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.diloco(3), 2, seed=np.int64(1))

@@ -389,3 +389,21 @@ def test_the_wait_for_an_exchange_is_that_of_its_calls():
         assert one.ready("k")
         found = one.finish("k", {"x": np.zeros(2, np.float32)})
         assert 0.0 <= found.waited - (waited or 0.0) < 0.9 and not one._open and not one._waited
+
+
+def test_of_two_commits_at_one_time_the_first_is_valid_for_both(store):
+    """The second finds no record, and cannot create its own any more."""
+    log, key = CommitLog(store, Seal("run", b"")), "commit/1.k/0"
+    first, second = (Commit({}, {}, writer, (writer,)) for writer in (0, 1))
+    look, looks = log._committed, []
+
+    def too_early(name):
+        looks.append(name)
+        if len(looks) == 1:
+            assert CommitLog(store, Seal("run", b"")).commit(name, first) == first
+            return None, key
+        return look(name)
+
+    log._committed = too_early
+    assert log.commit("1.k", second) == first and len(looks) == 2
+    assert log.committed("1.k") == first

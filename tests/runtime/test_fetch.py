@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused_for_good():
         fetch.first(lambda: None)
 
 
-@pytest.mark.parametrize(("clock_s", "gone"), [(6.9, False), (7.1, True)])
+@pytest.mark.parametrize(("clock_s", "gone"), [(6.9, False), (7.0, False), (7.1, True)])
 def test_a_first_piece_is_waited_for_twice_as_long_as_an_answer(clock_s, gone):
     """Of which nobody has had anything since the third second; an answer takes two."""
     _, fetch = fetched([(3.0, None)])

@@ -326,3 +326,13 @@ def test_who_was_not_known_before_has_beaten_since(watched, monkeypatch):
     monkeypatch.setattr(time, "sleep", asleep)
     ours.wait_for_beats()
     assert not script and ours.living() == {0, 1, 2}
+
+
+def test_what_is_waited_for_is_looked_at_several_times_a_beat(watched, monkeypatch):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    watched.ours._wait(lambda: len(slept) == 3)
+    assert slept == [1.0 / 8] * 3
+    watched.ours.fail(Lost("it is over"))
+    with pytest.raises(Lost, match="over"):
+        watched.ours._wait(lambda: False)

@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,7 +11,9 @@ from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
 from lowcomm_jax.runtime.job_delivery import JobDelivery, PendingExchange
 from lowcomm_jax.runtime.job_loop import JobLoop, OutagePacing
 from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
+from lowcomm_jax.runtime.request import nothing
 from lowcomm_jax.schedule import Adaptive, Staggered
+from lowcomm_jax.state.train_state import InFlight
 
 ME, NOBODY = np.array([True]), np.array([False])
 
@@ -258,6 +261,67 @@ def test_what_stopped_after_its_sends_goes_on_with_the_landing():
     assert done and loop.notes == [[], "before", [], ("after",), "told"]
 
 
+class Sends(JobLoop):
+    """A region whose payloads in flight are started again; sends are numbered by their steps."""
+
+    def __init__(self):
+        self.started, self._adopts, self.witness = [], True, None
+        self.delivery = SimpleNamespace(listens_only=False, learns_outcome=lambda key: True)
+
+    def _start(self, state, key, flight, number, again=False):
+        self.started.append((key, number, again, self.delivery.listens_only))
+
+
+def sent(step, fragment=0, takes_part=ME, kept=(), moved=False):
+    more = {"takes_part": takes_part, "kept": kept, "anchor_updated": moved}
+    return SimpleNamespace(sent=step, fragment=fragment, **more)
+
+
+def test_what_is_in_flight_is_started_again_in_the_order_of_the_sends():
+    """But for what has landed and waits for regions alone; a listener starts it as one."""
+    loop, state = Sends(), State()
+    state.counters.sends_until = lambda step: 10 + step
+    state.in_flight = {"b": sent(5), "a": sent(7), "c": sent(2), "d": sent(3, moved=True)}
+    loop.reconnect(state)
+    assert loop.started == [("c", 12, True, False), ("b", 15, True, False), ("a", 17, True, False)]
+    loop.started.clear()
+    loop.expect(state)
+    assert [one[3] for one in loop.started] == [True] * 3 and not loop.delivery.listens_only
+    state.in_flight = {"a": sent(5, takes_part=NOBODY, kept=None)}
+    loop.reconnect(state)
+    state.in_flight = {"a": sent(5, kept=None)}
+    with pytest.raises(ValueError, match="'a' is in flight without the codec's state"):
+        loop.expect(state)
+    assert not loop.delivery.listens_only
+
+
+@pytest.mark.parametrize("adopts", [True, False])
+def test_who_makes_up_for_an_event_adopts_nothing(adopts):
+    loop = Sends()
+    loop._adopts = adopts
+    assert loop.adopters(sent(5), ME).any() == adopts and not loop.adopters(sent(5), NOBODY).any()
+
+
+@pytest.mark.parametrize(("counted", "all_were"), [((1, 1, 1), True), ((1, 0, 1), False)])
+def test_it_is_noted_who_was_counted_and_whether_it_is_adopted(counted, all_were):
+    loop, state, seen = Sends(), State(), []
+    arrived = sent(5, fragment=1, takes_part=np.array(counted, bool))
+    state.counters.counted = np.array([False, not all_were])
+    state.counters.number = lambda p, step: 10 * p + step
+    loop.delivery.finish = lambda state, key: (state, arrived)
+    assert loop.collect(state, "k") == (state, arrived)
+    assert state.counters.counted.tolist() == [False, all_were]
+    loop.witness = seen.append
+    for loop._adopts, adopted, last in ((True, True, False), (False, True, True), (True, False, 0)):
+        loop.collect(state, "k", last, adopted)
+        one = seen.pop()
+        assert one[:4] == (1, 5, 15, last) and one.counted_N.tolist() == list(map(bool, counted))
+        assert one.adopted is (adopted and loop._adopts)
+    loop.delivery.learns_outcome = lambda key: False
+    loop.collect(state, "k")
+    assert not seen
+
+
 # -- the delivery -----------------------------------------------------------------------------
 
 
@@ -291,6 +355,21 @@ def test_who_only_listens_to_a_small_group_learns_nothing(one, learns):
     if one is not None:
         delivery._pending["k"] = one
     assert delivery.learns_outcome("k") is learns
+
+
+@pytest.mark.parametrize(("members", "listens"), [((0, 1), False), ((0, 1, 2), True)])
+def test_who_only_listens_waits_for_all_but_not_for_a_small_group(members, listens):
+    """Its members may never exchange: then nothing has come of it, and nobody is counted."""
+    delivery, heard = JobDelivery(Exchange(), shared=True), []
+    like = {"weight": jax.ShapeDtypeStruct((1,), np.float32)}
+    delivery._pending["k"] = PendingExchange("7", {}, members, like, True, None)
+    delivery._listen = lambda one: heard.append(one.name) or nothing(like, 3)
+    due, none = np.full(1, 4), np.zeros(1, np.float32)
+    numbers = {"fragment": 0, "sent": 3, "due": due, "level": 0, "header": {}}
+    flight = InFlight({}, None, NOBODY, none, takes_part=NOBODY, anchor_updated=False, **numbers)
+    _, got = delivery.finish(State(in_flight={"k": flight}), "k")
+    assert heard == ["7"] * listens and "k" not in delivery._pending
+    assert got.takes_part.tolist() == [False] * len(members) and not got.weight.any()
 
 
 def test_the_group_of_this_region():
@@ -390,6 +469,61 @@ def test_final_anchors_that_differ_heal_nobody():
     assert started == [(("12.end", {}), {"takes_part": False, "terms": terms})]
 
 
+@pytest.mark.parametrize(
+    ("mask", "how", "terms"),
+    [
+        (ME, {}, {"step": 3, "fragment": 1, "level": 2, "anchor": "5"}),
+        (NOBODY, {}, {"step": 3, "fragment": 1, "level": 2, "anchor": "5"}),
+        (ME, {"again": True}, {"step": 3, "fragment": 1, "level": 2}),
+        (ME, {"by_rounds": True}, {"fragment": 1, "level": 2, "anchor": "5"}),
+        (ME, {"listens_only": True}, None),
+    ],
+)
+def test_what_is_announced_with_a_payload(mask, how, terms):
+    """Whether this region takes part, with whom, and what all must have decided alike."""
+    started, how = [], dict(how)
+    exchange = Exchange(start=lambda *given, **more: started.append((given, more)))
+    delivery = JobDelivery(exchange, shared=True)
+    again = how.pop("again", False)
+    vars(delivery).update(how)
+    delivery.anchor_history = SimpleNamespace(shared=True, sent=lambda *_: {"anchor": "5"})
+    w, weight, drift = np.zeros((1, 2), np.float32), np.ones(1), np.full((1, 1), 0.5)
+    decided = {"fragment": 1, "sent": 3, "level": 2, "takes_part": mask}
+    flight = SimpleNamespace(payload={"w": w}, weight=weight, header={"drift": drift}, **decided)
+    whole, cut = SimpleNamespace(one_by_one=True), SimpleNamespace(like=lambda p: {})
+    delivery.start("k", 7, flight, {}, [(0,), (1, 2)], whole, cut, again=again)
+    kept = delivery._pending["k"]
+    assert (kept.name, kept.members, kept.listens_only) == ("7", (1, 2), terms is None)
+    assert {k: x.shape for k, x in kept.like.items()} == {
+        "payload/0": (1, 2),
+        "header/drift": (1, 1),
+        "weight": (1,),
+    }
+    if terms is None:
+        assert not started
+        return
+    (((name, arrays), more),) = started
+    assert name == "7" and arrays == {"payload/0": w, "header/drift": drift, "weight": weight}
+    assert more == {
+        "takes_part": bool(mask[0]),
+        "members": (1, 2),
+        "terms": terms,
+        "reduction": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mask", "listens", "sent"), [(ME, False, 200), (NOBODY, False, 0), (ME, True, 0)]
+)
+def test_bytes_are_announced_as_if_all_others_took_part(mask, listens, sent):
+    """96 bytes and a header of 4, from and to two others."""
+    delivery = JobDelivery(Exchange(), shared=True)
+    delivery.listens_only = listens
+    whole = SimpleNamespace(nbytes=lambda like: 96, one_by_one=True)
+    traffic = delivery.traffic(whole, {}, mask, None, 4)
+    assert (traffic.sent.tolist(), traffic.received.tolist()) == ([sent], [200])
+
+
 # -- learners ---------------------------------------------------------------------------------
 
 
@@ -460,6 +594,19 @@ def test_to_which_round_a_learner_can_report(number, now, landed_at, until, flyi
 def test_what_a_learner_reports_to_and_opens(loop, now, sent, seen):
     loop.report(State(), now, ME, [])
     assert (loop.sent, loop._seen) == (sent, seen)
+
+
+def test_all_rounds_that_have_arrived_land_up_to_the_last_of_the_run():
+    """Without a last one, too, as where single steps are made."""
+    for until, last in ((None, 5), (4, 4)):
+        loop, landed = Reports(landed=2, newest=5, until=until), []
+        loop.rounds.take = lambda number: number if number < 5 else None
+        loop.rounds.compare = lambda *_: None
+        loop.rounds.landed = landed.append
+        loop._terms = lambda *_: {}
+        loop._land_round = lambda state, *_: state
+        loop._land_arrived(State(), 9, [])
+        assert landed == list(range(2, last)) and loop.landed == last
 
 
 def test_the_round_of_a_report_is_that_of_its_fragment():

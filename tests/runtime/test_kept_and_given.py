@@ -370,6 +370,21 @@ def test_older_states_go_and_those_of_the_dead_by_the_lowest(tmp_path):
     assert {key.split("/")[2][11] for key in store.list("state/")} == {"5", "6"}
 
 
+@pytest.mark.parametrize("gives", [False, True])
+def test_old_states_are_removed_later_where_one_is_being_given(gives):
+    transfer, noted = giving(Beats(r1=TRAINS)), []
+
+    def acquire(blocking=True):
+        noted.append(f"waits: {blocking}")
+        return not gives
+
+    transfer._busy = SimpleNamespace(acquire=acquire, release=lambda: noted.append("released"))
+    transfer._remove_left = noted.append
+    transfer.sweep(), transfer.sweep()
+    once = ["waits: False", {0, 1}, "released"]
+    assert noted == (["waits: False"] * 2 if gives else once)
+
+
 # -- anchors that are compared ----------------------------------------------------------------
 
 

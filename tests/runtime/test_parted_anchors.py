@@ -136,3 +136,20 @@ def test_which_terms_hold(heal, anchors, stopped, heals):
             found.append(region)
     assert found == stopped
     assert terms.counting(known, heal) == {0, 1, 2} - set(stopped if heals else [])
+
+
+@pytest.mark.parametrize(
+    ("anchors", "heal", "holding"),
+    [
+        ("aabb", "majority", "0123"),  # half are no majority: none hold, and all stop
+        ("abb", "majority", "12"),
+        ("aabbb", "majority", "234"),
+        ("abcd", "majority", "0123"),
+        ("abb", "lowest", "0"),
+        ("abb", "stop", "012"),
+        ("aaa", "stop", "012"),
+    ],
+)
+def test_whose_terms_hold(anchors, heal, holding):
+    known = {region: {"anchor": anchor} for region, anchor in enumerate(anchors)}
+    assert terms.counting(known, heal) == set(map(int, holding))

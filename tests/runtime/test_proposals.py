@@ -435,6 +435,15 @@ def test_whose_averages_a_region_makes_and_whose_it_takes(monkeypatch, present, 
     assert one._exchange_averages(SimpleNamespace(commit=commit)) is None, "one brought none"
 
 
+def test_averages_are_waited_for_also_of_one_that_was_not_observed_for_long():
+    """Whether it lives is not certain yet; one that is dead for certain owes nothing."""
+    one, around = two_shot()
+    around.heartbeat.latest = lambda: {1: Beat(incarnation=1), 2: Beat(incarnation=1)}
+    around.heartbeat.living = lambda certain: {0} if certain else {0, 1}
+    owes = one._owes_averages(Commit({}, {}, 0, (0, 1, 2)))
+    assert owes(1) and not owes(2)
+
+
 def test_a_contribution_comes_from_whom_it_is_due(monkeypatch):
     """Ours from the host; of our own number those that came with the payloads; else fetched."""
     one, _ = two_shot()

@@ -7,6 +7,7 @@ a delay. That the collectives are hidden is for compilers of GPUs and TPUs to sh
 
 import dataclasses
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,13 @@ from same_as_probe import FIELDS, VALUES, Run, save
 import lowcomm_jax as lc
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.state.train_state import Inner
-from lowcomm_jax.sync.concurrent_exchange import _together
+from lowcomm_jax.sync import concurrent_exchange
+from lowcomm_jax.sync.concurrent_exchange import (
+    OVERLAP_LIMIT,
+    ConcurrentExchange,
+    _together,
+    is_concurrent,
+)
 
 TWO_SHOT = {"reduce": "two_shot"}
 FOUR = {"regions": 4, "mesh": (2, 1, 2), "steps": (0, 11, 16)}
@@ -159,3 +166,52 @@ def test_it_is_refused_where_nothing_would_be_hidden(method, region, why):
         lc.Engine(
             lambda p, b, k: 0.0, optax.sgd(0.1), method(), 2, mesh=mesh, concurrent_exchange=True
         )
+
+
+@pytest.mark.parametrize(("platform", "limit"), [("cpu", None), ("tpu", None), ("cuda", 2 + 4)])
+def test_the_compiler_of_a_gpu_is_given_room_for_all_collectives(monkeypatch, platform, limit):
+    """For one of each payload, and four of an inner step."""
+    device = SimpleNamespace(platform=platform)
+    mesh = SimpleNamespace(devices=np.array([device], object))
+    lift = {"lift": lambda *_: None, "lift_update": lambda *_: None}
+    regions = SimpleNamespace(mesh=mesh, slots=2, **lift)
+    assert is_concurrent(None, cases.streaming(), regions, False) is (platform != "cpu")
+    assert not is_concurrent(None, lc.methods.diloco(4), regions, False)
+    monkeypatch.setattr(jax, "jit", lambda program, **how: how)
+    one = ConcurrentExchange(None, regions, None, {}, None)
+    kind = one.kind({}, 0)
+    options = one.program((kind, kind))["compiler_options"]
+    assert (options and options[OVERLAP_LIMIT]) == limit
+
+
+@pytest.mark.parametrize(
+    ("collectives", "n", "order"),
+    [
+        (1, 5, ["begin", (None, 5)]),
+        (2, 5, ["begin", (None, 3), "go on", (3, 5)]),
+        (2, 4, ["begin", (None, 2), "go on", (2, 4)]),
+        (2, 1, ["begin", (None, 1), "go on", (1, 1)]),
+    ],
+)
+def test_steps_are_made_once_around_the_second_collective(monkeypatch, collectives, n, order):
+    one, done = ConcurrentExchange.__new__(ConcurrentExchange), []
+
+    def steps(carry, *given):
+        done.append(given[-2:])
+        return carry
+
+    def begin(payload):
+        done.append("begin")
+        return f"slices of {payload}"
+
+    def go_on(buffers, payload, weight):
+        done.append("go on")
+        return f"{weight} {buffers} and {payload}"
+
+    one.exchange = SimpleNamespace(collectives=collectives)
+    one._block = SimpleNamespace(empty=lambda *_: "log", steps=steps)
+    one._reduction = lambda kind: (begin, go_on)
+    monkeypatch.setattr(concurrent_exchange, "_together", lambda brought, carry: (brought, carry))
+    carry, brought = one._traced(["kind"], ("inner", "rest"), n, ["it"], ["half"])
+    assert (done, carry) == (order, ("inner", "log"))
+    assert brought == (["slices of it"] if collectives == 1 else ["half slices of it and it"])

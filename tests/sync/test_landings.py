@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -55,15 +56,6 @@ def test_in_a_replayed_run_those_adopt_that_adopted_in_it():
         assert loop.adopters(SimpleNamespace(sent=sent), due).tolist() == adopting
 
 
-def test_of_learners_that_come_back_the_event_names_the_one():
-    method = lc.methods.decoupled_diloco(3, 1, 1, outages=((1, 2, 4),))
-    one = engine(square_loss, method)
-    batches = [{"x": np.full((R, 1), t, np.float32)} for t in range(6)]
-    _, history = one.run(one.init(START), batches)
-    (event,) = [e for e in history.events if e.kind == "recover"]
-    assert event.participants.tolist() == [False, True, False]
-
-
 def test_at_the_end_every_fragment_in_flight_lands_on_itself():
     """Two payloads are under way: each moves its own fragment once, and is not sent again."""
     method = lc.methods.streaming_diloco(4, 2, 3, 0.0, outer=optax.sgd(0.5), pattern=["a", "b"])
@@ -79,3 +71,36 @@ def test_at_the_end_every_fragment_in_flight_lands_on_itself():
     final = one.finish(state)
     for value, payload, before in zip(final.anchor.values(), payloads, start.values(), strict=True):
         np.testing.assert_allclose(value[0], before - 0.5 * payload.mean(0), rtol=1e-6)
+
+
+def test_who_copies_a_peer_gets_all_of_one_region_and_nothing_else():
+    """Its parameters and its optimizer's momenta: two numbers each."""
+    method = lc.methods.decoupled_diloco(3, 1, 1, outages=((1, 2, 4),))
+    one = engine(square_loss, method, optax.sgd(0.1, momentum=0.9))
+    batches = [{"x": np.full((R, 1), t, np.float32)} for t in range(6)]
+    _, history = one.run(one.init(START), batches)
+    (event,) = [e for e in history.events if e.kind == "recover"]
+    assert event.participants.tolist() == [False, True, False]
+    assert event.bytes_sent.tolist() == [16, 0, 0] and event.bytes_received.tolist() == [0, 16, 0]
+
+
+def test_values_land_alike_however_replicas_are_computed():
+    """One after the other, or as one batch: each region's values with its own snapshot."""
+    method, found = lc.methods.streaming_diloco(2, 1, 1, 0.5), []
+    for replicas in ("map", "vmap"):
+        one = engine(square_loss, method, replicas=replicas)
+        state = one.init({"w": START["w"][:, None]})
+        for t in range(5):
+            state, _ = one.step(state, {"x": np.float32([[t], [2 * t], [-t]])})
+        found.append(np.asarray(state.inner.params["w"]))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    assert np.ptp(found[0][:, 0]) > 0.1
+
+
+def test_where_a_worker_arrives_its_state_and_its_servers_take_the_place_of_the_old():
+    one = engine(square_loss, lc.methods.halos(1, (1.0,) * R, ((0, 1), (2,)), every=9))
+    state = one.init(START)
+    before = jax.tree.leaves((state.inner.params, state.received, state.servers))
+    state, _ = one.step(state, {"x": np.float32([[1.0], [2.0], [3.0]])})
+    assert all(x.is_deleted() for x in before)
+    assert not any(x.is_deleted() for x in jax.tree.leaves((state.received, state.servers)))

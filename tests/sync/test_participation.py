@@ -48,6 +48,7 @@ def test_an_absent_region_keeps_its_values_while_its_anchor_moves():
             assert land.staleness.tolist() == [0, -1, 0]
             assert send.bytes_sent[1] == 0 < send.bytes_received[1]
             assert state.counters.last_landed.tolist() == [[2, -1, 2]]
+            assert state.counters.staleness.tolist() == [[0, -1, 0]]
     assert state.counters.last_landed.tolist() == [[4, 4, 4]]
 
 
