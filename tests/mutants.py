@@ -94,9 +94,9 @@ def no_behaviour(tree: ast.AST) -> set[int]:
     """Nodes whose change tests need not see: decorators, annotations, messages."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
-        for part in (*getattr(node, "decorator_list", ()), getattr(node, "annotation", None)):
-            skipped |= set(map(id, ast.walk(part))) if part is not None else set()
-        skipped |= {id(node.returns)} if getattr(node, "returns", None) is not None else set()
+        parts = (getattr(node, "annotation", None), getattr(node, "returns", None))
+        for part in (*getattr(node, "decorator_list", ()), *filter(None, parts)):
+            skipped |= set(map(id, ast.walk(part)))
         if isinstance(node, ast.JoinedStr | ast.Raise):
             skipped |= set(map(id, ast.walk(node)))
     return skipped

@@ -59,7 +59,8 @@ def layout_problems(
         if method.topology is not None and not problems + unfit:
             unfit = GroupExchange(regions, method.topology).violations()
         problems += unfit + weight_problems(weights, count)
-        if isinstance(method.codec, Codec) and method.codec.increments and weights != "equal":
+        equal = isinstance(weights, str) and weights == "equal"
+        if isinstance(method.codec, Codec) and method.codec.increments and not equal:
             problems.append(
                 f"weights={weights!r}: codec {method.codec.name} keeps a running mean of equal "
                 "regions; use weights='equal', or error_feedback"

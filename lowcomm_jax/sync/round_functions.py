@@ -165,9 +165,8 @@ class RoundFunctions:
         Values of a region of weight 0 have no effect, even if they are not finite.
         """
         counts_R = weight_R > 0
-        silenced = jnp.where(counts_R[:, None], values_RxN, 0.0)
-        mean = self.regions.mean({"h": silenced}, counts_R.astype(jnp.float32), {"h": P()})["h"][0]
-        return jnp.where(jnp.any(counts_R), mean, before_N)
+        mean = self.regions.mean({"h": values_RxN}, counts_R.astype(jnp.float32), {"h": P()})["h"]
+        return jnp.where(jnp.any(counts_R), mean[0], before_N)
 
     # -- at the landing -------------------------------------------------------------------------
 

@@ -227,7 +227,7 @@ def test_a_schedule_of_ones_own_names_its_field():
     assert "use at most 1 (overlap is the schedule's `delay`)" in refusal(method)
 
 
-@pytest.mark.parametrize("weights", ["tokens", [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("weights", ["tokens", [1.0, 2.0, 3.0], np.arange(1.0, 4.0)])
 def test_a_running_mean_is_of_equal_regions(weights):
     summed = lc.methods.diloco(
         4, optax.chain(integrate(), optax.sgd(0.7)), codec=ef21(make("int8"))

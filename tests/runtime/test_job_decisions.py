@@ -604,8 +604,8 @@ def test_all_rounds_that_have_arrived_land_up_to_the_last_of_the_run():
         loop.rounds.compare = lambda *_: None
         loop.rounds.landed = landed.append
         loop._terms = lambda *_: {}
-        loop._land_round = lambda state, *_: state
-        loop._land_arrived(State(), 9, [])
+        loop.land_round = lambda state, *_: state
+        loop.land_arrived(State(), 9, [])
         assert landed == list(range(2, last)) and loop.landed == last
 
 

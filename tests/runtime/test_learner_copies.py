@@ -9,7 +9,9 @@ import pytest
 from params.tiny_runs import R, engine
 
 import lowcomm_jax as lc
-from lowcomm_jax.runtime.learner_job_loop import learner_state, start_from_peer
+from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
+
+LOOP = object.__new__(LearnerJobLoop)  # copying reads no state of its own
 
 
 def loss(params, batch, rng):
@@ -38,8 +40,8 @@ def test_it_has_the_values_and_the_rounds_of_the_peer_and_counts_anew(states, ow
     counters.step = np.int64(own_step)
     inner = dataclasses.replace(fresh.inner, tokens=fresh.inner.tokens + 5)
     mine = fresh.replace(inner=inner, counters=counters, in_flight=peer.in_flight)
-    _, arrays, document = learner_state(peer)
-    got = start_from_peer(None, mine, arrays, document)
+    _, arrays, document = LOOP.given_to_peers(peer)
+    got = LOOP.start_from_peer(mine, arrays, document)
     same = ("anchor", "outer", "landing")
     shared = [(getattr(got, name), getattr(peer, name)) for name in same]
     shared += [(getattr(got.inner, name), getattr(peer.inner, name)) for name in ("params", "opt")]
@@ -56,11 +58,11 @@ def test_it_has_the_values_and_the_rounds_of_the_peer_and_counts_anew(states, ow
 
 def test_a_peer_of_another_model_is_refused_with_every_difference(states):
     fresh, peer = states
-    _, arrays, document = learner_state(peer)
+    _, arrays, document = LOOP.given_to_peers(peer)
     wrong = {k: x for k, x in arrays.items() if not k.startswith("anchor/")}
     wrong["inner/params/w"] = np.zeros((R, 5), np.float32)
     with pytest.raises(ValueError) as error:
-        start_from_peer(None, fresh, wrong, document)
+        LOOP.start_from_peer(fresh, wrong, document)
     text = str(error.value)
     assert "anchor/w: missing -> (1, 2)" in text and "inner/params/w: (3, 5) -> (3, 2)" in text
     assert text.count("\n- ") == 2
