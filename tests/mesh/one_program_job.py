@@ -7,8 +7,11 @@ several can then be compared, field by field.
 import dataclasses
 import functools
 import json
+import os
 import pathlib
+import subprocess
 import sys
+import threading
 import traceback
 
 import jax
@@ -23,6 +26,8 @@ class Settings:
       process, processes, coordinator: which one of how many.
       devices: of this process.
       cases: names of `one_program_cases.cases`.
+      quick: whether all calls that leave the job share a child process (`OneChild`), and the first
+        process compiles for all (`compile_once`).
     """
 
     folder: str
@@ -31,10 +36,70 @@ class Settings:
     coordinator: str
     devices: int
     cases: list[str]
+    quick: bool
 
 
 def result_of(folder: pathlib.Path, process: int) -> pathlib.Path:
     return folder / f"results.{process}.json"
+
+
+MODULE = "mesh.one_program_job"  # not `__main__`, as this process knows it
+
+
+class OneChild:
+    """In place of `in_child_process`, which starts an interpreter that imports JAX for each call:
+    one for all calls. Where checkpoints are many, they take most of the time otherwise.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        command = [sys.executable, "-c", f"from {MODULE} import serve; serve()"]
+        self._child = subprocess.Popen(command, **pipes)
+
+    def __call__(self, act, *args):
+        from lowcomm_jax.checkpoint import child_process
+
+        with self._lock:
+            child_process._write(self._child.stdin, (act, args))
+            result, error = child_process._read(self._child.stdout)
+        if error is not None:
+            raise error
+        return result
+
+
+def serve():
+    """Answer as `child_process.main` does, call after call, until the parent has ended."""
+    from lowcomm_jax.checkpoint import child_process
+
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            act, args = child_process._read(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            outcome = act(*args), None
+        except Exception as error:
+            outcome = None, error
+        child_process._write(answer, outcome)
+
+
+def compile_once():
+    """The first process compiles what all run, and sends it to the others.
+
+    They ask for it by the key of JAX's cache. A part of that is another one in each process: in its
+    place stands here which device is whose. Who comes to another program waits in vain, and fails.
+    """
+    from jax._src import cache_key
+
+    def whose(hashed, devices):
+        hashed.update(str([device.process_index for device in devices.flat]).encode())
+
+    cache_key._hash_accelerator_config = whose
+    jax.config.update("jax_share_binary_between_hosts", True)
+    jax.config.update("jax_share_binary_between_hosts_timeout_ms", 300_000)
 
 
 def main(settings: Settings) -> None:
@@ -51,17 +116,19 @@ def main(settings: Settings) -> None:
     from mesh.one_program_cases import cases
     from same_as_probe import in_one_process, json_digest
 
-    from lowcomm_jax.checkpoint import Checkpoints, store
-    from lowcomm_jax.checkpoint.child_process import outside_job
+    from lowcomm_jax.checkpoint import Checkpoints, child_process, store
     from lowcomm_jax.mesh.leader import leader
 
     def saved_digests(own):
         """Of every array of the newest checkpoint, whoever wrote which part of it."""
         with Checkpoints(own) as checkpoints:
             path, document = own / str(checkpoints.latest()), checkpoints.document()
-        arrays = outside_job(store.read_arrays, store.epath.Path(path), document)
+        arrays = child_process.outside_job(store.read_arrays, store.epath.Path(path), document)
         return {name: store.digest(array) for name, array in arrays.items()}
 
+    if settings.quick and settings.processes > 1:
+        compile_once()
+        child_process.in_child_process = OneChild()
     folder, found = pathlib.Path(settings.folder), {}
     known = cases()
     for name in settings.cases:

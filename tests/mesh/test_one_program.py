@@ -26,14 +26,14 @@ QUICK = "noloco, regions of two"
 PER_REGION = re.compile("noloco|eager|as coded|routed")
 
 
-def train(folder, names, processes, devices):
-    """What every process has come to, by case."""
+def train(folder, names, processes, devices, quick=True):
+    """What every process has come to, by case; `quick`: see `one_program_job.Settings`."""
     folder.mkdir()
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     env["XLA_FLAGS"] = re.sub(r"--xla_force_host_platform_device_count=\d+", "", env["XLA_FLAGS"])
     address, jobs = f"127.0.0.1:{free_port()}", []
     for process in range(processes):
-        one = Settings(str(folder), process, processes, address, devices, names)
+        one = Settings(str(folder), process, processes, address, devices, names, quick)
         command = [
             sys.executable,
             "-m",
@@ -71,7 +71,7 @@ def assert_same(name, one, several):
 
 def test_a_quick_case_in_two_processes(tmp_path):
     one = train(tmp_path / "one", [QUICK], 1, 4)[0]
-    two = train(tmp_path / "two", [QUICK], 2, 2)
+    two = train(tmp_path / "two", [QUICK], 2, 2, quick=False)
     assert_same(QUICK, one, two)
     # Every process has written its part of the checkpoints.
     assert list((tmp_path / "two").glob("*/*/part_1")) and not list(tmp_path.glob("one/*/*/part_*"))
