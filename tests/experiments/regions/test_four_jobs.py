@@ -3,6 +3,7 @@
 Nano is the smallest preset; the quick test trains it with one narrow layer.
 """
 
+import signal
 import time
 
 import pytest
@@ -49,7 +50,7 @@ def anchors(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model, regions", [("narrow", 4), ("nano", 4), ("narrow", 8)])
+@pytest.mark.parametrize("model, regions", [("nano", 4), ("narrow", 8)])
 def test_jobs_end_with_the_bits_of_one_process(model, regions, tiny, root):
     # Not a whole number of periods: the last synchronisation has something to exchange.
     rounds, steps = 4, 4 * PERIOD + 3
@@ -129,6 +130,7 @@ def test_two_killed_at_once_come_back_while_the_others_train_on(tiny, root):
     shown = launcher.communicate(timeout=400)[0]
     assert launcher.returncode == 0, shown
     assert shown.count("it is started again, 0 restarts are left") == len(lost)
+    assert shown.count(f"ended with code {-signal.SIGKILL}") >= len(lost), shown
     assert max(back.values()) < REJOIN_SECONDS + starting, (back, starting)
     print(f"in the run again after {back} s, of which a start takes {starting:.1f} s")
     came = {r: entered((folder(workdir, r) / "output.txt").read_text()) for r in lost}
