@@ -51,10 +51,11 @@ def kill(launcher, *workdirs):
         os.kill(int(job.stdout), signal.SIGKILL)
 
 
-def entered(shown):
-    """The step at which a region came into the run, from what was printed; None = not (yet)."""
-    found = re.search(r"came into the run at step (\d+)", shown)
-    return found and int(found[1])
+def entered(shown, count=1):
+    """The step at which a region came into the run for the first time, or for a later one, from
+    what was printed; None = not (yet)."""
+    found = re.findall(r"came into the run at step (\d+)", shown)
+    return int(found[count - 1]) if len(found) >= count else None
 
 
 def assert_logged_once(workdir, at):
@@ -121,9 +122,9 @@ class Jobs:
             lambda: path.is_file() and any(r.get("step", 0) >= step for r in read_records(path))
         )
 
-    def entered(self, region):
-        """The step at which a region comes into the run, once it has."""
-        return self.until(lambda: entered(self.shown(region)))
+    def entered(self, region, count=1):
+        """The step at which a region comes into the run, once it has (so many times)."""
+        return self.until(lambda: entered(self.shown(region), count))
 
     def exits(self, *jobs):
         """Exit codes, once they have ended."""
