@@ -98,6 +98,7 @@ class Log:
         self.evals: list[tuple[int, float | None]] = []  # step, loss of the anchor
         self.behind = 0  # steps that the newest evaluated anchor is old
         self.own_anchors = False
+        self.by_rounds = False  # regions have rounds in common, and no steps
         self.complete = False
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.norms: OrderedDict[str, float] = OrderedDict()  # of landings, by key
@@ -168,8 +169,12 @@ class Log:
             return
         if key is None:
             return
+        self.by_rounds |= "admitted" in event
         if event.get("mean_norm") is not None and len(event["mean_norm"]) == 1:
-            _keep(self.norms, key, event["mean_norm"][0])
+            if "admitted" in event:
+                _keep(self.norms, f"of round {event['round']}", event["mean_norm"][0])
+            elif not self.by_rounds:  # there, a key names a step of this region
+                _keep(self.norms, key, event["mean_norm"][0])
         for i, region in enumerate(self.regions.values()):
             if event["staleness"][i] >= 0:
                 region.staleness = event["staleness"][i]
@@ -188,9 +193,12 @@ class Log:
         for i, region in enumerate(self.regions.values()):
             region.exchanges += 1
             took_part = bool(event["participants"][i]) and not left_out[i]
+            if "admitted" in event:
+                took_part = bool(event["admitted"][region.number])
             region.counted += took_part
             region.left_out += bool(left_out[i])
-            region.missed = 0 if took_part else region.missed + 1
+            # At a pace of one's own, rounds without one are none that one has missed.
+            region.missed = 0 if took_part or self.by_rounds else region.missed + 1
 
 
 def _keep(kept: OrderedDict, key: str, value: Any) -> None:

@@ -225,6 +225,25 @@ def test_alarms(tmp_path, changes, words):
         assert view["eval"]["loss"] == 3.0
 
 
+@pytest.mark.parametrize("parted", [False, True])
+def test_regions_at_a_pace_of_their_own_are_compared_round_by_round(tmp_path, parted):
+    """Region 1 is a round ahead: the same keys, which name steps, are other rounds there."""
+    for here, ahead in ((0, 0), (1, 1)):
+        records = [evaluation(0, 5.5), *steps([here], 1, 20, job=True)]
+        lands = [e for r in records for e in r.get("events", ()) if e["kind"] == "land"]
+        for number, one in enumerate(lands[:-1], ahead):  # the last one is the last synchronisation
+            owner = number % 2
+            one |= {"round": number, "admitted": [owner == 0, owner == 1], "participants": [True]}
+            one["mean_norm"] = [number + 0.5 * (parted and here)]
+        lands[-1]["mean_norm"] = [float(here)]
+        log(tmp_path / "run" / f"region{here}", [header([here], 2), *records])
+    view = Watch(tmp_path / "run").look()
+    words = "anchors apart: regions 0 and 1 landed payload of round 1 with means of other length"
+    assert [line.startswith(words) for line in view["alarms"]] == [True] * parted
+    shares = [row["participation"] for row in view["regions"]]
+    assert shares == [2 / 3, 2 / 3], "of two rounds and the last synchronisation"
+
+
 def test_a_run_that_has_just_begun_is_no_alarm(tmp_path):
     log(tmp_path / "run", [header(range(3), 3), evaluation(0, 5.5)])
     assert Watch(tmp_path / "run").look()["alarms"] == []
