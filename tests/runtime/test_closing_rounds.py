@@ -81,7 +81,7 @@ class Log:
 def learner(monkeypatch):
     """`learner(quorum, grace, ...)`: region 0 of four, whose fetches are complete when told so."""
 
-    def make(quorum=2, grace=0.0, heal="stop", living=range(R), awaited=range(R), first=0):
+    def make(quorum=2, grace=0.0, heal="stop", living=range(R), awaited=range(R), first=0, most=R):
         monkeypatch.setattr(rounds, "Fetch", Fetched)
         heartbeat = SimpleNamespace(
             own=SimpleNamespace(epoch=1, incarnation=1),
@@ -112,7 +112,7 @@ def learner(monkeypatch):
         gc.sweep = sweep
         now = Now()
         given = (context, gc, lambda region: region in set(awaited), Admission(quorum, grace))
-        one = RoundExchange(*given, OVERLAP, [LIKE, LIKE], first, now)
+        one = RoundExchange(*given, most, OVERLAP, [LIKE, LIKE], first, now)
         return SimpleNamespace(one=one, now=now, log=log, gc=gc, heartbeat=heartbeat)
 
     return make
@@ -174,6 +174,14 @@ def test_a_round_closes_with_its_quorum_and_with_all_whose_payloads_are_here(lea
     record = made.log.records["1.round0"]
     assert record.present == (0, 1, 2) and record.writer == 0 and set(record.terms) == {0, 1, 2}
     assert (made.one.committed, made.one.newest) == (1, 0)
+
+
+def test_of_those_that_are_here_the_first_that_reported_is_admitted(learner):
+    made = learner(quorum=1, most=1)
+    says(made, 0, 2, here=False)
+    says(made, 0, 3)
+    says(made, 0, 1)
+    assert closed(made) == [3] and made.one.names_ours(0) is False
 
 
 def test_of_terms_that_differ_those_that_hold_count_for_the_quorum(learner):

@@ -266,6 +266,7 @@ def among(region=0, count=3, epoch=2, dead=(), **beats):
         region=region,
         count=count,
         run_id="run",
+        heal="stop",
         heartbeat=heartbeat,
         timing=exchange.Timing(beat_s=1.0),
         closing=closing,

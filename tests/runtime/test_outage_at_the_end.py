@@ -41,6 +41,6 @@ def test_what_is_deferred_when_training_ends_is_done_before_the_last_synchronisa
         ends = [end.result(60) for end in ends]
     together, counted = one_process(name, jobs)
     # Before it they had done less than one process.
-    assert_same([end[1:] for end in ends], together[1:], gossip=False)
+    assert_same([end[1:] for end in ends], together[1:], own_anchors=False)
     deferred = [step for step, who in counted.items() if not who.any()]
     assert len(deferred) >= 2 and min(deferred) > GONE

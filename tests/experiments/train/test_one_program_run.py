@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.processes import free_port
 from experiments.runlog import read_run
@@ -19,28 +18,16 @@ from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
-def given_to(tiny, root, *more):
-    """Arguments of a run that says itself what its mesh is."""
-    given = [a for a in tiny.arguments(root) if ".mesh." not in a and "regions" not in a]
-    return [*given, *more]
-
-
-def in_one_process(tiny, root, name, *more):
-    """The folder of a run that this process makes."""
-    given = given_to(tiny, root, *more, "--quiet", f"--workdir={root / name}")
-    assert main(["train", "--config=streaming_diloco", *given]) == 0
-    return root / name
-
-
 class Program:
     """Processes of one program; `change` gives one of them other arguments."""
 
     def __init__(self, tiny, root, name, count, *more, config="streaming_diloco", change=None):
         self.workdir, self.outputs = root / name, []
         self.workdir.mkdir(exist_ok=True)
+        given = [a for a in tiny.arguments(root) if ".mesh." not in a and "regions" not in a]
         address, self.processes = f"127.0.0.1:{free_port()}", []
         for process in range(count):
-            arguments = [f"--config={config}", *given_to(tiny, root, *more)]
+            arguments = [f"--config={config}", *given, *more]
             if count > 1:
                 arguments += [f"--coordinator={address}", f"--process={process}"]
                 arguments += [f"--processes={count}"]
@@ -95,8 +82,9 @@ def test_two_processes_are_one(tiny, root):
     more = [*SHORT, "--config.regions=2"]
     with Program(tiny, root, "two", 2, *more) as two:
         assert two.exits() == [0, 0], two.shown(0) + two.shown(1)
-    one = in_one_process(tiny, root, "one", *more, "--config.mesh.region=2")
-    assert numbers(two.workdir) == numbers(one)
+    with Program(tiny, root, "one", 1, *more, "--config.mesh.region=2") as one:
+        assert one.exits() == [0]
+    assert numbers(two.workdir) == numbers(one.workdir)
     assert "devices found / expected: 2 / 2" in two.shown(0)
     assert "step" not in two.shown(1)  # the first one alone reports
 
@@ -136,8 +124,9 @@ def test_a_signal_to_any_process_saves_and_the_same_command_continues(tiny, root
         last = found
     with Program(tiny, root, "signal", 2, *more) as run:
         assert run.exits() == [0, 0], run.shown(0)
-    whole = in_one_process(tiny, root, "whole", *more, "--config.mesh.region=2")
-    assert numbers(run.workdir)[0] == numbers(whole)[0]
+    with Program(tiny, root, "whole", 1, *more, "--config.mesh.region=2") as whole:
+        assert whole.exits() == [0]
+    assert numbers(run.workdir)[0] == numbers(whole.workdir)[0]
 
 
 @pytest.mark.slow
