@@ -100,7 +100,6 @@ def main(argv: Sequence[str]) -> int:
     if values.plan:
         show_plan(campaign, ledger, options, console)
         return 0
-    # Runs are short and alike: small programs, too, are worth keeping.
     compile_cache.enable(values.compile_cache)
     if not run(campaign, ledger, options, console):
         console.print("interrupted; run the same command to continue")

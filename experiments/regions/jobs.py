@@ -8,7 +8,7 @@ from typing import Any, get_args
 from experiments.train.processes import process_problems
 from lowcomm_jax import exchange
 from lowcomm_jax.methods import Method
-from lowcomm_jax.runtime.checks import heal_problems, job_problems, learner_needs
+from lowcomm_jax.runtime.checks import heal_problems, job_problems, store_needed
 from lowcomm_jax.runtime.connect import flight_problems
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.sync.round_functions import OutlierGuard
@@ -69,10 +69,11 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
     if method is None:
         return found
     if method.schedule.uneven and kind != "store":
-        found.append(learner_needs(method.name))
+        found.append(store_needed(method.name))
     found += heal_problems(method, fields["heal"])
-    if method.schedule.uneven and not method.schedule.violations(count):
+    unfit = job_problems(method, count, OutlierGuard(**fields["guards"]))
+    if method.schedule.uneven and not unfit and not method.schedule.violations(count):
         first = method.schedule.opens(0)
         if fields["steps"] < first:
             found.append(f"steps={fields['steps']}: the first round is at step {first}; give more")
-    return found + job_problems(method, count, OutlierGuard(**fields["guards"]))
+    return found + unfit

@@ -176,6 +176,8 @@ def write_page(
     path: Path,
 ) -> None:
     """Write the HTML report of single runs."""
+    from experiments.report import html_report  # draws with matplotlib, slow to import
+
     entries = [Entry(name, (run,)) for name, run in zip(unlike_names(workdirs), runs)]
     documents = {tuple(run.eval_count.tolist()) for run in runs}
     about = [
@@ -184,8 +186,6 @@ def write_page(
     ]
     if len(documents) > 1:
         about.append("The runs were evaluated on different documents: their losses do not compare.")
-    from experiments.report import html_report  # draws with matplotlib, slow to import
-
     rows = {e.name: html_report.row_of(e.runs[0], networks, step_seconds) for e in entries}
     html_report.write(path, "Runs", about, entries, rows, networks, step_seconds)
 

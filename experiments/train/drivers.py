@@ -120,7 +120,7 @@ class FixedDriver:
         return [self.step(state) * self._run.job.batch] * len(self._run.job.here)
 
 
-class LearnerDriver(FixedDriver):
+class RoundDriver(FixedDriver):
     """A region at a pace of its own that is a job: a nominal step is a tick, of the fastest region.
 
     A run of N ticks ends with the last round that opens until then, after as many steps of its own

@@ -21,7 +21,7 @@ from experiments.metrics import MetricsLog
 from experiments.progress import Display, Now
 from experiments.train.assemble import Run
 from experiments.train.disk import room
-from experiments.train.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver, LearnerDriver
+from experiments.train.drivers import AdaptiveDriver, AnyHistory, Driver, FixedDriver, RoundDriver
 from experiments.train.evaluation import Evaluation, Evaluator
 from experiments.train.records import StepRecords
 from experiments.train.stopping import Stopping
@@ -289,7 +289,7 @@ def _next(step: int, every: int) -> int:
 
 def _driver(run: Run, evaluator: Evaluator, fetching: Callable[[], Any]) -> Driver:
     if run.job.by_rounds:
-        return LearnerDriver(run, fetching)
+        return RoundDriver(run, fetching)
     if not run.job.method.adapts:
         return FixedDriver(run, fetching)
     several = run.job.method.trainers is not None

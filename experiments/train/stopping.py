@@ -34,7 +34,7 @@ class Stopping:
         self._run, self._interrupt = run, interrupt
         self._last: int | None = None
         self._begun = False
-        self._since: tuple[int, float] | None = None  # (rounds, seconds) at the first step
+        self._since: tuple[int, float] | None = None  # by rounds: (rounds, seconds) at first
 
     def at(self, step: int, state: TrainState) -> bool:
         """Whether `step` is the last one.
@@ -70,8 +70,6 @@ class Stopping:
 
     def _rounds_a_second(self, landed: int) -> int:
         """So far: nobody waits for anybody, and all must hear of the last round before it lands."""
-        if self._since is None:
-            return 0
         first, began_s = self._since
         return math.ceil((landed - first) / max(time.monotonic() - began_s, 1e-3))
 

@@ -33,11 +33,11 @@ def exchange_problems(exchange: Any, regions: int, method: Method, mesh: Any, gu
             "region=1, and fsdp or tensor for its devices"
         )
     if method.schedule.uneven and exchange.kind != "store":
-        found.append(learner_needs(method.name))
+        found.append(store_needed(method.name))
     return found + heal_problems(method, exchange.heal) + job_problems(method, regions, guard)
 
 
-def learner_needs(name: str) -> str:
+def store_needed(name: str) -> str:
     """Why regions at a pace of their own need the exchange that they need."""
     return (
         f"{name} between jobs: payloads must outlive who wrote them; use exchange.store "

@@ -270,7 +270,7 @@ class RemoteExchange(Membership):
         passed = any(one is not None and self.region not in one for one in held)
         return passed and context.commit_log.committed(name) is None
 
-    # -- rounds of learners ---------------------------------------------------------------------
+    # -- rounds at a pace of one's own ----------------------------------------------------------
 
     def rounds(
         self, admission: Admission, most: int, overlap: int, like_K: Sequence[Like], first: int

@@ -11,6 +11,7 @@ lands that round; the last synchronisation is an ordinary exchange of all living
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -41,18 +42,19 @@ PyTree = Any
 Rounds = RoundExchange | LockstepRounds | LoopbackRounds
 
 
-class RoundJobLoop(JobLoop):
+class RoundJobLoop(JobLoop, abc.ABC):
     """`JobLoop` of regions at a pace of their own.
 
     Attributes:
-      copied: fields of `Inner` and of the state that a region which comes back copies from a peer,
-        besides those that all have in common (`SHARED`).
+      copied, copied_inner: fields of the state and of its `Inner` that a region which comes back
+        copies from a peer, besides those that all have in common (`SHARED`).
       rounds: the exchange of rounds; None before the first step.
       landed: rounds that have landed here.
       until: the first round that the run does not have: it is neither opened nor landed.
     """
 
-    copied: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    copied: tuple[str, ...] = ()
+    copied_inner: tuple[str, ...] = ()
 
     def __init__(self, programs: RoundPrograms, weights: str | np.ndarray, delivery: JobDelivery):
         super().__init__(programs, weights, delivery)
@@ -103,11 +105,11 @@ class RoundJobLoop(JobLoop):
         self.tell(state)
         return state
 
+    @abc.abstractmethod
     def report(
         self, state: TrainState, now: int, mask: np.ndarray, events: list[Event]
     ) -> TrainState:
         """Report to rounds where it is time."""
-        raise NotImplementedError
 
     def goes_on(self, state: TrainState) -> None:
         """Called where a run goes on after its last synchronisation."""
@@ -126,9 +128,9 @@ class RoundJobLoop(JobLoop):
             self.begins(state)
         return self.rounds
 
+    @abc.abstractmethod
     def admission(self) -> tuple[Admission, int]:
         """(for whom a round waits, most regions that it admits)."""
-        raise NotImplementedError
 
     def begins(self, state: TrainState) -> None:
         """Called before the first step, once there is an exchange of rounds."""
@@ -168,6 +170,7 @@ class RoundJobLoop(JobLoop):
         del flight, now
         return True
 
+    @abc.abstractmethod
     def land_round(
         self,
         state: TrainState,
@@ -177,7 +180,6 @@ class RoundJobLoop(JobLoop):
         events: list[Event],
     ) -> TrainState:
         """Land the next round, `landed`; `reported`: this region's report of it (`own`)."""
-        raise NotImplementedError
 
     def all_payloads(self, flight: InFlight, arrived: Arrived) -> InFlight:
         """The flight as those of all regions together."""
@@ -280,14 +282,13 @@ class RoundJobLoop(JobLoop):
     def given_to_peers(self, state: TrainState) -> State:
         """What a region that comes back copies: (rounds landed, arrays by name, document).
 
-        The anchor, the outer state, the counters, and what `copied` names. Only the first process
-        of a job gets the arrays.
+        The anchor, the outer state, the counters, and what `copied` and `copied_inner` name. Only
+        the first process of a job gets the arrays.
         """
-        inner, more = self.copied
         names: dict[str, Any] = {}
-        for field in (*SHARED, "counters", *more):
+        for field in (*SHARED, "counters", *self.copied):
             names |= named_leaves(saved_name(field), getattr(state, field))
-        for field in inner:
+        for field in self.copied_inner:
             names |= named_leaves(f"inner/{field}", getattr(state.inner, field))
         reports = np.zeros(len(state.counters.sends), np.int64)
         for flight in state.in_flight.values():
@@ -306,9 +307,9 @@ class RoundJobLoop(JobLoop):
         Raises:
           ValueError: the arrays are of another model or method; lists every difference.
         """
-        fields, more = self.copied
-        trees = {field: getattr(state, field) for field in (*SHARED, *more)}
-        trees |= {f"inner/{field}": getattr(state.inner, field) for field in fields}
+        fields = (*SHARED, *self.copied)
+        trees = {field: getattr(state, field) for field in fields}
+        trees |= {f"inner/{field}": getattr(state.inner, field) for field in self.copied_inner}
         like = {
             name: x
             for prefix, tree in trees.items()
@@ -334,12 +335,12 @@ class RoundJobLoop(JobLoop):
         counters.last_landed[:] = step
         counters.last_sent[:], counters.previous_sent[:] = arrays["clock/last_sent"], -1
         zeros = np.zeros(state.inner.tokens.shape, np.float32)
-        own = {field: copied(f"inner/{field}") for field in fields}
+        own = {field: copied(f"inner/{field}") for field in self.copied_inner}
         own["tokens"] = place(zeros, state.inner.tokens.sharding)
         made = np.full(state.inner.step.shape, step, np.int32)
         own["step"] = place(made, state.inner.step.sharding)
         inner = dataclasses.replace(state.inner, **own)
-        shared = {field: copied(field) for field in (*SHARED, *more)}
+        shared = {field: copied(field) for field in fields}
         return state.replace(inner=inner, in_flight={}, counters=counters, **shared)
 
 

@@ -23,6 +23,8 @@ The grace window is eq. 3 of arXiv 2604.21428, in seconds that this learner has 
 
 with averages (decay 0.9) of its step, of the time from opening to quorum, and of the time to write
 its own payload and to read another one. Windows of learners may differ: the record decides.
+
+Of asynchronous methods a round is one arrival: it admits one region, the first that reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Regions that meet in a temporary folder: bare exchanges, and whole jobs."""
 
 import pytest
-from runtime.party import KINDS, TIMING, Party
+from runtime import learners as by_hand
+from runtime.party import KINDS, TIMING, Party, at_once
 
 from lowcomm_jax import exchange
 
@@ -46,3 +47,18 @@ def between(tmp_path):
 def brief(between):
     """As `between`, where a region is soon taken for dead."""
     return lambda regions, **options: between(regions, TIMING, **options)
+
+
+@pytest.fixture
+def learners(store_party, monkeypatch):
+    """`learners(method)`: regions at a pace of their own, which look when they are told to."""
+    by_hand.by_hand(monkeypatch)
+
+    def make(made, count=by_hand.R, step=0, **options):
+        options = {"timing": by_hand.TIMING, "keep": 1000, **options}
+        regions = [store_party.region(r, count, **options) for r in range(count)]
+        at_once(lambda x: x.join(20.0, step), regions)
+        data = by_hand.table(count)
+        return [by_hand.Learner(one.region, one, made, data) for one in regions]
+
+    return make

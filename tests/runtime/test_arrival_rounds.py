@@ -9,14 +9,13 @@ import pytest
 from engine.test_oracle import close
 from oracle import merging
 from oracle.outer import DelayedNesterovServer, HeLoCoServer
-from runtime.learners import TIMING, ByHand, Learner, by_hand, finish, look, records, run, table
-from runtime.party import at_once
+from runtime.learners import TIMING, ByHand, Learner, finish, look, records, run, table
 from runtime.together import engine
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
 
-ARRIVALS, R = 11, 3
+ARRIVALS = 11
 SPEEDS = (1.0, 0.62, 0.8)
 SGD = oracle.Momentum(0.05, 0.8)
 
@@ -37,20 +36,6 @@ def server_of(name):
 
 
 METHODS = {"nesterov": nesterov, "heloco": heloco}
-
-
-@pytest.fixture
-def regions(store_party, monkeypatch):
-    """`regions(method)`: jobs that have joined, and look when they are told to."""
-    by_hand(monkeypatch)
-
-    def make(made, count=R, step=0, **options):
-        options = {"timing": TIMING, "keep": 1000, **options}
-        found = [store_party.region(r, count, **options) for r in range(count)]
-        at_once(lambda x: x.join(20.0, step), found)
-        return [Learner(one.region, one, made, table(count)) for one in found]
-
-    return make
 
 
 def arrivals(jobs, rounds):
@@ -78,8 +63,8 @@ def assert_replayed(jobs, name, rounds=ARRIVALS):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_arrival_moves_the_anchor_of_all_in_the_order_of_the_records(name, regions):
-    jobs = regions(METHODS[name]())
+def test_every_arrival_moves_the_anchor_of_all_in_the_order_of_the_records(name, learners):
+    jobs = learners(METHODS[name]())
     run(jobs, ARRIVALS, SPEEDS)
     told = assert_replayed(jobs, name)
     assert {region for region, _ in told} == {0, 1, 2}
@@ -101,11 +86,11 @@ ON_ONE_MESH = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_ONE_MESH)
-def test_arrivals_at_the_declared_speeds_are_those_of_the_mesh_bit_for_bit(name, regions):
+def test_arrivals_at_the_declared_speeds_are_those_of_the_mesh_bit_for_bit(name, learners):
     """Speeds whose arrivals never fall on one tick: 4, 8, ... and 5, 10, ... up to tick 19."""
     speeds, ticks = (1.0, 0.8), 19
     made = ON_ONE_MESH[name](speeds, dynamic=False)
-    jobs = regions(made, 2)
+    jobs = learners(made, 2)
     run(jobs, 100, speeds, last=ticks)
     assert [who for who, _ in arrivals(jobs, 7)] == [0, 1, 0, 1, 0, 1, 0]
     with jax.numpy_dtype_promotion("standard"):
@@ -143,9 +128,9 @@ def meets(one, other, monkeypatch, rounds):
     assert waited
 
 
-def two_before_their_second_arrival(regions, weights="equal", **more):
+def two_before_their_second_arrival(learners, weights="equal", **more):
     made = nesterov((1.0, 1.0), **more)
-    jobs = regions(made, 2)
+    jobs = learners(made, 2)
     for one in jobs:
         one.one = engine(made, 2, one.exchange, weights=weights)
         one.state = one.one.init(oracle.make_params())
@@ -154,8 +139,8 @@ def two_before_their_second_arrival(regions, weights="equal", **more):
     return jobs
 
 
-def test_who_comes_second_keeps_its_steps_and_goes_to_the_next_round(regions, monkeypatch):
-    one, other = jobs = two_before_their_second_arrival(regions)
+def test_who_comes_second_keeps_its_steps_and_goes_to_the_next_round(learners, monkeypatch):
+    one, other = jobs = two_before_their_second_arrival(learners)
     meets(one, other, monkeypatch, ARRIVALS)
     look(jobs)
     assert records(one, 4) == {0: (0,), 1: (1,), 2: (1,), 3: (0,)}
@@ -168,9 +153,9 @@ def test_who_comes_second_keeps_its_steps_and_goes_to_the_next_round(regions, mo
     ("codec", "weights"), [(None, "equal"), (None, "tokens"), (CODEC, "equal")]
 )
 def test_an_arrival_after_the_last_round_is_taken_back_and_travels_at_the_end(
-    codec, weights, regions, monkeypatch
+    codec, weights, learners, monkeypatch
 ):
-    one, other = jobs = two_before_their_second_arrival(regions, weights, codec=codec)
+    one, other = jobs = two_before_their_second_arrival(learners, weights, codec=codec)
     residual = [np.array(x) for x in jax.tree.leaves(one.state.codec)]
     meets(one, other, monkeypatch, 3)
     assert one.loop.landed == 3 and one.log[-2:] == [(8, "report", -1), (8, "land", 2)]
@@ -188,14 +173,12 @@ def test_an_arrival_after_the_last_round_is_taken_back_and_travels_at_the_end(
             np.testing.assert_array_equal(value, other.anchor()[key], key)
 
 
-def test_who_dies_before_its_arrival_has_a_record_still_counts(regions, monkeypatch):
-    """It has announced, and is gone: another region writes the record when it has the payload."""
-    jobs = regions(nesterov((1.0, 1.0, 1.0)))
-    run(jobs, ARRIVALS, (1.0, 1.0, 1.0), last=7)
-    dead, *living = jobs
+class GoneError(Exception):
+    """The job is gone."""
 
-    class GoneError(Exception):
-        pass
+
+def announces_and_dies(dead, monkeypatch):
+    """At the step of its arrival, before that has a record."""
 
     def gone(self):
         self._publish()
@@ -206,6 +189,14 @@ def test_who_dies_before_its_arrival_has_a_record_still_counts(regions, monkeypa
         with pytest.raises(GoneError):
             dead.step(ARRIVALS)
     dead.exchange._context.heartbeat.stop(leaving=False)
+
+
+def test_who_dies_before_its_arrival_has_a_record_still_counts(learners, monkeypatch):
+    """It has announced, and is gone: another region writes the record when it has the payload."""
+    jobs = learners(nesterov((1.0, 1.0, 1.0)))
+    run(jobs, ARRIVALS, (1.0, 1.0, 1.0), last=7)
+    dead, *living = jobs
+    announces_and_dies(dead, monkeypatch)
     look(living)
     number = living[0].loop.rounds.committed - 1
     assert records(living[0], number + 1)[number] == (0,)
@@ -219,9 +210,9 @@ def test_who_dies_before_its_arrival_has_a_record_still_counts(regions, monkeypa
             close(value, before[key], key)
 
 
-def test_a_report_is_told_with_the_round_that_was_its_own(regions, monkeypatch):
+def test_a_report_is_told_with_the_round_that_was_its_own(learners, monkeypatch):
     """Also if the next round has landed here before the region looks again."""
-    one, other = jobs = two_before_their_second_arrival(regions)
+    one, other = jobs = two_before_their_second_arrival(learners)
     waited, wait = [], ByHand.wait
 
     def late(self):
@@ -240,25 +231,13 @@ def test_a_report_is_told_with_the_round_that_was_its_own(regions, monkeypatch):
     assert [k for _, kind, k in one.log if kind == "report"] == [0, 2]
 
 
-def test_an_arrival_of_the_job_before_is_not_ones_own(regions, monkeypatch, store_party):
+def test_an_arrival_of_the_job_before_is_not_ones_own(learners, monkeypatch, store_party):
     """Its record comes late: the job in its place has made steps since, and keeps them."""
-    jobs = regions(nesterov((1.0, 1.0)), 2)
+    jobs = learners(nesterov((1.0, 1.0)), 2)
     run(jobs, ARRIVALS, (1.0, 1.0), last=7)
     dead, other = jobs
     given = other.loop.given_to_peers(other.state)
-
-    class GoneError(Exception):
-        pass
-
-    def gone(self):
-        self._publish()
-        raise GoneError
-
-    with monkeypatch.context() as patch, jax.numpy_dtype_promotion("standard"):
-        patch.setattr(ByHand, "wait", gone)
-        with pytest.raises(GoneError):
-            dead.step(ARRIVALS)
-    dead.exchange._context.heartbeat.stop(leaving=False)
+    announces_and_dies(dead, monkeypatch)
     own = store_party.region(0, 2, timing=TIMING, keep=1000)
     own.join(20.0)
     again = Learner(0, own, dead.one.method, table(2))
@@ -274,10 +253,10 @@ def test_an_arrival_of_the_job_before_is_not_ones_own(regions, monkeypatch, stor
     assert records(other, 4)[3] == (0,)
 
 
-def test_bytes_are_those_of_the_arrivals_of_each(regions):
+def test_bytes_are_those_of_the_arrivals_of_each(learners):
     """Region 1 arrives half as often: as on one mesh, it sends half as much as it receives."""
     speeds = (1.0, 0.5)
-    jobs = regions(nesterov(speeds, dynamic=False), 2)
+    jobs = learners(nesterov(speeds, dynamic=False), 2)
     run(jobs, 100, speeds, last=18)
     nbytes = 4 * sum(x.size for x in oracle.make_params().values())
     sent, received = (
@@ -287,8 +266,8 @@ def test_bytes_are_those_of_the_arrivals_of_each(regions):
     assert sent == [4 * nbytes, 2 * nbytes] and received == [2 * nbytes, 4 * nbytes]
 
 
-def test_a_run_may_go_on_after_its_end(regions):
-    jobs = regions(nesterov((1.0, 1.0, 1.0)))
+def test_a_run_may_go_on_after_its_end(learners):
+    jobs = learners(nesterov((1.0, 1.0, 1.0)))
     run(jobs, 6, (1.0, 1.0, 1.0))
     finish(jobs)
     run(jobs, 12, (1.0, 1.0, 1.0), first=jobs[0].step_number + 1)
@@ -298,9 +277,9 @@ def test_a_run_may_go_on_after_its_end(regions):
             np.testing.assert_array_equal(value, jobs[0].anchor()[key], key)
 
 
-def test_who_sits_out_keeps_its_steps(regions):
+def test_who_sits_out_keeps_its_steps(learners):
     """Without its arrival the anchor does not move; its next arrival has all steps since."""
-    (one,) = jobs = regions(nesterov((1.0,)), 1)
+    (one,) = jobs = learners(nesterov((1.0,)), 1)
     data = [jax.tree.map(lambda x: x[:1], oracle.step_batch(one.data, t)) for t in range(1, 13)]
     sits_out = {4, 5}
     with jax.numpy_dtype_promotion("standard"):

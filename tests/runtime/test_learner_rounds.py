@@ -14,7 +14,6 @@ from runtime.learners import (
     ByHand,
     Learner,
     R,
-    by_hand,
     derive,
     finish,
     look,
@@ -43,20 +42,6 @@ CASES = {
     "grace": ((1, 0.9, 3, 2), SPEEDS, ()),
     "away for rounds": ((2, 0.0, 5, 3), (1.0, 1.0, 1.0), ((2, 4, 15),)),
 }
-
-
-@pytest.fixture
-def learners(store_party, monkeypatch):
-    """`learners(method)`: three that have joined, and look when they are told to."""
-    by_hand(monkeypatch)
-
-    def make(made, count=R, step=0, **options):
-        options = {"timing": TIMING, "keep": 1000, **options}
-        regions = [store_party.region(r, count, **options) for r in range(count)]
-        at_once(lambda x: x.join(20.0, step), regions)
-        return [Learner(one.region, one, made, table(count)) for one in regions]
-
-    return make
 
 
 def assert_equal(learners, what="anchor"):

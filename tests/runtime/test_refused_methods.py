@@ -1,14 +1,17 @@
 """Which methods run between jobs: the others are refused by name, and docs/regions.md says why."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 import lowcomm_jax as lc
+from experiments.regions.jobs import PEERS, exchange_problems
 from lowcomm_jax import compression
 from lowcomm_jax.batching import NormTest
 from lowcomm_jax.compression.ef21 import ef21
 from lowcomm_jax.runtime.checks import job_problems
+from lowcomm_jax.schedule import Staggered
 from lowcomm_jax.sync.round_functions import OutlierGuard
 
 SPEEDS = (1.0, 1.0, 1.0)
@@ -47,6 +50,24 @@ REFUSED = {  # the method, what its refusal names, and the row of the docs
 @pytest.mark.parametrize("name", RUN)
 def test_these_run(name):
     assert job_problems(RUN[name](lc.methods), 3, OutlierGuard()) == []
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnPace(Staggered):
+    """A schedule of a user's own, whose regions stand still at times."""
+
+    uneven = True
+
+
+def test_regions_at_a_pace_that_nothing_counts_are_refused_with_all_else():
+    made = dataclasses.replace(lc.methods.diloco(4), schedule=OwnPace(4))
+    fields = {"exchange": "store", "regions": 2, "region": 0, "rendezvous": "file:///tmp/meet"}
+    fields |= {"heal": "stop", "wait_minutes": 0, "participation": 1, "steps": 8, "guards": {}}
+    found = exchange_problems(
+        {**PEERS, **fields, "processes": 1, "process": None, "coordinator": None}, made
+    )
+    assert len(found) == 2 and "wait_minutes=0" in found[0]
+    assert "regions at a pace of their own are simulated only" in found[1]
 
 
 @pytest.mark.parametrize("name", REFUSED)
