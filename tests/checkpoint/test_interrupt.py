@@ -72,8 +72,9 @@ from lowcomm_jax.interrupt import Interrupt
 x = jnp.eye(256)
 long = jax.jit(lambda n: jax.lax.fori_loop(0, n, lambda i, y: y @ x, x)).lower(1).compile()
 with Interrupt():
+    y = long(60_000)  # a minute or so
     print("ready", flush=True)
-    jax.block_until_ready(long(60_000))  # a minute or so
+    jax.block_until_ready(y)
 """
 
 
@@ -89,7 +90,7 @@ def test_while_the_main_thread_waits_for_the_device(number):
     ) as process:
         try:
             assert process.stdout.readline() == "ready\n"
-            time.sleep(1.0)  # in the device's work by now, on a busy machine too
+            time.sleep(1.0)  # it waits by now, on a busy machine too
             process.send_signal(number)
             sent = time.monotonic()
             # Plug-ins may have said something before.
@@ -98,8 +99,7 @@ def test_while_the_main_thread_waits_for_the_device(number):
             assert any(said in line for line in shown)
             assert time.monotonic() - sent < 5  # at once, on a busy machine too
             process.send_signal(number)
-            # -number: a busy machine has not begun that work yet, and the main thread acts itself.
-            assert process.wait(20) in (128 + number, -number)
+            assert process.wait(20) == 128 + number
         finally:
             process.kill()
 

@@ -20,7 +20,6 @@ from mesh.one_program_job import Settings, result_of
 from experiments.processes import free_port
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Streaming DiLoCo is trained in two processes by `test_one_program_run.py`.
 QUICK = "noloco, regions of two"
 # `global_params` is a mean over the anchors of all regions: four participants.
 PER_REGION = re.compile("noloco|eager|as coded|routed")
@@ -69,7 +68,9 @@ def assert_same(name, one, several):
         assert not differ, f"{name}: process {process}: {differ}"
 
 
-def test_a_quick_case_in_two_processes(tmp_path):
+@pytest.mark.slow
+def test_parts_of_checkpoints_of_two_processes(tmp_path):
+    """The quick set trains Streaming DiLoCo so (`test_one_program_run.py`)."""
     one = train(tmp_path / "one", [QUICK], 1, 4)[0]
     two = train(tmp_path / "two", [QUICK], 2, 2, quick=False)
     assert_same(QUICK, one, two)
