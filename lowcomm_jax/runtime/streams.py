@@ -7,7 +7,6 @@ the rest, from the same region or from another one that holds the payload.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import logging
@@ -163,9 +162,9 @@ class Streams:
           ConnectionError: the server cannot be reached, or refuses this region.
         """
         ask = {"name": "", "nbytes": 0, "start": 0, "stop": 0, "chunk": 1}
-        options = flight.FlightCallOptions(timeout=within_s)
+        options, client = flight.FlightCallOptions(timeout=within_s), self.client(0)
         try:
-            self.client(0).do_get(flight.Ticket(json.dumps(ask)), options).read_all()
+            client.do_get(flight.Ticket(json.dumps(ask)), options).read_all()
         except pa.ArrowException as error:
             self.drop(0)
             raise ConnectionError(str(error)) from None
@@ -179,17 +178,18 @@ class Streams:
             return self._clients[number]
 
     def drop(self, number: int) -> None:
-        """Let go of a connection that has failed: the next one is tried at once."""
+        """Let go of a connection that has failed: the next one is tried at once.
+
+        It ends when the last thread that uses it lets go. Closing it under a `do_get` of another
+        thread ends the process (pyarrow 26: segmentation fault).
+        """
         with self._lock:
-            client = self._clients.pop(number, None)
-        if client is not None:
-            with contextlib.suppress(pa.ArrowException):
-                client.close()
+            self._clients.pop(number, None)
 
     def close(self) -> None:
-        """Let go of all connections."""
-        for number in list(self._clients):
-            self.drop(number)
+        """Let go of all connections, see `drop`."""
+        with self._lock:
+            self._clients.clear()
 
 
 class _Read:

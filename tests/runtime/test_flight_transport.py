@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow.flight as flight
@@ -282,6 +283,55 @@ def pulled(address, credentials, name, partial, allowed_s=20.0):
         return made.get(name, partial, allowed_s, lambda pause: not waiter.wait(pause))
     finally:
         made.close()
+
+
+class Nothing(list):
+    """What a server answers that does not hold a payload."""
+
+    def cancel(self):
+        pass
+
+
+class Connection:
+    """A `FlightClient` whose calls last until they are released."""
+
+    ended = threading.Event()
+    asked = threading.Event()
+    released = threading.Event()
+
+    def __init__(self, *_, **__):
+        self.closed = False
+
+    def do_get(self, *_):
+        self.asked.set()
+        self.released.wait(20)
+        assert not self.closed
+        return Nothing()
+
+    def close(self):
+        self.closed = True
+
+    def __del__(self):  # as `FlightClient` does
+        self.close()
+        self.ended.set()
+
+
+@pytest.mark.parametrize("ends_it", [lambda made: made.drop(0), lambda made: made.close()])
+def test_a_connection_in_use_is_not_closed_under_a_call(ends_it, monkeypatch):
+    """pyarrow's own client would end the process: a stream fails while another begins to read."""
+    for event in (Connection.ended, Connection.asked, Connection.released):
+        event.clear()
+    monkeypatch.setattr(flight, "FlightClient", Connection)
+    made, waiter = Streams("host:1", Credentials(b"", b"", b""), None, 1.0), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(made.get, "x", Partial(8), 20.0, lambda pause: not waiter.wait(pause))
+        assert Connection.asked.wait(20)
+        ends_it(made)
+        assert not Connection.ended.is_set()
+        Connection.released.set()
+        with pytest.raises(DeniedError):
+            done.result(20)
+    assert Connection.ended.wait(20)  # and is closed as soon as nobody uses it
 
 
 def test_a_transfer_that_breaks_goes_on_where_it_was(ends):

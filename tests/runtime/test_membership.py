@@ -163,7 +163,7 @@ def test_a_region_that_fell_behind_is_waited_for_again_though_it_is_no_faster(pa
     regions, late = party.run(2, timing=timing, keep=16), 5
 
     def train(x):
-        """Whether region 1 counted in each round, until it did in ten in a row after it was late."""
+        """Whether region 1 counted in each round, until it did ten times in a row afterwards."""
         counted = []
         while not all([len(counted) > late + 10, *counted[-10:]]) and len(counted) < 200:
             number = len(counted)
