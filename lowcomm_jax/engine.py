@@ -297,7 +297,8 @@ class Engine:
             block = BatchBlock(jax.tree.map(lambda x: x[:, None], batch), 1, 1)
         else:
             block = BlockStager([batch], self.block, microbatch).take(1)
-        state, metrics, events = self._run(state, block, lambda _: participants, True, cut)
+        given = (self.sync_loop(state), state, self._placed(block), lambda _: participants)
+        state, metrics, events = self.runner.run(*given, True, cut, self.clock)
         return state, {**metrics, "events": events}
 
     def run(
@@ -344,11 +345,24 @@ class Engine:
                 raise ValueError(f"rounds={rounds}: regions count steps here; give so many batches")
             batches = loop.until_rounds(state, rounds, batches)
         cut = self._cut(microbatch, counts_R)
+        return self.run_on(loop, state, batches, participants, cut)
+
+    def run_on(
+        self,
+        loop: SyncLoop,
+        state: TrainState,
+        batches: Iterable[PyTree],
+        participants: Participants,
+        cut: MicrobatchCut | None,
+    ) -> tuple[TrainState, history.History]:
+        """As `run`, with a loop over events of one's own for the state's layout."""
+        microbatch = None if cut is None else cut.size
         record = history.History(int(state.counters.step))
         stager = BlockStager(checked(batches, self._rows), self.block, microbatch)
         pace = self._paces.setdefault(microbatch, batch_blocks.BlockPace())
         while (block := stager.take(loop.next_event(state), self._room(pace))) is not None:
-            state, metrics, events = self._run(state, block, participants, False, cut)
+            given = (loop, state, self._placed(block), participants, False, cut)
+            state, metrics, events = self.runner.run(*given, self.clock)
             record.add(block.steps, metrics, events)
             pace.handed_over(block.steps * (block.stride or 1), metrics["loss"])
         return state, record
@@ -390,10 +404,6 @@ class Engine:
         if microbatch is None and counts_R is None:
             return None
         return microbatch_cut(self.config, microbatch, counts_R)
-
-    def _run(self, state: TrainState, block: BatchBlock, participants, single: bool, cut):
-        given = (self.sync_loop(state), state, self._placed(block), participants, single, cut)
-        return self.runner.run(*given, self.clock)
 
     def _placed(self, block: BatchBlock) -> BatchBlock:
         return block._replace(batches=self.place(block.batches, cut=block.stride is not None))
@@ -520,7 +530,7 @@ class BlockRunner:
     def count(self) -> int:
         return len(self.here)
 
-    def _mask(self, participants: Participants, step: int) -> np.ndarray:
+    def mask(self, participants: Participants, step: int) -> np.ndarray:
         """Bool `[R]` of the regions in this job, out of a mask of all regions."""
         return participants_mask(participants and participants(step), self.total)[self.here]
 
@@ -560,9 +570,9 @@ class BlockRunner:
             if loop.channels is None:
                 state, metrics = self.inner_steps(loop, state, block, active, single, cut)
             else:
-                masks = [self._mask(participants, t) for t in steps]
+                masks = [self.mask(participants, t) for t in steps]
                 state, metrics, told = self.channel_steps(loop, state, block, masks, single)
-            mask = self._mask(participants, steps[-1])
+            mask = self.mask(participants, steps[-1])
             state, events = loop.after(state, block.steps, mask)
             events = told + events
             pace = {} if active is None else {"active": active}
@@ -610,7 +620,7 @@ class BlockRunner:
         return loop.channels.inner_steps(state, given, masks, block.capacity, single)
 
     def _gradient(self, loop, state, block: BatchBlock, participants, single: bool, steps: range):
-        masks = [self._mask(participants, t) for t in steps]
+        masks = [self.mask(participants, t) for t in steps]
         state, events, metrics = run_gradient_steps(
             loop.programs.inner_program,
             loop.programs.gradient_traffic,

@@ -6,9 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from experiments.metrics import read_records
+from experiments.regions.main import RegionJob
 from experiments.runlog import read_run
 from experiments.workdir import METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
@@ -82,6 +85,12 @@ def assert_logged_once(workdir, at):
     assert steps[-1]["bytes_sent"] == [sent] and records[-1]["tokens"] == steps[-1]["tokens"]
 
 
+def ends(workdirs):
+    """(records, last evaluation) of each region."""
+    logs = [read_records(workdir / METRICS) for workdir in workdirs]
+    return logs, [next(r for r in log if r["kind"] == "eval" and r["final"]) for log in logs]
+
+
 class Jobs:
     """Jobs of regions (`RegionJob`) that tests start, watch, kill and stop."""
 
@@ -148,3 +157,14 @@ class Jobs:
 def landings(run, since=0):
     """Those of a region after a step."""
     return [e for s in run.steps if s["step"] > since for e in s["events"] if e["kind"] == "land"]
+
+
+class Configured(Jobs):
+    """Regions of one config file, in a folder of their own."""
+
+    def __init__(self, root, count, config, given):
+        home = Path(tempfile.mkdtemp(prefix=Path(config).stem, dir=root))
+        where, rest = (home, home / "meet"), [f"--compile_cache={root / 'cache'}"]
+        super().__init__(
+            [RegionJob(config, [*given.items()], r, 1, *where, rest, 0) for r in range(count)]
+        )

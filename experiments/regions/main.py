@@ -105,8 +105,10 @@ def main(argv: Sequence[str]) -> int:
     complete = [job.workdir for job in jobs if job.code == 0]
     if complete and code != EXIT_INTERRUPTED:
         report.show([workdir], console)
-    # Learners of unlike steps cannot be repeated by steps in one process.
-    known = job.by_rounds or _write_happened(job, jobs, workdir / happened.FILE, console)
+    # A script by steps does not repeat learners in one process, whose steps are not alike, nor
+    # trainers, whose batches decide how many there are.
+    told = job.by_rounds or job.method.adapts
+    known = told or _write_happened(job, jobs, workdir / happened.FILE, console)
     return code if known else code or EXIT_LOST
 
 

@@ -15,7 +15,7 @@ from experiments.workdir import METRICS
 
 _FOLDER = re.compile(r"region(\d+)")
 # Fields in which every region records only itself: lists of one entry, which are concatenated.
-_OWN = ("loss", "grad_norm", "skipped", "ce", "accuracy")
+_OWN = ("loss", "grad_norm", "skipped", "ce", "accuracy", "work")
 # Of an event, and what stands there for a region that has not seen it.
 _EVENT_OWN = {
     "participants": False,
@@ -140,6 +140,8 @@ class _Totals:
             own = [found[r][name][0] if r in found else none for r in self._regions]
             # A log has null where a number was not finite.
             record[name] = [math.nan if x is None else x for x in own]
+        if "trainers" in record:
+            record["trainers"] = _trainers(rows)
         record["present"] = [r in found for r in self._regions]
         losses = [x for x in record["loss"] if not math.isnan(x)]
         record["loss_mean"] = float(np.mean(losses)) if losses else math.nan
@@ -173,6 +175,14 @@ class _Totals:
         self._last |= ends
         rows = list(ends.values())
         return {**rows[0], **self._sum(), "seconds": max(row["seconds"] for row in rows)}
+
+
+def _trainers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Every trainer's values of a step; its loss is the mean of the regions' losses."""
+    return {
+        number: one | {"loss": float(np.mean([row["trainers"][number]["loss"] for row in rows]))}
+        for number, one in rows[0]["trainers"].items()
+    }
 
 
 def measure(steps: Sequence[dict[str, Any]]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.adaptive.state import AdaptiveState
 from lowcomm_jax.state.train_state import TrainState
 
 
 def continue_counts(
-    state: TrainState, newest: Mapping[str, Any] | None, extra: Mapping[str, Any] | None
-) -> tuple[TrainState, dict[str, Any]]:
+    state: TrainState | AdaptiveState,
+    newest: Mapping[str, Any] | None,
+    extra: Mapping[str, Any] | None,
+) -> tuple[TrainState | AdaptiveState, dict[str, Any]]:
     """Continue a region's counts from its own newest record.
 
     The region made steps after its checkpoint, before it was lost. No region repeats them, and the
@@ -28,22 +30,39 @@ def continue_counts(
     Returns:
       (state, extra): with bytes, tokens and seconds of all steps it has made; for `Loop.restore`.
     """
-    counters, saved = state.counters.copy(), extra and extra["records"]
+    saved = extra and extra["records"]
     seconds = extra["seconds"] if extra else 0.0
     tokens = saved["tokens"] if saved else 0
     if newest is not None:
         tokens, seconds = newest["tokens"], newest["seconds"]
         unsaved = {
-            f"bytes_{way}": np.array(newest[f"bytes_{way}"]) - (saved[way] if saved else 0)
+            way: np.array(newest[f"bytes_{way}"]) - (saved[way] if saved else 0)
             for way in ("sent", "received")
         }
-        counters = dataclasses.replace(
-            counters, **{name: getattr(counters, name) + more for name, more in unsaved.items()}
-        )
+        state = _with_more(state, **unsaved)
+    several = isinstance(state, AdaptiveState)
+    sent, received = (
+        (state.bytes_sent, state.bytes_received)
+        if several
+        else (state.counters.bytes_sent, state.counters.bytes_received)
+    )
     records = {
         "tokens": tokens,
-        "sent": counters.bytes_sent.tolist(),
-        "received": counters.bytes_received.tolist(),
+        "sent": sent.tolist(),
+        "received": received.tolist(),
         "pending": {},
     }
-    return state.replace(counters=counters), {"records": records, "seconds": seconds}
+    return state, {"records": records, "seconds": seconds}
+
+
+def _with_more(state: TrainState | AdaptiveState, sent: np.ndarray, received: np.ndarray):
+    """The state with more bytes; with several trainers as those of trainers that are gone."""
+    if isinstance(state, AdaptiveState):
+        return state.replace(
+            retired_sent=state.retired_sent + sent,
+            retired_received=state.retired_received + received,
+        )
+    counters = state.counters.copy()
+    counters.bytes_sent += sent
+    counters.bytes_received += received
+    return state.replace(counters=counters)

@@ -29,7 +29,7 @@ from experiments.report.against import table as table_against
 from experiments.report.export_table import write_csv, write_json
 from experiments.report.html_data import Entry, step_curves
 from experiments.report.virtual import Pace, Virtual, check, on_network
-from experiments.runlog import RunLog, Summary, read_run, summarise
+from experiments.runlog import RunLog, Summary, adapts, read_run, summarise
 from experiments.workdir import CURVES
 from lowcomm_jax.network import BASELINE, Network
 
@@ -294,7 +294,8 @@ class RegionRun:
     Attributes:
       participation: share of the run's landings that counted its payload.
       liveness: share of the run's steps so far that this region has made itself.
-      progress: its last step as a share of the run's steps.
+      progress: its last step as a share of the run's steps; where batches grow, those are steps of
+        the configured batch, by the tokens so far.
       waited_s: seconds that it waited for bytes.
       travel_s: median seconds from its payload being computed to the arrival of the last payload;
         nan where the region saw no exchange.
@@ -323,7 +324,10 @@ def by_region(run: RunLog) -> list[RegionRun]:
     travel_LxR = np.array([e["travel_seconds"] for e in landings], float)
     waited_LxR = np.array([e["waited_seconds"] for e in landings], float)
     made_SxR = np.array([step["present"] for step in run.steps], bool)
-    numbers_S = np.array([step["step"] for step in run.steps])
+    numbers_S = np.array([step["step"] for step in run.steps], float)
+    if adapts(run):
+        tokens_S = np.array([step["tokens"] for step in run.steps])
+        numbers_S = np.minimum(tokens_S / run.header["tokens_per_step"], run.header["steps"])
     found = []
     for r in range(made_SxR.shape[1]):
         seen = travel_LxR[~np.isnan(travel_LxR[:, r]), r]

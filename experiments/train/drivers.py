@@ -190,19 +190,29 @@ class AdaptiveDriver:
             done = self.progress(state)
             until = min(goal, done + leader().broadcast_from_leader("piece", self._piece))
             begun = time.perf_counter()
+            self._delay(state)
             state, more = self._run.engine.run(
                 state,
                 self._source,
                 samples=until * self._nominal - state.samples,
+                # Jobs stop at the end of a round, which they agree on.
+                rounds=None if self._run.exchange is None else 1,
                 participants=participants,
                 evaluate=self._evaluate,
             )
             jax.block_until_ready([t.state.inner for t in state.trainers.values()])
-            self._each = (time.perf_counter() - begun) / (self.progress(state) - done)
+            self._each = (time.perf_counter() - begun) / max(self.progress(state) - done, 1)
             history.segments += more.segments
             if stopping.at(state.step, state):
                 break
         return state, history
+
+    def _delay(self, state: AdaptiveState) -> None:
+        """Let faults that are due in the rest of the round delay it."""
+        if self._run.fault_hooks is not None:
+            period = self._run.engine.period
+            for step in range(state.step + 1, (state.step // period + 1) * period + 1):
+                self._run.fault_hooks.steps(step)
 
     def _piece(self) -> int:
         """Nominal steps to train before the driver checks for a signal: about a second of them."""
@@ -210,10 +220,7 @@ class AdaptiveDriver:
 
     def _source(self, trainer: int, start: int | np.ndarray, count: int) -> Any:
         with self._fetching():
-            regions, _ = self._run.engine.engine.own_batch(count, cut=True)
-            start_R = np.broadcast_to(start, self._run.job.regions)[regions.start : regions.stop]
-            one = self._run.data.stage(start_R, 1, count, trainer=trainer, regions=regions)
-            return {name: value[0] for name, value in one.items()}
+            return draw(self._run, trainer, start, count)
 
     def rate(self, row: Mapping[str, Any], skipped_R: np.ndarray) -> float:
         del skipped_R  # its batches and rates follow samples
@@ -226,6 +233,16 @@ class AdaptiveDriver:
 
     def positions(self, state: AdaptiveState) -> dict[str, list[int]]:
         return {str(number): t.used_R.tolist() for number, t in state.trainers.items()}
+
+
+def draw(run: Run, trainer: int, start: int | np.ndarray, count: int) -> Any:
+    """Samples of a trainer's streams, see `AdaptiveEngine.run`; those that this process loads."""
+    here = run.job.here
+    regions, _ = run.engine.engine.own_batch(count, cut=True)
+    start_R = np.broadcast_to(start, len(here))[regions.start : regions.stop]
+    numbers = [here[i] for i in regions]
+    one = run.data.stage(start_R, 1, count, trainer=trainer, regions=numbers)
+    return {name: value[0] for name, value in one.items()}
 
 
 AnyHistory = History | AdaptiveHistory

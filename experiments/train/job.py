@@ -132,7 +132,9 @@ def make_engine(
     if job.config["random_routing"]:
         settings["hops"] = model.hops
     if job.method.adapts:
-        make, settings = AdaptiveEngine, _adaptive_settings(job)
+        make = AdaptiveEngine
+        settings = {k: x for k, x in settings.items() if k != "accumulate"}
+        settings |= _adaptive_settings(job)
         inner = dataclasses.replace(inner, schedule="constant", warmup_steps=0)
     return make(
         model.loss_fn,

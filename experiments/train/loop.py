@@ -176,10 +176,10 @@ class Loop:
         passed = done - self._shown[0], last["seconds"] - self._shown[1]
         self._recent.append((passed[0], self.records.tokens - before, self._took, passed[1]))
         progress, tokens, trained, whole = map(sum, zip(*self._recent, strict=True))
-        self._shown = done, last["seconds"]
+        self._shown, left = (done, last["seconds"]), max(steps - done, 0)
         self.display.update(
             Now(
-                step=done,
+                step=steps - left,  # a last step whose batch has grown may go beyond
                 steps=steps,
                 loss=last["loss_mean"],
                 eval_loss=self.evaluation and self.evaluation.anchor,
@@ -187,7 +187,7 @@ class Loop:
                 bytes_sent=float(self.records.sent.mean()),
                 skipped=int(self.records.skipped.sum()),
                 # The first interval compiles: its pace foretells nothing.
-                seconds_left=whole / max(progress, 1) * (steps - done) if self._timed else None,
+                seconds_left=whole / max(progress, 1) * left if self._timed else None,
             )
         )
         if not self._timed:

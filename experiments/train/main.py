@@ -19,6 +19,7 @@ mpirun or on TPU hosts; or by hand with --coordinator=HOST:PORT --process=I --pr
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ from experiments.train import fields, processes
 from experiments.train.assemble import Run, assemble
 from experiments.train.checks import fit_warm_up
 from experiments.train.disk import EXIT_FULL, FullDiskError, is_full
+from experiments.train.drivers import draw
 from experiments.train.evaluation import Evaluator
 from experiments.train.header import header
 from experiments.train.job import Job, abstract_params
@@ -61,7 +63,7 @@ from lowcomm_jax.interrupt import EXIT_INTERRUPTED, InterruptedBeforeError, rais
 from lowcomm_jax.mesh.leader import ProcessLostError, leader
 from lowcomm_jax.mesh.stages import bubble
 from lowcomm_jax.models import Pipeline
-from lowcomm_jax.recovery import rejoin
+from lowcomm_jax.recovery import rejoin, rejoin_trainers
 from lowcomm_jax.recovery.precompile import precompile
 from lowcomm_jax.runtime.errors import Lost, Parted, StoreUnavailable
 from lowcomm_jax.state.train_state import rounds_landed
@@ -261,7 +263,8 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
     if run.fault_hooks is not None:
         run.fault_hooks.began = origin.agreed(exchange, job.workdir)
     landings = None
-    if not job.by_rounds:  # learners' landings stand in their metrics, and in the records
+    # Learners' landings stand in their metrics, and in the records; trainers' in their metrics.
+    if not (job.by_rounds or job.method.adapts):
         loop = run.engine.sync_loop(state)
         landings = Landings(loop, job.workdir, exchange.region, exchange.epoch)
         if run.fault_hooks is not None:
@@ -272,8 +275,11 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
         if restored is not None:
             run.engine.reconnect(state)
         return state
-    evaluator(state)  # compiled now, not while the others wait for this region
-    state = rejoin.enter(run.engine, state, _one_batch(run))
+    evaluator(state.whole())  # compiled now, not while the others wait for this region
+    if job.method.adapts:
+        state = rejoin_trainers.enter(run.engine, state, functools.partial(draw, run))
+    else:
+        state = rejoin.enter(run.engine, state, _one_batch(run))
     step = int(state.counters.step)
     if landings is not None:
         landings.came(step, restored and restored.step)

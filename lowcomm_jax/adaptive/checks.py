@@ -98,39 +98,36 @@ def refuse(found: list[str]) -> None:
 class Goal:
     """Where a run ends: at a step, or at the first one by which `samples` were consumed."""
 
-    step: int | None
-    samples: int | None
+    step: float
+    samples: float
 
     def reached(self, state: AdaptiveState) -> bool:
-        if self.step is not None:
-            return state.step >= self.step
-        return state.samples >= self.samples
+        return state.step >= self.step or state.samples >= self.samples
 
     def steps(self, state: AdaptiveState, per_step: int, period: int) -> int:
         """Inner steps from here to the end of the round, or to the goal if that comes first."""
-        left = period - state.step % period
-        if self.step is not None:
-            return min(left, self.step - state.step)
-        return min(left, math.ceil((self.samples - state.samples) / per_step))
+        left = period - state.step % period, self.step - state.step
+        if self.samples == math.inf:
+            return int(min(left))
+        return int(min(*left, math.ceil((self.samples - state.samples) / per_step)))
 
 
 def goal(
     state: AdaptiveState, period: int, rounds: int | None, steps: int | None, samples: int | None
 ) -> Goal:
-    """Where a run of a number of rounds, steps or samples from here ends.
+    """Where a run of a number of rounds, steps or samples from here ends: at the first of them.
 
     Raises:
-      ValueError: not exactly one is given, or it is no whole number from 0.
+      ValueError: none is given, or one is no whole number from 0.
     """
     given = {"rounds": rounds, "steps": steps, "samples": samples}
     named = {name: value for name, value in given.items() if value is not None}
-    if len(named) != 1:
-        raise ValueError(f"run for one of {', '.join(given)}: {len(named)} are given")
-    [(name, value)] = named.items()
-    if not isinstance(value, int | np.integer) or value < 0:
-        raise ValueError(f"{name}={value!r}: a whole number from 0 is needed")
-    if samples is not None:
-        return Goal(None, state.samples + samples)
-    if steps is not None:
-        return Goal(state.step + steps, None)
-    return Goal((state.step // period + rounds) * period, None)
+    if not named:
+        raise ValueError(f"say how long to run: {', '.join(given)}")
+    for name, value in named.items():
+        if not isinstance(value, int | np.integer) or value < 0:
+            raise ValueError(f"{name}={value!r}: a whole number from 0 is needed")
+    last = math.inf if steps is None else state.step + steps
+    if rounds is not None:
+        last = min(last, (state.step // period + rounds) * period)
+    return Goal(last, math.inf if samples is None else state.samples + samples)

@@ -4,6 +4,8 @@ A round is the H inner steps between two exchanges. Before a round trainers may 
 step the engine measures every trainer's gradient noise, where all its regions hold the anchor's
 values. From the noise the batch policy decides how large the batch of the *next* round is. The
 engine fetches the decision while this round's steps already run, so that no step waits for it.
+Where every region is a job, the numbers come with the round's payloads, and it decides at the end
+(`job_trainers`).
 
 Differs from the paper's code: statistics come from a common point instead of the last gradients of
 drifted replicas. Inner moments are kept across rounds. Above the cap gradients accumulate, so that
@@ -21,6 +23,7 @@ import optax
 
 from lowcomm_jax.adaptive import checks
 from lowcomm_jax.adaptive.history import AdaptiveHistory, Segment, Share, TrainerEvent
+from lowcomm_jax.adaptive.job_trainers import JobNoise, JobTrainers
 from lowcomm_jax.adaptive.lr_scaling import (
     SCALINGS,
     Factors,
@@ -33,16 +36,22 @@ from lowcomm_jax.adaptive.noise_measurement import Measurement, NoiseMeasurement
 from lowcomm_jax.adaptive.plans import Planner, StepPlan
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
 from lowcomm_jax.adaptive.trainer_merge import TrainerMerge
-from lowcomm_jax.adaptive.trainer_steps import Task, TrainerSteps
+from lowcomm_jax.adaptive.trainer_steps import OneLoop, Task, TrainerSteps
 from lowcomm_jax.batching import BatchPolicy, Switch, find_cap
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
+from lowcomm_jax.runtime.checks import adaptive_problems
+from lowcomm_jax.runtime.connect import JobExchange
+from lowcomm_jax.runtime.job_delivery import JobDelivery
+from lowcomm_jax.runtime.job_loop import JobLoop, start_from_anchor
+from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.checks import microbatch_problems, virtual_clock
 from lowcomm_jax.sync.finish import finish
 from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.sync.sync_loop import SyncLoop
 
 PyTree = Any
 Participants = Callable[[int], Sequence[bool] | None] | None
@@ -114,7 +123,9 @@ class AdaptiveEngine:
         given = (reference_batch, scaling, stack_trainers, engine)
         problems = checks.problems(method, regions, *given)
         problems += checks.size_problems(method, regions, largest_microbatch, memory)
-        self.clock, unusable = virtual_clock(network, regions, seed)
+        clock, unusable = virtual_clock(network, regions, seed)
+        if isinstance(engine.get("exchange"), JobExchange):
+            problems += adaptive_problems(method)
         plain, found = checks.engine(
             lambda: Engine(
                 loss_fn,
@@ -127,6 +138,9 @@ class AdaptiveEngine:
         )
         checks.refuse(problems + unusable + found)
         self.engine, self.method, self.regions = plain, method, plain.regions
+        self._total, self._here = plain.config.total, plain.runner.here
+        self._jobs = None if plain.delivery is None else JobTrainers(plain)
+        self.clock = clock if self._jobs is None else None
         self.policy, self.trainers = checks.policy_and_trainers(method)
         self.period = method.schedule.period
         self.reference_batch = reference_batch or self.policy.start
@@ -136,7 +150,8 @@ class AdaptiveEngine:
         if self.policy.adapts:
             self.probe = Probe(plain, self.policy.microbatches, self.policy.scope)
         self._memory, self._block, self._begun = memory, plain.block, False
-        self._trainer_steps = TrainerSteps(plain, stack_trainers)
+        self._loops = OneLoop(plain) if self._jobs is None else self._jobs
+        self._trainer_steps = TrainerSteps(plain, stack_trainers, self._loops)
         self._plan_for(largest_microbatch or self.policy.cap)
         checks.refuse(microbatch_problems(plain.config, self.planner.microbatches()))
 
@@ -144,17 +159,21 @@ class AdaptiveEngine:
         """Plan for a largest microbatch; the staged buffer must hold the longest step."""
         cap = min(largest_microbatch, self.policy.cap)
         switch = Switch(cap, self.policy.start, self.trainers.threshold)
-        self.planner = Planner(switch, self.policy, self.regions.count)
+        self.planner = Planner(switch, self.policy, self._total)
         self.engine.block = max(self._block, self.planner.most())
-        self.noise = NoiseMeasurement(self.policy, self.probe, self.planner.microbatches())
+        given = self.policy, self.probe, self.planner.microbatches()
+        self.noise = NoiseMeasurement(*given)
+        if self._jobs is not None:
+            self.noise = JobNoise(*given, self._jobs)
 
     # -- state --------------------------------------------------------------------------------
 
     def init(self, params: PyTree) -> AdaptiveState:
         """Start every trainer in every region from `params` (see `Engine.init`)."""
         start, none = self.policy.start, np.zeros(self.regions.count, np.int64)
+        unused = np.zeros(self._total, np.int64)
         trainers = {
-            number: Trainer(self.engine.init(params), start, start, none, self.policy.init())
+            number: Trainer(self.engine.init(params), start, start, unused, self.policy.init())
             for number in range(self.trainers.count)
         }
         return AdaptiveState(trainers, 0, none, none)
@@ -172,19 +191,20 @@ class AdaptiveEngine:
     ) -> tuple[AdaptiveState, AdaptiveHistory]:
         """Train for a number of rounds, of inner steps, or of samples of all trainers and regions.
 
-        Give exactly one of the three. A run may end anywhere in a round and go on there. With
-        `samples` (tokens divided by the tokens of a sample) the last step is a whole one.
+        Of several given, the first that is reached ends it. A run may end anywhere in a round and
+        go on there. With `samples` (tokens divided by the tokens of a sample) the last step is a
+        whole one.
 
         Args:
           state: is donated; use the returned one.
           source: `(trainer, start, count)` -> host leaves `[R, count, ...]`, samples
             [start, start + count) of the streams (region, trainer): a pure function. `start` is
-            one number, or, where the policy has `shares`, int64 `[R]`.
+            one number, or, where the policy has `shares`, int64 `[R]`. R are this job's regions.
           participants: see `Engine.run`; of all trainers alike.
           evaluate: loss of parameters, before and after every merge; needed for a `hurt_bound`.
 
         Raises:
-          ValueError: not one number, a `hurt_bound` without `evaluate`, or a state that was donated
+          ValueError: no number, a `hurt_bound` without `evaluate`, or a state that was donated
             before.
         """
         for trainer in state.trainers.values():
@@ -192,9 +212,12 @@ class AdaptiveEngine:
         goal = checks.goal(state, self.period, rounds, steps, samples)
         if evaluate is None and self.trainers.hurt_bound is not None:
             raise ValueError("hurt_bound bounds the rise of a loss: give run(evaluate=)")
-        state = self._warmed(state, source)
+        state = self.warm(state, source)
         record = AdaptiveHistory()
         while not goal.reached(state):
+            if self._behind(state):
+                state = self._caught_up(state, source)
+                continue
             state, segment = self._segment(state, source, goal, participants, evaluate)
             record.segments.append(segment)
             self._book(segment)
@@ -205,29 +228,37 @@ class AdaptiveEngine:
         opening, merges, looks = state.step % self.period == 0, [], {}
         if opening:
             state, merges = self.trainer_merge.before_round(state, self._programs(state), evaluate)
-            state = self._warmed(state, source)
+            state = self.warm(state, source)
         plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
         per_step = sum(plan.total for plan in plans.values())
         start, n, shares = state.step, goal.steps(state, per_step, self.period), {}
         mask_R = participants and participants((start // self.period + 1) * self.period)
+        mask_R = None if mask_R is None else np.asarray(mask_R)[self._here]
         work_SxR = np.tile(sum(plan.samples_R for plan in plans.values()), (n, 1))
         seen = self._start_measurements(state, plans, source, mask_R) if opening else {}
         tasks = self._tasks(state, plans, per_step, source, n)
+        for number, trainer in state.trainers.items():
+            self.noise.carry(number, trainer, seen.get(number))
         for number, (ended, history) in self._trainer_steps.run(tasks, participants).items():
             plan, trainer = plans[number], state.trainers[number]
-            steps = range(start + 1, start + n + 1)
-            ended, sent = self.noise.exchange(ended, steps, self.period, mask_R)
+            steps, look = range(start + 1, start + n + 1), seen.get(number)
             trainer = trainer.replace(state=ended, used_R=trainer.used_R + n * plan.samples_R)
-            if seen.get(number) is not None:
-                trainer, looks[number] = self.noise.decide(trainer, seen[number])
+            when = plan, steps, self.period, mask_R
+            trainer, decided, sent = self.noise.conclude(number, trainer, look, *when)
+            if decided is not None:
+                looks[number] = decided
+            if look is not None:
                 work_SxR[0] += self.noise.work(plan)
             given = (state.samples, per_step, self._scale_of(plan), n)
             rate = functools.partial(self._factors, *given)
             shares[number] = Share(history, plan, rate, sent)
             state = state.with_trainer(number, trainer)
-        work_SxR = work_SxR / self.reference_batch
+        work_SxR = work_SxR[:, self._here] / self.reference_batch
         segment = Segment(start, n, shares, work_SxR, merges, looks)
-        return state.replace(samples=state.samples + n * per_step), segment
+        state = state.replace(samples=state.samples + n * per_step)
+        if self._jobs is not None and state.step % self.period == 0:
+            self._jobs.tell(state)
+        return state, segment
 
     def _start_measurements(self, state, plans, source, mask_R) -> dict[int, Measurement | None]:
         """Start every trainer's measurement of its noise."""
@@ -245,22 +276,28 @@ class AdaptiveEngine:
             trainer = state.trainers[number]
             ready = set_lr_scale(trainer.state, state.samples, per_step, self._scale_of(plan))
             batches = self._batches(source, number, trainer.used_R, plan, n)
-            tasks[number] = Task(ready, batches, n, plan)
+            tasks[number] = Task(ready, batches, n, plan.of(self._here))
         return tasks
 
     def _scale_of(self, plan: StepPlan) -> float:
-        return self._scale(plan.total / self.regions.count / self.reference_batch)
+        return self._scale(plan.total / self._total / self.reference_batch)
 
     def _batches(self, source: Source, number: int, used_R: np.ndarray, plan: StepPlan, n: int):
+        read = plan.of(self._here).read
         for k in range(n):
-            yield self._draw(source, number, used_R + k * plan.samples_R, plan.read)
+            yield self._draw(source, number, used_R + k * plan.samples_R, read)
 
     def _draw(self, source: Source, number: int, start_R: np.ndarray, count: int) -> PyTree:
         even = self.policy.shares is None
-        return source(number, int(start_R[0]) if even else start_R, count)
+        return source(number, int(start_R[0]) if even else start_R[self._here], count)
 
-    def _warmed(self, state: AdaptiveState, source: Source) -> AdaptiveState:
-        """Compile, once, everything that growing batches of this number of trainers need."""
+    def warm(self, state: AdaptiveState, source: Source) -> AdaptiveState:
+        """Compile, once, everything that growing batches of this number of trainers need.
+
+        Args:
+          state: is donated; use the returned one, which holds the same values.
+          source: see `run`; nothing is trained on.
+        """
         if self._begun and self._trainer_steps.ready(len(state.trainers)):
             return state
         example = source(next(iter(state.trainers)), 0, 1)
@@ -302,12 +339,85 @@ class AdaptiveEngine:
             trainer.state.refuse_donated()
         events = []
         for number, trainer in state.trainers.items():
-            ended, found = finish(self.engine.sync_loop(trainer.state), trainer.state)
+            ended, found = finish(self._loops.of(number, trainer.state), trainer.state)
             state = state.with_trainer(number, trainer.replace(state=ended))
             events += [TrainerEvent.of(event, number) for event in found]
         if self.clock is not None:
             follow(self.clock, state.step, events)
-        return self.trainer_merge.all_into_one(state, self._programs(state))
+        state = self.trainer_merge.all_into_one(state, self._programs(state))
+        if self._jobs is not None:
+            self._jobs.compare_at_the_end(state)
+        return state
+
+    # -- jobs of their own ----------------------------------------------------------------------
+
+    @property
+    def delivery(self) -> JobDelivery | None:
+        """To the other jobs; see `Engine`."""
+        return self.engine.delivery
+
+    def sync_loop(self, state: AdaptiveState) -> SyncLoop:
+        """The loop over events of the first trainer; steps are those of all."""
+        [number, *_] = state.trainers
+        return self._loops.of(number, state.first.state)
+
+    def loop_of(self, trainer: int, state: TrainState) -> SyncLoop:
+        """The loop over events of a trainer, by its number."""
+        return self._loops.of(trainer, state)
+
+    def reconnect(self, state: AdaptiveState) -> None:
+        """Start the exchanges of a restored state again; see `Engine.reconnect`."""
+        for number, trainer in state.trainers.items():
+            loop = self._loops.of(number, trainer.state)
+            if isinstance(loop, JobLoop):
+                loop.reconnect(trainer.state)
+
+    def pass_steps(self, state: AdaptiveState, steps: int, source: Source) -> AdaptiveState:
+        """Let this region only land what the others land in the next steps, of one round.
+
+        For a job that is one region of several. Trainers merge, and batches grow, as elsewhere; the
+        samples of these steps count as used. The regions' own values stay as they are.
+        """
+        if state.step % self.period == 0:
+            state, _ = self.trainer_merge.before_round(state, self._programs(state), None)
+            state = self.warm(state, source)
+        plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
+        when = range(state.step + 1, state.step + steps + 1), self.period, None
+        state = self._jobs.passed(state, steps)
+        for number, plan in plans.items():
+            trainer = state.trainers[number]
+            trainer = trainer.replace(used_R=trainer.used_R + steps * plan.samples_R)
+            trainer, _, _ = self.noise.conclude(number, trainer, None, plan, *when)
+            state = state.with_trainer(number, trainer)
+        used = steps * sum(plan.total for plan in plans.values())
+        return state.replace(samples=state.samples + used)
+
+    def listen(self, state: AdaptiveState, only: bool) -> None:
+        """Whether this region takes what the others exchange, and sends nothing."""
+        self._jobs.listen(state, only)
+
+    def start_from_anchors(self, state: AdaptiveState) -> AdaptiveState:
+        """Every trainer with its anchor's values, see `job_loop.start_from_anchor`."""
+        for number, trainer in state.trainers.items():
+            own = start_from_anchor(self._jobs.of(number, trainer.state), trainer.state)
+            state = state.with_trainer(number, trainer.replace(state=own))
+        return state
+
+    def _behind(self, state: AdaptiveState) -> int:
+        """Whole rounds that the other jobs have landed beyond this state, at the end of a round."""
+        if self._jobs is None or state.step % self.period:
+            return 0
+        return max(0, self.engine.delivery.frontier() - state.step) // self.period
+
+    def _caught_up(self, state: AdaptiveState, source: Source) -> AdaptiveState:
+        """Land the rounds that the others went on without this region, and start from the anchors.
+
+        At its own pace it would never come up to them.
+        """
+        for _ in range(self._behind(state)):
+            state = self.pass_steps(state, self.period, source)
+        self._jobs.tell(state)
+        return self.start_from_anchors(state)
 
     def _programs(self, state: AdaptiveState) -> RoundPrograms:
         return self.engine.sync_loop(state.first.state).programs

@@ -88,9 +88,38 @@ class NoiseMeasurement:
         """Samples a region passes through the model for a measurement under this plan."""
         return 0 if self.probe is None else self.probe.samples(self.size(plan))
 
-    def decide(self, trainer: Trainer, seen: Measurement) -> tuple[Trainer, dict[str, float]]:
-        """The trainer with its next request, and the numbers it rests on; waits for them."""
-        found = seen.statistics()
+    def carry(self, number: int, trainer: Trainer, seen: Measurement | None) -> None:
+        """Called before a trainer's steps, with what was started before them, if anything was."""
+
+    def conclude(
+        self,
+        number: int,
+        trainer: Trainer,
+        seen: Measurement | None,
+        plan: StepPlan,
+        steps: range,
+        period: int,
+        mask_R: np.ndarray | None,
+    ) -> tuple[Trainer, dict[str, float] | None, list[Event]]:
+        """Let the policy decide after a trainer's steps, and book what the measurement sent.
+
+        Args:
+          seen: what was started before them, if anything was.
+          plan, steps, period: of the steps, see `exchange`.
+          mask_R: see `start`.
+
+        Returns:
+          (trainer, the numbers that a decision rests on or None, events).
+        """
+        del number, plan
+        state, events = self.exchange(trainer.state, steps, period, mask_R)
+        trainer, look = trainer.replace(state=state), None
+        if seen is not None:
+            trainer, look = self.decide(trainer, seen.statistics())
+        return trainer, look, events
+
+    def decide(self, trainer: Trainer, found: Statistics) -> tuple[Trainer, dict[str, float]]:
+        """The trainer with its next request, and the numbers it rests on."""
         memory, request = self.policy.decide(trainer.policy, found, trainer.batch)
         noted = {
             "request": request,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,6 +44,10 @@ class StepPlan:
     def total(self) -> int:
         """Samples of all regions."""
         return sum(self.counts_R) * self.microbatch
+
+    def of(self, regions: Sequence[int]) -> StepPlan:
+        """The step of these regions."""
+        return dataclasses.replace(self, counts_R=tuple(self.counts_R[r] for r in regions))
 
 
 @dataclasses.dataclass(frozen=True)

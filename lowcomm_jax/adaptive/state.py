@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.mesh.offload import HOST, unstow
-from lowcomm_jax.state.train_state import TrainState, with_inner
+from lowcomm_jax.state.leaves import flight_records
+from lowcomm_jax.state.train_state import SyncCounters, TrainState, with_inner
 
 PyTree = Any
 
@@ -29,9 +30,11 @@ class Trainer:
       state: its ordinary training state.
       batch: requested samples per region and step in this round.
       request: the same for the next round.
-      used_R: int64 `[R]`, samples of its streams that the regions have trained on; the next step
-        takes those that follow.
+      used_R: int64 `[R]` of all regions of the run, samples of its streams that they have trained
+        on; the next step takes those that follow.
       policy: the batch policy's state, JSON values.
+      measured: of a job that is one region, in the middle of a round: this region's statistics,
+        which travel with the round's payload; else None.
     """
 
     state: TrainState
@@ -39,6 +42,7 @@ class Trainer:
     request: int
     used_R: np.ndarray
     policy: Any
+    measured: dict[str, float] | None = None
 
     def replace(self, **changes: Any) -> Trainer:
         return dataclasses.replace(self, **changes)
@@ -51,7 +55,8 @@ class AdaptiveState:
     Attributes:
       trainers: by number, ascending; a number is also that of the trainer's data stream.
       samples: consumed by all trainers of all regions so far.
-      retired_sent, retired_received: int64 `[R]`, bytes of trainers that are gone.
+      retired_sent, retired_received: int64 `[R]` of this job's regions, bytes of trainers that are
+        gone.
     """
 
     trainers: dict[int, Trainer]
@@ -67,9 +72,14 @@ class AdaptiveState:
         return merged(list(self.trainers.values()))
 
     @property
+    def counters(self) -> SyncCounters:
+        """Of the first trainer; steps and sends are those of every trainer, bytes are not."""
+        return self.first.state.counters
+
+    @property
     def step(self) -> int:
         """Inner steps done; the same for every trainer."""
-        return int(self.first.state.counters.step)
+        return int(self.counters.step)
 
     @property
     def first(self) -> Trainer:
@@ -96,6 +106,25 @@ class AdaptiveState:
     def with_trainer(self, number: int, trainer: Trainer) -> AdaptiveState:
         """The same state with one trainer replaced."""
         return self.replace(trainers={**self.trainers, number: trainer})
+
+    def as_document(self) -> dict[str, Any]:
+        """The host-side values beside the training states, as JSON values."""
+        return {
+            "samples": self.samples,
+            "retired_sent": self.retired_sent.tolist(),
+            "retired_received": self.retired_received.tolist(),
+            "live": {
+                str(number): {
+                    "batch": trainer.batch,
+                    "request": trainer.request,
+                    "used": trainer.used_R.tolist(),
+                    "policy": trainer.policy,
+                    "measured": trainer.measured,
+                    "in_flight": flight_records(trainer.state),
+                }
+                for number, trainer in self.trainers.items()
+            },
+        }
 
 
 def merged(trainers: Sequence[Trainer]) -> TrainState:

@@ -26,15 +26,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.adaptive.plans import StepPlan
-from lowcomm_jax.engine import Engine, Participants, participants_mask
-from lowcomm_jax.history import History, readable, with_pace
+from lowcomm_jax.engine import Engine, Participants
+from lowcomm_jax.history import Event, History, readable, with_pace
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.offload import HOST
 from lowcomm_jax.mesh.regions import REGION
@@ -45,7 +45,7 @@ from lowcomm_jax.sync.checks import microbatch_problems, refuse_microbatches
 from lowcomm_jax.sync.round_programs import RoundPrograms, accumulating_program, inner_shardings
 from lowcomm_jax.sync.sync_loop import SyncLoop
 from lowcomm_jax.train import batch_blocks
-from lowcomm_jax.train.batch_blocks import BatchBlock, BlockStager
+from lowcomm_jax.train.batch_blocks import BatchBlock, BlockStager, MicrobatchCut
 
 PyTree = Any
 
@@ -67,17 +67,48 @@ class Task:
     plan: StepPlan
 
 
+class TrainerLoops(Protocol):
+    """The loops over events of an engine's trainers."""
+
+    def of(self, trainer: int, state: TrainState) -> SyncLoop:
+        """The loop of a trainer, by its number."""
+        ...
+
+    def landed(
+        self, ran: dict[int, tuple[TrainState, History]]
+    ) -> dict[int, tuple[TrainState, History]]:
+        """What all trainers have come to, when everything that is due has landed."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class OneLoop:
+    """On one mesh trainers share a loop, and what is due lands by itself."""
+
+    engine: Engine
+
+    def of(self, trainer: int, state: TrainState) -> SyncLoop:
+        del trainer
+        return self.engine.sync_loop(state)
+
+    def landed(
+        self, ran: dict[int, tuple[TrainState, History]]
+    ) -> dict[int, tuple[TrainState, History]]:
+        return ran
+
+
 class TrainerSteps:
     """The inner steps of all trainers of an engine.
 
     Args:
       engine: of every trainer.
       stacked: whether trainers share a program, the last one left excepted; else every one runs
-        through `Engine.run`, and all share the program of a microbatch size.
+        as `Engine.run` does, and all share the program of a microbatch size.
+      loops: of the trainers.
     """
 
-    def __init__(self, engine: Engine, stacked: bool):
-        self.engine, self._stacked = engine, stacked
+    def __init__(self, engine: Engine, stacked: bool, loops: TrainerLoops):
+        self.engine, self._stacked, self._loops = engine, stacked, loops
         self._made: dict[tuple[Layout, int], StackPrograms] = {}
         self._warm: set[int] = set()
 
@@ -122,17 +153,13 @@ class TrainerSteps:
     ) -> dict[int, tuple[TrainState, History]]:
         """Train every trainer on all its batches, with the sends and landings that follow."""
         if self._together(len(tasks)) > 1:
-            return dict(zip(tasks, self._run_stacked(list(tasks.values()), participants)))
-        return {
-            number: self.engine.run(
-                task.state,
-                task.batches,
-                participants,
-                microbatch=task.plan.microbatch,
-                counts_R=task.plan.counts_R,
-            )
-            for number, task in tasks.items()
-        }
+            return self._loops.landed(dict(zip(tasks, self._run_stacked(tasks, participants))))
+        ran = {}
+        for number, task in tasks.items():
+            loop, plan = self._loops.of(number, task.state), task.plan
+            cut = MicrobatchCut(plan.microbatch, plan.counts_R)
+            ran[number] = self.engine.run_on(loop, task.state, task.batches, participants, cut)
+        return self._loops.landed(ran)
 
     def nbytes(self, state: TrainState, batch: PyTree, microbatch: int, trainers: int) -> int:
         """Bytes of a device that `trainers` such states need; see `step_bytes`.
@@ -147,17 +174,19 @@ class TrainerSteps:
         return max(needed, (whole + device_bytes(state.inner)) * trainers)
 
     def _run_stacked(
-        self, work: Sequence[Task], participants: Participants
+        self, tasks: dict[int, Task], participants: Participants
     ) -> Iterator[tuple[TrainState, History]]:
-        states = [task.state for task in work]
-        loop, steps = self.engine.sync_loop(states[0]), work[0].steps
+        work = list(tasks.values())
+        states, steps = [task.state for task in work], work[0].steps
+        loops = [self._loops.of(number, task.state) for number, task in tasks.items()]
         records = [History(int(state.counters.step)) for state in states]
         stagers = [BlockStager(t.batches, self.engine.block, t.plan.microbatch) for t in work]
         plans = [task.plan for task in work]
         while steps:
-            stretch = min(steps, *map(loop.next_event, states))
+            dues = [loop.next_event(state) for loop, state in zip(loops, states)]
+            stretch = min(steps, *dues)
             states, made = self._stretch(states, stagers, plans, stretch)
-            found = self._events(loop, states, participants, stretch)
+            found = self._events(loops, states, participants, stretch)
             for i, (record, (states[i], events)) in enumerate(zip(records, found)):
                 for n, metrics in made[:-1]:
                     record.add(n, metrics[i], [])
@@ -219,12 +248,13 @@ class TrainerSteps:
                 metrics[i] = with_pace(own, pace, single=False)
         return stack, metrics
 
-    def _events(self, loop: SyncLoop, states, participants: Participants, steps: int):
+    def _events(
+        self, loops: Sequence[SyncLoop], states, participants: Participants, steps: int
+    ) -> list[tuple[TrainState, list[Event]]]:
         """What follows the last of these steps: (state, events) of every trainer."""
         step = int(states[0].counters.step) + steps
-        count = self.engine.regions.count
-        mask = participants_mask(participants and participants(step), count)
-        return [loop.after(state, steps, mask) for state in states]
+        mask = self.engine.runner.mask(participants, step)
+        return [loop.after(state, steps, mask) for loop, state in zip(loops, states)]
 
 
 class StackPrograms:

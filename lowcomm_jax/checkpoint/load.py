@@ -147,7 +147,8 @@ def load(
     states = {
         part: _fill(target, _of_part(arrays, part), regions) for part, target in targets.items()
     }
-    return trainers.restored(document, states), document
+    total = trainers.plain_engine(engine).config.total
+    return trainers.restored(document, states, total), document
 
 
 def _refusal(path: epath.Path, problems: list[str]) -> ValueError:

@@ -48,21 +48,7 @@ def describe(state: State) -> dict | None:
     """Host-side values beside the training states, as JSON values; None for a single trainer."""
     if isinstance(state, TrainState):
         return None
-    return {
-        "samples": state.samples,
-        "retired_sent": state.retired_sent.tolist(),
-        "retired_received": state.retired_received.tolist(),
-        "live": {
-            str(number): {
-                "batch": trainer.batch,
-                "request": trainer.request,
-                "used": trainer.used_R.tolist(),
-                "policy": trainer.policy,
-                "in_flight": leaves.flight_records(trainer.state),
-            }
-            for number, trainer in state.trainers.items()
-        },
-    }
+    return state.as_document()
 
 
 def saved_flights(document: dict) -> dict[str, list[dict]]:
@@ -85,8 +71,8 @@ def origin_problems(document: dict, engine: Engine | AdaptiveEngine) -> list[str
     return [f"engine: {kinds[saved]} -> {kinds[not saved]}"]
 
 
-def restored(document: dict, states: dict[str, TrainState]) -> State:
-    """Put restored training states and the document together."""
+def restored(document: dict, states: dict[str, TrainState], regions: int) -> State:
+    """Put restored training states and the document together; `regions`: of the run."""
     several = document.get("trainers")
     if several is None:
         return states[""]
@@ -96,8 +82,9 @@ def restored(document: dict, states: dict[str, TrainState]) -> State:
             state=states[leaves.trainer_prefix(number)],
             batch=kept["batch"],
             request=kept["request"],
-            used_R=_resized(kept["used"], count),
+            used_R=_resized(kept["used"], regions),
             policy=kept["policy"],
+            measured=kept.get("measured"),
         )
         for number, kept in several["live"].items()
     }

@@ -198,6 +198,11 @@ class Method:
         """Whether the method needs an `AdaptiveEngine`."""
         return self.inner_batching is not None or self.trainers is not None
 
+    @property
+    def trainer_count(self) -> int:
+        """Trainers of a region at the start."""
+        return 1 if self.trainers is None else self.trainers.count
+
     def adaptive_violations(self, regions: int) -> list[str]:
         """What is wrong with the batch policy and the trainers."""
         if not self.adapts:
@@ -213,7 +218,7 @@ class Method:
                 f"{self.name} exchanges a gradient at every step and takes a fixed batch and one "
                 "trainer: leave inner_batching and trainers out"
             )
-        several = self.trainers is not None and self.trainers.count != 1
+        several = self.trainer_count != 1
         if several and np.any(np.asarray(self.schedule.delay) != 0):
             wrong.append(
                 f"{self.name} has payloads in flight when trainers merge: use a schedule that "

@@ -14,14 +14,13 @@ import numpy as np
 
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.runtime.job_loop import JobLoop
-from lowcomm_jax.runtime.make_loop import job_loop
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import codec_states
 
 _ROUNDS_AHEAD = 100
 
 
-def precompile(engine: Engine, state: TrainState) -> TrainState:
+def precompile(engine: Engine, state: TrainState, loop: JobLoop | None = None) -> TrainState:
     """Send and land every fragment, with this region's own payloads as those of the others.
 
     It uses the arrays that a newcomer later replaces by those of another region
@@ -29,20 +28,22 @@ def precompile(engine: Engine, state: TrainState) -> TrainState:
 
     Args:
       state: is donated; use the returned one.
+      loop: whose programs are compiled; None = the engine's.
 
     Returns:
       The state. Its anchor, as here and as received, outer state and parameters have no meaning;
       codecs are as at step 0; the rest is unchanged.
     """
-    loop = engine.sync_loop(state)
-    loopback = _loopback_loop(engine, loop)
+    called = engine.sync_loop(state) if loop is None else loop
+    assert isinstance(called, JobLoop)  # others have nothing to send to
+    programs, loopback = called.programs, called.loopback(engine.weights)
     landing = jax.tree.map(jnp.copy, state.landing)
     played = state.replace(in_flight={})
     until = played.counters.sends + _rounds(loopback, int(played.counters.sends.min()))
     everyone = np.ones(loopback.count, bool)
     while (played.counters.sends < until).any():
         played, _ = loopback.after(played, loopback.next_event(played), everyone)
-    params = loop.programs.restart_program(played.inner.params, played.anchor)
+    params = programs.restart_program(played.inner.params, played.anchor)
     # With their first shardings: XLA may name the same placement otherwise, and the programs that
     # an earlier job has compiled and cached would not be found.
     params = {k: jax.device_put(x, state.inner.params[k].sharding) for k, x in params.items()}
@@ -51,15 +52,9 @@ def precompile(engine: Engine, state: TrainState) -> TrainState:
         anchor=played.anchor,
         received=played.received,
         outer=played.outer,
-        codec=codec_states(loop.programs),
+        codec=codec_states(programs),
         landing=landing,
     )
-
-
-def _loopback_loop(engine: Engine, loop: JobLoop) -> JobLoop:
-    """A loop with the same programs, which gets its own payloads back."""
-    delivery = loop.delivery.loopback()
-    return job_loop(loop.programs, engine.weights, delivery)
 
 
 def _rounds(loop: JobLoop, done: int) -> int:

@@ -34,12 +34,12 @@ from lowcomm_jax.runtime.anchor_history import anchor_version
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.donor_wait import DonorWait
 from lowcomm_jax.runtime.errors import StoreUnavailable
-from lowcomm_jax.runtime.job_loop import JobLoop
+from lowcomm_jax.runtime.job_loop import JobLoop, start_from_anchor
 from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.runtime.state_transfer import SHARED, State
 from lowcomm_jax.state.channel_flights import left_by
 from lowcomm_jax.state.leaves import named_leaves
-from lowcomm_jax.state.train_state import InFlight, TrainState, with_inner
+from lowcomm_jax.state.train_state import InFlight, TrainState
 from lowcomm_jax.sync.round_functions import select
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
@@ -80,7 +80,7 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
         return start_from_anchor(loop, install(loop, state, arrays, document))
     compiled = {_level(loop, state)}
     while True:
-        _, arrays, document = _newest(exchange)
+        _, arrays, document = newest(exchange)
         loop.delivery.anchor_history.forget()
         state = install(loop, state, arrays, document)
         _compare(loop, state)
@@ -98,7 +98,7 @@ def _copy_peer(loop: RoundJobLoop, state: TrainState, result: State | None) -> T
     Its anchor is compared with those of the others at every round it lands.
     """
     exchange = loop.delivery.exchange
-    _, arrays, document = _newest(exchange) if result is None else result
+    _, arrays, document = newest(exchange) if result is None else result
     state = loop.start_from_peer(state, arrays, document)
     exchange.beat(loop.delivery.position(state))
     if result is None:
@@ -110,7 +110,12 @@ def _level(loop: JobLoop, state: TrainState) -> int:
     return loop.schedule.level(state.counters)
 
 
-def _newest(exchange: JobExchange) -> State:
+def newest(exchange: JobExchange) -> State:
+    """Ask the others for a state, and wait until one has given it.
+
+    Raises:
+      Lost: no region gave a state.
+    """
     exchange.want_state()
     donors = DonorWait(exchange)
     given = "one gave its state"
@@ -250,15 +255,6 @@ def _to_the_front(loop: JobLoop, state: TrainState, least: int) -> TrainState:
     while (left := max(loop.delivery.frontier(), least) - int(state.counters.step)) > 0:
         state, _ = loop.after(state, min(left, loop.next_event(state)), nobody)
     return state
-
-
-def start_from_anchor(loop: JobLoop, state: TrainState) -> TrainState:
-    """Take the anchor's values, the run's step and its learning rate; optimizer moments stay."""
-    params = loop.programs.restart_program(state.inner.params, state.anchor)
-    inner = state.inner
-    step = place(np.full(inner.step.shape, int(state.counters.step), np.int32), inner.step.sharding)
-    opt = at_step(inner.opt, int(state.counters.step), np.ones(1, bool))
-    return with_inner(state, params=params, opt=opt, step=step, tokens=_zeros(inner.tokens))
 
 
 def _zeros(like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:

@@ -47,7 +47,14 @@ def store_needed(name: str) -> str:
 
 def heal_problems(method: Method, heal: str) -> list[str]:
     """Where no vote can tell whose anchor is to be kept."""
-    if heal == "stop" or not isinstance(method.schedule, Arrivals):
+    if heal == "stop":
+        return []
+    if method.adapts:
+        return [
+            f"heal={heal!r}: every trainer has an anchor of its own, and regions may part in some; "
+            f"use heal='stop' with {method.name}"
+        ]
+    if not isinstance(method.schedule, Arrivals):
         return []
     return [
         f"heal={heal!r}: the record of an arrival has one region's anchor, and no majority; use "
@@ -87,11 +94,7 @@ def _method_problems(method: Method) -> list[str]:
 
     if method.signal == "gradient":
         refuse("it exchanges at every step", "use exchange='mesh'")
-    if method.adapts:
-        refuse(
-            "its trainers and batch policies exchange numbers of their own in every round",
-            "use exchange='mesh'",
-        )
+    found += adaptive_problems(method)
     if method.channels:
         refuse("channels exchange inside the inner steps' program", "use exchange='mesh'")
     if isinstance(schedule, Learners):
@@ -115,6 +118,31 @@ def _method_problems(method: Method) -> list[str]:
         )
     if np.ndim(schedule.delay):
         refuse("one overlap for all regions is needed", "give a single number")
+    return found
+
+
+def adaptive_problems(method: Method) -> list[str]:
+    """Trainers and batch policies whose regions cannot decide alike, one line with its fix each."""
+    if not method.adapts:
+        return []
+    schedule, found = method.schedule, []
+    at_once = not np.any(np.asarray(schedule.delay)) and not schedule.land_after_send
+    plain = schedule.fragments == 1 and at_once and not schedule.header_floats()
+    if not plain or method.topology is not None or method.anchors != "shared":
+        found.append(
+            f"{method.name} between jobs: batches and merges follow from rounds that land whole "
+            "and at once, on one anchor: use one fragment and no overlap, or exchange='mesh'"
+        )
+    if getattr(method.inner_batching, "scope", "within") == "across":
+        found.append(
+            "scope='across': a mean gradient of all regions would be exchanged at every round's "
+            "first step; use scope='within', or exchange='mesh'"
+        )
+    if method.trainers is not None and method.trainers.hurt_bound is not None:
+        found.append(
+            f"hurt_bound={method.trainers.hurt_bound}: each region would judge a merge by a loss "
+            "of its own rounding, and they could part; leave it out, or use exchange='mesh'"
+        )
     return found
 
 

@@ -74,6 +74,7 @@ class JobDelivery:
       never_defers: wait for the others also while the store is away.
       trained: inner steps this region has made.
       by_rounds: regions have rounds in common, but no steps (`round_job_loop`).
+      prefix: what the names of all its exchanges begin with.
       whole: every region needs the payloads of all, and not only their mean.
       gives: what a region that asks is given of a state.
     """
@@ -87,7 +88,7 @@ class JobDelivery:
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
         self.gives: Callable[[TrainState], State] = shared_state
-        self.trained = 0
+        self.trained, self.prefix = 0, ""
         self._pending: dict[str, PendingExchange] = {}
         self._anchors: dict[str, PyTree] = {}
         self._times: dict[str, dict[str, np.ndarray]] = {}
@@ -122,7 +123,7 @@ class JobDelivery:
         p = int(flight.fragment)
         members, like = self.own_group(groups), fragments.like(p)
         # Named by its number: a region that decided on another fragment or step must find out.
-        name, arrays = str(number), self.arrays_to_send(flight, anchor, like)
+        name, arrays = f"{self.prefix}{number}", self.arrays_to_send(flight, anchor, like)
         # Sent again: the anchor may have moved since, and does not tell which one it was.
         terms = decided(flight) | ({} if again else self.anchor_history.sent(anchor, fragments, p))
         if self.by_rounds:
@@ -264,7 +265,7 @@ class JobDelivery:
         if self.in_groups:
             return False
         try:
-            return self.exchange.passed_over(str(sends + 1))
+            return self.exchange.passed_over(f"{self.prefix}{sends + 1}")
         except StoreUnavailable:
             return True  # the exchange's heartbeat reports it
 
@@ -342,7 +343,7 @@ class JobDelivery:
 
     def _final(self, state: TrainState) -> str:
         """Key of the exchange that compares anchors at the end."""
-        return f"{self.position(state)}.end"
+        return f"{self.prefix}{self.position(state)}.end"
 
     def _uncount(self, state: TrainState, key: str) -> TrainState:
         """The state as if this region had not sent at all: the others went on without it."""

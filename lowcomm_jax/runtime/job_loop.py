@@ -26,8 +26,16 @@ import numpy as np
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.history import Event
+from lowcomm_jax.mesh.arrays import place
+from lowcomm_jax.optimizers import at_step
 from lowcomm_jax.runtime.job_delivery import JobDelivery
-from lowcomm_jax.state.train_state import InFlight, TrainState, flight_key, in_send_order
+from lowcomm_jax.state.train_state import (
+    InFlight,
+    TrainState,
+    flight_key,
+    in_send_order,
+    with_inner,
+)
 from lowcomm_jax.sync.gossip_loop import GossipLoop
 from lowcomm_jax.sync.one_period_overlap import OnePeriodLoop
 from lowcomm_jax.sync.round_programs import RoundPrograms
@@ -108,6 +116,10 @@ class JobLoop(SyncLoop):
         self.witness: Callable[[Counted], None] | None = None
         self._adopts = True
         self._known = 0  # of how many sends the outcome was read ahead
+
+    def loopback(self, weights: str | np.ndarray) -> JobLoop:
+        """A loop of the same programs, which gets its own payloads back."""
+        return type(self)(self.programs, weights, self.delivery.loopback())
 
     # -- due events, deferred where the others cannot be reached -----------------------------------
 
@@ -302,3 +314,13 @@ class GossipJobLoop(JobLoop, GossipLoop):
     def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
         """A job does not learn of other groups: there every region that could have sent counts."""
         return bool(state.counters.last_sent[p] == step)
+
+
+def start_from_anchor(loop: JobLoop, state: TrainState) -> TrainState:
+    """Take the anchor's values, the run's step and its learning rate; optimizer moments stay."""
+    params = loop.programs.restart_program(state.inner.params, state.anchor)
+    inner = state.inner
+    step = place(np.full(inner.step.shape, int(state.counters.step), np.int32), inner.step.sharding)
+    zeros = place(np.zeros(inner.tokens.shape, inner.tokens.dtype), inner.tokens.sharding)
+    opt = at_step(inner.opt, int(state.counters.step), np.ones(1, bool))
+    return with_inner(state, params=params, opt=opt, step=step, tokens=zeros)

@@ -247,7 +247,6 @@ class SyncLoop:
         counters.sends[p] += 1
         counters.bytes_sent += traffic.sent
         counters.bytes_received += traffic.received
-        header = {} if self.measurements is None else self.measurements.header(state, step)
         flight = InFlight(
             payload=out["payload"],
             snapshot=out["snapshot"],
@@ -259,7 +258,7 @@ class SyncLoop:
             takes_part=self.waiting(mask),
             anchor_updated=np.bool_(False),
             level=np.int64(level),
-            header=header,
+            header=self.header(state, step),
         )
         values = {k: out[k] for k in _SENT_VALUES if k in out}
         events.append(Event.of_send(step, p, key, mask, traffic, values, groups))
@@ -272,6 +271,10 @@ class SyncLoop:
             counted = _restart_count(state.inner.tokens, mask, np.int32(p))
             state = with_inner(state, tokens=counted)
         return self._average(state, mask, flight) if p == 0 and self._averaged else state
+
+    def header(self, state: TrainState, step: int) -> dict[str, Any]:
+        """Numbers that travel with a payload, `[R]` or `[R, ...]` by name."""
+        return {} if self.measurements is None else self.measurements.header(state, step)
 
     def waiting(self, mask: np.ndarray) -> np.ndarray:
         """Bool `[R]`: in which regions a payload sent by those of `mask` is to land."""

@@ -164,7 +164,12 @@ def test_a_run_is_measured_in_rounds_steps_or_samples(fresh):
     together = REGIONS * sum(fresh.planner.plan(b).samples_R[0] for b in state.requests.values())
     state, history = fresh.run(state, stream, samples=together + 1)
     assert len(history) == 2 and state.samples == used + 2 * together  # whole steps
-    for wrong in ({}, {"rounds": 1, "steps": 2}, {"steps": -1}, {"samples": 1.5}):
+    # Of several the first that is reached.
+    state, history = fresh.run(state, stream, samples=10 * together, rounds=1)
+    assert len(history) == 1 and state.step % PERIOD == 0
+    state, history = fresh.run(state, stream, samples=together, rounds=2, steps=5)
+    assert len(history) == 1
+    for wrong in ({}, {"steps": -1}, {"samples": 1.5}, {"rounds": 1, "steps": 2.5}):
         with pytest.raises(ValueError):
             fresh.run(state, stream, **wrong)
 

@@ -29,17 +29,22 @@ RUN = {
     "as coded": lambda m: m.decoupled_momentum(4, "as_coded"),
     "async_local_sgd": lambda m: m.async_local_sgd(4, SPEEDS),
     "heloco": lambda m: m.heloco(4, SPEEDS),
+    "adloco": lambda m: m.adloco(4),
+    "a policy": lambda m: m.diloco(4, inner_batching=NormTest(start=2, cap=8)),
 }
 REFUSED = {  # the method, what its refusal names, and the row of the docs
     "ddp": (lambda m: m.ddp(), "at every step", "AllReduce"),
     "demo": (lambda m: m.demo(), "at every step", "DeMo"),
     "ef21": (lambda m: m.diloco(4, codec=ef21(compression.make("topk"))), "running mean", "EF21"),
     "eager": (lambda m: m.eager_diloco(4), "own part apart", "eager DiLoCo"),
-    "adloco": (lambda m: m.adloco(4), "trainers and batch policies", "AdLoCo"),
-    "a policy": (
-        lambda m: m.diloco(4, inner_batching=NormTest(start=2, cap=8)),
-        "trainers and batch policies",
-        "batch policies",
+    "across": (lambda m: m.adloco(4, scope="across"), "scope='across'", "`scope=across`"),
+    "a bound": (lambda m: m.adloco(4, hurt_bound=0.1), "hurt_bound=0.1", "`hurt_bound`"),
+    "fragments": (
+        lambda m: dataclasses.replace(
+            m.streaming_diloco(4, 2, 1, 0.5), inner_batching=NormTest(start=2, cap=8)
+        ),
+        "use one fragment and no overlap",
+        "several fragments or an overlap",
     ),
     "halos": (lambda m: m.halos(4, SPEEDS, [[0], [1, 2]]), "local servers", "HALoS"),
     "sparta": (lambda m: m.sparta(), "channels exchange", "SPARTA"),

@@ -1,16 +1,12 @@
 """A process a region at its own pace: to the end; killed and back; stopped and continued."""
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
-from launched import Jobs
+from launched import Configured, ends
 from pytest import approx
 
 from experiments.__main__ import main
 from experiments.metrics import read_records
-from experiments.regions.main import RegionJob
 from experiments.report.main import by_region
 from experiments.runlog import read_run, summarise
 from experiments.workdir import METRICS
@@ -29,12 +25,6 @@ def fields(tiny, root, **more):
     wanted = [a for a in tiny.arguments(root) if a.startswith("--config.")]
     given = [a.removeprefix("--config.").split("=", 1) for a in wanted]
     return {**dict(given), **METHOD, **more}
-
-
-def ends(workdirs):
-    """(records, last evaluation) of each region."""
-    logs = [read_records(workdir / METRICS) for workdir in workdirs]
-    return logs, [next(r for r in log if r["kind"] == "eval" and r["final"]) for log in logs]
 
 
 def landed(log):
@@ -107,17 +97,6 @@ def test_regions_of_two_processes_end_with_one_model(tiny, root, capfd):
     assert [landed(log)[0] for log in logs] == [list(range(12))] * 2
 
 
-class Learners(Jobs):
-    """Regions of the nano model at a pace of their own."""
-
-    def __init__(self, tiny, root, count, config, given):
-        home = Path(tempfile.mkdtemp(prefix=Path(config).stem, dir=root))
-        where, rest = (home, home / "meet"), [f"--compile_cache={root / 'cache'}"]
-        super().__init__(
-            [RegionJob(config, [*given.items()], r, 1, *where, rest, 0) for r in range(count)]
-        )
-
-
 def kind(name, tiny, root, steps=4000):
     """(config file, fields) of a run of two; with so many steps it does not end by itself."""
     given = fields(tiny, root, regions=2, exchange="store", steps=steps, batch=4)
@@ -132,7 +111,7 @@ def kind(name, tiny, root, steps=4000):
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("name", ["learners", "arrivals"])
 def test_killed_and_back_then_all_stopped_and_continued(name, tiny, root):
-    with Learners(tiny, root, 2, *kind(name, tiny, root)) as run:
+    with Configured(root, 2, *kind(name, tiny, root)) as run:
         for region in (0, 1):
             run.reached(region, 12)
         run.jobs[1].signal(9)
@@ -169,7 +148,7 @@ def test_killed_and_back_then_all_stopped_and_continued(name, tiny, root):
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("name", ["learners", "arrivals"])
 def test_who_comes_back_after_the_end_takes_the_result(name, tiny, root):
-    with Learners(tiny, root, 2, *kind(name, tiny, root, steps=120)) as run:
+    with Configured(root, 2, *kind(name, tiny, root, steps=120)) as run:
         run.reached(1, 6)
         run.jobs[1].signal(9)
         run.jobs[1].processes[0].wait()
