@@ -17,6 +17,7 @@ from runtime.faults import vanish
 from runtime.party import TIMING
 
 import lowcomm_jax as lc
+from lowcomm_jax import exchange
 from lowcomm_jax.batching import NormTest
 from lowcomm_jax.checkpoint import Checkpoints
 from lowcomm_jax.recovery import rejoin_trainers
@@ -66,14 +67,14 @@ def train(one, source, runs, participants=None):
         return [*found, seen(one.finish(state))]
 
 
-def in_jobs(between, made, regions, runs, participants=None, **settings):
-    make = between(regions)
+def in_jobs(between, made, regions, runs, participants=None, kind=exchange.store, **settings):
+    make = between(regions, kind=kind)
 
     def job(region):
-        exchange = make(region)
-        one = engine(made(), regions, exchange=exchange, **settings)
+        to_others = make(region)
+        one = engine(made(), regions, exchange=to_others, **settings)
         found = train(one, own_stream(region, regions), runs, participants)
-        exchange.close()
+        to_others.close()
         return found
 
     with ThreadPoolExecutor(regions) as pool:
@@ -100,7 +101,8 @@ def test_anchors_batches_and_merges_are_those_of_one_process(regions, stack, bet
         lambda *given: stream(*given, regions),
         runs,
     )
-    jobs = in_jobs(between, method, regions, runs, stack_trainers=stack)
+    kind = exchange.peers if regions == 3 else exchange.store
+    jobs = in_jobs(between, method, regions, runs, kind=kind, stack_trainers=stack)
     assert_same(jobs, together)
     assert len(together[-2]) < 3 and max(n[1][0] for n in together[-2].values()) > 1
 
@@ -140,8 +142,8 @@ def test_regions_of_uneven_share_and_codec(between):
 class Region:
     """A job that trains until it is told to end, and waits before every round if it is told to."""
 
-    def __init__(self, region, regions, exchange, pause=lambda round_: None):
-        self.one = engine(method(), regions, exchange=exchange)
+    def __init__(self, region, regions, to_others, pause=lambda round_: None):
+        self.one = engine(method(), regions, exchange=to_others)
         self.stream, self.pause = own_stream(region, regions), pause
 
     def source(self, trainer, start, count):
@@ -245,8 +247,8 @@ def test_a_restored_run_goes_on_in_the_middle_of_a_round(between, tmp_path):
     whole, one_at_a_time = in_jobs(between, method, 2, runs), threading.Lock()
 
     def job(region):
-        exchange = between(2)(region)
-        one, source = engine(method(), 2, exchange=exchange), own_stream(region, 2)
+        to_others = between(2)(region)
+        one, source = engine(method(), 2, exchange=to_others), own_stream(region, 2)
         with jax.numpy_dtype_promotion("standard"):
             state, _ = one.run(one.init(oracle.make_params()), source, **runs[0])
             measured = [trainer.measured for trainer in state.trainers.values()]
@@ -259,7 +261,7 @@ def test_a_restored_run_goes_on_in_the_middle_of_a_round(between, tmp_path):
             one.reconnect(state)
             state, _ = one.run(state, source, **runs[1])
             found = seen(state), seen(one.finish(state))
-        exchange.close()
+        to_others.close()
         return found
 
     with ThreadPoolExecutor(2) as pool:
