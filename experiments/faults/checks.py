@@ -88,7 +88,7 @@ def _replay_problems(fields: Mapping[str, Any], it: Happened, method: Method | N
     if method is None:
         return found
     if method.adapts:
-        found.append(f"faults: no jobs train with {method.name}: give the config that these had")
+        found.append(f"faults: jobs of {method.name} leave no record to repeat: leave faults out")
     if it.rejoined and method.anchors == "per_region":
         found.append(
             f"faults: with {method.name} a region comes back with the anchor of another, and which "

@@ -1,0 +1,132 @@
+"""Trainers between jobs: who decides the next batch, and which states are taken over."""
+
+import copy
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from adaptive.adaptive_cases import PERIOD, engine
+
+import lowcomm_jax as lc
+from lowcomm_jax import exchange
+from lowcomm_jax.adaptive.job_trainers import NOTHING, JobNoise, given
+from lowcomm_jax.adaptive.plans import StepPlan
+from lowcomm_jax.adaptive.state import Trainer
+from lowcomm_jax.batching import Fixed, NormTest, pooled
+from lowcomm_jax.recovery.rejoin_trainers import install_trainers
+from lowcomm_jax.runtime.errors import Rejected
+
+POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
+MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 1.0, 0.5]}
+PLAN = StepPlan(2, 1, (2, 2, 2))
+NOISE = SimpleNamespace(count=2, scope="within")
+
+
+def concluded(looked, counted, steps=range(1, PERIOD + 1), policy=POLICY, measured=MEASURED):
+    """A trainer, and what was decided, after these steps."""
+    heard = {name: np.array(x, np.float32) for name, x in measured.items()}
+    heard["looked"] = np.array(looked, np.float32)
+    own = {name: x[:1] for name, x in heard.items()}
+    loop = SimpleNamespace(heard=(heard, np.array(counted, bool)), measured=own)
+    jobs = SimpleNamespace(of=lambda number, state: loop)
+    noise = JobNoise(policy, None if policy is not POLICY else NOISE, (1,), jobs)
+    trainer = Trainer(None, 2, 2, np.zeros(3, np.int64), policy.init(), measured={"looked": 1.0})
+    return noise.conclude(0, trainer, None, PLAN, steps, PERIOD, None)
+
+
+@pytest.mark.parametrize(
+    "looked, counted", [([1, 0, 1], [1, 1, 1]), ([1, 1, 1], [1, 0, 1]), ([1, 0, 1], [1, 0, 1])]
+)
+def test_who_was_counted_and_has_measured_decides(looked, counted):
+    found, look, events = concluded(looked, counted)
+    mask = np.array([True, False, True])
+    want = pooled({k: np.array(x) for k, x in MEASURED.items()}, "within", 2, 1, mask)
+    memory, request = POLICY.decide(POLICY.init(), want, 2)
+    assert (found.request, found.policy, events) == (request, memory, [])
+    assert request > 2 and look["gbar2"] == want.gbar2 == 5.0
+    assert found.measured is None
+
+
+def test_where_nobody_has_measured_the_batch_stays():
+    for looked, counted in (([0, 0, 0], [1, 1, 1]), ([1, 0, 0], [0, 1, 1])):
+        found, look, _ = concluded(looked, counted)
+        assert (found.request, found.policy, look) == (2, POLICY.init(), None)
+
+
+def test_numbers_that_are_not_finite_change_nothing():
+    measured = {**MEASURED, "spread": [8.0, np.nan, 5.0]}
+    found, _, _ = concluded([1, 1, 1], [1, 1, 1], measured=measured)
+    assert (found.request, found.policy) == (2, POLICY.init())
+
+
+def test_a_fixed_batch_is_not_decided_on():
+    found, look, _ = concluded([1, 1, 1], [1, 1, 1], policy=Fixed(2))
+    assert (found.request, look, found.measured) == (2, None, None)
+
+
+def test_in_the_middle_of_a_round_this_regions_numbers_are_kept():
+    found, look, _ = concluded([1, 1, 1], [1, 1, 1], steps=range(1, PERIOD))
+    assert found.measured == {"gbar2": 1.0, "spread": 8.0, "along": 3.0, "looked": 1.0}
+    assert (found.request, look) == (2, None)
+
+
+# -- a state of another region -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    """(engine of region 0, its state, what region 1 gives)."""
+    url, made = f"file://{tmp_path_factory.mktemp('meet')}", []
+    for region in range(2):
+        method = lc.methods.adloco(PERIOD, trainers=2, test="norm", microbatches=2, max_batch=4)
+        one = engine(method, 2, exchange=exchange.store(url, region, 2, "run"))
+        with jax.numpy_dtype_promotion("standard"):
+            made.append((one, one.init(oracle.make_params())))
+    theirs = made[1][1]
+    trainer = theirs.first
+    trainer = trainer.replace(request=3, batch=2, used_R=np.array([7, 8]), policy=used_policy())
+    return *made[0], theirs.with_trainer(0, trainer).replace(samples=31)
+
+
+def used_policy():
+    return {"weight": 0.5, "along": 1.5, "across": 2.5, "signal": 3.5}
+
+
+def test_a_state_brings_batches_policies_and_places_in_the_streams(states):
+    one, own, theirs = states
+    del theirs.trainers[1]  # has merged
+    own.trainers[1].state.counters.bytes_sent[:] = 5
+    _, arrays, document = given(theirs)
+    found = install_trainers(one, own, arrays, document)
+    assert list(found.trainers) == [0] and found.samples == 31
+    trainer = found.first
+    assert (trainer.batch, trainer.request, trainer.policy) == (2, 3, used_policy())
+    assert trainer.used_R.tolist() == [7, 8] and trainer.measured is None
+    assert found.retired_sent.tolist() == [5]
+    assert all(not np.any(x) for x in NOTHING.values())
+
+
+@pytest.mark.parametrize(
+    "damage, error",
+    [
+        (lambda d: d.pop("trainers"), Rejected),
+        (lambda d: d["trainers"].pop("samples"), Rejected),
+        (lambda d: d["trainers"]["live"]["0"].update(batch=-1), Rejected),
+        (lambda d: d["trainers"]["live"]["0"].update(request="2"), Rejected),
+        (lambda d: d["trainers"]["live"]["0"].update(used=[1]), Rejected),
+        (lambda d: d["trainers"]["live"]["0"].update(policy=None), Rejected),
+        (lambda d: d["trainers"]["live"]["0"]["policy"].update(signal=float("nan")), Rejected),
+        (lambda d: d["trainers"]["live"]["0"]["policy"].update(more=1.0), Rejected),
+        (lambda d: d["trainers"]["live"].update(x=d["trainers"]["live"]["0"]), Rejected),
+        (lambda d: d["trainers"]["live"].update({"7": d["trainers"]["live"]["0"]}), ValueError),
+        (lambda d: d["trainers"]["live"].clear(), ValueError),
+    ],
+)
+def test_a_damaged_document_is_not_taken(damage, error, states):
+    one, own, theirs = states
+    _, arrays, document = copy.deepcopy(given(theirs))
+    damage(document)
+    with pytest.raises(error):
+        install_trainers(one, own, arrays, document)
