@@ -93,17 +93,17 @@ class Strangers:
         exchange = _newest(run)
         if exchange is None:
             return
-        epoch, number = exchange
-        keys = [f"{kind}/{epoch}.{number + n}/{fault.region}" for kind in ("said", "held")
+        prefix, number = exchange
+        keys = [f"{kind}/{prefix}{number + n}/{fault.region}" for kind in ("said", "held")
                 for n in _AHEAD]  # fmt: skip
         if fault.kind == "stranger":
-            keys += [f"commit/{epoch}.{number + n}/0" for n in _AHEAD]
+            keys += [f"commit/{prefix}{number + n}/0" for n in _AHEAD]
             keys += ["epoch/none", f"beat/{fault.region}.txt", "born/0/x"]
             self._put(run, {key: self._rng.bytes(int(self._rng.integers(1, 99))) for key in keys})
             return
         seal = Seal(run.name, b"")
         body = {"version": 99, "region": fault.region, "payload": {"sha3": "0"}, "step": "1"}
-        records = {key: seal.close(key, body) for key in [*keys, f"commit/{epoch}.{number + 2}/0"]}
+        records = {key: seal.close(key, body) for key in [*keys, f"commit/{prefix}{number + 2}/0"]}
         beat = f"beat/{fault.region}"
         self._put(run, records)
         # It stands there until the region's next heartbeat.
@@ -146,7 +146,15 @@ class Strangers:
         return found
 
 
-def _newest(run: Path) -> tuple[int, int] | None:
-    """(epoch, number) of the newest exchange that has a record; None = there is none."""
-    names = (re.fullmatch(r"(\d+)\.(\d+)", path.name) for path in run.glob("commit/*"))
-    return max(((int(match[1]), int(match[2])) for match in names if match), default=None)
+def _newest(run: Path) -> tuple[str, int] | None:
+    """The name of the newest exchange that has a record; None = there is none.
+
+    Returns:
+      (what it begins with, its number): the epoch, and the trainer where a region has several.
+    """
+    names = (re.fullmatch(r"((\d+)\.(?:\d+\.)?)(\d+)", path.name) for path in run.glob("commit/*"))
+    found = [(int(match[2]), int(match[3]), match[1]) for match in names if match]
+    if not found:
+        return None
+    _, number, prefix = max(found)
+    return prefix, number

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from experiments.train.processes import process_problems
 from lowcomm_jax import exchange
 from lowcomm_jax.methods import Method
-from lowcomm_jax.runtime.checks import heal_problems, job_problems, store_needed
+from lowcomm_jax.runtime.checks import heal_problems, job_problems, memory_problems, store_needed
 from lowcomm_jax.runtime.connect import flight_problems
 from lowcomm_jax.runtime.terms import Heal
 from lowcomm_jax.sync.round_functions import OutlierGuard
@@ -72,6 +72,8 @@ def exchange_problems(fields: Mapping[str, Any], method: Method | None) -> list[
         found.append(store_needed(method.name))
     found += heal_problems(method, fields["heal"])
     unfit = job_problems(method, count, OutlierGuard(**fields["guards"]))
+    if method.adapts:
+        unfit += memory_problems("adaptive.memory_gb", fields["adaptive"]["memory_gb"])
     if method.schedule.uneven and not unfit and not method.schedule.violations(count):
         first = method.schedule.opens(0)
         if fields["steps"] < first:

@@ -179,10 +179,13 @@ class _Totals:
 
 def _trainers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Every trainer's values of a step; its loss is the mean of the regions' losses."""
-    return {
-        number: one | {"loss": float(np.mean([row["trainers"][number]["loss"] for row in rows]))}
-        for number, one in rows[0]["trainers"].items()
-    }
+
+    def mean(number: str) -> float:
+        own = [row["trainers"][number]["loss"] for row in rows if number in row["trainers"]]
+        finite = [x for x in own if x is not None]  # as a log has what was not finite
+        return float(np.mean(finite)) if finite else math.nan
+
+    return {n: one | {"loss": mean(n)} for n, one in rows[0]["trainers"].items()}
 
 
 def measure(steps: Sequence[dict[str, Any]]) -> None:

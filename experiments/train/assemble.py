@@ -155,7 +155,7 @@ def open_exchange(job: Job, fault_hooks: ScriptedFaults | None = None) -> JobExc
         run_id(fields),
         secret=fields["secret"],
         timing=Timing.between(fields["rendezvous"], deadline_s=fields["deadline_s"]),
-        keep=ROUNDS_KEPT[kind] * job.method.schedule.fragments * job.method.trainer_count,
+        keep=ROUNDS_KEPT[kind] * job.method.schedule.fragments,
         heal=fields["heal"],
         mishaps=fault_hooks,
         **given,

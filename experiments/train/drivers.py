@@ -177,6 +177,7 @@ class AdaptiveDriver:
         self._run, self._fetching, self._evaluate = run, fetching, evaluate
         self._nominal = run.job.regions * run.job.batch
         self._each: float | None = None  # seconds of a nominal step, of the last ones
+        self._delayed = 0  # the last step that faults were asked for
 
     def progress(self, state: AdaptiveState) -> int:
         return state.samples // self._nominal
@@ -211,8 +212,10 @@ class AdaptiveDriver:
         """Let faults that are due in the rest of the round delay it."""
         if self._run.fault_hooks is not None:
             period = self._run.engine.period
-            for step in range(state.step + 1, (state.step // period + 1) * period + 1):
+            end = (state.step // period + 1) * period
+            for step in range(max(state.step, self._delayed) + 1, end + 1):
                 self._run.fault_hooks.steps(step)
+            self._delayed = end
 
     def _piece(self) -> int:
         """Nominal steps to train before the driver checks for a signal: about a second of them."""

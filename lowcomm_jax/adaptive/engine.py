@@ -43,7 +43,7 @@ from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import VirtualClock, drive, follow
-from lowcomm_jax.runtime.checks import adaptive_problems
+from lowcomm_jax.runtime.checks import adaptive_problems, heal_problems, memory_problems
 from lowcomm_jax.runtime.connect import JobExchange
 from lowcomm_jax.runtime.job_delivery import JobDelivery
 from lowcomm_jax.runtime.job_loop import JobLoop, start_from_anchor
@@ -124,8 +124,9 @@ class AdaptiveEngine:
         problems = checks.problems(method, regions, *given)
         problems += checks.size_problems(method, regions, largest_microbatch, memory)
         clock, unusable = virtual_clock(network, regions, seed)
-        if isinstance(engine.get("exchange"), JobExchange):
-            problems += adaptive_problems(method)
+        if isinstance(others := engine.get("exchange"), JobExchange):
+            problems += adaptive_problems(method) + heal_problems(method, others.heal)
+            problems += memory_problems("memory", memory)
         plain, found = checks.engine(
             lambda: Engine(
                 loss_fn,
@@ -139,7 +140,9 @@ class AdaptiveEngine:
         checks.refuse(problems + unusable + found)
         self.engine, self.method, self.regions = plain, method, plain.regions
         self._total, self._here = plain.config.total, plain.runner.here
-        self._jobs = None if plain.delivery is None else JobTrainers(plain)
+        self._jobs = None
+        if plain.delivery is not None:
+            self._jobs = JobTrainers(plain, method.trainer_count)
         self.clock = clock if self._jobs is None else None
         self.policy, self.trainers = checks.policy_and_trainers(method)
         self.period = method.schedule.period
@@ -216,7 +219,7 @@ class AdaptiveEngine:
         record = AdaptiveHistory()
         while not goal.reached(state):
             if self._behind(state):
-                state = self._caught_up(state, source)
+                state = self._caught_up(state, source, goal)
                 continue
             state, segment = self._segment(state, source, goal, participants, evaluate)
             record.segments.append(segment)
@@ -225,10 +228,8 @@ class AdaptiveEngine:
 
     def _segment(self, state, source, goal, participants, evaluate):
         """Steps up to the end of the round or the goal; returns (state, segment)."""
-        opening, merges, looks = state.step % self.period == 0, [], {}
-        if opening:
-            state, merges = self.trainer_merge.before_round(state, self._programs(state), evaluate)
-            state = self.warm(state, source)
+        opening, looks = state.step % self.period == 0, {}
+        state, merges = self._opened(state, source, evaluate) if opening else (state, [])
         plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
         per_step = sum(plan.total for plan in plans.values())
         start, n, shares = state.step, goal.steps(state, per_step, self.period), {}
@@ -259,6 +260,11 @@ class AdaptiveEngine:
         if self._jobs is not None and state.step % self.period == 0:
             self._jobs.tell(state)
         return state, segment
+
+    def _opened(self, state: AdaptiveState, source: Source, evaluate):
+        """Before a round: merges, and what fewer trainers need; returns (state, merges)."""
+        state, merges = self.trainer_merge.before_round(state, self._programs(state), evaluate)
+        return self.warm(state, source), merges
 
     def _start_measurements(self, state, plans, source, mask_R) -> dict[int, Measurement | None]:
         """Start every trainer's measurement of its noise."""
@@ -337,16 +343,21 @@ class AdaptiveEngine:
         """
         for trainer in state.trainers.values():
             trainer.state.refuse_donated()
-        events = []
+        events, within = [], state.step % self.period > 0
         for number, trainer in state.trainers.items():
+            self.noise.carry(number, trainer, None)
             ended, found = finish(self._loops.of(number, trainer.state), trainer.state)
-            state = state.with_trainer(number, trainer.replace(state=ended))
+            trainer = trainer.replace(state=ended)
+            if within:
+                trainer = self.noise.at_the_end(number, trainer, self.planner.plan(trainer.batch))
+            state = state.with_trainer(number, trainer)
             events += [TrainerEvent.of(event, number) for event in found]
         if self.clock is not None:
             follow(self.clock, state.step, events)
         state = self.trainer_merge.all_into_one(state, self._programs(state))
         if self._jobs is not None:
             self._jobs.compare_at_the_end(state)
+            self._jobs.tell(state)
         return state
 
     # -- jobs of their own ----------------------------------------------------------------------
@@ -372,16 +383,16 @@ class AdaptiveEngine:
             if isinstance(loop, JobLoop):
                 loop.reconnect(trainer.state)
 
-    def pass_steps(self, state: AdaptiveState, steps: int, source: Source) -> AdaptiveState:
-        """Let this region only land what the others land in the next steps, of one round.
+    def pass_steps(self, state: AdaptiveState, source: Source, goal: checks.Goal) -> AdaptiveState:
+        """Let this region only land what the others land, to the end of the round or the goal.
 
         For a job that is one region of several. Trainers merge, and batches grow, as elsewhere; the
         samples of these steps count as used. The regions' own values stay as they are.
         """
         if state.step % self.period == 0:
-            state, _ = self.trainer_merge.before_round(state, self._programs(state), None)
-            state = self.warm(state, source)
+            state, _ = self._opened(state, source, None)
         plans = {number: self.planner.plan(t.batch) for number, t in state.trainers.items()}
+        steps = goal.steps(state, sum(plan.total for plan in plans.values()), self.period)
         when = range(state.step + 1, state.step + steps + 1), self.period, None
         state = self._jobs.passed(state, steps)
         for number, plan in plans.items():
@@ -396,6 +407,10 @@ class AdaptiveEngine:
         """Whether this region takes what the others exchange, and sends nothing."""
         self._jobs.listen(state, only)
 
+    def passed_over(self, state: AdaptiveState) -> bool:
+        """Whether the others go on without this region in the next exchange of any trainer."""
+        return self._jobs.passed_over(state)
+
     def start_from_anchors(self, state: AdaptiveState) -> AdaptiveState:
         """Every trainer with its anchor's values, see `job_loop.start_from_anchor`."""
         for number, trainer in state.trainers.items():
@@ -409,13 +424,14 @@ class AdaptiveEngine:
             return 0
         return max(0, self.engine.delivery.frontier() - state.step) // self.period
 
-    def _caught_up(self, state: AdaptiveState, source: Source) -> AdaptiveState:
+    def _caught_up(self, state: AdaptiveState, source: Source, goal: checks.Goal) -> AdaptiveState:
         """Land the rounds that the others went on without this region, and start from the anchors.
 
-        At its own pace it would never come up to them.
+        At its own pace it would never come up to them. The goal of the run holds for it, too.
         """
         for _ in range(self._behind(state)):
-            state = self.pass_steps(state, self.period, source)
+            if not goal.reached(state):
+                state = self.pass_steps(state, source, goal)
         self._jobs.tell(state)
         return self.start_from_anchors(state)
 

@@ -32,11 +32,13 @@ NOTHING = {name: np.zeros(1, np.float32) for name in (*SCALARS, HAS_LOOKED)}
 class JobTrainers:
     """The loops of all trainers of one region; they share its exchange and its programs."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, count: int):
+        """`count`: trainers at the start; a round has as many exchanges."""
         self.engine = engine
         self._loops: dict[tuple[Any, int], TrainerJobLoop] = {}
         self._slicings: dict[tuple[int, int], Any] = {}
         engine.delivery.gives = given
+        engine.delivery.exchange.keep_more(count)
 
     def of(self, trainer: int, state: TrainState) -> TrainerJobLoop:
         """The loop of a trainer."""
@@ -64,7 +66,7 @@ class JobTrainers:
         ran = {}
         for number, trainer in state.trainers.items():
             loop = self.of(number, trainer.state)
-            loop.measured = NOTHING
+            loop.measured, loop.heard = NOTHING, None
             after, events = loop.after(trainer.state, steps, nobody)
             history = History(int(after.counters.step))
             history.add(0, {}, events)
@@ -77,6 +79,17 @@ class JobTrainers:
         """Whether trainers take what the others exchange, and send nothing."""
         for number, trainer in state.trainers.items():
             self.of(number, trainer.state).delivery.listens_only = only
+
+    def passed_over(self, state: AdaptiveState) -> bool:
+        """See `JobDelivery.passed_over`; of any trainer."""
+        return any(
+            [
+                self.of(number, trainer.state).delivery.passed_over(
+                    int(trainer.state.counters.sends.sum())
+                )
+                for number, trainer in state.trainers.items()
+            ]
+        )
 
     def tell(self, state: AdaptiveState) -> None:
         """Tell the others of this region's progress, and give a newcomer the state it asks for."""
@@ -106,12 +119,12 @@ class JobNoise(NoiseMeasurement):
     jobs: JobTrainers
 
     def carry(self, number: int, trainer: Trainer, seen: Measurement | None) -> None:
-        measured = NOTHING
+        loop, measured = self.jobs.of(number, trainer.state), NOTHING
         if seen is not None:
             measured = {**seen.values_R, HAS_LOOKED: np.ones(1, np.float32)}
         elif trainer.measured is not None:
             measured = {k: np.array([x], np.float32) for k, x in trainer.measured.items()}
-        self.jobs.of(number, trainer.state).measured = measured
+        loop.measured, loop.heard = measured, None
 
     def conclude(
         self,
@@ -127,15 +140,21 @@ class JobNoise(NoiseMeasurement):
         if steps[-1] % period:  # the round goes on
             own = {name: float(np.asarray(x)[0]) for name, x in loop.measured.items()}
             return trainer.replace(measured=own), None, []
-        trainer, (values_N, counted_N) = trainer.replace(measured=None), loop.heard
-        if self.probe is None:
+        trainer = trainer.replace(measured=None)
+        if self.probe is None or loop.heard is None:
             return trainer, None, []
+        values_N, counted_N = loop.heard
         counted_N = counted_N & (np.asarray(values_N[HAS_LOOKED]) > 0)
         if not counted_N.any():
             return trainer, None, []
         scope, count = self.probe.scope, self.probe.count
         found = pooled(values_N, scope, count, self.size(plan), counted_N)
         return *self.decide(trainer, found), []
+
+    def at_the_end(self, number: int, trainer: Trainer, plan: StepPlan) -> Trainer:
+        """As on the mesh, where a round's decision is known at its first step."""
+        whole = range(1, 2), 1, None
+        return self.conclude(number, trainer, None, plan, *whole)[0]
 
 
 # -- states that travel ------------------------------------------------------------------------

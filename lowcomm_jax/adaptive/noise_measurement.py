@@ -118,6 +118,11 @@ class NoiseMeasurement:
             trainer, look = self.decide(trainer, seen.statistics())
         return trainer, look, events
 
+    def at_the_end(self, number: int, trainer: Trainer, plan: StepPlan) -> Trainer:
+        """The trainer after the last synchronisation of a run that ends inside a round."""
+        del number, plan
+        return trainer
+
     def decide(self, trainer: Trainer, found: Statistics) -> tuple[Trainer, dict[str, float]]:
         """The trainer with its next request, and the numbers it rests on."""
         memory, request = self.policy.decide(trainer.policy, found, trainer.batch)

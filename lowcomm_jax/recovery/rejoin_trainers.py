@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.adaptive.checks import Goal
 from lowcomm_jax.adaptive.engine import AdaptiveEngine, Source
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer
 from lowcomm_jax.recovery.precompile import precompile
@@ -21,6 +22,7 @@ from lowcomm_jax.recovery.rejoin import install, newest
 from lowcomm_jax.runtime import records
 from lowcomm_jax.runtime.errors import Rejected
 from lowcomm_jax.state.leaves import trainer_prefix
+from lowcomm_jax.sync.initial_state import codec_states
 
 
 def enter(engine: AdaptiveEngine, state: AdaptiveState, source: Source) -> AdaptiveState:
@@ -49,7 +51,8 @@ def enter(engine: AdaptiveEngine, state: AdaptiveState, source: Source) -> Adapt
     state = state.with_trainer(number, state.first.replace(state=played))
     result = exchange.result()
     _, arrays, document = newest(exchange) if result is None else result
-    state = install_trainers(engine, state, arrays, document)
+    # They may be fewer by now, which need programs of their own.
+    state = engine.warm(install_trainers(engine, state, arrays, document), source)
     if result is not None:
         return engine.start_from_anchors(state)
     return _catch_up(engine, state, source, own)
@@ -67,7 +70,7 @@ def install_trainers(
       Rejected: the document is damaged.
       ValueError: the state is of another model or method, or has trainers that this one lacks.
     """
-    given = records.picked(document.get("trainers"), samples=records.whole, live=_live(state))
+    given = records.picked(document.get("trainers"), samples=records.size, live=_live(state))
     lacks = given["live"].keys() - state.trainers.keys()
     if lacks or not given["live"]:
         raise ValueError(
@@ -79,8 +82,10 @@ def install_trainers(
         trainer, prefix = gone.pop(number), trainer_prefix(number)
         own = {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
         loop = engine.loop_of(number, trainer.state)
+        # Residuals of payloads that were counted since must not be sent again.
+        fresh = trainer.state.replace(codec=codec_states(loop.programs))
         trainers[number] = Trainer(
-            state=install(loop, trainer.state, own, {"in_flight": []}),
+            state=install(loop, fresh, own, {"in_flight": []}),
             batch=kept["batch"],
             request=kept["request"],
             used_R=np.array(kept["used"], np.int64),
@@ -112,10 +117,16 @@ def _live(state: AdaptiveState) -> records.Read[dict[int, Any]]:
         return found
 
     def one(value: Any) -> Any:
-        reads = {"batch": records.size, "request": records.size, "used": used, "policy": policy}
+        reads = {"batch": _from_1, "request": _from_1, "used": used, "policy": policy}
         return records.picked(value, **reads)
 
     return records.by_region(one)
+
+
+def _from_1(value: Any) -> int:
+    if records.size(value) < 1:
+        raise Rejected("no batch")
+    return value
 
 
 def _number(value: Any) -> float:
@@ -137,8 +148,7 @@ def _catch_up(
         over = True  # once more: the others may have been in an exchange when they read that
         while over or delivery.frontier() > state.step:
             state = _to_the_front(engine, state, source, least)
-            loop = engine.sync_loop(state)
-            over = loop.delivery.passed_over(int(state.counters.sends.sum()))
+            over = engine.passed_over(state)
             delivery.exchange.wait_for_beats()
     finally:
         engine.listen(state, False)
@@ -149,6 +159,5 @@ def _to_the_front(
     engine: AdaptiveEngine, state: AdaptiveState, source: Source, least: int
 ) -> AdaptiveState:
     while (left := max(engine.delivery.frontier(), least) - state.step) > 0:
-        steps = min(left, engine.period - state.step % engine.period)
-        state = engine.pass_steps(state, steps, source)
+        state = engine.pass_steps(state, source, Goal(state.step + left, math.inf))
     return state

@@ -128,10 +128,11 @@ def adaptive_problems(method: Method) -> list[str]:
     schedule, found = method.schedule, []
     at_once = not np.any(np.asarray(schedule.delay)) and not schedule.land_after_send
     plain = schedule.fragments == 1 and at_once and not schedule.header_floats()
-    if not plain or method.topology is not None or method.anchors != "shared":
+    own = method.topology is not None or method.anchors != "shared" or method.base == "received"
+    if not plain or own or schedule.uneven:
         found.append(
             f"{method.name} between jobs: batches and merges follow from rounds that land whole "
-            "and at once, on one anchor: use one fragment and no overlap, or exchange='mesh'"
+            "and at once, in all regions: use one fragment and no overlap, or exchange='mesh'"
         )
     if getattr(method.inner_batching, "scope", "within") == "across":
         found.append(
@@ -144,6 +145,14 @@ def adaptive_problems(method: Method) -> list[str]:
             "of its own rounding, and they could part; leave it out, or use exchange='mesh'"
         )
     return found
+
+
+def memory_problems(name: str, value: Any) -> list[str]:
+    """Where each region would find a largest microbatch of its own, by what its devices hold."""
+    if value is None:
+        return []
+    fix = "give largest_microbatch, the same for all"
+    return [f"{name}={value}: regions between jobs could plan different batches; {fix}"]
 
 
 def _learner_problems(method: Method, schedule: Learners) -> list[str]:

@@ -279,7 +279,7 @@ def _broadcast(name: str) -> Callable:
 _BROADCAST = (
     *("join", "come_in", "wait_for_beats", "living", "steps", "beat", "trains"),
     *("agree", "counts", "pause", "close", "result", "misses", "leave_result"),
-    *("ready", "reachable", "be_patient", "arrives", "finish", "skip", "passed_over"),
+    *("ready", "reachable", "be_patient", "keep_more", "arrives", "finish", "skip", "passed_over"),
     *("fetch_ahead", "forget_ahead"),
     *("agreed_terms",),
     *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),

@@ -139,7 +139,7 @@ class PayloadGC:
     for_all = False  # keep them for all that are waited for, however far behind they are
 
     def __init__(self, context: ExchangeContext, keep: int):
-        self._context, self._keep = context, keep
+        self._context, self.keep = context, keep
         self._positions: dict[str, int] = {}
         self._reached: dict[int, int] = {}
         self._asked: dict[int, int] = {}  # our place when a region was last seen asking
@@ -220,12 +220,12 @@ class PayloadGC:
 
         def needs(region: int) -> bool:
             since = max(seen.get(region, -1) for seen in (self._reached, self._asked))
-            near = self.for_all or since >= place - self._keep
+            near = self.for_all or since >= place - self.keep
             return latest[region].wants or (latest[region].awaited and near)
 
         needing = filter(needs, living)
         slowest = min((self._reached.get(region, -1) for region in needing), default=-1)
-        return [n for n, done in self._done.items() if done.position + self._keep <= slowest]
+        return [n for n, done in self._done.items() if done.position + self.keep <= slowest]
 
     def _remove(self, name: str, done: _Done) -> None:
         living = self._context.heartbeat.living(certain=False)

@@ -100,6 +100,10 @@ class RemoteExchange(Membership):
         """Whether `finish` would return, or raise, without waiting."""
         return self._open[key].outcome.done()
 
+    def keep_more(self, times: int) -> None:
+        """Keep the payloads of so many times as many exchanges: a round has as many."""
+        self._payload_gc.keep *= times
+
     def be_patient(self, seconds: float) -> None:
         """Wait so much longer than usual for the others, in exchanges started from now on."""
         self._patience_s = seconds

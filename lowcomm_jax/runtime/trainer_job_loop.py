@@ -52,7 +52,7 @@ class TrainerDelivery(JobDelivery):
         return True
 
     def publish_progress(self, state: TrainState, fragments: Fragments) -> None:
-        self.anchor_history.note(state, fragments)
+        """Nothing."""
 
 
 class TrainerJobLoop(JobLoop):

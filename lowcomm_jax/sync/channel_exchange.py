@@ -143,7 +143,7 @@ class ChannelExchange:
         A region whose values are not finite, or an outlier's (`OutlierGuard`), has weight 0.
         """
         values = self.take(leaves, indices)
-        norm_R = self.functions.norm(values)
+        [norm_R] = self.functions.norms(values)
         accepted_R = self.functions.guard.accepts(norm_R, takes_part_R)
         payload = values
         if self.exchange.codec is not None:

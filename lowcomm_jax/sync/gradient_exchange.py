@@ -111,11 +111,12 @@ def optimizer_step(step: InnerStep, functions: RoundFunctions, anchor, opt_state
         return step.layout.select(updates, "train"), state
 
     updates, new_state = jax.vmap(one)(mean, opt_state, anchor)
-    updates, norm = functions.guard.clip(updates, functions.norm(updates))
+    mean_norm, norm = functions.norms(mean, updates)
+    updates, norm = functions.guard.clip(updates, norm)
     moved = {k: jnp.where(moves, anchor[k] + updates[k], anchor[k]) for k in anchor}
     new_state = jax.tree.map(lambda n, o: jnp.where(moves, n, o), new_state, opt_state)
     count = sent["weight"].shape
-    metrics = {"mean_norm": functions.norm(mean), "update_norm": jnp.where(moves, norm, 0.0)}
+    metrics = {"mean_norm": mean_norm, "update_norm": jnp.where(moves, norm, 0.0)}
     return moved, new_state, {k: jnp.broadcast_to(v, count) for k, v in metrics.items()}
 
 

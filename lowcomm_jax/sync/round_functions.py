@@ -111,7 +111,7 @@ class RoundFunctions:
           `codec_error` (`make_payload`).
         """
         delta = delta_of(*given)
-        norm_R = self.norm(delta)
+        [norm_R] = self.norms(delta)
         accepted = self.guard.accepts(norm_R, takes_part_R)
         payload, new_state, measured = delta, codec_state, {}
         weight_R, exchange = jnp.where(accepted, weight_R, 0.0), self.exchange.at(level)
@@ -222,14 +222,14 @@ class RoundFunctions:
             mean, rank = exchange.reduce(*given)
             if self.method.merge is not None:
                 mean = self._merged(mean, jnp.ones(1), outer_state)
-        mean_norm = self.norm(mean)
-        new_codec_state = codec_state
+        reduced, new_codec_state = mean, codec_state
         if codec_state is not None:
             counted_R = weight_R > 0 if counted_R is None else counted_R
             mean, new_codec_state = self._receive(mean, codec_state, counted_R)
         rule, _ = self.rules_K[rules]
         updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
-        updates, update_norm = self.guard.clip(updates, self.norm(updates))
+        mean_norm, update_norm = self.norms(reduced, updates)
+        updates, update_norm = self.guard.clip(updates, update_norm)
         moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
         if if_news:
             moves &= jnp.any(mean_norm > 0)
@@ -264,17 +264,28 @@ class RoundFunctions:
         direction, codec_state = receive(shared, codec_state, counted_R)
         return rows.from_rows(direction, specs), codec_state
 
-    def norm(self, tree: dict[str, jax.Array]) -> jax.Array:
-        """`norm_per_row`, by each region for itself: no value crosses between regions for it."""
+    def norms(self, *trees: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+        """`norm_per_row` of each, by each region for itself: no value crosses between regions.
+
+        All in one loop over the replicas of a slot. Loops that do not depend on one another run at
+        the same time on a CPU, and where a region has several processes their sums meet there.
+        """
+
+        def every(*trees):
+            return tuple(map(norm_per_row, trees))
+
         if self.regions.slots == 1:
-            return norm_per_row(tree)
-        if jax.tree.leaves(tree)[0].shape[0] == 1:
-            return self.regions.everywhere(norm_per_row)(tree)
+            return every(*trees)
+        rows = [jax.tree.leaves(tree)[0].shape[0] for tree in trees]
+        if len(set(rows)) > 1:
+            return tuple(norm for tree in trees for norm in self.norms(tree))
+        if rows[0] == 1:
+            return self.regions.everywhere(every)(*trees)
 
-        def one_region(leaves):
-            return norm_per_row({name: x[None] for name, x in leaves.items()})[0]
+        def one_region(*trees):
+            return tuple(x[0] for x in every(*jax.tree.map(lambda x: x[None], trees)))
 
-        return self.regions.lift(one_region, (0,))(tree)
+        return self.regions.lift(one_region, (0,) * len(trees))(*trees)
 
     def _specs(self, leaves) -> dict[str, P]:
         return {k: self.specs[k] for k in leaves}
@@ -478,12 +489,12 @@ class GossipRoundFunctions(RoundFunctions):
             return rule.update(mean, state, own, group_anchor=group, **told)
 
         updates, new_state = jax.vmap(one_region)(mean, outer_state, base, group)
-        updates, update_norm = self.guard.clip(updates, self.norm(updates))
-        mean_norm = self.norm(mean)
+        pull = jax.tree.map(jnp.subtract, base, group)
+        mean_norm, update_norm, pull_norm = self.norms(mean, updates, pull)
+        updates, update_norm = self.guard.clip(updates, update_norm)
         if if_news:
             moves_R &= mean_norm > 0
         moved = select(moves_R, jax.tree.map(jnp.add, base, updates), base)
-        pull_norm = self.norm(jax.tree.map(jnp.subtract, base, group))
         metrics = {
             "mean_norm": mean_norm,
             "update_norm": jnp.where(moves_R, update_norm, 0.0),

@@ -108,6 +108,45 @@ def test_a_state_brings_batches_policies_and_places_in_the_streams(states):
     assert all(not np.any(x) for x in NOTHING.values())
 
 
+def test_residuals_of_all_trainers_start_anew(tmp_path):
+    """What they hold was counted after the checkpoint that they come from."""
+    method = lc.methods.adloco(PERIOD, trainers=2, test="fixed", codec="sign_ef")
+    one = engine(method, 2, exchange=exchange.store(f"file://{tmp_path}", 0, 2, "run"))
+    with jax.numpy_dtype_promotion("standard"):
+        own, theirs = one.init(oracle.make_params()), one.init(oracle.make_params())
+    for number, trainer in own.trainers.items():
+        codec = jax.tree.map(lambda x: x + 1, trainer.state.codec)
+        own = own.with_trainer(number, trainer.replace(state=trainer.state.replace(codec=codec)))
+    _, arrays, document = given(theirs)
+    found = install_trainers(one, own, arrays, document)
+    for number, trainer in found.trainers.items():
+        like = theirs.trainers[number].state.codec
+        assert jax.tree.leaves(like)
+        jax.tree.map(np.testing.assert_array_equal, trainer.state.codec, like)
+
+
+@pytest.mark.parametrize(
+    "settings, problem",
+    [
+        ({"memory": 10**6, "largest_microbatch": None}, "memory=1000000: regions between jobs"),
+        ({"heal": "majority"}, "heal='majority': every trainer has an anchor of its own"),
+    ],
+)
+def test_what_regions_could_part_by_is_refused(settings, problem, tmp_path):
+    heal = settings.pop("heal", "stop")
+    method = lc.methods.adloco(PERIOD, trainers=2, test="fixed")
+    others = exchange.store(f"file://{tmp_path}", 0, 2, "run", heal=heal)
+    with pytest.raises(ValueError, match=problem):
+        engine(method, 2, exchange=others, **settings)
+
+
+def test_a_round_has_an_exchange_a_trainer(tmp_path):
+    method = lc.methods.adloco(PERIOD, trainers=3, test="fixed")
+    others = exchange.store(f"file://{tmp_path}", 0, 2, "run", keep=5)
+    engine(method, 2, exchange=others)
+    assert others._payload_gc.keep == 15
+
+
 @pytest.mark.parametrize(
     "damage, error",
     [

@@ -39,6 +39,11 @@ REFUSED = {  # the method, what its refusal names, and the row of the docs
     "eager": (lambda m: m.eager_diloco(4), "own part apart", "eager DiLoCo"),
     "across": (lambda m: m.adloco(4, scope="across"), "scope='across'", "`scope=across`"),
     "a bound": (lambda m: m.adloco(4, hurt_bound=0.1), "hurt_bound=0.1", "`hurt_bound`"),
+    "arrivals with a policy": (
+        lambda m: m.heloco(4, SPEEDS, inner_batching=NormTest(start=2, cap=8)),
+        "in all regions",
+        "batch policies",
+    ),
     "fragments": (
         lambda m: dataclasses.replace(
             m.streaming_diloco(4, 2, 1, 0.5), inner_batching=NormTest(start=2, cap=8)

@@ -127,6 +127,18 @@ def test_absent_regions_count_for_nothing(between):
     assert [x[1] for x in together[0].values()] != [x[1] for x in everyone[0].values()]
 
 
+def test_a_run_that_ends_inside_a_round(between):
+    """What was measured at the start of the last round weighs the last merge, as on the mesh."""
+
+    def made():
+        return method(trainers=2, merge_every=None, max_batch=64)
+
+    runs = [{"rounds": 1}, {"steps": 1}]
+    together = on_mesh(made, 2, runs)
+    assert_same(in_jobs(between, made, 2, runs), together)
+    assert len(together[-1]) == 1
+
+
 def test_regions_of_uneven_share_and_codec(between):
     policy = NormTest(start=2, cap=12, microbatches=2, growth=2.0, shares=(2.0, 1.0))
 
@@ -205,6 +217,30 @@ def test_a_region_that_is_late_lands_what_it_missed_and_counts_again(between):
     steps = {event.step for event in events if event.kind == "send" and event.participants.all()}
     assert len(steps) < rounds - 1  # some it only landed
     assert max(steps) == rounds * PERIOD
+
+
+def test_a_region_that_is_late_ends_where_it_was_told_to(brief):
+    """The others are several rounds further."""
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(brief(2), range(2)))
+        jobs = [Region(r, 2, x) for r, x in enumerate(made)]
+        states = list(pool.map(lambda job: job.train(job.begin(), 1)[0], jobs))
+        jobs[1].one.delivery.exchange.steps = lambda: {0: 9 * PERIOD}
+        jobs[1].one.pass_steps = lambda state, source, goal: passed(state, goal)
+        jobs[1].one.start_from_anchors = lambda state: state
+        gone = []
+
+        def passed(state, goal):
+            gone.append(goal.steps(state, 1, PERIOD))
+            counters = state.counters.copy()
+            counters.step += gone[-1]
+            state = state.with_trainer(
+                0, state.first.replace(state=state.first.state.replace(counters=counters))
+            )
+            return state
+
+        state, _ = jobs[1].one.run(states[1], jobs[1].source, steps=2 * PERIOD)
+    assert state.step == 3 * PERIOD and gone == [PERIOD, PERIOD]
 
 
 def test_a_lost_region_comes_back_with_the_others_trainers_and_batches(brief):
