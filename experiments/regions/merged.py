@@ -163,7 +163,8 @@ class _Totals:
         return [self._event(own) for own in views.values()]
 
     def _event(self, views: Mapping[int, dict]) -> dict[str, Any]:
-        one = next(iter(views.values()))
+        # A region that was late has sent no anchor ahead.
+        one = max(views.values(), key=lambda event: event.get("ahead", 0))
         return one | {
             name: [views[r][name][0] if r in views else empty for r in self._regions]
             for name, empty in _EVENT_OWN.items()

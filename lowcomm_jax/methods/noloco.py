@@ -27,7 +27,7 @@ Two things travel:
 - phi, in fp32, to the next round's partner. A region sends it when the round before has landed,
   H inner steps before it is needed. It does not go through the codec: regions could not come closer
   to one another than the codec's rounding. Before the first round all anchors are equal, and none
-  travels.
+  travels; between jobs they do, with Delta.
 
 A region that takes no part counts in no mean: its partner uses its own Delta and its own anchor.
 The absent region's anchor moves by its group's mean and its local values stay. A region without a

@@ -233,7 +233,7 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     delivery.exchange.beat(int(state.counters.step))
     # Among all regions the records are enough; in groups a partner waits for our announcement.
     delivery.listens_only = engine.config.method.topology is None
-    delivery.never_defers = True
+    delivery.never_defers, delivery.sends_ahead = True, False
     try:
         if delivery.listens_only:
             state = _to_the_front(loop, state, least)
@@ -246,6 +246,7 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
             delivery.exchange.wait_for_beats()
     finally:
         delivery.listens_only = delivery.never_defers = False
+        delivery.sends_ahead = True
     loop.reconnect(state)  # the others wait for our announcement in what is under way, too
     return start_from_anchor(loop, state)
 

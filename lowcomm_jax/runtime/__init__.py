@@ -6,6 +6,7 @@ exchange, although regions die, return, or lose the store. What to open for what
 - `connect`: makes an exchange (`store`, `peers`); `remote`: its methods; `errors`: what it raises.
 - A region joins or leaves: `membership`, then `heartbeat`.
 - One payload is exchanged: `whole_exchange`, or in slices `two_shot_exchange`; `commits`.
+- A part of it travels before that, beside the inner steps: `early_payload` (NoLoCo's anchors).
 - How its bytes travel: `transport`, then `flight_transport` (`payload_server`, `streams`).
 - A region does not answer: the docstring of `whole_exchange`; the store does not: `job_loop`.
 - A region takes another one's state: `state_transfer`, `anchor_check`, and the room `recovery`.

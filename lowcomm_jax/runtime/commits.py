@@ -33,32 +33,37 @@ class PayloadRecord:
       nbytes: its size.
       slices: of a payload that is reduced in slices: one for each region of the run, which reduces
         it. None for the sender's own slice, which no other region needs.
+      early: bytes that belong to the payload, and may travel before it (`EarlyPayload`); None =
+        there are none, and no field stands for them in the store.
     """
 
     digest: str
     nbytes: int
     slices: tuple[PayloadRecord | None, ...] = ()
+    early: PayloadRecord | None = None
 
     @classmethod
     def read(cls, body: Any) -> PayloadRecord:
         """From the JSON of a record; raises `Rejected`."""
         found = records.fields(
-            body,
+            {"early": None, **records.section(body)},
             digest=_digest,
             nbytes=records.size,
             slices=records.listed(records.or_none(cls.read)),
+            early=records.or_none(cls.read),
         )
-        return cls(found["digest"], found["nbytes"], tuple(found["slices"]))
+        return cls(found["digest"], found["nbytes"], tuple(found["slices"]), found["early"])
 
     @property
     def digests(self) -> list[str]:
-        """Digests of the bytes and of all slices."""
-        return [self.digest, *(one.digest for one in self.slices if one)]
+        """Digests of the bytes, of all slices, and of what is sent early."""
+        parts = [*self.slices, self.early]
+        return [self.digest, *(one.digest for one in parts if one)]
 
     def nbytes_for(self, region: int) -> int:
-        """Size of the bytes and of the slice that this region reduces."""
+        """Size of the bytes, of the slice that this region reduces, and of what is sent early."""
         own = self.slices[region] if self.slices else None
-        return self.nbytes + (own.nbytes if own else 0)
+        return self.nbytes + sum(one.nbytes for one in (own, self.early) if one)
 
     @property
     def content(self) -> str:
@@ -143,7 +148,7 @@ class CommitLog:
     def announce(self, name: str, announcement: Announcement) -> None:
         """Write this region's announcement, over that of an earlier job in its place."""
         key = announcement_key(name, announcement.region)
-        record = self._seal.close(key, dataclasses.asdict(announcement))
+        record = self._seal.close(key, as_body(announcement))
         if not self._store.create(key, record):
             self._store.write(key, record)
 
@@ -158,7 +163,7 @@ class CommitLog:
 
         An announcement that it has made stands. No terms: the region may agree with everyone.
         """
-        absent = dataclasses.asdict(Announcement(region, incarnation, None, {}))
+        absent = as_body(Announcement(region, incarnation, None, {}))
         keys = [announcement_key(name, region) for name in names]
         self._store.create_all({key: self._seal.close(key, absent) for key in keys})
 
@@ -223,12 +228,12 @@ class CommitLog:
             found, key = self._committed(name)
             if found is not None:
                 return found
-            self._store.create(key, self._seal.close(key, dataclasses.asdict(commit)))
+            self._store.create(key, self._seal.close(key, as_body(commit)))
 
     def commit_all(self, commits: dict[str, Commit]) -> None:
         """Write the records of several exchanges at once, where there are none."""
         keys = {f"commit/{name}/0": commit for name, commit in commits.items()}
-        closed = {key: self._seal.close(key, dataclasses.asdict(x)) for key, x in keys.items()}
+        closed = {key: self._seal.close(key, as_body(x)) for key, x in keys.items()}
         self._store.create_all(closed)
 
     def agree(self, name: str, proposal: dict) -> dict:
@@ -266,6 +271,12 @@ class CommitLog:
         except Rejected:
             self._store.counter.add("rejected_record")
             return None
+
+
+def as_body(record: Announcement | Commit) -> dict[str, Any]:
+    """A record as JSON; `early` stands in it where there is something early."""
+    early = ("early", None)
+    return dataclasses.asdict(record, dict_factory=lambda x: dict(one for one in x if one != early))
 
 
 def _like(proposal: dict) -> records.Read[dict]:

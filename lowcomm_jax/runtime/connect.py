@@ -187,6 +187,15 @@ class LockstepExchange:
             "start", lambda: self._exchange.start(key, here, **options)
         )
 
+    def send_early(
+        self, key: str, arrays: dict[str, jax.Array | np.ndarray], **options: Any
+    ) -> None:
+        """See `RemoteExchange.send_early`; arrays are put together as in `start`."""
+        here = {name: whole(x) for name, x in arrays.items()}
+        self._leader.broadcast_from_leader(
+            "send_early", lambda: self._exchange.send_early(key, here, **options)
+        )
+
     @property
     def kind(self) -> str:
         """See `RemoteExchange`."""
@@ -280,7 +289,7 @@ _BROADCAST = (
     *("join", "come_in", "wait_for_beats", "living", "steps", "beat", "trains"),
     *("agree", "counts", "pause", "close", "result", "misses", "leave_result"),
     *("ready", "reachable", "be_patient", "keep_more", "arrives", "finish", "skip", "passed_over"),
-    *("fetch_ahead", "forget_ahead"),
+    *("fetch_ahead", "forget_ahead", "drop_early"),
     *("agreed_terms",),
     *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),
     *("announce_anchors", "anchors_agree"),

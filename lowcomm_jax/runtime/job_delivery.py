@@ -1,8 +1,9 @@
 """`JobDelivery`: a region's payloads on their way to the other jobs, and theirs to this one.
 
 `JobLoop` calls it: `start` begins an exchange at a send, `arrives` waits, `finish` returns
-everyone's payload at the landing. `answer` gives the state to a region that asks for one. `finish`
-raises `Parted` where the regions have different anchors.
+everyone's payload at the landing. With gossip `send_ahead` sends a moved anchor after a landing,
+and the next `start` of that fragment takes the anchor along. `answer` gives the state to a region
+that asks for one. `finish` raises `Parted` where the regions have different anchors.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class JobDelivery:
       region: number of this one, from 0.
       in_groups: a fragment is exchanged in groups, with the anchors of their members.
       listens_only: take what the others exchange, and send nothing (`rejoin.catch_up`).
+      sends_ahead: send moved anchors before the payload; not while rounds are only caught up with.
       never_defers: wait for the others also while the store is away.
       trained: inner steps this region has made.
       by_rounds: regions have rounds in common, but no steps (`round_job_loop`).
@@ -87,10 +89,12 @@ class JobDelivery:
         self.exchange, self.anchor_history = exchange, AnchorHistory(shared)
         self.total, self.region = exchange.count, exchange.region
         self.listens_only = self.never_defers = self.by_rounds = self.whole = False
+        self.sends_ahead = True
         self.gives: Callable[[TrainState], State] = shared_state
         self.trained, self.prefix = 0, ""
         self._pending: dict[str, PendingExchange] = {}
         self._anchors: dict[str, PyTree] = {}
+        self._ahead: dict[int, str] = {}  # by fragment: key of the anchor that was sent ahead
         self._times: dict[str, dict[str, np.ndarray]] = {}
         self._slicings: dict[tuple[int, int], Slicing] = {}
 
@@ -111,19 +115,24 @@ class JobDelivery:
         exchange: MeshExchange,
         fragments: Fragments,
         again: bool = False,
+        round: int = 0,
     ) -> None:
         """Begin the exchange of a flight's payload.
+
+        With gossip it comes with this region's anchor: the one that was sent ahead, or else the
+        anchor is sent now. That is so in a first round, and after a restart or an outage.
 
         Args:
           key: of the flight.
           number: of the send, the same in all regions.
           groups: who exchanges; None = all regions.
           again: the payload was sent before, by a job that has ended.
+          round: number of the fragment's round, from 0; of use in groups.
         """
         p = int(flight.fragment)
         members, like = self.own_group(groups), fragments.like(p)
         # Named by its number: a region that decided on another fragment or step must find out.
-        name, arrays = f"{self.prefix}{number}", self.arrays_to_send(flight, anchor, like)
+        name, arrays = f"{self.prefix}{number}", self.arrays_to_send(flight)
         # Sent again: the anchor may have moved since, and does not tell which one it was.
         terms = decided(flight) | ({} if again else self.anchor_history.sent(anchor, fragments, p))
         if self.by_rounds:
@@ -133,25 +142,80 @@ class JobDelivery:
         if groups is None and self._reduces(exchange):
             slicing = self._slicing(flight, shapes, exchange, like)
             shapes = {k: x for k, x in shapes.items() if k in slicing.rest}
+        if self.in_groups:
+            own = {f"{ANCHOR}/{k}": anchor[k] for k in like}
+            shapes |= {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in own.items()}
         self._pending[key] = PendingExchange(
             name, terms, members, shapes, self.listens_only, slicing
         )
         if not self.listens_only:
             how = {"members": members, "terms": terms, "reduction": slicing}
+            if self.in_groups:
+                how["early"] = self._taken_along(flight, round, anchor, members, like)
             self.exchange.start(name, arrays, takes_part=bool(flight.takes_part.any()), **how)
 
-    def arrays_to_send(
-        self, flight: InFlight, anchor: dict[str, Any], like: PyTree
-    ) -> dict[str, Any]:
-        """The arrays that travel, `[1, ...]` by name."""
+    def arrays_to_send(self, flight: InFlight) -> dict[str, Any]:
+        """The arrays of a payload that travel, `[1, ...]` by name."""
         arrays = named(flight.payload) | {
             f"{HEADER}/{name}": x for name, x in flight.header.items()
         }
-        arrays["weight"] = flight.weight
-        if not self.in_groups:
-            return arrays
+        return arrays | {"weight": flight.weight}
+
+    # -- anchors, with gossip -------------------------------------------------------------------
+
+    def send_ahead(
+        self, p: int, round: int, anchor: dict[str, Any], groups: Groups, fragments: Fragments
+    ) -> Traffic:
+        """Send fragment p's anchor to the group of its next round, beside the inner steps.
+
+        Args:
+          round: number of that round.
+          groups: of that round.
+
+        Returns:
+          the bytes.
+        """
+        like = fragments.like(p)
+        self._send_anchor(p, round, anchor, self.own_group(groups), like, self.trained, True)
+        return self.anchor_traffic(like, np.ones(1, bool), groups)
+
+    def nothing_ahead(self, groups: Groups) -> Traffic:
+        """What `send_ahead` returns of an anchor that is not sent."""
+        return self._own(pair(0, np.ones(self.total, bool), groups))
+
+    def has_sent_ahead(self, p: int) -> bool:
+        """Whether fragment p's anchor is already on its way to the next round's group."""
+        return p in self._ahead
+
+    def drop_ahead(self) -> None:
+        """Forget what was sent ahead: no round follows, or this state is another."""
+        if self._ahead:
+            self.exchange.drop_early()
+        self._ahead = {}
+
+    def anchor_traffic(self, like: PyTree, mask: np.ndarray, groups: Groups) -> Traffic:
+        """Bytes of the anchors of one round; takes all other regions to send theirs."""
+        nbytes = 4 * sum(x.size for x in jax.tree.leaves(like))
+        return self._own(pair(nbytes, self._with_others(mask), groups))
+
+    def _taken_along(self, flight: InFlight, round: int, anchor, members, like: PyTree) -> str:
+        """Key of the anchor that goes with a payload; sends it now if it was not sent ahead."""
+        p, key = int(flight.fragment), _anchor_key(int(flight.fragment), round)
+        if self._ahead.get(p, key) != key:
+            self.drop_ahead()  # of another state
+        if p not in self._ahead:
+            takes_part = bool(flight.takes_part.any())
+            self._send_anchor(p, round, anchor, members, like, int(flight.sent), takes_part)
+        return self._ahead.pop(p)
+
+    def _send_anchor(
+        self, p: int, round: int, anchor, members, like: PyTree, step: int, takes_part: bool
+    ) -> None:
         # Copies: the landing may donate the anchor before it was read.
-        return arrays | {f"{ANCHOR}/{k}": jnp.copy(anchor[k]) for k in like}
+        arrays = {f"{ANCHOR}/{k}": jnp.copy(anchor[k]) for k in like}
+        self._ahead[p] = key = _anchor_key(p, round)
+        how = {"members": members, "step": step, "takes_part": takes_part}
+        self.exchange.send_early(key, arrays, **how)
 
     def _reduces(self, exchange: MeshExchange) -> bool:
         return not self.whole and goes_in_slices(exchange, self.total)
@@ -361,10 +425,6 @@ class JobDelivery:
         count = len(next(iter(anchors.values())))
         return Draw(member_table([tuple(range(count))], groups.topology.group_size)[:1], anchors)
 
-    def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
-        """No bytes: anchors travel with the payloads (`traffic`)."""
-        return self._own(pair(0, np.ones(self.total, bool), groups))
-
     def traffic(
         self,
         exchange: MeshExchange,
@@ -373,17 +433,20 @@ class JobDelivery:
         groups: Groups | None,
         header: int,
     ) -> Traffic:
-        """Announced bytes of one exchange; takes all other regions to take part."""
-        nbytes = exchange.nbytes(like) + header
-        everyone = np.ones(self.total, bool)
-        everyone[self.region] = mask.any()
+        """Announced bytes of one exchange without anchors; takes all others to take part."""
+        nbytes, everyone = exchange.nbytes(like) + header, self._with_others(mask)
         if groups is not None:
-            anchor = 4 * sum(x.size for x in jax.tree.leaves(like))
-            return self._own(pair(nbytes + anchor, everyone, groups))
+            return self._own(pair(nbytes, everyone, groups))
         if self._reduces(exchange):
             padded = padded_nbytes(exchange, like, self.total)
             return self._own(in_halves(padded, everyone).plus(all_gather(header, everyone)))
         return self._own(all_gather(nbytes, everyone))
+
+    def _with_others(self, mask: np.ndarray) -> np.ndarray:
+        """Bool `[R]`: this region as in `mask`, and all others."""
+        everyone = np.ones(self.total, bool)
+        everyone[self.region] = mask.any()
+        return everyone
 
     def _own(self, traffic: Traffic) -> Traffic:
         own = slice(self.region, self.region + 1)
@@ -391,6 +454,11 @@ class JobDelivery:
             not self.listens_only
         )  # who only listens reduces no slice either
         return traffic._replace(sent=sent, received=traffic.received[own])
+
+
+def _anchor_key(p: int, round: int) -> str:
+    """Key of an anchor: no number, as those of exchanges are."""
+    return f"{p}.{round}.anchor"
 
 
 def decided(flight: InFlight) -> dict[str, int]:

@@ -211,10 +211,10 @@ class JobLoop(SyncLoop):
 
     def _start(self, state, key: str, flight: InFlight, number: int, again: bool = False) -> None:
         p = int(flight.fragment)
-        groups = self.groups(int(state.counters.sends[p]) - 1)
+        round = int(state.counters.sends[p]) - 1
         exchange = self.programs.exchange.at(int(flight.level))
-        how = (groups, exchange, self.fragments)
-        self.delivery.start(key, number, flight, state.anchor, *how, again=again)
+        how = (self.groups(round), exchange, self.fragments)
+        self.delivery.start(key, number, flight, state.anchor, *how, again=again, round=round)
 
     def traffic(self, exchange, like, mask: np.ndarray, groups, header: int) -> Traffic:
         return self.delivery.traffic(exchange, like, mask, groups, header)
@@ -303,13 +303,50 @@ class OnePeriodJobLoop(JobLoop, OnePeriodLoop):
 
 
 class GossipJobLoop(JobLoop, GossipLoop):
-    """`GossipLoop` of a job that is one region of several."""
+    """`GossipLoop` of a job that is one region of several.
+
+    Once a landing has moved this region's anchor, the anchor travels to the group of the fragment's
+    next round, beside the inner steps. The payload names it at the next boundary (`JobDelivery`).
+    """
+
+    _ends = False  # whether the newest landing is of the last synchronisation
 
     def draw(self, state: TrainState, flight: InFlight) -> Draw:
         return self.delivery.draw(self.exchange, flight_key(int(flight.fragment), int(flight.sent)))
 
-    def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
-        return self.delivery.anchors_ahead(nbytes, groups)
+    def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
+        """With the anchor's bytes where that was not sent ahead."""
+        traffic = super()._traffic(p, level, mask, groups)
+        if self.delivery.has_sent_ahead(p):
+            return traffic
+        return traffic.plus(self.delivery.anchor_traffic(self._like[p], mask, groups))
+
+    def collect(
+        self, state: TrainState, key: str, last: bool = False, adopted: bool = True
+    ) -> tuple[TrainState, InFlight]:
+        self._ends = last
+        return super().collect(state, key, last, adopted)
+
+    def anchors_ahead(self, state: TrainState, p: int, groups: Groups) -> Traffic:
+        """Send this region's anchor of fragment p ahead; returns the bytes.
+
+        Not after the last synchronisation, and not while this region is behind the others: it has
+        no part in the next round either, or sends the anchor with its payload.
+        """
+        if self._ends or not self._adopts or not self.delivery.sends_ahead:
+            return self.delivery.nothing_ahead(groups)
+        round = int(state.counters.sends[p])
+        return self.delivery.send_ahead(p, round, state.anchor, groups, self.fragments)
+
+    def ended(self, state: TrainState) -> None:
+        """Drop what was sent ahead: no round follows."""
+        super().ended(state)
+        self.delivery.drop_ahead()
+
+    def reconnect(self, state: TrainState) -> None:
+        """As `JobLoop.reconnect`; the anchors of a restored state are sent with its payloads."""
+        self.delivery.drop_ahead()
+        super().reconnect(state)
 
     def everyone_landed(self, state: TrainState, p: int, step: int) -> bool:
         """A job does not learn of other groups: there every region that could have sent counts."""

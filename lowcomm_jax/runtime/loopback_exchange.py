@@ -24,12 +24,27 @@ class LoopbackExchange:
     def __init__(self, region: int, count: int):
         self.region, self.count = region, count
         self._open: dict[str, tuple[payloads.HostPayload, Reduction | None]] = {}
+        self._early: dict[str, dict[str, Any]] = {}
 
     def start(
-        self, key: str, arrays: dict[str, Any], *, reduction: Reduction | None = None, **_: Any
+        self,
+        key: str,
+        arrays: dict[str, Any],
+        *,
+        reduction: Reduction | None = None,
+        early: str | None = None,
+        **_: Any,
     ) -> None:
         here = {name: whole(x) for name, x in arrays.items()}
+        if early is not None:
+            here |= self._early.pop(early)
         self._open[key] = payloads.on_host(here, reduction), reduction
+
+    def send_early(self, key: str, arrays: dict[str, Any], **_: Any) -> None:
+        self._early[key] = {name: np.asarray(whole(x)) for name, x in arrays.items()}
+
+    def drop_early(self) -> None:
+        self._early = {}
 
     def ready(self, key: str) -> bool:
         return key in self._open

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from lowcomm_jax.runtime import final_state, records
 from lowcomm_jax.runtime.anchor_check import AnchorCheck
 from lowcomm_jax.runtime.context import ExchangeContext
+from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import Rejected, StoreUnavailable
 from lowcomm_jax.runtime.heartbeat import Beat, WaitList
 from lowcomm_jax.runtime.payloads import PayloadGC
@@ -55,7 +56,8 @@ class Membership:
         self._wait_list = WaitList(context.heartbeat)
         self._state_transfer = StateTransfer(context, self._wait_list)
         self._anchor_check = AnchorCheck(context, self._state_transfer)
-        self._running: list[WholeExchange | TwoShotExchange | RoundExchange] = []
+        kinds = WholeExchange | TwoShotExchange | RoundExchange | EarlyPayload
+        self._running: list[kinds] = []
 
     def join(self, wait_s: float, step: int = 0) -> None:
         """Register, begin to beat, and wait until all regions of a new run are there.

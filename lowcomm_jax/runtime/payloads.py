@@ -177,6 +177,12 @@ class PayloadGC:
             self._reach(self._context.region, key)
         self._context.heartbeat.update(at_once=at_once, passed=key)
 
+    def dropped(self, published: dict[str, dict[int, list[str]]]) -> None:
+        """Note payloads that no exchange will name; they go with those of the newest key."""
+        with self._lock:
+            place = self._reached.get(self._context.region, -1)
+            self._done |= {name: _Done(place, digests) for name, digests in published.items()}
+
     def all_have_ours(self) -> bool:
         """Whether every living region has told that it has what we have."""
         with self._lock:

@@ -21,6 +21,7 @@ from lowcomm_jax.runtime import terms
 from lowcomm_jax.runtime.anchor_check import AnchorVersions
 from lowcomm_jax.runtime.commits import Commit, name_of
 from lowcomm_jax.runtime.context import ExchangeContext
+from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.kv import AT_ONCE
 from lowcomm_jax.runtime.membership import Membership
@@ -48,6 +49,7 @@ class RemoteExchange(Membership):
         # `office` is the context: the public signature keeps the name.
         super().__init__(office, kind, keep)
         self._open: dict[str, WholeExchange | TwoShotExchange] = {}
+        self._early: dict[str, EarlyPayload] = {}  # those that no exchange has taken yet
         self._waited: dict[str, float] = {}
         self._patience_s = 0.0
         self._absent = (0, 0)  # the last exchange that this region sits out: epoch and number
@@ -68,6 +70,7 @@ class RemoteExchange(Membership):
         members: tuple[int, ...] | None = None,
         terms: Mapping[str, Any] | None = None,
         reduction: Reduction | None = None,
+        early: str | None = None,
     ) -> None:
         """Begin an exchange; returns at once.
 
@@ -80,6 +83,8 @@ class RemoteExchange(Membership):
           terms: what must be the same in all regions that take part, whole numbers and small uint32
             arrays. A region that does not name a term agrees to any value of it.
           reduction: how the arrays are reduced in slices; None = everyone gets those of all.
+          early: key that `send_early` was given: its arrays belong to this payload, and whoever is
+            counted is counted with both. Not with `reduction`.
 
         Raises:
           ValueError: lists what is wrong with the arguments.
@@ -88,13 +93,59 @@ class RemoteExchange(Membership):
         given = {"arrays": dict(arrays), "takes_part": takes_part, "terms": terms or {}}
         given |= {"reduction": reduction, "patience_s": self._patience_s}
         request = self._make_request(key, members, **given)
-        for x in arrays.values():
-            if isinstance(x, jax.Array):
-                x.copy_to_host_async()
+        sent = None
+        if early is not None:
+            sent = self._early.get(early)
+            if sent is None or reduction is not None or takes_part > sent.takes_part:
+                raise ValueError(
+                    f"early={early!r} of exchange {key!r}: give a key that send_early was given, "
+                    "for a region that takes part here, and no reduction"
+                )
+            del self._early[early]
+        _begin_copies(arrays)
         own = self._context.heartbeat.own
         if not own.awaited or own.wants:
             self._context.heartbeat.update(awaited=True, wants=False)
-        self._open[key] = self._begin(request)
+        self._open[key] = self._begin(request, sent)
+
+    def send_early(
+        self,
+        key: str,
+        arrays: dict[str, jax.Array | np.ndarray],
+        *,
+        members: tuple[int, ...] | None = None,
+        step: int = 0,
+        takes_part: bool = True,
+    ) -> None:
+        """Send arrays before the exchange that they belong to (`start`); returns at once.
+
+        Those that the group sends so are fetched meanwhile. Nobody waits, and nothing is agreed on
+        before the exchange.
+
+        Args:
+          key: the same in every region of the group, and no key of `start`.
+          arrays, members: as in `start`.
+          step: the inner step, for `FaultHooks`.
+          takes_part: False publishes nothing; the arrays then only tell the shapes.
+
+        Raises:
+          ValueError: lists what is wrong with the arguments.
+        """
+        self._context.heartbeat.check()
+        request = self._make_request(key, members)
+        if takes_part:
+            _begin_copies(arrays)
+        given = key, request.name, request.members, arrays, step, takes_part
+        self._early[key] = made = EarlyPayload(self._context, *given)
+        self._running = [one for one in self._running if one.running] + [made]
+        made.begin()
+
+    def drop_early(self) -> None:
+        """Stop sending what no exchange has taken, and let go of it."""
+        for one in self._early.values():
+            one.cancel()
+            self._payload_gc.dropped(one.published)
+        self._early = {}
 
     def ready(self, key: str) -> bool:
         """Whether `finish` would return, or raise, without waiting."""
@@ -344,16 +395,21 @@ class RemoteExchange(Membership):
         wrong = problems(key, group, self.region, self.count)
         if not epoch:
             wrong.append("this region has not joined the run: call join() first")
-        if key in self._open:
+        if key in self._open or key in self._early:
             wrong.append(f"key {key!r} was started and not finished; every exchange needs its own")
         if wrong:
             raise ValueError("; ".join(wrong))
         return ExchangeRequest(key, name_of(epoch, key, group, self.count), group, **rest)
 
-    def _begin(self, request: ExchangeRequest) -> WholeExchange | TwoShotExchange:
+    def _begin(
+        self, request: ExchangeRequest, early: EarlyPayload | None = None
+    ) -> WholeExchange | TwoShotExchange:
         self._payload_gc.begin(request.key)
-        kind = WholeExchange if request.reduction is None else TwoShotExchange
-        exchange = kind(self._context, request, self._wait_list.awaited, self._done)
+        given = self._context, request, self._wait_list.awaited, self._done
+        if request.reduction is None:
+            exchange = WholeExchange(*given, early)
+        else:
+            exchange = TwoShotExchange(*given)
         self._running = [g for g in self._running if g.running] + [exchange]
         exchange.begin()
         return exchange
@@ -367,3 +423,10 @@ class RemoteExchange(Membership):
             self._wait_list.note(set(request.members) - {self.region}, result)
         self._payload_gc.done(request.key, exchange.published)
         self._context.heartbeat.run_guarded(self._payload_gc.sweep, self._state_transfer.sweep)
+
+
+def _begin_copies(arrays: Mapping[str, Any]) -> None:
+    """Begin to copy arrays to the host, beside what the device computes."""
+    for x in arrays.values():
+        if isinstance(x, jax.Array):
+            x.copy_to_host_async()

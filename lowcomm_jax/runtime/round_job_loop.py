@@ -230,8 +230,7 @@ class RoundJobLoop(JobLoop, abc.ABC):
 
     def report_to(self, state: TrainState, number: int, flight: InFlight) -> None:
         """Send the payload of a flight to a round, which it opens if nobody has."""
-        p = int(flight.fragment)
-        arrays = self.delivery.arrays_to_send(flight, state.anchor, self._like[p])
+        arrays = self.delivery.arrays_to_send(flight)
         self.rounds.report(number, arrays, self._terms(state, number), int(flight.sent))
 
     def _terms(self, state: TrainState, number: int) -> dict[str, Any]:

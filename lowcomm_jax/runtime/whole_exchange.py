@@ -28,6 +28,9 @@ The region that did not answer does this:
 - A payload of the record is gone from all regions: it raises `Lost`, and takes a state, too.
 - Cut off from the store: it trains on, and runs the deferred events later (`JobLoop.run_due`).
 
+A part of the payload may have travelled before (`early_payload`): a region then holds a payload, in
+all of this, once both are here.
+
 `two_shot_exchange` does the same for slices, in two exchanges one after the other.
 """
 
@@ -46,6 +49,7 @@ import numpy as np
 from lowcomm_jax.runtime import payloads, terms, wire
 from lowcomm_jax.runtime.commits import Announcement, Commit, PayloadRecord
 from lowcomm_jax.runtime.context import ExchangeContext
+from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import Lost, Missing, StoreUnavailable
 from lowcomm_jax.runtime.fetch import Fetch
 from lowcomm_jax.runtime.request import ExchangeRequest, ExchangeResult
@@ -74,15 +78,18 @@ class WholeExchange:
         request: ExchangeRequest,
         awaited: Callable[[int], bool],
         done: Callable,
+        early: EarlyPayload | None = None,
     ):
         """
         Args:
           awaited: whether to wait for a region (`WaitList.awaited`).
           done: called with this object after the outcome is set.
+          early: arrays that belong to the payload, and were sent before; None = there are none.
         """
         self.request = request
         self.outcome: Future[ExchangeResult] = Future()
-        self.inbox = Inbox(context, request, awaited)
+        self.inbox = Inbox(context, request, awaited, early)
+        self._early = early
         self.host_payload = payloads.HostPayload({}, {}, {})
         self._context, self._awaited, self._done = context, awaited, done
         self._held: dict[int, Holdings] | None = None
@@ -102,7 +109,8 @@ class WholeExchange:
     @property
     def published(self) -> dict[str, dict[int, list[str]]]:
         """Known digests of the payloads published for this exchange, by name and region."""
-        return {self.request.name: self.inbox.published}
+        early = {} if self._early is None else self._early.published
+        return {self.request.name: self.inbox.published} | early
 
     @property
     def running(self) -> bool:
@@ -117,6 +125,8 @@ class WholeExchange:
 
     def _run(self) -> None:
         try:
+            if self._early is not None:
+                self._early.take()
             self._terms = terms.as_record(self.request.terms)
             if self.request.joins:
                 self._publish()
@@ -133,6 +143,8 @@ class WholeExchange:
             self.outcome.set_result(result)
         finally:
             self.inbox.cancel()
+            if self._early is not None:
+                self._early.cancel()
         self._done(self)
 
     # -- 1: publish ---------------------------------------------------------------------------
@@ -154,6 +166,8 @@ class WholeExchange:
             packed = payloads.pack(context, request.name, self.host_payload)
             payloads.publish(context, request.key, packed, self._retry)
             payload = packed.payload
+            if self._early is not None:
+                payload = dataclasses.replace(payload, early=self._early.own(self.check))
         announcement = Announcement(
             context.region, context.heartbeat.own.incarnation, payload, self._terms
         )
@@ -293,13 +307,17 @@ class WholeExchange:
             # The record was there before we looked. Still fetch what was offered to us: bytes that
             # nobody pulls stay in the sender's memory.
             self._retry(lambda: self.inbox.look(ours))
-        arrays, fetches = {}, {}
+        arrays, fetches = {}, []
         for region, payload in commit.payloads.items():
             if self.inbox.own == payload:
-                arrays[region] = self.host_payload.rest
+                early = {} if self._early is None else self._early.arrays
+                arrays[region] = self.host_payload.rest | early
             else:
-                fetches[region] = self.inbox.fetch_exactly(region, payload, ours)
-        return arrays | {region: self._wait(fetch) for region, fetch in fetches.items()}
+                parts = self.inbox.fetch_exactly(region, payload, ours)
+                fetches += [(region, fetch) for fetch in parts]
+        for region, fetch in fetches:
+            arrays[region] = arrays.get(region, {}) | self._wait(fetch)
+        return arrays
 
     def _wait(self, fetch: Fetch) -> dict[str, np.ndarray]:
         try:
@@ -324,13 +342,22 @@ class Inbox:
     """
 
     def __init__(
-        self, context: ExchangeContext, request: ExchangeRequest, awaited: Callable[[int], bool]
+        self,
+        context: ExchangeContext,
+        request: ExchangeRequest,
+        awaited: Callable[[int], bool],
+        early: EarlyPayload | None = None,
     ):
-        """`awaited`: whether to wait for a region (`WaitList.awaited`)."""
+        """
+        Args:
+          awaited: whether to wait for a region (`WaitList.awaited`).
+          early: what belongs to the payloads, and is sent before them; None = nothing.
+        """
         self.announcements: dict[int, Announcement] = {}
         self.fetches: dict[int, Fetch] = {}
         self.shapes: wire.Shapes | None = None
-        self.news = threading.Event()
+        self.news = threading.Event() if early is None else early.news
+        self._early = early
         # Without the device's copies, which are not needed for long.
         self._request = dataclasses.replace(request, arrays={})
         self._context, self._awaited = context, awaited
@@ -357,7 +384,7 @@ class Inbox:
     @property
     def known(self) -> tuple[int, int]:
         """Grows with every announcement and payload."""
-        return len(self.announcements), sum(fetch.complete for fetch in self.fetches.values())
+        return len(self.announcements), sum(self._all_here(region) for region in self.fetches)
 
     def look(self, ours: bool = True) -> bool:
         """Look for announcements, and fetch their payloads; returns whether any is new.
@@ -371,15 +398,23 @@ class Inbox:
                 continue
             announcement = self._context.commit_log.announcement(self._request.name, region)
             if announcement is not None and announcement != self.announcements.get(region):
+                announcement = self._whole(announcement)
                 self.announcements[region], found = announcement, True
                 if announcement.payload is not None:
                     self._fetch(region, announcement.payload, ours)
         return found
 
+    def _whole(self, announcement: Announcement) -> Announcement:
+        """The announcement; of a payload that lacks what it should have sent early, an absence."""
+        payload = announcement.payload
+        if self._early is None or payload is None or payload.early is not None:
+            return announcement
+        return dataclasses.replace(announcement, payload=None)
+
     def _outdated(self, region: int) -> bool:
         """Whether a region's announcement is of a job that another job has replaced."""
-        fetch = self.fetches.get(region)
-        return fetch is not None and fetch.missing_s is not None and self.replaced(region)
+        missing = any(fetch.missing_s is not None for fetch in self._parts(region))
+        return missing and self.replaced(region)
 
     def replaced(self, region: int) -> bool:
         """Whether another job has taken the place of the job that announced."""
@@ -393,23 +428,35 @@ class Inbox:
             return not self._awaited(region)
         if announcement.payload is None or self.has(region):
             return True
-        fetch = self.fetches[region]
+        parts = self._parts(region)
         dead = region not in self._context.heartbeat.living(certain=False)
-        return fetch.hopeless or (dead and fetch.missing_s is not None)
+        missing = any(fetch.missing_s is not None for fetch in parts)
+        return any(fetch.hopeless for fetch in parts) or (dead and missing)
 
     def has(self, region: int) -> bool:
         """Whether this region's payload is here and verified."""
         if region == self._context.region:
             return self.own is not None
-        fetch = self.fetches.get(region)
-        return fetch is not None and fetch.complete
+        return self._all_here(region)
 
-    def fetch_exactly(self, region: int, payload: PayloadRecord, ours: bool) -> Fetch:
-        """The fetch of exactly this payload, begun if need be; `ours`: see `look`."""
+    def _all_here(self, region: int) -> bool:
+        return region in self.fetches and all(fetch.complete for fetch in self._parts(region))
+
+    def _parts(self, region: int) -> list[Fetch]:
+        """The fetches of a region's payload: of its own bytes, and of what was sent early."""
+        if region not in self.fetches:
+            return []
+        fetch = self.fetches[region]
+        if self._early is None or fetch.payload.early is None:
+            return [fetch]
+        return [fetch, self._early.fetch(region, fetch.payload.early)]
+
+    def fetch_exactly(self, region: int, payload: PayloadRecord, ours: bool) -> list[Fetch]:
+        """The fetches of exactly this payload, begun if need be; `ours`: see `look`."""
         fetch = self.fetches.get(region)
         if fetch is None or fetch.payload != payload:
             self._fetch(region, payload, ours)
-        return self.fetches[region]
+        return self._parts(region)
 
     def _fetch(self, region: int, payload: PayloadRecord, ours: bool) -> None:
         """Begin to fetch a payload, from its region or from another one that has it."""
@@ -421,6 +468,7 @@ class Inbox:
         pieces = payloads.pieces(self._request, region, payload, like, slice_of)
         self.fetches[region] = Fetch(self._context, region, pieces, self.news)
         self._begun.append(self.fetches[region])
+        self._parts(region)  # begins what is early, too
 
     def _like(self, region: int) -> wire.Shapes | None:
         if self._request.like is not None:

@@ -3,7 +3,7 @@
 A fragment's rounds are counted by its sends. A round's groups follow from its number, so that the
 state holds nothing beside the counters. Once anchors have moved, each region sends its own ahead to
 the partners of the next round, and trains on. At the next boundary it waits for pseudo-gradients
-only.
+only. On a mesh the bytes are booked so; between jobs `GossipJobLoop` sends the anchors.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ class GossipLoop(SyncLoop):
         """Move the anchors by the payloads of their groups; returns (state, device metrics)."""
         return super().update_anchor(state, flight, self.draw(state, flight), if_news)
 
-    def anchors_ahead(self, nbytes: int, groups: Groups) -> Traffic:
-        """Bytes `[R]` of moved anchors on their way to the next groups."""
-        return pair(nbytes, np.ones(self.total, bool), groups)
+    def anchors_ahead(self, state: TrainState, p: int, groups: Groups) -> Traffic:
+        """Bytes `[R]` of fragment p's moved anchors on their way to the next round's groups."""
+        del state
+        return pair(4 * self.fragments.numel(p), np.ones(self.total, bool), groups)
 
     def log_landing(self, state, p, key, lands, staleness, step, values, events) -> None:
         """Book a landing, and the bytes of the moved anchors sent ahead to the next partners."""
         super().log_landing(state, p, key, lands, staleness, step, values, events)
         groups = self.groups(int(state.counters.sends[p]))
-        traffic = self.anchors_ahead(4 * self.fragments.numel(p), groups)
+        traffic = self.anchors_ahead(state, p, groups)
         state.counters.bytes_sent += traffic.sent
         state.counters.bytes_received += traffic.received
         if traffic.nbytes:

@@ -27,14 +27,21 @@ class Slow:
 
     def __init__(self, loopback):
         self._loopback = loopback
-        self._waiting = {}
+        self._waiting, self._early = {}, {}
         self.given = {}
 
     def __getattr__(self, name):
         return getattr(self._loopback, name)
 
-    def start(self, key, arrays, **options):
-        self._waiting[key] = arrays, options
+    def send_early(self, key, arrays, **options):
+        self._early[key] = arrays, options
+        self._note(key, arrays)
+
+    def start(self, key, arrays, *, early=None, **options):
+        self._waiting[key] = arrays, {**options, "early": early}
+        self._note(key, arrays)
+
+    def _note(self, key, arrays):
         for name, x in arrays.items():
             # A copy of a copy: a view of the array itself would keep it from being donated.
             then = np.array(jnp.copy(x)) if isinstance(x, jax.Array) else x.copy()
@@ -47,6 +54,9 @@ class Slow:
 
     def finish(self, key, like):
         arrays, options = self._waiting.pop(key)
+        if (early := options["early"]) is not None:
+            sent, how = self._early.pop(early)
+            self._loopback.send_early(early, {name: np.array(x) for name, x in sent.items()}, **how)
         self._loopback.start(key, {name: np.array(x) for name, x in arrays.items()}, **options)
         return self._loopback.finish(key, like)
 

@@ -1,0 +1,208 @@
+"""`EarlyPayload`: arrays that travel to a group before the exchange that they belong to begins.
+
+NoLoCo's regions send their moved anchors so (`JobDelivery.send_ahead`), beside the inner steps.
+Nothing is agreed on here. The exchange announces this region's early bytes by their digest
+(`PayloadRecord.early`), with its payload. A region that has one of the two and not the other holds
+nothing. So the one commit record of the exchange names both, and who has sent nothing early, or
+something else since, is no special case: what is not here by then is fetched then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from typing import Any
+
+from lowcomm_jax.runtime import payloads, wire
+from lowcomm_jax.runtime.commits import Announcement, PayloadRecord
+from lowcomm_jax.runtime.context import ExchangeContext
+from lowcomm_jax.runtime.errors import StoreUnavailable
+from lowcomm_jax.runtime.fetch import Fetch, PayloadPiece
+from lowcomm_jax.runtime.kv import GROWTH
+
+log = logging.getLogger(__name__)
+
+
+class EarlyPayload:
+    """Publishes this region's early arrays, and fetches those of its group, on threads of its own.
+
+    It waits for no region, counts none as late, and teaches `Pace` no lateness.
+
+    Attributes:
+      name: in the store.
+      takes_part: whether this region's arrays are published.
+      arrays: this region's, on the host, once they are published.
+      news: set when a partner's bytes have arrived.
+    """
+
+    def __init__(
+        self,
+        context: ExchangeContext,
+        key: str,
+        name: str,
+        members: tuple[int, ...],
+        arrays: Mapping[str, Any],
+        step: int,
+        takes_part: bool,
+    ):
+        """
+        Args:
+          key: as the caller and `FaultHooks` know it.
+          members: the group, this region included.
+          step: the inner step at which they are sent, for `FaultHooks`.
+        """
+        self.name, self.takes_part = name, takes_part
+        self.arrays: wire.Arrays = {}
+        self.news = threading.Event()
+        self._context, self._key, self._step = context, key, step
+        self._others = [region for region in members if region != context.region]
+        self._shapes = wire.shapes_of(arrays)
+        self._given = arrays if takes_part else {}
+        self._own: Future[PayloadRecord] = Future()
+        self._fetches: dict[int, Fetch] = {}
+        self._begun: list[Fetch] = []  # with those that were replaced
+        self._digests: dict[int, list[str]] = {}
+        self._lock = threading.Lock()
+        self._taken, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"lowcomm-{name}", daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    # -- for the exchange that they belong to ---------------------------------------------------
+
+    def take(self) -> None:
+        """The exchange has begun: from now on that looks for what the others have sent."""
+        self._taken.set()
+
+    def own(self, check: Callable[[], None]) -> PayloadRecord:
+        """What this region has published; waits for it.
+
+        Args:
+          check: called at intervals; may raise.
+        """
+        while not self._own.done():
+            check()
+            wait([self._own], timeout=self._context.store.poll_s[1])
+        return self._own.result()
+
+    def fetch(self, region: int, payload: PayloadRecord) -> Fetch:
+        """The fetch of exactly these bytes, begun if need be."""
+        with self._lock:
+            found = self._fetches.get(region)
+            if found is None or found.payload != payload:
+                if found is not None:
+                    found.cancel()  # of a job that was here before, or of an anchor before this one
+                holders = [region, *(r for r in self._others if r != region)]
+                piece = PayloadPiece(self._key, self.name, payload, self._shapes, holders)
+                found = self._fetches[region] = Fetch(self._context, region, [piece], self.news)
+                self._begun.append(found)
+                self._digests.setdefault(region, []).extend(payload.digests)
+            return found
+
+    @property
+    def published(self) -> dict[str, dict[int, list[str]]]:
+        """Known digests of what was published, by name and region."""
+        with self._lock:
+            return {self.name: {region: list(own) for region, own in self._digests.items()}}
+
+    @property
+    def running(self) -> bool:
+        """Whether any of its threads still is."""
+        return self._thread.is_alive() or any(fetch.running for fetch in self._begun)
+
+    def cancel(self) -> None:
+        """Stop publishing, looking and fetching."""
+        self._over.set()
+        self._taken.set()
+        with self._lock:
+            for fetch in self._begun:
+                fetch.cancel()
+
+    def join(self) -> None:
+        """Wait for all threads, when the exchange is over or closing."""
+        self.cancel()
+        self._thread.join()
+        for fetch in self._begun:
+            fetch.join()
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            if self.takes_part:
+                self._own.set_result(self._publish())
+        except BaseException as error:  # for the exchange to raise
+            self._own.set_exception(error)
+        else:
+            self._context.heartbeat.run_guarded(self._look)
+
+    def _publish(self) -> PayloadRecord:
+        context = self._context
+        context.fault_hooks.begins(self._key, {"step": self._step})
+        host = payloads.on_host(self._given, None)
+        self._given = {}  # the device's copies
+        packed = payloads.pack(context, self.name, host)
+        with self._lock:
+            self._digests[context.region] = packed.payload.digests
+        payloads.publish(context, self._key, packed, self._retry)
+        self.arrays = host.rest
+        # Before the exchange gets this record: its keys may be removed once it is over.
+        own = context.heartbeat.own.incarnation
+        announcement = Announcement(context.region, own, packed.payload, {})
+        self._retry(lambda: self._announce(announcement))
+        return packed.payload
+
+    def _announce(self, announcement: Announcement) -> None:
+        if not self._taken.is_set():
+            self._context.commit_log.announce(self.name, announcement)
+
+    def _retry(self, act: Callable[[], Any]) -> Any:
+        """Call `act` until the store answers."""
+        for pause in self._context.store.pauses():
+            self._context.heartbeat.check()
+            if self._ends:
+                raise RuntimeError(f"{self._key!r} was not sent when the exchange was closed")
+            try:
+                return act()
+            except StoreUnavailable as error:
+                log.info("%s: %s", self._key, error)
+                self._over.wait(pause)
+        raise AssertionError("pauses never end")
+
+    @property
+    def _ends(self) -> bool:
+        context = self._context
+        return self._over.is_set() or context.closing.is_set() or context.halted.is_set()
+
+    def _look(self) -> None:
+        """Fetch what the others have announced, until all is known or the exchange begins.
+
+        With longer and longer pauses: there is a period of inner steps to do it in.
+        """
+        context = self._context
+        pause = context.store.poll_s[1]
+        longest = max(pause, context.timing.beat_s)
+        while not self._ends and not self._taken.is_set():
+            try:
+                if self._found_all():
+                    return
+            except StoreUnavailable as error:  # the heartbeat reports it
+                log.info("%s: %s", self._key, error)
+            self._taken.wait(pause)
+            pause = min(GROWTH * pause, longest)
+
+    def _found_all(self) -> bool:
+        """Look for what living partners have announced; whether all have."""
+        with self._lock:
+            unknown = [region for region in self._others if region not in self._digests]
+        living = self._context.heartbeat.living(certain=False)
+        for region in living.intersection(unknown):
+            found = self._context.commit_log.announcement(self.name, region)
+            if found is not None and found.payload is not None and not self._taken.is_set():
+                self.fetch(region, found.payload)
+                unknown.remove(region)
+        return not unknown
