@@ -119,8 +119,9 @@ def test_every_kind_of_fault(tiny, root):
     # While the folder was away nobody could send, nor just after, before they had seen it back:
     # 9 s, and 2 s, of steps that take 0.02 s at least.
     away = [step for step, who in happened.left_out.items() if len(who) == 3]
-    assert away and all(2400 < step <= 2400 + 11 / 0.02 for step in away)
-    apart = {step: who for step, who in happened.left_out.items() if step not in away}
+    outage = range(2401, 2400 + int(11 / 0.02) + 1)  # some see it begin or end before the others
+    assert away and all(step in outage for step in away)
+    apart = {step: who for step, who in happened.left_out.items() if step not in outage}
     out = {r: [step for step, who in apart.items() if r in who] for r in range(3)}
     came = {one.region: one.step for one in happened.rejoined}
     # Dead until it was in the run again; and stood still, damaged, or cut off, and not else.
