@@ -162,7 +162,8 @@ class ChannelExchange:
             return mean, {}
         counts = sum(math.prod(x.shape) for x in self.like.values())
         apart = {k: x - mean[k] for k, x in payload.items()}
-        spread_R = self.functions.norm(apart) / math.sqrt(counts)
+        [norm_R] = self.functions.norms(apart)
+        spread_R = norm_R / math.sqrt(counts)
         return mean, {"spread": jnp.where(weight_R > 0, spread_R, 0.0)}
 
     def _reduce(self, payload, weight_R) -> PyTree:
