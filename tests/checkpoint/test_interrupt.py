@@ -72,9 +72,8 @@ from lowcomm_jax.interrupt import Interrupt
 x = jnp.eye(256)
 long = jax.jit(lambda n: jax.lax.fori_loop(0, n, lambda i, y: y @ x, x)).lower(1).compile()
 with Interrupt():
-    y = long(60_000)  # a minute or so
     print("ready", flush=True)
-    jax.block_until_ready(y)
+    jax.block_until_ready(long(60_000))  # a minute or so
 """
 
 
@@ -90,7 +89,7 @@ def test_while_the_main_thread_waits_for_the_device(number):
     ) as process:
         try:
             assert process.stdout.readline() == "ready\n"
-            time.sleep(1.0)  # it waits by now, on a busy machine too
+            time.sleep(1.0)  # in the device's work by now, on a busy machine too
             process.send_signal(number)
             sent = time.monotonic()
             # Plug-ins may have said something before.
@@ -99,7 +98,10 @@ def test_while_the_main_thread_waits_for_the_device(number):
             assert any(said in line for line in shown)
             assert time.monotonic() - sent < 5  # at once, on a busy machine too
             process.send_signal(number)
-            assert process.wait(20) == 128 + number
+            # -number: the main thread acts itself, on a busy machine that has not begun that work
+            # yet. Of a KeyboardInterrupt Python's exit then waits for the work.
+            assert process.wait(150) in (128 + number, -number)
+            assert process.returncode < 0 or time.monotonic() - sent < 20
         finally:
             process.kill()
 
