@@ -85,6 +85,12 @@ def assert_logged_once(workdir, at):
     assert steps[-1]["bytes_sent"] == [sent] and records[-1]["tokens"] == steps[-1]["tokens"]
 
 
+def fields_of(arguments):
+    """A config's fields, by name, of a command's arguments."""
+    given = [a.removeprefix("--config.") for a in arguments if a.startswith("--config.")]
+    return dict(one.split("=", 1) for one in given)
+
+
 def ends(workdirs):
     """(records, last evaluation) of each region."""
     logs = [read_records(workdir / METRICS) for workdir in workdirs]

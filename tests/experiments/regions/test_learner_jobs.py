@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from launched import Configured, ends
+from launched import Configured, ends, fields_of
 from pytest import approx
 
 from experiments.__main__ import main
@@ -22,9 +22,7 @@ METHOD = {
 
 
 def fields(tiny, root, **more):
-    wanted = [a for a in tiny.arguments(root) if a.startswith("--config.")]
-    given = [a.removeprefix("--config.").split("=", 1) for a in wanted]
-    return {**dict(given), **METHOD, **more}
+    return {**fields_of(tiny.arguments(root)), **METHOD, **more}
 
 
 def landed(log):
