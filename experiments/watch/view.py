@@ -227,4 +227,7 @@ def _note(
             }
         elif name in flights and event["staleness"][i] >= 0:
             flights[name]["landed"] = step
-            flights[name]["counted"] = bool(event["participants"][i])
+            # At a pace of one's own a round lands everywhere, and counts who was admitted to it.
+            admitted = event.get("admitted")
+            counted = event["participants"][i] if admitted is None else admitted[number]
+            flights[name]["counted"] = bool(counted)

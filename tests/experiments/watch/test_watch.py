@@ -242,6 +242,9 @@ def test_regions_at_a_pace_of_their_own_are_compared_round_by_round(tmp_path, pa
     assert [line.startswith(words) for line in view["alarms"]] == [True] * parted
     shares = [row["participation"] for row in view["regions"]]
     assert shares == [2 / 3, 2 / 3], "of two rounds and the last synchronisation"
+    flights = view["timeline"]["flights"]
+    counted = [[f["counted"] for f in flights if f["region"] == here] for here in (0, 1)]
+    assert counted == [[True, False, True, True]] * 2, "a round of its own, one of the other"
 
 
 def test_a_run_that_has_just_begun_is_no_alarm(tmp_path):
