@@ -23,19 +23,14 @@ def sitting_out(step):
     return [step not in range(9, 13), step not in range(5, 9), step not in range(9, 13)]
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("diloco", "noloco")]
-
-
-@pytest.mark.parametrize("name", ["sparseloco", "as coded", *SLOW])
+@pytest.mark.parametrize("name", ["sparseloco", "as coded", "diloco", "noloco"])
 def test_absent_regions_are_as_absent_as_on_the_mesh(name, between):
     together = expected(METHODS[name](), R, 14, sitting_out)
     jobs = in_jobs(between(R), METHODS[name](), R, 14, sitting_out)
     assert_same(jobs, together, own_anchors(name))
 
 
-@pytest.mark.parametrize(
-    "name", ["diloco", *(pytest.param(x, marks=pytest.mark.slow) for x in ("noloco", "as coded"))]
-)
+@pytest.mark.parametrize("name", ["diloco", "noloco", "as coded"])
 def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
     """Until it is back the anchors are those of a run in which it sits out from its death on."""
     steps, dies, back = 400, 9, 24

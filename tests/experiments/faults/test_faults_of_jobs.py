@@ -204,12 +204,12 @@ def test_by_time(tiny, root):
         assert max(missed) < (end + 3 if region == 1 else max(end + 8, when[back] + 15))
 
 
-FAULTS, STEPS, R = 60, 2400, 4
+FAULTS, STEPS, R = 40, 1600, 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["diloco", "streaming_diloco"])
-def test_sixty_faults_over_four_regions(config, tiny, root):
+def test_forty_faults_over_four_regions(config, tiny, root):
     """Their anchors are those of one process, and as good as without faults.
 
     More faults at once: `python -m experiments faults --count=200`.

@@ -15,6 +15,7 @@ from experiments.runlog import read_run, summarise
 REGIONS = 4
 PERIOD = 6
 REJOIN_SECONDS = 30  # from the death of a region until it is in the run again, beside a start
+SOON = 10 * PERIOD  # steps after a region came in until every exchange counts it
 LENGTH = 16  # tokens a region and step: one short sequence
 
 
@@ -100,12 +101,14 @@ def assert_only_the_lost_missed_steps(workdir, steps, came):
         assert all(event["participants"] == [True] for event in landings(runs[region]))
     for region, at in came.items():
         assert_logged_once(folder(workdir, region), at)
-        back = [event for event in landings(runs[region]) if event["step"] > at]
-        assert len(back) >= 25 and all(event["participants"] == [True] for event in back)
+        # On a busy machine the others may be some rounds further before they wait for it.
+        counted = [event["participants"] == [True] for event in landings(runs[region])]
+        back = counted[sum(event["step"] <= at + SOON for event in landings(runs[region])) :]
+        assert len(back) >= 25 and all(back)
     # Rounds of those who stayed alone, and after them only such as counted everyone.
     alone = [region in stayed for region in range(REGIONS)]
     assert any(event["participants"] == alone for event in landings(together))
-    late = [event for event in landings(together) if event["step"] > max(came.values())]
+    late = [event for event in landings(together) if event["step"] > max(came.values()) + SOON]
     assert late and all(event["participants"] == [True] * REGIONS for event in late)
     # One anchor, wherever it was evaluated: by the lost ones before and after, too.
     everywhere = anchors(runs[stayed[0]])

@@ -168,7 +168,8 @@ def test_a_region_that_has_lost_its_newest_checkpoint_comes_in_late(tiny, root):
     again = start(*arguments)
     shown = again.communicate(timeout=300)[0]
     assert again.returncode == 0, shown
-    assert entered(shown) is not None
+    # The launcher shows the newest line of a region, and perhaps not this one.
+    assert entered((workdir / "region1" / "output.txt").read_text()) is not None
     ends = [read_run(workdir / f"region{r}") for r in range(2)]
     assert [end.end["step"] for end in ends] == [steps, steps]
     assert ends[0].evals[-1]["anchor"] == ends[1].evals[-1]["anchor"]

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from experiments.__main__ import main
 from experiments.metrics import read_records
 from experiments.processes import free_port
 from experiments.runlog import read_run
@@ -18,16 +19,21 @@ from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
+def arguments_of(tiny, root, config):
+    given = [a for a in tiny.arguments(root) if ".mesh." not in a and "regions" not in a]
+    return [f"--config={config}", *given]
+
+
 class Program:
     """Processes of one program; `change` gives one of them other arguments."""
 
     def __init__(self, tiny, root, name, count, *more, config="streaming_diloco", change=None):
         self.workdir, self.outputs = root / name, []
         self.workdir.mkdir(exist_ok=True)
-        given = [a for a in tiny.arguments(root) if ".mesh." not in a and "regions" not in a]
+        given = arguments_of(tiny, root, config)
         address, self.processes = f"127.0.0.1:{free_port()}", []
         for process in range(count):
-            arguments = [f"--config={config}", *given, *more]
+            arguments = [*given, *more]
             if count > 1:
                 arguments += [f"--coordinator={address}", f"--process={process}"]
                 arguments += [f"--processes={count}"]
@@ -82,9 +88,11 @@ def test_two_processes_are_one(tiny, root):
     more = [*SHORT, "--config.regions=2"]
     with Program(tiny, root, "two", 2, *more) as two:
         assert two.exits() == [0, 0], two.shown(0) + two.shown(1)
-    with Program(tiny, root, "one", 1, *more, "--config.mesh.region=2") as one:
-        assert one.exits() == [0]
-    assert numbers(two.workdir) == numbers(one.workdir)
+    # In this process, which has JAX already.
+    alone = [*arguments_of(tiny, root, "streaming_diloco"), *more, f"--workdir={root / 'one'}"]
+    mesh = ["--config.mesh.region=2", "--config.mesh.fsdp=1"]
+    assert main(["train", *alone, *mesh, "--quiet"]) == 0
+    assert numbers(two.workdir) == numbers(root / "one")
     assert "devices found / expected: 2 / 2" in two.shown(0)
     assert "step" not in two.shown(1)  # the first one alone reports
 
@@ -94,14 +102,13 @@ def test_two_processes_are_one(tiny, root):
     "config, more",
     [
         ("diloco", ["--config.regions=1", "--config.mesh.fsdp=2"]),
-        ("cocodc", ["--config.regions=4", "--config.mesh.region=2"]),
-        ("noloco", BY_TWO),
         ("adloco", BY_TWO),
         # Two stages: a region is both devices of a process.
         ("dilocox", [*BY_TWO, "--config.model.layers=2"]),
     ],
 )
-def test_every_kind_of_method(config, more, tiny, root):
+def test_every_kind_of_run(config, more, tiny, root):
+    """Every way through the command; the methods themselves: `tests/mesh/test_one_program.py`."""
     several = [a for a in (*SHORT, *more) if "method" not in a or config != "adloco"]
     with Program(tiny, root, f"{config}2", 2, *several, config=config) as two:
         assert two.exits() == [0, 0], two.shown(0) + two.shown(1)
