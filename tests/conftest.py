@@ -27,6 +27,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 import jax  # noqa: E402  (it reads the environment)
 import pytest  # noqa: E402
+from jax._src import xla_bridge  # noqa: E402
 from slow_variants import is_slow  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -39,6 +40,8 @@ def pytest_configure(config):
     There a product and a sum are not contracted as they are at higher levels. Tests that compare
     programs of different form bit for bit are slow ones for that reason.
     """
+    # Else the flag would be for child processes alone, whose results then differ from those here.
+    assert not xla_bridge.backends_are_initialized(), "a conftest.py has asked for a device"
     level = 0 if config.option.markexpr == "not slow" else 1
     os.environ["XLA_FLAGS"] += f" --xla_backend_optimization_level={level}"
     if level:

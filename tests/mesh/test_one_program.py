@@ -42,9 +42,14 @@ def train(folder, names, processes, devices, quick=True):
         ]
         given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         jobs.append(subprocess.Popen(command, env=env, **given))
-    for job in jobs:
-        shown = job.communicate(timeout=1800)[0]
-        assert job.returncode == 0, shown[-3000:]
+    try:
+        for job in jobs:
+            shown = job.communicate(timeout=1200)[0]
+            assert job.returncode == 0, shown[-3000:]
+    finally:
+        for job in jobs:  # the others wait for one that has failed
+            job.kill()
+            job.wait()
     return [json.loads(result_of(folder, i).read_text()) for i in range(processes)]
 
 

@@ -51,9 +51,14 @@ def train(method, counts, exchange, folder):
             ]
             given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             jobs.append(subprocess.Popen(command, env=env, **given))
-    for job in jobs:
-        shown = job.communicate(timeout=600)[0]
-        assert job.returncode == 0, shown
+    try:
+        for job in jobs:
+            shown = job.communicate(timeout=600)[0]
+            assert job.returncode == 0, shown
+    finally:
+        for job in jobs:  # the others wait for one that has failed
+            job.kill()
+            job.wait()
     return [[np.load(out) for out in region] for region in outs]
 
 

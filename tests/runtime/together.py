@@ -11,11 +11,15 @@ from oracle.jax_problem import loss_fn
 import lowcomm_jax as lc
 from lowcomm_jax.mesh.arrays import whole
 
-MESH = lc.make_mesh(devices=jax.devices()[:1])
 CUT = ["^a$|^s$", "^b$", "^c$"]
 
 
-def engine(method, regions, exchange="mesh", mesh=MESH, **kwargs):
+def one_device():
+    return lc.make_mesh(devices=jax.devices()[:1])
+
+
+def engine(method, regions, exchange="mesh", mesh=None, **kwargs):
+    mesh = one_device() if mesh is None else mesh
     inner = optax.sgd(0.05, momentum=0.8)
     return lc.Engine(loss_fn, inner, method, regions, mesh=mesh, exchange=exchange, **kwargs)
 
@@ -53,7 +57,7 @@ def in_jobs(
     **kwargs,
 ):
     """What every job of a run ends with, in order of the regions; each on its own mesh."""
-    meshes = meshes or [MESH] * regions
+    meshes = meshes or [one_device()] * regions
     data = batches(steps, regions, shapes)
 
     def job(region):
