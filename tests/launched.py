@@ -1,5 +1,6 @@
 """Runs of one job per region, as tests start them, watch them, kill them and read their logs."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -26,6 +27,17 @@ def start(*arguments):
         text=True,
         env={**os.environ},
     )
+
+
+@contextlib.contextmanager
+def killed_at_last(processes):
+    """A context at whose end none of these lives: where one has failed, the others wait for it."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def reached(launcher, workdir, step):

@@ -14,10 +14,15 @@ R, DEVICES = 2, 4
 BOTH = {"fsdp": 2, "tensor": 2}
 
 
-def one_round(codec, shape, spec, mesh=None, name="w", slices=DEVICES):
+def values_of(shape, far=0.0):
+    return far + np.random.default_rng(0).standard_normal((R, *shape)).astype("f4")
+
+
+def one_round(codec, shape, spec, mesh=None, name="w", slices=DEVICES, far=0.0):
     """What a round of one leaf gives, and the collectives inside a region; checks the bytes, too.
 
     Args:
+      far: from zero, the values.
       mesh: None = one device a region, with the very codec that four devices share.
       slices: devices that the slices of a two-shot reduction are cut for.
 
@@ -27,8 +32,9 @@ def one_round(codec, shape, spec, mesh=None, name="w", slices=DEVICES):
     codec = route(codec, [like], R, slices).codec
     exchange = MeshExchange(regions, codec, ("layers",))
     specs = {name: spec if mesh else P()}
-    values = np.random.default_rng(0).standard_normal((R, *shape)).astype("f4")
-    delta_R = {name: jax.device_put(values, regions.sharding("region", *specs[name]))}
+    delta_R = {
+        name: jax.device_put(values_of(shape, far), regions.sharding("region", *specs[name]))
+    }
     states = jax.tree.map(lambda s: np.stack([s] * R), codec.init(like))
 
     def run(delta_R, states):
@@ -114,6 +120,16 @@ TWICE = [(n, case, "two_shot") for n in ("int8", "stat4", "bf16") for case in SH
 )
 def test_nobody_gathers_a_tensor_and_the_devices_change_nothing(name, case, reduce):
     check(make(name, stacked=("layers",), reduce=reduce), case, DEVICES)
+
+
+def test_what_fills_up_a_block_widens_no_range_in_windows():
+    """As `test_edge_padding.py` for whole leaves: rows of 257 in blocks of 129."""
+    shape, spec, mesh = (3, 128, 257), P(None, "fsdp"), {"fsdp": 4}
+    codec = make("int8_affine", reduce="all_gather")
+    (_, mean, _), _ = one_round(codec, shape, spec, mesh, far=100.0)
+    wanted = values_of(shape, 100.0).mean(axis=0)
+    # 256 levels over 129 normal values, 9 apart at most; from zero they would be 109 apart.
+    np.testing.assert_allclose(np.asarray(mean["w"])[0], wanted, atol=9 / 255)
 
 
 # Fewer rows than slices of four devices take; and slices that do not depend on devices, as jobs

@@ -5,6 +5,7 @@ Compared are losses, metrics, events and their bytes, anchors, the regions' para
 participants at most; with four, backends may add in another order.
 """
 
+import collections
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 
 import pytest
+from launched import killed_at_last
 from mesh.one_program_cases import MESHES, cases
 from mesh.one_program_job import Settings, result_of
 
@@ -21,7 +23,6 @@ from experiments.processes import free_port
 
 ROOT = pathlib.Path(__file__).parents[2]
 QUICK = "noloco, regions of two"
-APART, OF_TWO = MESHES
 # `global_params` is a mean over the anchors of all regions: four participants.
 PER_REGION = re.compile("noloco|eager|as coded|routed")
 
@@ -42,25 +43,20 @@ def train(folder, names, processes, devices, quick=True):
         ]
         given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         jobs.append(subprocess.Popen(command, env=env, **given))
-    try:
+    with killed_at_last(jobs):
         for job in jobs:
             shown = job.communicate(timeout=1200)[0]
             assert job.returncode == 0, shown[-3000:]
-    finally:
-        for job in jobs:  # the others wait for one that has failed
-            job.kill()
-            job.wait()
     return [json.loads(result_of(folder, i).read_text()) for i in range(processes)]
 
 
-def in_four(name):
-    """Whether a case runs in four processes: of its two meshes it has the first or the second in
-    turn, by its place among those that have both."""
-    found = cases()
-    pairs = [one.removesuffix(f", {APART}") for one in found if one.endswith(f", {APART}")]
-    pairs = [one for one in pairs if f"{one}, {OF_TWO}" in found]
-    case, _, mesh = name.rpartition(", ")
-    return case not in pairs or mesh == (APART, OF_TWO)[pairs.index(case) % 2]
+def for_four_processes(kind):
+    """Names of the cases of a kind; of a case with two meshes the first or the second, in turn."""
+    meshes = collections.defaultdict(list)
+    for name in cases():
+        meshes[name.rpartition(", ")[0] if name.endswith(tuple(MESHES)) else name].append(name)
+    chosen = [names[i % len(names)] for i, names in enumerate(meshes.values())]
+    return [name for name in chosen if kind in name]
 
 
 def flat(found):
@@ -100,8 +96,9 @@ def test_parts_of_checkpoints_of_two_processes(tmp_path):
 def test_every_case(kind, processes, devices, tmp_path):
     """A process a device: every case, on one of its meshes where it has two. And every seventh with
     two devices a process."""
-    names = [name for name in cases() if kind in name]
-    names = names[::7] if devices > 1 else [name for name in names if in_four(name)]
+    names = for_four_processes(kind)
+    if processes == 2:
+        names = [name for name in cases() if kind in name][::7]
     one = train(tmp_path / "one", names, 1, 4)[0]
     several = train(tmp_path / "several", names, processes, devices)
     for name in names:

@@ -107,6 +107,7 @@ def test_all_that_was_its_own_is_as_at_step_0(name):
     comes = np.array([False, True, False])
     before = jax.tree.map(np.array, (state.codec, state.inner.opt))
     shared = jax.tree.map(np.array, (state.anchor, state.outer))
+    tokens = np.array(state.inner.tokens)
     state = rejoin_regions(one.sync_loop(state), state, fresh, comes)
     assert jax.tree.leaves(before[1]) and (name == "cocodc" or jax.tree.leaves(before[0]))
     differs, (_, schedule) = False, state.inner.opt
@@ -126,4 +127,6 @@ def test_all_that_was_its_own_is_as_at_step_0(name):
     for leaf, x in state.inner.params.items():
         np.testing.assert_array_equal(x[1], state.anchor[leaf][0])
     assert state.inner.step.tolist() == [5, 5, 5]
+    assert (tokens > 0).all()
+    np.testing.assert_array_equal(state.inner.tokens, tokens * ~comes[:, None])
     state, _ = one.step(state, oracle.step_batch(batches, 1))  # and goes on

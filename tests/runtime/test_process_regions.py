@@ -11,6 +11,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from launched import killed_at_last
 from runtime import test_same_numbers
 from runtime.process_job import Settings
 from runtime.together import CUT, in_jobs
@@ -51,14 +52,10 @@ def train(method, counts, exchange, folder):
             ]
             given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             jobs.append(subprocess.Popen(command, env=env, **given))
-    try:
+    with killed_at_last(jobs):
         for job in jobs:
             shown = job.communicate(timeout=600)[0]
             assert job.returncode == 0, shown
-    finally:
-        for job in jobs:  # the others wait for one that has failed
-            job.kill()
-            job.wait()
     return [[np.load(out) for out in region] for region in outs]
 
 

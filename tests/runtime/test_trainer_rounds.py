@@ -93,9 +93,7 @@ def assert_same(jobs, together):
                     np.testing.assert_array_equal(x[0], y[region])
 
 
-@pytest.mark.parametrize(
-    "regions, stack", [(2, True), pytest.param(3, False, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("regions, stack", [(2, True), (3, False)])
 def test_anchors_batches_and_merges_are_those_of_one_process(regions, stack, between):
     runs = [{"rounds": 2}, {"steps": 2}, {"steps": 5}]
     together = train(
@@ -193,7 +191,6 @@ def assert_alike(states):
                 np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.slow
 def test_a_region_that_is_late_lands_what_it_missed_and_counts_again(between):
     """Its rounds went on without it: it does not repeat them at its own pace."""
     rounds, gone = 40, threading.Event()
