@@ -98,7 +98,7 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
         or are missing; a region that has been in the run has no file.
     """
     exchanges: dict[tuple, tuple[int, list[bool]]] = {}
-    rejoined, kept = {}, {}
+    rejoined, kept = {}, {}  # kept: (exchange, region) -> (epoch, whether it kept its own values)
     spoilt: dict[int, set[int]] = {}
     regions = {workdir / FILE: region for region, workdir in enumerate(workdirs)}
     for path, record in _standing([workdir / FILE for workdir in workdirs]):
@@ -117,10 +117,13 @@ def gathered(workdirs: Sequence[Path], run: Settings) -> Happened:
                     f"counted {before[1]}"
                 )
             exchanges[name] = epoch, counted
-            took_part = counted[members.index(regions[path])]
-            kept[name, regions[path]] = took_part and not record.get("adopted", True)
+            did = counted[members.index(regions[path])] and not record.get("adopted", True)
+            # A region that comes in lands once more, as a listener, what its dead job has landed.
+            here = name, regions[path]
+            if here not in kept or kept[here][0] < epoch:
+                kept[here] = epoch, did
     own: dict[int, set[int]] = {}
-    for ((step, *_), region), did in kept.items():
+    for ((step, *_), region), (_, did) in kept.items():
         own.setdefault(step, set()).update({region} if did else ())
     during, ends = _left_out({name: counted for name, (_, counted) in exchanges.items()})
     came = tuple(rejoined[key] for key in sorted(rejoined))

@@ -81,6 +81,17 @@ def test_who_was_counted_and_kept_its_own_values_is_named(folders):
     assert found == Happened(RUN, {6: (1,)}, {6: (0, 2), 12: (2,)}, {}, ())
 
 
+def test_who_listens_after_its_death_adopts_nothing_in_place_of_the_dead_job(folders):
+    _, saw = begun(folders[0], 0, 1, 0)
+    saw(Counted(0, 12, 1, False, EVERY, False))
+    saw(Counted(0, 18, 2, False, EVERY, True))
+    again, saw = noted(folders[0], 0)
+    saw(Counted(0, 12, 1, False, EVERY, True))  # until it is where the others are
+    saw(Counted(0, 18, 2, False, EVERY, True))
+    again.came(20, None)
+    assert gathered(folders, RUN) == Happened(RUN, {}, {12: (0,)}, {}, (Rejoin(20, 0),))
+
+
 @pytest.mark.parametrize("before, after", [((0, 1), (0, 1)), ((0,), (1,)), ((1,), (0,))])
 def test_what_is_exchanged_once_more_is_as_the_newest_epoch_has_it(folders, before, after):
     """Sent at step 10 and landed at 13; the checkpoint that they go on from is of step 12."""
