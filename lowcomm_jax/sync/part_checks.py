@@ -74,7 +74,7 @@ def part_problems(
             found += _rule_problems(method, p, like, regions, stacked)
         upper = None if method.servers is None else method.servers.codec
         for codec in (method.codec, upper):
-            if isinstance(codec, Codec) and not _of_package(codec):
+            if not _of_package(codec):
                 found += _codec_problems(codec, like)
     return list(dict.fromkeys(found))  # fragments may share leaves
 

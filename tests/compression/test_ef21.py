@@ -1,5 +1,7 @@
 """EF21 in a run: the receivers' copies, their mean, and what the engine refuses."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -72,8 +74,11 @@ def test_the_error_of_an_increment_means_nothing_and_is_not_reported():
     assert "codec_error" not in send.values and "delta_norm" in send.values
 
 
-def test_increments_that_nobody_sums_up_are_refused():
-    engine = engine_of(lc.methods.diloco(PERIOD, codec=ef21(make("topk"))))
+@pytest.mark.parametrize(
+    "method", [lc.methods.diloco(PERIOD), lc.methods.ddp()], ids=lambda method: method.name
+)
+def test_increments_that_nobody_sums_up_are_refused(method):
+    engine = engine_of(dataclasses.replace(method, codec=ef21(make("topk"))))
     with pytest.raises(ValueError, match=r"nothing sums them up; use outer=optax\.chain"):
         engine.init({"w": np.zeros(6, np.float32)})
 

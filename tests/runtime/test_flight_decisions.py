@@ -140,6 +140,18 @@ def test_who_is_slow_gets_twice_the_time_up_to_a_limit(monkeypatch):
     assert allowed == pytest.approx([1.0 + 4 * 2.0])
 
 
+def test_a_pull_ends_when_its_region_dies_and_when_this_one_closes(monkeypatch):
+    made = apart(beats := Beats(r1=Beat(1, address="a")))
+    streams = SimpleNamespace(get=lambda name, partial, allowed_s, check: check(0.0))
+    monkeypatch.setattr(made, "_to", lambda holder, beat: streams)
+    assert made._pull(1, None, "x", Partial(6))
+    beats.alive = {0}
+    assert not made._pull(1, None, "x", Partial(6))
+    beats.alive = {0, 1}
+    made._closing.set()
+    assert not made._pull(1, None, "x", Partial(6))
+
+
 def test_whom_a_payload_is_asked_of(monkeypatch):
     """Of all that may live and have a port, in turn; what came is kept for the next try."""
     there = Beat(1, address="a")

@@ -462,11 +462,15 @@ def test_what_is_gone_with_everyone_who_held_it_is_said_to_be_lost(party):
 
 
 def test_a_region_that_ends_waits_for_those_who_still_fetch(party):
-    regions = party.run(2)
-    send(regions, "k")
-    land(regions[:1], "k")
-    regions[0].close(linger_s=10.0)
-    check(land(regions[1:], "k")[0], 2, [0, 1])
+    regions = party.run(2, timing=dataclasses.replace(TIMING, deadline_s=0.5))
+    send(regions[:1], "k")
+    check(land(regions[:1], "k")[0], 2, [0])
+    with ThreadPoolExecutor(1) as pool:
+        closes = pool.submit(regions[0].close, linger_s=60.0)
+        with pytest.raises(TimeoutError):
+            closes.result(4 * TIMING.beat_s)
+        check(regions[1].skip("k", LIKE), 2, [0])
+        closes.result(30.0)
 
 
 # -- certificates of one's own, and refusals ----------------------------------------------------

@@ -77,6 +77,20 @@ def test_run_equals_steps_bit_for_bit_and_compiles_once(name):
     assert compilations(again) == 0
 
 
+@pytest.mark.parametrize("mesh", [(1, 1, 1, 1), (3, 1, 2, 1)])
+def test_a_step_takes_the_place_of_the_state_that_it_is_given(mesh):
+    def held(state):
+        leaves = jax.tree.leaves((state.inner.params, state.inner.opt, state.channels))
+        return [x for x in leaves if isinstance(x, jax.Array)]
+
+    engine, state = make("sparta", mesh=mesh)
+    given = held(state)
+    placed = [x.sharding for x in given]
+    state, _ = engine.step(state, next(iter(stream())))
+    assert [x.sharding for x in held(state)] == placed
+    assert all(x.is_deleted() for x in given)
+
+
 def test_warm_compiles_what_run_calls():
     engine, state = make("sparta")
     before = values(state)
