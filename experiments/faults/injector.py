@@ -95,7 +95,8 @@ class Injector:
         """Begin and end the faults that are due.
 
         Args:
-          over: whether all regions that are up have ended; every fault then ends.
+          over: whether all regions that are up have ended; every fault then ends. A region that was
+            to come back is started again, and takes the result.
 
         Returns:
           What was done, a line each.
@@ -107,10 +108,11 @@ class Injector:
         if now.step != self._moved[0]:
             self._moved = now.step, time.monotonic()
         stuck = time.monotonic() > self._moved[1] + _PATIENCE_SECONDS
-        said = []
+        said, has_result = [], any(target.code == 0 for target in self._targets)
         for fault in [f for f in self._running if over or self._is_over(f, now, stuck)]:
             del self._running[fault]
-            if over and fault.kind in ENDS:
+            may_return = fault.end < math.inf and has_result
+            if over and fault.kind in ENDS and not may_return:
                 self._leave(fault)
                 said.append(f"step {now.step}: the run is over without region {fault.region}")
                 continue
@@ -214,7 +216,7 @@ class Injector:
         target.start()
 
     def _leave(self, fault: Fault) -> None:
-        """Give a killed region up: no region is left that could give it a state."""
+        """Give a region up whose job has ended."""
         target = self._targets[fault.region]
         if fault.kind == "full_disk":
             target.signal(signal.SIGKILL)

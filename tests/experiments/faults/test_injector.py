@@ -109,19 +109,24 @@ def test_strikes_only_who_is_in_the_run_and_leaves_somebody(run):
     assert injecting.act(False) == ["step 35: kill of region 0 begins"]
 
 
-def test_who_was_killed_stays_down_when_the_run_is_over(run):
+@pytest.mark.parametrize("well", [True, False])
+def test_who_was_to_come_back_takes_the_result_if_there_is_one(run, well):
     targets, _, inject = run
     injecting = inject(
         Fault(4, "kill", 0), Fault(5, "kill", 1, steps=99), Fault(6, "stop", 1, steps=1)
     )
     everyone(targets, 5)
     injecting.act(False)
+    targets[2].code = 0 if well else 1
     said = injecting.act(True)
-    assert "the run is over without region 0" in said[0] and "without region 1" in said[1]
+    assert "the run is over without region 0" in said[0]
+    assert ("kill of region 1 ends" if well else "over without region 1") in said[1]
     assert said[2] == "stop of region 1 never came: the run is over"
-    # One was to stay dead; that the other one did not come back is a loss.
-    assert [target.code for target in targets] == [0, -KILL, None]
-    assert targets[0].done == targets[1].done == [KILL] and not injecting.act(True)
+    # One was to stay dead; that the other one could not come back is a loss.
+    assert [target.code for target in targets[:2]] == [0, None if well else -KILL]
+    assert not any(target.held for target in targets)
+    assert targets[0].done == [KILL] and targets[1].done == [KILL, *["start"] * well]
+    assert not injecting.act(True)
 
 
 def test_one_outage_after_the_other(run):
