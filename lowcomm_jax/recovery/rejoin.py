@@ -79,13 +79,14 @@ def enter(engine: Engine, state: TrainState, batch: PyTree) -> TrainState:
         _, arrays, document = result
         return start_from_anchor(loop, install(loop, state, arrays, document))
     compiled = {_level(loop, state)}
+    least = max(own, exchange.sent_before())
     while True:
         _, arrays, document = newest(exchange)
         loop.delivery.anchor_history.forget()
         state = install(loop, state, arrays, document)
         _compare(loop, state)
         if _level(loop, state) in compiled:
-            return catch_up(engine, state, own)
+            return catch_up(engine, state, least)
         # The run has come to another level of its codec, which has other programs.
         state = precompile(engine, state)
         compiled.add(_level(loop, state))
@@ -226,7 +227,8 @@ def catch_up(engine: Engine, state: TrainState, least: int = 0) -> TrainState:
     from the beginning, since a region does not see the exchanges of other groups.
 
     Args:
-      least: start at this step or later, up to which this region's checkpoint and log go.
+      least: start at this step or later: up to it go this region's checkpoint and log, and what
+        the job before it sent. The others may count that payload, and not one of ours beside it.
     """
     delivery, loop = engine.delivery, engine.sync_loop(state)
     # The others waited for it in vain at the step where it was lost: they must see it is past that.

@@ -45,7 +45,8 @@ def enter(engine: AdaptiveEngine, state: AdaptiveState, source: Source) -> Adapt
     exchange = engine.delivery.exchange
     if exchange.awaited:
         return state
-    own, state = state.step, engine.warm(state, source)
+    least = max(state.step, exchange.sent_before())
+    state = engine.warm(state, source)
     [number, *_] = state.trainers
     played = precompile(engine.engine, state.first.state, engine.sync_loop(state))
     state = state.with_trainer(number, state.first.replace(state=played))
@@ -55,7 +56,7 @@ def enter(engine: AdaptiveEngine, state: AdaptiveState, source: Source) -> Adapt
     state = engine.warm(install_trainers(engine, state, arrays, document), source)
     if result is not None:
         return engine.start_from_anchors(state)
-    return _catch_up(engine, state, source, own)
+    return _catch_up(engine, state, source, least)
 
 
 def install_trainers(

@@ -290,7 +290,7 @@ _BROADCAST = (
     *("agree", "counts", "pause", "close", "result", "misses", "leave_result"),
     *("ready", "reachable", "be_patient", "keep_more", "arrives", "finish", "skip", "passed_over"),
     *("fetch_ahead", "forget_ahead", "drop_early"),
-    *("agreed_terms",),
+    *("agreed_terms", "sent_before"),
     *("want_state", "asking", "donors", "owes_state", "give_state", "newest_state"),
     *("announce_anchors", "anchors_agree"),
 )

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from lowcomm_jax.runtime import terms
 from lowcomm_jax.runtime.anchor_check import AnchorVersions
-from lowcomm_jax.runtime.commits import Commit, name_of
+from lowcomm_jax.runtime.commits import Announcement, Commit, name_of
 from lowcomm_jax.runtime.context import ExchangeContext
 from lowcomm_jax.runtime.early_payload import EarlyPayload
 from lowcomm_jax.runtime.errors import StoreUnavailable
@@ -34,6 +34,7 @@ from lowcomm_jax.runtime.whole_exchange import WholeExchange
 from lowcomm_jax.runtime.wire import Reduction
 from lowcomm_jax.schedule import Admission
 
+T = TypeVar("T")
 _MOST_AHEAD = 1 << 30
 log = logging.getLogger(__name__)
 
@@ -222,15 +223,40 @@ class RemoteExchange(Membership):
         """
         context = self._context
         name = name_of(context.heartbeat.own.epoch, key, tuple(range(self.count)), self.count)
+        commit = self._read(f"{key!r}", lambda: context.commit_log.committed(name))
+        return None if commit is None else dict(commit.terms)
+
+    def sent_before(self) -> int:
+        """Inner step of the newest payload that an earlier job in this region's place announced.
+
+        Only exchanges of all regions count, in this epoch, whose announcements were not removed;
+        0 = there is none. Waits while the store is away.
+
+        Raises:
+          RuntimeError: the exchange was closed meanwhile.
+        """
+        log, own = self._context.commit_log, self._context.heartbeat.own
+
+        def look() -> list[Announcement]:
+            ours = [name for name, region in log.all_announcements() if region == self.region]
+            names = [n for n in ours if n.startswith(f"{own.epoch}.") and "@" not in n]
+            said = log.announcements(names, [self.region]).values()
+            return [one[self.region] for one in said if self.region in one]
+
+        found = self._read("what was sent before", look)
+        sent = [one for one in found if one.payload and one.incarnation < own.incarnation]
+        return max((int(one.terms.get("step", 0)) for one in sent), default=0)
+
+    def _read(self, what: str, look: Callable[[], T]) -> T:
+        """Call `look` until the store answers."""
+        context = self._context
         for pause in context.store.pauses():
             context.heartbeat.check()
             try:
-                commit = context.commit_log.committed(name)
+                return look()
             except StoreUnavailable:
                 if context.closing.wait(pause):
-                    raise RuntimeError(f"closed before {key!r} could be read") from None
-            else:
-                return None if commit is None else dict(commit.terms)
+                    raise RuntimeError(f"closed before {what} could be read") from None
         raise AssertionError("pauses never end")
 
     def fetch_ahead(self, first: int, count: int, missed: int = 0) -> int:

@@ -1,5 +1,6 @@
 """One process that is told who was counted and who came back ends where the jobs did."""
 
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 from runtime.faults import vanish
+from runtime.party import TIMING, until
 from runtime.test_same_numbers import METHODS
 from runtime.together import batches, engine, rows, values
 
@@ -15,21 +17,28 @@ from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.rejoin import rejoin_regions
 
 R, STEPS, DIES, WAIT = 3, 160, 9, 24
+AHEAD, EVERY = 8, 2  # the step of a send; steps between sends
 
 
 class Job:
     """Region 2 dies and comes back; the others wait a little for it."""
 
-    def __init__(self, name, region, make, entered, saved):
-        self.name, self.region, self.make, self.entered = name, region, make, entered
-        self.saved = saved
+    def __init__(self, name, region, make, saved, ahead, entered):
+        self.name, self.region, self.make, self.saved = name, region, make, saved
+        self.ahead, self.entered = ahead, entered
         self.seen, self.came = [], None
 
     def live(self):
         exchange = self.make(self.region)
         one, state = self.begin(exchange)
+        if self.ahead and self.region != 2:
+            self.stay_behind(exchange)
         if self.region == 2:
-            one.run(state, [rows(batch, 2) for batch in batches(STEPS, R)[:DIES]])
+            dies = AHEAD if self.ahead else DIES
+            one.run(state, [rows(batch, 2) for batch in batches(STEPS, R)[:dies]])
+            if self.ahead:
+                name = f"{exchange.epoch}.{AHEAD // EVERY}"
+                until(lambda: exchange._context.commit_log.announcement(name, 2))
             vanish(exchange)
             one, state = self.begin(self.make(2))
             state.counters.step = np.int64(self.saved)
@@ -39,6 +48,22 @@ class Job:
         state, _ = one.run(state, self.unhurried(int(state.counters.step)))
         before = values(state)
         return before, values(one.finish(state))
+
+    def stay_behind(self, exchange):
+        """Be at the send before when region 2 asks for a state; let it come in there if it does."""
+        start, beat = exchange.start, exchange.beat
+
+        def give_then(step, trained):
+            if step == AHEAD - EVERY:
+                until(exchange.asking)
+            beat(step, trained)
+
+        def start_late(key, *args, **how):
+            if key == str(AHEAD // EVERY):
+                self.entered.wait(2)
+            start(key, *args, **how)
+
+        exchange.beat, exchange.start = give_then, start_late
 
     def begin(self, exchange):
         one = engine(METHODS[self.name](), R, exchange)
@@ -54,18 +79,24 @@ class Job:
 
 
 @pytest.mark.parametrize(
-    "name, saved",
-    [("streaming", WAIT + 6), pytest.param("sparseloco", 0, marks=pytest.mark.slow)],
+    "name, saved, ahead",
+    [
+        ("streaming", WAIT + 6, False),
+        ("streaming", 0, True),
+        pytest.param("sparseloco", 0, False, marks=pytest.mark.slow),
+    ],
 )
-def test_a_region_dies_and_comes_back(name, saved, brief):
+def test_a_region_dies_and_comes_back(name, saved, ahead, between):
     """Also with residuals, and while payloads are under way; not before the step of its checkpoint,
-    which may be further than the others are if it had trained on alone."""
-    entered, make = threading.Event(), brief(R)
-    jobs = [Job(name, region, make, entered, saved) for region in range(R)]
-    with ThreadPoolExecutor(R) as pool, jax.numpy_dtype_promotion("standard"):
-        done = list(pool.map(in_standard, jobs))
+    which may be further than the others are if it had trained on alone; and not before the last
+    payload that it had sent, which counts."""
+    timing = dataclasses.replace(TIMING, deadline_s=60.0) if ahead else TIMING
+    entered, make = threading.Event(), between(R, timing)
+    jobs = [Job(name, region, make, saved, ahead, entered) for region in range(R)]
+    with ThreadPoolExecutor(R) as pool:
+        done = list(pool.map(in_standard, [job.live for job in jobs]))
     came, seen = jobs[2].came, {}
-    assert DIES < came < STEPS and came >= saved
+    assert max(AHEAD - 1 if ahead else DIES, saved - 1) < came < STEPS
     for job in jobs:
         for counted in job.seen:
             at = counted.fragment, counted.number
@@ -91,6 +122,6 @@ def test_a_region_dies_and_comes_back(name, saved, brief):
                 np.testing.assert_array_equal(value[0], all_params[leaf][region], leaf)
 
 
-def in_standard(job):
+def in_standard(act):
     with jax.numpy_dtype_promotion("standard"):
-        return job.live()
+        return act()

@@ -1,5 +1,6 @@
 """Exchanges that this region missed: read at once, sat out at once, closed where nobody came."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +31,7 @@ def remote(store, awaited=(0, 1, 2), living=(0, 1, 2)):
         own=Beat(incarnation=7, epoch=EPOCH),
         latest=lambda: beats,
         living=lambda certain=True: set(living),
+        check=lambda: None,
     )
     context = SimpleNamespace(
         region=0,
@@ -63,6 +65,43 @@ def test_a_region_sits_out_what_it_missed_and_keeps_what_it_has_announced(store)
         8: None,
     }
     assert records(log, range(5, 8)) == [None] * 3, "the others have not said anything"
+
+
+def test_what_the_job_before_has_sent_is_found(store):
+    one, log = remote(store)
+    assert one.sent_before() == 0
+    for name, region, incarnation, payload, step in (
+        (f"{EPOCH}.3", 0, 6, PAYLOAD, 12),
+        (f"{EPOCH}.1.4", 0, 5, PAYLOAD, 16),  # of a trainer
+        (f"{EPOCH}.5", 0, 6, None, 20),
+        (f"{EPOCH}.6", 0, 7, PAYLOAD, 24),  # our own
+        (f"{EPOCH}.7", 1, 6, PAYLOAD, 28),
+        (f"{EPOCH - 1}.8", 0, 6, PAYLOAD, 32),
+        (f"{EPOCH}.9@0-1", 0, 6, PAYLOAD, 36),
+    ):
+        log.announce(name, Announcement(region, incarnation, payload, {"step": step}))
+    log.announce(f"{EPOCH}.10", Announcement(0, 6, PAYLOAD, {}))  # of a round, which has no step
+    assert one.sent_before() == 16
+
+
+def test_what_was_sent_is_read_again_while_the_store_is_away(store, monkeypatch):
+    one, log = remote(store)
+    one._context.closing = threading.Event()
+    log.announce(f"{EPOCH}.3", Announcement(0, 6, PAYLOAD, {"step": 12}))
+    read, tries = log.all_announcements, []
+
+    def away():
+        tries.append(None)
+        if len(tries) < 3:
+            raise StoreUnavailable("away")
+        return read()
+
+    monkeypatch.setattr(log, "all_announcements", away)
+    assert one.sent_before() == 12 and len(tries) == 3
+    one._context.closing.set()
+    tries.clear()
+    with pytest.raises(RuntimeError, match="closed before what was sent before could be read"):
+        one.sent_before()
 
 
 def test_it_says_so_once(store, monkeypatch):
