@@ -51,6 +51,16 @@ def assert_equal(learners, what="anchor"):
             np.testing.assert_array_equal(first[key], other[key], key)
 
 
+@pytest.mark.parametrize("period", [3, 9])
+def test_rounds_open_when_the_schedule_says(period, learners):
+    made = method(period=period)
+    jobs = learners(made)
+    run(jobs, 5)
+    for one in jobs:
+        reported = [(step, number) for step, kind, number in one.log if kind == "report"]
+        assert reported[:5] == [(made.schedule.opens(number), number) for number in range(5)]
+
+
 QUICK = "quorum 2"
 
 

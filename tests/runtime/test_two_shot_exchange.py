@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 
 import jax
 import numpy as np
@@ -76,6 +77,16 @@ def test_everyone_holds_the_averages(party, count):
     for number in range(2):
         for arrived in land(regions, f"{number}"):
             check(arrived, range(count), number, count)
+
+
+def test_its_time_is_that_of_both_halves(party):
+    regions, averaging = party.run(R), Averaging()
+    averaging.may.clear()
+    send(regions, "k", averaging=averaging)
+    assert averaging.began.wait(30)
+    time.sleep(0.2)
+    averaging.may.set()
+    assert all(arrived.seconds >= 0.2 for arrived in land(regions, "k"))
 
 
 def test_who_sits_out_averages_its_slice_all_the_same(party):

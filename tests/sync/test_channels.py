@@ -331,6 +331,16 @@ def test_finishing_twice_is_finishing_once(name):
     same(values(engine.finish(state)), once)
 
 
+def test_the_last_mean_is_that_of_those_who_take_part():
+    engine, state = make("sparta")
+    state, _ = engine.run(state, stream())
+    before = lc.region_params(state)
+    state = engine.finish(state, lambda _: [True, False, True])
+    for name, value in lc.region_params(state).items():
+        wanted = (np.float64(before[name][0]) + before[name][2]) / 2
+        np.testing.assert_allclose(value, np.broadcast_to(wanted, value.shape), rtol=1e-5)
+
+
 def test_a_region_that_comes_back_starts_from_the_mean():
     engine, state = make("sparta")
     fresh = jax.tree.map(np.array, state)
