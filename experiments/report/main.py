@@ -389,7 +389,7 @@ def loss_curves(runs: Sequence[RunLog], path: Path) -> None:
 def _leave_out_the_first_fall(axes, runs: Sequence[RunLog]) -> None:
     """Start the axis at the losses after 3 % of the run; earlier ones would fill the picture."""
     start = [run.steps[len(run.steps) // 33]["loss_mean"] for run in runs if run.steps]
-    seen = [loss for loss in start if loss is not None]
+    seen = [loss for loss in start if loss is not None and math.isfinite(loss)]
     if seen and all(len(run.steps) >= 100 for run in runs):
         axes.set_ylim(top=1.05 * max(seen))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import html.parser
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -182,6 +183,21 @@ def test_the_curves_by_hand():
         one = 2 * (2 * PARAMS / R / (gbps * 1e9 / 8) + 0.01)
         assert share == pytest.approx(24 * 0.25 / (24 * 0.25 + 4 * one), rel=1e-6)
     assert curve.x[0] == pytest.approx(1e-5) and curve.x[-1] == pytest.approx(1e-2)
+
+
+@pytest.mark.parametrize("lost", [None, math.nan, math.inf])
+def test_curves_are_drawn_where_a_loss_is_not_finite(lost, tmp_path):
+    """The picture begins at the losses after 3 % of a run; one may not be finite just there."""
+    well, ill = (run(3, 2, steps=120) for _ in range(2))
+    for t, (row, other) in enumerate(zip(well.steps, ill.steps), 1):
+        row["loss"] = other["loss"] = [9 / t, 8 / t, 7 / t]
+        row["loss_mean"] = other["loss_mean"] = 8 / t
+    ill.steps[3] |= {"loss": [2.0, lost, 1.0], "loss_mean": lost}
+    for name, runs in (("both", [well, ill]), ("one", [ill])):
+        for one in runs:
+            one.header["here"] = range(R)
+        report.loss_curves(runs, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
 
 
 def test_points_lie_where_their_numbers_say():
