@@ -96,7 +96,7 @@ class Injector:
 
         Args:
           over: whether all regions that are up have ended; every fault then ends. A region that was
-            to come back is started again, and takes the result.
+            to come back is started again, and takes the result, if they left one.
 
         Returns:
           What was done, a line each.
@@ -108,11 +108,10 @@ class Injector:
         if now.step != self._moved[0]:
             self._moved = now.step, time.monotonic()
         stuck = time.monotonic() > self._moved[1] + _PATIENCE_SECONDS
-        said, has_result = [], any(target.code == 0 for target in self._targets)
-        for fault in [f for f in self._running if over or self._is_over(f, now, stuck)]:
+        said, ending = [], [f for f in self._running if over or self._is_over(f, now, stuck)]
+        for fault in sorted(ending, key=lambda f: f.kind in ENDS):  # an outage before these
             del self._running[fault]
-            may_return = fault.end < math.inf and has_result
-            if over and fault.kind in ENDS and not may_return:
+            if over and fault.kind in ENDS and not self._may_return(fault):
                 self._leave(fault)
                 said.append(f"step {now.step}: the run is over without region {fault.region}")
                 continue
@@ -206,6 +205,15 @@ class Injector:
         target.held = False
         self._in_from[fault.region] = now.step + 1
 
+    def _may_return(self, fault: Fault) -> bool:
+        """Whether a region was to come back, and the newest epoch's result stands in the store.
+
+        Those that end within moments of its death leave none (`Membership.misses`).
+        """
+        epochs = [int(path.name) for path in self._rendezvous.glob("*/epoch/*") if _number(path)]
+        results = self._rendezvous.glob(f"*/result/{max(epochs, default=0)}")
+        return fault.end < math.inf and any(results)
+
     def _revive(self, fault: Fault) -> None:
         """Start a region's job again, which has ended."""
         target = self._targets[fault.region]
@@ -241,6 +249,10 @@ def _make_room(workdir: Path) -> None:
 
 def _kept(workdir: Path) -> Path:
     return workdir / f"{FILE}.kept"
+
+
+def _number(path: Path) -> bool:
+    return path.name.isdecimal()
 
 
 def _named(fault: Fault) -> str:

@@ -281,7 +281,8 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
     else:
         state = rejoin.enter(run.engine, state, _one_batch(run))
     step = int(state.counters.step)
-    if landings is not None:
+    # After the last synchronisation: a replay must not take this region's payload in it away.
+    if landings is not None and not run.engine.delivery.ended_before(state):
         landings.came(step, restored and restored.step)
     if not quiet:
         console.print(f"came into the run at step {step}", highlight=False)

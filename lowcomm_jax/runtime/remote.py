@@ -227,10 +227,11 @@ class RemoteExchange(Membership):
         return None if commit is None else dict(commit.terms)
 
     def sent_before(self) -> int:
-        """Inner step of the newest payload that an earlier job in this region's place announced.
+        """Inner step of the newest send that an earlier job in this region's place announced.
 
-        Only exchanges of all regions count, in this epoch, whose announcements were not removed;
-        0 = there is none. Waits while the store is away.
+        An absence counts, too: it may stand over the payload of a job before that one. Of exchanges
+        of all regions, in this epoch, whose announcements were not removed; 0 = there is none.
+        Waits while the store is away.
 
         Raises:
           RuntimeError: the exchange was closed meanwhile.
@@ -244,7 +245,7 @@ class RemoteExchange(Membership):
             return [one[self.region] for one in said if self.region in one]
 
         found = self._read("what was sent before", look)
-        sent = [one for one in found if one.payload and one.incarnation < own.incarnation]
+        sent = [one for one in found if one.incarnation < own.incarnation]
         return max((int(one.terms.get("step", 0)) for one in sent), default=0)
 
     def _read(self, what: str, look: Callable[[], T]) -> T:

@@ -73,7 +73,7 @@ def test_what_the_job_before_has_sent_is_found(store):
     for name, region, incarnation, payload, step in (
         (f"{EPOCH}.3", 0, 6, PAYLOAD, 12),
         (f"{EPOCH}.1.4", 0, 5, PAYLOAD, 16),  # of a trainer
-        (f"{EPOCH}.5", 0, 6, None, 20),
+        (f"{EPOCH}.2", 0, 6, None, 8),
         (f"{EPOCH}.6", 0, 7, PAYLOAD, 24),  # our own
         (f"{EPOCH}.7", 1, 6, PAYLOAD, 28),
         (f"{EPOCH - 1}.8", 0, 6, PAYLOAD, 32),
@@ -82,6 +82,8 @@ def test_what_the_job_before_has_sent_is_found(store):
         log.announce(name, Announcement(region, incarnation, payload, {"step": step}))
     log.announce(f"{EPOCH}.10", Announcement(0, 6, PAYLOAD, {}))  # of a round, which has no step
     assert one.sent_before() == 16
+    log.announce(f"{EPOCH}.5", Announcement(0, 6, None, {"step": 20}))
+    assert one.sent_before() == 20, "what the job before that one sent may stand under it"
 
 
 def test_what_was_sent_is_read_again_while_the_store_is_away(store, monkeypatch):

@@ -243,8 +243,16 @@ def test_a_region_that_is_late_ends_where_it_was_told_to(brief):
     assert state.step == 3 * PERIOD and gone == [PERIOD, PERIOD]
 
 
-def test_a_lost_region_comes_back_with_the_others_trainers_and_batches(brief):
+def test_a_lost_region_comes_back_with_the_others_trainers_and_batches(brief, monkeypatch):
+    """No sooner than the last send of the job before it."""
     rounds, dies, entered = 60, 2, threading.Event()
+    catch_up, least = rejoin_trainers._catch_up, []
+
+    def noted(*given):
+        least.append(given[-1])
+        return catch_up(*given)
+
+    monkeypatch.setattr(rejoin_trainers, "_catch_up", noted)
 
     def until_entered(round_):
         if round_ > dies:
@@ -271,7 +279,7 @@ def test_a_lost_region_comes_back_with_the_others_trainers_and_batches(brief):
         newcomer = pool.submit(again)
         ended = list(pool.map(survive, range(2)))
         last, at, events = newcomer.result()
-    assert dies * PERIOD < at < rounds * PERIOD
+    assert dies * PERIOD < at < rounds * PERIOD and least == [dies * PERIOD]
     assert any(event.kind == "send" and event.participants.all() for event in events)
     assert_alike([*ended, last])
     assert len(last.trainers) == 1

@@ -83,9 +83,11 @@ def test_its_time_is_that_of_both_halves(party):
     regions, averaging = party.run(R), Averaging()
     averaging.may.clear()
     send(regions, "k", averaging=averaging)
-    assert averaging.began.wait(30)
-    time.sleep(0.2)
-    averaging.may.set()
+    try:
+        assert averaging.began.wait(30)
+        time.sleep(0.2)
+    finally:
+        averaging.may.set()
     assert all(arrived.seconds >= 0.2 for arrived in land(regions, "k"))
 
 

@@ -162,15 +162,15 @@ def test_an_outage_where_what_has_landed_decides(tiny, root):
 def test_a_death_for_good_and_one_until_after_the_end(tiny, root):
     """The last region ends without them; who was to come back takes its result."""
     script = root / "death.yaml"
-    script.write_text(
-        "- {step: 60, kind: kill, region: 0}\n- {step: 300, kind: kill, region: 1, steps: 900}\n"
-    )
+    kills = [Fault(60, "kill", 0), Fault(300, "kill", 1, steps=900)]
+    write(script, [*far_apart(3, 600), *kills])
     given = arguments(tiny, root, "death", 3, 600, f"--faults={script}")
     shown = launched(200, *given)
     assert "the run is over without region 0" in shown and "kill of region 1 ends" in shown
     body = yaml.safe_load((root / "death" / FILE).read_text())
     happened, _ = parsed(body, "death", Settings(3, 600, "diloco", PERIOD, 0))
     assert happened.at_the_end == {0: (0, 1)} and happened.left_out[600] == (0, 1)
+    assert not happened.rejoined
     again = arguments(tiny, root, "after", 3, 600, f"--config.faults={root / 'death' / FILE}")
     assert main(["train", *again, "--quiet"]) == 0
     survivor = load_trained(root / "death/region2").params

@@ -109,15 +109,26 @@ def test_strikes_only_who_is_in_the_run_and_leaves_somebody(run):
     assert injecting.act(False) == ["step 35: kill of region 0 begins"]
 
 
-@pytest.mark.parametrize("well", [True, False])
-def test_who_was_to_come_back_takes_the_result_if_there_is_one(run, well):
-    targets, _, inject = run
+@pytest.mark.parametrize(
+    "left, well",
+    [
+        (["epoch/1", "result/1"], True),
+        (["epoch/9", "epoch/10", "epoch/x", "result/10", "result/10.ab"], True),
+        (["epoch/1", "epoch/2", "result/1"], False),
+        (["epoch/1", "result/1.ab"], False),
+        ([], False),
+    ],
+)
+def test_who_was_to_come_back_takes_the_result_if_there_is_one(run, left, well):
+    targets, rendezvous, inject = run
+    for name in left:
+        (rendezvous / "id" / name).parent.mkdir(parents=True, exist_ok=True)
+        (rendezvous / "id" / name).touch()
     injecting = inject(
         Fault(4, "kill", 0), Fault(5, "kill", 1, steps=99), Fault(6, "stop", 1, steps=1)
     )
     everyone(targets, 5)
     injecting.act(False)
-    targets[2].code = 0 if well else 1
     said = injecting.act(True)
     assert "the run is over without region 0" in said[0]
     assert ("kill of region 1 ends" if well else "over without region 1") in said[1]
