@@ -127,7 +127,10 @@ def receive(connection: socket.socket) -> tuple[dict, int | None]:
     """The next object, with its descriptor; ends this process where there is none."""
     data, descriptors = b"", []
     while not data.endswith(b"\n"):
-        more, came, _, _ = socket.recv_fds(connection, _LARGEST_MESSAGE, 1)
+        try:
+            more, came, _, _ = socket.recv_fds(connection, _LARGEST_MESSAGE, 1)
+        except ConnectionResetError:  # the other end was killed before it had read our last words
+            more = b""
         if not more:
             # At once: who still fetches must not keep this process.
             os._exit(0)

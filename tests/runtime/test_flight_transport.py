@@ -22,7 +22,7 @@ from runtime.test_separate_processes import start
 from runtime.together import in_jobs
 
 from lowcomm_jax import exchange
-from lowcomm_jax.runtime import connect
+from lowcomm_jax.runtime import connect, serving
 from lowcomm_jax.runtime.certificates import Authority, Credentials, fingerprint, host_name
 from lowcomm_jax.runtime.payload_server import PayloadServer
 from lowcomm_jax.runtime.streams import DeniedError, Partial, Streams
@@ -368,6 +368,22 @@ def test_what_has_come_from_one_region_is_not_asked_of_the_next(ends):
 def die(server, partial):
     until(lambda: partial.arrived)
     server.close()
+
+
+@pytest.mark.parametrize("unread", [b"", b"sent"])
+def test_the_serving_process_ends_with_the_job_that_began_it(unread, monkeypatch):
+    """Without a traceback also where a killed job has not read what it was told."""
+    ours, jobs = socket.socketpair()
+    ours.sendall(unread)
+    jobs.close()
+
+    def end(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(serving.os, "_exit", end)
+    with ours, pytest.raises(SystemExit) as ended:
+        serving.receive(ours)
+    assert ended.value.code == 0
 
 
 def test_several_streams_bring_one_payload(ends):
