@@ -8,7 +8,7 @@ import numpy as np
 
 from lowcomm_jax.history import Event
 from lowcomm_jax.state.train_state import TrainState, in_send_order, with_inner, without
-from lowcomm_jax.sync.one_period_overlap import own_parts
+from lowcomm_jax.sync.one_period_overlap import emptied, own_parts
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 AtTheEnd = Callable[[int], Sequence[bool]] | None
@@ -64,13 +64,15 @@ def _last_round(
 ) -> TrainState:
     # A one-period method may have sent at this very step: land that, and those who sent are done.
     state = _drain(loop, state, p, step, events, sent=step)
+    added = True
     if not (over or _all_adopted(loop, state, p, step)):
-        waits = any(f.fragment == p for f in state.in_flight.values())
+        # Whether the payload of an earlier boundary waits; if not, no boundary adds own parts.
+        added = any(f.fragment == p for f in state.in_flight.values())
         state = loop.send(state, p, step, mask, events)
-        if waits:
+        if added:
             # One more boundary, so that the steps since the last one are not lost.
             state = loop.cross_boundary(state, p, step, mask, events)
-    state = _drain(loop, state, p, step, events, sent=None)
+    state = _drain(loop, state, p, step, events, sent=None, added=added)
     leaves = loop.fragments.leaves(state.inner.params, p)
     restarted = loop.programs.restart_program(leaves, loop.fragments.leaves(state.anchor, p))
     state = with_inner(state, params={**state.inner.params, **restarted})
@@ -83,15 +85,21 @@ def _all_adopted(loop: SyncLoop, state: TrainState, p: int, step: int) -> bool:
     return loop.method.landing_of(p) is None and loop.everyone_landed(state, p, step)
 
 
-def _drain(loop: SyncLoop, state, p: int, step: int, events, sent: int | None) -> TrainState:
-    """Land payloads of fragment p sent at step `sent` (None: all); the regions that sent adopt."""
+def _drain(
+    loop: SyncLoop, state, p: int, step: int, events, sent: int | None, added: bool = True
+) -> TrainState:
+    """Land payloads of fragment p sent at step `sent` (None: all); the regions that sent adopt.
+
+    Args:
+      added: eager anchors have each region's own part of them already.
+    """
     for key, flight in in_send_order(state.in_flight):
         if flight.fragment != p or (sent is not None and flight.sent != sent):
             continue
         state, arrived = loop.collect(state, key, last=sent is None)
         flight, own = state.in_flight[key], None
         if loop.method.takes_own_parts:
-            own = own_parts(arrived, None)
+            own = own_parts(arrived if added else emptied(arrived), None)
         state, values = loop.update_anchor(state, arrived, own, if_news=True)
         state = loop.adopt(state, p, flight, flight.takes_part, step)
         state = state.replace(in_flight=without(state.in_flight, key))

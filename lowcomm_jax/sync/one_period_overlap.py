@@ -75,7 +75,7 @@ class OnePeriodLoop(SyncLoop):
         first = late_key is None and int(state.counters.sends[p]) == 1
         if first and self.method.schedule.first_round == "blocking":
             return self.land_now(state, [fresh_key], step, events)
-        late, arrived, here = None, _emptied(fresh), fresh
+        late, arrived, here = None, emptied(fresh), fresh
         if late_key is not None:
             state, arrived = self.collect(state, late_key, adopted=bool(mask.any()))
             late = here = state.in_flight[late_key]
@@ -111,7 +111,7 @@ def _shares(weight_R: jax.Array) -> jax.Array:
     return jnp.where(total > 0, weight_R / jnp.where(total > 0, total, 1.0), 0.0)
 
 
-def _emptied(flight: InFlight | None) -> InFlight | None:
+def emptied(flight: InFlight | None) -> InFlight | None:
     """An empty payload: with all weights 0 its mean is 0."""
     if flight is None:
         return None

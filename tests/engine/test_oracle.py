@@ -185,6 +185,30 @@ def test_eager(regions, skip):
     check(seen, run)
 
 
+@pytest.mark.parametrize(
+    "regions, steps, away, weights",
+    [
+        (1, 3, (), None),  # before the first boundary nothing waits, and no own part was added
+        (3, 3, (), None),
+        (3, 8, (), [0.2, 0.5, 0.3]),
+        (3, 8, ((8, 0),), None),  # the absent one sends alone, and nobody has added its part
+        (3, 10, ((4, 2),), None),
+    ],
+)
+def test_the_end_of_eager(regions, steps, away, weights):
+    mask, method = absent(steps, regions, away), lc.methods.eager_diloco(4)
+    given = {} if weights is None else {"weights": weights}
+    state, seen, batches = train(method, SGD[1], regions, steps, mask, finish=True, **given)
+    outer = oracle.Nesterov(0.4, 0.9)
+    how = {"period": 4, "inner": SGD[0], "outer": outer, "participants": mask, "finish": True}
+    run = oracle.run_eager(oracle.make_params(), batches, **how, **given)
+    check(seen, run)
+    for key, value in anchors(state).items():
+        for r, tree in enumerate(run.finished.anchors):
+            close(value[r], tree[key], f"anchor {r} {key}")
+            close(np.array(lc.region_params(state)[key][r]), tree[key], f"region {r} {key}")
+
+
 @pytest.mark.parametrize("first", ["empty", "blocking"])
 @pytest.mark.parametrize("skip", [False, True], ids=["all", "skip"])
 def test_delayed(first, skip):

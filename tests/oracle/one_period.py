@@ -73,7 +73,7 @@ def run_eager(
     momenta = [zeros_like(params) for _ in range(count)]
     regions = Regions(params, inner, count)
     added = [zeros_like(params) for _ in range(count)]
-    late, late_sent = None, 0
+    late, late_sent, late_from = None, 0, ()
     run = Trajectory()
     run.record(step=0, anchors=anchors, locals=regions.values, momentum=momenta)
     for t in range(1, steps + 1):
@@ -96,7 +96,7 @@ def run_eager(
                 anchors[r], momenta[r] = outer.step(anchors[r], g, momenta[r])
                 if r in present:
                     regions.values[r] = copy_tree(anchors[r])
-            late, late_sent = fresh, t
+            late, late_sent, late_from = fresh, t, present
         run.record(
             step=t,
             anchors=anchors,
@@ -107,28 +107,43 @@ def run_eager(
             extra={"own_in_flight": [copy_tree(tree) for tree in added]},
         )
     if finish:
-        waiting = None if late is None else (late_sent, late.mean)
+        waiting = None if late is None else (late_sent, late.mean, late_from)
         row = weights_at(weights, steps, count)
         _finish_eager(run, regions, anchors, momenta, outer, waiting, added, steps, row)
     return run
 
 
 def _finish_eager(run, regions, anchors, momenta, outer, waiting, added, step, weights):
-    """Land the late part (no fresh part this time), then synchronise once more, blocking."""
-    everyone = tuple(range(len(anchors)))
-    if waiting is not None:
-        sent, mean = waiting
+    """Synchronise once more, blocking; what waits lands before, its own parts subtracted.
+
+    A payload of this very step lands, and those who sent it are done. One of an earlier boundary
+    lands at one more boundary, which adds the fresh parts. What was not added is not subtracted.
+    """
+    everyone, done = tuple(range(len(anchors))), ()
+
+    def move(mean, parts, subtracted, who):
         for r in everyone:
-            anchors[r], momenta[r] = outer.step(anchors[r], subtract(mean, added[r]), momenta[r])
-            regions.values[r] = copy_tree(anchors[r])
-        run.events.append(Event(step, "drain", 0, step - sent, everyone))
-    own = [subtract(anchors[r], regions.values[r]) for r in everyone]
-    last = reduce_over(own, everyone, weights)
-    if last is not None:
-        for r in everyone:
-            anchors[r], momenta[r] = outer.step(anchors[r], last.mean, momenta[r])
-            regions.values[r] = copy_tree(anchors[r])
-        run.events.append(Event(step, "final", 0, 0, everyone, last.excluded))
+            g = _eager_gradient(mean, parts[r], subtracted[r])
+            anchors[r], momenta[r] = outer.step(anchors[r], g, momenta[r])
+            if r in who:
+                regions.values[r] = copy_tree(anchors[r])
+
+    nothing = [zeros_like(anchors[0]) for _ in everyone]
+    at_once = waiting is not None and waiting[0] == step
+    if at_once:
+        _, mean, done = waiting
+        move(mean, nothing, added, done)
+        run.events.append(Event(step, "drain", 0, 0, done))
+    if set(done) != set(everyone):
+        own = [subtract(anchors[r], regions.values[r]) for r in everyone]
+        last, parts = reduce_over(own, everyone, weights), nothing
+        if waiting is not None and not at_once:
+            parts = [_own_part(last, r, own[r]) for r in everyone]
+            move(waiting[1], parts, added, everyone)
+            run.events.append(Event(step, "land", 0, step - waiting[0], everyone))
+        if last is not None:
+            move(last.mean, nothing, parts, everyone)
+            run.events.append(Event(step, "final", 0, 0, everyone, last.excluded))
     run.record_finished(step=step, anchors=anchors, locals=regions.values, momentum=momenta)
 
 
