@@ -136,6 +136,18 @@ def test_trainers_share_a_region_and_its_link(fresh):
     assert took == pytest.approx(STEP_SECONDS / 2 * work + 2 * EXCHANGE, rel=1e-9)
 
 
+def test_gradients_that_are_reduced_at_a_rounds_first_step_are_booked_there():
+    """With scope across: a dense fp32 gradient and three scalars a trainer, once a round."""
+    settings = {"start_batch": 2, "max_batch": 2, "microbatches": 2, "scope": "across"}
+    one = engine(lc.methods.adloco(PERIOD, 2, None, "norm", **settings))
+    state, history = one.run(one.init(oracle.make_params()), stream, steps=1)
+    assert [(e.step, e.trainer) for e in history.events if e.kind == "send"] == [(1, 0), (1, 1)]
+    assert state.bytes_sent.tolist() == [2 * (SIZE + 12)] * REGIONS
+    state, history = one.run(state, stream, rounds=1)
+    assert state.bytes_sent.tolist() == [2 * (SIZE + 12 + SIZE)] * REGIONS  # and both models
+    assert all(event.fragment >= 0 for event in history.events)
+
+
 def test_one_trainer_with_a_fixed_batch_is_the_ordinary_engine():
     method = lc.methods.diloco(PERIOD, inner_batching=Fixed(4))
     adaptive = engine(method, largest_microbatch=4)

@@ -1,4 +1,4 @@
-"""Trainers between jobs: who decides the next batch, and which states are taken over."""
+"""Trainers between jobs: who decides the next batch, and what is taken over from others."""
 
 import copy
 from types import SimpleNamespace
@@ -7,14 +7,17 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from adaptive.adaptive_cases import PERIOD, engine
+from adaptive.adaptive_cases import PERIOD, engine, stream
 
 import lowcomm_jax as lc
 from lowcomm_jax import exchange
+from lowcomm_jax.adaptive.checks import Goal
 from lowcomm_jax.adaptive.job_trainers import NOTHING, JobNoise, given
 from lowcomm_jax.adaptive.plans import StepPlan
 from lowcomm_jax.adaptive.state import Trainer
 from lowcomm_jax.batching import Fixed, NormTest, pooled
+from lowcomm_jax.checkpoint import Checkpoints
+from lowcomm_jax.recovery import rejoin_trainers
 from lowcomm_jax.recovery.rejoin_trainers import install_trainers
 from lowcomm_jax.runtime.errors import Rejected
 
@@ -169,3 +172,77 @@ def test_a_damaged_document_is_not_taken(damage, error, states):
     damage(document)
     with pytest.raises(error):
         install_trainers(one, own, arrays, document)
+
+
+# -- where a region starts that has only landed ------------------------------------------------
+
+
+@pytest.fixture
+def region(tmp_path):
+    """(engine of region 0 of two trainers, its state)."""
+    method = lc.methods.adloco(PERIOD, trainers=2, test="fixed")
+    one = engine(method, 2, exchange=exchange.store(f"file://{tmp_path}", 0, 2, "run"))
+    with jax.numpy_dtype_promotion("standard"):
+        return one, one.init(oracle.make_params())
+
+
+def moved(state):
+    """Every trainer with an anchor of its own, away from the values of this region."""
+    for number, trainer in state.trainers.items():
+        anchor = jax.tree.map(lambda x: x + 1 + number, trainer.state.anchor)  # noqa: B023
+        state = state.with_trainer(
+            number, trainer.replace(state=trainer.state.replace(anchor=anchor))
+        )
+    return state
+
+
+def starts_from(state, anchors):
+    for number, trainer in state.trainers.items():
+        for name, x in anchors[number].items():
+            np.testing.assert_array_equal(trainer.state.anchor[name], x)
+            np.testing.assert_array_equal(trainer.state.inner.params[name], x)
+
+
+def anchors_of(state):
+    return {i: jax.tree.map(np.array, t.state.anchor) for i, t in state.trainers.items()}
+
+
+def test_after_rounds_that_it_missed_a_region_starts_from_the_anchors(region, monkeypatch):
+    """Its own values are those from before the rounds that the others made without it."""
+    (one, state), rounds, told = region, [], []
+
+    def lands(state, source, goal):
+        rounds.append(source)
+        return moved(state)
+
+    monkeypatch.setattr(one.delivery, "frontier", lambda: 2 * PERIOD)
+    monkeypatch.setattr(one, "pass_steps", lands)
+    monkeypatch.setattr(one._jobs, "tell", told.append)
+    wanted = anchors_of(moved(moved(state)))
+    found = one._caught_up(state, stream, Goal(100, 10**6))
+    assert rounds == [stream] * 2 and len(told) == 1
+    starts_from(found, wanted)
+
+
+def test_who_comes_after_the_end_starts_from_the_anchors_of_the_result(region, monkeypatch):
+    one, state = region
+    theirs, others = moved(state), one.delivery.exchange
+    wanted, result = anchors_of(theirs), given(theirs)
+    monkeypatch.setattr(type(others), "awaited", False)
+    monkeypatch.setattr(others, "sent_before", lambda: 0)
+    monkeypatch.setattr(others, "result", lambda: result)
+    # Nothing is compiled, since nobody is there to exchange anything with.
+    monkeypatch.setattr(one, "warm", lambda state, source: state)
+    monkeypatch.setattr(rejoin_trainers, "precompile", lambda engine, state, *_: state)
+    starts_from(rejoin_trainers.enter(one, state, stream), wanted)
+
+
+def test_a_checkpoint_in_a_round_has_this_regions_numbers(region, tmp_path):
+    """They travel with the round's payload, which is sent after the run goes on."""
+    one, state = region
+    measured = {"gbar2": 1.0, "spread": 0.1, "along": 3.0, "looked": 1.0}
+    state = state.with_trainer(1, state.trainers[1].replace(measured=measured))
+    with Checkpoints(tmp_path / "saved") as checkpoints:
+        checkpoints.save(state, extra={}, config={}, method=one.method)
+        found = checkpoints.restore(one, oracle.make_params()).state
+    assert [t.measured for t in found.trainers.values()] == [None, measured]

@@ -5,11 +5,12 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from adaptive.adaptive_cases import MESH, PERIOD, REGIONS, asking, stream
+from adaptive.adaptive_cases import MESH, PERIOD, REGIONS, asking, engine, stream
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
 from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
+from lowcomm_jax.state.train_state import with_inner
 
 
 def trained(moments, inner, codec=None):
@@ -57,3 +58,20 @@ def test_a_schedule_goes_on_where_it_was(moments):
         assert np.asarray(count).tolist() == [0 if fresh else PERIOD] * REGIONS
     moment = jax.tree.leaves(optax.tree.get(opt, "mu"))
     assert all((np.abs(x).max() > 0) == (moments == "merge") for x in moment)
+
+
+def test_the_last_model_is_the_mean_by_all_requests():
+    """A survivor that merges again counts for those that it took in, too."""
+    one = engine(lc.methods.adloco(PERIOD, 3, test="fixed"))
+    state, apart = asking(one.init(oracle.make_params()), t0=5, t1=3, t2=4), (1.0, -2.0, 0.5)
+    for (number, trainer), factor in zip(state.trainers.items(), apart, strict=True):
+        anchor = jax.tree.map(lambda x: x * factor, trainer.state.anchor)  # noqa: B023
+        params = jax.tree.map(lambda x: x + factor, trainer.state.inner.params)  # noqa: B023
+        own = with_inner(trainer.state, params=params).replace(anchor=anchor)
+        state = state.with_trainer(number, trainer.replace(state=own))
+    states = [trainer.state for trainer in state.trainers.values()]
+    before = [(x.anchor, x.inner.params) for x in states]
+    after = merged(one, state)
+    for found, *each in zip(*map(jax.tree.leaves, ((after.anchor, after.inner.params), *before))):
+        mean = np.average(np.array(each), axis=0, weights=[5, 3, 4])
+        np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-6)

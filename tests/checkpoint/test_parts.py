@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from checkpoint.checkpoint_cases import assert_same
 
-from lowcomm_jax.checkpoint import Checkpoints, DamagedError, manager, store
+from lowcomm_jax.checkpoint import Checkpoints, DamagedError, load, manager, store
 from lowcomm_jax.mesh.arrays import Box, fetch_boxes
 
 # Orbax leaves coroutines and tasks behind when a file cannot be read.
@@ -199,3 +199,44 @@ def test_what_is_neither_a_step_nor_half_of_one_is_left_alone(path):
 def test_parts_begin_in_a_folder_that_is_not_there_yet(path):
     store.begin_parts(path.parent / "made" / "7")
     assert (path.parent / "made").exists() and not store.steps(path.parent / "made")
+
+
+def test_parts_of_an_interrupted_save_are_not_those_of_the_next(path):
+    store.begin_parts(path)
+    store.write_part(path, 1, boxes_of(1))
+    store.begin_parts(path)
+    assert not store.has_part(path, 1)
+
+
+def test_half_a_deletion_leaves_no_step(path, monkeypatch):
+    path.mkdir(parents=True)
+
+    def killed(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.remove(path)
+    assert store.steps(path.parent) == {}
+    assert [n for n, _ in store.leftovers(path.parent)] == [7]
+    (_, left), *_ = store.leftovers(path.parent)
+    store.remove(left)
+    assert not store.leftovers(path.parent)
+
+
+@pytest.mark.parametrize(
+    "under_way, counts, change, refused",
+    [
+        ([], (3, 3), False, None),
+        ([], (3, 4), True, None),
+        ([], (3, 4), False, "change_regions=True"),
+        ([{"key": "0@4"}], (3, 3), False, None),
+        ([{"key": "0@4"}], (3, 4), True, "payloads in flight"),
+    ],
+)
+def test_another_number_of_regions_is_refused_unless_it_is_asked_for(
+    under_way, counts, change, refused
+):
+    found = load._region_problems({"": under_way}, counts, change)
+    assert len(found) == (refused is not None) and all(refused in line for line in found)

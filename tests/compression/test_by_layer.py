@@ -44,6 +44,22 @@ def test_the_mean_is_the_same(name):
     same(*(aggregate(payload_R, weight_R, SHAPE) for aggregate in run))
 
 
+def test_the_mean_rank_is_that_of_all_layers():
+    """Layers of rank 1, 2 and 4: the mean tells them from their largest and smallest."""
+    codec = make_matrix("low_rank", rank=4)
+    rng, layers = np.random.default_rng(0), []
+    for rank in (1, 2, 4):
+        p, q = (np.linalg.qr(rng.normal(size=(n, rank)))[0] for n in SHAPE[1:])
+        layers.append(p @ q.T)
+    x = jnp.asarray(np.stack(layers), jnp.float32)
+    payload, state = codec.encode(x, codec.init(SHAPE, 7))
+    payload, _ = codec.encode(x, state)
+    one = jax.tree.map(lambda leaf: leaf[None], payload)
+    for found in (codec, ByLayer(codec)):
+        rank = found.mean_rank(one, jnp.ones(1), SHAPE, 0.99)
+        np.testing.assert_allclose(rank, 7 / 3, rtol=0.05)
+
+
 def same(one, other):
     assert jax.tree.structure(one) == jax.tree.structure(other)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), one, other)

@@ -170,6 +170,18 @@ def test_random_k_sends_one_value_of_each_group_and_new_ones_next_round():
     np.testing.assert_array_equal(dense, x)
 
 
+def test_unbiased_random_k_has_the_input_as_its_mean():
+    """One of four values is sent, at random, four times as large."""
+    shape, codec = (1, 2, 32), RandomK(one_in=4, unbiased=True)
+    x, state, seen = jnp.asarray(noise((2, 32), 9))[None], codec.init(shape, 0), []
+    for _ in range(20):
+        payload, state = codec.encode(x, state)
+        seen.append(np.asarray(codec.decode(payload, shape)))
+    sent = np.array(seen) != 0
+    np.testing.assert_allclose(np.array(seen)[sent], np.broadcast_to(4 * x, sent.shape)[sent])
+    assert sent.mean() == 0.25
+
+
 def test_low_rank_is_one_power_iteration():
     rng = np.random.default_rng(10)
     x = rng.standard_normal((1, 60, 44)).astype("f4")

@@ -156,6 +156,27 @@ def test_a_stage_codes_its_own_part_alone():
             close(found["norm"], expected["norm"])
 
 
+def test_the_mean_rank_of_stages_is_the_mean_of_their_parts():
+    mesh, inner = lc.make_mesh(1, 2), PerTensor(make_matrix("low_rank", rank=3))
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(size=(64, rank)) @ rng.normal(size=(rank, 64)) for rank in (1, 3)]
+    tree = {"w": jnp.asarray(np.concatenate(parts), jnp.float32)}
+    codec = Staged(inner, mesh, {"w": P("stage")})
+    payload, state = jax.jit(codec.encode)(tree, codec.init(tree))
+    payload, _ = jax.jit(codec.encode)(tree, state)
+    payload_R = jax.tree.map(lambda x: x[None], payload)
+    found = jax.jit(lambda p, w: codec.mean_rank(p, w, tree, 0.999))(payload_R, jnp.ones(1))
+    own = []
+    for part in parts:
+        like = {"w": jnp.asarray(part, jnp.float32)}
+        sent, state = inner.encode(like, inner.init(like))
+        sent, _ = inner.encode(like, state)
+        sent_R = jax.tree.map(lambda x: x[None], sent)
+        own.append(float(inner.mean_rank(sent_R, jnp.ones(1), like, 0.999)))
+    assert own[0] < own[1]
+    np.testing.assert_allclose(found, np.mean(own), rtol=1e-4)
+
+
 def test_rows_are_coded_together_in_a_stages_part():
     """The exchange asks with the part's shape, which is not to be divided over the stages again."""
     codec = Staged(PerTensor(make_matrix("topk")), lc.make_mesh(1, 2), {"table": P("stage")})

@@ -206,6 +206,29 @@ def test_runs_are_deterministic_and_resume_bit_for_bit():
         restore_clock(VirtualClock(noisy(3), seed=1), saved)
 
 
+def test_a_report_after_a_resume_is_that_of_the_whole_run():
+    """Waits for peers and bytes and time away included, and what heartbeats cost."""
+
+    def steps(clock, first, last):
+        for step in range(first, last + 1):
+            clock.inner_step(step, away=[step % 4 == 1, False, step % 5 == 0])
+            if step % 3 == 0:
+                clock.send(step, 0, 0.1 * GB, "ring")
+                clock.land(step, 0)
+
+    network = equal_regions(control_rate=10.0)
+    whole = VirtualClock(network)
+    steps(whole, 1, 10)
+    resumed = VirtualClock(network)
+    restore_clock(resumed, json.loads(json.dumps(clock_state(whole))))
+    steps(whole, 11, 20)
+    steps(resumed, 11, 20)
+    found, expected = resumed.report(), whole.report()
+    assert found.as_dict() == expected.as_dict()
+    assert expected.absent_R.max() > 0 and expected.exposed_R.max() > 0
+    np.testing.assert_allclose(expected.control_R, 10.0 * expected.wall_s)
+
+
 def test_batched_steps_are_the_same_steps():
     for network in (noisy(), uniform(4, 1.0, compute_s=0.1)):
         one, many = VirtualClock(network, seed=2), VirtualClock(network, seed=2)

@@ -345,6 +345,10 @@ def test_an_own_report_that_was_not_announced_is_published_too(learner):
     assert made.gc.calls[-1][2] == {"1.round0": {0: ["0.1"], 1: ["1.1"]}}
 
 
+def test_payloads_stay_for_who_has_rounds_to_land_however_far_behind(learner):
+    assert learner().gc.for_all is True, "nobody takes a state in their place"
+
+
 def test_payloads_are_swept_once_after_each_landing(learner):
     made = learner()
     made.one.look(), made.one.look()

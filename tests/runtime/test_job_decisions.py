@@ -37,6 +37,7 @@ class Counters:
 class State:
     counters: Counters = dataclasses.field(default_factory=Counters)
     in_flight: dict = dataclasses.field(default_factory=dict)
+    codec: tuple = ("of fragment 0", "of fragment 1")
 
     def replace(self, **changes):
         return dataclasses.replace(self, **changes)
@@ -615,6 +616,47 @@ def test_the_round_of_a_report_is_that_of_its_fragment():
     state = State(in_flight={"a": first, "b": second})
     assert loop.own(state, 3) == ("a", first) and loop.own(state, 4) == ("b", second)
     assert loop.own(State(), 3) is None
+
+
+class Lands(Reports):
+    """Round 3, of fragment 1, has arrived; how the anchor moves is left out."""
+
+    def __init__(self, admitted):
+        super().__init__(landed=3)
+        self.rounds.names_ours = lambda number: admitted and number == 3
+        self.all_payloads = lambda flight, arrived: flight
+        self.update_anchor = lambda state, flight: (state, {})
+        self.adopt = lambda state, *_: state
+        self.measured = lambda arrived: {}
+        self.log_landing = lambda *_: None
+
+
+@pytest.mark.parametrize(
+    ("reports", "admitted", "residual"),
+    [
+        (True, True, "of fragment 1"),
+        (True, False, "from before"),
+        (False, False, "of fragment 1"),  # it has sent nothing
+    ],
+)
+def test_who_is_not_admitted_gets_the_residual_from_before_its_report(reports, admitted, residual):
+    flight = sent(5, fragment=1, kept="from before")
+    reported = ("1@5", flight) if reports else None
+    state = State(in_flight={"1@5": flight} if reports else {})
+    state = Lands(admitted).land_round(state, reported, None, 9, [])
+    assert state.codec == ("of fragment 0", residual) and not state.in_flight
+
+
+def test_a_restored_learner_reports_again_in_the_order_of_its_reports():
+    """Each to the round of its fragment that it has reported to last."""
+    loop, reports = Reports(newest=4), []
+    loop._begun, loop._at_the_end = lambda state: loop.rounds, False
+    loop.report_to = lambda state, number, flight: reports.append((number, flight))
+    first, second = sent(5, fragment=1), sent(7, fragment=0)
+    state = State(in_flight={"0@7": second, "1@5": first}).at(8)
+    state.counters.sends = np.array([3, 2])
+    loop.reconnect(state)
+    assert reports == [(3, first), (4, second)] and loop._seen == (4, 8)
 
 
 @pytest.mark.parametrize(("landed", "until", "read"), [(0, 2, 5), (2, 2, 0), (3, 2, 0)])

@@ -62,3 +62,23 @@ def test_a_straggler_holds_up_its_own_steps(monkeypatch):
         for step in range(1, 7):
             ScriptedFaults(faults, region).steps(step)
     assert slept == [0.25, 0.25]
+
+
+def test_a_slow_link_carries_so_many_megabits_a_second(monkeypatch):
+    slept = []
+    monkeypatch.setattr(fault_hooks.time, "sleep", slept.append)
+    scripted = ScriptedFaults([Fault(3, "slow", 1, steps=2, mbit=2.0)], 1)
+    for step in (2, 3):
+        scripted.begins(f"{step}", {"step": step})
+        assert scripted.sent(f"{step}", bytes(500_000)) == bytes(500_000)
+        scripted.received(f"{step}", 250_000)
+    assert slept == [2.0, 1.0], "seconds: 4 and 2 megabits"
+
+
+def test_an_older_payload_of_its_size_is_sent_again():
+    scripted = ScriptedFaults([Fault(3, "replay", 1, steps=3)], 1)
+    sent = [b"one", b"four", b"two", b"six", b"ten"]
+    for step, payload in enumerate(sent, 1):
+        scripted.begins(f"{step}", {"step": step})
+        sent[step - 1] = scripted.sent(f"{step}", payload)
+    assert sent == [b"one", b"four", b"one", b"two", b"six"]

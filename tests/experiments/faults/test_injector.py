@@ -152,6 +152,15 @@ def test_one_outage_after_the_other(run):
     assert rendezvous.is_dir()
 
 
+def test_who_was_killed_stays_dead_when_the_launcher_stops(run):
+    targets, _, inject = run
+    injecting = inject(Fault(4, "kill", 0, steps=9), Fault(4, "stop", 1, steps=9))
+    everyone(targets, 4)
+    injecting.act(False)
+    injecting.end_all()
+    assert targets[0].done == [KILL] and targets[1].done == [STOP, GO]
+
+
 def test_by_time_since_the_run_began(run):
     targets, _, inject = run
     injecting = inject(Fault(None, "stop", 1, seconds=0.5, time=10))
