@@ -77,6 +77,25 @@ def test_run_equals_steps_bit_for_bit_and_compiles_once(name):
     assert compilations(again) == 0
 
 
+@pytest.mark.parametrize(("every", "delay"), [(2, 4), (2, 3)], ids=["with a send", "between sends"])
+def test_payloads_that_are_under_way_together_land_when_each_is_due(every, delay):
+    """Two of a slow channel, in blocks of four steps."""
+    channel = Channel("x", every=every, delay=delay)
+    assert channel.slots == 2
+    engine, state = make(Method("m", Never(), None, channels=(channel,)))
+    state, _ = engine.run(state, stream(), lambda t: MASK[t])
+    run = oracle.run_channels(
+        oracle.make_params(),
+        oracle.make_batches(steps=STEPS, regions=R),
+        inner=oracle.AdamW(0.02),
+        exchanges=[oracle.Exchange("x", every=every, delay=delay)],
+        participants=MASK[1 : STEPS + 1],
+    )
+    for name, value in lc.region_params(state).items():
+        for r, tree in enumerate(run.last.locals):
+            np.testing.assert_allclose(value[r], tree[name], rtol=3e-5, atol=3e-6)
+
+
 @pytest.mark.parametrize("mesh", [(1, 1, 1, 1), (3, 1, 2, 1)])
 def test_a_step_takes_the_place_of_the_state_that_it_is_given(mesh):
     def held(state):
@@ -332,12 +351,12 @@ def test_finishing_twice_is_finishing_once(name):
 
 
 def test_the_last_mean_is_that_of_those_who_take_part():
-    engine, state = make("sparta")
+    engine, state = make("sparta", weights=[0.2, 0.5, 0.3])
     state, _ = engine.run(state, stream())
     before = lc.region_params(state)
     state = engine.finish(state, lambda _: [True, False, True])
     for name, value in lc.region_params(state).items():
-        wanted = (np.float64(before[name][0]) + before[name][2]) / 2
+        wanted = 0.4 * np.float64(before[name][0]) + 0.6 * np.float64(before[name][2])
         np.testing.assert_allclose(value, np.broadcast_to(wanted, value.shape), rtol=1e-5)
 
 

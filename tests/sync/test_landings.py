@@ -10,6 +10,7 @@ import optax
 from params.tiny_runs import R, engine
 
 import lowcomm_jax as lc
+from lowcomm_jax.sync.finish import finish
 
 START = {"w": np.float32([1.0, -2.0])}
 
@@ -71,6 +72,21 @@ def test_at_the_end_every_fragment_in_flight_lands_on_itself():
     final = one.finish(state)
     for value, payload, before in zip(final.anchor.values(), payloads, start.values(), strict=True):
         np.testing.assert_allclose(value[0], before - 0.5 * payload.mean(0), rtol=1e-6)
+
+
+def test_who_takes_part_in_the_last_synchronisation_is_asked_for_every_fragment():
+    method = lc.methods.streaming_diloco(9, 2, 0, 0.0, outer=optax.sgd(1.0), pattern=["a", "b"])
+
+    def loss(params, batch, rng):
+        return sum(square_loss({"w": x}, batch, rng) for x in params.values())
+
+    one = engine(loss, method)
+    state = one.init({"a": START["w"], "b": START["w"]})
+    state, _ = one.step(state, {"x": np.ones((R, 1), np.float32)})
+    masks = [[True, False, True], [False, True, False]]
+    _, events = finish(one.sync_loop(state), state, lambda p: masks[p])
+    sent = [(e.fragment, e.participants.tolist()) for e in events if e.kind == "send"]
+    assert sent == list(enumerate(masks))
 
 
 def test_who_copies_a_peer_gets_all_of_one_region_and_nothing_else():

@@ -173,6 +173,21 @@ def test_max_update_norm_holds_for_ddp_too():
     np.testing.assert_allclose(norm, 1e-3, rtol=1e-3)
 
 
+def test_max_update_norm_holds_for_every_anchor_of_noloco():
+    """In each of three landings; unbounded ones are longer."""
+    limit = 0.01
+    engine, state = make(lc.methods.noloco(1), max_update_norm=limit)
+    for batch in stream(3):
+        before = jax.tree.map(np.array, state.anchor)
+        state, metrics = engine.step(state, batch)
+        moved = {k: np.asarray(x) - before[k] for k, x in state.anchor.items()}
+        norm_R = [
+            np.linalg.norm(oracle.flatten({k: x[r] for k, x in moved.items()})) for r in range(R)
+        ]
+        np.testing.assert_allclose(norm_R, [limit] * R, rtol=1e-3)
+        np.testing.assert_allclose(metrics["events"][1].values["update_norm"], norm_R, rtol=1e-3)
+
+
 def test_a_weight_of_zero_is_not_a_rejection():
     engine, state = make(lc.methods.diloco(1), weights=[0.0, 0.4, 0.6])
     state, metrics = engine.step(state, stream(1)[0])

@@ -195,6 +195,24 @@ def test_fixed_weights(name):
     check(state, run, 4)
 
 
+def test_a_regions_own_part_counts_by_its_weight():
+    """The part that it adds at a boundary and takes out again at the next."""
+    weights = [0.2, 0.5, 0.3]
+    engine, state = make(lc.methods.eager_diloco(2), weights=weights)
+    state, _ = engine.run(state, stream(6))
+    run = oracle.run_eager(
+        oracle.make_params(),
+        oracle.make_batches(steps=6, regions=R),
+        period=2,
+        inner=oracle.Sgd(0.05),
+        outer=oracle.Nesterov(0.4, 0.9),
+        weights=weights,
+    )
+    for key, anchor in state.anchor.items():
+        for r, tree in enumerate(run.at(6).anchors):
+            np.testing.assert_allclose(anchor[r], tree[key], rtol=2e-5, atol=2e-6)
+
+
 def test_tokens_weigh_gradients_too():
     engine, state = make(lc.methods.ddp(), token_loss, weights="tokens")
     for batch in with_tokens(stream(6), TOKENS):
@@ -205,6 +223,34 @@ def test_tokens_weigh_gradients_too():
         oracle.run_ddp(oracle.make_params(), batches, inner=oracle.Sgd(0.05), weights=TOKENS),
         6,
     )
+
+
+# -- averaged state -------------------------------------------------------------------------------
+
+
+def test_state_is_averaged_once_a_period_beside_the_first_fragment():
+    """Two fragments leave in turn; the second one takes nothing along."""
+
+    def loss(params, batch, rng):
+        x = batch["x"].mean()
+        updates = {"mean": params["mean"] + x}
+        return (params["a"].sum() + params["b"].sum()) * x, {"updates": updates}
+
+    method = lc.methods.streaming_diloco(4, 2, 0, 0.0, pattern=["a", "b"])
+    roles = {"a": "train", "b": "train", "mean": "average"}
+    engine = lc.Engine(loss, optax.sgd(0.1), method, R, mesh=MESH, roles=roles)
+    shapes = {"a": (3,), "b": (5,), "mean": ()}
+    state = engine.init({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    x, mean, sent = np.float32([1, 2, 4]), np.zeros(R), []
+    for _ in range(8):
+        state, metrics = engine.step(state, {"x": x[:, None]})
+        mean, sends = mean + x, [e for e in metrics["events"] if e.kind == "send"]
+        sent += [(e.fragment, e.nbytes) for e in sends]
+        if any(e.fragment == 0 for e in sends):
+            mean[:] = mean.mean()
+        np.testing.assert_allclose(state.inner.buffers["mean"], mean, rtol=1e-6)
+    assert sent == [(0, 4 * (3 + 1)), (1, 4 * 5)] * 2
+    assert np.ptp(mean) > 0, "no step is left after the last mean"
 
 
 # -- accumulation ---------------------------------------------------------------------------------
