@@ -188,6 +188,15 @@ def test_a_payload_travels_during_the_round_after_it(probe):
         assert rounds[2:] == [(3, 8), (2, 10)] * 3
 
 
+def test_level_and_length_follow_the_mean_of_the_last_ranks():
+    """Ranks 8, 4, 2, 2, 2 over a window of three; the level of a boundary is sent at the next."""
+    schedule, ranks = Ranked(60, (8, 4, 2), window=3), [8.0, 4.0, 2.0, 2.0, 2.0, 2.0]
+    rounds = ranked_rounds(schedule, lambda k: ranks[k - 1], 7)
+    assert rounds[:3] == [(0, 60)] * 3  # nothing, 8, and 8 and 4: the window is not full
+    # (8 + 4 + 2) / 3 needs bucket 8; (4 + 2 + 2) / 3 needs bucket 4, sent from the next boundary.
+    assert rounds[3:] == [(0, 35), (0, 20), (1, 15), (2, 15)]
+
+
 def test_rounding_of_the_mean_rank_is_not_a_higher_rank():
     """A float32 mean of ranks may lie a few ulp above them."""
     schedule = Ranked(60, (8, 4, 2), window=1)

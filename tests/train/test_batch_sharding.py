@@ -54,6 +54,18 @@ def test_a_sharded_loss_is_the_loss_of_the_whole_batch(fsdp):
     close(on_mesh(lc.shard_batch_loss(linear), params, batch, fsdp), whole)
 
 
+def test_new_values_of_buffers_are_those_of_the_whole_batch():
+    """As many samples on every device: the mean over the devices is the mean over the batch."""
+
+    def tracked(params, batch, rng):
+        loss, aux = linear(params, batch, rng)
+        return loss, {**aux, "updates": {"mean": 0.7 * params["b"][0] + 0.3 * batch["x"].mean()}}
+
+    params, batch = rows()
+    whole = jax.value_and_grad(tracked, has_aux=True)(params, batch, KEY)
+    close(on_mesh(lc.shard_batch_loss(tracked), params, batch, 4), whole)
+
+
 def test_without_several_devices_the_loss_function_itself_is_called():
     params, batch = rows()
     text = str(jax.make_jaxpr(lc.shard_batch_loss(linear))(params, batch, KEY))

@@ -2,10 +2,12 @@
 
 import jax
 import numpy as np
-from params.tiny_runs import R, engine, scalars
+import pytest
+from params.test_roles import NORM, norm_loss, norm_roles
+from params.tiny_runs import R, engine, scalars, train
 
 import lowcomm_jax as lc
-from lowcomm_jax.train.inner_step import step_key
+from lowcomm_jax.train.inner_step import part_key, step_key
 
 BAD = 1
 
@@ -32,3 +34,45 @@ def test_a_skipped_step_uses_up_its_key_and_nothing_else():
     np.testing.assert_allclose(drawn, expected, rtol=1e-6)
     assert values[1][BAD] == values[0][BAD] and values[2][BAD] != values[1][BAD]
     assert np.asarray(state.inner.tokens)[:, 0].tolist() == [4, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["diloco", "ddp"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_every_region_step_and_microbatch_draws_from_a_key_of_its_own(name, accumulate):
+    """With one key for several of them dropout would drop the same values in all."""
+    method = {"diloco": lambda: lc.methods.diloco(10), "ddp": lc.methods.ddp}[name]()
+    one = engine(noisy_loss, method, seed=5, accumulate=accumulate)
+    state = one.init({"w": np.float32(1.0)})
+    for t in range(2):
+        state, metrics = one.step(state, {"x": np.ones((R, 2), np.float32)})
+        keys = [step_key(5, r, t) for r in range(R)]
+        if accumulate == 2:
+            parts = [[part_key(key, 0), part_key(key, 1)] for key in keys]
+        else:
+            parts = [[key] for key in keys]
+        expected = [np.mean([jax.random.uniform(key) for key in own]) for own in parts]
+        np.testing.assert_allclose(metrics["drawn"], expected, rtol=1e-6)
+
+
+def test_a_skipped_step_leaves_buffers_as_they_were():
+    """Its batch would make running statistics NaN for good."""
+    table = np.arange(1.0, 1 + 3 * R).reshape(3, R)
+    table[1, BAD] = np.nan
+    one = engine(norm_loss, lc.methods.diloco(10), roles=norm_roles("local"))
+    buffers = [train(one, NORM, scalars(table[:n])).inner.buffers for n in (1, 2, 3)]
+    means = np.array([found["mean"] for found in buffers])
+    assert means[1][BAD] == means[0][BAD] and np.isfinite(means).all()
+    np.testing.assert_allclose(means[2], 0.7 * means[1] + 0.3 * table[2], rtol=1e-6)
+    assert [found["seen"].tolist() for found in buffers] == [[4] * R, [5, 4, 5], [6, 5, 6]]
+
+
+def test_buffers_go_from_one_microbatch_to_the_next():
+    batch = {"x": np.arange(1.0, 1 + 2 * R, dtype=np.float32).reshape(R, 2)}
+    one = engine(norm_loss, lc.methods.diloco(10), roles=norm_roles("local"), accumulate=2)
+    state, mean = one.init(NORM), np.full(R, 0.2)
+    for t in (1, 2):
+        state, _ = one.step(state, batch)
+        for part in batch["x"].T:
+            mean = 0.7 * mean + 0.3 * part
+        np.testing.assert_allclose(state.inner.buffers["mean"], mean, rtol=1e-6)
+        assert state.inner.buffers["seen"].tolist() == [3 + 2 * t] * R
