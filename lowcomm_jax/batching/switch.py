@@ -115,14 +115,16 @@ def find_cap(nbytes: Callable[[int], int], budget: int, start: int = 1, limit: i
       limit: the largest to ask for.
 
     Raises:
-      ValueError: not even `start` fits.
+      ValueError: not even `start` fits, or it is above `limit`.
     """
+    if start > limit:
+        raise ValueError(f"start={start} is above limit={limit}: nothing may be asked for")
     if (least := nbytes(start)) > budget:
         raise ValueError(
             f"a microbatch of {start} needs {least} bytes of a device and the budget is {budget}: "
             "give more memory, a smaller model, or a smaller start batch"
         )
-    fits, multiples = 1, max(1, limit // start)
+    fits, multiples = 1, limit // start
     while 2 * fits <= multiples and nbytes(2 * fits * start) <= budget:
         fits *= 2
     low, high = fits, min(2 * fits, multiples + 1)

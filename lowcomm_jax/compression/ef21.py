@@ -13,9 +13,10 @@ regions, with equal weights. The copy of an absent region stays as it is, and so
 the running mean, which is therefore exact whichever regions take part. An absent region's old
 direction keeps its share of the mean.
 
-Two uses are refused. The mean over another number of regions is another sum, so that a run may not
-go on with more or fewer of them. Between jobs a region that comes back after a loss would start
-from a copy of 0.
+Three uses are refused. The mean over another number of regions is another sum, so that a run may
+not go on with more or fewer of them. Between jobs a region that comes back after a loss would start
+from a copy of 0. A codec that averages over the senders of an entry (`mean="senders"`) gives no
+mean over all regions.
 
 Source: arXiv 2106.05203, Algorithm 2.
 """
@@ -79,6 +80,16 @@ class EF21(Wrapper):
 def ef21(codec: Codec) -> EF21:
     """Let a codec send differences; chain `integrate()` before the outer rule (see the module)."""
     return EF21(codec)
+
+
+def averages_senders(part: Any) -> bool:
+    """Whether a codec, or one that it holds, averages an entry over those who sent it."""
+    if isinstance(part, tuple):
+        return any(map(averages_senders, part))
+    if not dataclasses.is_dataclass(part):
+        return False
+    held = (getattr(part, field.name) for field in dataclasses.fields(part))
+    return getattr(part, "mean", None) == "senders" or any(map(averages_senders, held))
 
 
 class IntegrateState(NamedTuple):

@@ -41,7 +41,11 @@ class ErrorFeedback(Wrapper):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        raise_all("error_feedback", [in_range("decay", self.decay, 0.0, 1.0)])
+        own = self.codec.increments or self.codec.personal
+        kept = f"codec {self.codec.name} keeps what it has not sent itself: use it as it is"
+        raise_all(
+            "error_feedback", [in_range("decay", self.decay, 0.0, 1.0), kept if own else None]
+        )
 
     @property
     def name(self) -> str:
@@ -65,11 +69,12 @@ def error_feedback(codec: Codec, decay: float = 1.0) -> ErrorFeedback:
     """Give a codec a residual, which carries over the values that it did not send.
 
     Args:
-      codec: any codec; its payload and bytes stay as they are.
+      codec: its payload and bytes stay as they are. Not EF21, whose increments would make the
+        residual grow without bound, and not decoupled momentum.
       decay: beta in [0, 1].
 
     Raises:
-      ValueError: decay outside [0, 1].
+      ValueError: decay outside [0, 1], or such a codec.
 
     >>> from lowcomm_jax.compression import make
     >>> x = jnp.array([1.0, -4.0, 2.0])

@@ -19,6 +19,7 @@ from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec, make
+from lowcomm_jax.compression.ef21 import averages_senders
 from lowcomm_jax.compression.two_shot import per_tensor, wrapper_problem
 from lowcomm_jax.merge import Merge
 from lowcomm_jax.params.fragments import Pattern
@@ -241,6 +242,11 @@ class Method:
             return [
                 f"codec {self.codec.name} sends changes of a mean over all regions, which needs one"
                 " anchor and one mean of all of them; use error_feedback"
+            ]
+        if self.codec.increments and averages_senders(self.codec):
+            return [
+                f"codec {self.codec.name} sends changes of a mean over all regions, and averages "
+                "over senders: give the codec in it mean='regions'"
             ]
         if self.reduces_all and (problem := wrapper_problem(self.codec)) is not None:
             return [problem]

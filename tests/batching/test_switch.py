@@ -55,6 +55,8 @@ def test_the_cap_is_the_largest_that_fits(start, limit):
         assert max(asked) <= limit
     with pytest.raises(ValueError, match=f"microbatch of {start} needs"):
         find_cap(nbytes, 1000, start)
+    with pytest.raises(ValueError, match=r"start=8 is above limit=4"):
+        find_cap(nbytes, 1 << 30, 8, 4)
 
 
 def test_communications_grow_with_the_logarithm_of_the_samples():

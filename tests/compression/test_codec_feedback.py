@@ -140,3 +140,12 @@ def test_quantize_names_and_refusals():
         compress("int4", error_feedback=1.2)
     with pytest.raises(ValueError, match="'ef22' is unknown"):
         compress("int4", error_feedback="ef22")
+
+
+@pytest.mark.parametrize(
+    "codec", [ef21(build("topk", k=9)), decoupled_momentum(build("topk", k=9), 0.9)]
+)
+def test_a_residual_beside_a_memory_of_ones_own_is_refused(codec):
+    """Of increments it would grow without bound; of decoupled momentum it would hide the mean."""
+    with pytest.raises(ValueError, match=f"codec {codec.name} keeps what it has not sent itself"):
+        error_feedback(codec)

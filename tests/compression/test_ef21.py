@@ -83,6 +83,15 @@ def test_increments_that_nobody_sums_up_are_refused(method):
         engine.init({"w": np.zeros(6, np.float32)})
 
 
+@pytest.mark.parametrize("codec", [make("topk", mean="senders"), make("dct_topk")])
+def test_a_mean_over_senders_is_none_over_all_regions(codec):
+    """Of [4, 1] and [1, 4] each sends one entry; the copies' mean moves by half of each."""
+    with pytest.raises(ValueError, match=r"averages over senders.*mean='regions'"):
+        engine_of(lc.methods.diloco(PERIOD, optax.chain(integrate()), codec=ef21(codec)))
+    over_all = ef21(make("dct_topk", mean="regions"))
+    engine_of(lc.methods.diloco(PERIOD, optax.chain(integrate()), codec=over_all))
+
+
 @pytest.mark.parametrize("weights", ["tokens", [1.0, 2.0, 1.0]])
 def test_a_running_mean_of_unequal_regions_is_refused(weights):
     method = lc.methods.diloco(PERIOD, optax.chain(integrate()), codec=ef21(make("topk")))
