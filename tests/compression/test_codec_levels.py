@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import lowcomm_jax as lc
@@ -23,3 +25,15 @@ def test_a_plain_codec_has_level_0_alone():
     assert codec.at(0) is codec
     with pytest.raises(ValueError, match="int4 has one level: level 1"):
         codec.at(1)
+
+
+def test_levels_whose_states_differ_in_shape_are_refused():
+    like = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
+
+    def levels(**settings):
+        wide, narrow = (compression.make("low_rank", rank=rank, **settings) for rank in (4, 2))
+        return compression.CodecLevels(wide, (narrow,))
+
+    levels(basis=4).init(like)
+    with pytest.raises(ValueError, match="the states of low_rank2 differ from that of low_rank4"):
+        levels().init(like)

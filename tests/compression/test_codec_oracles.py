@@ -1,5 +1,6 @@
 """Codecs against NumPy re-derivations that share no code with them."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from codec_cases import matrix_round_trip
 
 from lowcomm_jax.compression import (
     E3M0,
+    Cast,
     DCTTopK,
     Integer,
     LowRank,
@@ -23,6 +25,11 @@ def noise(shape, seed=0, shift=0.3):
     """Skewed and heavy-tailed, so that no symmetry can hide a mistake."""
     rng = np.random.default_rng(seed)
     return (rng.standard_normal(shape) * np.exp(rng.standard_normal(shape)) + shift).astype("f4")
+
+
+def test_fp16_saturates_at_both_ends():
+    y, _ = matrix_round_trip(Cast("fp16"), np.array([-1e30, 1e30, 0.5], "f4"))
+    np.testing.assert_array_equal(y, [-65504, 65504, 0.5])
 
 
 @pytest.mark.parametrize("bits, sigmas", [(2, 6.0), (4, 6.0), (4, 4.4), (8, 6.0)])
@@ -170,6 +177,14 @@ def test_random_k_sends_one_value_of_each_group_and_new_ones_next_round():
     np.testing.assert_array_equal(dense, x)
 
 
+def test_random_k_chooses_anew_in_every_layer():
+    shape, codec = (3, 8, 8), RandomK(one_in=8)
+    payload, _ = codec.encode(jnp.ones(shape), codec.init(shape, 0))
+    sent = np.asarray(codec.decode(payload, shape)) != 0
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert np.any(sent[one] != sent[other])
+
+
 def test_unbiased_random_k_has_the_input_as_its_mean():
     """One of four values is sent, at random, four times as large."""
     shape, codec = (1, 2, 32), RandomK(one_in=4, unbiased=True)
@@ -223,6 +238,20 @@ def test_measured_rank_counts_energy():
     p, q = jnp.asarray(u * values, jnp.float32), jnp.asarray(v, jnp.float32)
     assert [int(measured_rank(p, q, e)) for e in (0.7, 0.9, 0.99, 0.99999)] == [1, 2, 3, 4]
     assert int(measured_rank(0 * p, q)) == 0
+
+
+def test_the_rank_of_a_mean_counts_regions_by_their_weight():
+    """Two regions send matrices of rank 1 that are orthogonal to each other."""
+    codec, shape = LowRank(rank=2), (1, 16, 16)
+    x_R = jnp.zeros((2, *shape)).at[0, 0, 0, 0].set(1.0).at[1, 0, 1, 1].set(1.0)
+
+    @jax.jit
+    def rank_at(weight_R):
+        payload_R = jax.vmap(lambda x: codec.encode(x, codec.init(shape, 0))[0])(x_R)
+        return codec.mean_rank(payload_R, weight_R, shape, 0.9)
+
+    assert rank_at(jnp.array([1.0, 1.0])) == 2
+    assert rank_at(jnp.array([1.0, 0.01])) == 1
 
 
 def test_all_kept_and_many_bits_equal_dense():

@@ -72,6 +72,25 @@ def test_rules_choose_by_path_first_match_wins():
     assert set(PRESETS) == {"none", "exempt_small", "language_model"}
 
 
+@pytest.mark.parametrize(
+    ("path", "codec"),
+    [
+        *((f"{name}/w", "stat8_row") for name in ("wte", "wpe", "lm_head", "unembed", "embed")),
+        *((path, "fp32") for path in ("ln_f/g", "blocks/0/norm/g", "layers.bias")),
+        ("layers/w", "int4"),
+    ],
+)
+def test_usual_names_of_embeddings_norms_and_biases_are_known(path, codec):
+    assert make("int4", rules="language_model").codec_of(path).name == codec
+
+
+def test_random_choices_differ_by_seed_and_by_leaf():
+    like = {name: jax.ShapeDtypeStruct((4, 64), jnp.float32) for name in ("a", "b")}
+    first, second = (make("random_k", seed=seed).init(like) for seed in (5, 6))
+    keys = [tuple(np.asarray(leaf["key"])) for leaf in (*first, *second)]
+    assert len(set(keys)) == 4
+
+
 def test_bytes_of_the_published_settings():
     big = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
     n = 4096 * 4096

@@ -156,6 +156,19 @@ def test_a_stage_codes_its_own_part_alone():
             close(found["norm"], expected["norm"])
 
 
+def test_a_payload_that_is_not_accepted_leaves_a_stages_state_alone():
+    tree = {"w": jnp.arange(1.0, 9.0).reshape(4, 2)}
+    inner = error_feedback(PerTensor(make_matrix("topk", k=1)), 0.9)
+    codec = Staged(inner, lc.make_mesh(1, 2), {"w": P("stage")})
+    encode = jax.jit(codec.encode_if)
+    _, state = encode(True, tree, codec.init(tree))
+    assert np.all(np.any(state.residual["w"], axis=(1, 2)))  # in both stages
+    _, after = encode(False, tree, state)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+    _, after = encode(True, tree, state)
+    assert np.any(after.residual["w"] != state.residual["w"])
+
+
 def test_the_mean_rank_of_stages_is_the_mean_of_their_parts():
     mesh, inner = lc.make_mesh(1, 2), PerTensor(make_matrix("low_rank", rank=3))
     rng = np.random.default_rng(0)
