@@ -51,6 +51,9 @@ def test_radial_directional_takes_the_mean_where_directions_cancel():
     deltas = [one, {k: -x for k, x in one.items()}, {k: 0 * x for k, x in one.items()}]
     found = merged(merge.RadialDirectional(), deltas, weights=[0.25, 0.25, 0.5])
     assert all(np.abs(x).max() < 1e-6 for x in found.values())
+    longer = [one, {k: -3 * x for k, x in one.items()}]
+    found = merged(merge.RadialDirectional(), longer, weights=[0.5, 0.5])
+    agree(found, by_layer({k: -x for k, x in one.items()}))
 
 
 def test_one_payload_alone_is_the_direction():
@@ -74,6 +77,17 @@ def test_align_of_each_case(towards):
     momentum, other = draw(7), draw(8)
     delta = {k: np.float32(towards) * momentum[k] + np.float32(0.4) * other[k] for k in momentum}
     settings = {"enough": 0.5, "removal": 0.4, "turn": 0.7, "confidence": 2.0, "most": 0.3}
+    found = merged(merge.Align(**settings), [delta], momentum, weights=[1.0])
+    rule = merging.align(**settings)
+    agree(found, rule([by_layer(delta)], [1.0], by_layer(momentum)))
+
+
+@pytest.mark.parametrize("towards", [0.1, -0.6], ids=["aside", "against"])
+def test_align_turns_and_removes_no_more_than_its_bounds(towards):
+    """Strengths so large that the turn stops at the momentum, and the removal at `most`."""
+    momentum, other = draw(7), draw(8)
+    delta = {k: np.float32(towards) * momentum[k] + np.float32(0.4) * other[k] for k in momentum}
+    settings = {"enough": 0.5, "removal": 5.0, "turn": 5.0, "confidence": 0.01, "most": 0.3}
     found = merged(merge.Align(**settings), [delta], momentum, weights=[1.0])
     rule = merging.align(**settings)
     agree(found, rule([by_layer(delta)], [1.0], by_layer(momentum)))
