@@ -61,6 +61,11 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
         weight = metrics["tokens"] if weight is None else weight
         sent = functions.encode(_in_fp32, (grads,), codec_state, takes_part, weight)
         anchor, outer, moved = optimizer_step(step, functions, anchor, outer, sent)
+        # Without a batch, or with a bad one, a region's own state stays as it was.
+        moves_R = takes_part
+        if step.skip_nonfinite:
+            moves_R = moves_R & jnp.isfinite(metrics["grad_norm"])
+        buffers = select(moves_R, buffers, inner.buffers)
         if averaged:
             chosen = {k: buffers[k] for k in averaged}
             buffers |= functions.average_buffers(chosen, sent["weight"], takes_part)

@@ -70,6 +70,11 @@ class SyncLoop:
         self._rows = [self.fragments.rows(p) for p in range(len(self.fragments))]
         self._delay = delay_per_region(self.schedule.delay, self.count)
         self._averaged = list(programs.averaged())
+        if self._averaged and self.method.base == "received":
+            raise ValueError(
+                f"leaves {self._averaged} of role 'average' need a send of all regions at once, and "
+                f"regions send one by one with {self.method.name}: give them the role 'local'"
+            )
         count, apart = len(self.fragments), self.method.rules_differ
         self._lands_by_rule = [self.method.landing_of(p) is not None for p in range(count)]
         self._rules = [p if apart else 0 for p in range(count)]  # of `RoundFunctions.rules_K`

@@ -1,10 +1,12 @@
 """A function in a process of its own: what it gets, gives and raises."""
 
+import io
 import os
 
 import numpy as np
 import pytest
 
+from lowcomm_jax.checkpoint import child_process
 from lowcomm_jax.checkpoint.child_process import in_child_process
 
 
@@ -21,6 +23,15 @@ def test_an_error_is_raised_here_and_an_end_is_named():
         in_child_process(os.stat, "nowhere.txt")
     with pytest.raises(RuntimeError, match="_exit ended with code 3, in its own process"):
         in_child_process(os._exit, 3)
+
+
+def test_an_answer_that_breaks_off_inside_an_array_is_none():
+    """Else the rest of it would be zeros."""
+    pipe = io.BytesIO()
+    child_process._write(pipe, np.arange(8.0))
+    for missing in (1, 8, 64):
+        with pytest.raises(EOFError):
+            child_process._read(io.BytesIO(pipe.getvalue()[:-missing]))
 
 
 def test_it_prints_beside_its_answer_and_a_terminals_signals_do_not_reach_it():

@@ -151,6 +151,15 @@ def test_a_damaged_checkpoint_is_not_counted_among_the_last(start, tmp_path):
         assert checkpoints.steps() == [4, 7]
 
 
+def test_a_damaged_step_that_is_saved_anew_is_as_good_as_any(start, tmp_path):
+    with Checkpoints(tmp_path, keep_last=1) as checkpoints:
+        save_all(checkpoints, start, {4: None})
+        checkpoints._damaged.add(4)
+        save_all(checkpoints, start, {4: None})
+        with pytest.raises(ValueError, match=r"holds the later steps \[4\]"):
+            checkpoints.save(at(start, 2), extra={}, config={})
+
+
 def test_save_returns_before_it_is_written_and_survives_donation(tmp_path, monkeypatch):
     engine = make_engine("diloco")
     state = train(engine, engine.init(bf16_params()), range(1, 4))

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from checkpoint.checkpoint_cases import assert_same
 
-from lowcomm_jax.checkpoint import Checkpoints, DamagedError, load, manager, store
+from lowcomm_jax.adaptive.engine import AdaptiveEngine
+from lowcomm_jax.checkpoint import Checkpoints, DamagedError, load, manager, store, trainers
+from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.arrays import Box, fetch_boxes
 
 # Orbax leaves coroutines and tasks behind when a file cannot be read.
@@ -91,6 +93,25 @@ def test_the_older_checkpoint_of_a_step_stays_until_the_new_one_is_sealed(path):
     store.seal_parts(path, 2, shapes(arrays()), {**DOCUMENT, "config": {"lr": 0.2}})
     assert store.read_document(path)["config"] == {"lr": 0.2}
     assert list(store.steps(path.parent).values()) == [path]
+
+
+def test_who_is_ended_just_before_the_new_one_appears_leaves_the_older(path, monkeypatch):
+    sealed(path)
+    write(path)
+    rename = type(path).rename
+
+    def killed(self, target):
+        if self == store.parts_of(path):
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.seal_parts(path, 2, shapes(arrays()), {**DOCUMENT, "config": {"lr": 0.2}})
+    (older,) = store.steps(path.parent).values()
+    assert store.read_document(older)["config"] == {"lr": 0.1}
+    assert_same(store.read_arrays(older, store.read_document(older)), arrays())
 
 
 def test_a_missing_part_or_element_is_named_and_nothing_is_sealed(path):
@@ -240,3 +261,16 @@ def test_another_number_of_regions_is_refused_unless_it_is_asked_for(
 ):
     found = load._region_problems({"": under_way}, counts, change)
     assert len(found) == (refused is not None) and all(refused in line for line in found)
+
+
+@pytest.mark.parametrize(
+    "document, kind, refused",
+    [
+        ({}, Engine, []),
+        ({"trainers": {"live": {}}}, AdaptiveEngine, []),
+        ({}, AdaptiveEngine, ["engine: Engine -> AdaptiveEngine"]),
+        ({"trainers": {"live": {}}}, Engine, ["engine: AdaptiveEngine -> Engine"]),
+    ],
+)
+def test_a_run_of_one_kind_of_engine_does_not_go_on_in_the_other(document, kind, refused):
+    assert trainers.origin_problems(document, kind.__new__(kind)) == refused

@@ -1,13 +1,15 @@
 """The processes of a job go the same way, and end together."""
 
+import contextlib
 import threading
 
+import jax
 import numpy as np
 import pytest
 from processes_in_threads import leaders, together
 
 from lowcomm_jax import make_mesh
-from lowcomm_jax.mesh.arrays import fetch, place
+from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, place
 from lowcomm_jax.mesh.leader import ProcessLostError, leader, opened
 from lowcomm_jax.mesh.regions import Regions
 
@@ -135,6 +137,17 @@ def test_an_error_of_one_is_named_in_all_and_they_go_on_in_step(job):
             assert isinstance(error.__cause__, OSError)
 
 
+def test_what_was_told_before_an_error_is_no_answer_to_what_is_asked_after_it(job):
+    def act(one):
+        with contextlib.suppress(OSError, ProcessLostError), one.together():
+            if one.leads:
+                raise OSError("disk full")
+            one.everyones("before", "old")
+        return one.everyones("all", one.index)
+
+    assert together(act, job) == [[0, 1, 2]] * 3
+
+
 def test_the_same_error_in_all_stays_what_it_is(job):
     def act(one):
         try:
@@ -162,3 +175,10 @@ def test_arrays_of_one_process():
     for name, x in fetch(placed).items():
         np.testing.assert_array_equal(x, tree[name])
     assert fetch(placed, here=False) == {}
+
+
+def test_what_was_fetched_is_no_view_of_what_a_device_may_donate():
+    held = {"x": jax.device_put(np.arange(3.0, dtype=np.float32), jax.devices()[0])}
+    (box,) = fetch_boxes(held, leads=True)["x"]
+    for found in (fetch(held)["x"], box.values):
+        assert found.flags.owndata and found.tolist() == [0.0, 1.0, 2.0]

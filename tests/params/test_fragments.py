@@ -263,3 +263,10 @@ def test_fragments_are_balanced_by_bytes_not_by_elements():
     shapes = {**halves, "c": jax.ShapeDtypeStruct((8,), jnp.float32)}
     parts = partition(shapes, 2, "balanced").parts
     assert sorted(sorted(piece.name for piece in part) for part in parts) == [["a", "b"], ["c"]]
+
+
+def test_a_unit_of_a_stack_in_stages_weighs_a_row_of_every_stage():
+    """Two units of 32 bytes, a leaf of 40 and one of 8: 40 + 8 and 32 + 32, not 40 and 72."""
+    shapes = {"a": struct(10), "b": struct(2), "stack/w": struct(4, 4)}
+    parts = partition(shapes, 2, "balanced", stacked=STACK, stages=2).parts
+    assert [[piece.name for piece in part] for part in parts] == [["a", "b"], ["stack/w"]]

@@ -116,6 +116,14 @@ def test_state_is_averaged_at_every_step_of_ddp():
     np.testing.assert_allclose(state.inner.buffers["mean"], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("speeds", [(1.0, 0.5, 1.0)])
+def test_regions_that_send_one_by_one_have_no_mean_of_all(speeds):
+    method = lc.methods.async_local_sgd(2, speeds)
+    one = engine(norm_loss, method, roles=norm_roles("average"))
+    with pytest.raises(ValueError, match=r"role 'average' need a send of all.*role 'local'"):
+        train(one, NORM, X[:2])
+
+
 def test_averaged_state_is_counted_in_the_bytes():
     def sent(kind):
         one = engine(norm_loss, lc.methods.diloco(2), roles=norm_roles(kind))

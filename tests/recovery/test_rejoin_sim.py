@@ -1,5 +1,7 @@
 """A lost region that comes back on a mesh, against the same worked out in NumPy."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -11,7 +13,7 @@ from oracle.loop import Regions, copy_tree, reduce_over, subtract, zeros_like
 from oracle.outer import Nesterov
 
 import lowcomm_jax as lc
-from lowcomm_jax.recovery.rejoin import rejoin_regions
+from lowcomm_jax.recovery.rejoin import _left_by, rejoin_regions
 
 R, H, TAU, ALPHA, STEPS = 3, 4, 2, 0.3, 15
 MESH = lc.make_mesh(devices=jax.devices()[:1])
@@ -105,15 +107,17 @@ def test_all_that_was_its_own_is_as_at_step_0(name):
     for t in range(1, 6):
         state, _ = one.step(state, oracle.step_batch(batches, t))
     comes = np.array([False, True, False])
-    before = jax.tree.map(np.array, (state.codec, state.inner.opt))
+    before = jax.tree.map(np.array, (state.codec, state.inner.opt, state.landing))
     shared = jax.tree.map(np.array, (state.anchor, state.outer))
     tokens = np.array(state.inner.tokens)
     state = rejoin_regions(one.sync_loop(state), state, fresh, comes)
+    corrected = [ratio[1] > 0 for ratio in jax.tree.leaves(before[2])]
+    assert any(corrected) == (name == "cocodc")
     assert jax.tree.leaves(before[1]) and (name == "cocodc" or jax.tree.leaves(before[0]))
     differs, (_, schedule) = False, state.inner.opt
     for new, old, first in zip(
-        *(jax.tree.leaves(x) for x in ((state.codec, state.inner.opt), before)),
-        jax.tree.leaves((fresh.codec, fresh.inner.opt)),
+        *(jax.tree.leaves(x) for x in ((state.codec, state.inner.opt, state.landing), before)),
+        jax.tree.leaves((fresh.codec, fresh.inner.opt, fresh.landing)),
         strict=True,
     ):
         np.testing.assert_array_equal(new[::2], old[::2])
@@ -130,3 +134,29 @@ def test_all_that_was_its_own_is_as_at_step_0(name):
     assert (tokens > 0).all()
     np.testing.assert_array_equal(state.inner.tokens, tokens * ~comes[:, None])
     state, _ = one.step(state, oracle.step_batch(batches, 1))  # and goes on
+
+
+@dataclasses.dataclass
+class Sent:
+    """What is asked of a payload in flight."""
+
+    takes_part: np.ndarray
+    anchor_updated: bool
+
+
+@pytest.mark.parametrize(
+    ("anchor_updated", "comes", "waiting"),
+    [
+        (False, [True, True], [False, False]),  # it has yet to move the anchor
+        (True, [True, True], None),
+        (True, [True, False], [False, True]),
+        (True, [False, True], [True, False]),
+    ],
+)
+def test_a_payload_stays_until_it_has_landed_for_all_that_wait_and_in_the_anchor(
+    anchor_updated, comes, waiting
+):
+    left = _left_by(Sent(np.array([True, True]), anchor_updated), np.array(comes))
+    assert (left is None) == (waiting is None)
+    if left is not None:
+        assert left.takes_part.tolist() == waiting and left.anchor_updated == anchor_updated

@@ -81,7 +81,16 @@ class Log:
 def learner(monkeypatch):
     """`learner(quorum, grace, ...)`: region 0 of four, whose fetches are complete when told so."""
 
-    def make(quorum=2, grace=0.0, heal="stop", living=range(R), awaited=range(R), first=0, most=R):
+    def make(
+        quorum=2,
+        grace=0.0,
+        heal="stop",
+        living=range(R),
+        awaited=range(R),
+        first=0,
+        most=R,
+        like_K=(LIKE, LIKE),
+    ):
         monkeypatch.setattr(rounds, "Fetch", Fetched)
         heartbeat = SimpleNamespace(
             own=SimpleNamespace(epoch=1, incarnation=1),
@@ -112,7 +121,7 @@ def learner(monkeypatch):
         gc.sweep = sweep
         now = Now()
         given = (context, gc, lambda region: region in set(awaited), Admission(quorum, grace))
-        one = RoundExchange(*given, most, OVERLAP, [LIKE, LIKE], first, now)
+        one = RoundExchange(*given, most, OVERLAP, like_K, first, now)
         return SimpleNamespace(one=one, now=now, log=log, gc=gc, heartbeat=heartbeat)
 
     return make
@@ -174,6 +183,23 @@ def test_a_round_closes_with_its_quorum_and_with_all_whose_payloads_are_here(lea
     record = made.log.records["1.round0"]
     assert record.present == (0, 1, 2) and record.writer == 0 and set(record.terms) == {0, 1, 2}
     assert (made.one.committed, made.one.newest) == (1, 0)
+
+
+def test_what_is_fetched_has_the_shapes_of_the_rounds_fragment(learner):
+    made = learner(like_K=[LIKE, {"x": jax.ShapeDtypeStruct((2, 5), np.float32)}])
+    for number in range(3):
+        says(made, number, 1)
+    shapes = [made.one._rounds[n].fetches[1].pieces[0].like for n in range(3)]
+    assert [found["x"][1] for found in shapes] == [(1,), (2, 5), (1,)]
+
+
+def test_what_one_job_has_sent_is_not_what_the_job_after_it_announced(learner):
+    made = learner()
+    says(made, 0, 0, 1)
+    found = made.one._rounds[0]
+    for region, x in ((0, 0.0), (1, 1.0)):
+        assert made.one._held(found, region, payload(region))["x"] == x
+        assert made.one._held(found, region, payload(region, job=2)) is None
 
 
 def test_of_those_that_are_here_the_first_that_reported_is_admitted(learner):

@@ -333,6 +333,9 @@ def test_what_was_read_ahead_is_read_no_more_until_it_is_forgotten(store):
     other.write("said/b", b"4")
     store.forget_ahead()
     assert store.read("said/b") == b"4"
+    store.read_ahead(["said/a"])
+    store.write("said/a", b"5")
+    assert store.read("said/a") == b"5"
 
 
 # -- requests and results ---------------------------------------------------------------------

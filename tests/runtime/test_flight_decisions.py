@@ -2,15 +2,17 @@
 
 import dataclasses
 import itertools
+import json
 import threading
 import time
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from cryptography import x509
 
 from lowcomm_jax import exchange
-from lowcomm_jax.runtime import flight_transport, payload_server
+from lowcomm_jax.runtime import flight_transport, payload_server, streams
 from lowcomm_jax.runtime.certificates import Authority, Credentials, fingerprint, host_name
 from lowcomm_jax.runtime.errors import Missing, Rejected
 from lowcomm_jax.runtime.flight_transport import FlightTransport
@@ -243,3 +245,22 @@ def test_a_new_process_is_given_the_newest_128_payloads(monkeypatch):
     assert list(server._kept) == [str(number) for number in range(3, 131)]
     assert len(server.names) == 131, "the process that holds them serves them all"
     server.close()
+
+
+def test_a_connection_that_breaks_is_let_go_of_and_the_rest_asked_for_over_a_new_one():
+    connections, asked = ["first", "second"], []
+
+    def do_get(ticket, options):
+        where = json.loads(ticket.ticket)
+        asked.append((connections[0], where["start"], where["stop"]))
+        yield SimpleNamespace(data=pa.record_batch({"x": pa.array([1, 2, 3, 4], pa.uint8())}))
+        raise pa.ArrowException("the connection is reset")
+
+    server = SimpleNamespace(
+        client=lambda number: SimpleNamespace(do_get=do_get), drop=connections.pop
+    )
+    partial = Partial(8)
+    read = streams._Read(server, 0, "name", partial, *partial.ranges, 1.0)
+    read._thread.join(10)
+    assert partial.whole() == bytes([1, 2, 3, 4]) * 2
+    assert asked == [("first", 0, 8), ("second", 4, 8)] and not connections

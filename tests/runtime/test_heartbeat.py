@@ -5,6 +5,7 @@ And what a region makes of the beats that it reads, looked at one by one.
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import pytest
 from runtime.faults import vanish
@@ -276,6 +277,22 @@ def test_a_store_that_has_just_gone_away_is_given_time(watched, monkeypatch):
     ours.fail(ValueError("over"))
     with pytest.raises(ValueError, match="over"):
         ours.store_answers()
+
+
+def test_a_store_that_is_away_is_asked_with_pauses_though_a_beat_is_due(watched):
+    ours, looks, waits = watched.ours, [], []
+
+    def away(region):
+        looks.append(region)
+        if len(looks) == 3:
+            ours.fail(ValueError("over"))
+        raise StoreUnavailable("away")
+
+    ours._read = away
+    ours._stop = SimpleNamespace(is_set=lambda: False, wait=waits.append)
+    ours.update(step=7)  # is to be told at once
+    ours._beat_and_look()
+    assert waits == [0.25] * 3 and ours.own.counter == 0
 
 
 def test_the_others_have_beaten_since_when_all_living_ones_have(watched, monkeypatch):

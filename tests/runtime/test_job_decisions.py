@@ -5,13 +5,17 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+from lowcomm_jax.runtime import job_delivery
+from lowcomm_jax.runtime.arrival_job_loop import ArrivalJobLoop
 from lowcomm_jax.runtime.errors import Parted, StoreUnavailable
 from lowcomm_jax.runtime.job_delivery import JobDelivery, PendingExchange
 from lowcomm_jax.runtime.job_loop import JobLoop, OutagePacing
 from lowcomm_jax.runtime.learner_job_loop import LearnerJobLoop
 from lowcomm_jax.runtime.request import nothing
+from lowcomm_jax.runtime.round_job_loop import RoundJobLoop
 from lowcomm_jax.schedule import Adaptive, Staggered
 from lowcomm_jax.state.train_state import InFlight
 
@@ -525,6 +529,15 @@ def test_bytes_are_announced_as_if_all_others_took_part(mask, listens, sent):
     assert (traffic.sent.tolist(), traffic.received.tolist()) == ([sent], [200])
 
 
+def test_a_header_goes_to_everyone_beside_the_slices(monkeypatch):
+    """Three slices of 32 bytes, there and back between three regions, and 4 bytes to each."""
+    monkeypatch.setattr(job_delivery, "goes_in_slices", lambda *_: True)
+    monkeypatch.setattr(job_delivery, "padded_nbytes", lambda *_: 96)
+    delivery = JobDelivery(Exchange(), shared=True)
+    traffic = delivery.traffic(SimpleNamespace(nbytes=lambda like: 90), {}, ME, None, 4)
+    assert traffic.sent.tolist() == traffic.received.tolist() == [4 * 32 + 2 * 4]
+
+
 # -- learners ---------------------------------------------------------------------------------
 
 
@@ -691,3 +704,31 @@ def test_after_the_end_rounds_go_on_with_the_next_numbers(monkeypatch):
     assert loop.run_all(state, []) is state and loop._at_the_end
     loop.until, loop.ended_before = None, lambda state: True
     assert loop.run_all(state, []) is state, "the others have ended without this region"
+
+
+@dataclasses.dataclass
+class Inner:
+    opt: optax.ScaleByScheduleState
+
+
+def test_who_copies_a_peer_has_the_learning_rate_of_the_peers_step(monkeypatch):
+    """Of asynchronous methods; all else of the optimizer is as at the beginning."""
+
+    class Copies(ArrivalJobLoop):
+        def __init__(self):
+            self.adopted = []
+
+        def spectator(self, p, step):
+            return ("spectator", p, step)
+
+        def adopt(self, state, p, flight, adopts, now):
+            self.adopted.append((p, flight, adopts.tolist(), now))
+            return state
+
+    state = State().at(7)
+    state.inner = Inner(optax.ScaleByScheduleState(np.zeros(1, np.int32)))
+    state.replace = lambda inner: SimpleNamespace(inner=inner)
+    monkeypatch.setattr(RoundJobLoop, "start_from_peer", lambda *given: state)
+    loop = Copies()
+    assert loop.start_from_peer(None, {}, {}).inner.opt.count.tolist() == [7]
+    assert loop.adopted == [(0, ("spectator", 0, 7), [True], 7)]

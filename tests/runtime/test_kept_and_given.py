@@ -340,6 +340,16 @@ def test_a_state_is_for_those_that_ask_and_numbered_where_there_is_one(tmp_path)
     assert transfer.newest() is None, "of another past"
 
 
+def test_whose_place_another_record_has_taken_leaves_no_pieces(tmp_path):
+    """Another donor was quicker, and so no record names them."""
+    transfer = giving(Beats(r1=ASKS), tmp_path)
+    store, pieces = transfer._context.store, transfer._context.transport
+    store.create = lambda key, record: bool(store.write(key, b"another donor's"))
+    assert not transfer.give(7, {"x": np.arange(3), "y": np.arange(4)}, {})
+    assert len(pieces.held) == 2 and pieces.dropped == [(name, True) for name in pieces.held]
+    assert transfer.owed(), "who asks has got nothing of ours"
+
+
 def test_older_states_go_and_those_of_the_dead_by_the_lowest(tmp_path):
     beats = Beats(region=1, r2=TRAINS, r3=TRAINS)
     transfer = giving(beats, tmp_path)

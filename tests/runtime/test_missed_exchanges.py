@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lowcomm_jax.runtime import remote as remote_exchange
 from lowcomm_jax.runtime.commits import Announcement, Commit, CommitLog, PayloadRecord
 from lowcomm_jax.runtime.errors import StoreUnavailable
 from lowcomm_jax.runtime.heartbeat import Beat
@@ -115,6 +116,9 @@ def test_it_says_so_once(store, monkeypatch):
     assert said == [(names[:3], (0, 7)), (names[3:], (0, 7))]
     one.fetch_ahead(12, 9)
     assert len(said) == 2, "of nothing is it known that it was missed"
+    one._context.heartbeat.own = Beat(incarnation=7, epoch=EPOCH + 1)
+    one.fetch_ahead(5, 9, missed=1)
+    assert said[2:] == [([f"{EPOCH + 1}.5"], (0, 7))], "of another past"
 
 
 def test_the_last_to_say_so_closes_them_all_at_once(store):
@@ -170,6 +174,17 @@ def test_what_the_others_landed_is_read_and_not_sat_out(store):
     assert one.fetch_ahead(5, 9, missed=3) == 3
     assert records(log, [5, 6]) == [landed] * 2 and not records(log, [7])[0].payloads
     assert log.announcement(f"{EPOCH}.5", 0) is None
+
+
+def test_so_many_bytes_are_read_at_once_and_the_last_ones_when_it_is_their_turn(store, monkeypatch):
+    one, log = remote(store)
+    read = []
+    one._context.transport.get_ahead = read.append
+    monkeypatch.setattr(remote_exchange, "_MOST_AHEAD", 20)
+    for number, digest in zip((5, 6, 7), ("a" * 64, "b" * 64, "c" * 64)):
+        log.commit(f"{EPOCH}.{number}", Commit({1: PayloadRecord(digest, 8)}, {1: {}}, 1, (1, 2)))
+    assert one.fetch_ahead(5, 3) == 3
+    assert read == [{"a" * 64: 8, "b" * 64: 8}]
 
 
 def test_junk_in_the_place_of_a_record_is_left_to_the_exchange_itself(store):

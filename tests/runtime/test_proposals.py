@@ -179,6 +179,23 @@ def test_a_region_confirms_once_all_that_are_awaited_are_here():
     assert one._waited_s == 0.0, "the next wait begins"
 
 
+def test_the_others_have_their_time_from_the_own_announcement_on():
+    """What this region computes and sends before that takes nothing of it."""
+    one, around, _ = waiting(takes_part=False)
+    said = []
+
+    def takes(seconds):
+        around.heartbeat.clock_s += seconds
+
+    around.fault_hooks = SimpleNamespace(begins=lambda *_: takes(7.0))
+    around.commit_log.committed = lambda name: takes(2.0)
+    around.commit_log.announce = lambda name, announcement: said.append((name, announcement))
+    one._retry = lambda act: act()
+    one._publish()
+    assert said == [("1.k", Announcement(0, 1, None, {}))]
+    assert around.heartbeat.clock_s == 9.0 and one._waited_s == 0.0
+
+
 def test_a_deadline_ends_the_wait_and_is_noted_as_lateness():
     one, around, notes = waiting()
     around.heartbeat.clock_s = DEADLINE_S - 0.5

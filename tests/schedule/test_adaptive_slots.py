@@ -174,6 +174,13 @@ def test_an_unfinished_measurement_decides_nothing():
     assert schedule.decide(4, clock, []) is None
 
 
+def test_of_several_landings_the_newest_payload_decides():
+    schedule = measured()
+    clock = SyncCounters.start(3, R, schedule.start())
+    old, new = (landing(5, np.float32([2, seconds])) for seconds in (9, 2))
+    assert schedule.decide(5, clock, [old, new])["syncs"].tolist() == [3, 6]
+
+
 def test_measured_seconds_reach_the_decision():
     engine, state = make(lc.methods.cocodc(6, 3, 1, gamma=1.0, measured=True, pattern=CUT))
     batches = oracle.make_batches(steps=30, regions=R)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from lowcomm_jax import history
-from lowcomm_jax.schedule import Adaptive, Ranked, Staggered, delay_per_region, syncs_per_period
+from lowcomm_jax.schedule import (
+    Adaptive,
+    Learners,
+    Ranked,
+    Staggered,
+    delay_per_region,
+    syncs_per_period,
+)
+from lowcomm_jax.schedule.base import Timing
 from lowcomm_jax.state.train_state import SyncCounters
 
 
@@ -215,3 +223,41 @@ def test_a_ranked_payload_leaves_at_the_level_that_was_decided():
     assert highest == [0] * 6
     clock = SyncCounters.start(1, 1, {**schedule.start(), "level": np.int64(2)})
     assert schedule.level(clock) == 2
+
+
+def test_a_round_that_told_no_rank_is_not_in_the_window():
+    """Nobody took part in the second one: 8 and 4 are measured, whose mean is 3/4 of 8."""
+    schedule, ranks = Ranked(60, (8, 4, 2), window=2), [8.0, 0.0, 4.0]
+    rounds = ranked_rounds(schedule, lambda k: ranks[k - 1], 4)
+    assert [length for _, length in rounds] == [60, 60, 60, 45]
+
+
+def test_learners_wait_for_the_fragment_that_travels_longest():
+    timing = Timing(1.0, lambda fragment, level: [1.0, 3.5, 2.0][fragment])
+    assert Learners(9, 3, 5).settle(timing).travel == 4
+    assert Learners(9, 3, 5, travel=2).settle(timing).travel == 2
+
+
+def test_a_header_holds_two_seconds_and_the_drift_of_every_fragment():
+    floats = [
+        Adaptive(8, 3, 4, statistic=score, measured=measured).header_floats()
+        for score in ("rate", "drift")
+        for measured in (False, True)
+    ]
+    assert floats == [0, 2, 3, 5]
+
+
+def test_a_payload_may_travel_for_as_long_as_is_hidden():
+    for travel, fits in ((3, True), (4, False)):
+        rounds = Staggered(3, travel=travel, land_after_send=True, hidden=True)
+        ranked = Ranked(3, (2, 1), travel=(travel, 1), land_after_send=True)
+        learners = Learners(9, 3, 3, travel=travel)
+        for schedule in (rounds, ranked, learners):
+            assert (schedule.violations(2) == []) == fits, schedule
+
+
+def test_only_a_payload_that_is_to_be_hidden_is_timed():
+    timing = Timing(1.0, lambda fragment, level: 3.5)
+    assert Staggered(9).settle(timing).travel is None
+    assert Staggered(9, hidden=True).settle(timing).travel == 4
+    assert Staggered(9, hidden=True, travel=2).settle(timing).travel == 2

@@ -1,5 +1,6 @@
 """Channels inside the inner program: the same numbers on every way, bytes, clock, refusals."""
 
+import dataclasses
 import types
 
 import jax
@@ -422,3 +423,32 @@ def test_refused_by_the_engine_and_the_parameters():
     engine = lc.Engine(loss_fn, optax.sgd(0.1), lc.methods.des_loc(2), R, mesh=mesh)
     with pytest.raises(ValueError, match=r"source='mu'.*\n.*source='nu'"):
         engine.init(oracle.make_params())
+
+
+def tiny(*channels, **kwargs):
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    method = Method("m", Never(), None, channels=channels)
+    engine = lc.Engine(loss_fn, optax.adam(0.1), method, R, mesh=mesh, **kwargs)
+    return engine, engine.init({"w": np.zeros(64, np.float32)})
+
+
+def test_an_adopted_anchor_takes_the_place_of_parameters_in_flight_alone():
+    """Moments in flight are no older than those that the region keeps; they land."""
+    engine, state = tiny(Channel("x", delay=2), Channel("m", source="mu", delay=2))
+    under_way = {
+        name: dataclasses.replace(f, takes_part=np.ones((R, 2), bool))
+        for name, f in state.channels.items()
+    }
+    loop = engine.sync_loop(state).channels
+    after = loop.adopted(state.replace(channels=under_way), np.array([False, True, True]))
+    assert after.channels["x"].takes_part.tolist() == [[True] * 2, [False] * 2, [False] * 2]
+    assert after.channels["m"].takes_part.all()
+
+
+def test_which_entries_travel_is_drawn_by_the_seed_of_the_run():
+    drawn = []
+    for seed in (0, 1):
+        engine, state = tiny(Channel("x", selection=Sampled(0.25)), seed=seed)
+        (one,) = engine.sync_loop(state).programs.channels.exchanges
+        drawn.append(np.asarray(one.indices(0)[0]).tolist())
+    assert drawn[0] != drawn[1]

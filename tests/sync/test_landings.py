@@ -120,3 +120,23 @@ def test_where_a_worker_arrives_its_state_and_its_servers_take_the_place_of_the_
     state, _ = one.step(state, {"x": np.float32([[1.0], [2.0], [3.0]])})
     assert all(x.is_deleted() for x in before)
     assert not any(x.is_deleted() for x in jax.tree.leaves((state.received, state.servers)))
+
+
+def test_after_the_last_synchronisation_everyone_holds_the_anchor():
+    """Who landed before others, or takes no part, too: its next Delta is against what it holds."""
+    one = engine(square_loss, lc.methods.async_local_sgd(4, (1.0,) * R))
+    state, _ = one.step(one.init(START), {"x": np.float32([[1.0], [2.0], [3.0]])})
+    state = one.finish(state, lambda _: [True, False, True])
+    for held in (state.received, state.inner.params):
+        np.testing.assert_array_equal(held["w"], np.tile(state.anchor["w"], (R, 1)))
+
+
+def test_arrivals_before_the_end_do_not_count_towards_a_servers_next_update():
+    one = engine(square_loss, lc.methods.halos(1, (1.0,) * R, ((0, 1), (2,)), every=4))
+    state, batch = one.init(START), {"x": np.float32([[1.0], [2.0], [3.0]])}
+    state, _ = one.step(state, batch)
+    state, left = one.finish(state), []
+    for _ in range(2, 6):
+        state, metrics = one.step(state, batch)
+        left += [e.key for e in metrics["events"] if e.kind == "send" and e.key.startswith("up")]
+    assert left == ["up@3/0", "up@5/0", "up@5/1"]

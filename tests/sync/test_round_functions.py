@@ -170,6 +170,13 @@ def test_the_median_is_that_of_accepted_contributions():
     assert accepts(norm_R, takes).tolist() == [True, False, True, False, False]
 
 
+def test_an_outlier_exceeds_the_bound():
+    """Regions that did not move are none, though all norms and their median are 0."""
+    accepts, everyone = OutlierGuard(outlier_factor=2.0).accepts, np.ones(R, bool)
+    for norm_R in ((0, 0, 0), (1, 2, 1)):
+        assert accepts(np.float32(norm_R), everyone).all()
+
+
 @pytest.mark.parametrize(("weight", "moves"), [((1, 0, 1), True), ((0, 0, 0), False)])
 def test_an_optimizer_stands_still_where_no_gradient_counts(weight, moves):
     layout = SimpleNamespace(tree=lambda tree: tree, select=lambda updates, role: updates)

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
 from lowcomm_jax.methods import Method
+from lowcomm_jax.params.sharding import leaf_of
 from lowcomm_jax.schedule import Staggered
 
 STATES = {
@@ -75,3 +76,9 @@ def test_an_array_under_no_leafs_name_is_refused_where_leaves_are_cut(place):
         start(engine(place, "renamed", 2))
     state = start(engine(place, "renamed", 1))
     assert jax.tree.leaves(getattr(state, place))[0].shape[1:] == (144,)
+
+
+def test_a_leaf_may_have_the_name_of_a_rules_own_field():
+    like = {"m": jax.ShapeDtypeStruct((8,), "float32"), "w": jax.ShapeDtypeStruct((4,), "float32")}
+    paths, _ = jax.tree_util.tree_flatten_with_path({"m": like})
+    assert [leaf_of(path, {"m": like}, like) for path, _ in paths] == ["m", "w"]
