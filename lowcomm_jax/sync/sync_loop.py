@@ -72,8 +72,8 @@ class SyncLoop:
         self._averaged = list(programs.averaged())
         if self._averaged and self.method.base == "received":
             raise ValueError(
-                f"leaves {self._averaged} of role 'average' need a send of all regions at once, and "
-                f"regions send one by one with {self.method.name}: give them the role 'local'"
+                f"leaves {self._averaged} of role 'average' need a send of all regions at once, "
+                f"and {self.method.name} sends one by one: give them the role 'local'"
             )
         count, apart = len(self.fragments), self.method.rules_differ
         self._lands_by_rule = [self.method.landing_of(p) is not None for p in range(count)]

@@ -95,7 +95,7 @@ class Job:
 @pytest.mark.parametrize(
     "name, saved, ahead",
     [
-        ("streaming", WAIT + 6, ""),
+        pytest.param("streaming", WAIT + 6, "", marks=pytest.mark.slow),
         ("streaming", 0, "is replaced"),
         pytest.param("radial", 0, "counts", marks=pytest.mark.slow),
         pytest.param("sparseloco", 0, "", marks=pytest.mark.slow),
