@@ -210,8 +210,9 @@ class Injector:
 
         Those that end within moments of its death leave none (`Membership.misses`).
         """
-        epochs = [int(path.name) for path in self._rendezvous.glob("*/epoch/*") if _number(path)]
-        results = self._rendezvous.glob(f"*/result/{max(epochs, default=0)}")
+        names = [path.name for path in self._rendezvous.glob("*/epoch/*")]
+        newest = max((int(name) for name in names if name.isdecimal()), default=0)
+        results = self._rendezvous.glob(f"*/result/{newest}")
         return fault.end < math.inf and any(results)
 
     def _revive(self, fault: Fault) -> None:
@@ -249,10 +250,6 @@ def _make_room(workdir: Path) -> None:
 
 def _kept(workdir: Path) -> Path:
     return workdir / f"{FILE}.kept"
-
-
-def _number(path: Path) -> bool:
-    return path.name.isdecimal()
 
 
 def _named(fault: Fault) -> str:

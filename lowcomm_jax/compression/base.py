@@ -143,6 +143,16 @@ class Codec(abc.ABC):
         return mean, state
 
 
+def memory_problem(codec: Codec) -> str | None:
+    """Why a codec can have no residual, copy or momentum around it; None = it can.
+
+    A residual of increments grows without bound, and a mean that is personal (`receive`) is lost.
+    """
+    if not (codec.increments or codec.personal):
+        return None
+    return f"codec {codec.name} keeps what it has not sent itself: use it as it is"
+
+
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Codec):
     """A codec around another that changes the values before they are encoded, not the payload.

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression.base import Codec, Wrapper
+from lowcomm_jax.compression.base import Codec, Wrapper, memory_problem
 from lowcomm_jax.compression.error_feedback import ErrorFeedback, ErrorFeedbackState
 from lowcomm_jax.outer.checks import in_range, raise_all
 
@@ -51,7 +51,8 @@ class DecoupledMomentum(Wrapper):
     personal = True
 
     def __post_init__(self) -> None:
-        raise_all("decoupled_momentum", [in_range("decay", self.decay, 0.0, 1.0, open_high=True)])
+        wrong = [in_range("decay", self.decay, 0.0, 1.0, open_high=True)]
+        raise_all("decoupled_momentum", [*wrong, memory_problem(self.codec)])
 
     @property
     def name(self) -> str:
@@ -80,11 +81,11 @@ def decoupled_momentum(codec: Codec, decay: float = 0.95) -> DecoupledMomentum:
     """Give a codec a momentum, whose sent part is averaged over the regions (see the module).
 
     Args:
-      codec: any codec; its payload and bytes stay as they are.
+      codec: any codec but EF21 and this one; its payload and bytes stay as they are.
       decay: beta in [0, 1).
 
     Raises:
-      ValueError: decay outside [0, 1).
+      ValueError: decay outside [0, 1), or such a codec.
 
     >>> from lowcomm_jax.compression import make
     >>> x = jnp.array([1.0, -4.0, 2.0])

@@ -30,7 +30,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.compression.base import Codec, Wrapper
+from lowcomm_jax.compression.base import Codec, Wrapper, memory_problem
+from lowcomm_jax.outer.checks import raise_all
 
 PyTree = Any
 
@@ -47,6 +48,9 @@ class EF21(Wrapper):
     """See `ef21`."""
 
     in_slices: ClassVar[bool | None] = False  # encoded again, a mean loses track of the copies
+
+    def __post_init__(self) -> None:
+        raise_all("ef21", [memory_problem(self.codec)])
 
     @property
     def increments(self) -> bool:
@@ -78,7 +82,11 @@ class EF21(Wrapper):
 
 
 def ef21(codec: Codec) -> EF21:
-    """Let a codec send differences; chain `integrate()` before the outer rule (see the module)."""
+    """Let a codec send differences; chain `integrate()` before the outer rule (see the module).
+
+    Raises:
+      ValueError: the codec is EF21 itself, or decoupled momentum.
+    """
     return EF21(codec)
 
 

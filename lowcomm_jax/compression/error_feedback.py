@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lowcomm_jax.compression.base import Codec, Wrapper
+from lowcomm_jax.compression.base import Codec, Wrapper, memory_problem
 from lowcomm_jax.outer.checks import in_range, raise_all
 
 PyTree = Any
@@ -41,11 +41,8 @@ class ErrorFeedback(Wrapper):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        own = self.codec.increments or self.codec.personal
-        kept = f"codec {self.codec.name} keeps what it has not sent itself: use it as it is"
-        raise_all(
-            "error_feedback", [in_range("decay", self.decay, 0.0, 1.0), kept if own else None]
-        )
+        wrong = [in_range("decay", self.decay, 0.0, 1.0), memory_problem(self.codec)]
+        raise_all("error_feedback", wrong)
 
     @property
     def name(self) -> str:
@@ -69,8 +66,7 @@ def error_feedback(codec: Codec, decay: float = 1.0) -> ErrorFeedback:
     """Give a codec a residual, which carries over the values that it did not send.
 
     Args:
-      codec: its payload and bytes stay as they are. Not EF21, whose increments would make the
-        residual grow without bound, and not decoupled momentum.
+      codec: any codec but EF21 and decoupled momentum; its payload and bytes stay as they are.
       decay: beta in [0, 1].
 
     Raises:

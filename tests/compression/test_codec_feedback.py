@@ -145,7 +145,8 @@ def test_quantize_names_and_refusals():
 @pytest.mark.parametrize(
     "codec", [ef21(build("topk", k=9)), decoupled_momentum(build("topk", k=9), 0.9)]
 )
-def test_a_residual_beside_a_memory_of_ones_own_is_refused(codec):
-    """Of increments it would grow without bound; of decoupled momentum it would hide the mean."""
+@pytest.mark.parametrize("around", [error_feedback, ef21, decoupled_momentum])
+def test_a_memory_beside_one_of_the_codecs_own_is_refused(around, codec):
+    """A residual of increments would grow without bound, and a personal mean would be lost."""
     with pytest.raises(ValueError, match=f"codec {codec.name} keeps what it has not sent itself"):
-        error_feedback(codec)
+        around(codec)

@@ -5,21 +5,7 @@ import inspect
 import pytest
 
 from lowcomm_jax import batching, compression, methods
-
-FACTORIES = {
-    name: factory
-    for name, factory in vars(methods).items()
-    if name in methods.__all__ and inspect.isfunction(factory)
-}
-# Arguments that have no default.
-NEEDED = {
-    "period": 4,
-    "fragments": 2,
-    "overlap": 1,
-    "alpha": 0.5,
-    "speeds": (1.0, 1.0),
-    "groups": ((0,), (1,)),
-}
+from lowcomm_jax.planner.methods import ASKED_FOR, FACTORIES
 
 
 def parameters(factory):
@@ -33,7 +19,7 @@ def taking(setting):
 def make(name, **settings):
     factory = FACTORIES[name]
     needed = {
-        key: NEEDED[key]
+        key: ASKED_FOR[key]
         for key, parameter in parameters(factory).items()
         if parameter.default is inspect.Parameter.empty
     }

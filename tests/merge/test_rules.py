@@ -72,22 +72,16 @@ def test_isotropic_gives_equal_singular_values_and_leaves_vectors():
     np.testing.assert_array_equal(found["b"], mean["b"])
 
 
+@pytest.mark.parametrize(
+    "strong",
+    [{}, {"removal": 5.0, "turn": 5.0, "confidence": 0.01}],
+    ids=["within", "at the bounds"],  # the turn stops at the momentum, the removal at `most`
+)
 @pytest.mark.parametrize("towards", [0.9, 0.1, -0.6], ids=["along", "aside", "against"])
-def test_align_of_each_case(towards):
+def test_align_of_each_case(towards, strong):
     momentum, other = draw(7), draw(8)
     delta = {k: np.float32(towards) * momentum[k] + np.float32(0.4) * other[k] for k in momentum}
-    settings = {"enough": 0.5, "removal": 0.4, "turn": 0.7, "confidence": 2.0, "most": 0.3}
-    found = merged(merge.Align(**settings), [delta], momentum, weights=[1.0])
-    rule = merging.align(**settings)
-    agree(found, rule([by_layer(delta)], [1.0], by_layer(momentum)))
-
-
-@pytest.mark.parametrize("towards", [0.1, -0.6], ids=["aside", "against"])
-def test_align_turns_and_removes_no_more_than_its_bounds(towards):
-    """Strengths so large that the turn stops at the momentum, and the removal at `most`."""
-    momentum, other = draw(7), draw(8)
-    delta = {k: np.float32(towards) * momentum[k] + np.float32(0.4) * other[k] for k in momentum}
-    settings = {"enough": 0.5, "removal": 5.0, "turn": 5.0, "confidence": 0.01, "most": 0.3}
+    settings = {"enough": 0.5, "removal": 0.4, "turn": 0.7, "confidence": 2.0, "most": 0.3} | strong
     found = merged(merge.Align(**settings), [delta], momentum, weights=[1.0])
     rule = merging.align(**settings)
     agree(found, rule([by_layer(delta)], [1.0], by_layer(momentum)))
