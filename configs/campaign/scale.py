@@ -15,8 +15,11 @@ do not count.
 Stages, each finished before the next:
 - `1_first`: 0.18M and 0.7M parameters, 24 and 96 rounds, 2 and 4 regions, three seeds;
 - `2_topics`: the same where every region has topics of its own;
+- `2_variants`: more methods, and what a method's settings change, each against the other setting at
+  the same learning rates: delay, sends and compensation of CoCoDC, rank and H of DiLoCoX, groups
+  and pull of NoLoCo, density of SparseLoCo;
 - `3_seeds`: five seeds;
-- `4_ladder`: up to 2.6M parameters, 384 rounds and 8 regions, and claims of more methods;
+- `4_ladder`: up to 2.6M parameters, 384 rounds and 8 regions, and all claims between methods;
 - `5_accelerator`: 10M to 150M parameters, for a GPU or a cluster.
 
 The corpus is the running interpreter's standard library (as bytes), so that nothing is downloaded;
@@ -26,13 +29,15 @@ records of another corpus do not join. Another one: `--config.common.data.corpus
 
 from ml_collections import ConfigDict
 
-from experiments.campaign.config import arm, campaign, claim, size, stage, tuning
+from experiments.campaign.config import arm, campaign, claim, size, stage, tuning, variant
 
 _INNER = "inner.learning_rate=2e-3,5e-3"
 _INNER_ALONE = "inner.learning_rate=1e-3,2e-3,5e-3,1.2e-2"
 _OUTER = "method.outer.learning_rate=0.2,0.5"
 _OUTER_LATE = "method.outer.learning_rate=0.1,0.3"  # what comes a round late bears less
+_OUTER_LIGHT = "method.outer.learning_rate=0.5,1.0"  # with less momentum
 _FRAGMENTS = {"fragments": 3, "overlap": 5}
+_FIRST = ("1_first", "2_topics", "3_seeds", "5_accelerator")
 
 
 def get_config() -> ConfigDict:
@@ -47,10 +52,11 @@ def get_config() -> ConfigDict:
         },
         sizes=sizes(),
         arms=arms(),
-        claims=claims(),
+        claims=claims() | settings(),
         stages={
             "1_first": stage(sizes=("180k", "700k"), rounds=(24, 96), regions=(2, 4)),
             "2_topics": stage(("180k", "700k"), (24, 96), (2, 4), splits=("topic",)),
+            "2_variants": stage(("180k", "700k"), (24, 96), (4,)),
             "3_seeds": stage(("180k", "700k"), (24, 96), (2, 4), seeds=(0, 1, 2, 3, 4)),
             "4_ladder": stage(("180k", "700k", "2600k"), (24, 96, 384), (2, 4, 8)),
             "5_accelerator": stage(("10m", "35m", "150m"), (96, 384), (2, 4, 8)),
@@ -80,26 +86,50 @@ def sizes() -> dict:
 
 
 def arms() -> dict:
-    """The methods, each with four points."""
-    momentum = {"outer": {"momentum": 0.9}}
-    return {
+    """The methods, each with four points, and variants of them."""
+    momentum, light = ({"outer": {"momentum": value}} for value in (0.9, 0.5))
+    coded = {**_FRAGMENTS, "codec": "e3m0"}
+    tuned = {
         "ddp": arm("ddp", (_INNER_ALONE,)),
         "averaging": arm("local_sgd", (_INNER_ALONE,)),
         "diloco": arm("diloco", (_INNER, _OUTER), method=momentum),
         "streaming": arm("streaming_diloco", (_INNER, _OUTER), method=_FRAGMENTS),
-        "cocodc": arm("cocodc", (_INNER, _OUTER), method={**_FRAGMENTS, "codec": "e3m0"}),
+        "cocodc": arm("cocodc", (_INNER, _OUTER), method=coded),
         "eager": arm("eager_diloco", (_INNER, _OUTER_LATE)),
         "delayed": arm("delayed_diloco", (_INNER, _OUTER_LATE)),
         "muloco": arm("muloco", (_INNER, _OUTER)),
         "sparseloco": arm("sparseloco", (_INNER, "method.outer.learning_rate=0.5,1.0")),
         "noloco": arm("noloco", (_INNER_ALONE,), eval={"per_region": False}),
         "decoupled": arm("decoupled_momentum", (_INNER_ALONE,)),
+        "adloco": arm("adloco", (_INNER_ALONE,)),
+        "dilocox": arm(
+            "dilocox", (_INNER, _OUTER_LATE), method={"adaptive": False}, mesh={"stage": 1}
+        ),
+        "streaming_light": arm(
+            "streaming_diloco", (_INNER, _OUTER_LIGHT), method={**_FRAGMENTS, **light}
+        ),
+        "cocodc_light": arm("cocodc", (_INNER, _OUTER_LIGHT), method={**coded, **light}),
+    }
+    return tuned | {
+        "streaming_late": variant("streaming", method={"overlap": 10}),
+        "streaming_often": variant("streaming", method={"period": 15}),
+        "cocodc_early": variant("cocodc", method={"overlap": 1}),
+        "cocodc_late": variant("cocodc", method={"overlap": 10}),
+        "cocodc_often": variant("cocodc", method={"syncs_per_period": 6}),
+        "cocodc_plain": variant("cocodc", method={"taylor": 0.0}),
+        "cocodc_norm": variant("cocodc", method={"taylor": {"mode": "norm", "strength": 0.2}}),
+        "dilocox_rank4": variant("dilocox", method={"rank": 4}),
+        "dilocox_h60": variant("dilocox", method={"period": 60}),
+        "noloco_fours": variant("noloco", method={"group_size": 4}),
+        "noloco_weak": variant("noloco", method={"gamma": 0.3}),
+        "noloco_strong": variant("noloco", method={"gamma": 1.2}),
+        "sparseloco_3": variant("sparseloco", method={"k": 128}),
     }
 
 
 def claims() -> dict:
     """Each says that the final loss of `here` is at most (1 + margin) times that of `there`."""
-    later = {key: None for key in ("1_first", "2_topics", "3_seeds", "5_accelerator")}
+    first, later = {"2_variants": None}, {key: None for key in _FIRST}
     return {
         "diloco_ddp": claim(
             "DiLoCo loses at most 1 % against data parallel training at equal tokens",
@@ -109,6 +139,7 @@ def claims() -> dict:
             0.01,
             "a gap under 1 % at more rounds or a larger model, or one that shrinks with size",
             published="equal perplexity at 500 times fewer bytes (H = 500)",
+            stages=first,
         ),
         "streaming_diloco": claim(
             "Streaming DiLoCo in 4 bits loses at most 1 % against DiLoCo",
@@ -118,6 +149,7 @@ def claims() -> dict:
             0.01,
             "a gap over 1 % with an interval clear of it, at more rounds",
             published="equal loss at 400 times fewer bytes than data parallel",
+            stages=first,
         ),
         "cocodc_streaming": claim(
             "CoCoDC has a lower loss than Streaming DiLoCo at equal bytes and tokens",
@@ -127,6 +159,7 @@ def claims() -> dict:
             0.0,
             "a lower loss at a longer delay, or at more rounds",
             published="21.0 % fewer steps to a target perplexity, with twice the bytes",
+            stages=first,
         ),
         "eager_delayed": claim(
             "Eager updates have a lower loss than a naive delay of a round",
@@ -136,6 +169,7 @@ def claims() -> dict:
             0.0,
             "no difference at more rounds",
             published="eager 2.69 where DiLoCo has 2.68; naive far behind",
+            stages=first,
         ),
         "eager_diloco": claim(
             "Eager updates lose at most 1 % against DiLoCo",
@@ -145,6 +179,7 @@ def claims() -> dict:
             0.01,
             "a gap under 1 % at more rounds or with less outer momentum",
             published="2.69 against 2.68",
+            stages=first,
         ),
         "muloco_diloco": claim(
             "MuLoCo in 4 bits has a lower loss than DiLoCo",
@@ -154,6 +189,7 @@ def claims() -> dict:
             0.0,
             "no difference at more rounds or a larger model",
             published="a lower loss at equal steps with 8 times fewer bytes",
+            stages=first,
         ),
         "nesterov_averaging": claim(
             "An outer Nesterov step has a lower loss than plain averaging",
@@ -163,6 +199,7 @@ def claims() -> dict:
             0.0,
             "a lower loss at more rounds, or where regions have unlike data",
             published="Nesterov the best of the outer optimizers tried",
+            stages=first,
         ),
         "sparseloco_diloco": claim(
             "SparseLoCo at 1.6 % density has a lower loss than DiLoCo",
@@ -180,7 +217,7 @@ def claims() -> dict:
             "diloco",
             0.0,
             "a lower loss in more regions",
-            stages={**later, "4_ladder": {"regions": (4, 8)}},
+            stages={**later, "2_variants": {"regions": (4, 8)}, "4_ladder": {"regions": (4, 8)}},
         ),
         "decoupled_diloco": claim(
             "Decoupled momentum loses at most 1 % against DiLoCo",
@@ -191,5 +228,152 @@ def claims() -> dict:
             "a gap under 1 % at more rounds",
             published="up to 16 times fewer bytes",
             stages=later,
+        ),
+        "adloco_diloco": claim(
+            "AdLoCo, which communicates less and less, loses at most 1 % against DiLoCo",
+            "2508.18182",
+            "adloco",
+            "diloco",
+            0.01,
+            "a gap under 1 % at more rounds: batches grow at the cost of steps",
+            published="a lower perplexity at equal communications",
+            stages=later,
+        ),
+        "dilocox_delayed": claim(
+            "DiLoCoX at rank 16 in 4 bits loses at most 1 % against a dense exchange as late",
+            "2506.21263",
+            "dilocox",
+            "delayed",
+            0.01,
+            "a gap under 1 % at more rounds or a larger rank",
+            stages=later,
+        ),
+    }
+
+
+def settings() -> dict:
+    """What a setting of a method changes, at the rates that were tuned for the method."""
+    only = {key: None for key in (*_FIRST, "4_ladder")}
+    eight = {**only, "2_variants": {"regions": (8,)}}
+    cocodc = "2504.17672"
+    return {
+        "cocodc_delay": claim(
+            "CoCoDC with a delay of 10 steps loses at most 1 % against a delay of 1",
+            cocodc,
+            "cocodc_late",
+            "cocodc_early",
+            0.01,
+            "a gap over 1 % with an interval clear of it",
+            stages=only,
+        ),
+        "cocodc_streaming_late": claim(
+            "CoCoDC has a lower loss than Streaming DiLoCo at a delay of 10 steps",
+            cocodc,
+            "cocodc_late",
+            "streaming_late",
+            0.0,
+            "a lower loss at more rounds",
+            stages=only,
+        ),
+        "cocodc_sends": claim(
+            "CoCoDC has a lower loss with twice the sends of a period",
+            cocodc,
+            "cocodc_often",
+            "cocodc",
+            0.0,
+            "no difference at more rounds",
+            stages=only,
+        ),
+        "cocodc_streaming_often": claim(
+            "CoCoDC with twice the sends has a lower loss than Streaming DiLoCo with half the H",
+            cocodc,
+            "cocodc_often",
+            "streaming_often",
+            0.0,
+            "a lower loss at more rounds",
+            stages=only,
+        ),
+        "cocodc_taylor": claim(
+            "CoCoDC's compensation, lambda = 0.5, has a lower loss than none",
+            cocodc,
+            "cocodc",
+            "cocodc_plain",
+            0.0,
+            "a lower loss at more rounds or a longer delay",
+            stages=only,
+        ),
+        "cocodc_norm": claim(
+            "Compensation scaled by norms (ours) has a lower loss than none",
+            cocodc,
+            "cocodc_norm",
+            "cocodc_plain",
+            0.0,
+            "a lower loss at more rounds or a longer delay",
+            stages=only,
+        ),
+        "cocodc_streaming_light": claim(
+            "CoCoDC has a lower loss than Streaming DiLoCo at outer momentum 0.5",
+            cocodc,
+            "cocodc_light",
+            "streaming_light",
+            0.0,
+            "a lower loss at more rounds",
+            stages=only,
+        ),
+        "dilocox_rank": claim(
+            "DiLoCoX at rank 4 loses at most 1 % against rank 16",
+            "2506.21263",
+            "dilocox_rank4",
+            "dilocox",
+            0.01,
+            "a gap under 1 % at more rounds",
+            stages=only,
+        ),
+        "dilocox_period": claim(
+            "DiLoCoX at H = 60 loses at most 1 % against H = 30",
+            "2506.21263",
+            "dilocox_h60",
+            "dilocox",
+            0.01,
+            "a gap under 1 % at more rounds",
+            stages=only,
+        ),
+        "noloco_groups": claim(
+            "NoLoCo in pairs loses at most 1 % against groups of four",
+            "2506.10911",
+            "noloco",
+            "noloco_fours",
+            0.01,
+            "a gap over 1 % with an interval clear of it, in more regions",
+            stages=eight,
+        ),
+        "noloco_weak_pull": claim(
+            "NoLoCo's anchors lie closer together at gamma = 0.3 than at 0.7, as theory says",
+            "2506.10911; outer/gossip_stability.py",
+            "noloco_weak",
+            "noloco",
+            0.0,
+            "a larger variance at 0.3",
+            stages=eight,
+            measure="anchor_variance",
+        ),
+        "noloco_strong_pull": claim(
+            "NoLoCo's anchors lie closer together at gamma = 0.7 than at 1.2, as theory says",
+            "2506.10911; outer/gossip_stability.py",
+            "noloco",
+            "noloco_strong",
+            0.0,
+            "a larger variance at 0.7",
+            stages=eight,
+            measure="anchor_variance",
+        ),
+        "sparseloco_density": claim(
+            "SparseLoCo at 3.1 % density has a lower loss than DiLoCo",
+            "2508.15706",
+            "sparseloco_3",
+            "diloco",
+            0.0,
+            "a lower loss at more rounds",
+            stages=only,
         ),
     }

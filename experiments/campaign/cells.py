@@ -24,7 +24,7 @@ class Cell:
 
     Attributes:
       size, arm: names.
-      rounds: outer rounds, of H steps each.
+      rounds: of the campaign's H steps each, also where the arm has another period.
       split: of the data over regions.
       point: name of the learning rates, one of the arm's points.
       tunes: whether it chooses learning rates and is never reported.
@@ -52,12 +52,13 @@ def fields_of(campaign: Campaign, cell: Cell) -> dict[str, Any]:
     arm, size = campaign.arms[cell.arm], campaign.sizes[cell.size]
     steps = cell.rounds * campaign.period
     every = 0 if cell.tunes else max(1, steps // campaign.evaluations)
+    period = arm.changes.get("method", {}).get("period", campaign.period)
     mine = {
         "seed": cell.seed,
         "steps": steps,
         "regions": cell.regions,
         "batch": size.batch // cell.regions,
-        "method": {"period": campaign.period} if "period" in arm.base["method"] else {},
+        "method": {"period": period} if "period" in arm.base["method"] else {},
         "data": {"sharding": cell.split},
         "eval": {"every": every},
         "log": {"every": max(1, steps // 4)},

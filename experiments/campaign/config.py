@@ -24,7 +24,7 @@ def campaign(**changes: Any) -> ConfigDict:
     config.period = 30  # H, inner steps a round, of every method that has one
     config.evaluations = 6  # of a run that is reported, at equal distances
     config.sizes = {}  # name -> `size(...)`, from the smallest
-    config.arms = {}  # name -> `arm(...)`: a method as the campaign compares it
+    config.arms = {}  # name -> `arm(...)` or `variant(...)`: a method as the campaign compares it
     config.claims = {}  # name -> `claim(...)`
     # Key -> `stage(...)`. A stage runs when those before it lack nothing any more.
     config.stages = {}
@@ -60,6 +60,16 @@ def arm(config: str, over: tuple[str, ...], **changes: Any) -> dict[str, Any]:
     return {"config": config, "over": tuple(over), "set": changes}
 
 
+def variant(of: str, **changes: Any) -> dict[str, Any]:
+    """An arm with other settings, which trains at the learning rates that were tuned for it.
+
+    Args:
+      of: name of the arm.
+      changes: fields of the train config, over those of the arm.
+    """
+    return {"of": of, "set": changes}
+
+
 def claim(
     says: str,
     source: str,
@@ -69,8 +79,9 @@ def claim(
     mind: str,
     published: str = "",
     stages: Mapping[str, Any] | None = None,
+    measure: str = "loss",
 ) -> dict[str, Any]:
-    """A paper's claim on two arms: the final loss of `here` is at most (1 + margin) of `there`.
+    """A paper's claim on two arms: the measure of `here` is at most (1 + margin) of `there`.
 
     Args:
       says: the claim in a sentence.
@@ -81,6 +92,7 @@ def claim(
       published: the paper's own figure.
       stages: key of a stage -> fields that replace those of the stage for this claim; None in
         place of the fields = no part in it.
+      measure: "loss", the final one; or "anchor_variance", of the regions' anchors at the end.
     """
     return {
         "says": says,
@@ -91,6 +103,7 @@ def claim(
         "mind": mind,
         "published": published,
         "stages": dict(stages or {}),
+        "measure": measure,
     }
 
 

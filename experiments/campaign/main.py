@@ -274,6 +274,7 @@ def _measured(campaign: Campaign, cell: Cell, run: RunLog) -> dict[str, Any]:
     cost = costs(run, {_NETWORK: network}, campaign.step_seconds)
     last = losses[-1]
     finite = last is not None and math.isfinite(last)
+    spread = run.evals[-1].get("anchor_variance") if finite else None
     return {
         "failed": None if finite else "the final loss is not finite",
         "corpus_digest": run.header["data"]["corpus_digest"],
@@ -281,6 +282,7 @@ def _measured(campaign: Campaign, cell: Cell, run: RunLog) -> dict[str, Any]:
         "steps": run.header["steps"],
         "tokens": run.end["tokens"],
         "loss": round(last, 6) if finite else None,
+        "anchor_variance": None if spread is None else round(spread, 9),
         "bytes_sent": float(np.mean(run.end["bytes_sent"])),
         "allreduce_bytes": run.header["allreduce_bytes_per_step"] * run.header["steps"],
         **{name: cost[name] for name in ("exchanges", "staleness", "document_interval")},

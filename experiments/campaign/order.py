@@ -48,6 +48,7 @@ class Points:
 
     def of(self, arm: str, size: str) -> str:
         """The point's name, `UNKNOWN` if tuning is not complete or found none (`hopeless`)."""
+        arm = self._campaign.arms[arm].tuned_as
         key = arm, size
         if self._known.get(key, UNKNOWN) == UNKNOWN and key not in self.hopeless:
             try:
@@ -102,7 +103,7 @@ def ordered(campaign: Campaign, ledger: Records, seconds: Seconds) -> Iterator[S
 def _lacking(campaign, ledger, points, tunes, claim: Claim, rung: Rung, seeds) -> list[Cell]:
     """The cells that a claim lacks at a rung, each once; `tunes` collects those of the tuning."""
     found = []
-    for arm in dict.fromkeys((claim.here, claim.there)):
+    for arm in dict.fromkeys(campaign.arms[name].tuned_as for name in (claim.here, claim.there)):
         key = arm, rung.size
         if points.of(*key) == UNKNOWN and key not in tunes:
             tunes[key] = tuning.left(campaign, ledger, *key)
@@ -129,8 +130,9 @@ def own(campaign: Campaign, cells: Sequence[Cell], shard: int, shards: int) -> l
 def shard_of(campaign: Campaign, cell: Cell, shards: int) -> int:
     """Which of `shards` machines runs a cell.
 
-    A machine takes whole (size, arm) pairs, because learning rates must be known before a cell is
-    reported. The arms of a size are assigned to machines in turn.
+    A machine takes whole (size, arm) pairs with the arm's variants, because learning rates must be
+    known before a cell is reported. The arms of a size are assigned to machines in turn.
     """
-    pairs = [(size, arm) for size in campaign.sizes for arm in campaign.arms]
-    return pairs.index((cell.size, cell.arm)) % shards
+    tuned = dict.fromkeys(arm.tuned_as for arm in campaign.arms.values())
+    pairs = [(size, arm) for size in campaign.sizes for arm in tuned]
+    return pairs.index((cell.size, campaign.arms[cell.arm].tuned_as)) % shards

@@ -10,23 +10,33 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli import RefusedError, closest, load_config, problems_of, refuse_any
+from experiments.compare.plan import merged
 from experiments.config import plain
 from experiments.sweep.space import points
+from lowcomm_jax.checkpoint.load import dotted
 from lowcomm_jax.data.config import SHARDINGS
 from lowcomm_jax.network import Network, parse
 
 TITLE = "cannot run the campaign"
 LEAST_SEEDS = 3  # of a verdict
+MEASURES = ("loss", "anchor_variance")  # of a claim, as records name them
 _NAME = re.compile(r"\w+")
 _AS_GIVEN = ("title", "period", "evaluations", "common", "link", "step_seconds")
+_CLAIM_AS_GIVEN = ("says", "source", "here", "there", "mind", "published", "measure")
 _LISTS = ("sizes", "rounds", "regions", "splits", "seeds")
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """A method as the campaign compares it; `points`: name -> learning rates that it may get."""
+    """A method as the campaign compares it.
+
+    Attributes:
+      points: name -> learning rates that it may get.
+      tuned_as: name of the arm whose tuning gives its rates: its own, or that it is a variant of.
+    """
 
     name: str
+    tuned_as: str
     base: dict[str, Any]
     changes: dict[str, Any]
     points: dict[str, dict[str, Any]]
@@ -68,6 +78,7 @@ class Claim:
 
     Attributes:
       stages: stage -> its rungs, each with the seeds that stage asks for.
+      measure: what is compared, one of `MEASURES`.
     """
 
     name: str
@@ -79,6 +90,7 @@ class Claim:
     mind: str
     published: str
     stages: dict[str, tuple[tuple[Rung, tuple[int, ...]], ...]]
+    measure: str
 
     def rungs(self) -> dict[Rung, tuple[int, ...]]:
         """Every rung of any stage with all its seeds."""
@@ -131,8 +143,15 @@ def plan(config: Any, only: Sequence[str] | None = None, until: str | None = Non
     problems = _number_problems(fields) + _name_problems(fields)
     arms = {}
     for name, entry in fields["arms"].items():
-        arms[name], found = _arm(name, entry)
-        problems += found
+        if "of" not in entry:
+            arms[name], found = _arm(name, entry)
+            problems += found
+    tuned = dict(arms)
+    for name, entry in fields["arms"].items():
+        if "of" in entry:
+            arms[name], found = _variant(name, entry, tuned)
+            problems += found
+    arms = {name: arms[name] for name in fields["arms"]}
     problems += _tuning_problems(fields, {n: arm for n, arm in arms.items() if arm is not None})
     known = list(fields["claims"])
     unknown = [name for name in only or () if name not in known]
@@ -172,7 +191,25 @@ def _arm(name: str, entry: Mapping[str, Any]) -> tuple[Arm | None, list[str]]:
     found, problems = problems_of(lambda: points(loaded, entry["over"], None, 0))
     if problems:
         return None, [f"arms.{name}: {line}" for line in problems]
-    return Arm(name, plain(loaded), entry["set"], found), []
+    return Arm(name, name, plain(loaded), entry["set"], found), []
+
+
+def _variant(
+    name: str, entry: Mapping[str, Any], tuned: Mapping[str, Arm | None]
+) -> tuple[Arm | None, list[str]]:
+    of = entry["of"]
+    if of not in tuned:
+        return None, [f"arms.{name}: {of!r} is no arm with rates of its own{closest(of, [*tuned])}"]
+    whole = tuned[of]
+    if whole is None:
+        return None, []  # what is wrong with that arm is listed already
+    grid = {field for point in whole.points.values() for field in dotted(point)}
+    unused = sorted(grid & dotted(entry["set"]).keys())
+    changes = merged(whole.changes, entry["set"])
+    return dataclasses.replace(whole, name=name, changes=changes), [
+        f"arms.{name}: {field} is tuned for {of}: leave it out, or make this an arm of its own"
+        for field in unused
+    ]
 
 
 def _claim(
@@ -183,6 +220,9 @@ def _claim(
         if entry[side] not in arms:
             hint = closest(str(entry[side]), arms)
             problems.append(f"claims.{name}.{side}: {entry[side]!r} is no arm{hint}")
+    if entry["measure"] not in MEASURES:
+        hint = closest(entry["measure"], MEASURES)
+        problems.append(f"claims.{name}.measure: {entry['measure']!r} is unknown{hint}")
     unknown = sorted(set(entry["stages"]) - set(fields["stages"]))
     hint = closest("", list(fields["stages"]))
     problems += [f"claims.{name}.stages: {key!r} is no stage{hint}" for key in unknown]
@@ -197,7 +237,7 @@ def _claim(
             stages[key] = tuple((rung, tuple(whole["seeds"])) for rung in _rungs(whole))
     if problems:
         return None, problems
-    words = {k: entry[k] for k in ("says", "source", "here", "there", "mind", "published")}
+    words = {k: entry[k] for k in _CLAIM_AS_GIVEN}
     return Claim(name, margin=float(entry["margin"]), stages=stages, **words), []
 
 

@@ -22,6 +22,7 @@ from experiments.campaign.records import Records
 
 def rungs(campaign: Campaign, ledger: Records, arm: str, size: str) -> list[list[Cell]]:
     """The cells of every rung that is known: the last of them may be incomplete."""
+    arm = campaign.arms[arm].tuned_as
     alive, found = list(campaign.arms[arm].points), []
     for rounds, kept in campaign.tuning.rungs:
         found.append(cells(campaign, arm, size, alive[:kept], rounds))

@@ -26,8 +26,9 @@ class Effect:
     """A claim at a rung.
 
     Attributes:
-      differences: seed -> loss of `here` over that of `there`, less 1.
-      losses: mean final loss of (here, there) over these seeds, nats per token.
+      measure: what is compared, see `campaign.config.claim`.
+      differences: seed -> measure of `here` over that of `there`, less 1.
+      values: mean measure of (here, there) over these seeds; a loss in nats per token.
       half: half the width of the 95 % interval of the mean.
       p: p-value, two-sided against the claim's margin.
       adjusted: the same, corrected over all rungs of all claims (Holm). All three are None with
@@ -36,8 +37,8 @@ class Effect:
       bytes, seconds: bytes sent by a region of `here` over those of `there`, and virtual time
         likewise. None where `there` has none.
       fewer_bytes: bytes of AllReduce over those of `here`.
-      at_equal_bytes, at_equal_time: difference where both had spent as much as the cheaper one,
-        the mean over seeds; None where that is before the first evaluation of either.
+      at_equal_bytes, at_equal_time: difference of the loss where both had spent as much as the
+        cheaper one, the mean over seeds; None where that is before the first evaluation of either.
       lacking: seeds that the campaign asks for and that are not recorded yet.
       failed: seeds of which a run failed.
     """
@@ -45,8 +46,9 @@ class Effect:
     claim: str
     rung: Rung
     margin: float
+    measure: str
     differences: dict[int, float]
-    losses: tuple[float, float]
+    values: tuple[float, float]
     half: float | None
     p: float | None
     adjusted: float | None
@@ -91,12 +93,13 @@ def _key(effect: Effect) -> tuple[str, Rung]:
 
 def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points) -> list[Effect]:
     """One effect for each rung of a claim that has runs; p-values are not corrected yet."""
+    what = claim.measure
     pairs = {
-        rung: _pairs(ledger, cells_of(claim, rung, seeds, points))
+        rung: _pairs(ledger, cells_of(claim, rung, seeds, points), what)
         for rung, seeds in claim.rungs().items()
     }
     differences = {
-        rung: {seed: here["loss"] / there["loss"] - 1 for seed, (here, there) in of.items()}
+        rung: {seed: here[what] / there[what] - 1 for seed, (here, there) in of.items()}
         for rung, of in pairs.items()
     }
     values = {rung: list(of.values()) for rung, of in differences.items()}
@@ -114,8 +117,9 @@ def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points)
                 claim=claim.name,
                 rung=rung,
                 margin=claim.margin,
+                measure=what,
                 differences=differences[rung],
-                losses=tuple(float(np.mean([pair[i]["loss"] for pair in runs])) for i in (0, 1)),
+                values=tuple(float(np.mean([pair[i][what] for pair in runs])) for i in (0, 1)),
                 half=test and test.half,
                 p=test and test.p,
                 adjusted=None,
@@ -133,12 +137,15 @@ def _of_claim(campaign: Campaign, ledger: Records, claim: Claim, points: Points)
     return sorted(found, key=scale)
 
 
-def _pairs(ledger: Records, cells: Sequence[Cell]) -> dict[int, tuple[Record, Record]]:
-    """Seed -> the records of both arms, where both are there."""
+def _pairs(
+    ledger: Records, cells: Sequence[Cell], measure: str
+) -> dict[int, tuple[Record, Record]]:
+    """Seed -> the records of both arms, where both are there and have the measure."""
     by_seed: dict[int, list[Record]] = {}
     for cell in cells:
-        if cell.point != UNKNOWN and cell in ledger.found:
-            by_seed.setdefault(cell.seed, []).append(ledger.found[cell])
+        found = cell.point != UNKNOWN and ledger.found.get(cell)
+        if found and found.get(measure):
+            by_seed.setdefault(cell.seed, []).append(found)
     return {seed: (of[0], of[1]) for seed, of in by_seed.items() if len(of) == 2}
 
 

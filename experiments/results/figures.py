@@ -73,8 +73,12 @@ def draw(campaign: Campaign, claim: Claim, effects: Sequence[Effect], path: Path
     axes.set_xticks(rounds, [str(r) for r in rounds])
     axes.minorticks_off()
     axes.set_xlim(rounds[0] / 1.6, rounds[-1] * 1.6)
-    axes.set(xlabel=f"rounds of {campaign.period} steps", ylabel="difference of the loss, %")
-    axes.set_title(f"{claim.here} against {claim.there} (below 0: {claim.here} is better)", size=10)
+    what = claim.measure.replace("_", " ")
+    axes.set(xlabel=f"rounds of {campaign.period} steps", ylabel=f"difference of the {what}, %")
+    better = "better" if claim.measure == "loss" else "lower"
+    axes.set_title(
+        f"{claim.here} against {claim.there} (below 0: {claim.here} is {better})", size=10
+    )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
@@ -114,7 +118,7 @@ def overview(campaign: Campaign, effects: dict[str, list[Effect]], path: Path) -
     axes.set_yticks(range(len(rows)), names, size=7)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.axvline(0.0, color="black", lw=0.8)
-    axes.set_xlabel("difference of the loss less the claim's margin, %")
+    axes.set_xlabel("difference less the claim's margin, %")
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize="small")

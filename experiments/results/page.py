@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from experiments.campaign.cells import Cell
 from experiments.campaign.estimate import RunEstimate
@@ -82,8 +82,9 @@ def _claims_table(evidence: Evidence) -> str:
     rows = [
         "## Claim by claim",
         "",
-        "Unflattering verdicts first. The difference is the final loss of the first method over "
-        "that of the second, less one, at the largest scale with a verdict.",
+        "Unflattering verdicts first. The difference is the final loss (or what else the claim is "
+        "about) of the first method over that of the second, less one, at the largest scale with "
+        "a verdict.",
         "",
         "| claim | data | verdict | difference | seen, opposite, open |",
         "| --- | --- | --- | --- | --- |",
@@ -150,6 +151,8 @@ def _how(evidence: Evidence) -> str:
   **Not seen up to**: anything else.
 - **Learning rates** were tuned for each method and size on seeds that are not reported ({seeds}):
   {rounds}, in {how.regions} regions, {kind(how.split)} data. Momenta are the papers'.
+  A variant of a method, which differs in one setting, trains at the rates of that method: its name
+  begins with it, and the table of rates does not list it.
 - g is Hedges' effect size of the paired differences.
 - **Limits.** One corpus; a batch of a few hundred tokens; small grids; rates that were tuned for
   one length and one number of regions serve all others. Rungs of a size share their seeds, so that
@@ -158,7 +161,6 @@ def _how(evidence: Evidence) -> str:
 
 
 def _section(evidence: Evidence, claim: Claim) -> str:
-    effects = evidence.effects[claim.name]
     here = [v for v in evidence.sorted_verdicts() if v.claim == claim.name]
     lines = [f"## {claim.name}", "", f"{claim.says} (arXiv {claim.source})."]
     if claim.published:
@@ -171,7 +173,7 @@ def _section(evidence: Evidence, claim: Claim) -> str:
         "",
         f"![{claim.here} against {claim.there}]({FOLDER}/{claim.name}.png)",
         "",
-        *_table(evidence, effects),
+        *_table(evidence, claim),
         "",
         f"What would change our mind: {claim.mind}.",
         "",
@@ -190,19 +192,20 @@ def _trend(high: str, low: str, change: Mean) -> Iterator[str]:
     )
 
 
-def _table(evidence: Evidence, effects: Sequence[Effect]) -> list[str]:
+def _table(evidence: Evidence, claim: Claim) -> list[str]:
+    what = {"loss": "losses"}.get(claim.measure, claim.measure.replace("_", " "))
     rows = [
-        "| scale | data | losses | difference | p, corrected | g | seeds | bytes | time "
+        f"| scale | data | {what} | difference | p, corrected | g | seeds | bytes | time "
         "| at equal bytes | at equal time | |",
         "| --- " * 12 + "|",
     ]
-    for e in effects:
+    for e in evidence.effects[claim.name]:
         params = count(evidence.campaign.sizes[e.rung.size].params)
         fewer = "" if e.fewer_bytes is None else f" (1/{e.fewer_bytes:.3g} of AllReduce)"
         cells = (
             f"{params}, {e.rung.rounds} rounds, {e.rung.regions} regions",
             kind(e.rung.split),
-            f"{e.losses[0]:.3f}, {e.losses[1]:.3f}",
+            ", ".join(f"{value:.3f}" if value >= 0.1 else f"{value:.3g}" for value in e.values),
             _difference(e),
             "-" if e.adjusted is None else f"{e.adjusted:.2g}",
             "-" if e.size_of_effect is None else f"{e.size_of_effect:+.1f}",
@@ -279,7 +282,7 @@ def _rates(evidence: Evidence) -> str:
     for size in campaign.sizes:
         for name, arm in campaign.arms.items():
             known = rungs(campaign, ledger, name, size)
-            if not any(cell in ledger.found for cell in known[0]):
+            if arm.tuned_as != name or not any(cell in ledger.found for cell in known[0]):
                 continue
             point = points.of(name, size)
             best = _settings(arm.points, point) if point else "not settled"

@@ -13,7 +13,7 @@ from experiments import progress
 from experiments.campaign import main as command
 from experiments.campaign import tuning
 from experiments.campaign.cells import Cell, digest_of, fields_of, record_path
-from experiments.campaign.config import arm, claim, stage
+from experiments.campaign.config import arm, claim, stage, variant
 from experiments.campaign.config import tuning as halving
 from experiments.campaign.estimate import RunEstimate
 from experiments.campaign.main import train_cell
@@ -141,6 +141,54 @@ def test_a_failed_run_never_wins(tmp_path):
     # What rests on that arm is left out; everything else goes on.
     steps = list(ordered(campaign, ledger, lambda c: 1.0))
     assert not [step for step in steps if step.rung.size == "small"] and steps
+
+
+# -- variants --------------------------------------------------------------------------------------
+
+
+def with_variants(root, **arms):
+    small = config(root).arms.to_dict()
+    mine = {"often": variant("diloco", method={"period": 1}), **arms}
+    claims = {"often": claim("More is better", "0000.00003", "often", "diloco", 0.0, "a gap")}
+    return config(root, arms=small | mine, claims=claims)
+
+
+def test_a_variant_trains_at_the_rates_of_its_arm(tmp_path):
+    campaign = plan(with_variants(tmp_path))
+    one, other = (fields_of(campaign, cell(arm=name)) for name in ("often", "diloco"))
+    assert one["method"].pop("period") == 1 and other["method"].pop("period") == 2
+    assert one == other  # steps, too: tokens are equal
+    step = next(ordered(campaign, Records(campaign), lambda c: 1.0))
+    assert {c.arm for c in step.tunes} == {"diloco"} and len(step.tunes) == 6
+    assert {c.arm for c in step.cells} == {"often", "diloco"}
+    ledger = Records(campaign)
+    while cells := tuning.missing(campaign, ledger, "often", "small"):
+        put(ledger, cells, lambda c: 2.0 if c.point.endswith("0_5") else 3.0)
+    assert all(c.tunes and c.arm == "diloco" for c in ledger.found)
+    assert {c.point for c in next(ordered(campaign, ledger, lambda c: 1.0)).cells} == {
+        "learning_rate=0_5"
+    }
+    for size in campaign.sizes:  # rates are known where they were tuned
+        shards = {shard_of(campaign, cell(arm=a, size=size), 3) for a in ("often", "diloco")}
+        assert len(shards) == 1
+
+
+def test_what_is_wrong_with_a_variant(tmp_path):
+    bad = {
+        "of_nobody": variant("dilco"),
+        "of_a_variant": variant("often"),
+        "tuned": variant("diloco", method={"outer": {"learning_rate": 0.1, "momentum": 0.5}}),
+    }
+    with pytest.raises(RefusedError) as refused:
+        plan(with_variants(tmp_path, **bad))
+    text = str(refused.value)
+    assert "arms.of_nobody: 'dilco' is no arm with rates of its own; did you mean diloco?" in text
+    assert "arms.of_a_variant: 'often' is no arm with rates of its own" in text
+    assert "arms.tuned: method.outer.learning_rate is tuned for diloco" in text
+    assert "momentum" not in text
+    claims = {"x": claim("", "", "diloco", "ddp", 0.0, "", measure="variance")}
+    with pytest.raises(RefusedError, match="'variance' is unknown"):
+        checked(tmp_path, claims=claims)
 
 
 # -- order, budget, shards -------------------------------------------------------------------------

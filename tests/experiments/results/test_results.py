@@ -10,6 +10,7 @@ from campaign_cases import checked, put, record
 
 from experiments.campaign import main as campaign_command
 from experiments.campaign import tuning
+from experiments.campaign.config import claim
 from experiments.campaign.order import Points, cells_of
 from experiments.campaign.plan import plan
 from experiments.campaign.records import Records, read, write
@@ -34,10 +35,10 @@ def ledger_of(campaign, loss_of, stages=("1",)):
             while cells := tuning.missing(campaign, ledger, arm, size):
                 put(ledger, cells, lambda c: 2.0 if c.point[-3:] in ("0_5", "e-3") else 3.0)
     points = Points(campaign, ledger)
-    for claim in campaign.claims.values():
+    for one in campaign.claims.values():
         for stage in stages:
-            for rung, seeds in claim.stages[stage]:
-                cells = cells_of(claim, rung, seeds, points)
+            for rung, seeds in one.stages[stage]:
+                cells = cells_of(one, rung, seeds, points)
                 put(ledger, [c for c in cells if not ledger.done(c)], loss_of)
     return ledger
 
@@ -79,6 +80,27 @@ def test_effects_by_hand(tmp_path):
     assert first.size_of_effect == pytest.approx(25.0 * 4 / 7)
     assert first.bytes == first.seconds == 1 and first.fewer_bytes == 20
     assert first.status == "opposite" and {e.status for e in found["better"]} == {"opposite"}
+
+
+def test_a_claim_about_another_measure_than_the_loss(tmp_path):
+    claims = {
+        "closer": claim("Closer", "0000.00004", "diloco", "ddp", 0.0, "", measure="anchor_variance")
+    }
+    campaign = checked(tmp_path, claims=claims)
+    spread = {"diloco": 0.02, "ddp": 0.04, "averaging": 0.0}
+    made = ledger_of(campaign, lambda c: 2.0 + NOISE[c.seed])
+    for cell, one in made.found.items():
+        value = spread[cell.arm]
+        if cell.arm == "diloco" and not cell.tunes:
+            value *= 1 + jitter(cell)
+        made.found[cell] = {**one, "anchor_variance": value}
+    first, second = effects(campaign, made)["closer"]
+    assert first.mean == pytest.approx(-0.5) and first.values == pytest.approx((0.02, 0.04))
+    assert first.status == second.status == "seen"
+    assert first.at_equal_bytes == 0.0  # that column is of the loss
+    one = next(c for c in made.found if c.arm == "ddp" and not c.tunes and c.rounds == 4)
+    made.found[one] = {**made.found[one], "anchor_variance": None}  # as where it is not measured
+    assert len(effects(campaign, made)["closer"][0].differences) == 2
 
 
 @pytest.mark.parametrize(
