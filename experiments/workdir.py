@@ -100,12 +100,16 @@ def write_config(workdir: Path, fields: Mapping[str, Any]) -> None:
     beside.replace(workdir / CONFIG)
 
 
+class OccupiedError(RefusedError):
+    """Another process trains in the folder: nothing in it may be touched."""
+
+
 @contextlib.contextmanager
 def occupied(workdir: Path) -> Iterator[None]:
     """Lock the folder against other runs; the kernel frees it when this process ends.
 
     Raises:
-      RefusedError: another process trains there; says which one, on which host.
+      OccupiedError: another process trains there; says which one, on which host.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / LOCK).open("a+", encoding="utf-8") as file:
@@ -115,7 +119,7 @@ def occupied(workdir: Path) -> Iterator[None]:
             file.seek(0)
             owner = file.read().strip() or "another process"
             fix = "wait for it, end it, or choose another folder"
-            raise RefusedError([f"--workdir={workdir} is in use by {owner}: {fix}"]) from None
+            raise OccupiedError([f"--workdir={workdir} is in use by {owner}: {fix}"]) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

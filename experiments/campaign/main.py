@@ -46,11 +46,13 @@ from experiments.cli import (
     split_config,
 )
 from experiments.compare.costs import costs
-from experiments.compare.runs import attempt, error_of, finished
 from experiments.progress import Work, right
 from experiments.report.html_data import bytes_at, tokens_at, virtual_at
 from experiments.runlog import RunLog, read_run
 from experiments.train.header import machine, versions
+from experiments.train.loop import StuckError
+from experiments.train.main import train
+from experiments.train.resolve import resolve
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 DEFAULT = "configs/campaign/scale.py"
@@ -226,18 +228,25 @@ def excluded_lines(ledger: Records) -> list[str]:
 def train_cell(campaign: Campaign, cell: Cell, workdir: Path) -> dict[str, Any] | None:
     """Train a cell, or continue it; returns its record, or None when a signal stopped it.
 
-    The run's own folder is removed once its record is made. A run that failed has a record, too:
-    its reason stands in `failed`.
+    The run's own folder is removed once its record is made. A run that diverged has a record, too:
+    its reason stands in `failed`. Any other error says nothing of the method, and is raised.
 
     Args:
       workdir: of the campaign; the run lies in a folder of its own there.
+
+    Raises:
+      RefusedError: the run cannot start; or another process trains it.
     """
     fields = fields_of(campaign, cell)
     digest = digest_of(fields)
     folder = workdir / f"{cell.size}-{cell.arm}-{cell.name}-{digest[:10]}"
     began, used = time.monotonic(), time.process_time()
-    if not attempt(fields, folder, _QUIET):
-        return None
+    diverged = None
+    try:
+        if not train(resolve(fields, folder), _QUIET):
+            return None
+    except StuckError as error:
+        diverged = str(error)
     seconds, cpu = time.monotonic() - began, time.process_time() - used
     on_cpu = jax.default_backend() == "cpu"
     record = {
@@ -251,10 +260,10 @@ def train_cell(campaign: Campaign, cell: Cell, workdir: Path) -> dict[str, Any] 
         "seconds": round(seconds, 1),
         "core_seconds": round(cpu if on_cpu else seconds, 1),
     }
-    if finished(folder):
+    if diverged is None:
         record |= _measured(campaign, cell, read_run(folder))
     else:
-        record |= {"failed": error_of(folder) or "not complete", "corpus_digest": None}
+        record |= {"failed": diverged, "corpus_digest": None}
     shutil.rmtree(folder, ignore_errors=True)
     return record
 

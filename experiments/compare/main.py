@@ -30,6 +30,7 @@ from experiments.compare.show import in_order, interval_of, show
 from experiments.progress import say
 from experiments.report import html_report
 from experiments.report.html_data import Entry
+from experiments.workdir import occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
 EXIT_FAILED = 1
@@ -47,7 +48,8 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
       The exit code: 0, 1 when runs failed (named at the end), 75 when a signal ended it.
 
     Raises:
-      RefusedError: every violation of the config, before any work starts.
+      RefusedError: every violation of the config, before any work starts; or another process
+        trains in the folder.
     """
     console = console or Console(markup=False)
     if config["parallel"] > 1:
@@ -58,8 +60,9 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
             comparison = plan(config, workdir)
             compile_cache.enable(comparison.compile_cache)
             describe(comparison, console)
-            comparison = budgeted(comparison, console)
-            complete = comparison is not None and run_all(comparison, console)
+            with occupied(comparison.workdir):
+                comparison = budgeted(comparison, console)
+                complete = comparison is not None and run_all(comparison, console)
         except KeyboardInterrupt:
             complete = False
     if not complete:

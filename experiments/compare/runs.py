@@ -25,7 +25,7 @@ from experiments.progress import Display
 from experiments.runlog import read_run
 from experiments.train.main import train
 from experiments.train.resolve import resolve
-from experiments.workdir import METRICS, write_config
+from experiments.workdir import METRICS, OccupiedError, write_config
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED, Interrupt
 
 ERROR, OUTPUT = "error.txt", "output.txt"
@@ -69,10 +69,15 @@ def attempt(
 
     Args:
       display: shows its progress; None = lines on the console.
+
+    Raises:
+      OccupiedError: another process trains this run.
     """
     (workdir / ERROR).unlink(missing_ok=True)
     try:
         return train(resolve(fields, workdir), console, display=display)
+    except OccupiedError:
+        raise
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         workdir.mkdir(parents=True, exist_ok=True)

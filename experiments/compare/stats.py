@@ -128,6 +128,9 @@ def effect_size(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) / spread * (1 - 3 / (4 * len(values) - 5))
 
 
+UNLIKE = 0.2  # p-value of an F test; a smaller one would find little in groups of three values
+
+
 @dataclasses.dataclass(frozen=True)
 class Margin:
     """A mean against a margin.
@@ -151,6 +154,9 @@ def against_margin(
     over sum_g (n_g - 1). The t-distribution has sum_g (n_g - 1) degrees of freedom. Pooling gives
     groups of three seeds narrower intervals. No group gets a smaller variance than its own.
 
+    A group whose variance is clearly larger than that of the others (F test at `UNLIKE`) tells how
+    large it is by its own values alone: the t-distribution then has its n_g - 1 degrees of freedom.
+
     Args:
       groups: name -> values, such as paired differences by seed.
       least: values a group needs to be tested (at least 2); others are left out, also of the pool.
@@ -159,14 +165,20 @@ def against_margin(
     freedom = sum(len(x) - 1 for x in known.values())
     if not freedom:
         return {}
-    pooled = sum(((x - x.mean()) ** 2).sum() for x in known.values()) / freedom
+    squares = {name: float(((x - x.mean()) ** 2).sum()) for name, x in known.items()}
+    everyone = freedom, sum(squares.values()) / freedom
     found = {}
     for name, x in known.items():
-        error = math.sqrt(max(pooled, x.var(ddof=1)) / len(x))
+        own = len(x) - 1, squares[name] / (len(x) - 1)
+        others = freedom - own[0]
+        rest = (sum(squares.values()) - squares[name]) / others if others else 0.0
+        alone = others and special.fdtrc(own[0], others, own[1] / rest if rest else np.inf) < UNLIKE
+        degrees, variance = own if alone else (freedom, max(own[1], everyone[1]))
+        error = math.sqrt(variance / len(x))
         mean = float(x.mean())
         if error == 0:
             found[name] = Margin(mean, 0.0, 1.0 if mean == margin else 0.0)
             continue
-        p = 2 * special.stdtr(freedom, -abs(mean - margin) / error)
-        found[name] = Margin(mean, float(special.stdtrit(freedom, 0.975) * error), float(p))
+        p = 2 * special.stdtr(degrees, -abs(mean - margin) / error)
+        found[name] = Margin(mean, float(special.stdtrit(degrees, 0.975) * error), float(p))
     return found

@@ -31,8 +31,8 @@ class Effect:
       values: mean measure of (here, there) over these seeds; a loss in nats per token.
       half: half the width of the 95 % interval of the mean.
       p: p-value, two-sided against the claim's margin.
-      adjusted: the same, corrected over all rungs of all claims (Holm). All three are None with
-        fewer seeds than a verdict needs.
+      adjusted: the same, corrected over all rungs of all claims of the family (Holm). All three
+        are None with fewer seeds than a verdict needs.
       size_of_effect: Hedges' g of the differences.
       bytes, seconds: bytes sent by a region of `here` over those of `there`, and virtual time
         likewise. None where `there` has none.
@@ -67,24 +67,39 @@ class Effect:
 
     @property
     def status(self) -> str:
-        """`seen`: below the margin; `opposite`: above it; `open`: neither is shown."""
-        if self.adjusted is None or self.adjusted >= SURE:
+        """`seen`: below the margin; `opposite`: above it; `open`: neither is shown.
+
+        A run that failed leaves the rung open: what its seed would have shown is not known.
+        """
+        if self.failed or self.adjusted is None or self.adjusted >= SURE:
             return OPEN
         return SEEN if self.mean < self.margin else OPPOSITE
 
 
 def effects(campaign: Campaign, ledger: Records) -> dict[str, list[Effect]]:
-    """Claim -> its rungs with at least one pair, from the smallest scale."""
+    """Claim -> its rungs with at least one pair, from the smallest scale.
+
+    P-values are corrected within two families: claims on methods, and claims on variants of them.
+    """
     points = Points(campaign, ledger)
     found = {
         name: _of_claim(campaign, ledger, claim, points) for name, claim in campaign.claims.items()
     }
-    tested = [effect for of in found.values() for effect in of if effect.p is not None]
-    adjusted = dict(zip(map(_key, tested), holm([effect.p for effect in tested])))
+    adjusted = {}
+    for variants in (False, True):
+        family = [name for name in found if on_variants(campaign, name) is variants]
+        tested = [effect for name in family for effect in found[name] if effect.p is not None]
+        adjusted |= dict(zip(map(_key, tested), holm([effect.p for effect in tested])))
     return {
         name: [dataclasses.replace(e, adjusted=adjusted.get(_key(e))) for e in of]
         for name, of in found.items()
     }
+
+
+def on_variants(campaign: Campaign, claim: str) -> bool:
+    """Whether a claim is about a setting: one of its arms is a variant of a method."""
+    of = campaign.claims[claim]
+    return any(campaign.arms[name].tuned_as != name for name in (of.here, of.there))
 
 
 def _key(effect: Effect) -> tuple[str, Rung]:

@@ -12,9 +12,10 @@ from experiments.campaign.order import Points, cells_of, ordered
 from experiments.campaign.plan import Campaign, Claim, Rung
 from experiments.campaign.records import Records
 from experiments.campaign.tuning import rungs
+from experiments.compare.stats import UNLIKE
 from experiments.compare.stats import Estimate as Mean
 from experiments.results import fit as fits
-from experiments.results.effects import OPEN, SURE, Effect
+from experiments.results.effects import OPEN, SURE, Effect, on_variants
 from experiments.results.figures import count, kind
 from experiments.results.verdict import NO_VERDICT, ORDER, Verdict
 from lowcomm_jax.checkpoint.load import dotted
@@ -130,7 +131,9 @@ def _how(evidence: Evidence) -> str:
     links = f"{campaign.link['bandwidth_gbps']:g} Gbit/s and {campaign.link['delay_ms']:g} ms"
     rounds = ", then ".join(f"{points} points for {r} rounds" for r, points in how.rungs)
     seeds = ", ".join(map(str, how.seeds))
-    tests = sum(e.p is not None for of in evidence.effects.values() for e in of)
+    tests = [0, 0]  # of claims on methods, of claims on variants
+    for name, of in evidence.effects.items():
+        tests[on_variants(campaign, name)] += sum(e.p is not None for e in of)
     return f"""
 ## How to read it
 
@@ -142,9 +145,10 @@ def _how(evidence: Evidence) -> str:
   {campaign.step_seconds:g} s a step. Links of a wide area carry models far larger than these.
 - **Differences** are paired by seed: initial weights and data are shared. ± is a 95 % t-interval.
   Rungs of a claim lend each other their spread: a rung takes the larger of its own and the pooled
-  variance.
+  variance. One whose spread is clearly larger (F test at {UNLIKE:g}) is judged by its own seeds.
 - **Verdicts** rest on at least three seeds, and on p-values below {SURE:g} after Holm's correction
-  over all {tests} rungs of all claims. `open`: neither the claim nor its opposite is shown.
+  over all {tests[0]} rungs of claims on methods, and over all {tests[1]} of claims on variants.
+  `open`: neither the claim nor its opposite is shown, or a run failed.
 - **Holds**: seen at every rung. **Holds from**: at every rung of that scale and above; where it is
   not seen, the model is no larger and rounds are no more.
   **Contradicted**: the opposite at every rung of at least two scales, no smaller at the largest.

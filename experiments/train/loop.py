@@ -76,6 +76,7 @@ class Loop:
         self.faults = SimulatedFaults(run, state)
         self.evaluation: Evaluation | None = None
         self._evaluated_at = -1
+        self._owed = self.step == 0  # an evaluation that is due before the next step
         self._timed = False
         self._took = math.inf  # seconds of the last chunk that was read
         self._shown = self.progress, 0.0
@@ -103,6 +104,7 @@ class Loop:
     def restore(self, extra: dict[str, Any]) -> None:
         """Take the host's counts from a checkpoint, where they are `extra`."""
         self.records.restore(extra["records"])
+        self._owed = extra.get("owed_evaluation", False)
         self._started -= extra["seconds"]
         self._shown = self.progress, extra["seconds"]
         if self.run.engine.clock is not None:
@@ -113,7 +115,7 @@ class Loop:
         job = self.run.job
         with Interrupt() as interrupt:
             stopping = Stopping(self.run, interrupt)
-            if self.step == 0:
+            if self._owed:
                 self._evaluate()
             while self.progress < job.steps and not stopping.at(self.step, self.state):
                 self._chunk(stopping)
@@ -146,9 +148,12 @@ class Loop:
         self._unread = history, self.progress
         if self.driver.waits:
             self._read()
-        if self.progress >= steps or stopping.at(self.step, self.state):
+        if self.progress >= steps:
             return
-        if every["eval"] and self.progress >= _next(done, every["eval"]):
+        self._owed = bool(every["eval"]) and self.progress >= _next(done, every["eval"])
+        if stopping.at(self.step, self.state):
+            return  # the run that goes on evaluates first
+        if self._owed:
             self._read()
             self._evaluate()
         due = every["checkpoint"] and self.progress >= _next(done, every["checkpoint"])
@@ -211,7 +216,7 @@ class Loop:
     def _evaluate(self, final: bool = False) -> None:
         with self._phase("eval"):
             self.evaluation = found = self.evaluator(self.state.whole())
-            self._evaluated_at = self.step
+            self._evaluated_at, self._owed = self.step, False
         record = {
             "kind": "eval",
             "step": self.step,
@@ -240,6 +245,7 @@ class Loop:
                 "positions": self.driver.positions(self.state),
                 "data_identity": self.run.data.identity,
                 "finished": finished,
+                "owed_evaluation": self._owed,
             }
             if self.run.engine.clock is not None:
                 extra["clock"] = clock_state(self.run.engine.clock)

@@ -21,6 +21,8 @@ from experiments.campaign.order import UNKNOWN, ordered, runnable, shard_of
 from experiments.campaign.plan import plan
 from experiments.campaign.records import LARGEST_BYTES, Records, read, write
 from experiments.cli import RefusedError, load_config
+from experiments.train.loop import StuckError
+from experiments.workdir import occupied
 
 
 def cell(**changes):
@@ -384,12 +386,31 @@ def test_two_steps_leave_a_record(root, tmp_path):
     assert not list(tmp_path.iterdir())  # its folder is gone
 
 
-def test_a_run_that_fails_leaves_its_reason(root, tmp_path):
+def test_a_run_that_diverges_leaves_its_reason(root, tmp_path, monkeypatch):
     campaign = plan(two_steps(root))
-    broken = {"corpus": f"text:{tmp_path / 'nothing'}"}
-    campaign.common["data"] = campaign.common["data"] | broken
-    made = train_cell(campaign, cell(rounds=2), tmp_path / "runs")
-    assert "nothing" in made["failed"]
+
+    def stuck(job, console):
+        raise StuckError(20, 20)
+
+    monkeypatch.setattr(command, "train", stuck)
+    made = train_cell(campaign, cell(rounds=2), tmp_path)
+    assert made["failed"] == str(StuckError(20, 20))
     ledger = Records(campaign)
     ledger.add("f", made)
     assert ledger.done(cell(rounds=2)) and not ledger.found
+
+
+def test_what_says_nothing_of_the_method_is_no_result(root, tmp_path):
+    """A corpus that is gone, or a folder in which another process trains: no record, all kept."""
+    campaign = plan(two_steps(root))
+    one = cell(rounds=2, point="learning_rate=0_5")
+    digest = digest_of(fields_of(campaign, one))
+    folder = tmp_path / f"small-diloco-{one.name}-{digest[:10]}"
+    with occupied(folder):
+        (folder / "mine").write_text("a checkpoint")
+        with pytest.raises(RefusedError, match="in use by process"):
+            train_cell(campaign, one, tmp_path)
+        assert (folder / "mine").is_file()
+    campaign.common["data"] = campaign.common["data"] | {"corpus": f"text:{tmp_path / 'nothing'}"}
+    with pytest.raises(RefusedError, match="nothing"):
+        train_cell(campaign, one, tmp_path / "runs")

@@ -93,17 +93,30 @@ def test_an_effect_size_by_hand():
     assert effect_size([1.0]) is None and effect_size([2.0, 2.0]) is None
 
 
+def test_a_group_much_noisier_than_the_others_is_not_called_sure_too_often():
+    """15 groups without any effect, one of them ten times as noisy: with the degrees of freedom of
+    all, that one would have p < 0.05 in a sixth of the draws."""
+    draw, sure, tries = np.random.default_rng(0), 0, 300
+    for _ in range(tries):
+        groups = {i: draw.standard_normal(3) * (10 if i == 0 else 1) for i in range(15)}
+        sure += against_margin(groups, 0.0)[0].p < 0.05
+    assert sure / tries < 0.09
+
+
 def test_groups_lend_each_other_their_spread():
     groups = {"quiet": [1.0, 1.2, 0.8], "loud": [5.0, 7.0, 3.0], "one": [9.0]}
     found = against_margin(groups, margin=0.5)
     # Squares about the means: 0.08 and 8; pooled over 2 + 2 degrees of freedom: 2.02.
-    # The loud group has its own variance, 4. t(97.5 %) for 4 degrees of freedom: 2.776445.
+    # t(97.5 %) for 4 degrees of freedom: 2.776445. The loud group has its own variance, 4, a
+    # hundred times the other's, and its own 2 degrees of freedom: 4.302653.
     assert found["quiet"].half == pytest.approx(2.776445 * math.sqrt(2.02 / 3), rel=1e-6)
-    assert found["loud"].half == pytest.approx(2.776445 * math.sqrt(4 / 3), rel=1e-6)
-    t = (5.0 - 0.5) / math.sqrt(4 / 3)
-    x = t / math.sqrt(4 + t * t)  # the distribution for 4 degrees of freedom, in closed form
-    assert found["loud"].p == pytest.approx(1 - x * (3 - x * x) / 2, rel=1e-9)
+    assert found["loud"].half == pytest.approx(4.302653 * math.sqrt(4 / 3), rel=1e-6)
+    t = (5.0 - 0.5) / math.sqrt(4 / 3)  # for 2 degrees of freedom, in closed form
+    assert found["loud"].p == pytest.approx(1 - t / math.sqrt(2 + t * t), rel=1e-9)
     assert found["loud"].mean == 5.0 and "one" not in found
+    # Of variances 0.04 and 0.09 neither is clearly larger: F = 2.25 has p = 0.31.
+    found = against_margin({"quiet": [1.0, 1.2, 0.8], "other": [5.0, 5.3, 4.7]}, margin=0.5)
+    assert found["other"].half == pytest.approx(2.776445 * math.sqrt(0.09 / 3), rel=1e-6)
     assert against_margin({"one": [9.0]}, 0.0) == {}
     assert against_margin({"same": [1.0, 1.0]}, 0.0)["same"].p == 0.0
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from campaign_cases import checked, put, record
+from campaign_cases import checked, config, put, record
 
 from experiments.campaign import main as campaign_command
 from experiments.campaign import tuning
-from experiments.campaign.config import claim
+from experiments.campaign.config import claim, stage, variant
 from experiments.campaign.order import Points, cells_of
 from experiments.campaign.plan import plan
 from experiments.campaign.records import Records, read, write
@@ -36,8 +36,8 @@ def ledger_of(campaign, loss_of, stages=("1",)):
                 put(ledger, cells, lambda c: 2.0 if c.point[-3:] in ("0_5", "e-3") else 3.0)
     points = Points(campaign, ledger)
     for one in campaign.claims.values():
-        for stage in stages:
-            for rung, seeds in one.stages[stage]:
+        for key in stages:
+            for rung, seeds in one.stages[key]:
                 cells = cells_of(one, rung, seeds, points)
                 put(ledger, [c for c in cells if not ledger.done(c)], loss_of)
     return ledger
@@ -164,6 +164,33 @@ def test_no_verdict_from_two_seeds_and_failures_are_told(tmp_path):
     assert verdict(campaign, found["better"]).word == "contradicted"
     text = page(command.gather(ledger))
     assert "too few seeds" in text and text.count("it diverged") == 2 and "(failed: 1)" in text
+
+
+def test_claims_on_variants_are_a_family_of_their_own(tmp_path):
+    """However many settings are tried, what is said of methods stays."""
+    arms = config(tmp_path).arms.to_dict() | {"often": variant("diloco", method={"period": 1})}
+    claims = config(tmp_path).claims.to_dict()
+    more = claims | {"often": claim("Often", "0000.00005", "often", "diloco", 0.0, "")}
+
+    def found(claims):
+        campaign = checked(tmp_path, arms=arms, claims=claims)
+        return effects(campaign, ledger_of(campaign, gap(lambda c: 0.02 + jitter(c))))
+
+    alone, beside = found(claims), found(more)
+    assert {name: beside[name] for name in alone} == alone
+    tests = beside["often"]
+    assert [e.adjusted for e in tests] == pytest.approx(holm([e.p for e in tests]))
+
+
+def test_a_run_that_failed_leaves_its_rung_open(tmp_path):
+    """Four seeds, one of them lost: the three others alone would be `opposite`."""
+    stages = {"1": stage(("small",), (4, 8), (2,), seeds=(0, 1, 2, 3))}
+    campaign = checked(tmp_path, stages=stages)
+    loss = gap(lambda c: 0.05 + jitter(c))
+    ledger = ledger_of(campaign, lambda c: None if (c.seed, c.rounds) == (3, 4) else loss(c))
+    first, second = effects(campaign, ledger)["equal"]
+    assert first.adjusted < 0.05 and first.failed == (3,) and first.status == "open"
+    assert second.status == "opposite" and not second.failed
 
 
 def test_what_was_spent_equally(tmp_path):

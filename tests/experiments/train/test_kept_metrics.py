@@ -1,13 +1,21 @@
 """What the loop tells a checkpoint: the loss of that very step, or none."""
 
 import collections
+import os
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 
+from experiments.__main__ import main
+from experiments.metrics import read_records
 from experiments.train import loop as loops
 from experiments.train.loop import BEST, Loop
+from lowcomm_jax.interrupt import EXIT_INTERRUPTED
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -21,7 +29,7 @@ def loop(monkeypatch):
     made.run.job.method.anchors = "shared"
     made.driver.step = lambda state: state.step
     made._spent, made._started = dict.fromkeys(loops.PHASES, 0.0), 0.0
-    made.evaluation, made._evaluated_at = None, -1
+    made.evaluation, made._evaluated_at, made._owed = None, -1, False
     made.state = MagicMock(step=4)
     made.evaluator = lambda state: MagicMock(anchor=1.5, regions=None)
     return made
@@ -73,3 +81,60 @@ def test_a_chunk_that_is_read_late_changes_no_pace(loop, monkeypatch):
     # All at once they made 20 steps in 10 s.
     assert [now.tokens_per_second for now in shown] == pytest.approx([1000 / 90, 100, 200])
     assert [now.seconds_left for now in shown] == [None, 30.0, 10.0]
+
+
+def test_a_signal_takes_no_evaluation_away(tiny, root, monkeypatch):
+    """One before the first step, one in the chunk that ends where an evaluation is due."""
+    monkeypatch.chdir(REPOSITORY)
+
+    def run(name):
+        return main(
+            [
+                "train",
+                *tiny.arguments(
+                    root,
+                    "--config=diloco",
+                    "--config.steps=12",
+                    "--config.method.period=4",
+                    "--config.eval.every=4",
+                    "--config.log.every=4",
+                    "--config.inner.warmup_steps=2",
+                    f"--workdir={root / name}",
+                    "--quiet",
+                ),
+            ]
+        )
+
+    assert run("whole") == 0
+    for name, at in (("first", 0), ("inside", 8)):
+        interrupted_at(monkeypatch, at)
+        assert [run(name), run(name)] == [EXIT_INTERRUPTED, 0]
+        assert losses(root / name) == losses(root / "whole"), name
+    assert [step for step, _, _ in losses(root / "whole")] == [0, 4, 8, 12]
+
+
+def interrupted_at(monkeypatch, progress):
+    """A signal comes once: while step 0 is evaluated, or in the chunk that ends at a step."""
+    left, evaluate, advance = [True], Loop._evaluate, loops.FixedDriver.advance
+
+    def signalled(self, now):
+        if left and now == progress:
+            left.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def evaluated(self, final=False):
+        signalled(self, 0 if self.progress == 0 else None)
+        evaluate(self, final)
+
+    def advanced(self, *arguments):
+        out = advance(self, *arguments)
+        signalled(self, self.progress(out[0]))
+        return out
+
+    monkeypatch.setattr(Loop, "_evaluate", evaluated)
+    monkeypatch.setattr(loops.FixedDriver, "advance", advanced)
+
+
+def losses(folder):
+    found = read_records(folder / "metrics.jsonl")
+    return [(r["step"], r["tokens"], r["anchor"]) for r in found if r["kind"] == "eval"]
