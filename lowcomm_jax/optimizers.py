@@ -41,12 +41,15 @@ class InnerConfig:
     Attributes:
       optimizer: "adamw", "muon" for matrices with AdamW for the rest, or "sgd" without momentum.
       learning_rate: peak, per inner step. One value serves both parts of Muon (`muon_rms`).
-      schedule: "cosine" to `final_fraction`; "wsd" (warm-up, stable, decay: constant, then linear
-        to `final_fraction` over the last `decay_fraction` of the steps); or "constant". Counted
-        in inner steps across all rounds.
+      schedule: "cosine", from the end of the warm-up; "wsd" (warm-up, stable, decay: constant, then
+        linear over the last `decay_fraction` of the steps); or "constant". The first two come to
+        `final_fraction` after the last step. Counted in inner steps across all rounds.
       warmup_steps: steps of linear warm-up from 0.
-      final_fraction: last learning rate as a share of the peak.
-      decay_fraction: share of the steps in which "wsd" decays.
+      final_fraction: share of the peak that a schedule comes to when all steps are done. No step
+        has it: the last one is a step of the schedule above it.
+      decay_fraction: share of the steps over which "wsd" decays: D steps, at least 1. The last one
+        has `final_fraction` + (1 - `final_fraction`) / D of the peak; the first, where D is whole,
+        still the peak.
       b1: weight of the old value in AdamW's first moment, in [0, 1).
       b2: the same of its second moment.
       eps: added to the root of AdamW's second moment.
@@ -205,7 +208,7 @@ def at_step(opt: PyTree, step: int, comes_R: np.ndarray) -> PyTree:
     """
 
     def one(state: Any) -> Any:
-        if not _scheduled(state):
+        if not is_schedule(state):
             return state
         inside = {
             name: at_step(getattr(state, name), step, comes_R)
@@ -214,10 +217,11 @@ def at_step(opt: PyTree, step: int, comes_R: np.ndarray) -> PyTree:
         }
         return state._replace(count=_counted(state.count, comes_R, np.int32(step)), **inside)
 
-    return jax.tree.map(one, opt, is_leaf=_scheduled)
+    return jax.tree.map(one, opt, is_leaf=is_schedule)
 
 
-def _scheduled(state: Any) -> bool:
+def is_schedule(state: Any) -> bool:
+    """Whether a node of an optimizer's state says where a schedule stands; see `at_step`."""
     known = optax.ScaleByScheduleState | optax.InjectStatefulHyperparamsState
     # Optax does not export the state of a schedule that `inject_hyperparams` has wrapped.
     return isinstance(state, known) or type(state).__name__ == "WrappedScheduleState"

@@ -11,7 +11,8 @@ round's first step.
 The measurement is a program of its own, without cost for inner steps. All gradients are taken at
 one point, the anchor, and in two passes: the mean, then the deviations from it. In one pass, as
 ||g_j||^2 - ||gbar||^2, the difference would be lost to fp32 rounding. A measurement of M
-microbatches costs a region 2 M forward and backward passes.
+microbatches costs a region 2 M forward and backward passes. As in training, microbatches count by
+their tokens (`batching.statistics` has the weights).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from lowcomm_jax.sync.initial_state import anchor_axis
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.train import batch_blocks
 from lowcomm_jax.train.batch_blocks import BlockStager, batch_size
+from lowcomm_jax.train.inner_step import part_key, weighted_mean
 
 PyTree = Any
 SCALARS = ("gbar2", "spread", "along")
@@ -123,8 +125,16 @@ class NoiseMeasurement:
         del number, plan
         return trainer
 
-    def decide(self, trainer: Trainer, found: Statistics) -> tuple[Trainer, dict[str, float]]:
-        """The trainer with its next request, and the numbers it rests on."""
+    def decide(
+        self, trainer: Trainer, found: Statistics
+    ) -> tuple[Trainer, dict[str, float] | None]:
+        """The trainer with its next request, and the numbers it rests on.
+
+        Without a variance (`Statistics.has_variance`) nothing is decided: the trainer as it is, and
+        None.
+        """
+        if not found.has_variance:
+            return trainer, None
         memory, request = self.policy.decide(trainer.policy, found, trainer.batch)
         noted = {
             "request": request,
@@ -290,35 +300,35 @@ def make_probe_program(programs: RoundPrograms, scope: Scope):
     dtypes = {name: like.dtype for name, like in step.layout.train_shapes().items()}
 
     def gradients(anchor, buffers, at, frozen, batches, region):
-        """`j -> gradient` of microbatch j, fp32."""
+        """`j -> (fp32 gradient, tokens)` of microbatch j, and how many there are."""
         point = unstow(anchor) if anchor_in == 0 else _first(unstow(anchor))
         params = {k: x.astype(dtypes[k]) for k, x in point.items()}
         rng = step.rng(region, at)
 
         def one(j):
             batch = jax.tree.map(lambda x: x[j], batches)
-            grads, _, _ = step.gradients(params, buffers, frozen, batch, jax.random.fold_in(rng, j))
-            return {k: g.astype(jnp.float32) for k, g in grads.items()}
+            key = part_key(rng, j)
+            grads, _, metrics = step.gradients(params, buffers, frozen, batch, key)
+            return {k: g.astype(jnp.float32) for k, g in grads.items()}, metrics["tokens"]
 
         return one, jax.tree.leaves(batches)[0].shape[0]
 
     def mean(*given):
         one, count = gradients(*given)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, 0))
-        total = jax.lax.fori_loop(0, count, lambda j, t: jax.tree.map(jnp.add, t, one(j)), zeros)
-        return jax.tree.map(lambda x: x / count, total)
+        return weighted_mean(lambda j, kept: (*one(j), kept), {}, count)[0]
 
     def spread(gbar, *given):
         one, count = gradients(*given)
         gbar2 = _inner(gbar, gbar)
         scale = jnp.where(gbar2 > 0, 1.0 / jnp.where(gbar2 > 0, gbar2, 1.0), 0.0)
 
-        def body(j, sums):
-            away = jax.tree.map(jnp.subtract, one(j), gbar)
-            return sums[0] + _inner(away, away), sums[1] + _inner(away, gbar) ** 2 * scale
+        def deviation(j, kept):
+            grads, tokens = one(j)
+            away = jax.tree.map(jnp.subtract, grads, gbar)
+            return (_inner(away, away), _inner(away, gbar) ** 2 * scale), tokens, kept
 
-        total, along = jax.lax.fori_loop(0, count, body, (jnp.float32(0), jnp.float32(0)))
-        return dict(zip(SCALARS, (gbar2, total, along)))
+        total, along = weighted_mean(deviation, {}, count)[0]
+        return dict(zip(SCALARS, (gbar2, total * count, along * count)))
 
     given_in = (anchor_in, 0, 0, None, 0, 0)
     if scope == "within":

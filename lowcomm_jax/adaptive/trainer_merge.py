@@ -15,20 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import optax
 
 from lowcomm_jax.adaptive.lr_scaling import LrScaleState
 from lowcomm_jax.adaptive.state import AdaptiveState, Trainer, mix, seen
 from lowcomm_jax.batching.trainers import Trainers
 from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
+from lowcomm_jax.optimizers import is_schedule
 from lowcomm_jax.params_view import global_params
 from lowcomm_jax.state.train_state import TrainState, with_inner
 from lowcomm_jax.sync.round_programs import RoundPrograms
 
 PyTree = Any
 Evaluate = Callable[[Any], float] | None
-# Their counts say where a schedule stands: they are kept when moments start anew.
-COUNTED = (optax.ScaleByScheduleState, LrScaleState)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +165,26 @@ class StateMerge:
         if self._fresh is None:
             places = jax.tree.map(lambda x: x.sharding, kept.inner.opt)
             self._fresh = jax.jit(jax.vmap(programs.step.init), out_shardings=places)
+        return _with_schedules(self._fresh(mixed["params"]), kept.inner.opt)
 
-        def one(fresh, old):
-            return old if isinstance(old, COUNTED) else fresh
 
-        fresh = self._fresh(mixed["params"])
-        return jax.tree.map(one, fresh, kept.inner.opt, is_leaf=lambda x: isinstance(x, COUNTED))
+def _with_schedules(fresh: PyTree, old: PyTree) -> PyTree:
+    """The state of an inner optimizer that starts anew, with schedules where they were.
+
+    Injected hyperparameters are kept with their schedules; the state inside them starts anew.
+    """
+
+    def counted(x: Any) -> bool:
+        return isinstance(x, LrScaleState) or is_schedule(x)
+
+    def one(fresh: Any, old: Any) -> Any:
+        if not counted(old):
+            return fresh
+        if "inner_state" not in old._fields:
+            return old
+        return old._replace(inner_state=_with_schedules(fresh.inner_state, old.inner_state))
+
+    return jax.tree.map(one, fresh, old, is_leaf=counted)
 
 
 def _own(state: TrainState) -> dict[str, PyTree]:

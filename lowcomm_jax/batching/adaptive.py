@@ -109,8 +109,8 @@ class Adaptive(abc.ABC):
     def decide(self, state: State, statistics: Statistics, batch: int) -> tuple[State, int]:
         """Smooth the statistics, then ask the test.
 
-        Statistics that are not finite change nothing. With ||g||^2 near zero (or, debiased, not
-        above zero) the batch stays.
+        Statistics that are not finite, or of one microbatch in all, change nothing. With ||g||^2
+        near zero (or, debiased, not above zero) the batch stays.
 
         Args:
           state: of `init`, or of the decision before.
@@ -119,7 +119,7 @@ class Adaptive(abc.ABC):
         Returns:
           (new state, samples a region and step).
         """
-        if not statistics.finite:
+        if not (statistics.finite and statistics.has_variance):
             return state, batch
         state = self._smoothed(state, statistics)
         signal = state["signal"] / state["weight"]

@@ -9,6 +9,12 @@ mean. With Sigma the covariance of one sample's gradient,
 
 so that m S / (M-1) estimates tr Sigma for every m, and ||gbar||^2 - S / (M (M-1)) estimates
 ||g||^2. Without this correction the noise of a small batch counts as signal.
+
+Where microbatches hold different numbers of tokens, g_j has the weight w_j = n_j / nbar in gbar and
+S, with n_j its tokens and nbar their mean in its region. A g_j has the covariance C / n_j, with C
+that of one token's gradient. Then the lines above hold with tr C / nbar in place of tr Sigma / m
+(of regions with other nbar, with its mean over regions), so that both estimates stay right. Equal
+weights would measure another gradient than the one that is trained on.
 """
 
 from __future__ import annotations
@@ -49,6 +55,15 @@ class Statistics:
     def finite(self) -> bool:
         """Whether all statistics are finite."""
         return all(map(math.isfinite, (self.gbar2, self.spread, self.along)))
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether there are deviations at all; else variances and `signal` are not defined.
+
+        One microbatch behind a gbar has none: with `across` and one microbatch a region, a round in
+        which one region takes part.
+        """
+        return self._freedom > 0
 
     @property
     def variance_along(self) -> float:

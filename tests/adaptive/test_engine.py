@@ -204,6 +204,21 @@ def test_a_region_that_sits_out(fresh):
     assert not history.segments[0].looks and state.requests == dict(enumerate(alone))
 
 
+def test_a_round_of_one_region_with_one_microbatch_decides_nothing():
+    """Two regions have a variance between them, and one has none: nothing is noted of its round."""
+    settings = {"start_batch": 2, "max_batch": 64, "microbatches": 1, "scope": "across"}
+    one = engine(lc.methods.adloco(PERIOD, 1, None, "norm", **settings))
+    state, history = one.run(one.init(oracle.make_params()), stream, rounds=1)
+    assert history.segments[0].looks
+    known, requests = state.first.policy, state.requests
+    away = np.array([True, False])
+    state, history = one.run(state, stream, rounds=1, participants=lambda _: away)
+    assert (state.first.policy, state.requests) == (known, requests)
+    assert not history.segments[0].looks and len(list(history.rows())) == PERIOD
+    state, history = one.run(state, stream, rounds=1)
+    assert history.segments[0].looks and state.first.policy != known
+
+
 def test_regions_of_uneven_hardware_share_a_step():
     """Shares 3 to 1 of a mean of 4: batches of 6 and 2, each region at its own pace."""
     slow = uniform(REGIONS, 1000.0, delay_s=0.0, compute_s=STEP_SECONDS)

@@ -27,14 +27,16 @@ PLAN = StepPlan(2, 1, (2, 2, 2))
 NOISE = SimpleNamespace(count=2, scope="within")
 
 
-def concluded(looked, counted, steps=range(1, PERIOD + 1), policy=POLICY, measured=MEASURED):
+def concluded(
+    looked, counted, steps=range(1, PERIOD + 1), policy=POLICY, measured=MEASURED, probe=NOISE
+):
     """A trainer, and what was decided, after these steps."""
     heard = {name: np.array(x, np.float32) for name, x in measured.items()}
     heard["looked"] = np.array(looked, np.float32)
     own = {name: x[:1] for name, x in heard.items()}
     loop = SimpleNamespace(heard=(heard, np.array(counted, bool)), measured=own)
     jobs = SimpleNamespace(of=lambda number, state: loop)
-    noise = JobNoise(policy, None if policy is not POLICY else NOISE, (1,), jobs)
+    noise = JobNoise(policy, None if policy is not POLICY else probe, (1,), jobs)
     trainer = Trainer(None, 2, 2, np.zeros(3, np.int64), policy.init(), measured={"looked": 1.0})
     return noise.conclude(0, trainer, None, PLAN, steps, PERIOD, None)
 
@@ -62,6 +64,12 @@ def test_numbers_that_are_not_finite_change_nothing():
     measured = {**MEASURED, "spread": [8.0, np.nan, 5.0]}
     found, _, _ = concluded([1, 1, 1], [1, 1, 1], measured=measured)
     assert (found.request, found.policy) == (2, POLICY.init())
+
+
+def test_one_microbatch_in_all_decides_nothing():
+    probe = SimpleNamespace(count=1, scope="across")
+    found, look, _ = concluded([1, 1, 1], [0, 1, 0], probe=probe)
+    assert (found.request, found.policy, look) == (2, POLICY.init(), None)
 
 
 def test_a_fixed_batch_is_not_decided_on():

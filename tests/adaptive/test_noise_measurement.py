@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
@@ -79,6 +80,58 @@ def test_statistics_are_those_of_gradients_at_the_anchor(drifted, scope):
     check(statistics, gradients(rows_of(state.anchor), batch), scope)
     with pytest.raises(AssertionError):  # and not those at the points the regions drifted to
         check(statistics, gradients(rows_of(state.inner.params), batch), scope, rtol=0.01)
+
+
+def masked_loss(params, batch, rng):
+    """The oracle's loss over the samples whose mask is 1: these are its tokens."""
+    del rng
+    flat = jnp.concatenate([jnp.ravel(params[key]) for key in sorted(params)])
+    error, count = batch["x"] @ flat - batch["y"], jnp.sum(batch["mask"])
+    loss = 0.5 * jnp.sum(batch["mask"] * error**2) / jnp.maximum(count, 1.0)
+    return loss, {"tokens": count}
+
+
+@pytest.mark.parametrize("scope", ["within", "across"])
+def test_microbatches_count_by_their_tokens(scope):
+    """gbar is the gradient that is trained on, and the deviations have the same weights."""
+    size, tokens_RxM = 4, np.array([[4, 1, 2], [1, 3, 1]])
+    method, inner = lc.methods.diloco(2), optax.sgd(1.0)
+    engine = lc.Engine(masked_loss, inner, method, R, mesh=MESH)
+    state = engine.init(oracle.make_params())
+    mask = (np.arange(size) < tokens_RxM[..., None]).reshape(R, M * size).astype(np.float32)
+    batch = {**probed(size), "mask": mask}
+    found = lc.Probe(engine, M, scope).measure(state, batch, size).statistics()
+    anchors, rows = rows_of(state.anchor), []
+    for r, counts in enumerate(tokens_RxM):
+        x, y = batch["x"][r].astype(np.float64), batch["y"][r].astype(np.float64)
+        cuts = [slice(j * size, j * size + n) for j, n in enumerate(counts)]
+        rows.append([oracle.flatten(oracle.gradient(anchors[r], x[c], y[c])) for c in cuts])
+    g, weight_RxM = np.array(rows), tokens_RxM / tokens_RxM.mean(axis=1, keepdims=True)
+    gbar = (weight_RxM[..., None] * g).mean(axis=1)
+    one = lc.Engine(masked_loss, inner, method, R, mesh=MESH, accumulate=M)
+    trained, _ = one.step(one.init(oracle.make_params()), batch)
+    for r, after in enumerate(rows_of(trained.inner.params)):
+        moved = oracle.flatten(anchors[r]) - oracle.flatten(after)
+        np.testing.assert_allclose(gbar[r], moved, rtol=2e-4, atol=2e-6)
+    if scope == "across":
+        gbar = np.broadcast_to(gbar.mean(axis=0), gbar.shape)
+    away, gbar2 = g - gbar[:, None], (gbar**2).sum(axis=1)
+    along = (away * gbar[:, None]).sum(axis=2) ** 2 / gbar2[:, None]
+    want = (gbar2.mean(), (weight_RxM * (away**2).sum(2)).sum(), (weight_RxM * along).sum())
+    np.testing.assert_allclose((found.gbar2, found.spread, found.along), want, rtol=5e-5)
+
+
+def test_a_microbatch_without_tokens_counts_for_nothing():
+    """Even when its gradient is not finite."""
+    engine = lc.Engine(masked_loss, optax.sgd(1.0), lc.methods.diloco(2), R, mesh=MESH)
+    state, batch = engine.init(oracle.make_params()), probed()
+    mask = np.ones((R, M * SIZE), np.float32)
+    mask[:, :SIZE] = 0
+    x = batch["x"].copy()
+    x[:, 0] = np.inf
+    batch = {**batch, "x": x, "mask": mask}
+    found = lc.Probe(engine, M).measure(state, batch, SIZE).statistics()
+    assert found.finite and found.gbar2 > 0
 
 
 def test_a_region_that_is_away_does_not_count(drifted):

@@ -60,6 +60,37 @@ def test_a_schedule_goes_on_where_it_was(moments):
     assert all((np.abs(x).max() > 0) == (moments == "merge") for x in moment)
 
 
+def injected(learning_rate):
+    return optax.inject_hyperparams(optax.adamw)(learning_rate)
+
+
+def nested(learning_rate):
+    """A schedule of updates inside injected hyperparameters."""
+
+    def make(learning_rate):
+        halved = optax.scale_by_schedule(optax.linear_schedule(1.0, 0.5, 40))
+        return optax.chain(optax.adamw(learning_rate), halved)
+
+    return optax.inject_hyperparams(make)(learning_rate)
+
+
+@pytest.mark.parametrize("make", [injected, nested])
+def test_injected_hyperparameters_go_on_when_moments_start_anew(make):
+    one, state = trained("reset", make(optax.linear_schedule(0.0, 0.02, 50)))
+    before = jax.tree.map(np.array, state.trainers[0].state.inner.opt[0])
+    assert before.hyperparams["learning_rate"].min() > 0
+    after = merged(one, state).inner.opt[0]
+    for name in ("count", "hyperparams", "hyperparams_states"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
+    assert np.asarray(after.hyperparams_states["learning_rate"].count).tolist() == [PERIOD] * 2
+    moments = jax.tree.leaves([optax.tree.get(after.inner_state, name) for name in ("mu", "nu")])
+    assert moments and not any(np.asarray(x).any() for x in moments)
+    if make is nested:
+        schedule = after.inner_state[-1]
+        assert isinstance(schedule, optax.ScaleByScheduleState)
+        assert np.asarray(schedule.count).tolist() == [PERIOD] * REGIONS
+
+
 def test_the_last_model_is_the_mean_by_all_requests():
     """A survivor that merges again counts for those that it took in, too."""
     one = engine(lc.methods.adloco(PERIOD, 3, test="fixed"))

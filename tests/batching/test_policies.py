@@ -16,6 +16,7 @@ from lowcomm_jax.batching import (
     NormTest,
     Statistics,
     counts,
+    pooled,
 )
 
 D = 40
@@ -119,6 +120,16 @@ def test_without_signal_the_batch_stays(gbar2):
     assert batch == 7
     if not math.isfinite(gbar2):
         assert state == policy.init()
+
+
+def test_one_microbatch_in_all_has_no_variance_and_changes_nothing():
+    """`across` with one microbatch a region, in a round in which one region takes part."""
+    policy = NormTest(start=1, cap=None, scope="across", microbatches=1)
+    values = {name: np.array([2.0, 3.0]) for name in ("gbar2", "spread", "along")}
+    alone, both = (pooled(values, "across", 1, 4, np.array(who)) for who in ([0, 1], [1, 1]))
+    state = policy.decide(policy.init(), both, 3)[0]
+    assert both.has_variance and not alone.has_variance
+    assert state != policy.init() and policy.decide(state, alone, 7) == (state, 7)
 
 
 def test_a_fixed_batch_stays():

@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import math
+import os
 import random
 
 import numpy as np
@@ -77,6 +78,47 @@ def test_folder_order_topics_and_long_files(tmp_path):
     assert {d.topic for d in documents[3:]} == {"d"} and len(documents) > 5
     [bad] = [d for d in found if isinstance(d, Unreadable)]
     assert bad == ("c/bad.bin", "not UTF-8 (invalid start byte at byte 0)")
+
+
+def alike(folder, text, name):
+    """A file whose name, size and time of last change are those of the other folder's."""
+    folder.mkdir()
+    (folder / name).write_text(text)
+    os.utime(folder / name, ns=(10**18, 10**18))
+
+
+@pytest.mark.parametrize("spec", ["text:{}", "text:{}/a.txt"])
+def test_folders_whose_files_look_alike_keep_their_own_documents(tmp_path, spec):
+    for name in ("one", "two"):
+        alike(tmp_path / name, name, "a.txt")
+    for name in ("one", "two", "one"):
+        corpus, _ = open_corpus(CorpusSource(spec.format(tmp_path / name)))
+        assert list(materialise(corpus, None, tmp_path / "cache").texts()) == [name]
+    assert len(list((tmp_path / "cache/documents").iterdir())) == 2
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrayrecord"])
+def test_fingerprints_of_columns_hold_the_folder(tmp_path, kind, monkeypatch):
+    """And not how it was written: a relative path names the same files."""
+    pytest.importorskip("pyarrow" if kind == "parquet" else "array_record")
+    for name in ("one", "two"):
+        alike(tmp_path / name, name, "a.data")
+    monkeypatch.chdir(tmp_path)
+    one, two, again = (
+        open_corpus(CorpusSource(f"{kind}:{folder}/*.data"))[0].fingerprint()
+        for folder in (tmp_path / "one", tmp_path / "two", "one")
+    )
+    assert one == again != two
+
+
+def test_digests_of_documents_do_not_hold_the_folder(tmp_path):
+    """They must be equal between machines, which keep a corpus at different places."""
+    digests = set()
+    for name in ("one", "two"):
+        alike(tmp_path / name, "same", "a.txt")
+        corpus, _ = open_corpus(CorpusSource(f"text:{tmp_path / name}"))
+        digests.add(materialise(corpus, None, tmp_path / "cache").digest)
+    assert len(digests) == 1
 
 
 def test_single_file_is_cut(tmp_path):

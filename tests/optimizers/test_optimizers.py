@@ -121,6 +121,17 @@ def test_schedules(schedule, shares):
     np.testing.assert_allclose(got, 0.3 * np.array(list(shares.values())), rtol=1e-5)
 
 
+def test_the_last_step_is_a_step_above_the_final_fraction():
+    """Schedules come to it after the last step; the first step of a decay still has the peak."""
+    wsd = InnerConfig(learning_rate=1.0, schedule="wsd", warmup_steps=0, decay_fraction=0.25)
+    got = np.asarray(learning_rate(wsd, STEPS)(np.array([30, 31, STEPS - 1, STEPS])))
+    np.testing.assert_allclose(got, [1.0, 0.91, 0.1 + 0.9 / 10, 0.1], rtol=1e-5)
+    cosine = InnerConfig(learning_rate=1.0, schedule="cosine", warmup_steps=0)
+    got = np.asarray(learning_rate(cosine, STEPS)(np.array([0, STEPS - 1, STEPS])))
+    last = 0.1 + 0.45 * (1 - np.cos(np.pi / STEPS))
+    np.testing.assert_allclose(got, [1.0, last, 0.1], rtol=1e-5)
+
+
 def test_kinds():
     shape = jax.ShapeDtypeStruct((3, 4), jnp.float32)
     assert kind_of("embedding/table", shape) == "embedding"

@@ -32,7 +32,11 @@ class Corpus(Protocol):
     def name(self) -> str: ...
 
     def fingerprint(self) -> str:
-        """Return a short text that changes when the documents may have changed; cheap."""
+        """Return a short text that changes when the documents may have changed; cheap.
+
+        It is the key of this machine's cache, and holds the paths of files. What must be equal
+        between machines is `Documents.digest`, of the content.
+        """
         ...
 
     def documents(self) -> Iterator[Document | Unreadable]:
@@ -75,8 +79,8 @@ def fingerprint_of(*parts: object) -> str:
 
 
 def fingerprint_files(head: str, root: Path, files: Iterable[Path]) -> str:
-    """Return a fingerprint of files by relative name, size and time of last change, not content."""
-    parts: list[object] = [head]
+    """Return a fingerprint of files by path, size and time of last change, not content."""
+    parts: list[object] = [head, root.resolve()]
     for file in files:
         stat = file.stat()
         parts += [file.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns]

@@ -179,6 +179,10 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _identities(files: tuple[Path, ...]) -> Iterator[object]:
+    """What a cache knows files by: without the path, other folders' files could look the same.
+
+    A link has its own name, which may be a topic, beside the file that it leads to.
+    """
     for file in files:
         stat = file.stat()
-        yield from (file.name, stat.st_size, stat.st_mtime_ns)
+        yield from (file.name, file.resolve(), stat.st_size, stat.st_mtime_ns)
