@@ -133,14 +133,26 @@ def nominal_steps(run: RunLog, record: Mapping[str, Any]) -> float:
     Args:
       record: of any kind that has `step` and `tokens`.
     """
-    if not adapts(run):
-        return record["step"]
-    return record["tokens"] / run.header["tokens_per_step"]
+    return in_nominal_steps(run.header, record["tokens"]) if adapts(run) else record["step"]
+
+
+def in_nominal_steps(header: Mapping[str, Any], tokens: float) -> float:
+    """Tokens of a log in steps of the nominal batch.
+
+    Args:
+      header: of the log. That of one job of several counts the tokens of its own region alone.
+    """
+    return tokens * header["regions"] / len(header["here"]) / header["tokens_per_step"]
 
 
 def adapts(run: RunLog) -> bool:
     """Whether batches grow or trainers merge."""
-    return bool(run.steps) and "trainers" in run.steps[0]
+    return bool(run.steps) and adaptive(run.steps[0])
+
+
+def adaptive(step: Mapping[str, Any]) -> bool:
+    """Whether a `step` record is of a run whose batches grow or whose trainers merge."""
+    return "trainers" in step
 
 
 def _growth(run: RunLog) -> dict[str, Any]:

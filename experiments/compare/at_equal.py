@@ -34,7 +34,8 @@ def at_equal(
       One entry for "time" (first, since a slow method may save bytes) and one for "bytes". Each has
       `of`, `network` (None for bytes), `budget` (seconds, or bytes a region) and `losses`, variant
       -> nats per token. Empty where fewer than two variants are complete. A variant with a loss
-      that is not finite is left out.
+      that is not finite is left out; so is one that spends nothing, as a single region sends no
+      bytes.
     """
     spent = {"bytes": (None, bytes_at)}
     for name, network in list(networks.items())[:1]:
@@ -46,6 +47,7 @@ def at_equal(
             for name, runs in logs.items()
             if runs and all(e["anchor"] is not None for r in runs.values() for e in r.evals)
         }
+        curves = {n: seeds for n, seeds in curves.items() if all(x[-1] > 0 for x, _ in seeds)}
         if len(curves) < 2:
             continue
         budget = min(x[-1] for of_seeds in curves.values() for x, _ in of_seeds)

@@ -27,6 +27,7 @@ from experiments.compare.plan import Comparison, plan
 from experiments.compare.result import Logs, collect, read_logs
 from experiments.compare.runs import run_all, terminations_interrupt
 from experiments.compare.show import in_order, interval_of, show
+from experiments.metrics import strict
 from experiments.progress import say
 from experiments.report import html_report
 from experiments.report.html_data import Entry
@@ -71,7 +72,7 @@ def main(config: Any, workdir: str | Path, console: Console | None = None) -> in
         return EXIT_INTERRUPTED
     logs, failures = read_logs(comparison)
     result = collect(comparison, logs, failures)
-    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    text = json.dumps(strict(result), indent=1, allow_nan=False) + "\n"
     (comparison.workdir / RESULT).write_text(text, encoding="utf-8")
     page = report(comparison, logs, result)
     show(result, console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -154,8 +155,9 @@ def _own_problems(fields: Mapping[str, Any]) -> list[str]:
     if fields["baseline"] not in names:
         hint = closest(str(fields["baseline"]), names)
         found.append(f"baseline={fields['baseline']!r} is no variant{hint}")
-    if fields["step_seconds"] is not None and fields["step_seconds"] <= 0:
-        found.append(f"step_seconds={fields['step_seconds']}: give seconds above 0, or None")
+    step_seconds = fields["step_seconds"]
+    if step_seconds is not None and not 0 < step_seconds < math.inf:  # so that NaN is refused
+        found.append(f"step_seconds={step_seconds}: give finite seconds above 0, or None")
     found += _budget_problems(fields)
     for key, entry in fields["panels"].items():
         given = [*entry["variants"], *([entry["baseline"]] if entry["baseline"] else [])]

@@ -28,7 +28,7 @@ def write_csv(runs: Mapping[str, RunLog], path: Path) -> None:
         table.writerow(COLUMNS)
         for name, run in runs.items():
             for record in (*run.steps, *run.evals, *run.intervals, *([run.end] if run.end else [])):
-                for region, metric, value in numbers(record):
+                for region, metric, value in numbers(record, run.header["here"]):
                     where = (record.get(key, "") for key in _KEYS)
                     table.writerow([name, *where, region, metric, value])
 
@@ -47,15 +47,23 @@ def write_json(runs: Mapping[str, RunLog], path: Path) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[Any, str, Any]]:
-    """(region or empty, metric, value) of every number of a record; lists are by region."""
+def numbers(
+    record: Mapping[str, Any], here: Sequence[int], prefix: str = ""
+) -> Iterator[tuple[Any, str, Any]]:
+    """(region or empty, metric, value) of every number of a record; lists are by region.
+
+    Args:
+      here: numbers of the regions that the log is about. Merged logs, of which some may be missing,
+        have lists with an entry for every region.
+    """
     for key, value in record.items():
         if key in _KEYS or key in ("events", "merges", "document_sum"):
             continue
         name = prefix + key
         if isinstance(value, Mapping):
-            yield from numbers(value, f"{name}.")
+            yield from numbers(value, here, f"{name}.")
         elif isinstance(value, Sequence) and not isinstance(value, str):
-            yield from ((region, name, entry) for region, entry in enumerate(value))
+            regions = here if len(here) == len(value) else range(len(value))
+            yield from ((region, name, entry) for region, entry in zip(regions, value))
         elif isinstance(value, int | float):
             yield "", name, value

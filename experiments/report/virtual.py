@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -60,8 +61,10 @@ def check(runs: list[RunLog], name: str, step_seconds: float | None) -> Network:
             if run.header["regions"] != network.size
         ]
     problems += [f"{run.name} has made no step yet: leave it out" for run in runs if not run.steps]
-    if step_seconds is not None and step_seconds <= 0:
-        problems.append(f"--step_seconds={step_seconds}: must be positive; give seconds above 0")
+    if step_seconds is not None and not 0 < step_seconds < math.inf:  # so that NaN is refused
+        problems.append(
+            f"--step_seconds={step_seconds}: must be positive and finite; give seconds above 0"
+        )
     refuse_any(problems, "report")
     return network
 

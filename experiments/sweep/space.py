@@ -17,6 +17,7 @@ from experiments.cli import fields as field_names
 
 _RANGE = re.compile(r"(log|uniform)\(([^,()]+),([^,()]+)\)")
 MOST = 1000  # points; more are taken for a mistake
+_RENAME = "leave one out, or rename it; of a value only letters, digits, _, =, + and - are kept"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,8 @@ def points(
     found = {}
     for values in texts:
         name = "+".join(f"{k}={_plain(v)}" for k, v in zip(labels, values))
+        if name in found:
+            problems.append(f"over: two points would be named {name}: {_RENAME}")
         found[name], wrong = _changes(base, [a.field for a in axes], values)
         problems += wrong
     if problems:
@@ -106,6 +109,7 @@ def _axis_problems(base, axes: Sequence[SweepAxis], draws: int | None) -> list[s
         if name not in known
     ]
     found += [f"over: {name} is given twice" for name in set(names) if names.count(name) > 1]
+    found += [line for axis in axes for line in _alike(axis)]
     if draws is None:
         ranges = [axis.field for axis in axes if not axis.values]
         found += [f"over: {name} is a range: a grid needs values, or set draws" for name in ranges]
@@ -117,6 +121,19 @@ def _axis_problems(base, axes: Sequence[SweepAxis], draws: int | None) -> list[s
     if count > MOST:
         found.append(f"{count} points are more than {MOST}: use fewer values, or draws")
     return found
+
+
+def _alike(axis: SweepAxis) -> list[str]:
+    """A line for values of an axis that would have one name."""
+    by_name: dict[str, list[str]] = {}
+    for value in axis.values:
+        by_name.setdefault(_plain(value), []).append(value)
+    return [
+        f"over: {axis.field}: {' and '.join(map(repr, values))} would both be named {name!r}: "
+        f"{_RENAME}"
+        for name, values in by_name.items()
+        if len(values) > 1
+    ]
 
 
 def _labels(names: Sequence[str]) -> list[str]:

@@ -94,35 +94,39 @@ def open_log(job: Job, step: int) -> AllLogs | NoLog:
         return NoLog()
     file, settings, writers = MetricsLog(job.workdir / METRICS, step), job.config["log"], []
     if settings["tensorboard"]:
-        writers.append(_TensorBoard(job.workdir / TENSORBOARD, step))
+        writers.append(_TensorBoard(job.workdir / TENSORBOARD, step, job.here))
     if settings["wandb"]:
-        writers.append(_WeightsAndBiases(settings["wandb"], job.workdir, job.config))
+        writers.append(_WeightsAndBiases(settings["wandb"], job.workdir, job.config, job.here))
     if settings["prometheus"]:
         # Jobs of several regions may share a machine.
-        first = job.config["region"] or 0
-        writers.append(_Prometheus(settings["prometheus"] + first, first))
+        writers.append(_Prometheus(settings["prometheus"] + job.here[0], job.here))
     return AllLogs(file, writers)
 
 
-def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """`eval/anchor`, `step/loss/region0`, ...: every number of a record by name."""
+def _scalars(record: Mapping[str, Any], here: Sequence[int]) -> dict[str, float]:
+    """`eval/anchor`, `step/loss/region0`, ...: every number of a record by name.
+
+    Args:
+      here: numbers of the regions of this job.
+    """
     kind = record["kind"]
     named = {
         f"{kind}/{metric}" + ("" if region == "" else f"/region{region}"): value
-        for region, metric, value in numbers(record)
+        for region, metric, value in numbers(record, here)
     }
     return {name: float(value) for name, value in named.items() if value is not None}
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path, step: int):
+    def __init__(self, folder: Path, step: int, here: Sequence[int]):
         from tensorboardX import SummaryWriter
 
+        self._here = here
         # Event files cannot be cut: the reader is told to forget what comes after.
         self._writer = SummaryWriter(str(folder), purge_step=step + 1 if step >= 0 else None)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        for name, value in _scalars(record).items():
+        for name, value in _scalars(record, self._here).items():
             self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
@@ -132,9 +136,10 @@ class _TensorBoard:
 class _WeightsAndBiases:
     """Steps that a continued run repeats are dropped by the service, which takes each once."""
 
-    def __init__(self, project: str, workdir: Path, config: Mapping[str, Any]):
+    def __init__(self, project: str, workdir: Path, config: Mapping[str, Any], here: Sequence[int]):
         import wandb
 
+        self._here = here
         # The same folder is the same run, so that a continued one goes on in it.
         name = hashlib.sha256(str(workdir.resolve()).encode()).hexdigest()[:12]
         self._run = wandb.init(
@@ -147,7 +152,7 @@ class _WeightsAndBiases:
         )
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._run.log(_scalars(record), step=record["step"])
+        self._run.log(_scalars(record, self._here), step=record["step"])
 
     def close(self) -> None:
         self._run.finish()
@@ -160,12 +165,10 @@ class _Prometheus:
       RefusedError: the port is taken.
     """
 
-    def __init__(self, port: int, first: int):
-        """`first`: the lowest region of this job."""
+    def __init__(self, port: int, here: Sequence[int]):
         import prometheus_client
 
-        self._first = first
-
+        self._here = here
         self._gauge = prometheus_client.Gauge
         self._registry = prometheus_client.CollectorRegistry()
         self._gauges: dict[str, Any] = {}
@@ -178,10 +181,9 @@ class _Prometheus:
     def write(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
         self._set(f"lowcomm_{kind}_number", "", record["step"])
-        for region, metric, value in numbers(record):
+        for region, metric, value in numbers(record, self._here):
             if value is not None:
-                label = "" if region == "" else str(region + self._first)
-                self._set(f"lowcomm_{kind}_{metric}", label, float(value))
+                self._set(f"lowcomm_{kind}_{metric}", str(region), float(value))
 
     def _set(self, name: str, region: str, value: float) -> None:
         name = re.sub(r"[^a-zA-Z0-9_]", "_", name)

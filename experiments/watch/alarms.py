@@ -61,8 +61,8 @@ def _anchors_apart(logs: Sequence[Log]) -> list[str]:
             continue
         if first.behind or other.behind:
             continue
-        losses = dict(first.evals)
-        both = [(s, losses[s], b) for s, b in other.evals if losses.get(s) and b]
+        losses = {step: loss for step, loss, _ in first.evals}
+        both = [(s, losses[s], b) for s, b, _ in other.evals if losses.get(s) and b]
         if both and abs(both[-1][1] - both[-1][2]) > EVALS_APART * abs(both[-1][1]):
             step, a, b = both[-1]
             found.append(

@@ -125,13 +125,14 @@ def loss(view: View) -> str:
         for row in view["regions"]
     ]
     for gid, ink, curve, width in [*rows, ("run:anchor", INK, view["eval"]["curve"], 2.4)]:
-        late = [point for point in curve if point[0] > _EARLY * view["step"]]
+        late = [point for point in curve if point[0] > _EARLY * view["done"]]
         if late:
             axes.plot(*zip(*late), color=ink, lw=width, gid=gid, marker="o" if ink == INK else "")
     if not axes.lines:
         axes.text(0.02, 0.9, "nothing yet", transform=axes.transAxes)
     axes.set(xlim=(0, view["steps"] or 1))
-    axes.set_xlabel("steps; coloured: training loss of a region, dark: eval loss of the anchor")
+    kind = "nominal steps" if view["nominal"] else "steps"
+    axes.set_xlabel(f"{kind}; coloured: training loss of a region, dark: eval loss of the anchor")
     return svg(figure, "training loss of the regions and eval loss")
 
 

@@ -35,11 +35,11 @@ const by = (id) => document.getElementById(id);
 const words = (id, text) => { by(id).textContent = text; };
 
 function shown(view) {
-  document.title = `${view.step}/${view.steps} ${view.name}`;
+  document.title = `${view.done}/${view.steps} ${view.name}`;
   words("name", view.name);
   words("about", view.heading[0].slice(view.name.length + 2));
   by("done").max = view.steps || 1;
-  by("done").value = view.step;
+  by("done").value = view.done;
   words("state", view.heading[1]);
   const alarms = view.alarms.length ? view.alarms : ["no alarms"];
   by("alarms").replaceChildren(...alarms.map((text) => {

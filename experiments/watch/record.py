@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.metrics import record_of
+from experiments.runlog import adaptive, in_nominal_steps
 
 KEPT_STEPS = 400  # whose events are kept
 KEPT_POINTS = 400  # of a curve; where there are more, every second one goes
@@ -86,16 +87,24 @@ class RegionLog:
 
 
 class Log:
-    """What one metrics file holds so far: of all regions, or of one."""
+    """What one metrics file holds so far: of all regions, or of one.
+
+    Attributes:
+      nominal: batches grow or trainers merge: the run's steps are those of the nominal batch, and
+        `step` counts inner steps.
+      pace: steps of the run a second, over the newest log interval.
+      evals: inner step, loss of the anchor and tokens of every evaluation.
+    """
 
     def __init__(self):
         self.header: dict[str, Any] | None = None
         self.regions: dict[int, RegionLog] = {}
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.tokens_per_second: float | None = None
-        self.steps_per_second: float | None = None
+        self.nominal = False
+        self.pace: float | None = None
         self.interval: tuple[int, float] | None = None  # steps and seconds of the newest
-        self.evals: list[tuple[int, float | None]] = []  # step, loss of the anchor
+        self.evals: list[tuple[int, float | None, float]] = []
         self.behind = 0  # steps that the newest evaluated anchor is old
         self.own_anchors = False
         self.by_rounds = False  # regions have rounds in common, and no steps
@@ -103,7 +112,13 @@ class Log:
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.norms: OrderedDict[str, float] = OrderedDict()  # of landings, by key
         self._left_out: OrderedDict[str, Sequence[float]] = OrderedDict()  # of sends, by key
-        self._before: tuple[float, int] | None = None
+        self._before: tuple[float, float] | None = None  # seconds, steps of the run
+
+    def done(self, step: int, tokens: float) -> float:
+        """Steps of the run that an inner step, and the tokens until then, amount to."""
+        if not self.nominal or self.header is None:
+            return step
+        return min(in_nominal_steps(self.header, tokens), self.header["steps"])
 
     def take(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Take new records, in the file's order."""
@@ -117,7 +132,7 @@ class Log:
             elif kind == "interval":
                 self._interval(record)
             elif kind == "eval":
-                self.evals.append((record["step"], record["anchor"]))
+                self.evals.append((record["step"], record["anchor"], record["tokens"]))
                 self.behind = record.get("behind", 0)
                 self.own_anchors |= "anchor_variance" in record
             elif kind == "resume":
@@ -130,11 +145,11 @@ class Log:
                     region.sent, region.received = sent, got
 
     def _interval(self, record: Mapping[str, Any]) -> None:
-        seconds = record["seconds"]
+        seconds, done = record["seconds"], self.done(record["step"], self.tokens)
         if self._before is not None and seconds > self._before[0]:
             self.interval = (record["steps"], seconds - self._before[0])
-            self.steps_per_second = (record["step"] - self._before[1]) / (seconds - self._before[0])
-        self._before = (seconds, record["step"])
+            self.pace = (done - self._before[1]) / (seconds - self._before[0])
+        self._before = (seconds, done)
         for region in self.regions.values():
             region.interval(seconds)
 
@@ -142,6 +157,8 @@ class Log:
         self.step, self.tokens = record["step"], record["tokens"]
         self.seconds = record["seconds"]
         self.tokens_per_second = record["tokens_per_second"]
+        self.nominal |= adaptive(record) and "tokens_per_step" in (self.header or {})
+        done = self.done(self.step, self.tokens)
         skipped = record.get("skipped") or [0] * len(self.regions)
         for i, region in enumerate(self.regions.values()):
             loss = record["loss"][i]
@@ -149,7 +166,7 @@ class Log:
             region.finite = loss is not None and math.isfinite(loss)
             if region.finite:
                 region.loss, region.loss_step = loss, record["step"]
-            region.curve.add(record["step"], loss if region.finite else None)
+            region.curve.add(done, loss if region.finite else None)
             region.sent, region.received = record["bytes_sent"][i], record["bytes_received"][i]
             if skipped[i]:
                 region.skipped += 1

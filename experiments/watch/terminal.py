@@ -37,23 +37,26 @@ def screen(view: Mapping[str, Any]) -> RenderableType:
 
 def heading(view: Mapping[str, Any]) -> list[str]:
     """The state of the run in two or three lines."""
-    state = f"step {view['step']:,} of {view['steps']:,}"
+    kind = "nominal step" if view["nominal"] else "step"
+    state = f"{kind} {view['done']:,} of {view['steps']:,}"
+    if view["nominal"]:
+        state += f" (inner step {view['step']:,})"
     if view["complete"]:
         state += ", complete"
     elif view["left_s"] is not None:
         state += f", about {duration(view['left_s'])} left"
-    kind = "one job per region" if view["jobs"] else "one process"
+    split = "one job per region" if view["jobs"] else "one process"
     lines = [
-        f"{view['name']}: {view['method']}, {view['regions_of_run']} regions, {kind}, "
+        f"{view['name']}: {view['method']}, {view['regions_of_run']} regions, {split}, "
         f"corpus {view['corpus']}",
         f"{state}; {rounded(view['tokens'])} tokens",
     ]
     if view["tokens_per_second"]:
         lines[-1] += f", {view['tokens_per_second']:,.0f} tokens/s"
     loss = view["eval"]["loss"]
-    if view["eval"]["step"] is not None:
+    if view["eval"]["done"] is not None:
         shown = "not finite" if loss is None else f"{loss:.4f}"
-        lines[-1] += f"; eval loss of the anchor {shown} at step {view['eval']['step']:,}"
+        lines[-1] += f"; eval loss of the anchor {shown} at {kind} {view['eval']['done']:,}"
     if not view["complete"]:
         lines[-1] += f"; last record {duration(view['age_s'])} ago"
     return lines

@@ -21,14 +21,17 @@ _AS_RECORDED += ("rate", "waited", "travel", "skipped")  # of a region
 View = dict[str, Any]
 """Fields (losses in nats per token, bytes, seconds; None = not known):
 
-- `name`, `method`, `corpus`, `steps` (of the run), `step` (newest of any region), `tokens`,
-  `tokens_per_second`, `left_s`, `complete`, `age_s` (since the newest record), `updated` (Unix
-  time), `jobs` (one job per region), `network` (its name; link use is then that of its clock).
-- `eval`: `step`, `loss` of the newest evaluation of the anchor, and `curve`, [step, loss] each.
+- `name`, `method`, `corpus`, `steps` (of the run), `done` (how many of them), `step` (newest inner
+  step of any region), `nominal` (batches grow or trainers merge: `steps`, `done` and the curves are
+  in steps of the nominal batch; else `done` is `step`), `tokens`, `tokens_per_second`, `left_s`,
+  `complete`, `age_s` (since the newest record), `updated` (Unix time), `jobs` (one job per region),
+  `network` (its name; link use is then that of its clock).
+- `eval`: `step`, `done`, `loss` of the newest evaluation of the anchor, and `curve`, [done, loss]
+  each.
 - `regions`: a dictionary each: `region`, `step`, `loss`, `finite`, `participation` (share),
   `exchanges`, `staleness`, `stalest`, `sent`, `received`, `rate` (bytes a second of real time),
-  `link` (share of what its way out carries), `waiting` (share of the virtual time), `waited`,
-  `travel`, `skipped`, `curve`.
+  `link` (share of what its way out carries; None for a single region), `waiting` (share of the
+  virtual time), `waited`, `travel`, `skipped`, `curve`.
 - `timeline`: `first`, `last` step, and `flights`: `region`, `fragment`, `sent`, `landed` (step;
   None: under way), `counted`.
 - `alarms`: sentences, the worst first.
@@ -124,15 +127,16 @@ def _view(
     header = logs[0].header if logs else {}
     jobs = bool(logs) and len(header["here"]) < header["regions"]
     step = max((log.step for log in logs), default=0)
-    ahead = [log for log in logs if not log.behind] or logs
-    evals = max((log.evals for log in ahead), key=lambda e: e[-1][0] if e else -1, default=[])
+    done = max((log.done(log.step, log.tokens) for log in logs), default=0)
     view: View = {
         "name": str(workdir),
         "method": header.get("method"),
         "corpus": header.get("data", {}).get("corpus"),
         "steps": header.get("steps", 0),
         "regions_of_run": header.get("regions", 0),
+        "done": int(done),
         "step": step,
+        "nominal": any(log.nominal for log in logs),
         "tokens": sum(log.tokens for log in logs),
         "tokens_per_second": sum(log.tokens_per_second or 0.0 for log in logs) or None,
         "left_s": _left(logs, header.get("steps", 0)),
@@ -141,12 +145,7 @@ def _view(
         "updated": now,
         "jobs": jobs,
         "network": None if clock is None else clock.network.name,
-        "eval": {
-            "step": evals[-1][0] if evals else None,
-            "loss": evals[-1][1] if evals else None,
-            # The evaluation before training says nothing of the method.
-            "curve": [[s, loss] for s, loss in evals if s and loss is not None],
-        },
+        "eval": _evaluations(logs),
         "regions": _regions(logs, clock),
         "timeline": _timeline(logs, step),
     }
@@ -158,11 +157,25 @@ def _all_there(logs: Sequence[Log], header: Mapping[str, Any]) -> bool:
     return sum(len(log.regions) for log in logs) == header["regions"]
 
 
+def _evaluations(logs: Sequence[Log]) -> dict[str, Any]:
+    """Those of the log with the newest evaluation of an anchor that is not behind."""
+    ahead = [log for log in logs if not log.behind] or logs
+    evaluated = [log for log in ahead if log.evals]
+    if not evaluated:
+        return {"step": None, "done": None, "loss": None, "curve": []}
+    log = max(evaluated, key=lambda log: log.evals[-1][0])
+    step, loss, tokens = log.evals[-1]
+    # The evaluation before training says nothing of the method.
+    curve = [[log.done(s, n), value] for s, value, n in log.evals if s and value is not None]
+    return {"step": step, "done": int(log.done(step, tokens)), "loss": loss, "curve": curve}
+
+
 def _left(logs: Sequence[Log], steps: int) -> float | None:
     """Seconds until the slowest is done, at the pace of its newest log interval."""
-    if any(log.steps_per_second is None for log in logs if not log.complete):
+    going = [log for log in logs if not log.complete]
+    if not all(log.pace for log in going):
         return None
-    left = [(steps - log.step) / log.steps_per_second for log in logs if not log.complete]
+    left = [(steps - log.done(log.step, log.tokens)) / log.pace for log in going]
     return max(left, default=0.0)
 
 
@@ -181,14 +194,15 @@ def _regions(logs: Sequence[Log], clock: VirtualClock | None) -> list[dict[str, 
             "waiting": None,
         }
         if report is not None:
-            row["link"] = float(report.mean_gbps_R[r]) / _way_out(clock.network, r)
+            if way_out := _way_out(clock.network, r):
+                row["link"] = float(report.mean_gbps_R[r]) / way_out
             row["waiting"] = float(report.exposed_R[r]) / report.wall_s
         rows.append(row)
     return rows
 
 
 def _way_out(network: Network, region: int) -> float:
-    """Gbit/s that leave a region at most: its egress, or all its links together."""
+    """Gbit/s that leave a region at most: its egress, or all its links; 0 for a single region."""
     links = [network.bandwidth_RxR[region, other] for other in range(network.size)]
     return min(float(network.egress_R[region]), float(sum(links) - links[region]))
 

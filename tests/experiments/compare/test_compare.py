@@ -99,6 +99,12 @@ def test_finished_runs_are_not_trained_again(whole, monkeypatch, capsys):
     assert runs(root / "whole", "often") == before
 
 
+def test_a_config_with_infinity_is_written(whole):
+    root, *_ = whole
+    code, result, _ = compared(root, root / "whole", target=math.inf)
+    assert code == 0 and result["config"]["target"] is None
+
+
 def without_seconds(value):
     if isinstance(value, dict):
         return {k: without_seconds(v) for k, v in value.items() if k != "seconds"}

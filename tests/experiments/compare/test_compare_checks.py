@@ -27,6 +27,7 @@ def test_own_fields_in_one_message(tmp_path):
         "aa",
         seeds=(0, 0, -1),
         parallel=0,
+        step_seconds=float("nan"),
         panels={"p": panel("title", ("a", "nobody"))},
     )
     text = refused(config, tmp_path)
@@ -36,6 +37,7 @@ def test_own_fields_in_one_message(tmp_path):
         "baseline='aa' is no variant",
         "seeds=(0, 0, -1)",
         "parallel=0",
+        "step_seconds=nan: give finite seconds above 0",
         "panels.p: 'nobody' is no variant",
     ):
         assert part in text, part

@@ -50,7 +50,7 @@ def test_steps_that_differ_are_counted_to_where_the_budget_was_spent():
     ]
     run = types.SimpleNamespace(
         steps=steps,
-        header={"tokens_per_step": 100},
+        header={"tokens_per_step": 100, "regions": 2, "here": [0, 1]},
         evals=[{"final": True, "step": 3}],
         end={"step": 3, "bytes_sent": [35, 35]},
     )

@@ -1,8 +1,11 @@
 """What a run took to reach a loss, from records written by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from experiments.compare.at_equal import at_equal, sentence
 from experiments.compare.target import keys, to_target
 from experiments.runlog import RunLog
 from lowcomm_jax.network import parse
@@ -49,3 +52,18 @@ def test_a_target_that_is_not_reached_costs_nothing_known():
     nothing = dict.fromkeys(keys({"net": NETWORK}))
     assert costs(0.5, 4.0, 3.0) == nothing == costs(None, 4.0, 3.0)
     assert list(nothing) == ["steps", "tokens", "bytes_sent", "seconds_on_net"]
+
+
+def test_who_sends_nothing_is_left_out_at_equal_bytes():
+    alone = run(4.0, 3.0, 1.0)
+    silent = [{**row, "bytes_sent": [0, 0]} for row in alone.steps]
+    alone = dataclasses.replace(alone, steps=silent, end={"bytes_sent": [0, 0]})
+    logs = {"alone": {0: alone}, "a": {0: run(4.0, 3.0, 2.0)}, "b": {0: run(4.0, 3.5, 2.5)}}
+    by_time, by_bytes = at_equal(logs, {"net": NETWORK}, STEP_SECONDS)
+    assert by_time["losses"] == {"alone": 1.0, "a": 2.0, "b": 2.5}
+    assert by_bytes["losses"] == {"a": 2.0, "b": 2.5} and by_bytes["budget"] == 47
+    assert "alone" not in sentence([by_bytes], "alone", 1)
+    (left,) = at_equal(
+        {name: logs[name] for name in ("alone", "a")}, {"net": NETWORK}, STEP_SECONDS
+    )
+    assert left["of"] == "time"

@@ -96,6 +96,9 @@ def test_everything_that_does_not_fit_is_refused_together():
     text = str(error.value)
     assert "run has 3 regions, network us_4_regions has 4" in text
     assert "--step_seconds=-1.0" in text
+    for pace in (float("nan"), float("inf")):
+        with pytest.raises(RefusedError, match=f"--step_seconds={pace}"):
+            check([run()], "aws:Oregon,Virginia,Tokyo", pace)
     with pytest.raises(RefusedError, match="has made no step yet"):
         check([run(steps=0)], "aws:Oregon,Virginia,Tokyo", None)
     with pytest.raises(RefusedError, match="us_4_region"):

@@ -66,6 +66,21 @@ def test_everything_wrong_is_named_at_once(base):
         points(base, (), None, 0)
 
 
+def test_points_that_would_have_one_name_are_refused(base):
+    over = ("data.corpus=text:a.b,text:a_b,text:c", "batch=2,4", "inner.b1=log(2,1)")
+    with pytest.raises(ValueError) as error:
+        points(base, over, None, 0)
+    said = str(error.value).splitlines()
+    assert len(said) == 2 and "inner.b1" in said[0], said
+    both = "over: data.corpus: 'text:a.b' and 'text:a_b' would both be named 'text_a_b': leave one"
+    assert both in said[1]
+    with pytest.raises(ValueError, match="would both be named"):
+        points(base, over[:1], 2, 0)
+    over = ("data.corpus=x+tokenizer=y,x", "data.tokenizer=z,y+tokenizer=z")
+    with pytest.raises(ValueError, match="two points would be named corpus=x"):
+        points(base, over, None, 0)
+
+
 def test_the_frontier_against_every_pair():
     rng = np.random.default_rng(0)
     for _ in range(20):

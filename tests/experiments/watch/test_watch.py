@@ -17,7 +17,7 @@ from rich.console import Console
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError
 from experiments.metrics import VERSION, MetricsLog
-from experiments.watch.page import Server
+from experiments.watch.page import Server, loss
 from experiments.watch.record import KEPT_POINTS, Series
 from experiments.watch.terminal import lane, screen
 from experiments.watch.view import Watch
@@ -79,8 +79,8 @@ def steps(here, first, last, job=False, **more):
     return found
 
 
-def evaluation(step, loss, **more):
-    return {"kind": "eval", "step": step, "tokens": 0, "anchor": loss, "final": False, **more}
+def evaluation(step, value, **more):
+    return {"kind": "eval", "step": step, "tokens": 0, "anchor": value, "final": False, **more}
 
 
 def log(folder, records, step=-1):
@@ -118,7 +118,7 @@ def shown(view, width=100):
 def test_the_numbers_of_one_process(run):
     view = Watch(run).look()
     assert (view["step"], view["steps"], view["complete"], view["jobs"]) == (20, 40, False, False)
-    assert view["eval"] == {"step": 20, "loss": 3.25, "curve": [[20, 3.25]]}
+    assert view["eval"] == {"step": 20, "done": 20, "loss": 3.25, "curve": [[20, 3.25]]}
     assert view["left_s"] == pytest.approx(20 / 2)  # two steps a second
     for r, row in enumerate(view["regions"]):
         assert row["loss"] == pytest.approx(3.5 + r / 10)
@@ -171,6 +171,43 @@ def test_separate_jobs_are_one_run(tmp_path):
         20,
     )
     assert not watch.look()["complete"]
+
+
+def growing(here, last):
+    """A run of two regions and 40 nominal steps of 20 tokens, whose inner step t has 10 t."""
+    records = [header(here, 2) | {"tokens_per_step": 20}, evaluation(0, 5.5)]
+    for record in steps(here, 1, last, trainers={"0": {"batch": 1}}):
+        if record["kind"] == "step":
+            record["tokens"] = 5 * len(here) * record["step"] * (record["step"] + 1) // 2
+        records.append(record)
+    return records
+
+
+def test_where_batches_grow_steps_are_nominal(tmp_path):
+    log(tmp_path / "run", [*growing(range(2), 10), evaluation(10, 3.0, tokens=550)])
+    watch = Watch(tmp_path / "run")
+    view = watch.look()
+    text = shown(view, width=300)
+    assert "nominal step 27 of 40 (inner step 10)" in text and "3.0000 at nominal step 27" in text
+    assert (view["done"], view["steps"], view["step"], view["nominal"]) == (27, 40, 10, True)
+    assert view["eval"] == {"step": 10, "done": 27, "loss": 3.0, "curve": [[27.5, 3.0]]}
+    assert [x for x, _ in view["regions"][1]["curve"]] == [t * (t + 1) / 4 for t in range(1, 11)]
+    log(tmp_path / "run", growing(range(2), 11)[-1:], step=10)
+    log(tmp_path / "run", [{"kind": "interval", "step": 11, "steps": 1, "seconds": 5.5}], step=11)
+    view = watch.look()
+    assert view["left_s"] == pytest.approx((40 - 33) / ((33 - 27.5) / 0.5))
+    log(tmp_path / "run", growing(range(2), 13)[-2:], step=11)
+    view = watch.look()
+    assert view["done"] == 40, "the last step may hold more tokens than are left"
+    assert loss(view).count("nominal steps") == 1
+
+
+def test_of_one_job_of_several_nominal_steps_follow_from_its_own_tokens(tmp_path):
+    for r in range(2):
+        log(tmp_path / f"region{r}", growing([r], 10))  # 5, 10, 15, ... tokens
+    view = Watch(tmp_path).look()
+    assert (view["done"], view["step"], view["tokens"]) == (27, 10, 550)
+    assert view["regions"][1]["curve"][-1][0] == 27.5
 
 
 def without_loss(records):
@@ -287,6 +324,15 @@ def test_the_virtual_clock_gives_link_use(run):
         assert row["waiting"] == pytest.approx(0.0, abs=0.01)
     with pytest.raises(RefusedError, match="watch"):
         Watch(run, uniform(2, 1.0)).look()
+
+
+def test_a_single_region_has_no_way_out(tmp_path):
+    from lowcomm_jax.network import parse
+
+    log(tmp_path / "run", [header([0], 1), *steps([0], 1, 10)])
+    network = parse({"regions": 1, "bandwidth_gbps": 1.0, "delay_ms": 1.0, "compute_s": 0.1})
+    view = Watch(tmp_path / "run", network).look()
+    assert view["regions"][0]["link"] is None and view["regions"][0]["waiting"] == 0.0
 
 
 def test_curves_do_not_grow_with_the_run():
