@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowcomm_jax.network.errors import ViolationsError, is_unknown, raise_all
 from lowcomm_jax.planner.shapes import MODELS, Decoder, Shapes, from_tree
+
+if TYPE_CHECKING:
+    from lowcomm_jax.models import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +55,24 @@ def read_model(spec: Any) -> PlanModel:
 
 
 def _preset(name: str) -> PlanModel:
-    import jax  # with Flax, slow to import: only models that need it pay
-
-    from lowcomm_jax.models import PRESETS, build
+    from lowcomm_jax.models import PRESETS  # with JAX and Flax: only models that need it pay
 
     if name not in PRESETS:
         known = dict.fromkeys((*MODELS, *PRESETS))
         own = "or a mapping with layers, width, mlp, heads, vocab"
         raise ViolationsError("model", [f"{name!r} {is_unknown(name, known)}, {own}"])
-    config = dataclasses.replace(PRESETS[name], layer_loop="scan")
-    model = build(config)
-    abstract = jax.eval_shape(model.init, jax.random.key(0))
-    params = from_tree(abstract, model.specs(abstract), ["blocks"], ["final_norm", "head"])
-    return PlanModel(Shapes(tuple(params), config.layers, config.width, config.vocab_size), name)
+    return PlanModel(transformer_shapes(PRESETS[name]), name)
+
+
+def transformer_shapes(config: TransformerConfig) -> Shapes:
+    """The exact arrays of a model of `lowcomm_jax.models`, laid out over a region as it trains."""
+    import jax
+
+    from lowcomm_jax.models import build
+    from lowcomm_jax.models.pipeline.layout import StageLayout
+
+    config = dataclasses.replace(config, layer_loop="scan")
+    abstract = jax.eval_shape(build(config).init, jax.random.key(0))
+    specs = StageLayout(config, stages=1).specs(abstract, {})  # every axis that a leaf may have
+    params = from_tree(abstract, specs, ["blocks"])
+    return Shapes(tuple(params), config.layers, config.width, config.vocab_size)

@@ -87,7 +87,8 @@ class VirtualClock:
             active: bool [R], regions that make an inner step; None = all. The time of the others
                 does not advance: a slow region's step spans several steps of the run.
             away: bool [R], regions that are absent; None = none. They do not compute; their time
-                becomes that of the slowest region that does.
+                becomes that of the slowest region that does, when all have made the step. One that
+                is further ahead keeps its time.
             work: this step's work as a multiple of the network's step (a larger batch, several
                 trainers), of each region or of all; None = 1.
 
@@ -104,7 +105,7 @@ class VirtualClock:
         computes_R &= self._mask("active", active, True)
         self.now_R[computes_R] += seconds_R[computes_R]
         if away is not None and computes_R.any():
-            self._carry(self._mask("away", away, False), float(self.now_R[computes_R].min()))
+            self._carry(self._mask("away", away, False), float(self.now_R[computes_R].max()))
 
     def inner_steps(self, first: int, count: int) -> None:
         """Advance by steps first, ..., first + count - 1: bit for bit as that many `inner_step`

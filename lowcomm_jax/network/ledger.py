@@ -82,7 +82,8 @@ class Ledger:
             nbytes_M: bytes of each member's payload buffers, as counted.
             members: ids of the regions that send.
             announced: payload bytes of one member as the codec announces them (the analytic
-                figure); None takes the mean of `nbytes_M`.
+                figure); None takes the mean of `nbytes_M`. Then the two figures differ only where
+                the bytes on the links do not add up to the route's closed form.
             control_bytes: bytes exchanged with each partner besides the payload: members with all
                 others, listeners with the members.
             listeners: ids of the regions that only receive, see `routes`.
@@ -127,7 +128,12 @@ class Ledger:
         return {key: (float(self.sent_R(key).sum()), value) for key, value in self.analytic.items()}
 
     def discrepancy(self) -> float:
-        """Give the largest relative difference of counted and analytic bytes over fragments."""
+        """Give the largest relative difference of counted and analytic bytes over fragments.
+
+        This checks a codec only where its collectives were booked with `announced`. A clock that
+        `drive` advances books none: events know one size of a payload, the announced one. There
+        this checks the bytes on the links against the closed form of their routes.
+        """
         pairs = self.fragments().values()
         return max(
             (abs(counted - value) / value for counted, value in pairs if value > 0), default=0.0

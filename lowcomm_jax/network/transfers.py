@@ -6,8 +6,10 @@ ends. Transfers that overlap in time get speeds in (0, 1], relative to running a
 max-min fair over every link and over every region's egress and ingress: two equal rings over the
 same links run at half speed each.
 
-`Fabric` simulates together only transfers that share a resource at the same time. So the cost does
-not grow with the number of disjoint pairs in flight.
+`Fabric` simulates together only transfers that may share a resource at the same time. So the cost
+does not grow with the number of disjoint pairs in flight. A new transfer may delay those it meets.
+These may then meet others, which begin after their old end. All of them are worked out anew, so
+that answers do not depend on the order of asking.
 
 `Fabric` never revises an answer it has given. A transfer may be sent later in program order and
 start earlier in virtual time. It then slows the transfers that are still to be answered, not those
@@ -67,23 +69,26 @@ class Fabric:
     def __init__(self) -> None:
         self._transfers: dict[int, Transfer] = {}
         self._by_region: dict[int, set[int]] = {}
-        self._open: set[int] = set()  # transfers whose course must be worked out before it is read
+        # Transfers whose course must be worked out before it is read, and all that these may meet.
+        self._open: set[int] = set()
         self._busy_until_s = -np.inf
 
     def __len__(self) -> int:
         return len(self._transfers)
 
     def add(self, transfer: Transfer) -> None:
-        """Put a transfer on the network; those it meets are resolved anew when next asked for."""
+        """Put a transfer on the network.
+
+        Those it may meet, directly or through others, are resolved anew when next asked for. One
+        whose end is open may meet every later transfer on its resources.
+        """
         self._transfers[transfer.number] = transfer
         for region in transfer.members:
             self._by_region.setdefault(region, set()).add(transfer.number)
         if not self._open and transfer.flow_s >= self._busy_until_s:  # the usual case, kept cheap
             self._close(transfer)
             return
-        for number in self._component(transfer.number):
-            self._transfers[number].end_s = None
-            self._open.add(number)
+        self._reopen(transfer)
 
     def resolve(self, number: int) -> Transfer:
         """Give the transfer with its course known, given all transfers added so far."""
@@ -120,18 +125,37 @@ class Fabric:
         """List the remembered transfers in sending order."""
         return list(self._transfers.values())
 
-    def _component(self, number: int) -> set[int]:
-        """Give the transfers that share resources with `number` at the same time, directly or
-        through others.
+    def _reopen(self, transfer: Transfer) -> None:
+        """Open a transfer and those it may meet, directly or through others.
+
+        One that was open before is not followed: all that it may meet are open already.
         """
+        transfer.end_s = None
+        self._open.add(transfer.number)
+        frontier = [transfer]
+        while frontier:
+            this = frontier.pop()
+            for number in self._near(this) - self._open:
+                other = self._transfers[number]
+                if _meet(this, other):
+                    other.end_s = None
+                    self._open.add(number)
+                    frontier.append(other)
+
+    def _component(self, number: int) -> set[int]:
+        """Give the open transfers that may meet `number`, directly or through others."""
         seen, frontier = {number}, [number]
         while frontier:
             this = self._transfers[frontier.pop()]
-            near = set().union(*(self._by_region[region] for region in this.members)) - seen
+            near = (self._near(this) & self._open) - seen
             met = [other for other in near if _meet(this, self._transfers[other])]
             seen.update(met)
             frontier += met
         return seen
+
+    def _near(self, transfer: Transfer) -> set[int]:
+        """Give the transfers that have a member in common with this one."""
+        return set().union(*(self._by_region[region] for region in transfer.members))
 
 
 def note_peaks(peak_R: np.ndarray, transfers: list[Transfer]) -> None:

@@ -41,18 +41,27 @@ class MemoryPlan:
 
 
 def held_elements(params: Sequence[Param], mesh: Mapping[str, int]) -> list[int]:
-    """Count the parameter elements one device of each pipeline stage holds.
+    """Count the parameter elements one device of each pipeline stage holds, padding included.
+
+    As `models.pipeline.layout` does it, stage s of S holds layers [s C, (s + 1) C) of L, with
+    C = ceil(L / S). Layers like the last one fill up the last stages. Every stage holds its part of
+    what is outside the layers, see `Param.spec`. This is assumed of every other model, too.
 
     Args:
-        params: abstract parameters.
+        params: abstract parameters; layers are numbered from 0 without gaps.
         mesh: sizes of the axes inside a region: "stage" cuts the model by depth, others shard
             dimensions.
     """
     stages = mesh.get("stage", 1)
-    held = [0] * stages
+    outside = sum(p.shard_size(mesh) for p in params if p.layer is None)
+    layers = 1 + max((p.layer for p in params if p.layer is not None), default=-1)
+    size_L = [0] * layers
     for param in params:
-        held[min(int(param.stage * stages), stages - 1)] += param.shard_size(mesh)
-    return held
+        if param.layer is not None:
+            size_L[param.layer] += param.shard_size(mesh)
+    each = -(-layers // stages)
+    size_L += size_L[-1:] * (each * stages - layers)
+    return [outside + sum(size_L[s * each : (s + 1) * each]) for s in range(stages)]
 
 
 def plan_memory(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lowcomm_jax.network.collectives import STORE_LOOK_S, store_seconds
+from lowcomm_jax.network.collectives import store_seconds
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.runtime.heartbeat import LOOKS_PER_BEAT
-from lowcomm_jax.runtime.kv import GROWTH
+from lowcomm_jax.runtime.kv import POLL_FAR_S, pauses
 from lowcomm_jax.runtime.timing import Timing
 
 
@@ -63,8 +63,17 @@ class StoreRequests:
 
 
 def looks(round_s: float) -> int:
-    """Looks at the store in a round of `round_s` seconds in which nothing is new."""
-    return math.ceil(math.log1p(round_s * (GROWTH - 1) / STORE_LOOK_S) / math.log(GROWTH))
+    """Looks at a store that is no folder in a round of `round_s` seconds in which nothing is new.
+
+    Pauses between looks are those of `Store.pauses`: they grow, up to the longest.
+    """
+    number, waited = 0, 0.0
+    longest = POLL_FAR_S[1]
+    for pause in pauses(*POLL_FAR_S):
+        if waited >= round_s or pause >= longest:
+            break
+        number, waited = number + 1, waited + pause
+    return number + math.ceil(max(round_s - waited, 0.0) / longest)
 
 
 def per_round(regions: int, idle_looks: int) -> dict[str, float]:

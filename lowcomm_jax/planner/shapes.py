@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lowcomm_jax.network.errors import whole
@@ -18,14 +18,15 @@ class Param:
     Attributes:
         path: name.
         shape: global shape.
-        spec: mesh axis (or axes, or None) of each dimension.
-        stage: position along the model in [0, 1): 0 embeddings, then layers, then the head.
+        spec: mesh axis (or axes, or None) of each dimension. One outside the layers that does not
+            name "stage" is on every pipeline stage whole.
+        layer: index of the layer it belongs to, which one stage holds; None = outside the layers.
     """
 
     path: str
     shape: tuple[int, ...]
     spec: tuple[Axis, ...]
-    stage: float = 0.0
+    layer: int | None = None
 
     @property
     def size(self) -> int:
@@ -33,13 +34,18 @@ class Param:
         return math.prod(self.shape)
 
     def shard_size(self, mesh: Mapping[str, int]) -> int:
-        """Count the elements one device holds: dimensions that do not divide are padded up, as XLA
-        does.
+        """Count the elements one device holds.
+
+        Dimensions that do not divide are padded up, as XLA does. A vector that does not divide over
+        "stage" is not cut, as `models.pipeline.layout` has it.
         """
         size = 1
         for dimension, axes in zip(self.shape, self.spec, strict=True):
             names = () if axes is None else (axes,) if isinstance(axes, str) else axes
-            size *= math.ceil(dimension / math.prod(mesh.get(name, 1) for name in names))
+            parts = math.prod(mesh.get(name, 1) for name in names)
+            if len(self.shape) == 1 and "stage" in names and dimension % parts:
+                parts = 1
+            size *= -(-dimension // parts)
         return size
 
 
@@ -110,7 +116,10 @@ class Decoder:
         return Shapes(tuple(self.params()), self.layers, self.width, self.vocab)
 
     def params(self) -> list[Param]:
-        """List the abstract parameters, sharded over axes "fsdp" and "tensor"."""
+        """List the abstract parameters, sharded over axes "fsdp" and "tensor".
+
+        Tables and the final norm are cut over "stage", too, as `models.pipeline.layout` does.
+        """
         kv = self.width // self.heads * (self.kv_heads or self.heads)
         column, row = ("fsdp", "tensor"), ("tensor", "fsdp")
         block = {
@@ -125,17 +134,16 @@ class Decoder:
         }
         if self.gated:
             block["mlp/gate"] = ((self.width, self.mlp), column)
-        out = [Param("embedding", (self.vocab, self.width), row, 0.0)]
+        vocab = ("stage", "tensor")
+        out = [Param("embedding", (self.vocab, self.width), (vocab, "fsdp"))]
         for layer in range(self.layers):
-            place = layer / self.layers
             out += [
-                Param(f"layer_{layer}/{name}", shape, spec, place)
+                Param(f"layer_{layer}/{name}", shape, spec, layer)
                 for name, (shape, spec) in block.items()
             ]
-        end = (self.layers - 1) / self.layers
-        out.append(Param("norm/final", (self.width,), (None,), end))
+        out.append(Param("norm/final", (self.width,), ("stage",)))
         if not self.tied:
-            out.append(Param("head", (self.width, self.vocab), column, end))
+            out.append(Param("head", (self.width, self.vocab), ("fsdp", vocab)))
         return out
 
 
@@ -158,18 +166,15 @@ MODELS = {
 }
 
 
-def from_tree(
-    abstract: Any, specs: Any, stacked: Collection[str] = (), end: Collection[str] = ()
-) -> list[Param]:
+def from_tree(abstract: Any, specs: Any, stacked: Collection[str] = ()) -> list[Param]:
     """List the abstract parameters of any JAX model.
 
     Args:
         abstract: pytree of ShapeDtypeStruct or arrays, for example `jax.eval_shape(model.init,
             rng)`.
         specs: pytree of PartitionSpec of the same structure (missing trailing dimensions are
-            unsharded).
-        stacked: names of top-level entries whose leaves have a leading layer axis.
-        end: names of top-level entries after the last layer; all others come before the first.
+            unsharded). Leaves that do not name "stage" are on every pipeline stage whole.
+        stacked: names of top-level entries whose leaves have a leading layer axis; stages cut it.
 
     Raises:
         ValueError: the structures differ.
@@ -183,17 +188,15 @@ def from_tree(
         raise ValueError(
             "specs have another structure than the abstract parameters: give one spec for each leaf"
         )
-    out, layers = [], 1
+    out = []
     for (path, leaf), (_, spec) in zip(leaves, spec_leaves, strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         full = tuple(spec) + (None,) * (len(leaf.shape) - len(spec))
         if name.partition("/")[0] in stacked:
-            layers = leaf.shape[0]
             out += [
-                Param(f"{name}/{i}", tuple(leaf.shape[1:]), full[1:], i / layers)
-                for i in range(layers)
+                Param(f"{name}/{i}", tuple(leaf.shape[1:]), full[1:], i)
+                for i in range(leaf.shape[0])
             ]
         else:
             out.append(Param(name, tuple(leaf.shape), full))
-    last = (layers - 1) / layers
-    return [replace(p, stage=last) if p.path.partition("/")[0] in end else p for p in out]
+    return out

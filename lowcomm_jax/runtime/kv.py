@@ -199,10 +199,7 @@ class Store:
 
     def pauses(self) -> Iterator[float]:
         """Seconds to wait between one look and the next: short at first, then longer."""
-        pause, longest = self.poll_s
-        while True:
-            yield pause
-            pause = min(GROWTH * pause, longest)
+        return pauses(*self.poll_s)
 
     def _get(self, key: str, nbytes: int = 0):
         found = self._answer(self._kv.read(key), nbytes)
@@ -224,6 +221,16 @@ class Store:
             # Drivers report every kind of trouble as ValueError, told apart by its text only.
             reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
             raise StoreUnavailable(f"{self.root}: {reason}") from error
+
+
+def pauses(shortest: float, longest: float) -> Iterator[float]:
+    """Seconds between looks while nothing is new: each `GROWTH` times the one before, at most
+    `longest`.
+    """
+    pause = shortest
+    while True:
+        yield pause
+        pause = min(GROWTH * pause, longest)
 
 
 class MetricsCounter:

@@ -136,6 +136,21 @@ def test_absent_regions_neither_compute_nor_send():
         clock.inner_step(5, away=[True, False])
 
 
+def test_an_away_region_is_as_late_as_the_slowest_that_computes():
+    """It returns no earlier than the step ends, and a slow peer's time is no wait of its own."""
+    clock = VirtualClock(equal_regions().with_compute([0.2, 0.3, 0.5]))
+    clock.inner_step(1, away=[False, True, False])
+    np.testing.assert_allclose(clock.now_R, [0.2, 0.5, 0.5])
+    clock.inner_step(2, away=[False, True, False], active=[True, True, False])
+    np.testing.assert_allclose(clock.now_R, [0.4, 0.5, 0.5])  # time never goes back
+    clock.inner_step(3, away=[True, False, False])
+    np.testing.assert_allclose(clock.now_R, [1.0, 0.8, 1.0])
+    np.testing.assert_allclose(clock.absent_R, [0.6, 0.5, 0.0])
+    clock.send(3, 0, 0.4 * GB, "all_gather")
+    clock.land(3, 0)
+    np.testing.assert_allclose(clock.peers_R, [0.0, 0.2, 0.0])
+
+
 def test_first_use_is_charged_once_per_link():
     clock = VirtualClock(equal_regions(first_use_s=0.5))
     for step, expected in ((1, 0.95), (2, 0.45)):

@@ -1,10 +1,14 @@
 """Memory of a device: exact state, estimates apart; parameters by hand and from any tree."""
 
+import math
 from dataclasses import replace
 
 import jax
 import pytest
 
+from experiments.plan.model import transformer_shapes
+from lowcomm_jax.models import TransformerConfig, build
+from lowcomm_jax.models.pipeline.layout import StageLayout
 from lowcomm_jax.network import uniform
 from lowcomm_jax.planner.memory import (
     activation_estimate,
@@ -19,9 +23,9 @@ from lowcomm_jax.planner.shapes import MODELS, Decoder, Param, Shapes, from_tree
 
 def test_memory_of_shards_and_stages_is_exact():
     params = [
-        Param("a", (10, 6), ("fsdp", "tensor"), 0.0),
-        Param("b", (7,), (None,), 0.3),
-        Param("c", (9, 4), (("fsdp", "tensor"), None), 0.9),
+        Param("a", (10, 6), ("fsdp", "tensor"), 0),
+        Param("b", (7,), (None,), 0),
+        Param("c", (9, 4), (("fsdp", "tensor"), None), 1),
     ]
     mesh = {"fsdp": 4, "tensor": 2}
     assert [p.shard_size(mesh) for p in params] == [3 * 3, 7, 2 * 4]
@@ -33,9 +37,56 @@ def test_memory_of_shards_and_stages_is_exact():
     assert staged.stage_bytes == (64, 32) and staged.stage == 0 and staged.state_total == 64
 
 
+def in_stages(config, mesh):
+    """Elements that one device of a stage holds when `Pipeline` trains the model."""
+    layout = StageLayout(config, mesh["stage"])
+    params = jax.eval_shape(lambda key: layout.cut(build(config).init(key)), jax.random.key(0))
+    specs = jax.tree.leaves(
+        layout.specs(params, mesh), is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec)
+    )
+    total = 0
+    for leaf, spec in zip(jax.tree.leaves(params), specs, strict=True):
+        axes = [() if a is None else (a,) if isinstance(a, str) else a for a in spec]
+        parts = math.prod(mesh[name] for names in axes for name in names)
+        total += math.prod(leaf.shape) // parts
+    return total
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages"), [(44, 22), (10, 4), (12, 5), (7, 3), (9, 7), (6, 4), (3, 3), (5, 1)]
+)
+@pytest.mark.parametrize("inside", [{}, {"fsdp": 2}, {"fsdp": 2, "tensor": 2}])
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_hold_what_the_pipeline_puts_there(layers, stages, inside, tied):
+    """ceil(L / S) blocks, parts of embedding and head, and a final norm that may not divide."""
+    mesh = {"fsdp": 1, "tensor": 1, **inside, "stage": stages}
+    sizes = {"layers": layers, "width": 32, "heads": 4, "kv_heads": 2}
+    config = TransformerConfig(
+        **sizes,
+        vocab_size=8 * stages - min(3, stages - 1),  # 8 rows a stage, of which some are padding
+        head_dim=8,
+        mlp_width=48,
+        tie_embeddings=tied,
+        layer_loop="scan",
+    )
+    expected = [in_stages(config, mesh)] * stages
+    assert held_elements(transformer_shapes(config).params, mesh) == expected
+    decoder = Decoder(**sizes, mlp=48, vocab=config.vocab_size, tied=tied)
+    assert held_elements(decoder.shapes().params, mesh) == expected
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(44, 22), (78, 13), (10, 4), (5, 4)])
+def test_layers_are_cut_as_whole_numbers(layers, stages):
+    """Stage s holds layers [s C, (s + 1) C); those missing at the end are filled up."""
+    params = [Param(f"layer_{i}", (3,), (None,), i) for i in range(layers)]
+    params.append(Param("everywhere", (5,), (None,)))
+    each = -(-layers // stages)
+    assert held_elements(params, {"stage": stages}) == [3 * each + 5] * stages
+
+
 def four_layers():
     """Two stages hold 1 + 2 and 1 + 5 parts of 1000 elements; "fsdp" halves what it can."""
-    parts = [("embedding", 1, 0.0), ("a", 2, 0.0), ("b", 1, 0.5), ("head", 5, 0.75)]
+    parts = [("a", 1, 0), ("b", 2, 1), ("c", 1, 2), ("d", 5, 3)]
     params = [Param(name, (2, 500 * k), ("fsdp", None), at) for name, k, at in parts]
     return Shapes(tuple(params), layers=4, width=10, vocab=100)
 

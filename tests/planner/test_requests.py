@@ -15,7 +15,7 @@ from lowcomm_jax.planner.methods import planned
 from lowcomm_jax.planner.plan import Workload, plan
 from lowcomm_jax.planner.requests import learner_requests, looks, per_round
 from lowcomm_jax.planner.shapes import MODELS
-from lowcomm_jax.runtime.kv import POLL_FAR_S, Store
+from lowcomm_jax.runtime.kv import POLL_FAR_S, MetricsCounter, Store
 
 
 @pytest.mark.slow
@@ -67,11 +67,20 @@ def test_requests_grow_with_rounds_and_learners():
     slow = learner_requests(far, 1e8, 12, 3, 1.0)
     assert asked.round_s == 1.0 and slow.round_s == 4.0 and asked.writes == 4 * slow.writes
     assert asked.beats == slow.beats == 17.0
-    pause, waited, number = POLL_FAR_S[0], 0.0, 0
-    while waited < 1.0:
-        waited, pause, number = waited + pause, 1.5 * pause, number + 1
-    assert looks(1.0) == number
     assert asked.exchange_s == pytest.approx(STORE_TRIPS * 0.1 + 0.1 + 4 * 0.8)
+
+
+@pytest.mark.parametrize("round_s", [0.05, 0.3, 1.0, 2.5, 60.0, 600.0])
+def test_idle_looks_are_the_pauses_of_a_store_that_is_no_folder(round_s, tmp_path):
+    store = Store(f"file://{tmp_path}", "run", MetricsCounter())
+    store.poll_s = POLL_FAR_S
+    number, waited = 0, 0.0
+    for pause in store.pauses():
+        if waited >= round_s:
+            break
+        number, waited = number + 1, waited + pause
+    assert looks(round_s) == number
+    assert number >= round_s / POLL_FAR_S[1]
 
 
 def test_tau_must_hide_a_round():

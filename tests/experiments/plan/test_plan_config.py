@@ -48,10 +48,9 @@ def test_a_preset_is_planned_leaf_by_leaf(name):
     assert len(model.shapes.params) == len(leaves)
     assert sorted(p.shape for p in model.shapes.params) == sorted(x.shape for x in leaves)
     assert model.shapes.layers == config.layers and model.shapes.vocab == config.vocab_size
+    assert held_elements(model.shapes.params, {}) == [model.shapes.size]
     stages = held_elements(model.shapes.params, {"stage": config.layers})
-    middle = stages[1:-1]
-    assert sum(stages) == model.shapes.size and len(set(middle)) == 1
-    assert stages[0] > middle[0] and (stages[-1] > middle[0]) and model.name == name
+    assert len(set(stages)) == 1 and sum(stages) >= model.shapes.size and model.name == name
 
 
 @pytest.mark.parametrize(
