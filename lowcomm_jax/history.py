@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 
 from lowcomm_jax.exchange import Traffic
 from lowcomm_jax.mesh.arrays import replicated
+from lowcomm_jax.network.errors import is_unknown
 from lowcomm_jax.topology.gossip import Groups
 
 
@@ -122,7 +123,43 @@ def with_pace(metrics: dict[str, Any], pace: dict[str, np.ndarray], single: bool
     return {**metrics, **{k: mask[:, 0] if single else mask for k, mask in pace.items()}}
 
 
-class History:
+def common_names(named: Sequence[Collection[str]]) -> list[str]:
+    """Names that all have, in the order of the first."""
+    return [name for name in (named[0] if named else ()) if all(name in one for one in named)]
+
+
+class NamedMetrics:
+    """Metrics by name: `names = list(record)`, `"loss" in record`, `record["loss"]`.
+
+    Its length counts steps, not names.
+    """
+
+    def keys(self) -> list[str]:
+        """Names of the metrics that every step has."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__}: {len(self)} steps of {', '.join(self.keys()) or 'nothing'}>"
+        )
+
+    def _check(self, name: str) -> None:
+        """Raise KeyError, naming the metrics, where steps have none of this name."""
+        if len(self) and name not in self:
+            known = is_unknown(name, self.keys())
+            raise KeyError(f"metric {name!r} {known}; rows() gives one step after the other")
+
+
+class History(NamedMetrics):
     """Metrics of consecutive steps; device arrays are fetched when rows are read."""
 
     def __init__(self, start: int):
@@ -140,8 +177,12 @@ class History:
     def __len__(self) -> int:
         return sum(steps for steps, _, _ in self._chunks)
 
+    def keys(self) -> list[str]:
+        return common_names([metrics for _, metrics, _ in self._chunks])
+
     def __getitem__(self, name: str) -> np.ndarray:
         """A metric of every step, `[steps, R]`."""
+        self._check(name)
         parts = [np.asarray(metrics[name])[:, :n].T for n, metrics, _ in self._chunks]
         return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from experiments.cli import closest
+
 RESULT, REPORT = "compare.json", "report.html"  # files of a comparison
 
 
@@ -26,6 +28,9 @@ def comparison(
         the alphabet (as in every ConfigDict); a panel shows its own in the order it gives.
       baseline: the variant that differences are taken from.
       changes: any other field, see the comments below.
+
+    Raises:
+      ValueError: there are no such fields; names near misses.
     """
     config = ConfigDict()
     config.title = "Comparison"  # of its report
@@ -48,6 +53,12 @@ def comparison(
     # Size name -> fields that replace those above (common, variants, panels, baseline, target).
     config.size = config_dict.placeholder(str)
     config.sizes = {}
+    known = list(config)
+    unknown = [
+        f"{key}: there is no such field{closest(key, known)}" for key in changes.keys() - known
+    ]
+    if unknown:
+        raise ValueError(f"comparison(): {'; '.join(sorted(unknown))}")
     for key, value in changes.items():
         config[key] = value
     return config.lock()

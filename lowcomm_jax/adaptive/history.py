@@ -10,7 +10,7 @@ import numpy as np
 
 from lowcomm_jax.adaptive.plans import StepPlan
 from lowcomm_jax.adaptive.trainer_merge import TriedMerge
-from lowcomm_jax.history import Event, History
+from lowcomm_jax.history import Event, History, NamedMetrics, common_names
 
 
 @dataclasses.dataclass
@@ -79,7 +79,7 @@ class Segment:
         return found
 
 
-class AdaptiveHistory:
+class AdaptiveHistory(NamedMetrics):
     """Metrics of consecutive steps of all trainers."""
 
     def __init__(self):
@@ -87,6 +87,16 @@ class AdaptiveHistory:
 
     def __len__(self) -> int:
         return sum(segment.steps for segment in self.segments)
+
+    def keys(self) -> list[str]:
+        shares = (share for segment in self.segments for share in segment.shares.values())
+        return common_names([share.history.keys() for share in shares])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A metric of every step over all trainers, `[steps, R]`, as `rows` gives it."""
+        self._check(name)
+        rows = [row[name] for row in self.rows()]
+        return np.array(rows) if rows else np.zeros((0, 0), np.float32)
 
     @property
     def events(self) -> list[Event]:

@@ -106,7 +106,7 @@ class DataConfig:
 
 
 def _tokenizer_violations(name: str) -> list[str]:
-    kind, _, rest = name.partition(":")
+    kind, _, rest = str(name).partition(":")
     if name == "bytes":
         return []
     if kind == "bpe":

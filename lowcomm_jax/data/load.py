@@ -9,6 +9,7 @@ import numpy as np
 from lowcomm_jax.data.config import HF_DEFAULT_LIMIT, DataConfig, cache_folder, refuse
 from lowcomm_jax.data.corpora import Corpus, CorpusSource, open_corpus
 from lowcomm_jax.data.corpora.base import fingerprint_of
+from lowcomm_jax.data.corpora.files import SECTION
 from lowcomm_jax.data.documents import Documents, Progress, materialise
 from lowcomm_jax.data.packing import Packed, Tokens, pack, tokenise
 from lowcomm_jax.data.sharding import cut_evenly, shard, shuffled, validation_mask
@@ -71,10 +72,15 @@ def _groups(
     """Return the document numbers of (region 0, part 0), (region 0, part 1), ..., in order."""
     training_N = np.flatnonzero(~validation_D)
     if not len(training_N) or not validation_D.any():
+        cut = (
+            f"; a folder has one a file, a single file is cut at blank lines, {SECTION} characters "
+            "apart or more"
+        )
         refuse(
             [
                 f"corpus={spec.corpus!r} has {len(np.unique(documents.key_D))} different "
                 "document(s); two are needed, one to train on and one to validate"
+                f"{cut if spec.corpus.startswith('text:') else ''}"
             ]
         )
     key_D, length_D = documents.key_D, tokens.length_D

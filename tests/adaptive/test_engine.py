@@ -231,6 +231,11 @@ def test_regions_of_uneven_hardware_share_a_step():
     assert state.first.used_R.tolist() == [18, 6] and state.samples == 24
     assert starts[1:] == [([0, 0], 6), ([6, 2], 6), ([12, 4], 6)]
     assert [row["tokens"] for row in history.rows()] == [[6.0, 2.0]] * 3
+    assert history["tokens"].tolist() == [[6.0, 2.0]] * 3 and "loss" in history
+    assert repr(history).startswith("<AdaptiveHistory: 3 steps of ")
+    assert set(history) <= set(next(history.rows()))
+    with pytest.raises(KeyError, match="did you mean loss"):
+        history["los"]
     # Seconds of the network are those of 4 samples; the slower region is waited for.
     assert run.clock.now_R == pytest.approx([3 * STEP_SECONDS * 6 / 4] * REGIONS, rel=1e-4)
 

@@ -64,6 +64,22 @@ def test_run_equals_steps_bit_for_bit(name):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_history_knows_its_names():
+    engine = make("diloco")
+    _, history = engine.run(start(engine), stream())
+    names = list(history)
+    assert names == history.keys() and set(names) == set(next(history.rows())) - {"step", "events"}
+    assert "loss" in history and "los" not in history and 0 not in history
+    assert set(dict(history)) == set(names)
+    assert repr(history).startswith(f"<History: {STEPS} steps of ") and "loss" in repr(history)
+    with pytest.raises(KeyError, match=r"'los' is unknown \(did you mean loss\?\): use .*tokens"):
+        history["los"]
+    with pytest.raises(KeyError, match=r"metric 0 is unknown: use .*rows\(\)"):
+        history[0]
+    _, empty = engine.run(start(engine), [])
+    assert list(empty) == [] and empty["loss"].shape == (0, 0) and "nothing" in repr(empty)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_compiles_after_warm_up(name):
     engine = make(name)

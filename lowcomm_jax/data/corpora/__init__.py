@@ -21,6 +21,10 @@ _OPENERS = {
 
 def open_corpus(source: CorpusSource) -> tuple[Corpus | None, list[str]]:
     """Return the corpus a spec names, or None and every violation, each with its fix."""
+    if not isinstance(source.name, str):
+        held = type(source.name).__name__
+        fix = "write one like 'text:PATH'; for arrays of your own see docs/data.md"
+        return None, [f"corpus is no string but {held}: {fix}"]
     opener = _OPENERS.get(source.kind)
     if opener is None:
         near = is_unknown(source.kind, CORPORA, "use one of")

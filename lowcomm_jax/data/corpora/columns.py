@@ -35,7 +35,7 @@ class ParquetCorpus:
         """Yield the rows.
 
         Raises:
-            ValueError: a file is no Parquet, or lacks a column.
+            ValueError: a file is no Parquet, lacks a column, or holds no text in `text_column`.
         """
         from pyarrow import parquet
 
@@ -51,7 +51,8 @@ class ParquetCorpus:
                 for rows in file.iter_batches(batch_size=_ROWS, columns=columns):
                     for row in rows.to_pylist():
                         topic = path.stem if self.topic_column is None else row[self.topic_column]
-                        yield Document(row[self.text_column] or "", str(topic))
+                        text = _text(row[self.text_column], path, self.text_column)
+                        yield Document(text, str(topic))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ class HubCorpus:
         """Yield the rows.
 
         Raises:
-            ValueError: a row lacks a column.
+            ValueError: a row lacks a column, or holds no text in `text_column`.
         """
         from datasets import load_dataset
 
@@ -122,7 +123,8 @@ class HubCorpus:
                     f"text_column and topic_column to some of {', '.join(sorted(row))}"
                 )
             topic = self.dataset if self.topic_column is None else row[self.topic_column]
-            yield Document(row[self.text_column] or "", str(topic))
+            text = _text(row[self.text_column], self.name, self.text_column)
+            yield Document(text, str(topic))
 
 
 def open_parquet(source: CorpusSource) -> tuple[ParquetCorpus | None, list[str]]:
@@ -150,6 +152,19 @@ def open_hub(source: CorpusSource) -> tuple[HubCorpus | None, list[str]]:
         return None, found
     columns = (source.text_column, source.topic_column)
     return HubCorpus(source.name, dataset, config or None, source.split, *columns), []
+
+
+def _text(value: object, where: object, column: str) -> str:
+    """The text of one row; an empty one for a row without a value."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    held = type(value).__name__
+    if isinstance(value, list) and value:
+        held = f"list of {type(value[0]).__name__}"
+    raise ValueError(
+        f"{where}: column {column} holds {held}, not text; set text_column to a column of strings, "
+        "or cut token numbers into batches yourself (docs/data.md)"
+    )
 
 
 def _files(source: CorpusSource) -> tuple[tuple[Path, ...], list[str]]:

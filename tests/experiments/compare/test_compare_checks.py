@@ -1,5 +1,6 @@
 """A comparison is checked as a whole, before any work starts."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,22 @@ def test_own_fields_in_one_message(tmp_path):
         "panels.p: 'nobody' is no variant",
     ):
         assert part in text, part
+
+
+def test_an_unknown_field_is_refused_with_a_near_miss():
+    with pytest.raises(ValueError, match=r"comon: there is no such field; did you mean common\?"):
+        comparison({"a": variant("diloco")}, "a", comon={"steps": 5}, seeds=(0,))
+
+
+def test_the_comparison_that_a_page_shows_is_accepted(tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "add_a_method.md").read_text(encoding="utf-8")
+    [code] = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "comparison(" in block
+    ]
+    found = {}
+    exec(code, found)
+    runs = plan(found["get_config"](), tmp_path)
+    assert len(runs.runs) == 6
 
 
 def test_every_variants_violations_behind_its_name(tmp_path):
