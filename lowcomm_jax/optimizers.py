@@ -30,7 +30,7 @@ Kind = Literal["matrix", "embedding", "head", "vector"]
 Optimizer = Literal["adamw", "muon", "sgd"]
 LearningRate = Literal["cosine", "wsd", "constant"]
 
-_EMBEDDING = re.compile(r"(?:^|[/_.])(?:embed\w*|wte|wpe)(?:$|[/_.])", re.IGNORECASE)
+_EMBEDDING = re.compile(r"(?:^|[/_.])(?:embed\w*|emb|wte|wpe)(?:$|[/_.])", re.IGNORECASE)
 _HEAD = re.compile(r"(?:^|[/_.])(?:lm_head|head|unembed\w*)(?:$|[/_.])", re.IGNORECASE)
 
 
@@ -180,7 +180,10 @@ def learning_rate(config: InnerConfig, steps: int) -> Callable[[jax.Array], jax.
 
 
 def kind_of(name: str, leaf: Any, stacked: Sequence[str] = ()) -> Kind:
-    """Tell matrices from embeddings, output heads and vectors (norm scales, biases).
+    """Tell matrices from embeddings, output heads and vectors (norm scales, biases), by name.
+
+    Embeddings have a part `emb`, `embed...`, `wte` or `wpe` in their path, between `/`, `_` or `.`;
+    heads `head`, `lm_head` or `unembed...`.
 
     Args:
       name: path of the leaf, `blocks/0/mlp/up/kernel`.

@@ -40,8 +40,10 @@ def global_params(state: State) -> PyTree:
     """The model to evaluate and export: the anchor Theta in the user's tree structure.
 
     With an anchor per region it is their mean. Methods without a main exchange have no anchor; it
-    is then the mean of the regions whose values are finite. Several trainers are weighted by their
-    requested batches. Trained leaves are fp32; non-trainable ones come from region 0.
+    is then the mean of the regions whose values are finite. That mean is unweighted: a state does
+    not hold the `weights` of its engine, by which channels and `Engine.finish` average. Several
+    trainers are weighted by their requested batches. Trained leaves are fp32; non-trainable ones
+    come from region 0.
 
     Raises:
       ValueError: no training state was given.
@@ -55,7 +57,8 @@ def global_params(state: State) -> PyTree:
 def anchors(state: TrainState) -> dict[str, jax.Array]:
     """The anchors by leaf, fp32 `[A, ...]`.
 
-    Where a method has none (channels alone), the mean of the regions whose values are finite.
+    Where a method has none (channels alone), the unweighted mean of the regions whose values are
+    finite.
     """
     if state.anchor:
         return unstow(state.anchor)

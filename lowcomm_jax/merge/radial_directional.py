@@ -4,8 +4,10 @@ $$\bar\Delta = \Big(\sum_r w_r \lVert\Delta_r\rVert\Big)\;
   \varphi\Big(\sum_r w_r\,\varphi(\Delta_r)\Big), \qquad \varphi(x) = x / \lVert x\rVert,\;
   \varphi(0) = 0, \qquad \sum_r w_r = 1$$
 
-per tensor; embeddings get the weighted mean. Pseudo-gradients of M different learners are nearly
-orthogonal, so that a plain mean is about $1/\sqrt M$ as long; this one keeps the length.
+per tensor; embeddings get the weighted mean. Leaves are embeddings by their names
+(`optimizers.kind_of`): one of another name is averaged like a matrix. Pseudo-gradients of M
+different learners are nearly orthogonal, so that a plain mean is about $1/\sqrt M$ as long; this
+one keeps the length.
 
 Source: second-hand; of the paper only abstract and introduction were read. Our reading: the printed
 radial factor looks like the norm of a vector sum; implementations take the mean of norms, as here.

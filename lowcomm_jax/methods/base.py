@@ -34,7 +34,8 @@ class LocalServers:
     """The lower of two levels: a server for each group of regions (`schedule.TwoLevels`).
 
     Attributes:
-      outer: Optax transform of one region's pseudo-gradient that arrives at its server.
+      outer: Optax transform of one region's pseudo-gradient that arrives at its server. Its
+        `update` gets no keywords.
       blend: alpha, weight of the global model when a server merges it, in [0, 1].
       codec: of what a server sends to the global one, a codec or a name of `compression.make`;
         None = dense. What regions send to their server has that of the method.
@@ -79,9 +80,10 @@ class Method:
       outer: Optax transform of the merged pseudo-gradient, or one per fragment; with
         `signal="gradient"` what the mean gradient goes through before the inner optimizer (None =
         nothing). Its `update` gets the keywords `fragment`, `round` (of that fragment, from 0) and
-        `step` (inner steps done), int32.
+        `step` (inner steps done), int32; none of them with `signal="gradient"` or with `servers`,
+        where a rule that needs them is refused.
       landing: Optax transform of the progress made in flight, or one per fragment; None = replace.
-        Its `update` gets the same keywords. Where the schedule has no delay, nothing is made in
+        Its `update` gets these keywords. Where the schedule has no delay, nothing is made in
         flight: the progress is 0, and most rules then have no effect.
       codec: what travels: a codec, or its name or settings for `compression.make`; None = dense
         fp32.

@@ -3,6 +3,9 @@ r"""Data parallel training (AllReduce): gradients are averaged over all regions 
 .. math::  \theta \leftarrow \theta + \mathrm{inner}\Big(\tfrac1R \sum_r g_r\Big)
 
 The baseline: the bytes that other methods save are counted against it.
+
+An absent region keeps its old parameters. When it takes part again, it computes its gradient at the
+anchor, like everyone else, and adopts the result: nothing stale enters the mean.
 """
 
 from __future__ import annotations

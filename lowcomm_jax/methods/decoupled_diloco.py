@@ -21,9 +21,10 @@ c      tokens and steps since the learner received the fragment
 RDA    radial-directional averaging (`merge.RadialDirectional`)    `merge`
 ====== =========================================================== ==================
 
-Every learner that is up receives the fragment and replaces its own, admitted or not; one that was
-late enters the fragment's next round with larger counts. One that is down receives nothing; when
-it comes back it copies a peer. When rounds open, close and land: `schedule.learners`.
+Every learner that is up receives the fragment and replaces its own, admitted or not, and its counts
+start again. What a learner that was not admitted made of the fragment is lost then. One that is
+down receives nothing; when it comes back it copies a peer. When rounds open, close and land:
+`schedule.learners`.
 
 Read of the source were abstract and introduction, the rest second-hand. Our readings: Delta is
 against the round's Theta_p, not the learner's own copy; the landed fragment's Adam moments are

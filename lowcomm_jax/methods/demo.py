@@ -22,6 +22,9 @@ The inner optimizer steps along the sign: `optax.sgd(learning_rate)`, behind dec
 if any (`lowcomm_jax.optimizers`, `optimizer="sgd"`). The sign has length sqrt(parameters): do not
 clip it.
 
+An absent region keeps its old parameters and its momentum, which does not decay meanwhile. When it
+takes part again, it computes its gradient at the anchor, like everyone else.
+
 Differs from the paper: the learning rate stays out of the momentum (the paper adds lr g), which
 is the same rule while the rate is constant. A coefficient takes 12 bits of index and 32 of value
 (64 and 32 in the paper's code). A region's gradient is not clipped before it enters the momentum.

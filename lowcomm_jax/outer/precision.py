@@ -1,5 +1,6 @@
 """fp32 arithmetic around a transform, whatever the dtype of what goes in."""
 
+import functools
 from typing import Any
 
 import jax
@@ -48,6 +49,7 @@ def in_fp32(transform: optax.GradientTransformation) -> optax.GradientTransforma
     def init(params: PyTree) -> PyTree:
         return inner.init(widen(params))
 
+    @functools.wraps(inner.update)  # its signature says which keywords the rule needs
     def update(updates, state, params=None, **extra):
         reference = updates if params is None else params
         wide_params = None if params is None else widen(params)

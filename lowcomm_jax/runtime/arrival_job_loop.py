@@ -19,7 +19,6 @@ import dataclasses
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.exchange import Traffic
@@ -96,7 +95,6 @@ class ArrivalJobLoop(RoundJobLoop):
         since = now - max(0, int(state.counters.last_landed[0, 0]))
         if since < self._steps or self.landed == self.until:
             return state
-        tokens = jnp.copy(state.inner.tokens)  # the send starts their count again
         state = self.send(state, 0, now, mask, events)
         ((key, flight),) = state.in_flight.items()
         self._arrived_s = time.monotonic()
@@ -104,7 +102,7 @@ class ArrivalJobLoop(RoundJobLoop):
         while key in state.in_flight:
             if self.landed == self.until:
                 sent["round"] = np.array(-1)
-                return self._taken_back(with_inner(state, tokens=tokens), key, flight)
+                return self._taken_back(state, key, flight)
             if tried != self.landed:
                 tried = self.landed
                 self.report_to(state, tried, flight)

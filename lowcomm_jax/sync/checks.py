@@ -65,6 +65,8 @@ def layout_problems(
                 f"weights={weights!r}: codec {method.codec.name} keeps a running mean of equal "
                 "regions; use weights='equal', or error_feedback"
             )
+        if method.base == "received":
+            problems += _arrival_problems(method, weights, guard, count)
     if method.adapts:
         problems.append(
             f"{method.name} has a batch policy or trainers (inner_batching, trainers): use "
@@ -86,6 +88,33 @@ def layout_problems(
             "all of them; leave it out"
         )
     return problems
+
+
+def _arrival_problems(method: Method, weights: Any, guard: OutlierGuard, count: int) -> list[str]:
+    """Settings that arrivals, each applied by itself, take no notice of: one line each."""
+    found, name = [], method.name
+    if not weight_problems(weights, count):
+        numbers = np.ones(count) if isinstance(weights, str) else np.asarray(weights, np.float64)
+        # With servers 0 counts like any other number.
+        counted = numbers if method.servers is not None else numbers[numbers > 0]
+        by_tokens = isinstance(weights, str) and weights != "equal"
+        if by_tokens or np.unique(counted).size > 1:
+            zero = "" if method.servers is not None else ", or 0 for regions that do not count"
+            found.append(
+                f"weights={weights!r}: {name} applies every arrival by itself, whatever its weight;"
+                f" use 'equal'{zero}"
+            )
+    if guard.outlier_factor is not None:
+        found.append(
+            f"outlier_factor={guard.outlier_factor}: {name} applies every arrival by itself, and no"
+            " median is known; leave it out"
+        )
+    if method.servers is not None and guard.max_update_norm is not None:
+        found.append(
+            f"max_update_norm={guard.max_update_norm}: {name} has servers, whose updates are not "
+            "clipped; leave it out"
+        )
+    return found
 
 
 def mode_problems(

@@ -3,6 +3,9 @@
 The reduced gradient takes the place of the mean pseudo-gradient, and the inner optimizer (behind
 the method's outer rule, if it has one) that of the outer rule. Every region that takes part adopts
 the result. Values cross between regions inside the inner program, at every step.
+
+All gradients are taken at the anchor, in the dtype of the parameters. A region that was absent
+keeps its old parameters until it takes part again; they never enter the mean.
 """
 
 from __future__ import annotations
@@ -47,17 +50,19 @@ def make_gradient_program(step: InnerStep, functions: RoundFunctions):
     layout = step.layout
     averaged = [n for n, role in zip(layout.names, layout.roles) if role == "average"]
 
-    def region_gradients(inner, frozen, batch, region):
+    def region_gradients(inner, anchor, frozen, batch, region):
         rng = step.rng(region, inner.step)
-        grads, buffers, metrics = step.gradients(inner.params, inner.buffers, frozen, batch, rng)
+        # What all who took part in the last step have; parameters of the others are older.
+        params = {k: anchor[k][0].astype(x.dtype) for k, x in inner.params.items()}
+        grads, buffers, metrics = step.gradients(params, inner.buffers, frozen, batch, rng)
         metrics["grad_norm"] = optax.tree.norm(grads).astype(jnp.float32)
         return grads, buffers, metrics
 
-    gradients = functions.regions.lift(region_gradients, (0, None, 0, 0))
+    gradients = functions.regions.lift(region_gradients, (0, None, None, 0, 0))
 
     def one(carry, frozen, batch, region_ids, takes_part, weight):
         inner, anchor, outer, codec_state = carry
-        grads, buffers, metrics = gradients(inner, frozen, batch, region_ids)
+        grads, buffers, metrics = gradients(inner, anchor, frozen, batch, region_ids)
         weight = metrics["tokens"] if weight is None else weight
         sent = functions.encode(_in_fp32, (grads,), codec_state, takes_part, weight)
         anchor, outer, moved = optimizer_step(step, functions, anchor, outer, sent)

@@ -39,9 +39,10 @@ def call_problems(method: Method, loss_fn: Callable) -> list[str]:
     found = []
     if not _takes(loss_fn, 3):
         found.append(f"loss_fn{inspect.signature(loss_fn)}: write loss_fn(params, batch, rng)")
-    if method.signal == "progress":
-        keywords = (*_TOLD, *_extra(method, None))
-        found += _rule_calls("outer", method.outer, "delta", keywords)
+    if method.signal == "gradient":
+        found += _rule_calls("outer", method.outer, "gradient", ())
+    else:
+        found += _rule_calls("outer", method.outer, "delta", _outer_keywords(method, None))
         found += _rule_calls("landing", method.landing, "progress", _LANDING)
     if method.servers is not None:
         found += _rule_calls("servers.outer", method.servers.outer, "delta", ())
@@ -101,21 +102,26 @@ def _rule_calls(name: str, rules: Any, first: str, keywords: Sequence[str]) -> I
             continue  # refused by `Method.violations`, or None
         if not _takes(rule.update, 3, keywords):
             told = ", ".join(("*", *keywords, "")) if keywords else ""
-            yield (
-                f"{name}: update{inspect.signature(rule.update)}: write "
-                f"update({first}, state, params=None, {told}**extra); **extra takes what it does "
-                "not use"
+            write = f"update({first}, state, params=None, {told}**extra)"
+            told_more = _takes(rule.update, 3, _TOLD) and not keywords
+            yield f"{name}: update{inspect.signature(rule.update)}" + (
+                f" is not told {', '.join(_TOLD)} here: use a rule that needs none, {write}"
+                if told_more
+                else f": write {write}; **extra takes what it does not use"
             )
 
 
-def _extra(method: Method, like: PyTree) -> dict[str, Any]:
-    """Keywords that this method's outer rule gets beside `_TOLD` (`RoundFunctions.outer_step`)."""
-    if method.topology is not None:
-        return {"group_anchor": like}
-    if not method.takes_own_parts:
+def _outer_keywords(method: Method, like: PyTree) -> dict[str, Any]:
+    """Keywords that this method's outer rule gets (`RoundFunctions.outer_step`), as shapes."""
+    if method.servers is not None:
         return {}
+    told: dict[str, Any] = dict.fromkeys(_TOLD, jax.ShapeDtypeStruct((), jnp.int32))
+    if method.topology is not None:
+        return told | {"group_anchor": like}
+    if not method.takes_own_parts:
+        return told
     share = jax.ShapeDtypeStruct((), jnp.float32)
-    return {"own": like, "own_late": like, "weight": share, "weight_late": share}
+    return told | {"own": like, "own_late": like, "weight": share, "weight_late": share}
 
 
 def _rule_problems(
@@ -126,7 +132,7 @@ def _rule_problems(
     told, outer, landing = dict.fromkeys(_TOLD, number), method.outer_of(p), method.landing_of(p)
     state = jax.eval_shape(outer.init, like)
     found = [] if method.merge is None else _merge_problems(method, state, like, regions, stacked)
-    found += _transform_problems("outer", outer, like, told | _extra(method, like))
+    found += _transform_problems("outer", outer, like, _outer_keywords(method, like))
     if method.hands_out is not None:
         given = jax.eval_shape(method.hands_out, like, state)
         found += _differences("hands_out: what it gives", given, like, "give trees of the anchor")

@@ -183,6 +183,13 @@ def _with_own_decisions(counters):
 def _arrive(rule, codec, params, received, servers, states, region, group):
     """A worker's Delta moves its server's model, which the worker receives."""
     delta = {k: (received[k][region] - params[k][region].astype(jnp.float32)) for k in params}
+    if any(x.dtype != jnp.float32 for x in params.values()):
+        # What rounding took off the received model is no progress.
+        same = [
+            jnp.all(x[region] == received[k][region].astype(x.dtype)) for k, x in params.items()
+        ]
+        stays = jnp.stack(same).all()
+        delta = {k: jnp.where(stays, 0.0, x) for k, x in delta.items()}
     delta, states = _decoded(codec, delta, states, region)
     model, outer = _moved_by(rule, delta, servers["model"], servers["outer"], group)
     params = {k: x.at[region].set(model[k][group].astype(x.dtype)) for k, x in params.items()}

@@ -86,6 +86,28 @@ def test_nothing_compiles_later_and_finishing_twice_is_once():
         np.testing.assert_array_equal(value, kept[key])
 
 
+def test_finishing_twice_is_once_in_bf16():
+    """What rounding takes off a received model is no progress of a region."""
+    engine = Engine(loss_in_fp32, SGD[1], make(), 4, mesh=one_device())
+    batches = oracle.make_batches(steps=9, regions=4)
+    params = {k: jnp.asarray(x, jnp.bfloat16) for k, x in oracle.make_params().items()}
+    steps = [oracle.step_batch(batches, t) for t in range(1, 10)]
+    state, _ = engine.run(engine.init(params), steps)
+    state = engine.finish(state)
+    once = what_servers_have(state)
+    assert any((x != x.astype(jnp.bfloat16)).any() for x in once[0].values())
+    jax.tree.map(np.testing.assert_array_equal, once, what_servers_have(engine.finish(state)))
+
+
+def what_servers_have(state):
+    models = {name: state.servers[name] for name in ("model", "merged", "outer")}
+    return jax.tree.map(np.array, (state.anchor, state.received, state.outer, models))
+
+
+def loss_in_fp32(params, batch, rng):
+    return loss_fn({k: x.astype(jnp.float32) for k, x in params.items()}, batch, rng)
+
+
 def test_a_contribution_that_is_not_finite_moves_no_server():
     batches = oracle.make_batches(steps=9, regions=4)
     batches["y"][2, 0] = np.nan

@@ -1,5 +1,7 @@
 """Settings that cannot work are refused together, each with its fix, before anything runs."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -234,3 +236,54 @@ def test_a_running_mean_is_of_equal_regions(weights):
     )
     assert "keeps a running mean of equal regions" in refusal(summed, weights=weights)
     lc.Engine(loss_fn, optax.sgd(0.1), summed, 3, mesh=MESH, weights="equal")
+
+
+HALOS = lambda: lc.methods.halos(2, (1, 1, 1), ((0, 1), (2,)))  # noqa: E731
+ARRIVALS = {
+    "async_local_sgd": lambda: lc.methods.async_local_sgd(2, (1, 1, 1)),
+    "heloco": lambda: lc.methods.heloco(2, (1, 1, 1)),
+    "halos": HALOS,
+}
+
+
+@pytest.mark.parametrize("name", ARRIVALS)
+@pytest.mark.parametrize("weights", ["tokens", [1.0, 3.0, 1.0], np.arange(1.0, 4.0)])
+def test_arrivals_have_no_weights_and_no_median(name, weights):
+    text = refusal(ARRIVALS[name](), weights=weights, outlier_factor=2.0)
+    assert text.count("\n- ") == 2
+    assert f"weights={weights!r}: {name} applies" in text
+    assert f"outlier_factor=2.0: {name} applies" in text
+
+
+def test_servers_have_no_limit_and_count_everyone():
+    text = refusal(HALOS(), weights=[0.0, 1.0, 1.0], max_update_norm=1.0)
+    assert text.count("\n- ") == 2
+    assert "weights=[0.0, 1.0, 1.0]: halos" in text and "max_update_norm=1.0: halos" in text
+    lc.Engine(loss_fn, optax.sgd(0.1), HALOS(), 3, mesh=MESH, weights=[2.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize("name", ["async_local_sgd", "heloco"])
+def test_an_arrival_of_weight_0_does_not_count(name):
+    given = {"weights": [0.0, 0.5, 0.5], "max_update_norm": 1.0}
+    engine = lc.Engine(loss_fn, optax.sgd(0.1), ARRIVALS[name](), 3, mesh=MESH, **given)
+    state, start = engine.init(oracle.make_params()), oracle.make_params()
+    batches = oracle.make_batches(steps=2, regions=3)
+    for t in (1, 2):
+        state, _ = engine.step(state, oracle.step_batch(batches, t), [True, False, False])
+    for key, value in start.items():
+        np.testing.assert_array_equal(state.anchor[key][0], np.asarray(value, np.float32))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda: Method(
+            "mine", Staggered(1), outer=lc.outer.restarting(0.5, 0.8, 2), signal="gradient"
+        ),
+        lambda: dataclasses.replace(HALOS(), outer=lc.outer.restarting(0.5, 0.8, 2)),
+    ],
+    ids=["gradient", "servers"],
+)
+def test_rules_that_need_a_round_are_refused_where_none_is_told(method):
+    text = refusal(method())
+    assert text.count("\n- ") == 1 and "outer: update(" in text and "is not told" in text

@@ -140,6 +140,21 @@ def test_kinds():
     assert kind_of("blocks/norm/scale", shape, stacked=("blocks",)) == "vector"
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(
+            (name, "embedding")
+            for name in ("emb", "tok_emb", "pos_emb/w", "model.emb.weight", "emb_0/table", "wte")
+        ),
+        *((name, "embedding") for name in ("embed_tokens/weight", "tok_embeddings/w", "Embed_0/e")),
+        *((name, "matrix") for name in ("member/w", "embargo/w", "remb/w", "emblem", "ensemble/w")),
+    ],
+)
+def test_embeddings_are_known_by_a_word_of_their_name(name, kind):
+    assert kind_of(name, jax.ShapeDtypeStruct((3, 4), jnp.float32)) == kind
+
+
 def test_all_violations_at_once():
     config = InnerConfig(
         optimizer="adam",

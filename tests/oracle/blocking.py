@@ -21,8 +21,8 @@ def run_ddp(
 ) -> Trajectory:
     """Average gradients every step and apply one shared inner optimizer to the anchor.
 
-    A region that sits out keeps its old values, so the next gradient it contributes is taken
-    there; then it is replaced like everyone else. Nobody: the optimizer state does not move.
+    All gradients and losses are taken at the anchor. A region that sits out keeps its old values
+    until it takes part again. Nobody: the optimizer state does not move.
     """
     steps, count = batches["x"].shape[:2]
     anchor, state = copy_tree(params), inner.init(params)
@@ -34,8 +34,8 @@ def run_ddp(
         losses, grads = [], []
         for r in range(count):
             x, y = batches["x"][t - 1, r], batches["y"][t - 1, r]
-            losses.append(float(loss(local[r], x, y)))
-            grads.append(gradient(local[r], x, y))
+            losses.append(float(loss(anchor, x, y)))
+            grads.append(gradient(anchor, x, y))
         present = present_at(participants, t, count)
         reduced = reduce_over(grads, present, weights_at(weights, t, count))
         if reduced is None:

@@ -23,8 +23,8 @@ def run_demo(
     """Run DeMo (arXiv 2411.19870) with the learning rate outside of the momentum.
 
     m <- decay m + g; q = top cosine coefficients of m; m <- m - q; every coefficient averaged over
-    its senders, decoded to u; w <- (1 - lr wd) w - lr sign(u). A region that sits out keeps values
-    and momentum. `extra["direction"]` is u.
+    its senders, decoded to u; w <- (1 - lr wd) w - lr sign(u). All gradients g are taken at the
+    shared w. A region that sits out keeps values and momentum. `extra["direction"]` is u.
     """
     steps, count = batches["x"].shape[:2]
     anchor, direction = copy_tree(params), zeros_like(params)
@@ -46,9 +46,9 @@ def run_demo(
     run.record(**fields(0))
     for t in range(1, steps + 1):
         seen = [(batches["x"][t - 1, r], batches["y"][t - 1, r]) for r in range(count)]
-        losses = [float(loss(local[r], *seen[r])) for r in range(count)]
+        losses = [float(loss(anchor, *seen[r])) for r in range(count)]
         present = present_at(participants, t, count)
-        messages = {r: senders[r].encode(gradient(local[r], *seen[r])) for r in present}
+        messages = {r: senders[r].encode(gradient(anchor, *seen[r])) for r in present}
         row = weights_at(weights, t, count)
         reduced = average(codec, mean_over_senders, messages, row, params)
         if reduced is not None:

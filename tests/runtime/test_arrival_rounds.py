@@ -128,12 +128,9 @@ def meets(one, other, monkeypatch, rounds):
     assert waited
 
 
-def two_before_their_second_arrival(learners, weights="equal", **more):
+def two_before_their_second_arrival(learners, **more):
     made = nesterov((1.0, 1.0), **more)
     jobs = learners(made, 2)
-    for one in jobs:
-        one.one = engine(made, 2, one.exchange, weights=weights)
-        one.state = one.one.init(oracle.make_params())
     run(jobs, ARRIVALS, (1.0, 1.0), last=7)
     assert [one.loop.landed for one in jobs] == [2, 2]
     return jobs
@@ -149,13 +146,11 @@ def test_who_comes_second_keeps_its_steps_and_goes_to_the_next_round(learners, m
     assert_replayed(jobs, "nesterov", 7)
 
 
-@pytest.mark.parametrize(
-    ("codec", "weights"), [(None, "equal"), (None, "tokens"), (CODEC, "equal")]
-)
+@pytest.mark.parametrize("codec", [None, CODEC])
 def test_an_arrival_after_the_last_round_is_taken_back_and_travels_at_the_end(
-    codec, weights, learners, monkeypatch
+    codec, learners, monkeypatch
 ):
-    one, other = jobs = two_before_their_second_arrival(learners, weights, codec=codec)
+    one, other = jobs = two_before_their_second_arrival(learners, codec=codec)
     residual = [np.array(x) for x in jax.tree.leaves(one.state.codec)]
     meets(one, other, monkeypatch, 3)
     assert one.loop.landed == 3 and one.log[-2:] == [(8, "report", -1), (8, "land", 2)]

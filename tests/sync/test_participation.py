@@ -52,6 +52,42 @@ def test_an_absent_region_keeps_its_values_while_its_anchor_moves():
     assert state.counters.last_landed.tolist() == [[4, 4, 4]]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["ddp", "demo"])
+def test_a_region_that_returns_takes_its_gradient_at_the_anchor(name, dtype):
+    """Two regions with targets of their own; region 1 is away for 3 of 6 steps, and returns.
+
+    Meanwhile region 0 moves the anchor far, so that an old gradient would turn the mean around.
+    """
+    rate, decay = 0.25, 0.5
+    method = {
+        "ddp": lambda: lc.methods.ddp(),
+        "demo": lambda: lc.methods.demo(k=4096, decay=decay),  # all coefficients travel
+    }[name]()
+
+    def square(params, batch, rng):
+        return jnp.sum((params["w"].astype(jnp.float32) - batch[0]) ** 2) / 2
+
+    engine = lc.Engine(square, optax.sgd(rate), method, 2, mesh=MESH)
+    start = np.random.default_rng(0).normal(size=8).astype(np.float32)
+    state = engine.init({"w": jnp.asarray(start, dtype)})
+    anchor = np.asarray(state.anchor["w"][0], np.float64)
+    for t in range(6):
+        who = [True, not 1 <= t < 4]
+        apart = np.random.default_rng(t + 1).normal(size=(2, 1, 8))
+        apart = {0: apart, 4: np.array([[[-1.25]], [[1.0]]])}.get(t, apart + 8)
+        at = np.asarray(jnp.asarray(anchor, jnp.float32).astype(dtype), np.float64)
+        targets = (at + apart).astype(np.float32)
+        state, _ = engine.step(state, targets, who)
+        grads = (at - targets[:, 0]).astype(dtype).astype(np.float64)
+        mean = grads[who].mean(axis=0)
+        anchor = anchor - rate * (mean if name == "ddp" else np.sign(mean))
+        np.testing.assert_allclose(state.anchor["w"][0], anchor, rtol=1e-3, atol=1e-5)
+        if name == "demo":  # with all of it sent, no momentum is left
+            residual = jax.tree.leaves(state.codec[0].residual)[0]
+            np.testing.assert_allclose(residual, 0.0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["streaming", "eager", "ddp"])
 def test_nobody_takes_part(name):
     method = {
